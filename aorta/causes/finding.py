@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.causes.cause import CauseKind, CauseSource
+from aorta.causes.occasional import Floats as Floats
+from aorta.causes.occasional import Occasions
 
-Floats = NDArray[np.float64]
 MANY_RANKS = 16
 """One rank more or less is no matter to the median of so many."""
 
@@ -26,6 +26,10 @@ class CauseFinding:
     """Sentences beside those of the rule."""
     rank: int | None = None
     source: CauseSource = "records"
+    occasions: Occasions | None = None
+    """Where it is in some steps alone: its mean over all steps then counts."""
+    is_sure: bool = False
+    """It lasts all along the run, and chance would not have it in so many steps: however the level drifts."""
     is_risk: bool = False
     """No time is lost yet: named whatever ms is."""
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from aorta.causes.finding import CauseFinding
 from aorta.causes.from_telemetry import clocks, memory_limit, retries
 from aorta.causes.parts import Parts, parts_of
+from aorta.causes.slow_steps import slow_steps
 from aorta.causes.transfer import exposure, small_calls, transfer
 from aorta.causes.waiting import PART_KINDS, exposed_of, unbalanced_stages, waiting
 from aorta.report.model import JudgedRun, Lead
@@ -20,6 +21,7 @@ MIN_OTHER_STEPS = 3
 IN_MODEL = (
     "the host is in the program's own code then: in no batch, optimizer, checkpoint or wait for the device"
 )
+ANNOUNCED = "pause that the program announced,"
 NOT_RECORDED = "what the host does then is not in these records"
 
 
@@ -37,6 +39,7 @@ def findings(judged: JudgedRun, lead: Lead) -> list[CauseFinding]:
         losses += unbalanced_stages(judged, parts, exposed)
         losses += transfer(judged, parts, exposed, details)
     losses += _of_all_ranks(parts)
+    losses += slow_steps(judged, parts)
     losses = _one_of_small_messages(judged, losses)
     losses += clocks(judged, parts)
     for finding, is_retry in retries(judged, step_ms):
@@ -67,6 +70,7 @@ def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
                 "in_steps": len(nonzero),
                 "num_steps": len(common),
                 "waits": False,
+                "what": ANNOUNCED,
                 "host": IN_MODEL if parts.knows_host else NOT_RECORDED,
             },
         )

@@ -12,15 +12,17 @@ import numpy as np
 from aorta.causes.finding import Floats, positive
 from aorta.report.judge.leading import metric_of
 from aorta.report.judge.ranks import HARMLESS
-from aorta.report.load.rank.host import AFTER, BYTES, IDLE, PREFIX
+from aorta.report.load.rank.host import AFTER, BYTES, CPU, IDLE, PREFIX, READY
 from aorta.report.metrics import THROTTLED
 from aorta.report.model import JudgedRun, Lead
 
 HOST_PARTS = ("garbage_collection", "checkpoint", "data", "pause")
 OPTIMIZER_PASSES = 7
 """Adam reads the gradient, and reads and writes the parameter and two moments."""
-CPU_BYTES_PER_S = 1.25e9
-"""What a busy core moves in an optimizer that is bound by memory: slower is bound by something else."""
+CPU_BYTES_PER_S = 4e9
+"""What a core moves in an optimizer that is bound by memory: slower is bound by something else."""
+BUSY_CPU_BYTES_PER_S = 1.25e9
+"""The same where it is not known how long the thread had a core."""
 KERNEL_GAP_MS = 0.002
 """Between two kernels of a stream that has work queued."""
 LOW_CLOCK = 0.85
@@ -44,6 +46,14 @@ class Parts:
     """Part of compute_ms that a clock below the usual one costs."""
     clock_mhz: Floats
     usual_clock_mhz: float | None
+    work_ms: Floats
+    """compute_ms without the optimizer and, on a CPU, without what other threads took."""
+    optimizer_ms: Floats
+    """Optimizer.step on the host, all of it."""
+    cpu_ms: Floats | None
+    """Of the thread that trains; None where records do not tell."""
+    taken_ms: Floats | None
+    """What other threads and programs took of its cores: it was ready to run. None as of cpu_ms."""
 
 
 def parts_of(judged: JudgedRun, lead: Lead, small_launch_ms: float = 0.0) -> Parts:
@@ -60,18 +70,23 @@ def parts_of(judged: JudgedRun, lead: Lead, small_launch_ms: float = 0.0) -> Par
 
     tails = {kind: host(f"{kind}{AFTER}") for kind in (*HOST_PARTS, "optimizer", "synchronisation")}
     spans = {kind: host(kind) + _delayed(tails[kind]) for kind in tails}
+    cpu, taken = (_known(run.host_parts.get(name)) for name in (CPU, READY))
     between = positive(metric("between_steps_ms") - sum(tails.values()))
     compute = positive(metric(metric_of(lead, "compute_ms")))
     ms_by_kind: dict[str, Floats]
+    work = compute
     if on_device:
         ms_by_kind = _on_device(judged, lead, spans, between, small_launch_ms)
     else:
         ms_by_kind = {kind: spans[kind] for kind in HOST_PARTS}
         size = run.host_parts.get(BYTES, np.full(shape, np.nan))
-        ideal = OPTIMIZER_PASSES * size / CPU_BYTES_PER_S * 1e3
-        ms_by_kind["optimizer"] = positive(spans["optimizer"] - ideal)
+        rate = BUSY_CPU_BYTES_PER_S if cpu is None or taken is None else CPU_BYTES_PER_S
+        ideal = OPTIMIZER_PASSES * size / rate * 1e3
+        ms_by_kind["optimizer"] = positive(spans["optimizer"] - ideal * _stretch(cpu, taken))
         ms_by_kind["between_steps"] = _delayed(between)
         compute = positive(compute - sum(host(kind) for kind in HOST_PARTS) - ms_by_kind["optimizer"])
+        optimizer = positive(host("optimizer") - ms_by_kind["optimizer"])
+        work = positive(compute - optimizer - (0.0 if taken is None else taken))
     clock, usual, loss = _clocks(judged, compute)
     return Parts(
         on_device=on_device,
@@ -82,7 +97,25 @@ def parts_of(judged: JudgedRun, lead: Lead, small_launch_ms: float = 0.0) -> Par
         clock_loss_ms=loss[:, first:],
         clock_mhz=clock[:, first:],
         usual_clock_mhz=usual,
+        work_ms=work[:, first:],
+        optimizer_ms=host("optimizer")[:, first:],
+        cpu_ms=None if cpu is None or taken is None else cpu[:, first:],
+        taken_ms=None if cpu is None or taken is None else taken[:, first:],
     )
+
+
+def _known(values: Floats | None) -> Floats | None:
+    """With 0 in steps that do not tell; None where that is half of them."""
+    if values is None or np.isnan(values).mean() > 0.5:
+        return None
+    return positive(values)
+
+
+def _stretch(cpu: Floats | None, taken: Floats | None) -> Floats | float:
+    """Times that work takes longer because others take turns on the core."""
+    if cpu is None or taken is None:
+        return 1.0
+    return np.divide(cpu + taken, cpu, out=np.ones_like(cpu), where=cpu > 0)
 
 
 def _delayed(values: Floats) -> Floats:

@@ -6,6 +6,7 @@ import numpy as np
 from aorta.causes.cause import Cause
 from aorta.causes.finding import CauseFinding, Floats
 from aorta.causes.from_records import findings
+from aorta.causes.occasional import Occasions, occasions
 from aorta.causes.rules import CauseRule, rules
 from aorta.causes.selection import last_steps
 from aorta.causes.stack import stack_of
@@ -58,21 +59,24 @@ def cause_of(
     finding: CauseFinding, rule: CauseRule, judged: JudgedRun, step: float, stack: frozenset[str], path: str
 ) -> Cause | None:
     """None where the loss is too small, or chance."""
-    ms, interval, why_not, is_mean = _worth(finding.ms, rule)
+    ms, interval, why_not, is_mean = _worth(finding.ms, rule, finding.occasions)
+    median_step = step
     if is_mean:
         step = float(np.nanmean(judged.values("step_ms")))
     share = ms / step
     if not finding.is_risk:
-        least = rule.least_share
-        if judged.run.source == "host" and rule.least_share_on_cpu is not None:
-            least = rule.least_share_on_cpu
+        least = _least_share(rule, finding, judged)
         least *= 1 if interval is not None else FEW_STEPS_FACTOR
-        if share < least or (rule.needs_interval and not _is_sure(finding.ms, interval, least * step)):
+        needs_interval = rule.needs_interval and not finding.is_sure
+        if share < least or (needs_interval and not _is_sure(finding.ms, interval, least * step)):
             return None
     facts = _texts(finding, judged, step, path)
     evidence = [*filter(None, (_filled(text, facts) for text in rule.evidence)), *finding.evidence]
+    often = ""
     if is_mean:
-        evidence.append("the loss is in few steps: its mean over all judged steps is given")
+        slow_steps = finding.occasions or occasions(finding.ms, judged.run.global_step[judged.num_warmup :])
+        often = "" if slow_steps is None or slow_steps.period is None else f", {slow_steps.often}"
+        evidence.append(_text_of_few(finding.ms, slow_steps, step, median_step))
     waits = finding.facts.get("waits")
     change = next(
         change
@@ -88,7 +92,7 @@ def cause_of(
         at_ms = (start, end)
     return Cause(
         kind=finding.kind,
-        subject=_filled(rule.subject, facts) or finding.kind,
+        subject=(_filled(rule.subject, facts) or finding.kind) + often,
         ms=ms,
         interval_ms=None if interval is None else (max(interval[0], 0.0), interval[1]),
         why_no_interval=why_not,
@@ -104,13 +108,41 @@ def cause_of(
     )
 
 
-def _worth(values: Floats, rule: CauseRule) -> tuple[float, tuple[float, float] | None, str, bool]:
-    """ms, interval, why there is none, and whether it is a mean."""
+def _least_share(rule: CauseRule, finding: CauseFinding, judged: JudgedRun) -> float:
+    """Part of the step from which on it is named."""
+    by_op = rule.least_share_by_op.get(str(finding.facts.get("op")))
+    if by_op is not None:
+        return by_op
+    if judged.run.source == "host" and rule.least_share_on_cpu is not None:
+        return rule.least_share_on_cpu
+    return rule.least_share
+
+
+def _text_of_few(values: Floats, slow_steps: Occasions | None, step: float, median_step: float) -> str:
+    """How a loss in few steps adds up."""
+    if slow_steps is not None:
+        text = slow_steps.text
+    else:
+        nonzero = values[np.nan_to_num(values) > 0]
+        text = (
+            f"{len(nonzero)} of {len(values)} steps, {quantity(float(np.median(nonzero)), 'ms')} in the"
+            " median of these: the mean over all steps is given"
+        )
+    means = f"a step takes {quantity(step, 'ms')} in the mean, {quantity(median_step, 'ms')} in the median"
+    return f"in {text}; {means}"
+
+
+def _worth(
+    values: Floats, rule: CauseRule, slow_steps: Occasions | None
+) -> tuple[float, tuple[float, float] | None, str, bool]:
+    """ms, interval, why there is none, and whether it is a mean. slow_steps: all of the loss is in these."""
     finite = values[np.isfinite(values)]
     if not len(finite) or not finite.any():
         return 0.0, None, "no time is lost yet", False
     median, mean = float(np.median(finite)), float(finite.mean())
     is_mean = rule.statistic == "mean" or (rule.statistic == "auto" and median < RARE * mean)
+    if slow_steps is not None:
+        return *slow_steps.mean_ms(), "", True
     estimated = estimate(values[None, :], "mean" if is_mean else "median")
     if estimated is None:
         few = f"{len(finite)} judged steps are too few: {MIN_STEPS} are needed"

@@ -15,9 +15,9 @@ def stack_of(judged: JudgedRun) -> frozenset[str]:
     record = run.run
     modules = _modules(judged)
     ops = {name.partition(".")[2] for name in run.metrics if name.startswith("count.")}
-    if any(name.startswith("bucket ") for name in modules):
+    if any(name.startswith(("bucket ", "DistributedDataParallel")) for name in modules):
         names.add("ddp")
-    elif modules or {"all_gather", "reduce_scatter"} <= ops:
+    elif {"all_gather", "reduce_scatter"} <= ops:
         names.add("fsdp2")
     if ops & POINT_TO_POINT:
         names.add("pipeline")

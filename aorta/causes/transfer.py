@@ -16,6 +16,7 @@ from aorta.causes.parts import Parts
 from aorta.causes.waiting import Exposed
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.report.model import JudgedRun
+from aorta.report.numbers import counted
 from aorta.timeline.collective import POINT_TO_POINT, busbw_factor
 from aorta.timeline.intervals import Intervals, intersect, length_ms, subtract, union
 from aorta.timeline.types import TRACE_SOURCES
@@ -203,7 +204,7 @@ def _shared_communicator(details: "Exposure | None", exposed: Floats) -> CauseFi
 
 def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]:
     """What sticks out most, for the words."""
-    facts: dict[str, object] = {"what": "communication", "count": 0.0, "bytes": 0.0, "op_ms": 0.0, "op": ""}
+    facts: dict[str, object] = {"what": "communication", "op": ""}
     if details is not None and details.by_call:
         (op, module, group), (ms, size, num) = max(details.by_call.items(), key=lambda item: item[1][0])
         same_op = sum(entry[0] for key, entry in details.by_call.items() if key[0] == op)
@@ -218,7 +219,7 @@ def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]
             "op": op,
             "op_ms": ms,
             "bytes": size,
-            "count": num,
+            "calls": counted(num, "call"),
         }
         facts["example"] = details.example
         return facts

@@ -12,12 +12,25 @@ from numpy.typing import NDArray
 
 from aorta.causes.cause import CauseKind
 from aorta.causes.finding import CauseFinding, Floats, of_the_others, positive
+from aorta.causes.occasional import Occasions, occasions
 from aorta.causes.parts import Parts
 from aorta.report.model import JudgedRun
+from aorta.report.numbers import quantity
 from aorta.timeline.collective import POINT_TO_POINT
 
 ONE_RANK = 0.6
 """Part of a loss from which on it is that of one rank."""
+LEAST_SIGNS = 3.3
+"""Standard deviations of a sum with signs by chance: seen in one of 2000."""
+STRETCHES = 4
+"""Of the run."""
+MIN_STRETCH = 8
+"""Steps of it."""
+LASTING = 0.4
+"""Lateness of a stretch over that of the run."""
+UNLIKE_CORES = 0.25
+"""By which one core may be slower at the same work than another, where programs share its caches and its
+other thread: up to 0.18 was seen, for whole runs."""
 UNEQUAL = 1.1
 """Bytes of a rank's all_to_all over the mean of the ranks."""
 PART_KINDS: tuple[tuple[str, CauseKind], ...] = (
@@ -136,6 +149,7 @@ def waiting(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[Cause
         return
     left = exposed.caused_ms.copy()
     ranks = judged.run.ranks
+    yield from _starved_rank(judged, parts, left)
     for name, kind in PART_KINDS:
         if name in parts.ms_by_kind:
             yield from _explained(kind, parts.ms_by_kind[name], left, ranks)
@@ -217,33 +231,160 @@ def _more_work(judged: JudgedRun) -> tuple[NDArray[np.bool_], dict[str, object]]
 
 
 def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseFinding]:
-    ranks, arrivals = judged.run.ranks, judged.run.arrivals
+    late = _one_rank(judged, parts, left)
+    if late is None:
+        return  # nobody in particular: ranks vary, and no record tells why
+    worst, ranks, arrivals = late.row, judged.run.ranks, judged.run.arrivals
+    judged_steps = slice(judged.num_warmup, None)
+    facts: dict[str, object] = {"what": _what_takes_longer(parts)}
+    if arrivals is not None:
+        facts["num_last"] = int(arrivals.num_last[worst, judged_steps].sum())
+        facts["num_judged"] = int(arrivals.num_judged[worst, judged_steps].sum())
+    on_core = _on_core(judged, parts, late)
+    if on_core is None:
+        work, others_work = _of_rank(parts.compute_ms, late)
+        facts |= {"compute_ms": work, "others_compute_ms": others_work, "more_ms": work - others_work}
+    else:
+        work, others_work = on_core.cpu_ms, on_core.others_cpu_ms
+        facts["op"] = "sleeps" if on_core.sleeps else "works"
+    # A slower core is slower in every step.
+    may_be_core = not parts.on_device and late.occasions is None and facts.get("op") != "sleeps"
+    if may_be_core and work < (1 + UNLIKE_CORES) * others_work:
+        return
+    yield _finding_of(late, ranks[worst], facts, [] if on_core is None else [on_core.text])
+
+
+@dataclass(slots=True)
+class LateRank:
+    """The rank that the others wait for."""
+
+    row: int
+    ms: Floats
+    """[step]"""
+    occasions: Occasions | None
+    """Steps where it is late, if it is not in most."""
+    is_sure: bool
+    """It is late in more steps than chance would have it."""
+
+    @property
+    def steps(self) -> "slice | NDArray[np.bool_]":
+        return slice(None) if self.occasions is None else self.occasions.is_slow
+
+
+def _finding_of(late: LateRank, rank: int, facts: dict[str, object], evidence: list[str]) -> CauseFinding:
+    return CauseFinding(
+        "late_rank",
+        late.ms,
+        facts={"who": f"rank {rank}", **facts},
+        evidence=evidence,
+        rank=rank,
+        occasions=late.occasions,
+        is_sure=late.is_sure,
+    )
+
+
+def _one_rank(judged: JudgedRun, parts: Parts, left: Floats) -> LateRank | None:
+    """None where it is no rank for sure: it must be late in most steps and all along the run, or in steps
+    that come with a period or stand apart."""
     by_rank = left.sum(axis=1)
     total = float(by_rank.sum())
     if total <= 0:
-        return
+        return None
     worst = int(np.argmax(by_rank))
-    usually = left[worst] > of_the_others(left)[worst]
-    if by_rank[worst] < ONE_RANK * total or usually.mean() < ONE_RANK:
-        return  # nobody in particular: ranks vary, and no record tells why
-    judged_steps = slice(judged.num_warmup, None)
-    arrived: dict[str, object] = {}
-    if arrivals is not None:
-        arrived["num_last"] = int(arrivals.num_last[worst, judged_steps].sum())
-        arrived["num_judged"] = int(arrivals.num_judged[worst, judged_steps].sum())
-    compute = float(np.median(parts.compute_ms[worst]))
-    others_ms = float(np.median(of_the_others(parts.compute_ms)[worst]))
-    yield CauseFinding(
-        "late_rank",
-        # What the others cost this one comes back when it is no longer late; only the balance is lost.
-        positive(left[worst] - of_the_others(left)[worst]),
-        facts={
-            "who": f"rank {ranks[worst]}",
-            **arrived,
-            "compute_ms": compute,
-            "others_compute_ms": others_ms,
-            "more_ms": compute - others_ms,
-            "what": _what_takes_longer(parts),
-        },
-        rank=ranks[worst],
+    # What the others cost this one comes back when it is no longer late; only the balance is lost.
+    net = left[worst] - of_the_others(left)[worst]
+    knows_busy = parts.on_device or parts.taken_ms is not None
+    is_sure = _signs(net) >= LEAST_SIGNS and _lasts(net, knows_busy)
+    is_often = (net > 0).mean() >= ONE_RANK and _lasts(net, knows_busy)
+    is_usual = by_rank[worst] >= ONE_RANK * total and (is_often or is_sure)
+    slow_steps = occasions(net, judged.run.global_step[judged.num_warmup :])
+    if slow_steps is not None and slow_steps.excess_ms.mean() >= max(float(np.median(net)), 0.0):
+        return LateRank(worst, net if is_usual else slow_steps.excess_ms, slow_steps, is_sure=True)
+    return LateRank(worst, net, None, is_sure) if is_usual else None
+
+
+def _signs(net: Floats) -> float:
+    """The sum over what it varies by where each step's sign is chance, as with ranks that are late in turn:
+    one long step makes 1, however long it is."""
+    size = float(np.sqrt((net**2).sum()))
+    return float(net.sum()) / size if size > 0 else 0.0
+
+
+def _lasts(net: Floats, knows_busy: bool) -> bool:
+    """Whether the stretches of the run, all but one, show what the whole shows: a machine that is busy for a
+    while makes no rank late. All of them where no record tells how busy it was."""
+    num_stretches = min(STRETCHES, len(net) // MIN_STRETCH)
+    if num_stretches < 2:
+        return True
+    means = sorted(float(stretch.mean()) for stretch in np.array_split(net, num_stretches))
+    return means[1 if knows_busy and num_stretches == STRETCHES else 0] >= LASTING * float(net.mean()) > 0
+
+
+def _of_rank(values: Floats, late: LateRank) -> tuple[float, float]:
+    """Medians of the rank and of the others, in the steps where it is late."""
+    return tuple(float(np.median(row[late.row, late.steps])) for row in (values, of_the_others(values)))  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class _OnCore:
+    """What a rank's thread and those of the others do outside of collectives, in ms a step."""
+
+    cpu_ms: float
+    others_cpu_ms: float
+    asleep_ms: float
+    others_asleep_ms: float
+
+    @property
+    def more_ms(self) -> float:
+        return max(self.cpu_ms - self.others_cpu_ms, self.asleep_ms - self.others_asleep_ms)
+
+    @property
+    def sleeps(self) -> bool:
+        return self.asleep_ms - self.others_asleep_ms > self.cpu_ms - self.others_cpu_ms
+
+    @property
+    def text(self) -> str:
+        if self.sleeps:
+            return (
+                f"outside of collectives its thread sleeps {quantity(self.asleep_ms, 'ms')} a step, the"
+                f" others' {quantity(self.others_asleep_ms, 'ms')}: a lock, a pipe, a file, a sleep"
+            )
+        return (
+            f"its thread uses {quantity(self.cpu_ms, 'ms')} of CPU a step, the others'"
+            f" {quantity(self.others_cpu_ms, 'ms')}: more work, or a slower core"
+        )
+
+
+def _on_core(judged: JudgedRun, parts: Parts, late: LateRank) -> _OnCore | None:
+    """None where nothing tells."""
+    if parts.cpu_ms is None or parts.taken_ms is None or parts.on_device:
+        return None
+    exposed = positive(judged.values("exposed_ms"))
+    asleep = positive(parts.step_ms - exposed - parts.cpu_ms - parts.taken_ms)
+    parts_ms = (parts.cpu_ms, of_the_others(parts.cpu_ms), asleep, of_the_others(asleep))
+    by_step = np.stack([part[late.row] for part in parts_ms])
+    if late.occasions is None:
+        return _OnCore(*by_step.mean(axis=1).tolist())
+    # What comes behind the last collective of a step delays the others in the next one.
+    within, before = (
+        _OnCore(*np.roll(by_step, num, axis=1)[:, late.occasions.is_slow].mean(axis=1).tolist())
+        for num in (0, 1)
     )
+    return within if within.more_ms >= before.more_ms else before
+
+
+def _starved_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseFinding]:
+    """Takes from `left` what other programs cost a rank beyond what they cost all: cores that they had, while
+    its thread was ready to run. A rank with more work loses more of it to them, which is its work's."""
+    if parts.on_device or parts.cpu_ms is None or parts.taken_ms is None or not parts.cpu_ms.any():
+        return
+    usual_ratio = float(parts.taken_ms.sum() / parts.cpu_ms.sum())
+    beyond = parts.taken_ms - usual_ratio * parts.cpu_ms
+    explained = np.minimum(positive(beyond - of_the_others(beyond)), left)
+    left -= explained
+    late = _one_rank(judged, parts, explained)
+    if late is None:
+        return
+    taken_ms, others_ms = _of_rank(parts.taken_ms, late)
+    facts: dict[str, object] = {"op": "starved", "taken_ms": taken_ms, "others_taken_ms": others_ms}
+    yield _finding_of(late, judged.run.ranks[late.row], facts, [])

@@ -31,6 +31,8 @@ class CauseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Part of the step from which on the loss is a cause."""
     least_share_on_cpu: float | None = None
     """The same for ranks on a CPU, whose cores other processes use too; None: as least_share."""
+    least_share_by_op: dict[str, float] = {}
+    """Instead of both, of findings of this operation."""
     needs_interval: bool = True
     """Whether the loss must be sure: its interval, or four of five steps, above half of least_share. Not
     where the program was seen to do it."""

@@ -1,0 +1,171 @@
+"""Steps that are slow for a reason of their own, told from noise: every third one, or some that stand apart.
+
+A loss that comes with a period is seen by the order of the steps alone: if the slowest of them fall on one
+step in N much more often than chance has it, it does not matter how their lengths are distributed. Without a
+period slow steps must stand apart from the others in length, as those of a heavy tail do not, and not
+follow one another, as they do where something else was going on for a while.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.report.numbers import quantity
+
+Floats = NDArray[np.float64]
+MIN_STEPS = 12
+MIN_SLOW = 3
+MIN_AT_RANDOM = 5
+"""Slow steps without a period: a few long ones of a heavy tail are alike by chance."""
+LEAST_CHANCE = 1e-3
+"""Of seeing such an order by accident, all periods that are tried together."""
+LONGEST_PERIOD = 64
+MOST_STEPS = 1 << 14
+"""Of a longer run the last ones."""
+SCATTERED = 0.5
+"""Runs of neighbouring slow steps over slow steps, below which they are one stretch of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occasions:
+    """Which steps are slow, and by how much."""
+
+    is_slow: NDArray[np.bool_]
+    excess_ms: Floats
+    """[step]: beyond the usual steps; 0 in these."""
+    usual_error_ms: float
+    """Standard error of the median of the usual steps."""
+    period: int | None
+    """Steps from one slow step to the next; None where they come at random."""
+
+    @property
+    def each_ms(self) -> float:
+        return float(np.median(self.excess_ms[self.is_slow]))
+
+    def mean_ms(self) -> tuple[float, tuple[float, float]]:
+        """Of all steps, with its 95 % interval: Student's, of the slow steps where the period tells their
+        number, else of all."""
+        from scipy.special import stdtrit
+
+        values = self.excess_ms if self.period is None else self.excess_ms[self.is_slow]
+        part = len(values) / len(self.excess_ms)
+        error = math.hypot(float(values.std(ddof=1)) / math.sqrt(len(values)), self.usual_error_ms)
+        half = float(stdtrit(len(values) - 1, 0.975)) * error
+        mean = float(values.mean())
+        return part * mean, (part * max(mean - half, 0.0), part * (mean + half))
+
+    @property
+    def often(self) -> str:
+        """'every third step', '8 of 40 steps'."""
+        if self.period is not None:
+            return f"every {_ordinal(self.period)} step"
+        return f"{int(self.is_slow.sum())} of {len(self.is_slow)} steps"
+
+    @property
+    def text(self) -> str:
+        """'every third step, 41 ms each: 13.6 ms a step in the mean'."""
+        mean_ms = quantity(float(self.excess_ms.mean()), "ms")
+        return f"{self.often}, {quantity(self.each_ms, 'ms')} each: {mean_ms} a step in the mean"
+
+
+def occasions(values_ms: Floats, global_step: NDArray[np.int64]) -> Occasions | None:
+    """None where no steps are slow apart from chance. values_ms and global_step: one per step."""
+    values = np.nan_to_num(np.asarray(values_ms, dtype=np.float64))
+    num = len(values)
+    if num < MIN_STEPS or not np.ptp(values) > 0:
+        return None
+    late = slice(max(num - MOST_STEPS, 0), None)
+    found = _periodic(values[late], global_step[late])
+    if found is not None:
+        period, phase = found
+        is_slow = np.asarray(global_step % period == phase)
+    else:
+        threshold = _apart(values[late])
+        if threshold is None:
+            return None
+        is_slow, period = values > threshold, None
+    usual = values[~is_slow]
+    usual_ms = float(np.median(usual))
+    deviation = 1.4826 * float(np.median(np.abs(usual - usual_ms)))
+    excess = np.where(is_slow, values - usual_ms, 0.0)
+    if not np.median(excess[is_slow]) > 0:
+        return None
+    return Occasions(is_slow, excess, deviation * math.sqrt(math.pi / 2 / len(usual)), period)
+
+
+def _periodic(values: Floats, global_step: NDArray[np.int64]) -> tuple[int, int] | None:
+    """Period and phase (of the global step) whose steps are the slowest; None where chance explains them."""
+    num = len(values)
+    ranks = np.empty(num)
+    ranks[np.argsort(values, kind="stable")] = np.arange(num)
+    best: tuple[float, int, int, int] | None = None
+    num_tried = 0
+    for period in range(2, min(LONGEST_PERIOD, num // MIN_SLOW) + 1):
+        phase = global_step % period
+        count = np.bincount(phase, minlength=period)
+        sums = np.bincount(phase, weights=ranks, minlength=period)
+        usable = (count >= MIN_SLOW) & (2 * count <= num + 1)
+        num_tried += int(usable.sum())
+        spread = np.sqrt(np.maximum(count * (num - count) * (num + 1) / 12, 1e-9))
+        z = np.where(usable, (sums - count * (num - 1) / 2) / spread, -np.inf)
+        top = int(np.argmax(z))
+        if best is None or z[top] > best[0]:
+            best = float(z[top]), period, top, int(count[top])
+    if best is None or not np.isfinite(best[0]):
+        return None
+    _, period, phase_of_best, count_of_best = best
+    is_phase = global_step % period == phase_of_best
+    slowest = np.argsort(values, kind="stable")[num - count_of_best :]
+    hits = int(is_phase[slowest].sum())
+    chance = num_tried * _chance_of_hits(hits, count_of_best, num)
+    return (period, phase_of_best) if chance < LEAST_CHANCE else None
+
+
+def _chance_of_hits(num_hits: int, num_drawn: int, num: int) -> float:
+    """That as many drawn steps and more are among the num_drawn slowest of num: hypergeometric."""
+    log_all = _log_choose(num, num_drawn)
+    return math.fsum(
+        math.exp(_log_choose(num_drawn, hits) + _log_choose(num - num_drawn, num_drawn - hits) - log_all)
+        for hits in range(max(num_hits, 2 * num_drawn - num), num_drawn + 1)
+    )
+
+
+def _log_choose(num: int, drawn: int) -> float:
+    return math.lgamma(num + 1) - math.lgamma(drawn + 1) - math.lgamma(num - drawn + 1)
+
+
+def _apart(values: Floats) -> float | None:
+    """A length that no step has, between usual and slow ones; None where all are of a kind."""
+    in_order = np.sort(values)
+    num = len(in_order)
+    gaps = np.diff(in_order)
+    allowed = np.zeros(num - 1, dtype=bool)
+    allowed[(num - 1) // 2 : num - MIN_AT_RANDOM] = True  # at most half of the steps are slow
+    if not allowed.any():
+        return None
+    place = int(np.argmax(np.where(allowed, gaps, -1.0)))
+    threshold = float((in_order[place] + in_order[place + 1]) / 2)
+    usual, slow = in_order[: place + 1], in_order[place + 1 :]
+    is_slow = values > threshold
+    num_stretches = int(is_slow[0]) + int((np.diff(is_slow.astype(int)) == 1).sum())
+    is_scattered = num_stretches >= SCATTERED * len(slow)
+    is_apart = gaps[place] > max(_width(slow), _width(usual))
+    return threshold if is_scattered and is_apart else None
+
+
+def _width(values: Floats) -> float:
+    """From the 5th to the 95th percentile."""
+    low, high = np.percentile(values, [5, 95])
+    return float(high - low)
+
+
+ORDINALS = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth"}
+
+
+def _ordinal(number: int) -> str:
+    if number in ORDINALS:
+        return ORDINALS[number]
+    ending = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
