@@ -9,7 +9,7 @@ from aorta.causes.cause import Cause
 from aorta.report.judge.leading import source_text
 from aorta.report.load.measures import peak_text
 from aorta.report.model import Dataset
-from aorta.report.numbers import number, percent, quantity
+from aorta.report.numbers import counted, number, percent, quantity
 
 WIDTH = 100
 
@@ -20,7 +20,8 @@ def causes_text(causes: Sequence[Cause], dataset: Dataset) -> str:
     step = dataset.statistics["step_ms"].median
     title = (
         f"{dataset.label}: a step takes {quantity(step, 'ms')}"
-        f" ({judged.num_steps} judged, {len(judged.run.ranks)} ranks, source: {source_text(dataset)})"
+        f" ({judged.num_steps} judged, {counted(len(judged.run.ranks), 'rank')},"
+        f" source: {source_text(dataset)})"
     )
     if not causes:
         return f"{title}\n\n{nothing_text(dataset)}"

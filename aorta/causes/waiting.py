@@ -347,7 +347,7 @@ class _OnCore:
         if self.sleeps:
             return (
                 f"outside of collectives its thread sleeps {quantity(self.asleep_ms, 'ms')} a step, the"
-                f" others' {quantity(self.others_asleep_ms, 'ms')}: a lock, a pipe, a file, a sleep"
+                f" others' {quantity(self.others_asleep_ms, 'ms')}: a lock, a pipe, a file, other threads"
             )
         return (
             f"its thread uses {quantity(self.cpu_ms, 'ms')} of CPU a step, the others'"
