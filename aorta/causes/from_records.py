@@ -18,6 +18,8 @@ from aorta.causes.waiting import PART_KINDS, exposed_of, unbalanced_stages, wait
 from aorta.report.model import JudgedRun, Lead
 
 MIN_OTHER_STEPS = 3
+WORTH_SAYING = 0.1
+"""Of the loss, from which on it is said what others took of the core."""
 IN_MODEL = (
     "the host is in the program's own code then: in no batch, optimizer, checkpoint or wait for the device"
 )
@@ -60,6 +62,10 @@ def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
         if not common.any():
             continue
         nonzero = common[common > 0]
+        taken: dict[str, object] = {}
+        if name == "launch" and parts.taken_ms is not None:
+            taken_ms = float(np.median(parts.taken_ms))
+            taken = {"taken_ms": taken_ms} if taken_ms >= WORTH_SAYING * np.median(nonzero) else {}
         yield CauseFinding(
             kind,
             common,
@@ -71,6 +77,7 @@ def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
                 "num_steps": len(common),
                 "waits": False,
                 "what": ANNOUNCED,
+                **taken,
                 "host": IN_MODEL if parts.knows_host else NOT_RECORDED,
             },
         )

@@ -8,10 +8,13 @@ import numpy as np
 from aorta.causes.cause import Cause
 from aorta.report.judge.leading import source_text
 from aorta.report.load.measures import peak_text
-from aorta.report.model import Dataset
+from aorta.report.load.rank.host import READY
+from aorta.report.model import Dataset, JudgedRun
 from aorta.report.numbers import counted, number, percent, quantity
 
 WIDTH = 100
+BUSY = 0.2
+"""Part of the step without a core, from which on it is said."""
 
 
 def causes_text(causes: Sequence[Cause], dataset: Dataset) -> str:
@@ -80,6 +83,7 @@ def nothing_text(dataset: Dataset) -> str:
             base = "of communication" if words == "hidden" else "of the step"
             shares.append(f"{percent(statistic.median)} {base} is {words}")
     text += f" {'; '.join(shares)}." if shares else ""
+    text += _busy_text(dataset.first)
     mfu, rate = (statistics.get(name) for name in ("mfu", "model_tflops_per_gpu"))
     if mfu is not None and mfu.median is not None and rate is not None:
         text += (
@@ -89,6 +93,22 @@ def nothing_text(dataset: Dataset) -> str:
     else:
         text += " Roofline: not known (flops_per_token or the device's peak is not in run.json)."
     return "\n".join(textwrap.wrap(text, WIDTH))
+
+
+def _busy_text(judged: JudgedRun) -> str:
+    """' Other programs had the cores ...', where that is much of the step; else ''."""
+    ready = judged.run.host_parts.get(READY)
+    if ready is None or not judged.num_steps:
+        return ""
+    part = float(
+        np.nan_to_num(np.nanmean(ready[:, judged.num_warmup :]) / np.nanmean(judged.values("step_ms")))
+    )
+    if part < BUSY:
+        return ""
+    return (
+        f" The host is busy: for {percent(part)} of the step the threads that train were ready to run, and"
+        " other threads or programs had the cores."
+    )
 
 
 def wrapped(text: str) -> list[str]:
