@@ -13,7 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.lines import LineReader, whole_lines
+from aorta.records.columns.reader import read_pieces
+from aorta.records.lines import LineReader
+from aorta.records.number_block import NumberBlock
 from aorta.records.possible import are_possible
 from aorta.records.schema import READABLE_VERSIONS
 from aorta.records.step_block import StepBlock, StepNumbers
@@ -28,15 +30,18 @@ TAIL_BYTES = 20
 NUMBER_KEY = b',"line":'
 
 
-def read_blocks(path: Path | str, notes: list[str]) -> Iterator[StepBlock]:
-    """The records of a file in order, as read_steps reads them; of plain lines the numbers alone."""
+def read_blocks(path: Path | str, notes: list[str]) -> Iterator[NumberBlock]:
+    """The records of a file in order, as read_steps reads them; of plain lines the numbers alone, from
+    columns beside them where those are of exactly these lines."""
     reader = LineReader(path, notes)
     decoder = msgspec.json.Decoder(StepNumbers)
-    for data in whole_lines(path):
-        block = _plain_block(data, reader, decoder)
-        if block is not None:
+    for piece in read_pieces(path, reader.order):
+        if not isinstance(piece, bytes):
+            reader.num_lines += len(piece)
+            yield piece
+        elif (block := _plain_block(piece, reader, decoder)) is not None:
             yield block
-        elif records := reader.records(data):
+        elif records := reader.records(piece):
             yield StepBlock(records)
         if reader.is_cut_off:
             break

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 RUN_FILES = (
-    "run.json", "rank_*_metrics.jsonl", "rank_*_state.jsonl", "rank_*_kernels.json", "rank_*_dropped.json",
-    ".rank_*_unwritten", ".rank_*_calls", ".rank_*_counts", "torch_profiler", "tensorboard", "hang",
+    "run.json", "rank_*_metrics.jsonl", "rank_*_columns.bin", "rank_*_state.jsonl", "rank_*_kernels.json",
+    "rank_*_dropped.json", ".rank_*_unwritten", ".rank_*_calls", ".rank_*_counts", "torch_profiler",
+    "tensorboard", "hang",
 )  # fmt: skip
 """Patterns of everything that a run leaves in its folder."""
 STEPS_FILES, STATE_FILES = "rank_*_metrics.jsonl", "rank_*_state.jsonl"
@@ -19,6 +20,11 @@ STATE_FILE = re.compile(r"rank_(\d+)_state\.jsonl")
 def steps_name(rank: int) -> str:
     """The file of a rank's step records, one line of JSON each."""
     return f"rank_{rank}_metrics.jsonl"
+
+
+def columns_name(rank: int) -> str:
+    """The numbers of a rank's lines as columns (aorta.records.columns)."""
+    return f"rank_{rank}_columns.bin"
 
 
 def state_name(rank: int) -> str:
@@ -51,6 +57,7 @@ class FilesBeside(NamedTuple):
 
     kernels: Path
     unwritten: Path
+    columns: Path
 
 
 def files_beside(path: Path) -> FilesBeside | None:
@@ -59,4 +66,5 @@ def files_beside(path: Path) -> FilesBeside | None:
     if named is None:
         return None
     rank = int(named[1])
-    return FilesBeside(path.with_name(kernels_name(rank)), path.with_name(unwritten_name(rank)))
+    names = (kernels_name(rank), unwritten_name(rank), columns_name(rank))
+    return FilesBeside(*map(path.with_name, names))

@@ -1,7 +1,10 @@
 """The lines of a record file, in pieces or one after the other, each decoded and checked for its place."""
 
 import logging
+import math
 from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -153,22 +156,37 @@ class LineOrder:
 
 def whole_lines(path: Path | str) -> Iterator[bytes]:
     """The file in pieces that end with a line; the last one where the file does."""
+    with opened_lines(path) as file:
+        yield from whole_lines_of(file, path)
+
+
+@contextmanager
+def opened_lines(path: Path | str) -> Iterator[FileIO]:
+    """The file, unbuffered; RecordError where it cannot be opened or read."""
     try:
         with open(path, "rb", buffering=0) as file:
-            rest = b""
-            while data := file.read(BLOCK_BYTES):
-                end = data.rfind(b"\n") + 1
-                if end:
-                    yield rest + data[:end]
-                    rest = data[end:]
-                    continue
-                rest += data
-                if len(rest) >= LONGEST_LINE:
-                    raise RecordError(f"{path} has a line of over {LONGEST_LINE >> 20} MB: no run writes one")
-            if rest:
-                yield rest
+            yield file
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
+
+
+def whole_lines_of(file: FileIO, path: Path | str, num_bytes: int | None = None) -> Iterator[bytes]:
+    """The next bytes of a file, all by default, in pieces that end with a line; the last one where they
+    do."""
+    rest = b""
+    left = math.inf if num_bytes is None else num_bytes
+    while data := file.read(int(min(BLOCK_BYTES, left))):
+        left -= len(data)
+        end = data.rfind(b"\n") + 1
+        if end:
+            yield rest + data[:end]
+            rest = data[end:]
+            continue
+        rest += data
+        if len(rest) >= LONGEST_LINE:
+            raise RecordError(f"{path} has a line of over {LONGEST_LINE >> 20} MB: no run writes one")
+    if rest:
+        yield rest
 
 
 def single_lines(path: Path | str) -> Iterator[bytes]:

@@ -1,9 +1,7 @@
 """Values that no run writes, of one record and of a block of them."""
 
-from typing import Any
-
+from aorta.records.number_block import NumberBlock
 from aorta.records.schema import StepRecord
-from aorta.records.step_block import StepBlock, floats
 
 LIMIT = 2**53
 """Above every count and every ms of a run, and exact as a float."""
@@ -27,16 +25,16 @@ def fault_of(record: StepRecord) -> str | None:
     return None
 
 
-def are_possible(block: StepBlock) -> bool:
-    """Returns True where no record of the block has a fault."""
-    first: Any = block.records[0]
+def are_possible(block: NumberBlock) -> bool:
+    """Returns True where no record of the block, all of one rank and world size, has a fault."""
     for name in ("global_step", "num_collectives"):
-        if min(block.values[name]) < 0 or max(block.values[name]) >= LIMIT:
+        counts = block.integers(name)
+        if counts.min() < 0 or counts.max() >= LIMIT:
             return False
-    if not 0 <= first.rank < first.world_size < LIMIT:
+    if not 0 <= block.first.rank < block.integers("world_size")[0] < LIMIT:
         return False
     for name in NOT_NEGATIVE:
-        values = block.floats[name] if name in block.floats else floats(block.values[name])
+        values = block.numbers(name)
         if values is not None and ((values < 0).any() or (name == "step_ms" and (values >= LIMIT).any())):
             return False
     return True

@@ -22,8 +22,15 @@ class Seal(NamedTuple):
 
 def sealed(body: bytes, number: int) -> bytes:
     """The line of a JSON object that has keys, with its newline."""
+    return sealed_with_checksum(body, number)[0]
+
+
+def sealed_with_checksum(body: bytes, number: int) -> tuple[bytes, int]:
+    """The line of a JSON object, and the CRC-32 of all of it."""
     head = b'%b,"line":%d' % (body[:-1], number)
-    return b'%b,"crc32":"%08x"}\n' % (head, zlib.crc32(head))
+    checksum = zlib.crc32(head)
+    tail = b',"crc32":"%08x"}\n' % checksum
+    return head + tail, zlib.crc32(tail, checksum)
 
 
 def seal_of(line: bytes) -> Seal | None:

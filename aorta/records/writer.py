@@ -19,10 +19,11 @@ import msgspec
 
 from aorta.errors import RecordError
 from aorta.files import replacing, write_whole
-from aorta.records.files import RUN_FILES, STEPS_FILE, steps_name
+from aorta.records.columns.writer import ColumnsWriter
+from aorta.records.files import RUN_FILES, STEPS_FILE, files_beside, steps_name
 from aorta.records.rotation import dropped_path, read_dropped, rotate
-from aorta.records.schema import RunRecord
-from aorta.records.seal import seal_of, sealed
+from aorta.records.schema import RunRecord, StepRecord
+from aorta.records.seal import seal_of, sealed_with_checksum
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,8 @@ class LineWriter:
     it wrote. When the disk fails, one warning is logged, the file is cut back to its last whole line where
     that is possible, and the line is lost; its number stays taken, so that the gap shows. Every RETRY_S the
     disk is tried again. A file that somebody removed is written anew, with all that was in it. A file that
-    would grow beyond `max_bytes` is rotated (aorta.records.rotation).
+    would grow beyond `max_bytes` is rotated (aorta.records.rotation). Beside lines of step records their
+    numbers are written as columns (aorta.records.columns).
     """
 
     def __init__(self, descriptor: int, path: Path | str, next_number: int = 0) -> None:
@@ -87,6 +89,8 @@ class LineWriter:
         self._looked_s = time.monotonic()
         self._encoder = msgspec.json.Encoder()
         self._lock = threading.Lock()
+        beside = files_beside(self.path)
+        self._columns = None if beside is None else ColumnsWriter(beside.columns)
         _take_lock(descriptor)
 
     @classmethod
@@ -100,6 +104,9 @@ class LineWriter:
             ) from None
         except OSError as error:
             raise RecordError(f"cannot write {path}: {error.strerror}") from None
+        beside = files_beside(Path(path))
+        if beside is not None:
+            ColumnsWriter.remove(beside.columns)  # of lines that somebody took away
         return cls(descriptor, path)
 
     @classmethod
@@ -127,7 +134,7 @@ class LineWriter:
         """Whether the record is in the file. Never raises OSError."""
         body = self._encoder.encode(record)
         with self._lock:
-            line = sealed(body, self._next_number)
+            line, checksum = sealed_with_checksum(body, self._next_number)
             self._next_number += 1
             now_s = time.monotonic()
             if self._descriptor is None or not self._may_try(now_s):
@@ -135,7 +142,7 @@ class LineWriter:
                 return False
             try:
                 self._put_back_if_removed(now_s)
-                if self.max_bytes is not None and self._num_bytes + len(line) > self.max_bytes:
+                if self.max_bytes is not None and self._size + len(line) > self.max_bytes:
                     self._rotate(self.max_bytes)
                 unwritten = memoryview(line)
                 while unwritten:
@@ -146,6 +153,8 @@ class LineWriter:
             if self._failed_s is not None:
                 logger.warning("recording goes on in %s; %d lines are missing", self.path, self.num_lost)
                 self._failed_s = None
+            if self._columns is not None and isinstance(record, StepRecord):
+                self._columns.add(record, self._next_number - 1, self._num_bytes, len(line), checksum)
             self._num_bytes += len(line)
             self.num_written += 1
             return True
@@ -159,12 +168,19 @@ class LineWriter:
                 with suppress(OSError):
                     os.close(self._descriptor)
                 self._descriptor = None
+                if self._columns is not None:
+                    self._columns.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def _size(self) -> int:
+        """Of the lines and of their columns."""
+        return self._num_bytes + (0 if self._columns is None else self._columns.num_bytes)
 
     def _may_try(self, now_s: float) -> bool:
         return self._failed_s is None or now_s - self._failed_s >= RETRY_S
@@ -211,6 +227,8 @@ class LineWriter:
         os.close(self._descriptor)
         self._descriptor = descriptor
         self._num_bytes = os.fstat(descriptor).st_size
+        if self._columns is not None:
+            self._columns.restart()
         _take_lock(descriptor)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from aorta.records.files import files_beside, steps_name
+from aorta.records.number_block import LineKey
 from aorta.records.schema import StepRecord
 from aorta.records.state import read_states
-from aorta.records.step_block import Numbers
 from aorta.steps.raw import RawStep, ResolverSettings
 
 _HEAD_BYTES = 8
@@ -45,7 +45,7 @@ def unwritten_steps(
         return []
 
 
-def unwritten_after(path: Path, last: Numbers | None) -> list[StepRecord]:
+def unwritten_after(path: Path, last: LineKey | StepRecord | None) -> list[StepRecord]:
     """The steps kept beside the rank's lines at path that follow `last`, the last one read.
 
     Empty while another process makes lines of the rank's steps: it has some that are neither kept nor lines.

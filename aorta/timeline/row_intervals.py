@@ -14,6 +14,8 @@ from aorta.timeline.intervals import distinct
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
+_WIDEST = 4
+"""Places of a table for each span, where all rows have as many as the longest."""
 _PAIRWISE = 8
 """Numbers from which on numpy sums in pairs, so that the sum is another one to the last digit."""
 
@@ -112,8 +114,23 @@ def _sorted(row: Rows, start: Floats, end: Floats) -> tuple[Rows, Floats, Floats
         (row[1:] > row[:-1]) | (row[1:] == row[:-1]) & (start[1:] >= start[:-1]) & (end[1:] >= end[:-1])
     ).all():
         return row, start, end
-    by_start = np.lexsort((start, row))
-    return row[by_start], start[by_start], end[np.lexsort((end, row))]
+    counts = np.bincount(row)
+    width = int(counts.max())
+    if width * len(counts) > _WIDEST * len(row):
+        by_start = np.lexsort((start, row))
+        return row[by_start], start[by_start], end[np.lexsort((end, row))]
+    # Side by side, a row each, and sorted there: a tenth of the time.
+    by_row = np.argsort(row.astype(np.uint16) if len(counts) <= 1 << 16 else row, kind="stable")
+    row = row[by_row]
+    place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    is_taken = np.arange(width) < counts[:, None]
+    sides = []
+    for times in (start, end):
+        side = np.full((len(counts), width), np.inf)
+        side[row, place] = times[by_row]
+        side.sort(axis=1)
+        sides.append(side[is_taken])
+    return row, sides[0], sides[1]
 
 
 def _open_twice(row: Rows, start: Floats, end: Floats) -> RowIntervals:

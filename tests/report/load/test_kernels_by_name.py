@@ -1,12 +1,11 @@
 """Kernels by name in reports and comparisons, worked out by hand."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from aorta.records.files import kernels_name
 from aorta.records.schema import KernelNames, KernelSpan, KernelSums
+from aorta.records.step_block import StepBlock
 from aorta.records.writer import write_json
 from aorta.report.judge.judged import judge
 from aorta.report.load.open import load_run
@@ -14,6 +13,7 @@ from aorta.report.load.rank.kernels import NamedKernels
 from aorta.report.output.table import comparison_table, dataset_table
 from aorta.report.page import page
 from aorta.report.write import make_report
+from tests.records import plain_records
 from tests.records.run_folders import run_record, step_record, step_timeline, write_run
 
 NAMES = ["", "gemm_128x256", "void at::native::vectorized_elementwise_kernel<4, AddFunctor<float> >(int)",
@@ -33,7 +33,7 @@ def sums(*top, num_unlisted=0, num_graph_nodes=0):
 
 def columns_of(*rows, names=NAMES):
     named = NamedKernels()
-    named.add(0, SimpleNamespace(values={"kernels": rows}))
+    named.add(0, StepBlock([plain_records.step(i, kernels=kernels) for i, kernels in enumerate(rows)]))
     return named.columns(names, len(rows))
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import RecordError
+from aorta.records.number_block import NumberBlock
 from aorta.records.schema import Source
-from aorta.records.step_block import StepBlock, are_given
 from aorta.report.load.rank.call_totals import few_sizes, totals_by_kind, totals_by_op
 from aorta.report.load.rank.calls import CallsBuilder
 from aorta.report.load.rank.columns import Floats, Passes, RankColumns
@@ -43,7 +43,7 @@ class ColumnsBuilder:
         self._repeated: dict[int, list[tuple[int, int]]] = {}
         self._gaps: list[tuple[int, str]] = []
 
-    def add(self, block: StepBlock) -> None:
+    def add(self, block: NumberBlock) -> None:
         """Appends rows. RecordError where a record is none that a run writes, or is there twice."""
         first_row = len(self._passes)
         self._place(block)
@@ -54,12 +54,11 @@ class ColumnsBuilder:
         self._kernels.add(first_row, block)
         self._calls.add(self._path, first_row, block)
 
-    def _place(self, block: StepBlock) -> None:
+    def _place(self, block: NumberBlock) -> None:
         """Places the rows, of new steps and of those done again by a later attempt or after a rollback."""
-        steps = block.values["global_step"]
-        passes = list(
-            zip(*(block.values[name] for name in ("attempt", "rollbacks", "world_size")), strict=True)
-        )
+        steps = block.integers("global_step").tolist()
+        columns = (block.integers(name).tolist() for name in ("attempt", "rollbacks", "world_size"))
+        passes = list(zip(*columns, strict=True))
         if len(set(steps)) == len(steps) and self._row_of_step.keys().isdisjoint(steps):
             num_rows = len(self._passes)
             self._row_of_step.update(zip(steps, range(num_rows, num_rows + len(steps)), strict=True))
@@ -67,8 +66,7 @@ class ColumnsBuilder:
         else:
             for step, row_pass in zip(steps, passes, strict=True):
                 self._place_again(step, row_pass)
-        if any(gaps := block.values["gap"]):
-            self._gaps += [(step, gap) for step, gap in zip(steps, gaps, strict=True) if gap is not None]
+        self._gaps += block.gaps()
 
     def _place_again(self, step: int, row_pass: tuple[int, int, int]) -> None:
         earlier_row = self._row_of_step.get(step)
@@ -82,7 +80,7 @@ class ColumnsBuilder:
         self._row_of_step[step] = len(self._passes)
         self._passes.append(row_pass)
 
-    def _note_reasons(self, block: StepBlock) -> None:
+    def _note_reasons(self, block: NumberBlock) -> None:
         for reasons in block.reasons:
             if reasons != self._reasons:
                 self._reasons = reasons
@@ -128,24 +126,23 @@ class ColumnsBuilder:
         )
 
 
-def _always(block: StepBlock) -> tuple[NDArray[Any], ...]:
+def _always(block: NumberBlock) -> tuple[NDArray[Any], ...]:
     """start_ns, end_ns, tolerance_ns, num_collectives, host_bound, has_details, has_collectives and
     has_exposed of RankColumns."""
-    start_ns = np.array(block.values["start_unix_ns"], dtype=np.int64)
-    step_ms, clock_error_us = block.floats["step_ms"], block.floats["clock_error_us"]
+    start_ns = block.integers("start_unix_ns")
+    step_ms, clock_error_us = block.numbers("step_ms"), block.numbers("clock_error_us")
+    host_bound = block.numbers("host_bound")
     zeros = np.zeros(len(block))
-    has_segments, has_collectives, has_stretches = (
-        are_given(block.values[name]) for name in ("active_segments", "collectives", "exposed_run_lengths_ns")
-    )
+    has_segments, has_collectives = block.has("active_segments"), block.has("collectives")
     return (
         start_ns,
         start_ns + (zeros if step_ms is None else np.nan_to_num(step_ms, nan=0.0)) * 1e6,
         2000 * (zeros if clock_error_us is None else np.nan_to_num(clock_error_us, nan=0.0)) + TOLERANCE_NS,
-        np.array(block.values["num_collectives"], dtype=np.int64),
-        np.array(block.overlap["host_bound"], dtype=np.float64),
+        block.integers("num_collectives"),
+        np.full(len(block), np.nan) if host_bound is None else host_bound,
         has_collectives & has_segments,
         has_collectives,
-        has_segments | has_stretches,
+        has_segments | block.has("exposed_run_lengths_ns"),
     )
 
 

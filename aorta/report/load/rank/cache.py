@@ -118,7 +118,8 @@ def columns_of_run(run: Path) -> ColumnsFolder | None:
 def state_of(path: Path) -> str | None:
     """What columns of a file of lines are made of; None where it cannot be told."""
     states = []
-    for file in (path, *(files_beside(path) or ())):
+    beside = files_beside(path)
+    for file in (path,) if beside is None else (path, beside.kernels, beside.unwritten):
         try:
             state = file.stat()
         except FileNotFoundError:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.records.number_block import NumberBlock, StepDetails
 from aorta.records.reader import OP_OF_STREAM
-from aorta.records.step_block import Numbers, StepBlock
 from aorta.report.load.rank.impossible import TOO_LARGE, ImpossibleRecord, impossible_record
 from aorta.timeline.collective import GroupKey
 from aorta.timeline.intervals import of_run_lengths
@@ -81,21 +81,16 @@ class CallsBuilder:
     exposed_ns: list[Ints] = field(default_factory=list)
     """The same of records that keep stretches instead of segments."""
 
-    def add(self, path: Path, first_row: int, block: StepBlock) -> None:
+    def add(self, path: Path, first_row: int, block: NumberBlock) -> None:
         """Notes the collectives of neighbouring rows. path: of their lines, which a RecordError names."""
-        parts = [block.values[name] for name in ("collectives", "active_segments", "exposed_run_lengths_ns")]
-        if not any(map(any, parts)):
-            return
-        for row, of_record in enumerate(zip(*parts, strict=True)):
-            if any(of_record):
-                record = block.records[row]
-                try:
-                    self._add(first_row + row, record)
-                except (ImpossibleRecord, OverflowError, ValueError) as error:
-                    problem = str(error) if isinstance(error, ImpossibleRecord) else TOO_LARGE
-                    raise impossible_record(path, (record.source, record.global_step), problem) from error
+        for row, record in block.details():
+            try:
+                self._add(first_row + row, record)
+            except (ImpossibleRecord, OverflowError, ValueError) as error:
+                problem = str(error) if isinstance(error, ImpossibleRecord) else TOO_LARGE
+                raise impossible_record(path, (record.source, record.global_step), problem) from error
 
-    def _add(self, row: int, record: Numbers) -> None:
+    def _add(self, row: int, record: StepDetails) -> None:
         """ImpossibleRecord for what contradicts itself; OverflowError or ValueError for times that no
         clock gives, here or when finished."""
         origin, rows, kinds, groups = record.start_unix_ns, self.rows, self.kinds, self.groups

@@ -7,8 +7,8 @@ kind. What lies behind the body of a step delays the next one and has columns of
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.schema import HostKind
-from aorta.records.step_block import StepBlock, are_given
+from aorta.records.number_block import HostSpans, NumberBlock
+from aorta.records.schema import HOST_KINDS, HostKind
 from aorta.report.load.rank.columns import Floats
 from aorta.timeline.row_intervals import (
     NONE,
@@ -44,41 +44,42 @@ NEVER_IDLE: frozenset[HostKind] = frozenset(("synchronisation", "backward"))
 """Kinds without a column of idle device: it works while the host waits for it, and backward is the work."""
 
 
-def host_metrics(block: StepBlock) -> dict[str, Floats]:
+def host_metrics(block: NumberBlock) -> dict[str, Floats]:
     """Columns of the lines of one source, NaN in those that do not tell.
 
     host.<kind>: ms in the body without exposed communication; host.<kind>.after: ms behind it;
     host.idle.<kind>: ms of idle device, where the line has segments and there is a device; host.use.*: what
     the thread had of the cores.
     """
-    window_ms = block.floats["step_ms"]
-    is_noted = are_given(block.values["host_spans"])
+    window_ms = block.numbers("step_ms")
+    is_noted = block.has("host_spans")
     if window_ms is None or not is_noted.any():
         return {}
     metrics: dict[str, Floats] = {}
     is_noted &= np.isfinite(window_ms)
-    between_ms = block.floats["between_steps_ms"]
+    between_ms = block.numbers("between_steps_ms")
     body_ms = window_ms - (0.0 if between_ms is None else np.nan_to_num(between_ms, nan=0.0))
     num = len(block)
     no_time = np.zeros(num)
-    on_device = block.values["source"][0] != "host"
+    on_device = block.source != "host"
     exposed, busy, has_segments = _segments(block, is_noted)
     tells_idle = is_noted & has_segments & on_device
     rows = np.flatnonzero(tells_idle)
     left = subtract(union(RowIntervals(rows, no_time[rows], window_ms[rows])), busy)
 
-    spans_by_kind, bytes_by_row = _spans(block, is_noted)
+    host_spans = block.host_spans()
     none, no_idle = (np.where(is_known, 0.0, np.nan) for is_known in (is_noted, tells_idle))
     covered = NONE
     for kind in INNERMOST_FIRST:
         idles = kind not in NEVER_IDLE and bool(tells_idle.any())
-        if not spans_by_kind[kind]:
+        of_kind = _of_kind(host_spans, kind, is_noted)
+        if not len(of_kind):
             metrics[f"{PREFIX}{kind}"] = none
             metrics[f"{PREFIX}{kind}{AFTER}"] = none
             if idles:
                 metrics[f"{IDLE}{kind}"] = no_idle
             continue
-        of_kind = union(RowIntervals.of(spans_by_kind[kind]))
+        of_kind = union(of_kind)
         spans = subtract(of_kind, covered)  # without what an inner kind has
         covered = union(concat(covered, of_kind))
         inside = clip(spans, no_time, body_ms)
@@ -91,9 +92,10 @@ def host_metrics(block: StepBlock) -> dict[str, Floats]:
             left = subtract(left, spans)
     if tells_idle.any():
         metrics[f"{IDLE}{OTHER}"] = no_idle + lengths_ms(left, num)
+    bytes_by_row = {row: float(size) for row, size in host_spans.optimizer_bytes.items() if is_noted[row]}
     if bytes_by_row:
         num_bytes = np.full(num, np.nan)
-        num_bytes[list(bytes_by_row)] = list(map(float, bytes_by_row.values()))
+        num_bytes[list(bytes_by_row)] = list(bytes_by_row.values())
         metrics[BYTES] = num_bytes
     return metrics | _use(block)
 
@@ -111,36 +113,26 @@ def _use(block: StepBlock) -> dict[str, Floats]:
     return {name: np.maximum(values, 0.0) for name, values in arrays.items() if np.isfinite(values).any()}
 
 
-def _spans(
-    block: StepBlock, is_noted: NDArray[np.bool_]
-) -> tuple[dict[HostKind, list[tuple[int, float, float]]], dict[int, int]]:
-    """(row, start, end) of all spans by kind, and the bytes that optimizers update by row."""
-    by_kind: dict[HostKind, list[tuple[int, float, float]]] = {kind: [] for kind in INNERMOST_FIRST}
-    num_bytes: dict[int, int] = {}
-    for row, spans in enumerate(block.values["host_spans"]):
-        if spans and is_noted[row]:
-            for span in spans:
-                by_kind[span.kind].append((row, span.start_ms, span.end_ms))
-                if span.bytes is not None and span.kind == "optimizer":
-                    num_bytes[row] = num_bytes.get(row, 0) + span.bytes
-    return by_kind, num_bytes
+def _of_kind(spans: HostSpans, kind: HostKind, is_noted: NDArray[np.bool_]) -> RowIntervals:
+    chosen = (spans.kind == HOST_KINDS.index(kind)) & is_noted[spans.row]
+    return RowIntervals(spans.row[chosen], spans.start_ms[chosen], spans.end_ms[chosen])
 
 
 def _segments(
-    block: StepBlock, is_noted: NDArray[np.bool_]
+    block: NumberBlock, is_noted: NDArray[np.bool_]
 ) -> tuple[RowIntervals, RowIntervals, NDArray[np.bool_]]:
     """Exposed communication, whatever is active, and which lines kept their segments."""
-    has_segments = np.zeros(len(block), dtype=bool)
     exposed: list[tuple[int, float, float]] = []
     busy: list[tuple[int, float, float]] = []
-    for row, segments in enumerate(block.values["active_segments"]):
-        if segments is None or not is_noted[row]:
-            continue
-        has_segments[row] = True
-        for segment in segments:
+    for row, details in block.details():
+        for segment in (details.active_segments or ()) if is_noted[row] else ():
             if active := segment.active_streams:
                 span = (row, segment.start_ms, segment.end_ms)
                 busy.append(span)
                 if "compute" not in active and "copy" not in active:
                     exposed.append(span)
-    return union(RowIntervals.of(exposed)), union(RowIntervals.of(busy)), has_segments
+    return (
+        union(RowIntervals.of(exposed)),
+        union(RowIntervals.of(busy)),
+        block.has("active_segments") & is_noted,
+    )

@@ -1,15 +1,14 @@
 """Kernels by class, and names of kernels that fit a line."""
 
 import re
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.records.number_block import NumberBlock, TopKernels
 from aorta.records.schema import StepRecord
-from aorta.records.step_block import StepBlock, are_given
 from aorta.report.metrics import of_operation, operations
 from aorta.report.model import Comparison, Dataset, MetricComparison, NamedSpan
 from aorta.report.numbers import number, percent, quantity
@@ -73,48 +72,36 @@ def graph_text(dataset: Dataset) -> str:
     )
 
 
-def kernel_metrics(block: StepBlock) -> dict[str, Floats]:
+def kernel_metrics(block: NumberBlock) -> dict[str, Floats]:
     """Metrics of every class in lines of kernel records, NaN in other lines; a class without kernels took
     0 ms."""
-    kernels = block.values["kernels"]
-    if not any(kernels):
+    num_graph_nodes = block.numbers("kernels.num_graph_nodes")
+    if num_graph_nodes is None:
         return {}
-    rows = np.flatnonzero(are_given(kernels))
-    sums = [kernels[row] for row in rows]
-    columns: dict[str, Sequence[float]] = {}
-    for name in KERNEL_CLASSES:
-        times_ms, counts = zip(*(line.classes.get(name, (0.0, 0)) for line in sums), strict=True)
-        columns |= {of_operation(TIME, name): times_ms, of_operation(COUNT, name): counts}
-    columns[GRAPH_NODES] = [line.num_graph_nodes for line in sums]
+    rows = np.flatnonzero(block.has("kernels"))
     metrics = {}
-    for name, values in columns.items():
-        metrics[name] = np.full(len(block), np.nan)
-        metrics[name][rows] = values
-    return metrics
+    for class_name in KERNEL_CLASSES:
+        for metric, values in zip((TIME, COUNT), block.kernel_class(class_name), strict=True):
+            metrics[of_operation(metric, class_name)] = column = np.full(len(block), np.nan)
+            column[rows] = values
+    return metrics | {GRAPH_NODES: num_graph_nodes}
 
 
 class NamedKernels:
     """Collects what the lines of one rank say of kernels by name."""
 
     def __init__(self) -> None:
-        self._rows, self._is_complete = array("q"), array("b")
-        self._lengths = array("q")
-        self._ids, self._ms, self._counts = array("q"), array("d"), array("q")
+        self._lines: list[NDArray[np.int64]] = []
+        """Rows that have kernels."""
+        self._kernels: list[TopKernels] = []
 
-    def add(self, first_row: int, block: StepBlock) -> None:
+    def add(self, first_row: int, block: NumberBlock) -> None:
         """Notes the kernels of neighbouring rows, of those that have any."""
-        for row, sums in enumerate(block.values["kernels"], start=first_row):
-            if sums is None:
-                continue
-            self._rows.append(row)
-            self._lengths.append(len(sums.top))
-            num = 0
-            for name, time_ms, count in sums.top:
-                self._ids.append(name)
-                self._ms.append(time_ms)
-                self._counts.append(count)
-                num += count
-            self._is_complete.append(num == sums.num_kernels)
+        rows = np.flatnonzero(block.has("kernels"))
+        if len(rows):
+            kernels = block.top_kernels()
+            self._lines.append(rows + first_row)
+            self._kernels.append(kernels._replace(row=kernels.row + first_row))
 
     def columns(self, names: Sequence[str], num_rows: int) -> dict[str, Floats]:
         """kernel_name_ms.<name> and kernel_name_count.<name> of the names that took most time in all.
@@ -122,20 +109,21 @@ class NamedKernels:
         NaN in rows that do not tell: a line lists the names with most time, so that one which is absent from
         a list that is not all took an unknown time, and none otherwise.
         """
-        ids = np.array(self._ids, dtype=np.int64)
+        if not self._kernels:
+            return {}
+        row, ids, ms, counts, is_complete_line = map(np.concatenate, zip(*self._kernels, strict=True))
+        lines = np.concatenate(self._lines)
         is_named = (ids >= 0) & (ids < len(names))
         if not is_named.any():
             return {}
         short_names = [kernel_name(name, 2 * MOST_LETTERS) for name in names]
         labels, label_of_id = np.unique(short_names, return_inverse=True)
-        row = np.repeat(np.array(self._rows, dtype=np.int64), np.array(self._lengths, dtype=np.int64))
-        row, ids = row[is_named], ids[is_named]
-        ms, counts = (np.array(column)[is_named] for column in (self._ms, self._counts))
+        row, ids, ms, counts = (column[is_named] for column in (row, ids, ms, counts))
         label = label_of_id[ids]
         longest = np.argsort(-np.bincount(label, ms, len(labels)), kind="stable")[:MOST_NAMES]
         has_kernels, is_complete = np.zeros(num_rows, dtype=bool), np.zeros(num_rows, dtype=bool)
-        has_kernels[np.array(self._rows, dtype=np.int64)] = True
-        is_complete[np.array(self._rows, dtype=np.int64)] = np.array(self._is_complete, dtype=bool)
+        has_kernels[lines] = True
+        is_complete[lines] = is_complete_line
         columns: dict[str, Floats] = {}
         for place in longest.tolist():
             chosen = label == place

@@ -1,11 +1,10 @@
 """Times of a step and how communication overlaps with compute: columns of a block of lines."""
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 
-from aorta.records.step_block import StepBlock, floats
+from aorta.records.number_block import NumberBlock
 from aorta.report.load.rank.calls import ROUNDING_MS
 from aorta.report.load.rank.columns import Floats
 from aorta.report.metrics import (
@@ -19,21 +18,18 @@ from aorta.report.metrics import (
 )
 
 
-def overlap_metrics(block: StepBlock) -> dict[str, Floats]:
+def overlap_metrics(block: NumberBlock) -> dict[str, Floats]:
     """By metric, a value per line, NaN where it has none; without metrics that no line has."""
-    columns = {name: block.floats[name] for name in STEP_METRICS}
-    columns |= {name: floats(block.overlap[name]) for name in OVERLAP_METRICS}
+    columns = {name: block.numbers(name) for name in (*STEP_METRICS, *OVERLAP_METRICS)}
     metrics = {name: values for name, values in columns.items() if values is not None}
     return metrics | _operations(block) | _calibrated(block) | _compute_stream(block)
 
 
-def _operations(block: StepBlock) -> dict[str, Floats]:
+def _operations(block: NumberBlock) -> dict[str, Floats]:
     """exposed_ms.<op> and comm_ms.<op>"""
     metrics = {}
-    hidden, exposed = block.overlap["hidden_by_op"], block.overlap["exposed_by_op"]
-    for op in dict.fromkeys(chain.from_iterable(exposed)):
-        exposed_ms = floats([of_record.get(op) for of_record in exposed])
-        hidden_ms = floats([of_record.get(op) for of_record in hidden])
+    for op in block.operations():
+        exposed_ms, hidden_ms = (block.numbers(f"{name}_by_op.{op}") for name in ("exposed", "hidden"))
         if exposed_ms is not None:
             metrics[of_operation("exposed_ms", op)] = exposed_ms
             if hidden_ms is not None and not np.isnan(hidden_ms + exposed_ms).all():
@@ -41,12 +37,12 @@ def _operations(block: StepBlock) -> dict[str, Floats]:
     return metrics
 
 
-def _calibrated(block: StepBlock) -> dict[str, Floats]:
+def _calibrated(block: NumberBlock) -> dict[str, Floats]:
     """calibrated.<metric>: sums of many pieces. What is below 0, or hidden above comm, by rounding alone is
     neither."""
-    if not any(block.overlap["calibrated"]):
+    columns = _fields(block, "calibrated", CALIBRATED_METRICS)
+    if not columns:
         return {}
-    columns = _fields(block.overlap["calibrated"], CALIBRATED_METRICS)
     rounded = {
         name: np.where((values > -ROUNDING_MS) & (values < 0), 0.0, values)
         for name, values in columns.items()
@@ -57,18 +53,21 @@ def _calibrated(block: StepBlock) -> dict[str, Floats]:
     return _with_ratios("calibrated", rounded, columns["comm_ms"])
 
 
-def _compute_stream(block: StepBlock) -> dict[str, Floats]:
+def _compute_stream(block: NumberBlock) -> dict[str, Floats]:
     """compute_stream.<metric>"""
-    if not any(block.overlap["compute_stream"]):
+    columns = _fields(block, "compute_stream", COMPUTE_STREAM_METRICS)
+    if not columns:
         return {}
-    columns = _fields(block.overlap["compute_stream"], COMPUTE_STREAM_METRICS)
-    comm_ms = np.array(block.overlap["comm_ms"], dtype=np.float64)
-    return _with_ratios("compute_stream", columns, comm_ms)
+    comm_ms = block.numbers("comm_ms")
+    return _with_ratios(
+        "compute_stream", columns, np.full(len(block), np.nan) if comm_ms is None else comm_ms
+    )
 
 
-def _fields(parts: Sequence[object | None], names: Sequence[str]) -> dict[str, Floats]:
-    """Fields of a part of each line, NaN where a line lacks it or has no value."""
-    return {name: np.array([getattr(part, name, None) for part in parts], dtype=np.float64) for name in names}
+def _fields(block: NumberBlock, part: str, names: Sequence[str]) -> dict[str, Floats]:
+    """Fields of a part that every line has whole or not at all; nothing where no line has it."""
+    columns = {name: block.numbers(f"{part}.{name}") for name in names}
+    return {name: values for name, values in columns.items() if values is not None}
 
 
 def _with_ratios(source: MetricSource, columns: dict[str, Floats], comm_ms: Floats) -> dict[str, Floats]:

@@ -9,9 +9,10 @@ import numpy as np
 from aorta.errors import RecordError, ReportError
 from aorta.garbage import no_garbage_collection
 from aorta.records.blocks import read_blocks
+from aorta.records.number_block import LineKey, NumberBlock
 from aorta.records.reader import kernel_names_beside, read_steps
 from aorta.records.schema import Source, StepRecord
-from aorta.records.step_block import Numbers, StepBlock, by_source
+from aorta.records.step_block import StepBlock
 from aorta.report.load.rank.builder import ColumnsBuilder
 from aorta.report.load.rank.columns import RankFile
 from aorta.report.load.rank.contradictions import contradictions
@@ -47,31 +48,33 @@ def with_unwritten(path: Path, notes: list[str]) -> Iterator[StepRecord]:
     yield from unwritten_after(path, last)
 
 
-def _blocks_of_file(path: Path, notes: list[str]) -> Iterator[StepBlock]:
+def _blocks_of_file(path: Path, notes: list[str]) -> Iterator[NumberBlock]:
     """Those of with_unwritten."""
-    last: Numbers | None = None
+    last: LineKey | None = None
     for block in read_blocks(path, notes):
-        last = block.records[-1]
+        last = block.last
         yield block
     records = unwritten_after(path, last)
     if records:
         yield StepBlock(records)
 
 
-def _reduce(path: Path, blocks: Iterable[StepBlock]) -> RankFile:
+def _reduce(path: Path, blocks: Iterable[NumberBlock]) -> RankFile:
     builders: dict[Source, ColumnsBuilder] = {}
-    first: Numbers | None = None
+    first: LineKey | None = None
     sizes: dict[int, int] = {}
     for block in blocks:
-        first = first or block.records[0]
+        first = first or block.first
         for attempt, rank, size in block.distinct("attempt", "rank", "world_size"):
             size_before = sizes.setdefault(attempt, size)
             if (rank, size) != (first.rank, size_before):
                 raise RecordError(
                     f"{path} mixes runs: rank {first.rank} of {size_before} and rank {rank} of {size}"
                 )
-        for source, part in by_source(block):
-            check_block(path, part)
+        for source in block.sources():
+            part = block.of_source(source)
+            if isinstance(part, StepBlock):  # columns hold nothing that does not fit
+                check_block(path, part)
             builders.setdefault(source, ColumnsBuilder(path, source)).add(part)
     if first is None:
         raise ReportError(f"{path} holds no step")
