@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from aorta.files import replacing
-from aorta.records.files import steps_name
+from aorta.records.files import columns_name, steps_name
 from aorta.records.schema import StepRecord
 from aorta.records.seal import seal_of, sealed
 from aorta.steps.calibration import Calibration, Calibrator
@@ -35,6 +35,7 @@ def calibrate_lines(
             for line, has_numbers in _lines(old, Calibrator(calibration), traced):
                 new.write(line)
                 num_calibrated += has_numbers
+        path.with_name(columns_name(rank)).unlink(missing_ok=True)  # of the lines as they were
     except OSError as error:
         log.warning("rank %d: no calibrated numbers in %s: %s", rank, path, error.strerror)
         return 0

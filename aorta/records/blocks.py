@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.records.columns.column_block import ColumnBlock, part_of_records
 from aorta.records.columns.reader import read_pieces
 from aorta.records.lines import LineReader
 from aorta.records.number_block import NumberBlock
@@ -43,6 +44,21 @@ def read_blocks(path: Path | str, notes: list[str]) -> Iterator[NumberBlock]:
             yield block
         elif records := reader.records(piece):
             yield StepBlock(records)
+        if reader.is_cut_off:
+            break
+    reader.close()
+
+
+def read_columns(path: Path | str, notes: list[str]) -> Iterator[ColumnBlock]:
+    """All numbers of a file's records but for their lists, in order. NotPlain where a record has some that no
+    column holds."""
+    reader = LineReader(path, notes)
+    for piece in read_pieces(path, reader.order, with_details=False):
+        if not isinstance(piece, bytes):
+            reader.num_lines += len(piece)
+            yield piece
+        elif records := reader.records(piece):
+            yield ColumnBlock([part_of_records(records)])
         if reader.is_cut_off:
             break
     reader.close()

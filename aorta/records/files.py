@@ -10,7 +10,7 @@ RUN_FILES = (
     "tensorboard", "hang",
 )  # fmt: skip
 """Patterns of everything that a run leaves in its folder."""
-STEPS_FILES, STATE_FILES = "rank_*_metrics.jsonl", "rank_*_state.jsonl"
+STEPS_FILES, STATE_FILES, COLUMNS_FILES = "rank_*_metrics.jsonl", "rank_*_state.jsonl", "rank_*_columns.bin"
 """Patterns of the files of all ranks."""
 STEPS_FILE = re.compile(r"rank_(\d+)_metrics\.jsonl")
 STATE_FILE = re.compile(r"rank_(\d+)_state\.jsonl")

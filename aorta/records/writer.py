@@ -72,11 +72,16 @@ class LineWriter:
     it wrote. When the disk fails, one warning is logged, the file is cut back to its last whole line where
     that is possible, and the line is lost; its number stays taken, so that the gap shows. Every RETRY_S the
     disk is tried again. A file that somebody removed is written anew, with all that was in it. A file that
-    would grow beyond `max_bytes` is rotated (aorta.records.rotation). Beside lines of step records their
-    numbers are written as columns (aorta.records.columns).
+    would grow beyond `max_bytes` is rotated (aorta.records.rotation).
     """
 
-    def __init__(self, descriptor: int, path: Path | str, next_number: int = 0) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        path: Path | str,
+        next_number: int = 0,
+        columns: ColumnsWriter | None = None,
+    ) -> None:
         self.path = Path(path)
         self.max_bytes: int | None = None
         self.num_written = 0
@@ -89,8 +94,7 @@ class LineWriter:
         self._looked_s = time.monotonic()
         self._encoder = msgspec.json.Encoder()
         self._lock = threading.Lock()
-        beside = files_beside(self.path)
-        self._columns = None if beside is None else ColumnsWriter(beside.columns)
+        self._columns = columns
         _take_lock(descriptor)
 
     @classmethod
@@ -110,9 +114,12 @@ class LineWriter:
         return cls(descriptor, path)
 
     @classmethod
-    def append(cls, path: Path | str) -> Self:
+    def append(cls, path: Path | str, with_columns: bool = False) -> Self:
         """A writer that goes on with a file that `create` made: in another process, or in a later attempt of
-        the run. A last line that was cut off is taken away."""
+        the run. A last line that was cut off is taken away.
+
+        with_columns: the numbers of the lines, step records, are written beside them (aorta.records.columns).
+        That costs as much again as the line, so it is for a process that does not train."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
@@ -122,7 +129,8 @@ class LineWriter:
         except OSError as error:
             os.close(descriptor)
             raise RecordError(f"cannot write {path}: {error.strerror}") from None
-        writer = cls(descriptor, path, next_number)
+        beside = files_beside(Path(path)) if with_columns else None
+        writer = cls(descriptor, path, next_number, None if beside is None else ColumnsWriter(beside.columns))
         writer._num_bytes = size
         return writer
 
@@ -227,8 +235,11 @@ class LineWriter:
         os.close(self._descriptor)
         self._descriptor = descriptor
         self._num_bytes = os.fstat(descriptor).st_size
+        beside = files_beside(self.path)
         if self._columns is not None:
             self._columns.restart()
+        elif beside is not None:
+            ColumnsWriter.remove(beside.columns)
         _take_lock(descriptor)
 
 

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.records.columns.column_block import ColumnBlock
 from aorta.records.schema import RunRecord, StepRecord
 from aorta.timeline.types import Source
 
@@ -182,6 +183,8 @@ class Run(msgspec.Struct, frozen=True):
     not communication. None where the source does not name kernels."""
     host_parts: Mapping[str, NDArray[np.float64]] = msgspec.field(default_factory=dict)
     """[rank, step]: columns of aorta.report.host; empty where records do not tell."""
+    columns: Callable[[int], Iterator[ColumnBlock]] | None = None
+    """Reads the numbers of one rank's records again, many records at a time; None where records must do."""
     other_sources: dict[str, "Run"] = msgspec.field(default_factory=dict)
     """The same run seen by another source, for other steps or the same; never mixed in."""
 

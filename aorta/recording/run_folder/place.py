@@ -15,7 +15,16 @@ import torch.distributed as dist
 
 from aorta.errors import NOT_JSON, RecordError
 from aorta.recording.run_folder.announcement import announce, announced, asking_agents
-from aorta.records.files import RUN_FILES, STATE_FILES, STEPS_FILES, state_name, steps_name, unwritten_name
+from aorta.records.files import (
+    COLUMNS_FILES,
+    RUN_FILES,
+    STATE_FILES,
+    STEPS_FILES,
+    columns_name,
+    state_name,
+    steps_name,
+    unwritten_name,
+)
 from aorta.records.launch import (
     RunLaunch,
     continues,
@@ -199,10 +208,11 @@ def _claim_alone(folder: Path, rank: int, world_size: int, launch: RunLaunch) ->
     if attempt and _writes_of(path, run_id):
         wait_until_closed([path])
         return Claim(run_id, attempt, launch, goes_on=True)
-    patterns = [steps_name(rank), state_name(rank)]
+    names = {STEPS_FILES: steps_name, STATE_FILES: state_name, COLUMNS_FILES: columns_name}
+    patterns = [name(rank) for name in names.values()]
     if rank == 0:
-        patterns += [pattern for pattern in RUN_FILES if pattern not in (STEPS_FILES, STATE_FILES)]
-        for pattern, name in ((STEPS_FILES, steps_name), (STATE_FILES, state_name)):
+        patterns += [pattern for pattern in RUN_FILES if pattern not in names]
+        for pattern, name in names.items():
             rank_names = {name(peer) for peer in range(world_size)}
             patterns += [path.name for path in folder.glob(pattern) if path.name not in rank_names]
     move_aside(folder, tuple(patterns))

@@ -18,6 +18,7 @@ from aorta.records.columns.flat import (
     SPANS,
     THROTTLING,
     TOP,
+    flat_columns,
 )
 from aorta.records.number_block import (
     CallNumbers,
@@ -30,7 +31,7 @@ from aorta.records.number_block import (
     StepDetails,
     TopKernels,
 )
-from aorta.records.schema import HOST_KINDS, HostKind, Segment, Source
+from aorta.records.schema import HOST_KINDS, HostKind, Segment, Source, StepRecord
 
 LISTS = (SPANS, RUN_LENGTHS, TOP)
 TYPES: dict[str, np.dtype[Any]] = {
@@ -112,6 +113,15 @@ def part_of(block: Block, details: dict[int, Details]) -> Part:
         if len(column) != part.num_values(name):
             raise ValueError(name)
     return part
+
+
+def part_of_records(records: Sequence[StepRecord]) -> Part:
+    """The columns of records that were read as lines, without details. NotPlain as flat_columns."""
+    flat = flat_columns(records)
+    arrays: dict[str, NDArray[Any]] = {
+        name: np.frombuffer(column, dtype=column.typecode) for name, column in flat.arrays.items()
+    }
+    return Part(flat.num_records, flat.constants, arrays, flat.texts, {})
 
 
 class ColumnBlock:

@@ -212,7 +212,9 @@ def _checked(name: str, values: Sequence[Any], kind: type) -> Iterable[Any]:
     types_of_values = set(map(type, values))
     if kind is float:
         # A line has null in place of what is not finite.
-        if types_of_values <= {float, int} and math.isfinite(sum(values)):
+        if types_of_values <= {float, int} and (
+            math.isfinite(sum(values)) or all(map(math.isfinite, values))
+        ):
             return values
     elif types_of_values == {kind} and -LIMIT < min(values) <= max(values) < LIMIT:
         return values

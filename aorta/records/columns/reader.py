@@ -32,13 +32,16 @@ _SOURCES, _KINDS = set(get_args(Source)), set(HOST_KINDS)
 _DETAILS = msgspec.json.Decoder(Details)
 
 
-def read_pieces(path: Path | str, order: LineOrder) -> Iterator[ColumnBlock | bytes]:
+def read_pieces(
+    path: Path | str, order: LineOrder, with_details: bool = True
+) -> Iterator[ColumnBlock | bytes]:
     """The file from its beginning to its end; bytes end with a line, the last ones where the file does.
 
-    Lines that columns stand for have been checked, and count as read in `order`.
+    Lines that columns stand for have been checked, and count as read in `order`. with_details: their lists
+    are read, too.
     """
     pieces: list[_Piece] = []
-    for piece in _pieces(path):
+    for piece in _pieces(path, with_details):
         if pieces and (isinstance(piece, bytes) or _is_enough(pieces, piece)):
             yield from _joined(pieces, order)
             pieces = []
@@ -85,7 +88,7 @@ def _joined(pieces: Sequence[_Piece], order: LineOrder) -> Iterator[ColumnBlock 
         yield piece.data
 
 
-def _pieces(path: Path | str) -> Iterator[_Piece | bytes]:
+def _pieces(path: Path | str, with_details: bool) -> Iterator[_Piece | bytes]:
     with opened_lines(path) as file:
         position = 0
         for block in _blocks(Path(path)):
@@ -100,7 +103,7 @@ def _pieces(path: Path | str) -> Iterator[_Piece | bytes]:
             if position < lines.offset:
                 break
             data = file.read(lines.num_bytes)
-            part = _checked(data, block)
+            part = _checked(data, block, with_details)
             if part is None:
                 break
             yield _Piece(part, lines.number, data)
@@ -127,7 +130,7 @@ def _blocks(path: Path) -> Iterator[Block]:
             return
 
 
-def _checked(data: bytes, block: Block) -> Part | None:
+def _checked(data: bytes, block: Block, with_details: bool) -> Part | None:
     """None where the block is not of these lines."""
     lines = block.head.lines
     view = memoryview(data)
@@ -136,7 +139,7 @@ def _checked(data: bytes, block: Block) -> Part | None:
         return None
     try:
         part = part_of(block, {})
-        for row in part.rows_with_details():
+        for row in part.rows_with_details() if with_details else ():
             first, end = bounds[row]
             part.details[row] = _DETAILS.decode(view[first:end])
     except (ValueError, KeyError, *NOT_JSON):

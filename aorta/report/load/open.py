@@ -6,9 +6,11 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from aorta.errors import ReportError, TraceError
 from aorta.parallel_map import parallel_map, usable_cores
+from aorta.records.columns.column_block import ColumnBlock
 from aorta.records.files import STEPS_FILE
 from aorta.records.reader import kernel_names_beside, read_run
 from aorta.records.schema import Source, StepRecord
@@ -21,7 +23,7 @@ from aorta.report.load.rank.cache import columns_folder
 from aorta.report.load.rank.calls import MAX_CALLS
 from aorta.report.load.rank.columns import RankColumns, RankFile
 from aorta.report.load.rank.kernels import named_spans
-from aorta.report.load.rank.reduce import reduce_file, with_unwritten
+from aorta.report.load.rank.reduce import columns_with_unwritten, reduce_file, with_unwritten
 from aorta.report.load.run import RunFiles, assemble
 from aorta.report.load.traces.open import load_traces
 from aorta.report.model import NamedSpan, Progress, Run
@@ -115,6 +117,7 @@ def _load_records(
                 ranks,
                 run,
                 records=partial(_records_of, files),
+                columns=partial(_columns_of, files),
                 file=ArrayFile(None if stored is None else stored.path),
                 matches=num_calls <= MAX_CALLS,
             ),
@@ -139,6 +142,22 @@ def _forget_calls(ranks: list[RankFile]) -> None:
         for columns in rank.columns.values():
             if isinstance(columns, RankColumns):
                 columns.calls = None
+
+
+def _columns_of(files: dict[int, RankFile], source: Source, rank: int) -> Iterator[ColumnBlock]:
+    """The numbers of _records_of, from columns where there are some."""
+    columns = files[rank].columns[source]
+    for block in columns_with_unwritten(files[rank].path):
+        if source not in block.sources():
+            continue
+        of_source = block.of_source(source)
+        steps = of_source.integers("global_step")
+        place = np.minimum(np.searchsorted(columns.global_step, steps), len(columns.global_step) - 1)
+        counts = columns.global_step[place] == steps
+        for name in ("attempt", "rollbacks"):
+            counts &= getattr(columns.passes, name)[place] == of_source.integers(name)
+        if counts.any():
+            yield of_source.chosen(counts)
 
 
 def _records_of(files: dict[int, RankFile], source: Source, rank: int) -> Iterator[StepRecord]:

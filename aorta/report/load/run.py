@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import ReportError
+from aorta.records.columns.column_block import ColumnBlock
 from aorta.records.schema import RunRecord, Source, StepRecord
 from aorta.report.load.arrays import MOST_IN_MEMORY, ArrayFile
 from aorta.report.load.arrivals import arrivals_of_records
@@ -41,6 +42,8 @@ class RunFiles:
     run: RunRecord | None
     records: Callable[[Source, int], Iterator[StepRecord]]
     """A rank's records of one source, read again."""
+    columns: Callable[[Source, int], Iterator[ColumnBlock]] | None = None
+    """Their numbers, many records at a time."""
     totals: dict[int, dict[str, float | int | None]] | None = None
     """By rank; None where they are the sums of the steps."""
     file: ArrayFile | None = None
@@ -123,6 +126,7 @@ def _one_source(files: RunFiles, source: Source) -> Run | None:
         totals=totals,
         collectives=collectives(sides, None if matched is None else matched.waits),
         records=partial(files.records, source),
+        columns=None if files.columns is None else partial(files.columns, source),
         run=files.run,
         not_measured=not_measured,
         notes=notes,

@@ -5,10 +5,9 @@ streams.allgather.busy_ms, device.power_w. A number that was not measured is nul
 reasons of its row as JSON.
 """
 
-import types
-import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +15,19 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from aorta.errors import ReportError
 from aorta.files import replacing
-from aorta.records.schema import (
-    STREAM_NAMES,
-    Calibrated,
-    DeviceRecord,
-    MemoryRecord,
-    OverlapRecord,
-    StepRecord,
-    StreamOverlap,
-    StreamUse,
-)
+from aorta.records.columns.column_block import ColumnBlock, part_of_records
+from aorta.records.columns.flat import NOT_MEASURED, NULL, PARTS, THROTTLING, scalar_fields
+from aorta.records.schema import OverlapRecord, StepRecord
 from aorta.report.metrics import of_operation, operations
 from aorta.report.model import Report, Run
 from aorta.timeline.collective import STREAM_OF_OP
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 ROWS_PER_GROUP = 8192
 KEYS = ("label", "run", "path", "rank", "global_step", "source")
@@ -46,8 +42,6 @@ ARROW_TYPES: dict[Any, pa.DataType] = {
     str: pa.dictionary(pa.int32(), pa.string()),
 }
 
-Row = dict[str, Any]
-
 
 def write_parquet(path: Path | str, report: Report) -> int:
     """Write steps.parquet, one row group in memory at a time; the number of rows."""
@@ -56,69 +50,139 @@ def write_parquet(path: Path | str, report: Report) -> int:
     num_rows = 0
     try:
         with replacing(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            rows: list[Row] = []
-            for row in _rows(report, ops):
-                rows.append(row)
-                if len(rows) == ROWS_PER_GROUP:
-                    writer.write_table(pa.Table.from_pylist(rows, schema))
-                    num_rows += len(rows)
-                    rows = []
-            writer.write_table(pa.Table.from_pylist(rows, schema))
-            num_rows += len(rows)
+            for group in _row_groups(_tables(report, ops, schema), schema):
+                writer.write_table(group)
+                num_rows += len(group)
     except OSError as error:
         raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
     return num_rows
 
 
-def _rows(report: Report, ops: list[str]) -> Iterator[Row]:
+def _row_groups(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Tables of ROWS_PER_GROUP rows, and what is left."""
+    waiting: list[pa.Table] = []
+    num_waiting = 0
+    for table in tables:
+        while num_waiting + len(table) >= ROWS_PER_GROUP:
+            num_taken = ROWS_PER_GROUP - num_waiting
+            yield _joined([*waiting, table.slice(0, num_taken)])
+            table, waiting, num_waiting = table.slice(num_taken), [], 0
+        if len(table):
+            waiting.append(table)
+            num_waiting += len(table)
+    yield _joined(waiting) if waiting else schema.empty_table()
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+
+
+def _tables(report: Report, ops: list[str], schema: pa.Schema) -> Iterator[pa.Table]:
     for label, dataset in report.datasets.items():
         for index, judged in enumerate(dataset.runs):
-            yield from _run_rows(judged.run, label, index, ops, judged.num_warmup)
+            yield from _tables_of_run(judged.run, label, index, ops, judged.num_warmup, schema)
             for other_run in judged.run.other_sources.values():
-                yield from _run_rows(other_run, label, index, ops, None)
+                yield from _tables_of_run(other_run, label, index, ops, None, schema)
 
 
-def _run_rows(run: Run, label: str, index: int, ops: list[str], num_warmup: int | None) -> Iterator[Row]:
-    column = {step: i for i, step in enumerate(run.global_step.tolist())}
-    by_op = [(name, run.metrics[name]) for metric in OP_METRICS for op in ops
-             if (name := of_operation(metric, op)) in run.metrics]  # fmt: skip
+def _tables_of_run(
+    run: Run, label: str, index: int, ops: list[str], num_warmup: int | None, schema: pa.Schema
+) -> Iterator[pa.Table]:
+    by_op = [name for metric in OP_METRICS for op in ops if (name := of_operation(metric, op)) in run.metrics]
+    in_order = np.argsort(run.global_step, kind="stable")
+    steps = run.global_step[in_order]
     for row_of_rank, rank in enumerate(run.ranks):
-        for record in run.records(rank):
-            row = _flat(record, ops)
-            row |= {"label": label, "run": index, "path": str(run.path)}
-            i = column.get(record.global_step)
-            if i is not None:
-                row["warmup"] = None if num_warmup is None else i < num_warmup
-                row |= {name: _number(values[row_of_rank, i]) for name, values in by_op}
-            yield row
-
-
-def _flat(record: StepRecord, ops: list[str]) -> Row:
-    overlap = record.overlap
-    row = {name: getattr(record, name) for name, _ in _fields(StepRecord)}
-    row |= {name: getattr(overlap, name) for name, _ in _fields(OverlapRecord)}
-    for prefix, part in (
-        ("compute_stream", overlap.compute_stream),
-        ("calibrated", overlap.calibrated),
-        ("memory", record.memory),
-        ("device", record.device),
-        *((f"streams.{name}", record.streams.get(name)) for name in STREAM_NAMES),
-    ):
-        if part is not None:
-            row |= {f"{prefix}.{name}": getattr(part, name) for name, _ in _fields(type(part))}
-    if record.device is not None and record.device.throttling is not None:
-        row["device.throttling"] = ", ".join(record.device.throttling)
-    for op in ops:
-        hidden_ms, exposed_ms = overlap.hidden_by_op.get(op), overlap.exposed_by_op.get(op)
-        if hidden_ms is not None and exposed_ms is not None:
-            row |= {
-                of_operation("comm_ms", op): hidden_ms + exposed_ms,
-                of_operation("hidden_ms", op): hidden_ms,
-                of_operation("exposed_ms", op): exposed_ms,
+        of_rank = {name: run.metrics[name][row_of_rank] for name in by_op}
+        for block in _blocks(run, rank):
+            columns = _of_lines(block, ops)
+            columns |= {"label": _text(label, len(block)), "path": _text(str(run.path), len(block))}
+            columns["run"] = pa.array(np.full(len(block), index, dtype=np.int32))
+            place, is_judged = _places(steps, in_order, block.integers("global_step"))
+            if num_warmup is not None:
+                columns["warmup"] = pa.array(place < num_warmup, mask=~is_judged)
+            columns |= {
+                name: _floats(np.where(is_judged, values[place], np.nan)) for name, values in of_rank.items()
             }
-    if record.not_measured:
-        row["not_measured"] = msgspec.json.encode(record.not_measured, order="sorted").decode()
-    return row
+            yield pa.Table.from_arrays(
+                [
+                    columns[field.name] if field.name in columns else pa.nulls(len(block), field.type)
+                    for field in schema
+                ],
+                schema=schema,
+            )
+
+
+def _places(steps: Ints, in_order: Ints, wanted: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    """Columns of a run by global step, and which steps it has. steps: in order, columns in_order."""
+    if not len(steps):
+        return np.zeros(len(wanted), dtype=np.int64), np.zeros(len(wanted), dtype=bool)
+    place = np.minimum(np.searchsorted(steps, wanted), len(steps) - 1)
+    return in_order[place], np.equal(steps[place], wanted)
+
+
+def _blocks(run: Run, rank: int) -> Iterator[ColumnBlock]:
+    if run.columns is not None:
+        yield from run.columns(rank)
+        return
+    records = run.records(rank)
+    while batch := list(islice(records, ROWS_PER_GROUP)):
+        yield ColumnBlock([part_of_records(batch)])
+
+
+def _of_lines(block: ColumnBlock, ops: list[str]) -> dict[str, pa.Array]:
+    """What the lines alone tell."""
+    columns: dict[str, pa.Array] = {}
+    for name, kind in _columns_of_lines().items():
+        if name not in block:
+            continue
+        if kind is float and (numbers := block.numbers(name)) is not None:
+            columns[name] = _floats(numbers)
+        elif kind is int:
+            values = block.integers(name)
+            columns[name] = pa.array(values, mask=values == NULL)
+        elif kind is bool:
+            flags = block.flags(name)
+            columns[name] = pa.array(flags == 1, mask=flags < 0)
+        else:
+            text_places, names = block.places(name)
+            columns[name] = _texts(text_places, names)
+    if THROTTLING in block:
+        places, table = block.places(THROTTLING)
+        columns[THROTTLING] = _texts(places, [", ".join(msgspec.json.decode(text)) for text in table])
+    reasons, texts = block.places(NOT_MEASURED)
+    columns[NOT_MEASURED] = _texts(reasons, [None if text == "{}" else _in_order(text) for text in texts])
+    for op in ops:
+        hidden_ms, exposed_ms = (block.numbers(f"{name}_by_op.{op}") for name in ("hidden", "exposed"))
+        if hidden_ms is None or exposed_ms is None:
+            continue
+        comm_ms = hidden_ms + exposed_ms
+        is_known = ~np.isnan(comm_ms)
+        columns[of_operation("comm_ms", op)] = _floats(comm_ms)
+        columns[of_operation("hidden_ms", op)] = _floats(np.where(is_known, hidden_ms, np.nan))
+        columns[of_operation("exposed_ms", op)] = _floats(np.where(is_known, exposed_ms, np.nan))
+    return columns
+
+
+def _in_order(reasons: str) -> str:
+    return msgspec.json.encode(msgspec.json.decode(reasons), order="sorted").decode()
+
+
+def _floats(values: Floats) -> pa.Array:
+    """NaN is null."""
+    return pa.array(values, type=pa.float64(), from_pandas=True)
+
+
+def _texts(places: NDArray[np.int32], table: Sequence[str | None]) -> pa.Array:
+    """places: in the table, -1 of a text that is not there, as is None."""
+    new_places: dict[str, int] = {}
+    moved = [-1 if text is None else new_places.setdefault(text, len(new_places)) for text in table]
+    indices = np.array([*moved, -1], dtype=np.int32)[places]
+    dictionary = pa.array(list(new_places), type=pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(indices, mask=indices < 0), dictionary)
+
+
+def _text(text: str, num: int) -> pa.Array:
+    return _texts(np.zeros(num, dtype=np.int32), [text])
 
 
 def _ops(report: Report) -> list[str]:
@@ -134,14 +198,7 @@ def _schema(ops: list[str]) -> pa.Schema:
     columns: dict[str, pa.DataType] = {name: text for name in KEYS}
     columns |= {"run": pa.int32(), "warmup": pa.bool_()}
     columns |= dict(_fields(StepRecord)) | dict(_fields(OverlapRecord))
-    parts: tuple[tuple[str, type], ...] = (
-        ("compute_stream", StreamOverlap),
-        ("calibrated", Calibrated),
-        *((f"streams.{name}", StreamUse) for name in STREAM_NAMES),
-        ("memory", MemoryRecord),
-        ("device", DeviceRecord),
-    )
-    for prefix, struct in parts:
+    for prefix, struct in PARTS:
         columns |= {f"{prefix}.{name}": kind for name, kind in _fields(struct)}
     columns["device.throttling"] = text
     for metric in ("comm_ms", "hidden_ms", "exposed_ms", *OP_METRICS):
@@ -150,20 +207,16 @@ def _schema(ops: list[str]) -> pa.Schema:
     return pa.schema(list(columns.items()))
 
 
-@cache
-def _fields(struct: type) -> tuple[tuple[str, pa.DataType], ...]:
+def _fields(struct: type) -> list[tuple[str, pa.DataType]]:
     """The fields of a record that are one number, flag or text."""
-    return tuple(_scalar_fields(struct))
+    return [(name, ARROW_TYPES[kind]) for name, kind in scalar_fields(struct).items() if name != "schema"]
 
 
-def _scalar_fields(struct: type) -> Iterator[tuple[str, pa.DataType]]:
-    for name, hint in typing.get_type_hints(struct).items():
-        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        plain = [kind for kind in kinds if kind is not type(None)]
-        kind = str if typing.get_origin(plain[0]) is typing.Literal else plain[0]
-        if len(plain) == 1 and kind in ARROW_TYPES and name not in ("schema", "rocm_smi_output"):
-            yield name, ARROW_TYPES[kind]
-
-
-def _number(value: np.float64) -> float | None:
-    return None if np.isnan(value) else float(value)
+@cache
+def _columns_of_lines() -> dict[str, type]:
+    """Columns of a block that are columns of the table, with their type."""
+    columns = scalar_fields(StepRecord) | scalar_fields(OverlapRecord)
+    del columns["schema"]
+    for prefix, struct in PARTS:
+        columns |= {f"{prefix}.{name}": kind for name, kind in scalar_fields(struct).items()}
+    return columns

@@ -158,10 +158,15 @@ def written(folder, lines, max_lines=7, monkeypatch=None):
     if monkeypatch is not None:
         monkeypatch.setattr(columns_writer, "MOST_LINES", max_lines)
     folder.mkdir(exist_ok=True)
-    with LineWriter.create(folder / steps_name(0)) as writer:
+    LineWriter.create(folder / steps_name(0)).close()
+    return continued(folder / steps_name(0), lines)
+
+
+def continued(path, lines):
+    with LineWriter.append(path, with_columns=True) as writer:
         for line in lines:
             assert writer.write(line)
-    return folder / steps_name(0)
+    return path
 
 
 def plain(value):
@@ -231,13 +236,9 @@ def test_columns_and_lines_give_the_same_numbers(tmp_path, monkeypatch, of_colum
 def test_blocks_that_a_killed_writer_left_out_are_read_from_lines(tmp_path, monkeypatch, of_columns):
     path = written(tmp_path, records(20), 7, monkeypatch)
     monkeypatch.setattr(columns_writer.ColumnsWriter, "flush", lambda self: self._forget())
-    with LineWriter.append(path) as writer:
-        for line in records(25)[20:]:
-            writer.write(line)
+    continued(path, records(25)[20:])
     monkeypatch.undo()
-    with LineWriter.append(path) as writer:
-        for line in records(40)[25:]:
-            writer.write(line)
+    continued(path, records(40)[25:])
     assert numbers(path) == numbers_of_lines(path)
     assert plain(reduce_file(path))["columns"][0][1]["global_step"][1] == (40,)
 
@@ -252,7 +253,8 @@ def test_a_process_killed_at_any_moment_leaves_what_its_lines_say(tmp_path):
         "columns_writer.MOST_LINES = 3\n"
         "lines = records(60)\n"
         "path = Path(sys.argv[1])\n"
-        "writer = LineWriter.append(path) if path.exists() else LineWriter.create(path)\n"
+        "if not path.exists(): LineWriter.create(path).close()\n"
+        "writer = LineWriter.append(path, with_columns=True)\n"
         "print('ready', flush=True)\n"
         "for line in lines[int(sys.argv[2]):]: writer.write(line)\n"
         "import time; time.sleep(60)\n"
@@ -341,7 +343,8 @@ def test_impossible_integers_are_refused_in_the_same_words(tmp_path, monkeypatch
 def test_rotated_lines_have_columns_of_what_follows(tmp_path, monkeypatch, of_columns):
     monkeypatch.setattr(columns_writer, "MOST_LINES", 5)
     path = tmp_path / steps_name(0)
-    with LineWriter.create(path) as writer:
+    LineWriter.create(path).close()
+    with LineWriter.append(path, with_columns=True) as writer:
         writer.max_bytes = 60_000
         for line in records(120):
             assert writer.write(line)
@@ -368,7 +371,8 @@ def test_a_full_disk_costs_columns_and_no_line(tmp_path, monkeypatch, of_columns
 def test_a_line_that_a_full_disk_has_lost_is_in_no_block(tmp_path, monkeypatch, of_columns):
     real, lines = os.write, records(20)
     monkeypatch.setattr(columns_writer, "MOST_LINES", 4)
-    with LineWriter.create(tmp_path / steps_name(0)) as writer:
+    LineWriter.create(tmp_path / steps_name(0)).close()
+    with LineWriter.append(tmp_path / steps_name(0), with_columns=True) as writer:
         for i, line in enumerate(lines):
             if i == 6:
                 monkeypatch.setattr(
@@ -389,8 +393,7 @@ def test_a_new_run_does_not_take_over_columns(tmp_path, of_columns):
     written(tmp_path, records(3, seed=9))
     assert numbers(path) == numbers_of_lines(path)
     path.with_name(columns_name(0)).write_bytes(b"not columns")
-    with LineWriter.append(path) as writer:
-        assert writer.write(plain_records.step(30, run_id="r", world_size=2))
+    continued(path, [plain_records.step(30, run_id="r", world_size=2)])
     of_columns.clear()
     assert numbers(path) == numbers_of_lines(path)
     assert sum(of_columns) == 1

@@ -8,7 +8,9 @@ import numpy as np
 
 from aorta.errors import RecordError, ReportError
 from aorta.garbage import no_garbage_collection
-from aorta.records.blocks import read_blocks
+from aorta.records.blocks import read_blocks, read_columns
+from aorta.records.columns.column_block import ColumnBlock, part_of_records
+from aorta.records.columns.flat import NotPlain
 from aorta.records.number_block import LineKey, NumberBlock
 from aorta.records.reader import kernel_names_beside, read_steps
 from aorta.records.schema import Source, StepRecord
@@ -46,6 +48,19 @@ def with_unwritten(path: Path, notes: list[str]) -> Iterator[StepRecord]:
         last = record
         yield record
     yield from unwritten_after(path, last)
+
+
+def columns_with_unwritten(path: Path) -> Iterator[ColumnBlock]:
+    """The numbers of with_unwritten; RecordError where a number is none that a column holds."""
+    last: LineKey | None = None
+    try:
+        for block in read_columns(path, []):
+            last = block.last
+            yield block
+        if records := unwritten_after(path, last):
+            yield ColumnBlock([part_of_records(records)])
+    except NotPlain as error:
+        raise RecordError(f"{path}: {error} of some line is no number that a table holds") from error
 
 
 def _blocks_of_file(path: Path, notes: list[str]) -> Iterator[NumberBlock]:
