@@ -21,6 +21,7 @@ from aorta.records.schema import (
     Calibrated,
     DeviceRecord,
     HostSpan,
+    HostUse,
     KernelSums,
     MemoryRecord,
     OverlapRecord,
@@ -42,6 +43,7 @@ PARTS: tuple[tuple[str, type], ...] = (
     *((f"streams.{name}", StreamUse) for name in STREAM_NAMES),
     ("memory", MemoryRecord),
     ("device", DeviceRecord),
+    ("host_use", HostUse),
 )
 """Parts of a record whose fields have the part's name before their own."""
 LEFT_OUT = ("rocm_smi_output", "where")

@@ -14,6 +14,7 @@ import pytest
 
 from aorta.errors import AortaError
 from aorta.records import writer as lines_writer
+from aorta.records.columns import flat
 from aorta.records.columns import writer as columns_writer
 from aorta.records.columns.column_block import ColumnBlock
 from aorta.records.files import columns_name, steps_name
@@ -23,11 +24,15 @@ from aorta.records.schema import (
     ComputeSegment,
     DeviceRecord,
     HostSpan,
+    HostUse,
     KernelSpan,
     KernelSums,
     MemoryRecord,
+    OverlapRecord,
+    StepRecord,
     StreamOverlap,
 )
+from aorta.records.step_block import StepNumbers
 from aorta.records.writer import LineWriter
 from aorta.report.load.rank import reduce
 from aorta.report.load.rank.reduce import reduce_file
@@ -81,6 +86,8 @@ def records(num=40, seed=0, rank=0, **changes):
                     sample_unix_ns=i, power_w=draw.choice((None, -0.0, 5)), throttling=throttling
                 )
             }
+        if i % 4 == 1:
+            parts |= {"host_use": HostUse(cpu_ms=draw.random(), ready_ms=draw.choice((None, 0.25)))}
         lines.append(msgspec.structs.replace(line, **parts))
     return [msgspec.structs.replace(line, **changes) for line in lines]
 
@@ -404,3 +411,15 @@ def test_columns_that_cannot_be_written_are_none_of_the_runs_business(tmp_path, 
     path = written(tmp_path, records(5))
     assert not isinstance(numbers(path), str)
     assert not caplog.records
+
+
+def test_every_field_of_a_record_is_a_column_or_one_that_no_statistic_reads():
+    """A field that columns lack would be missing in silence."""
+    parts = {prefix.partition(".")[0] for prefix, _ in flat.PARTS}
+    lists = {flat.SPANS, flat.RUN_LENGTHS, flat.KERNELS, flat.NOT_MEASURED, *flat.DETAILS}
+    columns = {*flat.scalar_fields(StepRecord), *parts, *lists, "overlap", "hidden_by_op", "exposed_by_op"}
+    left = {*StepRecord.__struct_fields__, *OverlapRecord.__struct_fields__} - columns
+    assert left == {"rocm_smi_output", "compute_segments", "modules", "scalars"}
+    assert set(StepNumbers.__struct_fields__) - columns == {"line"}
+    for _, struct in flat.PARTS:
+        assert set(struct.__struct_fields__) - flat.scalar_fields(struct).keys() <= {"throttling"}

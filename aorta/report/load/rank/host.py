@@ -100,17 +100,10 @@ def host_metrics(block: NumberBlock) -> dict[str, Floats]:
     return metrics | _use(block)
 
 
-def _use(block: StepBlock) -> dict[str, Floats]:
+def _use(block: NumberBlock) -> dict[str, Floats]:
     """Columns that no line has are left out."""
-    uses = block.values["host_use"]
-    if not are_given(uses).any():
-        return {}
-    columns = {
-        CPU: [np.nan if use is None else use.cpu_ms for use in uses],
-        READY: [np.nan if use is None or use.ready_ms is None else use.ready_ms for use in uses],
-    }
-    arrays = {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
-    return {name: np.maximum(values, 0.0) for name, values in arrays.items() if np.isfinite(values).any()}
+    columns = {CPU: block.numbers("host_use.cpu_ms"), READY: block.numbers("host_use.ready_ms")}
+    return {name: np.maximum(values, 0.0) for name, values in columns.items() if values is not None}
 
 
 def _of_kind(spans: HostSpans, kind: HostKind, is_noted: NDArray[np.bool_]) -> RowIntervals:
