@@ -27,13 +27,13 @@ from aorta.timeline.statistics import (
     side,
     warmup_steps,
 )
-from benchmarks.false_alarms import (
+from benchmarks.false_alarms import simulate
+from benchmarks.simulated_runs import (
     BLOCKS_BREAK,
     NO_DIFFERENCE,
     PLANTED,
     Simulation,
     autoregressive,
-    simulate,
     telegraph,
 )
 
