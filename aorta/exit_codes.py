@@ -19,5 +19,5 @@ EXIT_CODES = {
     "cannot tell": CANNOT_TELL,
 }
 """By the verdict on all limits of a budget, or on all metrics of two results with a threshold. A comparison
-of runs without limits says better, worse or no difference seen of each metric; its exit code is FINE unless
---fail-on-difference is given."""
+of runs without limits says better, worse, no difference seen or cannot tell of each metric; its exit code is
+FINE unless --fail-on-difference is given."""

@@ -227,8 +227,8 @@ KEPT_BACK_AGAIN = [
                candidate_runs=1, run_noise=0.007),
     Simulation(name="walk within t tails, 400 steps", walk=0.001, shape="t2", noise=0.006, num_steps=400),
 ]  # fmt: skip
-"""Among them levels that no single run tells: after a jump, or of the one machine that warms, the level of a run is
-another one than its job's."""
+"""Among them levels that no single run tells: after a jump, or of the one machine that warms, the level
+of a run is not its job's."""
 PLANTED = [
     Simulation(name="3 % slower", slowdown=0.03),
     Simulation(name="3 % slower, correlated 0.3", slowdown=0.03, persistence=0.3),

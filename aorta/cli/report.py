@@ -13,7 +13,7 @@ import click
 from aorta.cli.choice import rank_set, step_span
 from aorta.command_line import output_of_verdict
 from aorta.errors import ReportError
-from aorta.exit_codes import FINE, VIOLATED
+from aorta.exit_codes import CANNOT_TELL, FINE, VIOLATED
 
 if TYPE_CHECKING:
     from aorta.report.model import Progress
@@ -108,7 +108,11 @@ def report_command(
 @click.argument("reference", metavar="REFERENCE", type=PATH)
 @click.argument("candidate", metavar="CANDIDATE", type=PATH)
 @click.option("--label", multiple=True, help="Names of the two, in the same order; default: their folders'.")
-@click.option("--fail-on-difference", is_flag=True, help="Exit code 1 where the step time differs.")
+@click.option(
+    "--fail-on-difference",
+    is_flag=True,
+    help="Exit code 1 where the step time differs, 3 where a drift may explain it.",
+)
 @click.option(
     "--no-changes",
     "changes",
@@ -266,14 +270,16 @@ def write_and_print(
             click.echo((output / "summary.json").read_text(), nl=False)
         else:
             click.echo(written.text)
-    if written.exit_status == FINE and fail_on_difference and _differs(written.report.comparison):
-        return VIOLATED
+    if written.exit_status == FINE and fail_on_difference:
+        return _status_of_difference(written.report.comparison)
     return written.exit_status
 
 
-def _differs(comparison: Any) -> bool:
+def _status_of_difference(comparison: Any) -> int:
     verdict = None if comparison is None else comparison.metrics["step_ms"].verdict
-    return verdict not in (None, "no difference seen", "not judged")
+    if verdict in (None, "no difference seen", "not judged"):
+        return FINE
+    return CANNOT_TELL if verdict == "cannot tell" else VIOLATED
 
 
 def report_folder(run: Path, name: str = "report") -> Path:

@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 Progress = Callable[[str, int, int], None]
 """Called with the name of what is being read, the number of parts read, and the number of all parts."""
 
-Verdict = Literal["better", "worse", "different", "no difference seen", "not judged"]
+Verdict = Literal["better", "worse", "different", "no difference seen", "cannot tell", "not judged"]
 """Of the candidate. different: of a metric that is neither better nor worse when it grows."""
 
 Direction = Literal["lower", "higher", "neither"]
@@ -286,6 +286,11 @@ class MetricComparison(msgspec.Struct, frozen=True):
     candidate_metric: str
     numbers: Literal["", "raw", "calibrated"] = ""
     """Where the name does not say it and the comparison has both."""
+    interval_with_drift: ConfidenceInterval | None = None
+    """As interval, for single runs that may also differ by a drift which neither is long enough to show."""
+    difference_interval_with_drift: ConfidenceInterval | None = None
+    p_with_drift: float | None = None
+    """As p_adjusted, for the same. Above 0.05 where p_adjusted is not, the verdict is 'cannot tell'."""
 
 
 class Part(msgspec.Struct, frozen=True):

@@ -63,6 +63,17 @@ class Movement(NamedTuple):
     """What another run like it has to allow for: it may stand out as a drift though this one did not."""
 
 
+class SlowCurves(NamedTuple):
+    """The slowest cosines of a run's scores."""
+
+    ratios: Floats
+    """Their power over what the memory of the faster ones explains; about 1 without a drift."""
+    powers: Floats
+    """Over that of independent steps with as much spread."""
+    noise: float
+    """Of the first: the power that the memory explains, over the same."""
+
+
 class TwoStates(NamedTuple):
     low: float
     high: float
@@ -123,38 +134,54 @@ def variance_inflation(rho: float, statistic: Averaging, block: int | None = Non
 def movement(series: Floats, rho: float, statistic: Averaging) -> Movement:
     """Variance that a drift adds of the series' level, where one is seen. rho: persistence(series).
 
-    The power in the slowest cosines of the scores is held against that of the others, by the spectrum of an
-    autoregressive process whose memory is estimated without those cosines (so that a drift does not explain
-    itself). The cosines are the principal parts of a random walk (Karhunen and Loeve).
+    The cosines are the principal parts of a random walk (Karhunen and Loeve).
     """
     scores = normal_scores(series)
     num = len(series)
     if scores is None or num <= 2 * SLOW_CURVES + 1:
         return Movement(0.0, 0.0)
-    from scipy.fft import dct, idct
     from scipy.special import chdtri
 
+    slow = slow_curves(scores, SLOW_CURVES, DRIFT_CAUTION)
+    if slow is None:
+        return Movement(0.0, 0.0)
+    beyond = max(slow.ratios.sum() / chdtri(SLOW_CURVES, RARE), slow.ratios[0] / chdtri(1, RARE))
+    drift_seen = DRIFT_VARIANCE * float(np.clip(beyond - 1, 0, 1))
+    near = (rho - (1 - NEAR_UNIT / num)) * num / (NEAR_UNIT - AT_UNIT)
+    near_next = (rho - (1 - NEXT_UNIT / num)) * num / (NEXT_UNIT - NEAR_UNIT)
+    moved = float(slow.powers.sum()) * (1.0 if statistic == "mean" else 2 / np.pi)
+    variance = max(drift_seen, UNIT_VARIANCE * float(np.clip(near, 0, 1)))
+    expected = max(variance, DRIFT_VARIANCE * float(np.clip(near_next, 0, 1)))
+    return Movement(variance * moved, expected * moved)
+
+
+def slow_curves(scores: Floats, num_curves: int, caution: float = 0.0) -> SlowCurves | None:
+    """The slowest cosines of scores about 0; None where the others are nothing.
+
+    Their power is held against that of the others, by the spectrum of an autoregressive process whose memory
+    is estimated without the first SLOW_CURVES (so that a drift does not explain itself) and moved up by
+    caution standard errors.
+    """
+    from scipy.fft import dct, idct
+
+    num = len(scores)
     waves: Floats = dct(scores, norm="ortho")
     power = waves[1:] ** 2
-    slow = power[:SLOW_CURVES]
     faster = waves.copy()
     faster[: SLOW_CURVES + 1] = 0.0
     fast_part: Floats = idct(faster, norm="ortho")
-    memory = _persistence(fast_part, LAGS[:FIRST_LAGS], DRIFT_CAUTION)
+    memory = _persistence(fast_part, LAGS[:FIRST_LAGS], caution)
     memory = min(memory + (SLOW_CURVES + 1) * (1 + memory) / num, MAX_PERSISTENCE)
     spectrum = (1 - memory**2) / (1 - 2 * memory * np.cos(np.pi * np.arange(1, num) / num) + memory**2)
     scale = float((power[SLOW_CURVES:] / spectrum[SLOW_CURVES:]).mean())
     if scale == 0.0:
-        return Movement(0.0, 0.0)
-    ratio = slow / spectrum[:SLOW_CURVES] / scale
-    beyond = max(ratio.sum() / chdtri(SLOW_CURVES, RARE), ratio[0] / chdtri(1, RARE))
-    drift_seen = DRIFT_VARIANCE * float(np.clip(beyond - 1, 0, 1))
-    near = (rho - (1 - NEAR_UNIT / num)) * num / (NEAR_UNIT - AT_UNIT)
-    near_next = (rho - (1 - NEXT_UNIT / num)) * num / (NEXT_UNIT - NEAR_UNIT)
-    moved = float(slow.sum()) / float(power.sum() / (num - 1)) * (1.0 if statistic == "mean" else 2 / np.pi)
-    variance = max(drift_seen, UNIT_VARIANCE * float(np.clip(near, 0, 1)))
-    expected = max(variance, DRIFT_VARIANCE * float(np.clip(near_next, 0, 1)))
-    return Movement(variance * moved, expected * moved)
+        return None
+    usual = float(power.sum() / (num - 1))
+    return SlowCurves(
+        ratios=power[:num_curves] / spectrum[:num_curves] / scale,
+        powers=power[:num_curves] / usual,
+        noise=scale * float(spectrum[0]) / usual,
+    )
 
 
 def two_states(series: Floats) -> TwoStates | None:

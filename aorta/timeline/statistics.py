@@ -14,7 +14,10 @@ by benchmarks/false_alarms.py:
 4. Where the level drifts as long as the run, or jumps between two states, blocks of the run do not tell
    what another run would give (aorta.timeline.persistence): the error then allows for the drift, or for
    the distance between the states, and says so.
-5. Runs of unlike length are also compared over the steps that both have: by how much that changes the
+5. A drift of the size of the noise does not show in a run, and moves its level all the same. Of single runs a
+   second p-value and interval therefore hold what such drifts explain (aorta.timeline.unseen_drift): what is
+   within these alone is not told.
+6. Runs of unlike length are also compared over the steps that both have: by how much that changes the
    difference, the error grows.
 """
 
@@ -31,12 +34,14 @@ from aorta.timeline.persistence import (
     SAME,
     Averaging,
     Floats,
+    TwoStates,
     block_length,
     movement,
     persistence,
     two_states,
     variance_inflation,
 )
+from aorta.timeline.unseen_drift import SlowPower, UnseenDrift, slow_power, steps_that_tell, unseen_drift
 
 Counts = NDArray[np.signedinteger[Any]]
 
@@ -58,6 +63,8 @@ MIN_FREEDOM = 1.5
 NEXT_ERROR = 0.7
 """The error of a run is itself an estimate: in four of five runs it is below (1 + NEXT_ERROR / freedom) times
 what the degrees of freedom alone allow."""
+NEXT_DRIFT = 1.1
+"""So does what drifts of another such pair of runs explain."""
 UNLIKE_LENGTHS = 2
 """Ratio of the runs' lengths above which they are also compared over the steps that both have."""
 
@@ -111,11 +118,15 @@ class Estimate:
     """Steps that were resampled together."""
     steady_error: float | None = None
     """Without the allowance for a drift: where several runs are at hand, these tell it. None: as error."""
+    steady_freedom: float | None = None
+    """Degrees of freedom of that; None: as freedom."""
     next_error: float | None = None
     """What another such run may have for its error, in four of five; None: what the degrees of freedom of
     the error tell."""
     caveat: str = ""
     """Why the error is larger than the noise of single steps explains."""
+    slow: SlowPower | None = None
+    """What tells how large a drift may be that the run does not show; None where the error has it all."""
     series: Floats | None = field(default=None, repr=False, compare=False)
     """The middle of the ranks by position in the run, NaN where a step was not measured or left out."""
 
@@ -144,6 +155,39 @@ class Contrast:
     """Why the error is larger than the noise of single steps explains."""
     withheld: str = ""
     """Why no claim can be made; '' where one can."""
+    drift: UnseenDrift | None = field(default=None, repr=False, compare=False)
+    """Between single runs: what drifts that neither shows would explain."""
+    slow: tuple[SlowPower, ...] = ()
+    """Of the two, where drift is given."""
+    variances: tuple[float, float] = (0.0, 0.0)
+    """Of the two sides."""
+
+    @property
+    def p_with_drift(self) -> float:
+        """As p_value, of runs that may also differ by drifts which they do not show; at least p_value."""
+        return self.p_value if self.drift is None else max(self.p_value, self.drift.p_value(self.difference))
+
+    @property
+    def widening_by_drift(self) -> float:
+        """Factor by which intervals are wider that hold such drifts too; 1 where there are none."""
+        if self.drift is None or self.error == 0:
+            return 1.0
+        return max(self.drift.width(ALPHA) / (_quantile(1 - ALPHA / 2, self.freedom) * self.error), 1.0)
+
+    def intervals_with_drift(self) -> tuple[tuple[float, float], tuple[float, float] | None]:
+        """As difference_interval and ratio_interval."""
+        factor, width = self.widening_by_drift, _quantile(1 - ALPHA / 2, self.freedom)
+        half = factor * width * self.error
+        ratio = _fieller(self.reference, self.candidate, *self.variances, factor * width)
+        return (self.difference - half, self.difference + half), ratio
+
+    def steps_that_tell(self, share: float = 1.0) -> int | None:
+        """Steps of the shorter run with which this difference would be more than a drift explains."""
+        if self.drift is None:
+            return None
+        return steps_that_tell(
+            self.slow, float(self.drift.variances[0]), self.drift.freedom, self.difference, ALPHA * share
+        )
 
     def detectable(self, share: float = 1.0) -> float:
         """The smallest true difference that is seen in POWER of such comparisons, when this metric has
@@ -151,17 +195,18 @@ class Contrast:
 
         From the noncentral t distribution; the error at hand is taken for the median of its own.
         """
-        from scipy.special import gammaincinv, nctdtrinc
-
         called = _quantile(1 - ALPHA * share / 2, self.freedom)
-        away = float(nctdtrinc(self.freedom, 1 - POWER, called))
-        usual = float(np.sqrt(2 * gammaincinv(self.freedom / 2, 0.5) / self.freedom))
-        return away / usual * self.next_error
+        size = _often_exceeded(called, self.freedom) * self.next_error
+        if self.drift is None:
+            return size
+        drift = self.drift
+        called = drift.width(ALPHA * share) / float(np.sqrt(drift.variances[0]))
+        return max(size, NEXT_DRIFT * _often_exceeded(called, drift.freedom) * drift.next_error)
 
     def explaining_spread(self) -> float | None:
         """Spread that explains single runs which are called different: the standard deviation between runs of
         the same thing, over the reference, at which this difference would be chance. None otherwise."""
-        if max(self.num_runs) > 1 or self.p_value > ALPHA or self.reference <= 0:
+        if max(self.num_runs) > 1 or self.p_with_drift > ALPHA or self.reference <= 0:
             return None
         missing = (self.difference / _quantile(1 - ALPHA / 2, self.freedom)) ** 2 - self.error**2
         return float(np.sqrt(max(missing, 0.0) / 2)) / self.reference
@@ -190,12 +235,13 @@ def estimate(
     reproduced = variance_inflation(rho, statistic, block)
     # Blocks vary about the mean of these steps, not about the true one: a share block / num_steps less.
     reproduced = max(reproduced - inflation * block / num_steps, reproduced / 2)
-    steady = _bootstrap_error(complete, block, statistic) * float(np.sqrt(inflation / reproduced))
-    noise = _Noise(steady, inflation, max(num_steps / inflation / 2, MIN_FREEDOM))
+    error = _bootstrap_error(complete, block, statistic) * float(np.sqrt(inflation / reproduced))
+    alone = _Noise(error, inflation, max(num_steps / inflation / 2, MIN_FREEDOM))
     places = np.flatnonzero(is_complete) if positions is None else positions[is_complete]
     series = np.full(int(places[-1]) + 1, np.nan)
     series[places] = centre
-    noise, steady, following, caveat = _allowed_for(noise, centre, rho, statistic)
+    states = two_states(centre) if statistic == "median" else None
+    noise, steady, following, caveat = _allowed_for(alone, centre, rho, statistic, states)
     return Estimate(
         value=value,
         error=noise.error,
@@ -203,9 +249,11 @@ def estimate(
         num_steps=num_steps,
         effective_steps=num_steps / noise.inflation,
         block=block,
-        steady_error=steady,
+        steady_error=steady.error,
+        steady_freedom=steady.freedom,
         next_error=following * (1 + NEXT_ERROR / noise.freedom),
         caveat=caveat,
+        slow=slow_power(centre, alone.error**2 / alone.inflation, statistic) if states is None else None,
         series=series,
     )
 
@@ -218,11 +266,10 @@ class _Noise(NamedTuple):
 
 
 def _allowed_for(
-    noise: _Noise, centre: Floats, rho: float, statistic: Averaging
-) -> tuple[_Noise, float, float, str]:
-    """The noise with drift and two states in it; its error without the drift, and another such run's; why."""
+    noise: _Noise, centre: Floats, rho: float, statistic: Averaging, states: TwoStates | None
+) -> tuple[_Noise, _Noise, float, str]:
+    """The noise with drift and two states in it; it without the drift; the error of another such run; why."""
     num_steps = len(centre)
-    states = two_states(centre) if statistic == "median" else None
     if states is not None:
         # As many independent steps as there are stretches in one state.
         freedom = min(noise.freedom, max(states.num_visits / 2, 1.0))
@@ -252,7 +299,8 @@ def _allowed_for(
         )
     elif drift.inflation > 3 * noise.inflation:
         caveat = "its level drifts as long as the run lasts: the interval allows for that"
-    return _Noise(errors[0], total, freedom), errors[1], errors[2], caveat
+    steady = noise._replace(error=errors[1])
+    return _Noise(errors[0], total, freedom), steady, errors[2], caveat
 
 
 def _error_between_states(centre: Floats, inflation: float, freedom: float) -> float:
@@ -296,6 +344,7 @@ def contrast(reference: Sequence[Estimate], candidate: Sequence[Estimate]) -> Co
     if unlike.shift:
         variances[unlike.shorter] += unlike.shift**2
     variance = sum(variances)
+    drift, slow = _unseen_drift(reference, candidate, unlike, tiny)
     difference = c - r
     width = _quantile(1 - ALPHA / 2, freedom)
     error = float(np.sqrt(variance))
@@ -319,7 +368,29 @@ def contrast(reference: Sequence[Estimate], candidate: Sequence[Estimate]) -> Co
         num_runs=(len(reference), len(candidate)),
         caveats=tuple(dict.fromkeys(_caveats(reference, candidate, unlike, error))),
         withheld=unlike.withheld,
+        drift=drift,
+        slow=slow,
+        variances=(variances[0], variances[1]),
     )
+
+
+def _unseen_drift(
+    reference: Sequence[Estimate], candidate: Sequence[Estimate], unlike: "_Unlike", tiny: float
+) -> tuple[UnseenDrift | None, tuple[SlowPower, ...]]:
+    """Between single runs: what drifts that neither shows would explain, and what tells it."""
+    runs = (*reference, *candidate)
+    slow = tuple(run.slow for run in runs if run.slow is not None)
+    if len(runs) > 2 or not slow:
+        return None, ()
+    errors = [run.error if run.steady_error is None else run.steady_error for run in runs]
+    freedoms = [run.freedom if run.steady_freedom is None else run.steady_freedom for run in runs]
+    variance = sum(error**2 for error in errors) + unlike.shift**2
+    if variance <= tiny:
+        return None, ()
+    following = [error * (1 + NEXT_ERROR / freedom) for error, freedom in zip(errors, freedoms, strict=True)]
+    freedom = _welch([error**2 for error in errors], freedoms)
+    next_error = float(np.sqrt(max(sum(error**2 for error in following), variance)))
+    return unseen_drift(slow, variance, freedom, next_error), slow
 
 
 def side(runs: Sequence[Estimate]) -> tuple[float, tuple[float, float]]:
@@ -497,6 +568,14 @@ def _quantile(probability: float, freedom: float) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, probability))
+
+
+def _often_exceeded(called: float, freedom: float) -> float:
+    """The true difference, in errors, of which in POWER of cases called errors are exceeded."""
+    from scipy.special import gammaincinv, nctdtrinc
+
+    away = float(nctdtrinc(freedom, 1 - POWER, called))
+    return away / float(np.sqrt(2 * gammaincinv(freedom / 2, 0.5) / freedom))
 
 
 def _two_sided(t: float, freedom: float) -> float:

@@ -12,6 +12,7 @@ from aorta.cli import COMMANDS, main
 from aorta.exit_codes import BAD_INPUT, CANNOT_TELL, FINE, VIOLATED
 from tests.cli.examples import ELSEWHERE, JSON, NO_RESULTS, QUIET, run
 from tests.cli.tree import commands
+from tests.records.run_folders import noisy_run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,6 +81,14 @@ def test_a_report_needs_the_runs_folder_alone(runs: Path) -> None:
     assert result.exit_code == FINE
     assert result.stdout.startswith("fsdp ")
     assert (runs / "fsdp" / "report" / "summary.json").exists()
+
+
+@pytest.mark.heavy
+def test_what_cannot_be_told_is_no_success_where_asked_to_fail(tmp_path: Path) -> None:
+    two = noisy_run(tmp_path / "a", 40), noisy_run(tmp_path / "b", 40, slowdown=1.008, seed=1)
+    result = run("compare", *two, *QUIET, "--fail-on-difference")
+    assert result.exit_code == CANNOT_TELL
+    assert result.stdout.startswith("cannot tell whether b is slower than a")
 
 
 @pytest.mark.heavy

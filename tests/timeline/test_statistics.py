@@ -2,6 +2,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
@@ -27,8 +28,10 @@ from aorta.timeline.statistics import (
     side,
     warmup_steps,
 )
-from benchmarks.false_alarms import simulate
-from benchmarks.simulated_runs import (
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from false_alarms import simulate
+from simulated_runs import (
     BLOCKS_BREAK,
     NO_DIFFERENCE,
     PLANTED,

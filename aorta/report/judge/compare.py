@@ -41,6 +41,7 @@ from aorta.timeline.statistics import (
     holm,
 )
 
+CALLED: tuple[Verdict, ...] = ("better", "worse", "different")
 MAIN_SHARE = 0.5
 """Of the rate of false alarms, for the main question; the other metrics share the rest."""
 
@@ -59,15 +60,13 @@ def compare(reference: Dataset, candidate: Dataset) -> Comparison:
     rows = _by_work(_measured(likes, reference, candidate), work)
     judged = _judged(rows)
     shares = _shares(judged, main)
-    adjusted = dict(
-        zip(
-            judged,
-            holm([rows[name].contrast_of().p_value for name in judged], [shares[n] for n in judged]),
-            strict=True,
-        )
-    )
+    contrasts = [rows[name].contrast_of() for name in judged]
+    weights = [shares[name] for name in judged]
+    adjusted = dict(zip(judged, holm([one.p_value for one in contrasts], weights), strict=True))
+    with_drift = dict(zip(judged, holm([one.p_with_drift for one in contrasts], weights), strict=True))
     metrics = {
-        name: row.judged(adjusted.get(name), shares.get(name, 1.0), len(judged)) for name, row in rows.items()
+        name: row.judged(adjusted.get(name), with_drift.get(name), shares.get(name, 1.0), len(judged))
+        for name, row in rows.items()
     }
     parts = decompose(reference, candidate, work)
     step_contrast = rows[MAIN].contrast if MAIN in rows else None
@@ -109,9 +108,15 @@ class MetricRow(NamedTuple):
         assert self.contrast is not None
         return self.contrast
 
-    def judged(self, p_adjusted: float | None, share: float, num_judged: int) -> MetricComparison:
+    def judged(
+        self, p_adjusted: float | None, p_with_drift: float | None, share: float, num_judged: int
+    ) -> MetricComparison:
         verdict, reason = self._verdict(p_adjusted, num_judged)
+        if verdict in CALLED and p_with_drift is not None and p_with_drift > ALPHA:
+            verdict, reason = "cannot tell", "; ".join(filter(None, [self._drift_text(share), reason]))
         contrast = self.contrast
+        has_drift = contrast is not None and contrast.drift is not None
+        wider = contrast.intervals_with_drift() if contrast and has_drift else None
         ratio = None
         if self.reference and self.candidate is not None and self.like.comparable:
             ratio = self.candidate / self.reference
@@ -140,6 +145,20 @@ class MetricRow(NamedTuple):
             reference_metric=self.like.reference,
             candidate_metric=self.like.candidate,
             numbers=self.numbers,
+            interval_with_drift=ConfidenceInterval(*wider[1]) if wider and wider[1] else None,
+            difference_interval_with_drift=ConfidenceInterval(*wider[0]) if wider else None,
+            p_with_drift=p_with_drift if has_drift else None,
+        )
+
+    def _drift_text(self, share: float) -> str:
+        """What would explain the difference, and what would tell."""
+        contrast = self.contrast_of()
+        num_steps = min(run.num_steps for run in contrast.slow)
+        enough = contrast.steps_that_tell(share)
+        or_steps = "" if enough is None else f", or about {enough} steps,"
+        return (
+            f"a drift that {num_steps} steps are too few to show would explain it: a second run on each"
+            f" side{or_steps} would tell"
         )
 
     def _verdict(self, p_adjusted: float | None, num_judged: int) -> tuple[Verdict, str]:

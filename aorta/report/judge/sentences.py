@@ -30,10 +30,6 @@ from aorta.timeline.statistics import (
     Contrast,
 )
 
-STEPS_THAT_SHOW_A_DRIFT = 200
-"""Judged steps from which on drifts of the size of the noise raise false alarms in at most 7 % of pairs: in
-simulations (benchmarks/false_alarms.py) of 50 to 150 steps in 9 to 13.5 %."""
-
 
 def scope_text(reference: Dataset, candidate: Dataset) -> str:
     r, c = len(reference.runs), len(candidate.runs)
@@ -73,9 +69,14 @@ def headline(
             detectable_text = f"; a difference of {smallest} would be seen four times in five"
         reason = f" ({step.reason})" if step.reason else ""
         return f"no difference seen in step time: {c} against {r} {change}{of_two}{detectable_text}{reason}"
-    word = "slower" if step.verdict == "worse" else "faster"
-    lead_word = "calibrated" if are_calibrated(reference, candidate) else ""
-    return f"{c} is {word} than {r}: step time {change}{_mostly(parts, lead_word)}{of_two}"
+    if step.verdict == "cannot tell":
+        return f"cannot tell whether {c} is {_word(step)} than {r}: step time {change}{of_two}; {step.reason}"
+    return f"{c} is {_word(step)} than {r}: step time {change}{_mostly(parts, lead_word)}{of_two}"
+
+
+def _word(metric: MetricComparison) -> str:
+    is_lower = metric.difference is not None and metric.difference < 0
+    return "faster" if is_lower == (metric.direction == "lower") else "slower"
 
 
 def _of_two(reference: Dataset, candidate: Dataset) -> str:
@@ -103,7 +104,9 @@ def _headline_of_work(
     change = f"{rates}, {percent(rate.ratio)}{percent_interval(rate.interval)}"
     if rate.verdict == "no difference seen":
         return f"no difference seen in {rate_text(PER_GPU)}: {c} {change}{of_step}"
-    word = "slower" if rate.verdict == "worse" else "faster"
+    word = _word(rate)
+    if rate.verdict == "cannot tell":
+        return f"cannot tell whether {c} is {word} than {r}: {change}{of_step}; {rate.reason}"
     if parts is None:
         return f"{c} is {word} than {r}: {change}{of_step}"
     same_work_text = f"; for the same tokens {number(parts.step.difference_ms, sign=True)} ms"
@@ -212,11 +215,6 @@ def comparison_notes(
             f"if runs of one and the same job differ in step time by {100 * spread:.2g} % (standard"
             " deviation) or more, this difference may be chance: two single runs cannot tell"
         )
-        if min(lengths) < STEPS_THAT_SHOW_A_DRIFT:
-            yield (
-                f"{min(lengths)} steps do not show a drift as small as their noise; with one, up to 1 in 7"
-                " differences between two single runs is chance: more steps or runs tell"
-            )
     if num_judged:
         yield (
             f"{num_judged} metrics were looked at; the chance of any false alarm among them is at most"

@@ -117,6 +117,9 @@ def _row(metric: MetricComparison) -> dict[str, Any]:
         "detectable": metric.detectable,
         "p_value": metric.p_value,
         "p_adjusted": metric.p_adjusted,
+        "p_with_drift": metric.p_with_drift,
+        "interval_with_drift": _bounds(metric.interval_with_drift),
+        "difference_interval_with_drift": _bounds(metric.difference_interval_with_drift),
         "reference_metric": metric.reference_metric,
         "candidate_metric": metric.candidate_metric,
     }

@@ -24,7 +24,7 @@ COMPARED = ("step_ms", "exposed_ms", "comm_ms", "compute_ms", "overlap_ratio")
 COMPARED_SHARES = ("exposed_per_step", "comm_per_step", "compute_per_step", "idle_per_step", "overlap_ratio")
 """Where times cannot be set side by side."""
 MAX_LABEL = 22
-VERDICT_SIGNS = {"better": "\u2713", "worse": "\u2717", "different": "\u25c6"}
+VERDICT_SIGNS = {"better": "\u2713", "worse": "\u2717", "different": "\u25c6", "cannot tell": "?"}
 """Beside the word, so that no verdict is told by colour alone. No arrows: what is better may rise or fall."""
 
 
@@ -118,7 +118,7 @@ def precision(judged: JudgedRun) -> str:
 
 def verdict_mark(verdict: str) -> Markup:
     sign = VERDICT_SIGNS.get(verdict, "")
-    kind = verdict if verdict in VERDICT_SIGNS else "none"
+    kind = verdict.replace(" ", "-") if verdict in VERDICT_SIGNS else "none"
     return tag("span", tag("span", sign, aria_hidden="true"), " " if sign else None, verdict,
                class_=f"verdict {kind}")  # fmt: skip
 

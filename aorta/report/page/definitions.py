@@ -63,13 +63,18 @@ DEFINITIONS = (
         "reference, candidate",
         "The candidate is judged against the reference. Ratio and change are candidate / reference, the"
         " difference is candidate \u2212 reference, of medians. \u2713 is better, \u2717 worse, \u25c6"
-        " different. Where a step holds unlike work on the two sides, tokens/s per GPU is judged and times"
-        " of a step are only called different.",
+        " different, ? cannot tell. Where a step holds unlike work on the two sides, tokens/s per GPU is"
+        " judged and times of a step are only called different.",
     ),
     (
         "detectable",
         "The smallest true difference that such runs show in four comparisons of five. \u201cNo difference"
         " seen\u201d says that none is larger than about this, not that there is none.",
+    ),
+    (
+        "cannot tell",
+        "Single runs that differ by more than their noise, and by no more than a drift explains that runs"
+        " of so few steps cannot show. The reason says how many steps, or a second run a side, would tell.",
     ),
     (
         "median",

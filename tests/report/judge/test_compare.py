@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -608,3 +609,25 @@ def test_two_states_are_said(tmp_path):
     assert found.metrics["step_ms"].verdict == "no difference seen"
     assert "a: its steps are in two states" in found.metrics["step_ms"].reason
     assert "two states" in found.headline
+
+
+@pytest.mark.heavy
+def test_a_difference_that_a_drift_of_short_runs_explains_is_not_told(tmp_path):
+    short = comparison(noisy_run(tmp_path / "a", 40), noisy_run(tmp_path / "b", 40, slowdown=1.008, seed=1))
+    step = short.metrics["step_ms"]
+    assert step.verdict == "cannot tell"
+    assert step.p_adjusted < 0.05 < step.p_with_drift
+    assert (
+        step.interval_with_drift.low < step.interval.low < step.interval.high < step.interval_with_drift.high
+    )
+    assert short.headline.startswith("cannot tell whether b is slower than a: step time +1.")
+    assert "in these two runs; a drift that 39 steps are too few to show would explain it" in short.headline
+    assert re.search(r"a second run on each side, or about \d+0 steps, would tell", step.reason)
+
+
+@pytest.mark.heavy
+def test_a_second_run_on_each_side_tells_what_single_ones_cannot(tmp_path):
+    folders = [noisy_run(tmp_path / f"a{i}", 40, seed=i) for i in (0, 2, 4)]
+    folders += [noisy_run(tmp_path / f"b{i}", 40, slowdown=1.02, seed=i) for i in (1, 3, 5)]
+    found = make_report(folders, ["a", "a", "a", "b", "b", "b"]).comparison.metrics["step_ms"]
+    assert (found.verdict, found.p_with_drift, found.interval_with_drift) == ("worse", None, None)

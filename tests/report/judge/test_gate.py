@@ -55,6 +55,23 @@ def test_absolute_limits(tmp_path, text, state):
 
 
 @pytest.mark.heavy
+def test_a_ratio_that_a_drift_of_short_runs_explains_is_not_judged(tmp_path):
+    """The interval alone is 1.0028 to 1.0151, with the drift 0.998 to 1.020."""
+    folders = noisy_run(tmp_path / "a", 40), noisy_run(tmp_path / "b", 40, slowdown=1.005, seed=1)
+    for text, state in (
+        ("1.0", "not judged"),
+        ("1.018", "not judged"),
+        ("1.03", "met"),
+        ("0.99", "violated"),
+    ):
+        gate = checked(tmp_path, f"step_ms: {{max_ratio: {text}}}", *folders)
+        assert gate.state == state, text
+        if state == "not judged":
+            assert gate.exit_status == 3
+            assert "a drift that so few steps do not show may explain it" in gate.text
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("text", "state"),
     [
