@@ -219,21 +219,6 @@ def test_one_run_a_side_is_a_claim_about_two_runs(tmp_path):
 
 
 @pytest.mark.heavy
-def test_a_difference_of_two_short_runs_says_what_their_steps_cannot_show(tmp_path):
-    def says(candidate_slowdown, num_steps):
-        found = comparison(
-            noisy_run(tmp_path / f"a{num_steps}", num_steps),
-            noisy_run(
-                tmp_path / f"b{num_steps}{candidate_slowdown}", num_steps, seed=1, slowdown=candidate_slowdown
-            ),
-        )
-        return any("do not show a drift" in note for note in found.notes)
-
-    assert says(1.3, 20)
-    assert not says(1.3, 230)
-
-
-@pytest.mark.heavy
 def test_runs_that_differ_among_themselves_show_no_difference(tmp_path):
     """1 % apart on average, with 4 % between runs of a side; a single pair of them would be called."""
     a = several(tmp_path, "a", (0.96, 1.0, 1.04), seed=0)
