@@ -111,7 +111,12 @@ class LazyGroup(OneLineGroup):
         if cmd_name not in self._places:
             return None
         module, _, attribute = self._places[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        try:
+            command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] == "aorta":
+                raise
+            raise ConfigError(f"{cmd_name} cannot be loaded: {error}") from None
         assert isinstance(command, click.Command)
         return command
 

@@ -17,8 +17,9 @@ from aorta.records.files import steps_name
 from aorta.records.reader import read_steps
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.records.writer import LineWriter
+from aorta.steps.record import partial_record
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
-from aorta.timeline.overlap import active_segments, overlap, stream_uses
+from aorta.timeline.overlap import window_fields
 from aorta.timeline.types import Source, Timeline
 from aorta.traces.model import NS_PER_MS, RankTrace
 
@@ -154,12 +155,12 @@ def _line(trace: RankTrace, row: StepRecord, matches: list[Match]) -> StepRecord
         not_measured["collectives"] = (
             f"{row.num_collectives - len(collectives)} of {row.num_collectives} have no kernel in the trace"
         )
-    return StepRecord(
-        rank=row.rank,
-        world_size=row.world_size,
+    return partial_record(
+        row.rank,
+        row.world_size,
+        row.global_step,
         epoch=row.epoch,
         step=row.step,
-        global_step=row.global_step,
         loss=row.loss,
         lr=row.lr,
         grad_norm=row.grad_norm,
@@ -170,9 +171,7 @@ def _line(trace: RankTrace, row: StepRecord, matches: list[Match]) -> StepRecord
         step_ms=row.step_ms,
         between_steps_ms=row.between_steps_ms,
         host_ms=row.host_ms,
-        streams=stream_uses(window),
-        overlap=overlap(window),
-        active_segments=active_segments(window),
+        **window_fields(window),
         collectives=collectives,
         num_collectives=row.num_collectives,
         run_id=row.run_id,

@@ -8,6 +8,7 @@ import click
 from aorta.cli.choice import rank_set, step_span
 from aorta.errors import ReportError
 from aorta.exit_codes import FINE
+from aorta.records.files import STEPS_FILES
 
 if TYPE_CHECKING:
     from aorta.report.model import Run
@@ -58,7 +59,7 @@ def _is_run(paths: tuple[Path, ...]) -> bool:
     """Whether the first is a folder with records; what cannot be read is for the loader to say."""
     path = paths[0]
     try:
-        return not path.exists() or (path.is_dir() and any(path.glob("rank_*_metrics.jsonl")))
+        return not path.exists() or (path.is_dir() and any(path.glob(STEPS_FILES)))
     except OSError:
         return True
 

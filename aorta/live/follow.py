@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from aorta.errors import NOT_JSON
-from aorta.records.files import STEPS_FILE
+from aorta.records.files import STEPS_FILE, STEPS_FILES
 from aorta.records.schema import StepRecord
 from aorta.timeline.types import OWN_SOURCES
 
@@ -45,7 +45,7 @@ class Follower:
     def poll(self) -> bool:
         """Read on; True where anything was added. A file that was replaced is read afresh."""
         changed = False
-        for path in sorted(self.folder.glob("rank_*_metrics.jsonl")):
+        for path in sorted(self.folder.glob(STEPS_FILES)):
             match = STEPS_FILE.fullmatch(path.name)
             if match is not None:
                 state = self.ranks.setdefault(int(match[1]), FollowedRank(int(match[1])))

@@ -1,6 +1,5 @@
 """`aorta program`: write, check, rewrite and time the host side of overlapped loops."""
 
-import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,18 +8,34 @@ from typing import Any
 import click
 import msgspec
 
-from aorta.command_line import OneLineGroup, output_of_verdict
+from aorta.command_line import LazyGroup, output_of_verdict
 from aorta.programs.language.emit import COMMS, OPS, ORDERS, PLACES, TILE_ORDERS, Shape, emit
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.ir import Program
 from aorta.programs.language.text import format_program, parse_program
 from aorta.programs.simulate.simulator import QUEUE_MODELS, Costs, Machine, simulate, timeline
 
-EXECUTED = {
-    "compare": ("aorta.programs.execute.cli", "Measure overlap strategies for a shape, under torchrun."),
-    "run": ("aorta.programs.execute.cli", "Run a program on streams or threads and check its result."),
+COMMANDS = {
+    "compare": (
+        "aorta.programs.execute.cli:compare",
+        "Measure overlap strategies for a shape, under torchrun.",
+    ),
+    "emit": ("aorta.programs.cli:emit_command", "Print a program."),
+    "lint": (
+        "aorta.programs.cli:lint_command",
+        "Missing and false dependencies of a program, or of what ran.",
+    ),
+    "rewrite": (
+        "aorta.programs.cli:rewrite_command",
+        "Print the program rewritten, without a lost dependency.",
+    ),
+    "run": ("aorta.programs.execute.cli:run", "Run a program on streams or threads and check its result."),
+    "simulate": (
+        "aorta.programs.cli:simulate_command",
+        "Predicted time, bounds, efficiency, waterfall, timeline.",
+    ),
 }
-"""Commands that need torch: where they are, and their help without loading it."""
+"""By name: where it is, and its help. Two need torch, and are loaded when they are called."""
 
 MACHINE = ("num_queues", "model", "timing_events", "wait_us", "comm_entry")
 """Options of simulate that describe the machine; the others are costs."""
@@ -28,38 +43,7 @@ MACHINE = ("num_queues", "model", "timing_events", "wait_us", "comm_entry")
 RACE_EXIT = 1
 
 
-class Later(click.Command):
-    """A command of another module, which is loaded when the command is called or asked for help."""
-
-    def __init__(self, name: str, module: str, help_text: str) -> None:
-        super().__init__(name, help=help_text)
-        self.module = module
-
-    def make_context(
-        self, info_name: str | None, args: list[str], *positional: Any, **extra: Any
-    ) -> click.Context:
-        try:
-            command = getattr(importlib.import_module(self.module), str(self.name))
-        except ModuleNotFoundError as error:
-            raise click.ClickException(f"{self.name} cannot be loaded: {error}") from None
-        assert isinstance(command, click.Command)
-        return command.make_context(info_name, args, *positional, **extra)
-
-
-class Commands(OneLineGroup):
-    """Commands that need torch load when they are called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *EXECUTED})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in EXECUTED:
-            module, help_text = EXECUTED[cmd_name]
-            return Later(cmd_name, module, help_text)
-        return super().get_command(ctx, cmd_name)
-
-
-@click.group(cls=Commands)
+@click.group(cls=LazyGroup, commands=COMMANDS)
 def main() -> None:
     """Host programs of overlapped communication and compute: what serialises, and what it costs."""
 
@@ -71,7 +55,7 @@ def as_program(command: Callable[..., Any]) -> Callable[..., Any]:
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-@main.command("emit")
+@click.command("emit")
 @click.option("--op", type=click.Choice(OPS), default="ag_gemm", show_default=True)
 @click.option("--order", type=click.Choice(list(ORDERS)), help="Where fork and join stand, by name.")
 @click.option("--fork", type=click.Choice(PLACES), help="Instead of --order; none plants a race.")
@@ -97,7 +81,7 @@ def emit_command(
     click.echo(format_program(emit(shape)), nl=False)
 
 
-@main.command("rewrite")
+@click.command("rewrite")
 @as_program
 @click.option("--hoist-fork", is_flag=True)
 @click.option("--hoist-join", is_flag=True)
@@ -118,7 +102,7 @@ def rewrite_command(path: str, hoist_fork: bool, hoist_join: bool, distance: int
     click.echo(format_program(program), nl=False)
 
 
-@main.command("lint")
+@click.command("lint")
 @click.argument("paths", metavar="PROGRAM...", nargs=-1)
 @JSON
 @click.option("--all", "show_all", is_flag=True, help="Every edge, not the first of each kind.")
@@ -176,7 +160,7 @@ def _lint_recorded(
     return RACE_EXIT if result.is_different else 0
 
 
-@main.command("simulate")
+@click.command("simulate")
 @as_program
 @click.option("--comm-us", type=float, required=True, help="One communication slice alone.")
 @click.option("--gemm-us", type=float, required=True, help="One GEMM slice alone.")

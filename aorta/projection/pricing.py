@@ -9,13 +9,13 @@ import msgspec
 from aorta.hardware import Hardware, StepFactors, sustained_flops
 from aorta.projection.constants import constants
 from aorta.projection.job.plan import Plan
+from aorta.projection.kernels.backends import get_gemm_simulation_backend, get_sdpa_simulation_backend
 from aorta.projection.kernels.collectives import collective_time, domain_size, rank_group
 from aorta.projection.kernels.elementwise import memory_bound
 from aorta.projection.kernels.estimate import KernelEstimate, estimate
-from aorta.projection.kernels.gemm import get_gemm_simulation_backend
 from aorta.projection.kernels.gemm import tile as gemm_tile
-from aorta.projection.kernels.sdpa import AttentionSize, get_sdpa_simulation_backend
 from aorta.projection.kernels.sdpa import tile as sdpa_tile
+from aorta.projection.kernels.sdpa.size import AttentionSize
 from aorta.projection.work.lanes import Contention
 from aorta.projection.work.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp, Op, Scan
 

@@ -114,6 +114,19 @@ def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> S
     )
 
 
+UNMEASURED: dict[str, Any] = {
+    "epoch": 0, "loss": None, "lr": None, "grad_norm": None, "tokens": None, "clock_error_us": None,
+    "step_ms": None, "between_steps_ms": None, "host_ms": None, "streams": {}, "overlap": NO_OVERLAP,
+    "active_segments": None, "collectives": None, "num_collectives": 0,
+}  # fmt: skip
+
+
+def partial_record(rank: int, world_size: int, global_step: int, **measured: Any) -> StepRecord:
+    """The record of a step by a source that does not tell all; what `measured` lacks was not measured."""
+    place = {"rank": rank, "world_size": world_size, "step": global_step, "global_step": global_step}
+    return StepRecord(**{**UNMEASURED, **place, **measured})
+
+
 def collective_record(
     call: RawCall,
     group: RawGroup,

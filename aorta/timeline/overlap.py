@@ -1,6 +1,7 @@
 """Overlap of communication and compute in a Timeline. docs/definitions.md has every term."""
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +75,15 @@ def overlap(timeline: Timeline) -> OverlapRecord:
         exposed_by_op=exposed_by_op,
         compute_stream=_compute_stream(timeline, comm, comm_ms),
     )
+
+
+def window_fields(timeline: Timeline) -> dict[str, Any]:
+    """Fields of a step's record that the spans of its window give."""
+    return {
+        "streams": stream_uses(timeline),
+        "overlap": overlap(timeline),
+        "active_segments": active_segments(timeline),
+    }
 
 
 def exposed_intervals(timeline: Timeline) -> Intervals:

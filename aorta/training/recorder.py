@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aorta.recording.companion import Companion, Companions
 from aorta.records.schema import StepRecord
-from aorta.steps.record import NO_OVERLAP
+from aorta.steps.record import partial_record
 
 OnRecord = Callable[[StepRecord], None]
 
@@ -153,27 +153,19 @@ class _HostStep:
         return self._copied is None or self._copied.query()
 
     def record(self, rank: int, world_size: int) -> StepRecord:
-        return StepRecord(
-            rank=rank,
-            world_size=world_size,
+        return partial_record(
+            rank,
+            world_size,
+            self._global_step,
             epoch=self._epoch,
             step=self._step,
-            global_step=self._global_step,
             loss=self._value("loss"),
             lr=self._value("lr"),
             grad_norm=self._value("grad_norm"),
             tokens=self._tokens,
             source="host",
             start_unix_ns=self._start_unix_ns,
-            clock_error_us=None,
-            step_ms=None,
-            between_steps_ms=None,
             host_ms=self._host_ms,
-            streams={},
-            overlap=NO_OVERLAP,
-            active_segments=None,
-            collectives=None,
-            num_collectives=0,
             not_measured={"overlap": _OFF, "step_ms": _OFF, "streams": _OFF, "collectives": _OFF},
         )
 

@@ -17,10 +17,10 @@ from aorta.errors import ConfigError
 from aorta.hardware import load_hardware
 from aorta.projection.job.model import Model, load_model
 from aorta.projection.job.plan import Plan
+from aorta.projection.kernels.backends import get_gemm_simulation_backend, get_sdpa_simulation_backend
 from aorta.projection.kernels.collectives import collective_time, rank_group
 from aorta.projection.kernels.collectives.group import RankGroup
-from aorta.projection.kernels.gemm import get_gemm_simulation_backend
-from aorta.projection.kernels.sdpa import AttentionSize, get_sdpa_simulation_backend
+from aorta.projection.kernels.sdpa.size import AttentionSize
 from aorta.projection.memory import memory
 from aorta.projection.pricing import Pricer
 from aorta.projection.schedule.stage import local_params

@@ -4,7 +4,7 @@ A rule is a YAML file of this folder, named for its kind. docs/why.md describes 
 """
 
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -50,17 +50,13 @@ class CauseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 @cache
 def rules() -> dict[CauseKind, CauseRule]:
     """By kind. ConfigError in one line where a file of the package is not a rule."""
-    import yaml
+    from aorta.config.yaml_files import read_yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, where PyYAML was built with it
     rule_of: dict[CauseKind, CauseRule] = {}
-    for file in sorted(resources.files(__package__).iterdir(), key=lambda resource: resource.name):
-        if not file.name.endswith(".yaml"):
-            continue
+    for file in sorted(Path(__file__).parent.glob("*.yaml")):
         try:
-            settings = yaml.load(file.read_text(encoding="utf-8"), Loader=loader)
-            rule = msgspec.convert(settings, CauseRule)
-        except (msgspec.ValidationError, yaml.YAMLError) as error:
+            rule = msgspec.convert(read_yaml(file), CauseRule)
+        except msgspec.ValidationError as error:
             raise ConfigError(f"{file.name}: {error}") from error
         if file.name != f"{rule.kind}.yaml" or rule.kind not in KINDS:
             raise ConfigError(f"{file.name}: kind is {rule.kind}: the file must have its name")

@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 
 from aorta.errors import ConfigError
-from aorta.projection.kernels.collectives import busbw_factor
 from aorta.projection.memory import memory
 from aorta.projection.output.timeline import placed_tasks, to_timeline
 from aorta.projection.pricing import Pricer
@@ -16,7 +15,9 @@ from aorta.projection.step import Projection
 from aorta.projection.work.lanes import COMPUTE
 from aorta.records.schema import CollectiveRecord, MemoryRecord, RunRecord, StepRecord
 from aorta.records.writer import RunFolder, move_aside
-from aorta.timeline.overlap import active_segments, overlap, stream_uses
+from aorta.steps.record import partial_record
+from aorta.timeline.collective import busbw_factor
+from aorta.timeline.overlap import window_fields
 from aorta.timeline.types import Timeline
 
 PROJECTED = "projected: nothing ran"
@@ -78,25 +79,17 @@ def _step(projection: Projection, timeline: Timeline, pricer: Pricer) -> StepRec
         collectives = _collectives(projection, pricer)
     else:
         missing["collectives"] = "inside the passes of the pipeline's chunks"
-    return StepRecord(
-        rank=0,
-        world_size=plan.world_size,
-        epoch=0,
-        step=0,
-        global_step=0,
-        loss=None,
-        lr=None,
-        grad_norm=None,
+    return partial_record(
+        0,
+        plan.world_size,
+        0,
         tokens=plan.global_batch_size * plan.seq_len // plan.dp,
         source="projected",
         start_unix_ns=timeline.origin_unix_ns,
-        clock_error_us=None,
         step_ms=projection.step_s * 1e3,
         between_steps_ms=0.0,
         host_ms=projection.host_s * 1e3,
-        streams=stream_uses(timeline),
-        overlap=overlap(timeline),
-        active_segments=active_segments(timeline),
+        **window_fields(timeline),
         collectives=collectives,
         num_collectives=len(collectives or ()),
         memory=MemoryRecord(

@@ -19,14 +19,13 @@ import numpy as np
 
 from aorta.errors import AortaError, ProjectionError
 from aorta.hardware import Hardware, RatioInterval, load_hardware
+from aorta.projection.kernels.backends import get_gemm_simulation_backend, get_sdpa_simulation_backend
 from aorta.projection.kernels.collectives import collective_time, rank_group
 from aorta.projection.kernels.elementwise import memory_bound
 from aorta.projection.kernels.estimate import KernelEstimate
-from aorta.projection.kernels.gemm import get_gemm_simulation_backend
 from aorta.projection.kernels.gemm.measured import COLUMNS as GEMM_COLUMNS
 from aorta.projection.kernels.gemm.measured import gemm_of, read_rows, seconds_of
 from aorta.projection.kernels.neighbours import QUANTILES
-from aorta.projection.kernels.sdpa import get_sdpa_simulation_backend
 from aorta.projection.kernels.sdpa.measured import COLUMNS as SDPA_COLUMNS
 from aorta.projection.kernels.sdpa.measured import sdpa_of
 from aorta.projection.kernels.sdpa.size import checked_family

@@ -212,13 +212,14 @@ def output(model: Model, plan: Plan) -> PassOps:
 
 
 def _attention(model: Model, plan: Plan, window: int | None) -> PassOps:
+    qk_dim, v_dim = model.qk_dim, model.v_dim
     norm = _norm("attention_norm", model.hidden, plan)
     projections = _latent_projections(model, plan) if model.latent else _projections(model, plan)
     heads = model.num_heads // plan.tp
     kv_heads = max(1, model.num_kv_heads // plan.tp)
-    out = Linear("attention_out", plan.tokens, model.hidden, heads * model.v_dim)
+    out = Linear("attention_out", plan.tokens, model.hidden, heads * v_dim)
     rotated = plan.tokens * (heads + (1 if model.latent else kv_heads))
-    rotated *= model.latent.qk_rope_dim if model.latent else model.qk_dim
+    rotated *= model.latent.qk_rope_dim if model.latent else qk_dim
     rope = _rope(rotated, plan) if model.positions == "rotary" else PassOps((), ())
     products = AttentionOp(
         "attention",
@@ -228,8 +229,8 @@ def _attention(model: Model, plan: Plan, window: int | None) -> PassOps:
         seq_kv=plan.seq_len // plan.cp,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        qk_dim=model.qk_dim,
-        v_dim=model.v_dim,
+        qk_dim=qk_dim,
+        v_dim=v_dim,
         window=window,
         ring=plan.cp,
         launches=plan.cp,

@@ -27,6 +27,7 @@ from aorta.errors import ProjectionError
 from aorta.hardware import Hardware
 from aorta.projection.kernels.collectives.group import RankGroup
 from aorta.projection.kernels.estimate import KernelEstimate, estimate
+from aorta.timeline.collective import busbw_factor
 
 Algorithm = Literal[
     "auto",
@@ -62,14 +63,6 @@ class Cost(NamedTuple):
     link_s: float
     nic_s: float
     total_s: float
-
-
-def busbw_factor(op: str, num_ranks: int) -> float:
-    """busbw / algbw, as nccl-tests defines it."""
-    _check_op(op)
-    if op in ("broadcast", "p2p"):
-        return 1.0
-    return (2.0 if op == "all_reduce" else 1.0) * (num_ranks - 1) / num_ranks
 
 
 def collective_time(

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from aorta.device.anchors import clock_anchor
 from aorta.device.streams import Anchor, StreamEvent, Streams, anchor
 from aorta.queues.workload import Piece
 
@@ -102,9 +103,6 @@ class Window(NamedTuple):
 
 
 def _unix_offset_ns() -> int:
-    """Unix clock less time.perf_counter_ns, by the tightest of some readings."""
-    readings = []
-    for _ in range(5):
-        before_ns, unix_ns, after_ns = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
-        readings.append((after_ns - before_ns, unix_ns - (before_ns + after_ns) // 2))
-    return min(readings)[1]
+    """Unix clock less time.perf_counter_ns, which reads the monotonic clock."""
+    reading = clock_anchor()
+    return reading["unix_ns"] - reading["monotonic_ns"]

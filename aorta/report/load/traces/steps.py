@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from aorta.records.schema import CollectiveRecord, StepRecord
+from aorta.steps.record import partial_record
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
-from aorta.timeline.overlap import active_segments, overlap, stream_uses
+from aorta.timeline.overlap import window_fields
 from aorta.timeline.types import OverlapRecord
 from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective
 
@@ -51,7 +52,7 @@ def _record(
 ) -> StepRecord:
     start_ms, end_ms = window[0], max(window)
     line = trace.timeline.of_step(step, start_ms, end_ms)
-    streams, times, segments = stream_uses(line), overlap(line), active_segments(line)
+    fields = window_fields(line)
     computes = {trace.timeline.streams[i] for i in trace.timeline.compute_streams}
     not_measured = dict.fromkeys(("loss", "lr", "grad_norm", "tokens", "host_ms"), NOT_IN_TRACE)
     not_measured["between_steps_ms"] = "a trace does not tell the step's body from what follows it"
@@ -59,25 +60,14 @@ def _record(
         not_measured["collectives.bytes"] = "the trace does not tell the size of every collective"
     for kind, reason in trace.untimed.items():
         not_measured |= dict.fromkeys((f"overlap.{name}" for name in OF_KIND[kind]), reason)
-    return StepRecord(
-        rank=trace.rank,
-        world_size=world_size,
-        epoch=0,
-        step=step,
-        global_step=step,
-        loss=None,
-        lr=None,
-        grad_norm=None,
-        tokens=None,
+    return partial_record(
+        trace.rank,
+        world_size,
+        step,
         source=trace.source,
         start_unix_ns=line.origin_unix_ns,
-        clock_error_us=None,
         step_ms=end_ms - start_ms,
-        between_steps_ms=None,
-        host_ms=None,
-        streams=streams,
-        overlap=_without_untimed(times, trace.untimed),
-        active_segments=segments,
+        **(fields | {"overlap": _without_untimed(fields["overlap"], trace.untimed)}),
         collectives=[
             _collective(
                 collective,

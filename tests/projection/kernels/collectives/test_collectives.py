@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from aorta.errors import ProjectionError
 from aorta.hardware import hardware_names, load_hardware
-from aorta.projection.kernels.collectives import RankGroup, busbw_factor, collective_time, rank_group
+from aorta.projection.kernels.collectives import RankGroup, collective_time, rank_group
 from aorta.projection.kernels.collectives.time import ALGORITHMS, OPS, busbw_limit
+from aorta.timeline.collective import busbw_factor
 
 GPUS = st.sampled_from(hardware_names())
 SIZES = st.floats(1, 2**36)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aorta.errors import ProjectionError
 from aorta.hardware import Hardware, hardware_names, load_hardware, sustained_flops
-from aorta.projection.kernels.gemm import get_gemm_simulation_backend
+from aorta.projection.kernels.backends import get_gemm_simulation_backend
 from aorta.projection.kernels.gemm.size import GemmSize
 from aorta.projection.kernels.gemm.tile import TileGemm, power_flops
 
@@ -171,7 +171,7 @@ def test_unknown_backend_names_the_near_one():
 
 def test_a_backend_of_another_package_is_found(monkeypatch):
     point = SimpleNamespace(name="mine", load=lambda: lambda hardware, answer: (hardware.name, answer))
-    monkeypatch.setattr("aorta.projection.kernels.gemm.backend.entry_points", lambda group: [point])
+    monkeypatch.setattr("aorta.projection.kernels.backends.entry_points", lambda group: [point])
     assert get_gemm_simulation_backend("mine", load_hardware("h200"), answer=42) == ("h200", 42)
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from aorta.errors import ProjectionError
 from aorta.hardware import load_hardware
-from aorta.projection.kernels.gemm import get_gemm_simulation_backend
-from aorta.projection.kernels.sdpa import AttentionSize, get_sdpa_simulation_backend
+from aorta.projection.kernels.backends import get_gemm_simulation_backend, get_sdpa_simulation_backend
+from aorta.projection.kernels.sdpa.size import AttentionSize
 
 pytest.importorskip("origami", reason="needs the package rocm-origami (scripts/install_origami.sh)")
 

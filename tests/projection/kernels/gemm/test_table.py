@@ -4,8 +4,8 @@ import pytest
 
 from aorta.errors import ProjectionError
 from aorta.hardware import load_hardware
+from aorta.projection.kernels.backends import get_gemm_simulation_backend
 from aorta.projection.kernels.estimate import RatioInterval, estimate
-from aorta.projection.kernels.gemm import get_gemm_simulation_backend
 from aorta.projection.kernels.gemm.tile import TileGemm
 
 GPU = load_hardware("h200")

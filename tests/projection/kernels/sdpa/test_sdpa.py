@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from aorta.errors import ProjectionError
 from aorta.hardware import hardware_names, load_hardware
-from aorta.projection.kernels.sdpa import AttentionSize, get_sdpa_simulation_backend
+from aorta.projection.kernels.backends import get_sdpa_simulation_backend
+from aorta.projection.kernels.sdpa.size import AttentionSize
 
 GPUS = st.sampled_from(hardware_names())
 MODELS = st.sampled_from(["tile", "roofline"])
