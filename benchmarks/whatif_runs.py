@@ -3,11 +3,12 @@
     torchrun --standalone --nproc_per_node 2 benchmarks/whatif_runs.py --output runs
     python benchmarks/replay.py --runs runs
 
-Writes runs/<case>_rank<n>.json.gz (three traced steps of the unchanged case) and runs/measured.json: per case
+Writes runs/<case>_rank<n>.json.gz (five traced steps of the unchanged case) and runs/measured.json: per case
 the untraced step, and per change the untraced step, taken in turns with the unchanged one. Nothing here
-predicts. --set takes other cases and changes; --pin gives every rank cores of its own; --traces-only measures
-no change. A second call with NCCL_MAX_NCHANNELS set and --channels writes runs/channels.json: the same cases
-with slower collectives, and how much slower each collective is by itself.
+predicts. --set takes other cases and changes (the fourth: the programs of whatif_programs.py, which also run
+on a CPU, at sizes that only show that they do); --pin gives every rank cores of its own; --traces-only
+measures no change. A second call with NCCL_MAX_NCHANNELS set and --channels writes runs/channels.json: the same
+cases with slower collectives, and how much slower each collective is by itself.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -26,12 +28,12 @@ import torch.distributed as dist
 from cases import CASES, Job, config_of, environment, process_group
 from pipeline_job import PipelineJob
 from torch.profiler import ProfilerActivity, profile, record_function
+from whatif_programs import PROGRAMS, limited_group, synchronize
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BLOCK = 6
-"""Steps of a block; the first two are left out."""
-TURNS = 3
-"""Blocks of each, unchanged and changed."""
+LENGTHS = {"block": 6, "turns": 3}
+"""Steps of a block, of which the first two are left out; blocks of each, unchanged and changed."""
+FOURTH_LENGTHS = {"block": 8, "turns": 4}
 TRACED_STEPS = 5
 SHORT = {"training": {"batch_size": 1}, "data": {"seq_len": 512}}
 CASES = {**CASES, "ddp_short": {**CASES["ddp"], **SHORT}}
@@ -102,11 +104,14 @@ class Change:
         asked: list[str],
         hook: Hook | None = None,
         after: Hook | None = None,
+        probed: dict[str, int] | None = None,
         **settings: Any,
     ) -> None:
         self.case, self.name, self.asked, self.hook, self.after, self.settings = (
             case, name, asked, hook, after, settings,
         )  # fmt: skip
+        self.probed = probed
+        """Of fewer channels: operations and their bytes whose times by themselves are asked."""
 
 
 CHANGES = [
@@ -271,21 +276,122 @@ THIRD_CHANGES = [
     Change("pipeline", "rank 1 sleeps 15 ms", ["rank 1 +15ms"], delay(0.015, 1)),
 ]
 """Written before anything was predicted of them, as SECOND_CHANGES."""
+FOURTH_PLANTED: dict[str, tuple[Hook | None, Hook | None]] = {
+    "twice": (None, read_loss),
+    "conv_late": (delay(0.070, 0), None),
+    "conv_loader": (slow_transform(0.080), None),
+}
+_TEXT = {"vocab_size": 32000, "seq_len": 2048}
+FOURTH_CASES: dict[str, dict[str, Any]] = {
+    "images": {
+        "program": {
+            "kind": "images", "hidden": 1024, "num_heads": 16, "num_layers": 24, "batch_size": 96,
+            "image_size": 224,
+        }
+    },
+    "compiled": {
+        "program": {
+            **_TEXT, "kind": "sharded", "hidden": 3072, "num_heads": 24, "num_layers": 10, "batch_size": 3,
+            "compile": True,
+        }
+    },
+    "eager": {
+        "program": {
+            **_TEXT, "kind": "language_ddp", "hidden": 2560, "num_heads": 20, "num_layers": 8,
+            "batch_size": 3,
+        }
+    },
+    "twice": {
+        "program": {
+            **_TEXT, "kind": "sharded", "hidden": 2560, "num_heads": 20, "num_layers": 8, "batch_size": 2,
+            "accumulate": 2,
+        }
+    },
+    "mesh": {
+        "program": {
+            **_TEXT, "kind": "two_dimensional", "hidden": 4096, "num_heads": 32, "num_layers": 10,
+            "batch_size": 3,
+        }
+    },
+    "stages": {
+        "program": {
+            **_TEXT, "kind": "stages", "hidden": 2560, "num_heads": 20, "num_layers": 16, "batch_size": 2,
+            "micro_batches": 8,
+        }
+    },
+    "conv_late": {"program": {"kind": "convolutions", "width": 64, "batch_size": 192, "image_size": 224}},
+    "conv_loader": {"program": {"kind": "convolutions", "width": 64, "batch_size": 128, "image_size": 224}},
+    "flat": {
+        "program": {
+            **_TEXT, "kind": "flat", "hidden": 1024, "num_heads": 16, "num_layers": 12, "batch_size": 1,
+            "seq_len": 512,
+        }
+    },
+}  # fmt: skip
+_TWICE = ["optimizer x2", "host of Optimizer.step x2"]
+FOURTH_CHANGES = [
+    Change("images", "buckets of 100 MiB", ["buckets x4"], program={"bucket_cap_mb": 100}),
+    Change("images", "buckets of 6 MiB", ["buckets x0.24"], program={"bucket_cap_mb": 6}),
+    Change("images", "batch 144", ["batch x1.5"], program={"batch_size": 144}),
+    Change("images", "2 micro-batches", ["accumulation x2"], program={"accumulate": 2}),
+    Change("images", "optimizer twice", _TWICE, second_optimizer_step),
+    Change("images", "2 channels", [], probed={"all_reduce": 32 << 20}, program={"channels": 2}),
+    Change("twice", "4 micro-batches", ["accumulation x2"], after=read_loss, program={"accumulate": 4}),
+    Change("twice", "loss not read", ["no sync"]),
+    Change("twice", "batch 3", ["batch x1.5"], after=read_loss, program={"batch_size": 3}),
+    Change("mesh", "batch 4", ["batch x1.3333"], program={"batch_size": 4}),
+    Change("mesh", "rank 1 sleeps 40 ms", ["rank 1 +40ms"], delay(0.040, 1)),
+    Change("mesh", "loss read each step", ["sync each step"], after=read_loss),
+    Change("stages", "batch 3", ["batch x1.5"], program={"batch_size": 3}),
+    Change("stages", "optimizer twice", _TWICE, second_optimizer_step),
+    Change("stages", "rank 1 sleeps 60 ms", ["rank 1 +60ms"], delay(0.060, 1)),
+    Change("conv_late", "rank 0 on time", ["rank 0 on time"]),
+    Change("conv_loader", "quick transform", ["no loader delay"], quick_transform),
+    Change("eager", "3 micro-batches", ["accumulation x3"], program={"accumulate": 3}),
+    Change("eager", "loader 50 ms", ["loader +50ms"], delay(0.050)),
+    Change("eager", "loss read each step", ["sync each step"], after=read_loss),
+    Change("eager", "compiled", ["compile"], program={"compile": True}),
+    Change("compiled", "no reshard", ["no reshard"], program={"reshard": False}),
+    Change("compiled", "forward prefetch", ["prefetch +1"], program={"forward_prefetch": True}),
+    Change("compiled", "batch 2", ["batch x0.6667"], program={"batch_size": 2}),
+    Change("compiled", "rank 0 sleeps 60 ms", ["rank 0 +60ms"], delay(0.060, 0)),
+    Change(
+        "compiled", "4 channels", [], probed={"all_gather": 216 << 20, "reduce_scatter": 432 << 20},
+        program={"channels": 4},
+    ),
+    Change("flat", "graph", ["graphs"], program={"graph": True}),
+]  # fmt: skip
+"""Written before anything was predicted of them, on other programs than those above."""
 CHANNEL_CASES = ("fsdp", "ddp")
 PROBED = {"all_gather": 416 << 20, "reduce_scatter": 832 << 20, "all_reduce": 50 << 20}
 """Bytes of the whole buffer."""
 
 
-def timed(job: Any, change: Change, num: int = BLOCK) -> list[float]:
-    """Milliseconds of each step but the first two, of the slower rank."""
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(num + 1)]
+class HostMark:
+    """A moment on the host, with the interface of an event."""
+
+    def record(self) -> None:
+        self.time_s = time.perf_counter()
+
+    def elapsed_time(self, later: Any) -> float:
+        return float(1e3 * (later.time_s - self.time_s))
+
+
+def time_mark() -> Any:
+    return torch.cuda.Event(enable_timing=True) if DEVICE == "cuda" else HostMark()
+
+
+def timed(job: Any, change: Change) -> list[float]:
+    """Milliseconds of each step of a block but the first two, of the slower rank."""
+    num = LENGTHS["block"]
+    marks = [time_mark() for _ in range(num + 1)]
     dist.barrier()
-    torch.cuda.synchronize()
+    synchronize()
     for mark in marks[:-1]:
         mark.record()
         step(job, change)
     marks[-1].record()
-    torch.cuda.synchronize()
+    synchronize()
     if change.hook is second_optimizer_step:
         single_optimizer_step(job)
     lengths = torch.tensor([a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False)], device=DEVICE)
@@ -314,13 +420,13 @@ def traced(job: Any, path: Path, change: Change) -> None:
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     with profile(activities=activities, experimental_config=config):
         step(job, change)  # the profiler's own set-up
-        torch.cuda.synchronize()
+        synchronize()
     dist.barrier()
     with profile(activities=activities, experimental_config=config) as profiler:
         for number in range(TRACED_STEPS):
             with record_function(f"ProfilerStep#{number}"):
                 step(job, change)
-        torch.cuda.synchronize()
+        synchronize()
     plain = path.with_suffix("")
     profiler.export_chrome_trace(str(plain))
     with open(plain, "rb") as source, gzip.open(path, "wb", compresslevel=1) as target:
@@ -329,11 +435,14 @@ def traced(job: Any, path: Path, change: Change) -> None:
 
 
 def made(case: str, settings: dict[str, Any], device: torch.device) -> Any:
+    if "program" in CASES[case]:
+        program = CASES[case]["program"] | settings.get("program", {})
+        return PROGRAMS[program["kind"]](program, device)
     if "pipeline" in CASES[case]:
         pipeline = PipelineJob(CASES[case]["pipeline"] | settings, device)
         for _ in range(3):
             pipeline.step()
-        torch.cuda.synchronize()
+        synchronize()
         return pipeline
     merged = {name: dict(section) for name, section in CASES[case].items()}
     for section, values in settings.items():
@@ -341,28 +450,29 @@ def made(case: str, settings: dict[str, Any], device: torch.device) -> Any:
     job = Job(config_of(merged), device)
     for _ in range(3):
         job.step()
-    torch.cuda.synchronize()
+    synchronize()
     return job
 
 
-def probe(op: str, num_bytes: int) -> float:
+def probe(op: str, num_bytes: int, group: dist.ProcessGroup | None = None) -> float:
     """Milliseconds of one collective by itself, median of ten."""
+    num_bytes = num_bytes if DEVICE == "cuda" else num_bytes >> 12
     whole = torch.empty(num_bytes // 2, dtype=torch.bfloat16, device=DEVICE)
     part = torch.empty(num_bytes // 2 // dist.get_world_size(), dtype=torch.bfloat16, device=DEVICE)
     calls: dict[str, Callable[[], Any]] = {
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
-        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
+        "all_reduce": lambda: dist.all_reduce(whole, group=group),
     }
     for _ in range(3):
         calls[op]()
     lengths: list[float] = []
     for _ in range(10):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = time_mark(), time_mark()
         start.record()
         calls[op]()
         end.record()
-        torch.cuda.synchronize()
+        synchronize()
         lengths.append(start.elapsed_time(end))
     return sorted(lengths)[5]
 
@@ -373,7 +483,7 @@ def main() -> None:
     parser.add_argument("--channels", action="store_true")
     parser.add_argument("--cases", nargs="*")
     parser.add_argument("--seconds", type=float, default=150.0, help="no case is begun after this long")
-    parser.add_argument("--set", choices=("first", "second", "third"), default="first")
+    parser.add_argument("--set", choices=("first", "second", "third", "fourth"), default="first")
     parser.add_argument("--traces-only", action="store_true")
     parser.add_argument("--pin", action="store_true", help="every rank on cores of its own")
     options = parser.parse_args()
@@ -385,6 +495,11 @@ def main() -> None:
     if options.set == "third":
         CASES.update(THIRD_CASES)
         CHANGES[:] = THIRD_CHANGES
+    if options.set == "fourth":
+        CASES.update(FOURTH_CASES)
+        PLANTED.update(FOURTH_PLANTED)
+        CHANGES[:] = FOURTH_CHANGES
+        LENGTHS.update(FOURTH_LENGTHS)
     if options.traces_only:
         CHANGES[:] = [Change(case, "", []) for case in dict.fromkeys(change.case for change in CHANGES)]
     begun = time.monotonic()
@@ -409,6 +524,7 @@ def main() -> None:
                     if options.channels
                     else measured(case, device, options.output, rank, document["failed"])
                 )
+                synchronize()
             except Exception as error:  # a case that fails must not cost the others
                 document["failed"][case] = repr(error)[:300]
                 traceback.print_exc()
@@ -418,6 +534,18 @@ def main() -> None:
                     "channels" if options.channels else "traces_only" if options.traces_only else "measured"
                 )
                 (options.output / f"{path}.json").write_text(json.dumps(document, indent=1))
+        if rank == 0:
+            show(document)
+
+
+def show(document: dict[str, Any]) -> None:
+    """Medians of every change, and what failed."""
+    for case, row in document["cases"].items():
+        for change in row.get("changes", ()):
+            unchanged_ms, changed_ms = (median(change[key]) for key in ("base_ms", "changed_ms"))
+            print(f"{case:12s} {change['name']:22s} {unchanged_ms:9.2f} {changed_ms:9.2f}")
+    for name, error in document["failed"].items():
+        print(f"{name}: {error}")
 
 
 def pin() -> None:
@@ -435,6 +563,14 @@ def timed_alone(case: str, device: torch.device) -> list[float]:
     return lengths
 
 
+def slower_collectives(change: Change) -> list[str]:
+    """What is asked of fewer channels: by how much each collective is slower by itself."""
+    group = limited_group(change.settings["program"]["channels"])
+    return [
+        f"{op} x{probe(op, size, group) / probe(op, size):.4f}" for op, size in (change.probed or {}).items()
+    ]
+
+
 def measured(
     case: str, device: torch.device, folder: Path, rank: int, failed: dict[str, str]
 ) -> dict[str, Any]:
@@ -444,13 +580,14 @@ def measured(
     for change in (change for change in CHANGES if change.case == case and change.name):
         try:
             job = made(case, change.settings, device) if change.settings else base
+            asked = change.asked or slower_collectives(change)
             turns: dict[str, list[float]] = {"base_ms": [], "changed_ms": []}
-            for _ in range(TURNS):
+            for _ in range(LENGTHS["turns"]):
                 turns["base_ms"] += timed(base, as_it_is)
                 turns["changed_ms"] += timed(job, change)
             if job is not base:
                 job.close()
-            row["changes"].append({"name": change.name, "asked": change.asked, **turns})
+            row["changes"].append({"name": change.name, "asked": asked, **turns})
             row["base_ms"] += turns["base_ms"]
         except Exception as error:
             failed[f"{case}: {change.name}"] = repr(error)[:300]
