@@ -7,8 +7,8 @@ Writes runs/<case>_rank<n>.json.gz (five traced steps of the unchanged case) and
 the untraced step, and per change the untraced step, taken in turns with the unchanged one. Nothing here
 predicts. --set takes other cases and changes (the fourth: the programs of whatif_programs.py, which also run
 on a CPU, at sizes that only show that they do); --pin gives every rank cores of its own; --traces-only
-measures no change. A second call with NCCL_MAX_NCHANNELS set and --channels writes runs/channels.json: the same
-cases with slower collectives, and how much slower each collective is by itself.
+measures no change. A second call with NCCL_MAX_NCHANNELS set and --channels writes runs/channels.json: the
+same cases with slower collectives, and how much slower each collective is by itself.
 """
 
 import argparse
