@@ -123,7 +123,10 @@ def predictions(
             if change.get("optional"):
                 there = {collective.op for collective in steps[0].trace.collectives}
                 asked = [a for a in asked if a.text.split()[0] in there]
-            made = predict(steps, asked, untraced_ms=own_base)
+            quartiles = tuple(float(ms) for ms in np.percentile(change["base_ms"], (25, 75)))
+            made = predict(
+                steps, asked, untraced_ms=own_base, untraced_quartiles_ms=(quartiles[0], quartiles[1])
+            )
             predicted = made.predicted_ms
             one |= {
                 "predicted_ms": predicted,

@@ -44,6 +44,7 @@ WAIT_NAME = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
 
 PLAIN = ("nccl:", "ProfilerStep#", STEP_ANNOTATION)
 """Annotations that name no part of the program."""
+ACCUMULATE_GRADIENT = "torch::autograd::AccumulateGrad"
 
 
 def call_kind(name: str) -> CallKind | None:
@@ -119,7 +120,7 @@ class Scopes:
 
     def innermost(self, thread: str, time_ns: int) -> tuple[str | None, str | None]:
         """Innermost operator, and innermost annotation that names a part of the program, of the thread at a
-        time."""
+        time. What autograd does with a finished gradient is annotated: its work is on parameters."""
         rows = self._rows.get(thread)
         if not rows:
             return None, None
@@ -133,6 +134,8 @@ class Scopes:
             if time_ns < end:
                 if not is_annotation:
                     operator = operator or name
+                    if name.endswith(ACCUMULATE_GRADIENT):
+                        return operator, ACCUMULATE_GRADIENT
                 elif not name.startswith(PLAIN):
                     return operator, name
             i = parent[i]

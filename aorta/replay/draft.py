@@ -1,7 +1,12 @@
-"""A graph's lengths, open to changes; the graph itself stays as it is."""
+"""A graph's lengths, open to changes; the graph itself stays as it is.
+
+Kernels have the lengths that they have alone: what collectives beside them cost is added by the replay, which
+knows when they run.
+"""
 
 from dataclasses import dataclass, field
 
+from aorta.replay.contention import Contention, contention
 from aorta.replay.graph import ArcKind, Arcs, NodeKind, StepEnd, TracedCollective, TraceGraph
 
 NEVER = float("-inf")
@@ -13,14 +18,30 @@ class Draft:
     graph: TraceGraph
     length_ns: list[float]
     """By arc of the graph."""
+    contention: Contention
     extra: Arcs = field(default_factory=Arcs)
     """Arcs that changes add."""
+    has_contention: bool = True
     notes: list[str] = field(default_factory=list)
     """What a change could not do, or assumed."""
 
     @classmethod
     def from_graph(cls, graph: TraceGraph) -> "Draft":
-        return cls(graph, list(graph.arcs.length_ns))
+        of_graph = contention(graph)
+        return cls(graph, list(of_graph.length_ns), of_graph)
+
+    def copy(self) -> "Draft":
+        """The same lengths, with arcs of its own."""
+        extra = Arcs(*(list(column) for column in (
+            self.extra.source, self.extra.target, self.extra.length_ns, self.extra.kind,
+        )))  # fmt: skip
+        return Draft(
+            self.graph, list(self.length_ns), self.contention, extra, self.has_contention, list(self.notes)
+        )
+
+    @property
+    def is_unchanged(self) -> bool:
+        return self.has_contention and not len(self.extra) and self.length_ns == self.contention.length_ns
 
     def incoming(self, point: int, kind: ArcKind | None = None) -> list[int]:
         """Arcs to a point, of one kind or all."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from aorta.replay.contention import alone_ns
+from aorta.replay.contention import contention
 from aorta.replay.draft import NEVER
 from aorta.replay.graph import ArcKind, NodeKind
 from aorta.replay.labels import work_class
@@ -116,7 +116,7 @@ class _Path:
         self.graph = replayed.step.trace
         self.nodes = self.graph.nodes
         self.time = replayed.time_ns
-        self.alone = alone_ns(self.graph)
+        self.contention = contention(self.graph)
 
     def parts(self) -> tuple[PathPart, ...]:
         ends = self.replayed.step.ends
@@ -246,19 +246,18 @@ class _Path:
             return [self._part("copy", name, rank, start, end, f"launched by {nodes.program[node]}")]
         label = work_class(name, nodes.program[node], nodes.unit[node])
         slower = 0.0
-        alone = self.alone.get((rank, name, nodes.shape[node]))
-        if alone is not None:
-            share = alone.slower_ns.get(node, 0.0) / max(nodes.end_ns[node] - nodes.start_ns[node], 1.0)
-            slower = share * (end - start)
+        measured_slower = self.contention.slower_ns.get(node, 0.0)
+        if measured_slower > 0:
+            slower = measured_slower / max(nodes.end_ns[node] - nodes.start_ns[node], 1.0) * (end - start)
         evidence = f"{name[:80]}, launched by {nodes.program[node] or 'a call before the trace'}"
         parts = [self._part("compute", label, rank, start, end - slower, evidence)]
-        if slower > 0 and alone is not None:
-            place = alone.collective.get(node, -1)
+        if slower > 0:
+            place, (usual_ns, num_alone) = self.contention.place[node], self.contention.usual_ns[node]
             subject = self.graph.collectives[place].subject if place >= 0 else "a collective"
             parts.append(
                 self._part(
                     "contention", f"{label} beside {subject}", rank, end - slower, end,
-                    f"{name[:80]} takes {alone.median_ns / 1e3:.1f} µs alone (median of {alone.num_alone})",
+                    f"{name[:80]} takes {usual_ns / 1e3:.1f} µs alone (median of {num_alone})",
                 )
             )  # fmt: skip
         return parts

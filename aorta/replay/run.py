@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import ReplayError
+from aorta.replay.contended import contended_times
 from aorta.replay.draft import NEVER, Draft
-from aorta.replay.graph import ArcKind, Arcs, NodeKind, StepEnd, StepGraph, indexed_by_target, topological
+from aorta.replay.graph import ArcKind, Arcs, NodeKind, StepEnd, StepGraph, indexed_by_target
 
 if TYPE_CHECKING:
     from aorta.replay.changes.change import Change
@@ -64,9 +65,9 @@ def drafted(step: StepGraph, changes: "Sequence[Change]") -> Draft:
 def replay_draft(step: StepGraph, draft: Draft) -> Replayed:
     """Times of all nodes with the lengths and arcs of a draft."""
     graph = step.trace
-    if draft.length_ns == graph.arcs.length_ns and not len(draft.extra):
+    if draft.is_unchanged:
         return _unchanged(step, draft)
-    arcs, lengths, order = graph.arcs, draft.length_ns, graph.order
+    arcs, lengths = graph.arcs, list(draft.length_ns)
     first, by_target = graph.first_arc, graph.arcs_by_target
     if len(draft.extra):
         arcs = Arcs(
@@ -75,19 +76,11 @@ def replay_draft(step: StepGraph, draft: Draft) -> Replayed:
             graph.arcs.length_ns + draft.extra.length_ns,
             graph.arcs.kind + draft.extra.kind,
         )
-        lengths = lengths + draft.extra.length_ns
-        num_points = 2 * len(graph.nodes)
-        live = np.flatnonzero(np.array(lengths) != NEVER)
-        live_arcs = Arcs(
-            [arcs.source[i] for i in live], [arcs.target[i] for i in live],
-            [lengths[i] for i in live], [arcs.kind[i] for i in live],
-        )  # fmt: skip
-        changed = topological(live_arcs, num_points)
-        if changed is None:
-            raise ReplayError("these changes contradict the order of the program: work would wait for itself")
-        order = changed
-        first, by_target = indexed_by_target(arcs, num_points)
-    times = _evaluate(arcs, lengths, order, first, by_target)
+        lengths += draft.extra.length_ns
+        first, by_target = indexed_by_target(arcs, 2 * len(graph.nodes))
+    times = contended_times(graph, arcs, lengths, draft.contention if draft.has_contention else None)
+    if times is None:
+        raise ReplayError("these changes contradict the order of the program: work would wait for itself")
     return Replayed(step, times, arcs, lengths, first, by_target, tuple(draft.notes))
 
 

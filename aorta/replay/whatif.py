@@ -20,12 +20,16 @@ EVENT_COSTS_US = (0.8, 2.0)
 LEAST_SPEED = 0.25
 MOST_SPEED_CHANGE = 0.35
 """From the usual speed of the host."""
-HALVINGS = 5
+MOST_SLOWER = 1.0
+"""A host is shared, and another minute it is slower than when it was traced."""
+HALVINGS = 6
 MODEL_ERROR = 0.08
 """Of 44 changes that were really made on 2 H200, 80 % took a step within this part of the predicted one
 (docs/validation.md, "Replay and what-ifs")."""
 ALIKE = 0.005
 """Difference of errors that says nothing."""
+DRIFT = 0.03
+"""By which a step that the device bounds differs from minute to minute, without a word on the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ def predict(
     changes: Sequence[Change],
     *,
     untraced_ms: float | None = None,
+    untraced_quartiles_ms: tuple[float, float] | None = None,
     speeds: Sequence[float] | None = None,
 ) -> Prediction:
     """The step with these changes, from the steps of one trace.
@@ -59,6 +64,7 @@ def predict(
     untraced_ms: the median step of the same run without a profiler. The profiler slows the host down, so the
     host's speed is set such that the unchanged replay takes this long, where it can be.
         speeds: those of host_speeds, where it was asked before.
+    untraced_quartiles_ms: of the same steps as untraced_ms; the interval then spans what follows from each.
     """
     steady = settled(steps)
     if untraced_ms is None:
@@ -73,19 +79,28 @@ def predict(
         scale = untraced_ms / base_ms
     of_speed = [_times(steady, [*host, *changes]) for host in with_speed]
     changed, last = of_speed[0]
+    times = [time * scale for of_steps, _ in of_speed for time in of_steps]
+    for quartile_ms in untraced_quartiles_ms or ():
+        times += _times_at(steady, changes, quartile_ms)
     errors = [abs(_as_it_is(step)) for step in steady]
-    spread = (max(errors) + MODEL_ERROR) * float(np.median(changed))
-    times = [time for of_steps, _ in of_speed for time in of_steps]
+    spread = (max(errors) + MODEL_ERROR) * float(np.median(changed)) * scale
     return Prediction(
         changes=tuple(change.text for change in changes),
         base_ms=base_ms * scale,
         predicted_ms=float(np.median(changed)) * scale,
-        interval_ms=((min(times) - spread) * scale, (max(times) + spread) * scale),
+        interval_ms=(min(times) - spread, max(times) + spread),
         next_parts=tuple(summed(critical_path(last))),
         notes=last.notes,
         is_host_bound=float(np.median([last.of_step(step).slowest_ms for step in steady]))
         < (1 - ALIKE) * float(np.median(changed)),
     )
+
+
+def _times_at(steps: Sequence[StepGraph], changes: Sequence[Change], untraced_ms: float) -> list[float]:
+    """Milliseconds of each changed step of a run whose unchanged ones take this long."""
+    host = without_profiler(host_speeds(steps, untraced_ms)[0])
+    base_ms = float(np.median(_times(steps, host)[0]))
+    return [time * untraced_ms / base_ms for time in _times(steps, [*host, *changes])[0]]
 
 
 def settled(steps: Sequence[StepGraph]) -> Sequence[StepGraph]:
@@ -114,11 +129,13 @@ def host_speeds(steps: Sequence[StepGraph], untraced_ms: float) -> list[float]:
         max(LEAST_SPEED, 1 - cost * events_ms / host_ms) for cost in (EVENT_COST_US, *EVENT_COSTS_US)
     )
     step_ms = _StepAtSpeed(steps, draft)
-    low, high = max(LEAST_SPEED, usual - MOST_SPEED_CHANGE), usual + MOST_SPEED_CHANGE
+    low, high = max(LEAST_SPEED, usual - MOST_SPEED_CHANGE), usual + MOST_SLOWER
     target = float(np.clip(untraced_ms, step_ms(low), step_ms(high)))
 
+    is_device_bound = step_ms(usual) <= (1 + ALIKE) * step_ms(low)
+
     def agrees(speed: float) -> bool:
-        return abs(step_ms(speed) / target - 1) <= ALIKE
+        return abs(step_ms(speed) / target - 1) <= (DRIFT if is_device_bound and speed <= usual else ALIKE)
 
     if not agrees(usual):
         outside, inside = usual, low if step_ms(usual) > target else high
@@ -143,7 +160,7 @@ class _StepAtSpeed:
 
     def __call__(self, speed: float) -> float:
         if speed not in self.ms:
-            draft = Draft(self.draft.graph, list(self.draft.length_ns))
+            draft = self.draft.copy()
             ScaleHost("", speed).apply(draft)
             self.ms[speed] = float(np.median(_step_times(self.steps, draft)[0]))
         return self.ms[speed]

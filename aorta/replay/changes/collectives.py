@@ -9,7 +9,6 @@ import numpy as np
 
 from aorta.errors import ReplayError
 from aorta.replay.changes.change import FACTOR, Change, form
-from aorta.replay.contention import slower_ns
 from aorta.replay.draft import NEVER, Draft
 from aorta.replay.graph import ArcKind, Nodes, StepGraph, TracedCollective
 from aorta.replay.labels import OPTIMIZER_SCOPE, SHARDING_SCOPE
@@ -70,8 +69,6 @@ class ScaleCollective:
         for collective in chosen:
             for node in collective.members:
                 draft.set_duration(node, draft.duration_ns(node) * self.factor)
-        if self.factor < 1:
-            relieve(draft, chosen, 1 - self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +279,6 @@ class KeptParameters:
         graph, nodes = draft.graph, draft.graph.nodes
         gathered: set[tuple[int, str | None, str]] = set()
         dropped: set[tuple[int, str]] = set()
-        repeated: list[TracedCollective] = []
         num = 0
         for collective in graph.collectives:
             if collective.op != "all_gather" or "(" not in collective.subject or collective.step < 0:
@@ -292,7 +288,6 @@ class KeptParameters:
                 gathered.add(key)
                 continue
             num += 1
-            repeated.append(collective)
             unit = collective.subject.partition("(")[2].rstrip(")")
             for node in collective.members:
                 draft.set_duration(node, 0.0)
@@ -302,7 +297,6 @@ class KeptParameters:
                 f"{self.text!r}: no all_gather of one unit comes twice in a step (its unit is told by the"
                 " annotations FSDP::all_gather (...))"
             )
-        relieve(draft, repeated, 1.0)
         self._drop_copies(draft, dropped)
 
     def _drop_copies(self, draft: Draft, dropped: set[tuple[int, str]]) -> None:
@@ -365,16 +359,17 @@ class Buckets:
                 draft.set_duration(rank_nodes[-1], total + fixed)
 
     def _split(self, draft: Draft, series: Sequence[TracedCollective], fixed: float) -> None:
-        """The parts before the last one begin when their share of the gradients is there."""
+        """Each bucket has a latency more for every part. Of the last one all parts but one are reduced before
+        the last gradient is there."""
         parts = max(2, round(1 / self.factor))
         for previous, collective in zip([None, *series[:-1]], series, strict=True):
             for row, node in enumerate(collective.members):
                 length = draft.duration_ns(node)
                 part = max(0.0, length - fixed) / parts + fixed
-                draft.set_duration(node, part)
-                if previous is not None and row < len(previous.members):
-                    # Its stream has the earlier parts to carry since the bucket before was done.
-                    draft.add(2 * previous.members[row] + 1, 2 * node + 1, parts * part, ArcKind.TRANSFER)
+                draft.set_duration(node, part if collective is series[-1] else parts * part)
+                if collective is series[-1] and previous is not None and row < len(previous.members):
+                    # After the last part of the bucket before, its stream has all parts to carry.
+                    draft.add(2 * previous.members[row], 2 * node + 1, (parts + 1) * part, ArcKind.TRANSFER)
 
 
 def _bucket_bytes(series: Sequence[TracedCollective]) -> int:
@@ -383,14 +378,6 @@ def _bucket_bytes(series: Sequence[TracedCollective]) -> int:
     inner = [collective.size_bytes or 0 for collective in series[1:-1]]
     least = min(inner, default=max(collective.size_bytes or 0 for collective in series))
     return DDP_BUCKET_BYTES if least >= DDP_BUCKET_BYTES else least
-
-
-def relieve(draft: Draft, collectives: Sequence[TracedCollective], share: float) -> None:
-    """Gives kernels beside these collectives back a share of what they lost to them."""
-    places = {draft.graph.collective_of[collective.members[0]] for collective in collectives}
-    for node, (slower, place) in slower_ns(draft.graph).items():
-        if place in places:
-            draft.set_duration(node, max(0.0, draft.duration_ns(node) - share * slower))
 
 
 def collectives_of_activations(draft: Draft) -> list[TracedCollective]:
