@@ -30,11 +30,15 @@ class Draft:
         of_graph = contention(graph)
         return cls(graph, list(of_graph.length_ns), of_graph)
 
+    @classmethod
+    def as_measured(cls, graph: TraceGraph) -> "Draft":
+        """Kernels as long as they were, whatever runs beside them: for changes that hardly move them."""
+        return cls(graph, list(graph.arcs.length_ns), contention(graph), has_contention=False)
+
     def copy(self) -> "Draft":
         """The same lengths, with arcs of its own."""
-        extra = Arcs(*(list(column) for column in (
-            self.extra.source, self.extra.target, self.extra.length_ns, self.extra.kind,
-        )))  # fmt: skip
+        old = self.extra
+        extra = Arcs(list(old.source), list(old.target), list(old.length_ns), list(old.kind))
         return Draft(
             self.graph, list(self.length_ns), self.contention, extra, self.has_contention, list(self.notes)
         )

@@ -78,7 +78,11 @@ def replay_draft(step: StepGraph, draft: Draft) -> Replayed:
         )
         lengths += draft.extra.length_ns
         first, by_target = indexed_by_target(arcs, 2 * len(graph.nodes))
-    times = contended_times(graph, arcs, lengths, draft.contention if draft.has_contention else None)
+    if not draft.has_contention and not len(draft.extra):
+        plain = _evaluate(arcs, lengths, graph.order, first, by_target)
+        return Replayed(step, plain, arcs, lengths, first, by_target, tuple(draft.notes))
+    of_graph = draft.contention if draft.has_contention else None
+    times = contended_times(graph, arcs, lengths, of_graph)
     if times is None:
         raise ReplayError("these changes contradict the order of the program: work would wait for itself")
     return Replayed(step, times, arcs, lengths, first, by_target, tuple(draft.notes))

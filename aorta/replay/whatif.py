@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from aorta.replay.changes.change import Change
 from aorta.replay.changes.host import ScaleHost, TypicalHost
 from aorta.replay.draft import Draft
-from aorta.replay.graph import StepGraph
+from aorta.replay.graph import StepGraph, TraceGraph
 from aorta.replay.path import PathPart, critical_path, summed
 from aorta.replay.run import Replayed, drafted, host_floor_ms, replay, replay_draft
 
@@ -120,18 +121,16 @@ def host_speeds(steps: Sequence[StepGraph], untraced_ms: float) -> list[float]:
     Recording a host event takes EVENT_COST_US; where another speed gives the untraced step, the nearest of
     those. A step that the device bounds tells no more than that the host is not slower.
     """
-    draft = drafted(steps[0], [TypicalHost()])
-    host_ms = float(np.median([host_floor_ms(step, draft) for step in steps]))
+    step_ms = _StepAtSpeed(steps)
+    host_ms = step_ms.replays.host_ms
     if host_ms <= 0:
         return [1.0]
     events_ms = steps[0].trace.host_events / 1e3
     usual, *range_of_costs = (
         max(LEAST_SPEED, 1 - cost * events_ms / host_ms) for cost in (EVENT_COST_US, *EVENT_COSTS_US)
     )
-    step_ms = _StepAtSpeed(steps, draft)
     low, high = max(LEAST_SPEED, usual - MOST_SPEED_CHANGE), usual + MOST_SLOWER
     target = float(np.clip(untraced_ms, step_ms(low), step_ms(high)))
-
     is_device_bound = step_ms(usual) <= (1 + ALIKE) * step_ms(low)
 
     def agrees(speed: float) -> bool:
@@ -151,19 +150,40 @@ def host_speeds(steps: Sequence[StepGraph], untraced_ms: float) -> list[float]:
     return [usual, *(speed for speed in range_of_costs if agrees(speed))]
 
 
-class _StepAtSpeed:
-    """The median step of a draft with its host at another speed; each speed is replayed once."""
+@dataclass(slots=True)
+class _Replays:
+    """Of unchanged steps with the usual host; holds no graph."""
 
-    def __init__(self, steps: Sequence[StepGraph], draft: Draft) -> None:
-        self.steps, self.draft = steps, draft
-        self.ms: dict[float, float] = {}
+    length_ns: list[float]
+    host_ms: float
+    by_speed_ms: dict[float, float]
+
+
+_KNOWN: "WeakKeyDictionary[TraceGraph, dict[tuple[int, ...], _Replays]]" = WeakKeyDictionary()
+
+
+class _StepAtSpeed:
+    """The median unchanged step with its host at another speed; each speed is replayed once for a graph."""
+
+    def __init__(self, steps: Sequence[StepGraph]) -> None:
+        self.steps, graph = steps, steps[0].trace
+        known = _KNOWN.setdefault(graph, {})
+        places = tuple(step.index for step in steps)
+        if places not in known:
+            draft = Draft.as_measured(graph)
+            TypicalHost().apply(draft)
+            host_ms = float(np.median([host_floor_ms(step, draft) for step in steps]))
+            known[places] = _Replays(draft.length_ns, host_ms, {})
+        self.replays = known[places]
 
     def __call__(self, speed: float) -> float:
-        if speed not in self.ms:
-            draft = self.draft.copy()
+        by_speed_ms = self.replays.by_speed_ms
+        if speed not in by_speed_ms:
+            draft = Draft.as_measured(self.steps[0].trace)
+            draft.length_ns = list(self.replays.length_ns)
             ScaleHost("", speed).apply(draft)
-            self.ms[speed] = float(np.median(_step_times(self.steps, draft)[0]))
-        return self.ms[speed]
+            by_speed_ms[speed] = float(np.median(_step_times(self.steps, draft)[0]))
+        return by_speed_ms[speed]
 
 
 def _times(steps: Sequence[StepGraph], changes: Sequence[Change]) -> tuple[list[float], Replayed]:

@@ -36,13 +36,17 @@ class ScaleHost:
 
     def apply(self, draft: Draft) -> None:
         nodes = draft.graph.nodes
+        if self.program is None:
+            for arc in draft.graph.host_arcs.values():
+                draft.scale(arc, self.factor)
+            return
         chosen = [
             node
             for node, kind in enumerate(nodes.kind)
             if kind in (NodeKind.CALL, NodeKind.HOST_STEP)
-            and (self.program is None or self.program.lower() in nodes.program[node].lower())
+            and self.program.lower() in nodes.program[node].lower()
         ]
-        if self.program is not None and not chosen:
+        if not chosen:
             raise ReplayError(f"{self.text!r}: no part of the program has {self.program!r} in its name")
         for node in chosen:
             for arc in draft.host_arcs(node):
