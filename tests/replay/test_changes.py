@@ -216,6 +216,51 @@ class TestKernels:
             replayed_ms(step) + 155 * US, abs=55 * US
         )
 
+    def test_an_accumulated_pass_ends_where_gradients_are_clipped(self, tmp_path):
+        trace = HandTrace()
+        trace.kernel("gemm", 50.0, 100.0)
+        begin = trace.host
+        trace.kernel("multi_tensor_apply_kernel", 152.0, 60.0)
+        trace.scope("aten::_foreach_norm", begin - 0.5, trace.host, "cpu_op")
+        begin = trace.host
+        trace.kernel("multi_tensor_apply_kernel", 214.0, 80.0)
+        trace.scope("Optimizer.step#AdamW.step", begin - 0.5, trace.host)
+        trace.step(0, -1.0, trace.host)
+        step = steps_of(trace.write(tmp_path))[0]
+        # From the step's begin, 1 µs before the first call, to the norm: 153.
+        assert replayed_ms(step, "accumulation x3") == pytest.approx(replayed_ms(step) + 306 * US, abs=1e-6)
+
+    def test_whole_gradients_that_are_added_up_cost_their_copies_again(self, tmp_path):
+        trace = HandTrace(0, world=2)
+        trace.kernel("gemm", 50.0, 100.0)
+        begin = trace.host
+        trace.kernel("chunk_cat_cuda_kernel", 152.0, 40.0)
+        trace.scope("FSDP::post_backward_reduce (a)", begin - 0.5, trace.host)
+        event = trace.record()
+        trace.wait(COMM, event, COMPUTE)
+        trace.collective("reducescatter", 194.0, 100.0)
+        event = trace.record()
+        trace.wait(COMPUTE, event, COMM)
+        begin = trace.host
+        trace.kernel("multi_tensor_apply_kernel", 296.0, 80.0)
+        trace.scope("Optimizer.step#AdamW.step", begin - 0.5, trace.host)
+        trace.step(0, -1.0, trace.host)
+        step = steps_of(trace.write(tmp_path))[0]
+        # 297 µs from the step's begin to the optimizer, without 100 of the reduction, and 40 more.
+        assert replayed_ms(step, "accumulation x2") == pytest.approx(replayed_ms(step) + 237 * US, abs=1e-6)
+
+    def test_what_autograd_does_with_a_finished_gradient_leaves_the_batch(self, tmp_path):
+        trace = HandTrace()
+        trace.kernel("gemm", 50.0, 102.0)
+        begin = trace.host
+        trace.kernel("elementwise_kernel", 154.0, 80.0)
+        accumulate = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+        trace.scope(accumulate, begin - 0.8, trace.host, "cpu_op")
+        trace.scope("aten::mul", begin - 0.5, trace.host, "cpu_op")
+        trace.step(0, -1.0, trace.host)
+        step = steps_of(trace.write(tmp_path))[0]
+        assert replayed_ms(step, "batch x3") == pytest.approx(replayed_ms(step) + 200 * US, abs=1e-6)
+
 
 class TestWords:
     @pytest.mark.parametrize("text", [example for example, _ in forms()])
@@ -276,3 +321,24 @@ class TestPrediction:
         predicted = predict([two_ranks(tmp_path)], parse_changes(["all_reduce x2"]))
         assert predicted.interval_ms[0] <= predicted.predicted_ms <= predicted.interval_ms[1]
         assert predicted.change_ms == pytest.approx(0.1, abs=1e-6)
+
+    def test_the_interval_spans_the_quartiles_of_the_unchanged_steps(self, tmp_path):
+        steps = [host_bound(tmp_path)]
+        asked = parse_changes(["host x0.5"])
+        narrow = predict(steps, asked, untraced_ms=0.8)
+        wide = predict(steps, asked, untraced_ms=0.8, untraced_quartiles_ms=(0.7, 1.0))
+        assert wide.predicted_ms == narrow.predicted_ms
+        assert narrow.interval_ms[0] - wide.interval_ms[0] == pytest.approx(0.05, rel=0.1)
+        assert wide.interval_ms[1] - narrow.interval_ms[1] == pytest.approx(0.1, rel=0.1)
+
+    def test_a_device_that_drifts_says_nothing_on_the_host(self, tmp_path):
+        trace = HandTrace()
+        for number in range(3):
+            begin = trace.host
+            trace.kernel("gemm", 10.0 + 502.0 * number, 500.0)
+            trace.think(444.0)
+            trace.step(number, begin - 0.5, trace.host - 0.5)
+        steps = steps_of(trace.write(tmp_path))
+        predicted = predict(steps, parse_changes(["loader +0.03ms"]), untraced_ms=0.51)
+        # 450 µs of host and 30 more are below the device's 502.
+        assert predicted.predicted_ms == pytest.approx(0.51, abs=1 * US)
