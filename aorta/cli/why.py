@@ -75,17 +75,24 @@ def _replay_traces_of(
         )
     from aorta.cli.why_traces import why_traces
 
-    return why_traces((traces,), changes, steps, ranks, as_json, _untraced_ms(run))
+    return why_traces((traces,), changes, steps, ranks, as_json, _untraced_quartiles_ms(run))
 
 
-def _untraced_ms(path: Path) -> float | None:
-    """The median step of the run's records, in which steps that a profiler slowed down are left out."""
-    from aorta.report.judge.judged import dataset, judge
+def _untraced_quartiles_ms(path: Path) -> tuple[float, float, float] | None:
+    """Quartiles, the median between them, of the steps of the run's records, in which steps that a profiler
+    slowed down are left out."""
+    import numpy as np
+
+    from aorta.report.judge.judged import judge
     from aorta.report.load.open import load_run
 
-    run = load_run(path, "run", jobs=None)
-    median = dataset("run", [judge(run, None)]).statistics["step_ms"].median
-    return None if median is None or median != median else float(median)
+    judged = judge(load_run(path, "run", jobs=None), None)
+    step_ms = judged.run.metrics["step_ms"][:, judged.num_warmup :]
+    median_ms = judged.statistics["step_ms"].median
+    if median_ms is None or median_ms != median_ms:
+        return None
+    low, high = np.nanpercentile(step_ms, (25, 75))
+    return min(float(low), median_ms), median_ms, max(float(high), median_ms)
 
 
 def _why_records(path: Path, steps: str | None, ranks: str | None, warmup: int | None, as_json: bool) -> int:

@@ -29,11 +29,12 @@ def why_traces(
     steps: str | None,
     ranks: str | None,
     as_json: bool,
-    untraced_ms: float | None = None,
+    untraced_ms: tuple[float, float, float] | None = None,
 ) -> int:
     """Prints why the traced steps are as long as they are; with changes, what would become of them.
 
-    untraced_ms: the median step of the run without a profiler, where records tell.
+    untraced_ms: quartiles of the run's steps without a profiler, where records tell; the second is the
+        median.
     """
     from aorta.replay.changes import parse_changes
     from aorta.replay.load import steps_of
@@ -46,7 +47,9 @@ def why_traces(
     all_steps = steps_of(paths[0] if len(paths) == 1 else list(paths))
     chosen = _chosen(all_steps, steps)
     if parsed_changes:
-        predicted = predict(chosen, parsed_changes, untraced_ms=untraced_ms)
+        low_ms, median_ms, high_ms = untraced_ms or (None, None, None)
+        quartiles_ms = None if low_ms is None or high_ms is None else (low_ms, high_ms)
+        predicted = predict(chosen, parsed_changes, untraced_ms=median_ms, untraced_quartiles_ms=quartiles_ms)
         click.echo(
             _json(_prediction_json(predicted, all_steps))
             if as_json

@@ -121,6 +121,6 @@ class TestTimes:
             trace.step(0, -1.0, trace.host)
             trace.write(tmp_path)
         step = steps_of(tmp_path)[0]
-        # A third is lost beside 302 µs; of 100 µs beside the collective 66.7 are left, and 33.3 are done alone.
+        # A third is lost beside 302 µs; 100 µs beside the collective do 66.7, and 33.3 are done alone.
         on_time = replay(step, parse_changes(["rank 1 on time"])).step_ms(0)
         assert on_time == pytest.approx(replay(step).step_ms(0) - 16.7 * US, abs=1.1 * US)
