@@ -219,7 +219,7 @@ def _bound(remedy: str | None, steps: Sequence[StepGraph], step_ms: float) -> tu
         return None, []
     try:
         changes: list[Change] = [parse_change(remedy)]
-        predicted = predict(steps, changes)
+        predicted = predict(steps, changes, has_contention=False)
     except ReplayError:
         return None, []
     bound = min(predicted.predicted_ms, step_ms)

@@ -5,6 +5,7 @@ per unit of time. Collectives begin when kernels end, so lengths and times are t
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from heapq import heappop, heappush
 
 import numpy as np
@@ -26,13 +27,15 @@ def contended_times(
     return run.times if run.is_whole() else None
 
 
-def _switches(graph: TraceGraph) -> dict[int, tuple[int, int]]:
-    """By point of a collective what it means for the kernels of which rank."""
-    switches: dict[int, tuple[int, int]] = {}
+def _switches(graph: TraceGraph) -> list[int]:
+    """By point: 0; 1 + rank where one of its collectives begins, the negative where it ends."""
+    switches = [0] * (2 * len(graph.nodes))
     for collective in graph.collectives:
         for node in collective.members:
-            rank = graph.nodes.rank[node]
-            switches[2 * node], switches[2 * node + 1] = (BEGIN, rank), (END, rank)
+            switches[2 * node], switches[2 * node + 1] = (
+                1 + graph.nodes.rank[node],
+                -1 - graph.nodes.rank[node],
+            )
     return switches
 
 
@@ -49,7 +52,7 @@ class _Run:
         self.first = np.searchsorted(source[order], np.arange(num_points + 1)).tolist()
         self.target, self.length = target[order].tolist(), length[order].tolist()
         work = np.full(len(length), -1)
-        self.switch: dict[int, tuple[int, int]] = {}
+        self.switch = [0] * num_points
         if of_graph is not None:
             self.kernel_arcs = of_graph.arcs.tolist()
             self.speed = (1.0 - of_graph.rates).tolist()
@@ -66,39 +69,47 @@ class _Run:
         self.events: list[tuple[float, int, int, int]] = []
         self.num_beside: dict[int, int] = defaultdict(int)
         self.running: dict[int, set[int]] = defaultdict(set)
-        self.rest: dict[int, float] = {}
+        num_kernels = 0 if of_graph is None else len(of_graph.nodes)
+        self.rest = [0.0] * num_kernels
         """Of each running kernel: work that is left,"""
-        self.since: dict[int, float] = {}
+        self.since = [0.0] * num_kernels
         """as of this time,"""
-        self.version: dict[int, int] = defaultdict(int)
+        self.version = [0] * num_kernels
         """and how often its end was told anew."""
-        self.began: dict[int, float] = {}
+        self.began = [0.0] * num_kernels
+        self._follow = self._follower()
         self._follow([point for point, num in enumerate(self.left) if num == 0])
         self._go_on()
 
     def is_whole(self) -> bool:
         return not any(self.left)
 
-    def _follow(self, points: list[int]) -> None:
-        """Times of what comes after these points, up to kernels, whose ends take time to tell."""
+    def _follower(self) -> Callable[[list[int]], None]:
+        """What gives times to all that comes after points, up to kernels, whose ends take time to tell. A
+        closure, because a replay calls it once for every kernel."""
         times, latest, left, target, length = self.times, self.latest, self.left, self.target, self.length
         first, work, switch, events = self.first, self.work, self.switch, self.events
-        while points:
-            point = points.pop()
-            time = times[point]
-            for k in range(first[point], first[point + 1]):
-                if work[k] >= 0:
-                    heappush(events, (time, START, work[k], 0))
-                    continue
-                following = target[k]
-                if time + length[k] > latest[following]:
-                    latest[following] = time + length[k]
-                left[following] -= 1
-                if left[following] == 0:
-                    times[following] = latest[following]
-                    points.append(following)
-            if point in switch:
-                heappush(events, (time, *switch[point], 0))
+
+        def follow(points: list[int]) -> None:
+            while points:
+                point = points.pop()
+                time = times[point]
+                for k in range(first[point], first[point + 1]):
+                    if work[k] >= 0:
+                        heappush(events, (time, START, work[k], 0))
+                        continue
+                    following = target[k]
+                    come = time + length[k]
+                    if come > latest[following]:
+                        latest[following] = come
+                    left[following] -= 1
+                    if left[following] == 0:
+                        times[following] = latest[following]
+                        points.append(following)
+                if switch[point]:
+                    heappush(events, (time, BEGIN if switch[point] > 0 else END, abs(switch[point]) - 1, 0))
+
+        return follow
 
     def _go_on(self) -> None:
         while self.events:
@@ -114,10 +125,16 @@ class _Run:
                     self._change_speed(which, time)
 
     def _start(self, kernel: int, time: float) -> None:
-        self.running[self.rank[kernel]].add(kernel)
+        rank, length = self.rank[kernel], self.lengths[self.kernel_arcs[kernel]]
+        end = time + (length / self.speed[kernel] if self.num_beside[rank] else length)
+        if not self.events or end <= self.events[0][0]:  # nothing happens meanwhile
+            self.lengths[self.kernel_arcs[kernel]] = end - time
+            self._arrive(kernel, end)
+            return
+        self.running[rank].add(kernel)
         self.began[kernel] = self.since[kernel] = time
-        self.rest[kernel] = self.lengths[self.kernel_arcs[kernel]]
-        self._tell_end(kernel)
+        self.rest[kernel] = length
+        heappush(self.events, (end, DONE, kernel, self.version[kernel]))
 
     def _tell_end(self, kernel: int) -> None:
         speed = self.speed[kernel] if self.num_beside[self.rank[kernel]] > 0 else 1.0
@@ -137,9 +154,14 @@ class _Run:
     def _end(self, kernel: int, time: float) -> None:
         self.running[self.rank[kernel]].discard(kernel)
         self.lengths[self.kernel_arcs[kernel]] = time - self.began[kernel]
+        self._arrive(kernel, time)
+
+    def _arrive(self, kernel: int, time: float) -> None:
+        """What waits for the end of a kernel."""
         point = self.end_point[kernel]
         self.latest[point] = max(self.latest[point], time)
         self.left[point] -= 1
         if self.left[point] == 0:
             self.times[point] = self.latest[point]
-            self._follow([point])
+            self._follow = self._follower()
+        self._follow([point])

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -138,20 +139,24 @@ def _rates(
     """The rate of every kernel; by row of those that ran alone often enough, the median and its runs."""
     nodes = graph.nodes
     share = np.divide(beside, length, out=np.zeros(len(length)), where=length > 0)
+    shares, lengths = share.tolist(), length.tolist()
     medians: dict[int, tuple[float, int]] = {}
     rates = np.full(len(kernels), np.nan)
     for rows in _same_kernels(graph, kernels):
-        is_alone, is_beside = share[rows] <= ALONE, share[rows] >= BESIDE
-        alone_ns = length[rows][is_alone]
-        if len(alone_ns) < FEWEST or np.percentile(alone_ns, 90) > ONE_SIZE * np.percentile(alone_ns, 10):
+        alone = sorted(lengths[row] for row in rows if shares[row] <= ALONE)
+        if len(alone) < FEWEST or alone[-1 - len(alone) // 10] > ONE_SIZE * alone[len(alone) // 10]:
             continue
-        usual_ns = float(np.median(alone_ns))
-        new = [row for row in rows.tolist() if row not in medians]
-        medians.update(dict.fromkeys(new, (usual_ns, len(alone_ns))))
-        if new and is_beside.any():
-            lost = (length[rows] - usual_ns)[is_beside] / beside[rows][is_beside]
-            rates[new] = float(np.median(np.clip(lost, 0.0, MOST_RATE)))
-    labels = np.array([work_class(nodes.name[n], nodes.program[n], nodes.unit[n]) for n in kernels])
+        usual_ns = median(alone)
+        new = [row for row in rows if row not in medians]
+        medians.update(dict.fromkeys(new, (usual_ns, len(alone))))
+        lost = [(lengths[row] - usual_ns) / beside[row] for row in rows if shares[row] >= BESIDE]
+        if new and lost:
+            rates[new] = min(max(median(lost), 0.0), MOST_RATE)
+    if not share.any():
+        return np.zeros(len(kernels)), medians
+    keys = [(nodes.name[node], nodes.program[node], nodes.unit[node]) for node in kernels]
+    label_of = {key: work_class(*key) for key in set(keys)}
+    labels = np.array([label_of[key] for key in keys])
     is_measured = ~np.isnan(rates) & (share >= BESIDE)
     otherwise = _median(rates[is_measured])
     for label in sorted(set(labels.tolist())):
@@ -165,7 +170,7 @@ def _median(rates: Floats) -> float | None:
     return float(np.median(rates)) if len(rates) >= FEWEST else None
 
 
-def _same_kernels(graph: TraceGraph, kernels: Sequence[int]) -> Iterator[Ints]:
+def _same_kernels(graph: TraceGraph, kernels: Sequence[int]) -> Iterator[list[int]]:
     """Rows of kernels that do the same work: those with the same neighbours, then all of a name and shape."""
     nodes = graph.nodes
     around = _neighbours(graph)
@@ -175,8 +180,8 @@ def _same_kernels(graph: TraceGraph, kernels: Sequence[int]) -> Iterator[Ints]:
         key = (nodes.rank[node], nodes.name[node], nodes.shape[node])
         plain[key].append(row)
         between[(*key, *around[node])].append(row)
-    for rows in (*between.values(), *plain.values()):
-        yield np.array(rows)
+    yield from between.values()
+    yield from plain.values()
 
 
 def _neighbours(graph: TraceGraph) -> dict[int, tuple[str, str]]:

@@ -59,12 +59,15 @@ def predict(
     untraced_ms: float | None = None,
     untraced_quartiles_ms: tuple[float, float] | None = None,
     speeds: Sequence[float] | None = None,
+    has_contention: bool = True,
 ) -> Prediction:
     """The step with these changes, from the steps of one trace.
 
     untraced_ms: the median step of the same run without a profiler. The profiler slows the host down, so the
     host's speed is set such that the unchanged replay takes this long, where it can be.
         speeds: those of host_speeds, where it was asked before.
+    has_contention: whether kernels become slower or quicker with what runs beside them after the changes;
+        without it they stay as measured, which is quicker and enough for a bound.
     untraced_quartiles_ms: of the same steps as untraced_ms; the interval then spans what follows from each.
     """
     steady = settled(steps)
@@ -73,12 +76,12 @@ def predict(
     elif speeds is None:
         speeds = host_speeds(steady, untraced_ms)
     with_speed = [[] if untraced_ms is None else without_profiler(speed) for speed in speeds]
-    base, _ = _times(steady, with_speed[0])
+    base, _ = _times(steady, with_speed[0], has_contention)
     base_ms = float(np.median(base))
     scale = 1.0
     if untraced_ms is not None and base_ms > 0:
         scale = untraced_ms / base_ms
-    of_speed = [_times(steady, [*host, *changes]) for host in with_speed]
+    of_speed = [_times(steady, [*host, *changes], has_contention) for host in with_speed]
     changed, last = of_speed[0]
     times = [time * scale for of_steps, _ in of_speed for time in of_steps]
     for quartile_ms in untraced_quartiles_ms or ():
@@ -186,9 +189,11 @@ class _StepAtSpeed:
         return by_speed_ms[speed]
 
 
-def _times(steps: Sequence[StepGraph], changes: Sequence[Change]) -> tuple[list[float], Replayed]:
+def _times(
+    steps: Sequence[StepGraph], changes: Sequence[Change], has_contention: bool = True
+) -> tuple[list[float], Replayed]:
     """Milliseconds of each step, and the replay of the last one."""
-    return _step_times(steps, drafted(steps[0], changes))
+    return _step_times(steps, drafted(steps[0], changes, has_contention=has_contention))
 
 
 def _step_times(steps: Sequence[StepGraph], draft: Draft) -> tuple[list[float], Replayed]:

@@ -76,6 +76,9 @@ class WithoutContention:
 
     def apply(self, draft: Draft) -> None:
         draft.has_contention = False
+        of_graph = draft.contention
+        for arc in of_graph.arcs.tolist():
+            draft.cut_to(arc, of_graph.length_ns[arc])
         for node, delay in draft.graph.roomless.items():
             for arc in draft.incoming(2 * node):
                 draft.length_ns[arc] -= delay
