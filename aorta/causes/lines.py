@@ -3,7 +3,8 @@
 import msgspec
 
 from aorta.causes.rank import causes_of
-from aorta.causes.text import headline, nothing_text, place_text
+from aorta.causes.run_text import nothing_text
+from aorta.causes.text import headline, place_text
 from aorta.causes.whatifs import whatifs_of
 from aorta.report.model import CauseLine, Causes, Dataset
 

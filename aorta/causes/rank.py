@@ -21,6 +21,8 @@ NEARLY_ALL = 0.8
 """Part of the steps."""
 RARE = 0.5
 """Median over mean below which a loss is in few steps."""
+UNLIKE = 0.75
+"""Mean over median below which it is not in all steps, as a loss in every second one."""
 
 
 def causes(judged: JudgedRun, lead: Lead = "raw", path: str = "RUN") -> list[Cause]:
@@ -140,7 +142,8 @@ def _worth(
     if not len(finite) or not finite.any():
         return 0.0, None, "no time is lost yet", False
     median, mean = float(np.median(finite)), float(finite.mean())
-    is_mean = rule.statistic == "mean" or (rule.statistic == "auto" and median < RARE * mean)
+    is_rare = median < RARE * mean or mean < UNLIKE * median
+    is_mean = rule.statistic == "mean" or (rule.statistic == "auto" and is_rare)
     if slow_steps is not None:
         return *slow_steps.mean_ms(), "", True
     estimated = estimate(values[None, :], "mean" if is_mean else "median")

@@ -251,7 +251,7 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseF
     may_be_core = not parts.on_device and late.occasions is None and facts.get("op") != "sleeps"
     if may_be_core and work < (1 + UNLIKE_CORES) * others_work:
         return
-    yield _finding_of(late, ranks[worst], facts, [] if on_core is None else [on_core.text])
+    yield _finding_of(late, ranks[worst], facts, [] if on_core is None else [on_core.text(late)])
 
 
 @dataclass(slots=True)
@@ -298,7 +298,7 @@ def _one_rank(judged: JudgedRun, parts: Parts, left: Floats) -> LateRank | None:
     is_often = (net > 0).mean() >= ONE_RANK and _lasts(net, knows_busy)
     is_usual = by_rank[worst] >= ONE_RANK * total and (is_often or is_sure)
     slow_steps = occasions(net, judged.run.global_step[judged.num_warmup :])
-    if slow_steps is not None and slow_steps.excess_ms.mean() >= max(float(np.median(net)), 0.0):
+    if slow_steps is not None and slow_steps.excess_ms.mean() >= np.median(net[~slow_steps.is_slow]):
         return LateRank(worst, net if is_usual else slow_steps.excess_ms, slow_steps, is_sure=True)
     return LateRank(worst, net, None, is_sure) if is_usual else None
 
@@ -342,15 +342,15 @@ class _OnCore:
     def sleeps(self) -> bool:
         return self.asleep_ms - self.others_asleep_ms > self.cpu_ms - self.others_cpu_ms
 
-    @property
-    def text(self) -> str:
+    def text(self, late: LateRank) -> str:
+        when = "a step" if late.occasions is None else "in such a step"
         if self.sleeps:
             return (
-                f"outside of collectives its thread sleeps {quantity(self.asleep_ms, 'ms')} a step, the"
+                f"outside of collectives its thread sleeps {quantity(self.asleep_ms, 'ms')} {when}, the"
                 f" others' {quantity(self.others_asleep_ms, 'ms')}: a lock, a pipe, a file, other threads"
             )
         return (
-            f"its thread uses {quantity(self.cpu_ms, 'ms')} of CPU a step, the others'"
+            f"its thread uses {quantity(self.cpu_ms, 'ms')} of CPU {when}, the others'"
             f" {quantity(self.others_cpu_ms, 'ms')}: more work, or a slower core"
         )
 

@@ -97,7 +97,7 @@ def _untraced_quartiles_ms(path: Path) -> tuple[float, float, float] | None:
 
 def _why_records(path: Path, steps: str | None, ranks: str | None, warmup: int | None, as_json: bool) -> int:
     from aorta.causes.rank import causes_of
-    from aorta.causes.text import causes_text, nothing_text
+    from aorta.causes.run_text import causes_text, nothing_text
     from aorta.report.judge.judged import dataset, judge
     from aorta.report.judge.leading import settled
     from aorta.report.load.open import load_run

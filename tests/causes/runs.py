@@ -75,9 +75,9 @@ def line(host, rank, step, origin_ns, first_seq, **changes):
     return step_record(timeline, **(fields | changes))
 
 
-def run_of(folder, make, run=None, steps=STEPS):
+def run_of(folder, make, run=None, steps=STEPS, seed=0):
     """make(rank, step, noise) -> Host, or (Host, changes of the record)."""
-    noise = random.Random(0)
+    noise = random.Random(seed)
     records = []
     origin_ns, seq = 10**18, 0
     for step in range(steps):
