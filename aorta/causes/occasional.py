@@ -21,6 +21,8 @@ MIN_AT_RANDOM = 5
 """Slow steps without a period: a few long ones of a heavy tail are alike by chance."""
 LEAST_CHANCE = 1e-3
 """Of seeing such an order by accident, all periods that are tried together."""
+LEAST_CHANCE_APART = 0.02
+"""The same of slow steps that also stand apart from all others: few of them, in a short run."""
 LONGEST_PERIOD = 64
 MOST_STEPS = 1 << 14
 """Of a longer run the last ones."""
@@ -120,7 +122,11 @@ def _periodic(values: Floats, global_step: NDArray[np.int64]) -> tuple[int, int]
     slowest = np.argsort(values, kind="stable")[num - count_of_best :]
     hits = int(is_phase[slowest].sum())
     chance = num_tried * _chance_of_hits(hits, count_of_best, num)
-    return (period, phase_of_best) if chance < LEAST_CHANCE else None
+    if chance >= LEAST_CHANCE:
+        slow, usual = values[is_phase], values[~is_phase]
+        if chance >= LEAST_CHANCE_APART or not slow.min() - usual.max() > _width(usual):
+            return None
+    return period, phase_of_best
 
 
 def _chance_of_hits(num_hits: int, num_drawn: int, num: int) -> float:

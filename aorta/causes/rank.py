@@ -4,25 +4,18 @@ import msgspec
 import numpy as np
 
 from aorta.causes.cause import Cause
-from aorta.causes.finding import CauseFinding, Floats
+from aorta.causes.finding import CauseFinding
 from aorta.causes.from_records import findings
-from aorta.causes.occasional import Occasions, occasions
 from aorta.causes.rules import CauseRule, rules
 from aorta.causes.selection import last_steps
 from aorta.causes.stack import stack_of
+from aorta.causes.worth import worth
 from aorta.report.model import Dataset, JudgedRun, Lead
 from aorta.report.numbers import byte_text, number, percent, quantity
-from aorta.timeline.statistics import MIN_STEPS, estimate, side
 
 MOST_SHOWN = 5
 FEW_STEPS_FACTOR = 2
 """Where the steps are too few for an interval, a loss must be this much larger."""
-NEARLY_ALL = 0.8
-"""Part of the steps."""
-RARE = 0.5
-"""Median over mean below which a loss is in few steps."""
-UNLIKE = 0.75
-"""Mean over median below which it is not in all steps, as a loss in every second one."""
 
 
 def causes(judged: JudgedRun, lead: Lead = "raw", path: str = "RUN") -> list[Cause]:
@@ -61,24 +54,21 @@ def cause_of(
     finding: CauseFinding, rule: CauseRule, judged: JudgedRun, step: float, stack: frozenset[str], path: str
 ) -> Cause | None:
     """None where the loss is too small, or chance."""
-    ms, interval, why_not, is_mean = _worth(finding.ms, rule, finding.occasions)
+    value = worth(finding, rule, judged.run.global_step[judged.num_warmup :])
     median_step = step
-    if is_mean:
+    if value.is_mean:
         step = float(np.nanmean(judged.values("step_ms")))
-    share = ms / step
+    share = value.ms / step
     if not finding.is_risk:
-        least = _least_share(rule, finding, judged)
-        least *= 1 if interval is not None else FEW_STEPS_FACTOR
-        needs_interval = rule.needs_interval and not finding.is_sure
-        if share < least or (needs_interval and not _is_sure(finding.ms, interval, least * step)):
+        least = _least_share(rule, finding, judged) * (
+            1 if value.interval_ms is not None else FEW_STEPS_FACTOR
+        )
+        if share < least or (rule.needs_interval and not value.is_sure(finding.ms, least * step)):
             return None
     facts = _texts(finding, judged, step, path)
     evidence = [*filter(None, (_filled(text, facts) for text in rule.evidence)), *finding.evidence]
-    often = ""
-    if is_mean:
-        slow_steps = finding.occasions or occasions(finding.ms, judged.run.global_step[judged.num_warmup :])
-        often = "" if slow_steps is None or slow_steps.period is None else f", {slow_steps.often}"
-        evidence.append(_text_of_few(finding.ms, slow_steps, step, median_step))
+    if value.is_mean:
+        evidence.append(value.text(finding.ms, step, median_step))
     waits = finding.facts.get("waits")
     change = next(
         change
@@ -87,6 +77,7 @@ def cause_of(
         and (change.waits is None or change.waits == waits)
         and (change.op is None or change.op == finding.facts.get("op"))
     )
+    interval = value.interval_ms
     example = finding.facts.get("example")
     rank, global_step, at_ms = finding.rank, _example_step(finding, judged), None
     if example is not None:
@@ -94,11 +85,11 @@ def cause_of(
         at_ms = (start, end)
     return Cause(
         kind=finding.kind,
-        subject=(_filled(rule.subject, facts) or finding.kind) + often,
-        ms=ms,
+        subject=(_filled(rule.subject, facts) or finding.kind) + value.often,
+        ms=value.ms,
         interval_ms=None if interval is None else (max(interval[0], 0.0), interval[1]),
-        why_no_interval=why_not,
-        bound_ms=max(step - ms, 0.0),
+        why_no_interval=value.why_no_interval,
+        bound_ms=max(step - value.ms, 0.0),
         share=share,
         evidence=tuple(evidence),
         change=_filled(change.set, facts) or change.set,
@@ -118,49 +109,6 @@ def _least_share(rule: CauseRule, finding: CauseFinding, judged: JudgedRun) -> f
     if judged.run.source == "host" and rule.least_share_on_cpu is not None:
         return rule.least_share_on_cpu
     return rule.least_share
-
-
-def _text_of_few(values: Floats, slow_steps: Occasions | None, step: float, median_step: float) -> str:
-    """How a loss in few steps adds up."""
-    if slow_steps is not None:
-        text = slow_steps.text
-    else:
-        nonzero = values[np.nan_to_num(values) > 0]
-        text = (
-            f"{len(nonzero)} of {len(values)} steps, {quantity(float(np.median(nonzero)), 'ms')} in the"
-            " median of these: the mean over all steps is given"
-        )
-    means = f"a step takes {quantity(step, 'ms')} in the mean, {quantity(median_step, 'ms')} in the median"
-    return f"in {text}; {means}"
-
-
-def _worth(
-    values: Floats, rule: CauseRule, slow_steps: Occasions | None
-) -> tuple[float, tuple[float, float] | None, str, bool]:
-    """ms, interval, why there is none, and whether it is a mean. slow_steps: all of the loss is in these."""
-    finite = values[np.isfinite(values)]
-    if not len(finite) or not finite.any():
-        return 0.0, None, "no time is lost yet", False
-    median, mean = float(np.median(finite)), float(finite.mean())
-    is_rare = median < RARE * mean or mean < UNLIKE * median
-    is_mean = rule.statistic == "mean" or (rule.statistic == "auto" and is_rare)
-    if slow_steps is not None:
-        return *slow_steps.mean_ms(), "", True
-    estimated = estimate(values[None, :], "mean" if is_mean else "median")
-    if estimated is None:
-        few = f"{len(finite)} judged steps are too few: {MIN_STEPS} are needed"
-        return mean if is_mean else median, None, few, is_mean
-    value, interval = side([estimated])
-    return value, interval, "", is_mean
-
-
-def _is_sure(values: Floats, interval: tuple[float, float] | None, least_ms: float) -> bool:
-    """Whether the loss is above half of what is named, with its interval or in nearly every step: where a run
-    drifts, another one could lose much more or less, and yet there is no doubt of the loss."""
-    if interval is None or interval[0] > least_ms / 2:
-        return True
-    finite = values[np.isfinite(values)]
-    return bool((finite >= least_ms / 2).mean() >= NEARLY_ALL)
 
 
 def _example_step(finding: CauseFinding, judged: JudgedRun) -> int | None:

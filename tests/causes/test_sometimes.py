@@ -144,3 +144,24 @@ def test_an_optimizer_on_busy_cores_is_judged_by_what_it_needs_itself(tmp_path):
         }
 
     assert named(tmp_path / "run", make) == []
+
+
+def saves_every_second_step(rank, step, noise):
+    host = plain(noise)
+    return host.work(60.0, "checkpoint") if step % 2 == 1 else host
+
+
+@pytest.mark.heavy
+def test_a_loss_in_every_second_step_is_half_of_one_step(tmp_path):
+    """Its median is all of it or nothing."""
+    first = named(tmp_path / "run", saves_every_second_step)[0]
+    assert first.subject == "checkpoint on all ranks, every second step"
+    assert first.ms == pytest.approx(60.0 * 21 / 41, rel=0.01)
+
+
+@pytest.mark.heavy
+def test_four_evaluations_of_a_short_run_are_seen(tmp_path):
+    def make(rank, step, noise):
+        return plain(noise, compute=150.0 if step % 10 == 3 else 30.0)
+
+    assert named(tmp_path / "run", make)[0].subject == "slow steps on all ranks, every 10th step"
