@@ -102,11 +102,11 @@ def named(needs: Needs, seed: int) -> list[dict[str, Any]]:
         if rank == 0:
             lengths.append(needs(chance, step))
         totals = [work + taken for work, taken in lengths[step]]
-        host = Host().work(totals[rank]).comm(COMM_MS + max(totals) - totals[rank])
+        host = Host().work(totals[rank]).comm(COMM_MS + max(totals) - totals[rank])  # type: ignore[no-untyped-call]
         return host, {"host_use": HostUse(*lengths[step][rank])}
 
     with tempfile.TemporaryDirectory() as folder:
-        judged = judge(load_run(run_of(Path(folder) / "run", make, steps=NUM_STEPS, seed=seed), "run"), 1)
+        judged = judge(load_run(run_of(Path(folder) / "run", make, steps=NUM_STEPS, seed=seed), "run"), 1)  # type: ignore[no-untyped-call]
         rows = [
             {"kind": cause.kind, "subject": cause.subject, "ms": cause.ms, "interval_ms": cause.interval_ms}
             for cause in causes(judged)
