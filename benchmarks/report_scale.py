@@ -3,10 +3,11 @@
 python benchmarks/report_scale.py [--ranks 1024] [--steps 100] [--detail-every 1] [--runs 2] [--jobs 2]
     [--folder FOLDER] [--output FILE]
 
-Runs of step records are written to FOLDER and removed at the end. Every command runs in a process of its own:
-the floors, which read every line and decode it with msgspec (plain; the fields that a summary is made of; the
-fewest), the report with an empty cache, and the report again. CPU seconds are of all its processes, the peak
-memory is that of the largest one.
+Runs of step records are written to FOLDER, with their columns beside them as a recorder on a GPU writes them,
+and removed at the end. Every command runs in a process of its own: the floors, which read every line and
+decode it with msgspec (plain; the fields that a summary is made of; the fewest), the first reading alone and
+without the columns beside the lines, the report with an empty cache, and the report again. CPU seconds are of
+all its processes, the peak memory is that of the largest one.
 """
 
 import argparse
@@ -21,10 +22,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import numpy as np
 
+from aorta.records.columns.block import Lines, block_bytes
+from aorta.records.columns.flat import FlatColumns, flat_columns
+from aorta.records.columns.writer import MOST_LINES
+from aorta.records.files import COLUMNS_FILES, STEPS_FILE, STEPS_FILES, columns_name, steps_name
 from aorta.records.schema import CollectiveRecord, HostSpan, StepRecord
 from aorta.records.seal import sealed
 from aorta.records.step_block import StepNumbers
@@ -42,6 +48,10 @@ LEFT_OUT = {
     "active_segments": "left out (recording.detail_every)",
     "collectives": "left out (recording.detail_every)",
 }
+MEASURED = (
+    "floor, plain", "floor, needed", "floor, fewest", "first reading", "of lines alone", "first report",
+    "report again",
+)  # fmt: skip
 NO_OUTPUTS = ("--no-page", "--no-perfetto", "--no-parquet", "--no-pictures")
 
 
@@ -53,6 +63,9 @@ def main() -> None:
     parser.add_argument("--detail-every", type=int, default=1, metavar="N", help="1 step in N has details")
     parser.add_argument("--runs", type=int, default=2, help="2: they are compared")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument(
+        "--only", nargs="+", choices=MEASURED, default=list(MEASURED), help="what is measured; default: all"
+    )
     parser.add_argument("--outputs", action="store_true", help="page, Perfetto, Parquet and pictures too")
     parser.add_argument(
         "--columns",
@@ -64,6 +77,7 @@ def main() -> None:
     parser.add_argument("files", nargs="*", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+    args.files = [path for path in args.files if STEPS_FILE.fullmatch(path.name)]
     if args.floor == "columns":
         for path in args.files:
             reduce_file(path)
@@ -84,11 +98,18 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     runs = [folder / name for name in "abcdefgh"[: args.runs]]
     for seed, run in enumerate(runs):
         write_run(run, args.ranks, args.steps, args.collectives, seed, args.detail_every)
-    files = sorted(path for run in runs for path in run.iterdir())
+    files = sorted(path for run in runs for path in run.glob(STEPS_FILES))
     num_bytes = sum(path.stat().st_size for path in files)
+    beside_bytes = sum(path.stat().st_size for run in runs for path in run.glob(COLUMNS_FILES))
     time.sleep(3)  # columns of files that were just written are not kept
     print(f"{args.runs} x {args.ranks} ranks x {args.steps} steps, {num_bytes / 1e6:.0f} MB", flush=True)
     floor = [sys.executable, str(Path(__file__)), *map(str, files), "--floor"]
+    bare = folder / "bare"
+    bare.mkdir()
+    for path in files:
+        (bare / path.parent.name).mkdir(exist_ok=True)
+        (bare / path.parent.name / path.name).symlink_to(path)
+    of_lines = [str(bare / path.parent.name / path.name) for path in files]
     report = [sys.executable, "-m", "aorta", "report", *map(str, runs), "--jobs", str(args.jobs)]
     report += ["--output", str(folder / "out"), *(() if args.outputs else NO_OUTPUTS)]
     environment = os.environ | {"AORTA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
@@ -97,21 +118,27 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         ("floor, plain", [*floor, "plain"]),
         ("floor, needed", [*floor, "needed"]),
         ("floor, fewest", [*floor, "fewest"]),
-        ("lines to columns", [*floor, "columns"]),
-        ("from lines", report),
-        ("from columns", report),
+        ("first reading", [*floor, "columns"]),
+        ("of lines alone", [sys.executable, str(Path(__file__)), *of_lines, "--floor", "columns"]),
+        ("first report", report),
+        ("report again", report),
     ):
+        if name not in args.only:
+            continue
         measured[name] = row = timed(command, environment)
         print(f"{name:16} {row}", flush=True)
     return {
         **setting(args),
         "lines_mb": num_bytes / 1e6,
+        "columns_beside_mb": beside_bytes / 1e6,
         "columns_mb": num_bytes_below(folder / "cache") / 1e6,
+        "outputs_mb": num_bytes_below(folder / "out") / 1e6,
         "measured": measured,
-        "columns_over_plain": measured["lines to columns"]["cpu_s"] / measured["floor, plain"]["cpu_s"],
-        "over_plain": measured["from lines"]["cpu_s"] / measured["floor, plain"]["cpu_s"],
-        "over_floor": measured["from lines"]["cpu_s"] / measured["floor, needed"]["cpu_s"],
-        "over_fewest": measured["from lines"]["cpu_s"] / measured["floor, fewest"]["cpu_s"],
+        "over_plain": {
+            name: row["cpu_s"] / measured["floor, plain"]["cpu_s"]
+            for name, row in measured.items()
+            if "floor, plain" in measured
+        },
     }
 
 
@@ -211,13 +238,32 @@ def write_run(
     rng = np.random.default_rng(seed)
     steps = [step_of(i, num_collectives, num_ranks, rng, i % detail_every == 0) for i in range(num_steps)]
     lines = [msgspec.json.encode(step) for step in steps]
+    blocks = [flat_columns(steps[first : first + MOST_LINES]) for first in range(0, num_steps, MOST_LINES)]
     for rank in range(num_ranks) if ranks is None else ranks:
         first = rank - rank % GROUP_SIZE
         group = msgspec.json.encode(list(range(first, min(first + GROUP_SIZE, num_ranks))))
-        with open(folder / f"rank_{rank}_metrics.jsonl", "wb") as file:
+        of_rank = []
+        with open(folder / steps_name(rank), "wb") as file:
             for number, line in enumerate(lines):
                 line = line.replace(b'"rank":0,', b'"rank":%d,' % rank, 1)
-                file.write(sealed(line.replace(b'"ranks":[]', b'"ranks":' + group), number))
+                of_rank.append(sealed(line.replace(b'"ranks":[]', b'"ranks":' + group), number))
+                file.write(of_rank[-1])
+        write_columns_beside(folder / columns_name(rank), of_rank, rank, blocks)
+
+
+def write_columns_beside(
+    path: Path, lines: Sequence[bytes], rank: int, blocks: Sequence[FlatColumns]
+) -> None:
+    """What a recorder's second process writes beside these lines; blocks: of rank 0."""
+    offset = number = 0
+    with open(path, "wb") as file:
+        for block in blocks:
+            of_block = lines[number : number + block.num_records]
+            described = Lines(number, offset, list(map(len, of_block)), list(map(crc32, of_block)))
+            block.constants["rank"] = rank
+            file.write(block_bytes(described, block))
+            number += len(of_block)
+            offset += described.num_bytes
 
 
 def write_columns_of_run(folder: Path, args: argparse.Namespace) -> None:
