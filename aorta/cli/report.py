@@ -43,7 +43,9 @@ def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Dask reads the ranks: tcp://host:8786, or local[:N] for N workers here.",
         ),
         click.option(
-            "--jobs", type=click.IntRange(1), help="Processes that read ranks; one per core for much to read."
+            "--jobs",
+            type=click.IntRange(1),
+            help="Processes that read ranks. Default: one per core; 1 below 16 MiB to read.",
         ),
         click.option(
             "--step-kernel", metavar="NAME", help="Of traces: a step begins where a kernel of this name does."

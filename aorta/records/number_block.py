@@ -1,13 +1,14 @@
 """Neighbouring lines of a record file as statistics see them, whatever they were read from."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Literal, NamedTuple, Protocol, Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.schema import Segment, Source
+from aorta.records.schema import Source
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -38,6 +39,26 @@ class LineKey(NamedTuple):
     global_step: int
 
 
+class SegmentNumbers(msgspec.Struct, gc=False):
+    """The fields of a Segment that statistics use."""
+
+    start_ms: float
+    end_ms: float
+    active_streams: tuple[str, ...]
+
+
+class SegmentArrays(NamedTuple):
+    """Segments of all lines, in their order."""
+
+    row: Ints
+    start_ms: Floats
+    end_ms: Floats
+    active: Ints
+    """Places in `sets`."""
+    sets: list[tuple[str, ...]]
+    """The different sets of active streams."""
+
+
 class StepDetails(NamedTuple):
     """The lists of a line, of which at least one is not empty."""
 
@@ -46,7 +67,7 @@ class StepDetails(NamedTuple):
     attempt: int
     start_unix_ns: int
     collectives: Sequence[CallNumbers] | None
-    active_segments: Sequence[Segment] | None
+    active_segments: Sequence[SegmentNumbers] | None
     exposed_run_lengths_ns: Sequence[int] | None
 
 
@@ -73,6 +94,34 @@ class TopKernels(NamedTuple):
     is_complete: Flags
     """By line that has kernels: no kernel is missing in its list."""
 
+
+def segment_arrays(lists: Iterable[tuple[int, Sequence[SegmentNumbers] | None]]) -> SegmentArrays:
+    """lists: of rows."""
+    rows: list[int] = []
+    nums: list[int] = []
+    segments: list[SegmentNumbers] = []
+    for row, of_row in lists:
+        if of_row:
+            rows.append(row)
+            nums.append(len(of_row))
+            segments += of_row
+    if not segments:
+        return SegmentArrays(
+            np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), []
+        )
+    start_ms, end_ms, active = zip(*map(_FIELDS, segments), strict=True)
+    sets: dict[tuple[str, ...], int] = {}
+    places = [sets.setdefault(streams, len(sets)) for streams in map(tuple, active)]
+    return SegmentArrays(
+        row=np.repeat(np.array(rows, dtype=np.int64), nums),
+        start_ms=np.array(start_ms, dtype=np.float64),
+        end_ms=np.array(end_ms, dtype=np.float64),
+        active=np.array(places, dtype=np.int64),
+        sets=list(sets),
+    )
+
+
+_FIELDS = attrgetter("start_ms", "end_ms", "active_streams")
 
 ListName = Literal["active_segments", "collectives", "exposed_run_lengths_ns", "host_spans", "kernels"]
 
@@ -130,6 +179,9 @@ class NumberBlock(Protocol):
     def top_kernels(self) -> TopKernels: ...
 
     def host_spans(self) -> HostSpans: ...
+
+    @property
+    def segments(self) -> SegmentArrays: ...
 
     def details(self) -> Iterator[tuple[int, StepDetails]]:
         """Row and lists, of the lines that have some."""

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any
@@ -10,7 +11,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.number_block import CallNumbers, HostSpans, LineKey, ListName, StepDetails, TopKernels
+from aorta.records.number_block import (
+    CallNumbers,
+    HostSpans,
+    LineKey,
+    ListName,
+    SegmentArrays,
+    SegmentNumbers,
+    StepDetails,
+    TopKernels,
+    segment_arrays,
+)
 from aorta.records.schema import (
     HOST_KINDS,
     DeviceRecord,
@@ -19,7 +30,6 @@ from aorta.records.schema import (
     KernelSums,
     MemoryRecord,
     OverlapRecord,
-    Segment,
     Source,
     StepRecord,
 )
@@ -50,7 +60,7 @@ class StepNumbers(msgspec.Struct, kw_only=True, gc=False):
     between_steps_ms: float | None
     host_ms: float | None
     overlap: OverlapRecord
-    active_segments: list[Segment] | None
+    active_segments: list[SegmentNumbers] | None
     collectives: list[CallNumbers] | None
     num_collectives: int
     exposed_run_lengths_ns: list[int] | None = None
@@ -194,6 +204,10 @@ class StepBlock:
         row_of_span, kind = (np.array(column, dtype=np.int64) for column in (rows, kinds))
         start_ms, end_ms = (np.array(column, dtype=np.float64) for column in (starts, ends))
         return HostSpans(row_of_span, kind, start_ms, end_ms, num_bytes)
+
+    @cached_property
+    def segments(self) -> SegmentArrays:
+        return segment_arrays(enumerate(self.values["active_segments"]))
 
     def details(self) -> Iterator[tuple[int, StepDetails]]:
         lists = [self.values[name] for name in ("collectives", "active_segments", "exposed_run_lengths_ns")]

@@ -2,8 +2,8 @@
 
     python benchmarks/reliability/damage.py --output damage.json
 
-A run of two ranks and 30 steps is written, damaged in one way, and read as a report reads it. Exit status 1
-where a damage passes without a word, or raises anything but an error in one line.
+A run of two ranks and 30 steps is written with its columns, damaged in one way, and read as a report reads
+it. Exit status 1 where a damage passes without a word, or raises anything but an error in one line.
 """
 
 import argparse
@@ -20,8 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from aorta.errors import AortaError  # noqa: E402
+from aorta.records.files import steps_name  # noqa: E402
 from aorta.records.reader import read_run, read_steps  # noqa: E402
-from aorta.records.writer import RunFolder, write_json  # noqa: E402
+from aorta.records.writer import LineWriter, RunFolder, write_json  # noqa: E402
 from aorta.report.load.open import load_run  # noqa: E402
 
 EXAMPLE = ROOT / "docs" / "example" / "ddp"
@@ -33,11 +34,13 @@ def made(folder: Path, run_id: str) -> Path:
     run = read_run(EXAMPLE)
     run.run_id = run_id
     for rank in range(2):
-        with RunFolder(folder, rank) as writer:
-            for record in read_steps(EXAMPLE / f"rank_{rank}_metrics.jsonl", []):
-                writer.steps.write(msgspec.structs.replace(record, schema=2, run_id=run_id))
+        with RunFolder(folder, rank) as empty:
             if rank == 0:
-                writer.write_run(run)
+                empty.write_run(run)
+        path = folder / steps_name(rank)
+        with LineWriter.append(path, with_columns=True) as writer:
+            for record in read_steps(EXAMPLE / path.name, []):
+                writer.write(msgspec.structs.replace(record, schema=2, run_id=run_id))
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 import msgspec
@@ -28,10 +29,13 @@ from aorta.records.number_block import (
     Ints,
     LineKey,
     ListName,
+    SegmentArrays,
+    SegmentNumbers,
     StepDetails,
     TopKernels,
+    segment_arrays,
 )
-from aorta.records.schema import HOST_KINDS, HostKind, Segment, Source, StepRecord
+from aorta.records.schema import HOST_KINDS, HostKind, Source, StepRecord
 
 LISTS = (SPANS, RUN_LENGTHS, TOP)
 TYPES: dict[str, np.dtype[Any]] = {
@@ -48,7 +52,7 @@ class Details(msgspec.Struct, gc=False):
     """The lists of a line, from the line itself: they are no columns."""
 
     collectives: list[CallNumbers] | None
-    active_segments: list[Segment] | None
+    active_segments: list[SegmentNumbers] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ class Part:
         return int(np.maximum(self.column(f"{of_list}.num", -1, np.int64), 0).sum())
 
 
+@lru_cache(4096)
 def _list_of(name: str) -> str | None:
     """The list whose items have the column."""
     for of_list in LISTS:
@@ -273,6 +278,14 @@ class ColumnBlock:
         for place, size in zip(row[chosen].tolist(), num_bytes[chosen].tolist(), strict=True):
             sums[place] = sums.get(place, 0) + size
         return HostSpans(row, kind, start_ms, end_ms, sums)
+
+    @cached_property
+    def segments(self) -> SegmentArrays:
+        return segment_arrays(
+            (first + row, lists.active_segments)
+            for first, part in self._places()
+            for row, lists in sorted(part.details.items())
+        )
 
     def details(self) -> Iterator[tuple[int, StepDetails]]:
         lists = {first + row: lists for first, part in self._places() for row, lists in part.details.items()}

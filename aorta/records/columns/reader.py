@@ -26,7 +26,7 @@ except ImportError:
 
 MOST_LINES = 4096
 """Of blocks that are handed on as one: work on each as a whole is dear."""
-MOST_BYTES = 16 << 20
+MOST_BYTES = 6 << 20
 """Of their lines."""
 _SOURCES, _KINDS = set(get_args(Source)), set(HOST_KINDS)
 _DETAILS = msgspec.json.Decoder(Details)

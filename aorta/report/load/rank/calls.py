@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.number_block import NumberBlock, StepDetails
+from aorta.records.number_block import NumberBlock, SegmentArrays, StepDetails
 from aorta.records.reader import OP_OF_STREAM
 from aorta.report.load.rank.impossible import TOO_LARGE, ImpossibleRecord, impossible_record
 from aorta.timeline.collective import GroupKey
@@ -28,6 +28,8 @@ MAX_CALLS = 4_000_000
 STREAMS = frozenset(("compute", COPY, *OP_OF_STREAM))
 ROUNDING_MS = 1e-3
 """By which times of a record may contradict each other."""
+MOST_MS = 2.0**40
+"""Below it a time in ns is one that 64 bits hold, on any day."""
 UNKNOWN_END = -1
 """end_ns of a collective whose times were not measured."""
 
@@ -77,15 +79,24 @@ class CallsBuilder:
     """By name, size and attempt: within a rank these tell groups apart, and each attempt counts from 0."""
     keys: list[GroupKey] = field(default_factory=list)
     rows: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
-    exposed: list[tuple[int, int]] = field(default_factory=list)
+    exposed: list[Ints] = field(default_factory=list)
     exposed_ns: list[Ints] = field(default_factory=list)
     """The same of records that keep stretches instead of segments."""
 
     def add(self, path: Path, first_row: int, block: NumberBlock) -> None:
         """Notes the collectives of neighbouring rows. path: of their lines, which a RecordError names."""
+        segments = block.segments
+        is_plain = _are_plain(segments)
+        if is_plain and len(segments.row):
+            is_exposed = np.array([_is_exposed(active) for active in segments.sets])[segments.active]
+            times_ms = np.stack((segments.start_ms[is_exposed], segments.end_ms[is_exposed]), axis=1)
+            origin = block.integers("start_unix_ns")[segments.row[is_exposed]]
+            self.exposed.append((times_ms * 1e6).astype(np.int64) + origin[:, None])
         for row, record in block.details():
             try:
                 self._add(first_row + row, record)
+                if not is_plain:
+                    self._add_segments(record)
             except (ImpossibleRecord, OverflowError, ValueError) as error:
                 problem = str(error) if isinstance(error, ImpossibleRecord) else TOO_LARGE
                 raise impossible_record(path, (record.source, record.global_step), problem) from error
@@ -114,6 +125,16 @@ class CallsBuilder:
                 rows.append(
                     (row, kind, group, call.seq, origin + int(start_ms * 1e6), origin + int(end_ms * 1e6))
                 )
+        if record.active_segments is None and record.exposed_run_lengths_ns:
+            try:
+                self.exposed_ns.append(of_run_lengths(record.exposed_run_lengths_ns) + origin)
+            except ValueError as error:
+                raise ImpossibleRecord(f"exposed_run_lengths_ns: {error}") from None
+
+    def _add_segments(self, record: StepDetails) -> None:
+        """One by one, as some are not as a run writes them. Raises as _add."""
+        origin = record.start_unix_ns
+        exposed: list[tuple[int, int]] = []
         earliest_ms = -ROUNDING_MS
         for segment in record.active_segments or ():
             start_ms, end_ms = segment.start_ms, segment.end_ms
@@ -121,21 +142,29 @@ class CallsBuilder:
                 raise ImpossibleRecord("active_segments are not in order of time")
             earliest_ms = end_ms - ROUNDING_MS
             if _is_exposed(tuple(segment.active_streams)):
-                self.exposed.append((origin + int(start_ms * 1e6), origin + int(end_ms * 1e6)))
-        if record.active_segments is None and record.exposed_run_lengths_ns:
-            try:
-                self.exposed_ns.append(of_run_lengths(record.exposed_run_lengths_ns) + origin)
-            except ValueError as error:
-                raise ImpossibleRecord(f"exposed_run_lengths_ns: {error}") from None
+                exposed.append((origin + int(start_ms * 1e6), origin + int(end_ms * 1e6)))
+        self.exposed.append(np.array(exposed, dtype=np.int64).reshape(-1, 2))
 
     def finished(self, place: NDArray[np.int32]) -> RecordedCalls:
         """The calls of all rows. place: new ones of the rows, -1 of those that are left out."""
         table = np.array(self.rows, dtype=np.int64).reshape(-1, 6)
         row, kind, group = (column.astype(np.int32) for column in table.T[:3])
         seq, start, end = (np.ascontiguousarray(column) for column in table.T[3:])
-        exposed = np.concatenate([np.array(self.exposed, dtype=np.int64).reshape(-1, 2), *self.exposed_ns])
+        exposed = np.concatenate([np.zeros((0, 2), dtype=np.int64), *self.exposed, *self.exposed_ns])
         calls = RecordedCalls(list(self.kinds), self.keys, row, kind, group, seq, start, end, exposed)
         return calls.moved(place)
+
+
+def _are_plain(segments: SegmentArrays) -> bool:
+    """Returns True where segments of a line are in order of time, on streams that there are."""
+    start_ms, end_ms = segments.start_ms, segments.end_ms
+    earliest_ms = np.full(len(start_ms), -ROUNDING_MS)
+    follows = segments.row[1:] == segments.row[:-1]
+    earliest_ms[1:][follows] = end_ms[:-1][follows] - ROUNDING_MS
+    return bool(
+        all(STREAMS.issuperset(active) for active in segments.sets)
+        and ((earliest_ms <= start_ms) & (start_ms <= end_ms + ROUNDING_MS) & (end_ms < MOST_MS)).all()
+    )
 
 
 @cache

@@ -115,17 +115,14 @@ def _segments(
     block: NumberBlock, is_noted: NDArray[np.bool_]
 ) -> tuple[RowIntervals, RowIntervals, NDArray[np.bool_]]:
     """Exposed communication, whatever is active, and which lines kept their segments."""
-    exposed: list[tuple[int, float, float]] = []
-    busy: list[tuple[int, float, float]] = []
-    for row, details in block.details():
-        for segment in (details.active_segments or ()) if is_noted[row] else ():
-            if active := segment.active_streams:
-                span = (row, segment.start_ms, segment.end_ms)
-                busy.append(span)
-                if "compute" not in active and "copy" not in active:
-                    exposed.append(span)
-    return (
-        union(RowIntervals.of(exposed)),
-        union(RowIntervals.of(busy)),
-        block.has("active_segments") & is_noted,
+    segments = block.segments
+    is_busy = np.array([bool(active) for active in segments.sets], dtype=bool)
+    is_exposed = is_busy & np.array(
+        [not {"compute", "copy"} & {*active} for active in segments.sets], dtype=bool
     )
+    spans = RowIntervals(segments.row, segments.start_ms, segments.end_ms)
+    is_counted = is_noted[segments.row]
+    exposed, busy = (
+        union(spans.chosen(is_counted & of_set[segments.active])) for of_set in (is_exposed, is_busy)
+    )
+    return exposed, busy, block.has("active_segments") & is_noted
