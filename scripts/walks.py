@@ -25,9 +25,12 @@ from typing import Any, NamedTuple
 LATER = {
     "records/blocks.py": "records are read in blocks of columns",
     "records/step_block.py": "records are read in blocks of columns",
+    "records/columns/reader.py": "numbers are kept as columns beside the lines",
+    "records/number_block.py": "numbers are kept as columns beside the lines",
     "report/load/arrays.py": "arrays of large runs are in a file",
     "report/load/rank/host.py": "lines tell what the host did",
     "report/rows.py": "statistics of large runs are made of blocks of rows",
+    "timeline/unseen_drift.py": "a drift that a run is too short to show is allowed for",
     "report/load/rank/cache.py": "columns of large runs are stored",
 }
 EXAMPLE = Path(__file__).resolve().parents[1] / "docs" / "example" / "fsdp"

@@ -93,3 +93,14 @@ def test_the_fast_tier_sees_processes_through_helpers() -> None:
 
     assert leaves_the_process([by_helper])
     assert not leaves_the_process([test_no_test_module_imports_another])
+
+
+def test_no_concept_has_a_second_home(tmp_path: Path) -> None:
+    homes = load_script("homes")
+    assert homes.second_homes() == []
+    assert [
+        name for home in homes.HOMES for name in home.files if not (ROOT / "aorta" / name).is_file()
+    ] == []
+    (tmp_path / "other.py").write_text("settings = yaml.safe_load(text)\n")
+    (second,) = homes.second_homes(tmp_path)
+    assert (second.home.concept, second.place) == ("reader of YAML", "other.py:1")

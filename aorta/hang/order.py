@@ -7,8 +7,9 @@ them alike in every step: a rank that did not is the one to blame for ranks that
 from typing import NamedTuple
 
 from aorta.hang.schema import LISTED_BEFORE, CallState, HangReport
+from aorta.timeline.collective import UNEVEN
 
-UNEVEN = frozenset(("all_to_all", "gather", "scatter", "coalesced"))
+OF_ANY_SIZE = UNEVEN | {"coalesced"}
 """Operations whose sizes may differ between ranks, and between steps."""
 
 
@@ -27,7 +28,7 @@ def signature(call: CallState) -> Signature:
 
 def comparable(call: CallState) -> Signature:
     """Equal where two ranks, or two steps, issued the same collective."""
-    return Signature(call.op, 0, "") if call.op in UNEVEN else signature(call)
+    return Signature(call.op, 0, "") if call.op in OF_ANY_SIZE else signature(call)
 
 
 class Issued(NamedTuple):

@@ -26,7 +26,7 @@ TOLERANCE_NS = 100_000
 class ColumnsBuilder:
     """Rows as they come; columns that appear late have no value in earlier rows."""
 
-    def __init__(self, path: Path, source: Source) -> None:
+    def __init__(self, path: Path, source: Source, kernels: NamedKernels) -> None:
         self._path, self._source = path, source
         self._row_of_step: dict[int, int] = {}
         self._passes: list[tuple[int, int, int]] = []
@@ -36,7 +36,7 @@ class ColumnsBuilder:
         self._metrics: list[tuple[int, dict[str, Floats]]] = []
         """First row and columns of every block."""
         self._calls = CallsBuilder()
-        self._kernels = NamedKernels()
+        self._kernels = kernels
         self._not_measured: dict[str, str] = {}
         self._reasons: dict[str, str] = {}
         """The last ones, which most lines repeat."""

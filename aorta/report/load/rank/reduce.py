@@ -19,6 +19,7 @@ from aorta.report.load.rank.builder import ColumnsBuilder
 from aorta.report.load.rank.columns import RankFile
 from aorta.report.load.rank.contradictions import contradictions
 from aorta.report.load.rank.impossible import check_block, impossible_record
+from aorta.report.load.rank.kernels import NamedKernels
 from aorta.steps.unwritten import unwritten_after
 
 BLOCK_RECORDS = 512
@@ -90,7 +91,9 @@ def _reduce(path: Path, blocks: Iterable[NumberBlock]) -> RankFile:
             part = block.of_source(source)
             if isinstance(part, StepBlock):  # columns hold nothing that does not fit
                 check_block(path, part)
-            builders.setdefault(source, ColumnsBuilder(path, source)).add(part)
+            if source not in builders:
+                builders[source] = ColumnsBuilder(path, source, NamedKernels())
+            builders[source].add(part)
     if first is None:
         raise ReportError(f"{path} holds no step")
     kernel_names = kernel_names_beside(path)
