@@ -50,7 +50,7 @@ LEFT_OUT = {
 }
 MEASURED = (
     "floor, plain", "floor, needed", "floor, fewest", "first reading", "of lines alone", "first report",
-    "report again",
+    "report again", "with steps.parquet",
 )  # fmt: skip
 NO_OUTPUTS = ("--no-page", "--no-perfetto", "--no-parquet", "--no-pictures")
 
@@ -122,6 +122,7 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         ("of lines alone", [sys.executable, str(Path(__file__)), *of_lines, "--floor", "columns"]),
         ("first report", report),
         ("report again", report),
+        ("with steps.parquet", [part for part in report if part != "--no-parquet"]),
     ):
         if name not in args.only:
             continue
