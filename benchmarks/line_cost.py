@@ -12,22 +12,18 @@ import json
 import os
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from report_scale import decode_all, step_of
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from aorta.records.files import steps_name  # noqa: E402
-from aorta.records.schema import StepRecord  # noqa: E402
-from aorta.records.writer import LineWriter  # noqa: E402
-from aorta.report.load.rank.reduce import reduce_file  # noqa: E402
-from benchmarks.report_scale import decode_all, step_of  # noqa: E402
+from aorta.records.files import steps_name
+from aorta.records.schema import StepRecord
+from aorta.records.writer import LineWriter
+from aorta.report.load.rank.reduce import reduce_file
 
 WHAT = ("write", "write with columns", "plain decode", "first reading", "first reading of lines alone")
 
