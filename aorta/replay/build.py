@@ -23,6 +23,7 @@ from aorta.replay.graph import (
     indexed_by_target,
     topological,
 )
+from aorta.replay.labels import is_data_loading
 from aorta.replay.streams import BLOCKED_NS, EARLY_NS, Dependencies, dependencies
 from aorta.timeline.collective import POINT_TO_POINT
 
@@ -38,6 +39,9 @@ MOST_SWITCHES = 0.1
 """Of the calls of a thread: with more changes between two threads they do not take turns."""
 RETURN_NS = 5_000
 """From the end of device work to the return of a host call that waits for it, where it did not have to."""
+LONG_GAP_NS = 1_000_000
+"""Between two calls: what the host did is what it was in halfway, where that is a loader. Reading a batch
+starts no work of its own."""
 UNIT = re.compile(r"\(([^()]+)\)\s*$")
 WRITTEN_AS = {"aten::_local_scalar_dense": "aten::item"}
 """Operators under the name that a program calls them by."""
@@ -250,6 +254,15 @@ class _Builder:
             if call >= 0:
                 node = rank.node_of_call[call]
                 self.nodes.program[i], self.nodes.unit[i] = self.nodes.program[node], self.nodes.unit[node]
+        ended: dict[str, int] = {}
+        for i, node in sorted(rank.node_of_call.items(), key=lambda row: starts[row[0]]):
+            thread = calls.thread[i]
+            since = ended.get(thread, starts[i])
+            if starts[i] - since >= LONG_GAP_NS:
+                named = _program(*activity.scopes.innermost(thread, (since + starts[i]) // 2))
+                if is_data_loading(named):
+                    self.nodes.program[node] = named
+            ended[thread] = int(calls.end_ns[i])
 
     # ---- device --------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """What device work is for, by its name and by where the program launched it."""
 
 import re
+from functools import lru_cache
 
 from aorta.traces.kernel_classes import COPY, kernel_class
 
@@ -11,6 +12,11 @@ OPTIMIZER = "optimizer"
 ELEMENTWISE = "elementwise"
 FOREACH = "aten::_foreach_"
 """Operators over lists of tensors."""
+
+
+LOADER = re.compile(
+    r"data_?loader|load_?batch|next_?batch|batch_?feed|wait_for_batch|aorta\.data", re.IGNORECASE
+)
 
 
 def work_class(name: str, program: str, unit: str) -> str:
@@ -31,3 +37,9 @@ def depends_on_batch(name: str, program: str, unit: str) -> bool:
     if FOREACH in program:
         return False  # over parameters or gradients
     return work_class(name, program, unit) != OPTIMIZER and not SHARDING_SCOPE.search(f"{program} {unit}")
+
+
+@lru_cache(4096)
+def is_data_loading(program: str) -> bool:
+    """Whether a part of the program, by its name, fetches the next batch."""
+    return LOADER.search(program) is not None

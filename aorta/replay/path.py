@@ -5,16 +5,14 @@ did because of the arc that asked for the latest time. It may pass through the h
 The parts cover the step of that rank without gap or overlap, so they add up to it.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Literal
 
 from aorta.replay.contention import contention
 from aorta.replay.draft import NEVER
 from aorta.replay.graph import ArcKind, NodeKind
-from aorta.replay.labels import work_class
+from aorta.replay.labels import is_data_loading, work_class
 from aorta.replay.run import Replayed
 from aorta.timeline.collective import POINT_TO_POINT
 
@@ -31,9 +29,6 @@ PartKind = Literal[
     "other",
 ]
 
-LOADER = re.compile(
-    r"data_?loader|load_?batch|next_?batch|batch_?feed|wait_for_batch|aorta\.data", re.IGNORECASE
-)
 LATE_US = 20.0
 """A lead shorter than this names nobody as late; the residual of the common clock is added."""
 
@@ -56,12 +51,6 @@ class PathPart:
 def critical_path(replayed: Replayed) -> tuple[PathPart, ...]:
     """The parts of the step in order of time."""
     return _Path(replayed).parts()
-
-
-@lru_cache(4096)
-def is_data_loading(program: str) -> bool:
-    """Whether a part of the program, by its name, fetches the next batch."""
-    return LOADER.search(program) is not None
 
 
 def summed(parts: Sequence[PathPart]) -> list[PathPart]:

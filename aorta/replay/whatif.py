@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from aorta.replay.changes.change import Change
-from aorta.replay.changes.host import ScaleHost, TypicalHost
+from aorta.replay.changes.host import TypicalHost, WithoutProfiler
 from aorta.replay.draft import Draft
 from aorta.replay.graph import StepGraph, TraceGraph
 from aorta.replay.path import PathPart, critical_path, summed
@@ -114,7 +114,7 @@ def settled(steps: Sequence[StepGraph]) -> Sequence[StepGraph]:
 
 def without_profiler(speed: float) -> list[Change]:
     """The host as it is without a profiler: every call as long as usual, times the speed."""
-    return [TypicalHost(), ScaleHost("host without profiler", speed)]
+    return [TypicalHost(), WithoutProfiler("host without profiler", speed)]
 
 
 def host_speeds(steps: Sequence[StepGraph], untraced_ms: float) -> list[float]:
@@ -184,7 +184,7 @@ class _StepAtSpeed:
         if speed not in by_speed_ms:
             draft = Draft.as_measured(self.steps[0].trace)
             draft.length_ns = list(self.replays.length_ns)
-            ScaleHost("", speed).apply(draft)
+            WithoutProfiler("", speed).apply(draft)
             by_speed_ms[speed] = float(np.median(_step_times(self.steps, draft)[0]))
         return by_speed_ms[speed]
 

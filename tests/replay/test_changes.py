@@ -136,6 +136,16 @@ class TestHost:
         step = steps_of(trace.write(tmp_path))[0]
         assert replayed_ms(step, "no loader delay") == pytest.approx(replayed_ms(step) - 0.5, abs=2 * US)
 
+    def test_a_loader_that_starts_no_work_names_the_gap_that_it_leaves(self, tmp_path):
+        trace = HandTrace()
+        trace.kernel("gemm", 5.0, 20.0)
+        trace.scope("load_batch", trace.host + 10.0, trace.host + 2010.0)
+        trace.think(2020.0)
+        trace.kernel("gemm", trace.host + 5.0, 20.0)
+        trace.step(0, -1.0, trace.host)
+        step = steps_of(trace.write(tmp_path))[0]
+        assert replayed_ms(step, "no loader delay") == pytest.approx(replayed_ms(step) - 2.0, abs=0.03)
+
     def test_waiting_each_step_serialises_host_and_device(self, tmp_path):
         trace = HandTrace()
         for number in range(3):
@@ -342,3 +352,16 @@ class TestPrediction:
         predicted = predict(steps, parse_changes(["loader +0.03ms"]), untraced_ms=0.51)
         # 450 µs of host and 30 more are below the device's 502.
         assert predicted.predicted_ms == pytest.approx(0.51, abs=1 * US)
+
+    def test_a_sleep_is_no_work_that_a_profiler_slows_down(self, tmp_path):
+        trace = HandTrace(every=95.0)
+        trace.kernel("small_elementwise", trace.host + 5.0, 10.0)
+        trace.think(10_000.0)
+        for _ in range(9):
+            trace.kernel("small_elementwise", trace.host + 5.0, 10.0)
+        trace.step(0, -1.0, trace.host)
+        steps = steps_of(trace.write(tmp_path))
+        measured_ms = replay(steps[0]).slowest_ms
+        # 3 ms of host at most, of which 2 in the gap, are what the missing 0.6 ms can come from.
+        predicted = predict(steps, parse_changes(["rank 0 +0ms"]), untraced_ms=measured_ms - 0.6)
+        assert predicted.predicted_ms == pytest.approx(measured_ms - 0.6, rel=0.01)

@@ -11,7 +11,7 @@ from aorta.errors import ReplayError
 from aorta.replay.changes.change import DELAY, FACTOR, Change, form
 from aorta.replay.draft import Draft
 from aorta.replay.graph import ArcKind, NodeKind
-from aorta.replay.path import is_data_loading
+from aorta.replay.labels import is_data_loading
 
 Floats = NDArray[np.float64]
 FEWEST_STEPS = 4
@@ -21,6 +21,7 @@ UNEQUAL = 1.25
 are different."""
 UNEQUAL_CALL_NS = 1e6
 """A delay of one rank, rather than a call that varies."""
+LONGEST_WORK_NS = 2e6
 GRAPH_LAUNCH_NS = 1_000.0
 """From one kernel of a graph to the next, at most."""
 
@@ -51,6 +52,21 @@ class ScaleHost:
         for node in chosen:
             for arc in draft.host_arcs(node):
                 draft.scale(arc, self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutProfiler:
+    """The host's calls take factor times as long. Of what takes it more than LONGEST_WORK_NS from one call to
+    the next, a sleep or a read, the rest stays: no events lie in it that a profiler would have recorded."""
+
+    text: str
+    factor: float
+
+    def apply(self, draft: Draft) -> None:
+        for arc in draft.graph.host_arcs.values():
+            length = draft.length_ns[arc]
+            if length > 0:
+                draft.length_ns[arc] = length - (1 - self.factor) * min(length, LONGEST_WORK_NS)
 
 
 @dataclass(frozen=True, slots=True)
