@@ -42,6 +42,8 @@ RETURN_NS = 5_000
 LONG_GAP_NS = 1_000_000
 """Between two calls: what the host did is what it was in halfway, where that is a loader. Reading a batch
 starts no work of its own."""
+ONE_WAY = frozenset(("broadcast", "scatter", "reduce", "gather", "send"))
+"""Operations that a rank with nothing to receive may leave before the others have come."""
 UNIT = re.compile(r"\(([^()]+)\)\s*$")
 WRITTEN_AS = {"aten::_local_scalar_dense": "aten::item"}
 """Operators under the name that a program calls them by."""
@@ -410,6 +412,10 @@ class _Builder:
         self.arcs.add(2 * meeting, 2 * meeting + 1, 0.0, ArcKind.TRANSFER)
         for _, _, node in members:
             self.arcs.add(2 * node, 2 * meeting, 0.0, ArcKind.ARRIVAL)
+            if rank_calls.op[call] in ONE_WAY and nodes.end_ns[node] < arrival:
+                length = nodes.end_ns[node] - nodes.start_ns[node]
+                self.arcs.add(2 * node, 2 * node + 1, length, ArcKind.DURATION)
+                continue
             self.arcs.add(2 * node, 2 * node + 1, 0.0, ArcKind.DURATION)
             transfer = max(0.0, nodes.end_ns[node] - arrival)
             self.arcs.add(2 * meeting + 1, 2 * node + 1, transfer, ArcKind.TRANSFER)

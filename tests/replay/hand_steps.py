@@ -69,3 +69,20 @@ def sharded(folder: Path) -> StepGraph:
         now += 304.0
     trace.step(0, -1.0, trace.host)
     return steps_of(trace.write(folder))[0]
+
+
+def broadcasting(folder: Path) -> StepGraph:
+    """Rank 0 sends a broadcast of 30 µs and goes on; rank 1 comes to it 100 µs after it began."""
+    for rank, compute in enumerate((200.0, 300.0)):
+        trace = HandTrace(rank, world=2)
+        trace.kernel("gemm", 20.0, compute)
+        event = trace.record()
+        trace.wait(COMM, event, COMPUTE)
+        begin = 20.0 + compute + 2.0
+        trace.collective("broadcast", begin, 30.0)
+        event = trace.record()
+        trace.wait(COMPUTE, event, COMM)
+        trace.kernel("gemm", begin + 32.0, 50.0)
+        trace.step(0, -1.0, trace.host)
+        trace.write(folder)
+    return steps_of(folder)[0]

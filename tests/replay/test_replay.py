@@ -11,7 +11,7 @@ from aorta.replay.load import steps_of
 from aorta.replay.path import critical_path, summed
 from aorta.replay.run import replay
 from tests.replay.by_hand import COMM, COMPUTE, HandTrace
-from tests.replay.hand_steps import device_bound, host_bound, replayed_ms, two_ranks
+from tests.replay.hand_steps import broadcasting, device_bound, host_bound, replayed_ms, two_ranks
 
 
 def kinds(step: StepGraph) -> dict[str, float]:
@@ -23,7 +23,7 @@ def kinds(step: StepGraph) -> dict[str, float]:
 
 
 class TestReplay:
-    @pytest.mark.parametrize("make", [device_bound, host_bound, two_ranks])
+    @pytest.mark.parametrize("make", [device_bound, host_bound, two_ranks, broadcasting])
     def test_gives_the_measured_step_back(self, make, tmp_path):
         step = make(tmp_path)
         replayed = replay(step)
