@@ -335,11 +335,16 @@ class TestPrediction:
     def test_the_interval_spans_the_quartiles_of_the_unchanged_steps(self, tmp_path):
         steps = [host_bound(tmp_path)]
         asked = parse_changes(["host x0.5"])
-        narrow = predict(steps, asked, untraced_ms=0.8)
-        wide = predict(steps, asked, untraced_ms=0.8, untraced_quartiles_ms=(0.7, 1.0))
-        assert wide.predicted_ms == narrow.predicted_ms
-        assert narrow.interval_ms[0] - wide.interval_ms[0] == pytest.approx(0.05, rel=0.1)
-        assert wide.interval_ms[1] - narrow.interval_ms[1] == pytest.approx(0.1, rel=0.1)
+        predicted = predict(steps, asked, untraced_ms=0.8, untraced_quartiles_ms=(0.7, 1.0))
+        assert predicted.predicted_ms == pytest.approx(0.4, rel=0.02)
+        # Half of each quartile, and 3 % of 0.4 beyond.
+        assert predicted.interval_ms == pytest.approx((0.338, 0.512), rel=0.02)
+        assert "differ by 38 % between quartiles" in predicted.notes[-1]
+
+    def test_steady_steps_are_not_worth_a_note(self, tmp_path):
+        steps = [host_bound(tmp_path)]
+        asked = parse_changes(["host x0.5"])
+        assert predict(steps, asked, untraced_ms=0.8, untraced_quartiles_ms=(0.79, 0.81)).notes == ()
 
     def test_a_device_that_drifts_says_nothing_on_the_host(self, tmp_path):
         trace = HandTrace()
