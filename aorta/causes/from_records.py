@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from aorta.causes.finding import CauseFinding
 from aorta.causes.from_telemetry import clocks, memory_limit, retries
+from aorta.causes.occasional import are_alike
 from aorta.causes.parts import Parts, parts_of
 from aorta.causes.slow_steps import slow_steps
 from aorta.causes.transfer import exposure, small_calls, transfer
@@ -24,6 +25,7 @@ IN_MODEL = (
     "the host is in the program's own code then: in no batch, optimizer, checkpoint or wait for the device"
 )
 ANNOUNCED = "pause that the program announced,"
+ASLEEP = "sleep of the host within the step,"
 NOT_RECORDED = "what the host does then is not in these records"
 
 
@@ -61,26 +63,35 @@ def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
         common = by_rank.min(axis=0)
         if not common.any():
             continue
-        nonzero = common[common > 0]
-        taken: dict[str, object] = {}
-        if name == "launch" and parts.taken_ms is not None:
-            taken_ms = float(np.median(parts.taken_ms))
-            taken = {"taken_ms": taken_ms} if taken_ms >= WORTH_SAYING * np.median(nonzero) else {}
+        part_ms = float(np.median(common[common > 0]))
         yield CauseFinding(
             kind,
             common,
             facts={
                 "who": "all ranks" if len(by_rank) > 1 else "the rank",
-                "part_ms": float(np.median(nonzero)),
-                "others_ms": float(np.median(nonzero)),
-                "in_steps": len(nonzero),
+                "others_ms": part_ms,
+                "in_steps": int((common > 0).sum()),
                 "num_steps": len(common),
                 "waits": False,
-                "what": ANNOUNCED,
-                **taken,
                 "host": IN_MODEL if parts.knows_host else NOT_RECORDED,
+                **_words(name, parts, part_ms),
             },
+            is_sure=name == "between_steps" and are_alike(common),
         )
+
+
+def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
+    """Facts that the texts of one part have; part_ms: what it takes in a step that has it."""
+    if name == "asleep":
+        return {"op": "asleep", "what": ASLEEP, "asleep_ms": part_ms}
+    facts: dict[str, object] = {"part_ms": part_ms}
+    if name == "pause":
+        facts["what"] = ANNOUNCED
+    if name == "launch" and parts.taken_ms is not None:
+        taken_ms = float(np.median(parts.taken_ms))
+        if taken_ms >= WORTH_SAYING * part_ms:
+            facts["taken_ms"] = taken_ms
+    return facts
 
 
 def _one_of_small_messages(judged: JudgedRun, losses: list[CauseFinding]) -> list[CauseFinding]:

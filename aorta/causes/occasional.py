@@ -26,6 +26,9 @@ LEAST_CHANCE_APART = 0.02
 LONGEST_PERIOD = 64
 MOST_STEPS = 1 << 14
 """Of a longer run the last ones."""
+ALIKE = 0.75
+"""Of the largest loss, from which on another one is of its kind."""
+NEXT_TO_NOTHING = 0.05
 SCATTERED = 0.5
 """Runs of neighbouring slow steps over slow steps, below which they are one stretch of the run."""
 
@@ -95,6 +98,17 @@ def occasions(values_ms: Floats, global_step: NDArray[np.int64]) -> Occasions | 
     if not np.median(excess[is_slow]) > 0:
         return None
     return Occasions(is_slow, excess, deviation * math.sqrt(math.pi / 2 / len(usual)), period)
+
+
+def are_alike(values_ms: Floats) -> bool:
+    """Whether a few steps lose much, as much as each other, and the rest next to nothing: a program does the
+    same again; what a busy machine takes differs from time to time. For fewer steps than a period needs."""
+    values = np.nan_to_num(values_ms)
+    largest = float(values.max(initial=0.0))
+    is_large = values >= ALIKE * largest
+    if not largest > 0 or is_large.sum() < 2 or is_large.mean() > 0.5:
+        return False
+    return float(values[~is_large].max()) <= NEXT_TO_NOTHING * float(values[is_large].min())
 
 
 def _periodic(values: Floats, global_step: NDArray[np.int64]) -> tuple[int, int] | None:

@@ -2,7 +2,8 @@
 
 On a CPU the host is the device, and its parts are read off directly. On a GPU a part of the host costs what
 the device idles meanwhile; a wait of the host for the device costs the idle time behind it, but no more than
-the wait itself, since the host would have been ahead by that much.
+the wait itself, since the host would have been ahead by that much. The host launches at most as long as its
+threads work: the device idles the rest while they sleep.
 """
 
 from dataclasses import dataclass
@@ -68,16 +69,25 @@ def parts_of(judged: JudgedRun, lead: Lead, small_launch_ms: float = 0.0) -> Par
     def metric(name: str) -> Floats:
         return run.metrics.get(name, np.full(shape, np.nan))
 
-    tails = {kind: host(f"{kind}{AFTER}") for kind in (*HOST_PARTS, "optimizer", "synchronisation")}
-    spans = {kind: host(kind) + _delayed(tails[kind]) for kind in tails}
+    tails = {kind: host(f"{kind}{AFTER}") for kind in (*HOST_PARTS, "optimizer")}
     cpu, taken = (_known(run.host_parts.get(name)) for name in (CPU, READY))
     between = positive(metric("between_steps_ms") - sum(tails.values()))
     compute = positive(metric(metric_of(lead, "compute_ms")))
     ms_by_kind: dict[str, Floats]
     work = compute
     if on_device:
-        ms_by_kind = _on_device(judged, lead, spans, between, small_launch_ms)
+        # The window of a step has what lies behind its body: the device idles in it meanwhile.
+        spans = {kind: host(kind) + tails[kind] for kind in tails}
+        spans["synchronisation"] = host("synchronisation") + _delayed(host(f"synchronisation{AFTER}"))
+        idle = _idle(judged, lead)
+        ms_by_kind = _on_device(judged, idle, spans, between, small_launch_ms)
+        if cpu is not None and taken is not None:
+            launching = cpu + taken + host("backward")  # whose launches come from a thread of autograd
+            is_noted = np.isfinite(run.host_parts[CPU])
+            asleep = np.where(is_noted, positive(ms_by_kind["launch"] - launching), 0.0)
+            ms_by_kind |= {"launch": ms_by_kind["launch"] - asleep, "asleep": asleep}
     else:
+        spans = {kind: host(kind) + _delayed(tails[kind]) for kind in tails}
         ms_by_kind = {kind: spans[kind] for kind in HOST_PARTS}
         size = run.host_parts.get(BYTES, np.full(shape, np.nan))
         rate = BUSY_CPU_BYTES_PER_S if cpu is None or taken is None else CPU_BYTES_PER_S
@@ -125,24 +135,29 @@ def _delayed(values: Floats) -> Floats:
     return moved
 
 
-def _on_device(
-    judged: JudgedRun, lead: Lead, spans: dict[str, Floats], between: Floats, small_launch_ms: float
-) -> dict[str, Floats]:
+def _idle(judged: JudgedRun, lead: Lead) -> Floats:
     run = judged.run
     shape = run.metrics["step_ms"].shape
-    name = metric_of(lead, "idle_ms")
-    idle = positive(run.metrics.get(name, np.zeros(shape)))
+    idle = positive(run.metrics.get(metric_of(lead, "idle_ms"), np.zeros(shape)))
     if run.source == "events" and lead == "raw":
         bound = positive(run.metrics.get("starved_bound_ms", np.zeros(shape)))
         idle = idle + np.where(run.host_bound == 1, bound, 0.0)
+    return idle
+
+
+def _on_device(
+    judged: JudgedRun, idle: Floats, spans: dict[str, Floats], between: Floats, small_launch_ms: float
+) -> dict[str, Floats]:
+    run = judged.run
     ms_by_kind: dict[str, Floats] = {}
     left = idle.copy()
+    unusual = positive(idle - np.median(idle, axis=1, keepdims=True))
     for kind in (*HOST_PARTS, "optimizer"):
         idle_in_span = run.host_parts.get(f"{IDLE}{kind}")
-        ms_by_kind[kind] = np.minimum(_idle_meanwhile(idle_in_span, spans[kind]), left)
+        ms_by_kind[kind] = np.minimum(_idle_meanwhile(idle_in_span, spans[kind], unusual), left)
         left = left - ms_by_kind[kind]
-    ms_by_kind["between_steps"] = np.minimum(between, left)
-    left = left - ms_by_kind["between_steps"]
+    ms_by_kind["between_steps"] = between  # evaluation keeps the device busy, and no step comes on meanwhile
+    left = positive(left - between)
     ms_by_kind["synchronisation"] = np.minimum(spans["synchronisation"], left)
     left = left - ms_by_kind["synchronisation"]
     ms_by_kind["small_messages"] = np.minimum(small_launch_ms, left)
@@ -153,14 +168,16 @@ def _on_device(
     return ms_by_kind
 
 
-def _idle_meanwhile(idle: Floats | None, span: Floats) -> Floats:
+def _idle_meanwhile(idle: Floats | None, span: Floats, unusual: Floats) -> Floats:
     """Idle device while the host was in spans. Where a step's segments were not kept: as much of the span as
-    in the steps that have both; all of it where none has."""
+    in the steps that have both, and at least what the device idles longer than usual; all of it where no
+    step has both."""
     if idle is None:
         return span
     is_measured = np.isfinite(idle) & (span > 0)
     ratio = float(idle[is_measured].sum() / span[is_measured].sum()) if is_measured.any() else 1.0
-    return np.where(np.isnan(idle), np.minimum(ratio, 1.0) * span, idle)
+    estimate = np.maximum(min(ratio, 1.0) * span, np.minimum(span, unusual))
+    return np.where(np.isnan(idle), estimate, idle)
 
 
 def _clocks(judged: JudgedRun, compute: Floats) -> tuple[Floats, float | None, Floats]:

@@ -43,7 +43,10 @@ PART_KINDS: tuple[tuple[str, CauseKind], ...] = (
     ("synchronisation", "synchronisation"),
     ("small_messages", "small_messages"),
     ("launch", "launch_bound"),
+    ("asleep", "pause"),
 )
+FREQUENT = 3
+"""Times its usual launching that a rank may take in a step: every step launches about as much."""
 
 
 @dataclass(slots=True)
@@ -151,8 +154,12 @@ def waiting(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[Cause
     ranks = judged.run.ranks
     yield from _starved_rank(judged, parts, left)
     for name, kind in PART_KINDS:
-        if name in parts.ms_by_kind:
-            yield from _explained(kind, parts.ms_by_kind[name], left, ranks)
+        by_rank = parts.ms_by_kind.get(name)
+        if by_rank is None or name == "asleep":  # which is a rank's own matter: it is late
+            continue
+        is_launching = by_rank <= FREQUENT * np.median(by_rank, axis=1, keepdims=True)
+        allowed = is_launching if name == "launch" else None
+        yield from _explained(kind, by_rank, left, ranks, allowed=allowed)
     yield from _explained("clock", parts.clock_loss_ms, left, ranks)
     work = _more_work(judged)
     if work is not None:
@@ -241,9 +248,14 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseF
         facts["num_last"] = int(arrivals.num_last[worst, judged_steps].sum())
         facts["num_judged"] = int(arrivals.num_judged[worst, judged_steps].sum())
     on_core = _on_core(judged, parts, late)
+    evidence = [] if on_core is None else [on_core.text(late)]
     if on_core is None:
         work, others_work = _of_rank(parts.compute_ms, late)
         facts |= {"compute_ms": work, "others_compute_ms": others_work, "more_ms": work - others_work}
+        asleep = _asleep(parts, late)
+        if asleep is not None:
+            facts["op"], evidence = "sleeps", [asleep]
+            del facts["more_ms"]
     else:
         work, others_work = on_core.cpu_ms, on_core.others_cpu_ms
         facts["op"] = "sleeps" if on_core.sleeps else "works"
@@ -251,7 +263,7 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseF
     may_be_core = not parts.on_device and late.occasions is None and facts.get("op") != "sleeps"
     if may_be_core and work < (1 + UNLIKE_CORES) * others_work:
         return
-    yield _finding_of(late, ranks[worst], facts, [] if on_core is None else [on_core.text(late)])
+    yield _finding_of(late, ranks[worst], facts, evidence)
 
 
 @dataclass(slots=True)
@@ -371,6 +383,20 @@ def _on_core(judged: JudgedRun, parts: Parts, late: LateRank) -> _OnCore | None:
         for num in (0, 1)
     )
     return within if within.more_ms >= before.more_ms else before
+
+
+def _asleep(parts: Parts, late: LateRank) -> str | None:
+    """What its host does while its device idles, where that is most of the lateness."""
+    by_rank = parts.ms_by_kind.get("asleep")
+    if by_rank is None:
+        return None
+    asleep_ms, others_ms = _of_rank(by_rank, late)
+    if not asleep_ms - others_ms >= ONE_RANK * float(np.median(late.ms[late.steps])) > 0:
+        return None
+    return (
+        f"its device idles {quantity(asleep_ms, 'ms')} in such a step while the host's thread sleeps, the"
+        f" others' {quantity(others_ms, 'ms')}: a lock, a pipe, a file, other threads"
+    )
 
 
 def _starved_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseFinding]:

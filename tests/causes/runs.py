@@ -25,6 +25,13 @@ class Host:
         self.at += ms
         return self
 
+    def idle(self, ms, kind=None):
+        """The device idles."""
+        if kind is not None:
+            self.host.append(HostSpan(kind, self.at, self.at + ms))
+        self.at += ms
+        return self
+
     def comm(self, ms, op="all_reduce", size=MIB, is_async=False, hidden=False, start=None):
         begin = self.at if start is None else start
         self.spans.append(Span(begin, begin + ms, Kind.COMM, op, "host"))
@@ -33,18 +40,20 @@ class Host:
             self.at += ms
         return self
 
-    def after(self, ms, kind=None):
-        """Behind the body of the step."""
+    def after(self, ms, kind=None, is_busy=False):
+        """Behind the body of the step; is_busy: the device works meanwhile."""
         if kind is not None:
             self.host.append(HostSpan(kind, self.at, self.at + ms))
+        if is_busy:
+            self.spans.append(Span(self.at, self.at + ms, Kind.COMPUTE))
         self.at += ms
         self.between += ms
         return self
 
 
-def line(host, rank, step, origin_ns, first_seq, **changes):
+def line(host, rank, step, origin_ns, first_seq, source="host", **changes):
     timeline = Timeline.from_spans(
-        host.spans, (0.0, host.at), rank=rank, step=step, source="host", origin_unix_ns=origin_ns
+        host.spans, (0.0, host.at), rank=rank, step=step, source=source, origin_unix_ns=origin_ns
     )
     calls = [
         CollectiveRecord(

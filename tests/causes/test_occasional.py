@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aorta.causes.occasional import occasions
+from aorta.causes.occasional import are_alike, occasions
 
 NUM = 40
 TRIALS = 150
@@ -93,3 +93,18 @@ def test_how_often_is_said_in_words():
     slow = occasions(10 + 41.0 * (steps % 3 == 0) + steps * 1e-3, steps)
     assert slow.text == "every third step, 41.0 ms each: 13.7 ms a step in the mean"
     assert occasions(10 + 9.0 * (steps % 11 == 2) + steps * 1e-3, steps).often == "every 11th step"
+
+
+@pytest.mark.parametrize(
+    ("losses", "alike"),
+    [
+        pytest.param([0.1] * 10 + [600.0] + [0.2] * 9 + [610.0], True, id="two-evaluations"),
+        pytest.param([0.1] * 20 + [600.0], False, id="once"),
+        pytest.param([0.1] * 10 + [600.0] + [0.2] * 9 + [200.0], False, id="unlike"),
+        pytest.param([30.0] * 10 + [600.0] + [50.0] * 9 + [610.0], False, id="among-others"),
+        pytest.param([0.0] * 20, False, id="nothing"),
+        pytest.param([5.0] * 20, False, id="every-step"),
+    ],
+)
+def test_what_a_program_does_again_takes_as_long_again(losses, alike):
+    assert are_alike(np.array(losses)) is alike
