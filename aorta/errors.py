@@ -1,11 +1,19 @@
 """What a user of aorta can fix. Everything else is a bug and keeps its traceback."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-import msgspec
+if TYPE_CHECKING:
+    NOT_JSON: tuple[type[Exception], ...]
+    """What msgspec.json raises of bytes or texts that are no JSON, or not of the type that was asked for."""
+else:
 
-NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
-"""What msgspec.json raises of bytes or texts that are no JSON, or not of the type that was asked for."""
+    def __getattr__(name: str) -> Any:
+        if name != "NOT_JSON":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import msgspec  # 15 ms that `aorta --help` would wait for
+
+        return msgspec.DecodeError, UnicodeError, RecursionError
 
 
 class AortaError(Exception):

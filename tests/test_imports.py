@@ -44,6 +44,8 @@ def test_aorta_itself_loads_nothing_large() -> None:
     large = {"torch", "numpy", "msgspec", "scipy", "pandas", "matplotlib", "yaml"}
     code = f"import sys, aorta; print(sorted({large!r} & set(sys.modules)), aorta.__version__ != '')"
     assert run_python(code) == "[] True\n"
+    code = f"import sys, aorta.cli; print(sorted({large!r} & set(sys.modules)))"  # what the help loads
+    assert run_python(code) == "[]\n"
 
 
 def test_the_recorder_loads_neither_yaml_nor_readers_of_traces() -> None:
