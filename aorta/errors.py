@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    NOT_JSON: tuple[type[Exception], ...]
+    import msgspec
+
+    NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
     """What msgspec.json raises of bytes or texts that are no JSON, or not of the type that was asked for."""
 else:
 
