@@ -8,6 +8,7 @@ import msgspec
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware, hardware_name_of, load_hardware
 from aorta.projection.job.plan import Plan
+from aorta.projection.validation.below import files_below
 from aorta.projection.validation.rows import LeftOut, Row, StepLine, step_row
 from aorta.records.files import STEPS_FILES
 from aorta.records.reader import read_run, read_steps
@@ -20,7 +21,7 @@ def run_folders(folder: Path) -> list[Path]:
     """Folders at or below this one that hold a run; older runs that were moved aside are not among them."""
     return [
         path.parent
-        for path in sorted(folder.rglob(RUN))
+        for path in files_below(folder, RUN)
         if not any(part.startswith("previous-") for part in path.relative_to(folder).parts)
     ]
 

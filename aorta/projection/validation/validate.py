@@ -25,6 +25,7 @@ from aorta.projection.spread import (
 from aorta.projection.step import Projection, project
 from aorta.projection.validation.accuracy import error_summary, quantile
 from aorta.projection.validation.baselines import baselines
+from aorta.projection.validation.below import files_below, folders_below
 from aorta.projection.validation.leave_out import (
     Sensitivity,
     hold_out_at_random,
@@ -426,22 +427,18 @@ def _share_inside(rows: Sequence[dict[str, Any]]) -> float | None:
 
 def published_tables(folder: Path) -> list[Path]:
     """Tables of published throughput at or below a folder, each name once."""
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: is not a folder")
+    paths = files_below(folder, PUBLISHED)
     tables: dict[str, Path] = {}
-    for path in (*sorted(folder.glob(PUBLISHED)), *sorted(folder.rglob(PUBLISHED))):
-        if path.is_file():
-            tables.setdefault(path.name, path)
+    for path in sorted(paths, key=lambda path: path.parent != folder):  # those of the folder itself first
+        tables.setdefault(path.name, path)
     return [tables[name] for name in sorted(tables)]
 
 
 def find(folder: Path, name: str) -> Path | None:
     """The file of that name in the folder, else the first one below it."""
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: is not a folder")
     if (folder / name).is_file():
         return folder / name
-    return next((path for path in sorted(folder.rglob(name)) if path.is_file()), None)
+    return next(iter(files_below(folder, name)), None)
 
 
 def _kernels(folder: Path) -> dict[str, Any]:
@@ -449,7 +446,7 @@ def _kernels(folder: Path) -> dict[str, Any]:
     from aorta.projection.validation.kernels_validate import file_report, sheet_names
 
     reports: dict[str, Any] = {}
-    for place in (folder, *sorted(path for path in folder.rglob("*") if path.is_dir())):
+    for place in folders_below(folder):
         for name in sheet_names(place):
             if name not in reports:
                 report = file_report(place / name, load_hardware(hardware_of_folder(place)))
