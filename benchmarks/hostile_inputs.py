@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from made_trace import Trace, trace
 from reliability.limited import ended
 
 from aorta.cli import main as aorta_command
@@ -95,27 +96,8 @@ class Given:
     peak_mb: float
 
 
-def good_trace() -> dict[str, Any]:
-    events: list[dict[str, Any]] = []
-    for step in range(3):
-        at = 1000 * step
-        mark = {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "pid": 1, "tid": 1}
-        events.append(mark | {"ts": at, "dur": 999, "args": {}})
-        for i, name in enumerate(("gemm", "ncclDevKernel_AllReduce_Sum")):
-            number = 2 * step + i + 1
-            launch = {
-                "ph": "X",
-                "cat": "cuda_runtime",
-                "name": "cudaLaunchKernel",
-                "pid": 1,
-                "tid": 1,
-                "dur": 2,
-            }
-            events.append(launch | {"ts": at + 10 + i, "args": {"correlation": number}})
-            kernel = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7 + i, "dur": 100}
-            args = {"correlation": number, "stream": 7 + i, "device": 0}
-            events.append(kernel | {"ts": at + 50 + 60 * i, "args": args})
-    return {"distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
+def good_trace() -> Trace:
+    return trace(num_steps=3)
 
 
 def report(path: Path, *options: str) -> list[str]:

@@ -239,8 +239,10 @@ for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
 def beside(
     trace: Path, num_ranks: int, jobs: int, rounds: int, hta: Path | None, tracelens: Path | None
 ) -> dict[str, object]:
-    """Every tool once per round on copies of the trace."""
+    """Every tool once per round on copies of the trace: aorta without outputs, with the usual ones, and the
+    others. One that ends with an error is left out from then on, and is in failed."""
     rows: dict[str, list[dict[str, float]]] = {}
+    failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as base:
         folder = Path(base, "traces")
         folder.mkdir()
@@ -248,16 +250,21 @@ def beside(
         report = [sys.executable, "-m", "aorta", "report", str(folder), "--jobs", str(jobs), "--no-cache"]
         commands = {"aorta": [*report, "--no-page", "--no-perfetto", "--no-parquet", "--no-pictures"]}
         commands["aorta"] += ["--output", str(Path(base, "out"))]
+        commands["aorta_outputs"] = [*report, "--output", str(Path(base, "usual"))]
         if hta is not None:
             commands["hta"] = [str(hta), "-c", HTA, str(folder)]
         if tracelens is not None:
             commands["tracelens"] = [str(tracelens), "-c", TRACELENS, str(folder)]
         for _ in range(rounds):
             for name, command in commands.items():
+                if name in failed:
+                    continue
                 try:
                     row = timed(command, dict(os.environ)) | {"load_average": os.getloadavg()[0]}
-                except subprocess.CalledProcessError:
-                    raise SystemExit(f"{name} does not read this trace: its error stands above") from None
+                except subprocess.CalledProcessError as error:
+                    failed[name] = f"exit status {error.returncode}"
+                    print(f"{name:10} does not read this trace: its error stands above", flush=True)
+                    continue
                 rows.setdefault(name, []).append(row)
                 print(f"{name:10} {row}", flush=True)
     ratios = {
@@ -266,12 +273,12 @@ def beside(
             for unit in ("cpu_s", "wall_s")
         }
         for name, of_tool in rows.items()
-        if name != "aorta"
+        if name != "aorta" and name not in failed
     }
     print(json.dumps(ratios))
     return {
         "trace": trace.name, "ranks": num_ranks, "jobs": jobs, "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d"), "rounds": rows, "over_aorta": ratios,
+        "date": time.strftime("%Y-%m-%d"), "rounds": rows, "over_aorta": ratios, "failed": failed,
     }  # fmt: skip
 
 

@@ -24,14 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from made_trace import Event, Trace, trace
+
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "docs" / "example" / "ddp"
 QUICK = ["--no-page", "--no-pictures", "--no-perfetto", "--no-parquet", "--no-cache"]
 RIGHT: dict[str, float | None] = {"compute_ms": 0.1, "comm_ms": 0.1, "hidden_ms": 0.04, "exposed_ms": 0.06}
 UNKNOWN: dict[str, float | None] = {"hidden_ms": None, "exposed_ms": None}
-NUM_STEPS = 6
-Trace = dict[str, Any]
-Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -43,30 +42,6 @@ class OddInput:
     """By metric; None: it is refused with one line."""
     words: tuple[str, ...] = ()
     """Of the output, or of the line."""
-
-
-def trace(rank: int = 0, world_size: int = 1, num_steps: int = NUM_STEPS, first_step: int = 0) -> Trace:
-    events: list[Event] = []
-    number = 0
-    for step in range(first_step, first_step + num_steps):
-        start = 1000 * (step - first_step)
-        mark = {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "pid": 1, "tid": 1}
-        events.append(mark | {"ts": start, "dur": 999, "args": {}})
-        for i, name in enumerate(("gemm", "ncclDevKernel_AllReduce_Sum")):
-            number += 1
-            launch = {
-                "ph": "X",
-                "cat": "cuda_runtime",
-                "name": "cudaLaunchKernel",
-                "pid": 1,
-                "tid": 1,
-                "dur": 2,
-            }
-            events.append(launch | {"ts": start + 10 + 3 * i, "args": {"correlation": number}})
-            kernel = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7 + i, "dur": 100}
-            args = {"correlation": number, "stream": 7 + i, "device": 0}
-            events.append(kernel | {"ts": start + 50 + 60 * i, "args": args})
-    return {"distributedInfo": {"rank": rank, "world_size": world_size}, "traceEvents": events}
 
 
 def events_of(document: Trace, kind: str) -> list[Event]:
