@@ -1,7 +1,8 @@
 """How often any of twenty metrics is called in runs without a difference.
 
 Each metric of a run is a mixture of noise that all its metrics share and noise of its own, both of a cell of
-simulated_runs.py, on two ranks. Half of the rate of false alarms is for the first metric, as for the step time in a report.
+simulated_runs.py, on two ranks. Half of the rate of false alarms is for the first metric, as for the step
+time in a report.
 
 python benchmarks/family_of_metrics.py [--pairs N] [--output FILE.json]
 """
