@@ -15,9 +15,9 @@ from typing import Any
 import planted_causes
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from planted_causes import PAUSE_S, Case, Rank, Samples, train
 from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -199,7 +199,7 @@ def sharded_checkpoint(rank: Rank, recorder: Any, num: int) -> None:
 
         def before(step: int) -> None:
             if step % 8 == 5:
-                dcp.save(state, checkpoint_id=f"{folder}/{rank.rank}_{step}", no_dist=True)
+                save(state, checkpoint_id=f"{folder}/{rank.rank}_{step}", no_dist=True)
 
         fitted(rank, recorder, num, before=before)
 
