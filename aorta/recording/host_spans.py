@@ -39,8 +39,11 @@ CHECKPOINTS = (
     ("torch.serialization", "save"),
     ("torch.distributed.checkpoint", "save"),
     ("torch.distributed.checkpoint.state_dict_saver", "save"),
+    ("torch.serialization", "_save"),
+    ("torch.distributed.checkpoint.state_dict_saver", "_save_state_dict"),
 )
-"""Functions, by the modules that programs take them from."""
+"""Functions, by the modules that programs take them from; last what they call, for a program that took them
+before this watch was installed."""
 
 _TORCH = str(Path(torch.__file__).parent)
 _AORTA = str(Path(__file__).parents[1])

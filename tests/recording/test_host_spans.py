@@ -6,6 +6,8 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from torch import save as taken_save
+from torch.distributed.checkpoint.state_dict_saver import save as taken_dcp_save
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, TensorDataset
@@ -49,6 +51,19 @@ def test_parts_of_a_step_are_noted_in_order(journal, tmp_path):
     assert all(note.start_ns < note.end_ns for note in notes)
     assert "foreach=False" in notes[2].where
     assert notes[2].bytes == 4 * (16 + 4)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "save",
+    [
+        pytest.param(taken_save, id="torch.save"),
+        pytest.param(lambda state, path: taken_dcp_save(state, checkpoint_id=path, no_dist=True), id="dcp"),
+    ],
+)
+def test_a_save_that_was_imported_before_the_watch_is_noted_once(journal, tmp_path, save):
+    save({"weight": torch.ones(64)}, tmp_path / "state")
+    assert [kind for kind in kinds(journal) if kind != "garbage_collection"] == ["checkpoint"]
 
 
 def test_nothing_is_noted_outside_of_a_step_or_by_another_thread(journal):
