@@ -20,7 +20,7 @@ from cases import environment
 from torch.utils.data import DataLoader, TensorDataset
 
 from aorta.recording.calls import CollectiveCall, Group, RecordedStep
-from aorta.recording.host_spans import HostWatch
+from aorta.recording.host.spans import HostWatch
 from aorta.recording.journal import Journal
 from aorta.timeline.statistics import median_interval
 

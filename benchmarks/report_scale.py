@@ -29,11 +29,11 @@ import numpy as np
 
 from aorta.records.columns.block import Lines, block_bytes
 from aorta.records.columns.flat import FlatColumns, flat_columns
+from aorta.records.columns.step_block import StepNumbers
 from aorta.records.columns.writer import MOST_LINES
 from aorta.records.files import COLUMNS_FILES, STEPS_FILE, STEPS_FILES, columns_name, steps_name
 from aorta.records.schema import CollectiveRecord, HostSpan, StepRecord
 from aorta.records.seal import sealed
-from aorta.records.step_block import StepNumbers
 from aorta.report.load.rank.cache import SUFFIX, columns_of_run, state_of
 from aorta.report.load.rank.reduce import reduce_file
 from aorta.report.load.rank.stored import write_columns

@@ -23,10 +23,10 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 LATER = {
-    "records/blocks.py": "records are read in blocks of columns",
-    "records/step_block.py": "records are read in blocks of columns",
+    "records/columns/blocks.py": "records are read in blocks of columns",
+    "records/columns/step_block.py": "records are read in blocks of columns",
     "records/columns/reader.py": "numbers are kept as columns beside the lines",
-    "records/number_block.py": "numbers are kept as columns beside the lines",
+    "records/columns/number_block.py": "numbers are kept as columns beside the lines",
     "report/load/arrays.py": "arrays of large runs are in a file",
     "report/load/rank/host.py": "lines tell what the host did",
     "report/rows.py": "statistics of large runs are made of blocks of rows",

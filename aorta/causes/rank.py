@@ -5,7 +5,7 @@ import numpy as np
 
 from aorta.causes.cause import Cause
 from aorta.causes.finding import CauseFinding
-from aorta.causes.from_records import findings
+from aorta.causes.losses.of_a_step import findings
 from aorta.causes.rules import CauseRule, rules
 from aorta.causes.selection import last_steps
 from aorta.causes.stack import stack_of

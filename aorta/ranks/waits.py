@@ -71,10 +71,6 @@ class ExposedSplit(NamedTuple):
     other_ms: float
     """In collectives that were not matched, are rooted, or are point to point."""
 
-    @property
-    def total_wait_ms(self) -> float:
-        return sum(self.wait_ms.values())
-
 
 class Doing(NamedTuple):
     """Work of a rank on its compute stream while others waited for it."""

@@ -11,10 +11,10 @@ import msgspec
 
 from aorta.device.marks import Mark, MarkClock, NotPassedError
 from aorta.recording.calls import CollectiveCall, RecordedStep
-from aorta.recording.host_phases import Phases
+from aorta.recording.host.phases import Phases
+from aorta.recording.host.thread_use import use_ms
 from aorta.recording.observers.kernel_source import KernelSource
 from aorta.recording.scalars import read_scalars
-from aorta.recording.thread_use import use_ms
 from aorta.records.schema import DeviceRecord
 from aorta.steps.raw import CallId, RawCall, RawGroup, RawHostNote, RawMark, RawMember, RawStep
 

@@ -15,7 +15,7 @@ from weakref import ReferenceType, ref
 
 from aorta.recording.call_origins import CallOrigins
 from aorta.recording.calls import CollectiveCall, RecordedStep
-from aorta.recording.host_phases import Phases, issued_ns
+from aorta.recording.host.phases import Phases, issued_ns
 from aorta.recording.interception.replaced import ReplacedMethods
 from aorta.recording.interception.uncompiled import uncompiled
 from aorta.recording.journal import Journal

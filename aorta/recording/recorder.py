@@ -32,7 +32,8 @@ from aorta.recording.calls import RecordedStep
 from aorta.recording.companion import Cause, Companions
 from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.handles import RangeHandle, StepHandle, profiler_is_on
-from aorta.recording.host_spans import HostWatch
+from aorta.recording.host.spans import HostWatch
+from aorta.recording.host.thread_use import ThreadUse
 from aorta.recording.interception.backend_count import BackendCounts
 from aorta.recording.interception.graph_capture import CaptureWatch
 from aorta.recording.interception.stalls import StreamWaitPatch
@@ -59,7 +60,6 @@ from aorta.recording.run_folder.standing import Standing, ending_of
 from aorta.recording.run_folder.unwritten import UnwrittenSteps
 from aorta.recording.settings import RecorderSettings, is_int, value_text
 from aorta.recording.split import Cut, cut, split
-from aorta.recording.thread_use import ThreadUse
 from aorta.records.files import state_name, unwritten_name
 from aorta.records.schema import Ending, RunRecord, StepRecord
 from aorta.records.state import Tally

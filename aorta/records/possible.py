@@ -1,6 +1,6 @@
 """Values that no run writes, of one record and of a block of them."""
 
-from aorta.records.number_block import NumberBlock
+from aorta.records.columns.number_block import NumberBlock
 from aorta.records.schema import StepRecord
 
 LIMIT = 2**53

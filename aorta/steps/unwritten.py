@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from aorta.records.columns.number_block import LineKey
 from aorta.records.files import files_beside, steps_name
-from aorta.records.number_block import LineKey
 from aorta.records.schema import StepRecord
 from aorta.records.state import read_states
 from aorta.steps.raw import RawStep, ResolverSettings

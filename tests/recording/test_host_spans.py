@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import aorta
 from aorta.device.marks import Mark
 from aorta.recording.calls import CollectiveCall, Group, HostNote, RecordedStep
-from aorta.recording.host_phases import Phases
-from aorta.recording.host_spans import HostWatch
+from aorta.recording.host.phases import Phases
+from aorta.recording.host.spans import HostWatch
 from aorta.recording.journal import Journal
 from aorta.records.reader import read_steps
 

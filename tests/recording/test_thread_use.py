@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from aorta.recording import thread_use
-from aorta.recording.thread_use import ThreadUse, use_ms
+from aorta.recording.host import thread_use
+from aorta.recording.host.thread_use import ThreadUse, use_ms
 
 
 @pytest.fixture

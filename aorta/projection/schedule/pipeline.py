@@ -177,24 +177,6 @@ def order(rank: int, num_ranks: int, num_chunks: int, num_micro_batches: int) ->
         yield _nth("backward", i, num_ranks, num_chunks)
 
 
-def closed_form_s(
-    schedule: Literal["1f1b", "interleaved", "zero-bubble"],
-    num_ranks: int,
-    num_micro_batches: int,
-    stage: Chunk,
-    num_chunks: int = 1,
-) -> float:
-    """Equal stages, transfers that take no time. stage: all chunks of one rank.
-
-    Sources: Narayanan et al. 2021 (1F1B, interleaved); Qi et al., Zero Bubble Pipeline Parallelism, 2023
-    (ZB-H1, for weight_s no longer than forward_s and backward_s).
-    """
-    if schedule == "zero-bubble":
-        bubble = stage.forward_s + stage.backward_s - stage.weight_s
-        return num_micro_batches * stage.total_s + (num_ranks - 1) * bubble
-    return (num_micro_batches + (num_ranks - 1) / num_chunks) * stage.total_s
-
-
 def in_flight(
     rank: int, num_ranks: int, num_chunks: int, num_micro_batches: int, zero_bubble: bool = False
 ) -> float:

@@ -1,4 +1,4 @@
-"""The numbers of a rank's lines as columns, in a file that the run writes beside them.
+"""The numbers of a rank's lines, many at a time: of the lines, or of columns that the run writes beside them.
 
 Lines are the interface and the truth; columns save decoding them, where they belong to exactly those lines.
 """

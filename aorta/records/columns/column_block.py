@@ -21,7 +21,7 @@ from aorta.records.columns.flat import (
     TOP,
     flat_columns,
 )
-from aorta.records.number_block import (
+from aorta.records.columns.number_block import (
     CallNumbers,
     Flags,
     Floats,

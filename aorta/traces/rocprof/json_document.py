@@ -5,7 +5,6 @@ made by the tests after the tool's documentation and tests.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +15,6 @@ from aorta.garbage import no_garbage_collection
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
-from aorta.traces.kineto.file import read_bytes
 from aorta.traces.model import RankTrace
 from aorta.traces.rocprof.rocm import BOOT_CLOCK, dispatch_gaps, finish, stream_labels
 
@@ -126,24 +124,6 @@ class Tool(msgspec.Struct, frozen=True):
 
 class _File(msgspec.Struct, frozen=True):
     tool: Tool | list[Tool] = msgspec.field(name="rocprofiler-sdk-tool")
-
-
-def read_rocprofv3_json(
-    path: Path | str,
-    *,
-    rules: Sequence[CommRule] = COMM_RULES,
-    device_index: str | None = None,
-    rank: int | None = None,
-) -> RankTrace:
-    """The trace of a .json or .json.gz file. rank is used where neither the calls of the RCCL API nor
-    the file's name tell one."""
-    return parse_rocprofv3_json(
-        read_bytes(path),
-        str(path),
-        rules=rules,
-        device_index=device_index,
-        rank=rank,
-    )
 
 
 def parse_rocprofv3_json(

@@ -4,9 +4,21 @@ from hypothesis import strategies as st
 
 from aorta.errors import ConfigError
 from aorta.projection.job.layer_split import split_layers
-from aorta.projection.schedule.pipeline import Chunk, closed_form_s, duration_s, in_flight, simulate
+from aorta.projection.schedule.pipeline import Chunk, duration_s, in_flight, simulate
 
 seconds = st.floats(0.1, 10)
+
+
+def closed_form_s(schedule, num_ranks, num_micro_batches, stage, num_chunks=1):
+    """Equal stages, transfers that take no time. stage: all chunks of one rank.
+
+    Sources: Narayanan et al. 2021 (1F1B, interleaved); Qi et al., Zero Bubble Pipeline Parallelism, 2023
+    (ZB-H1, for weight_s no longer than forward_s and backward_s).
+    """
+    if schedule == "zero-bubble":
+        bubble = stage.forward_s + stage.backward_s - stage.weight_s
+        return num_micro_batches * stage.total_s + (num_ranks - 1) * bubble
+    return (num_micro_batches + (num_ranks - 1) / num_chunks) * stage.total_s
 
 
 @given(p=st.integers(1, 6), m=st.integers(1, 14), f=seconds, b=seconds)

@@ -17,6 +17,7 @@ from aorta.records import writer as lines_writer
 from aorta.records.columns import flat
 from aorta.records.columns import writer as columns_writer
 from aorta.records.columns.column_block import ColumnBlock
+from aorta.records.columns.step_block import StepNumbers
 from aorta.records.files import columns_name, steps_name
 from aorta.records.schema import (
     Calibrated,
@@ -32,7 +33,6 @@ from aorta.records.schema import (
     StepRecord,
     StreamOverlap,
 )
-from aorta.records.step_block import StepNumbers
 from aorta.records.writer import LineWriter
 from aorta.report.load.rank import reduce
 from aorta.report.load.rank.reduce import reduce_file

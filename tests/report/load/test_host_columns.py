@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
+from aorta.records.columns.step_block import StepBlock
 from aorta.records.schema import HOST_KINDS, HostSpan, HostUse, Segment
-from aorta.records.step_block import StepBlock
 from aorta.report.load.rank.host import INNERMOST_FIRST, host_metrics
 from tests.records import plain_records
 

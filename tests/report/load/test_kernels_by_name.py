@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from aorta.records.columns.step_block import StepBlock
 from aorta.records.files import kernels_name
 from aorta.records.schema import KernelNames, KernelSpan, KernelSums
-from aorta.records.step_block import StepBlock
 from aorta.records.writer import write_json
 from aorta.report.judge.judged import judge
 from aorta.report.load.open import load_run

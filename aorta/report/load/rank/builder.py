@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import RecordError
-from aorta.records.number_block import NumberBlock
+from aorta.records.columns.number_block import NumberBlock
 from aorta.records.schema import Source
 from aorta.report.load.rank.call_totals import few_sizes, totals_by_kind, totals_by_op
 from aorta.report.load.rank.calls import CallsBuilder

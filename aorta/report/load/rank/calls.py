@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.number_block import NumberBlock, SegmentArrays, StepDetails
+from aorta.records.columns.number_block import NumberBlock, SegmentArrays, StepDetails
 from aorta.records.reader import OP_OF_STREAM
 from aorta.report.load.rank.impossible import TOO_LARGE, ImpossibleRecord, impossible_record
 from aorta.timeline.collective import GroupKey

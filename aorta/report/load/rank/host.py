@@ -7,7 +7,7 @@ kind. What lies behind the body of a step delays the next one and has columns of
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.number_block import HostSpans, NumberBlock
+from aorta.records.columns.number_block import HostSpans, NumberBlock
 from aorta.records.schema import HOST_KINDS, HostKind
 from aorta.report.load.rank.columns import Floats
 from aorta.timeline.row_intervals import (

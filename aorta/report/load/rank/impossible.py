@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from aorta.errors import NOT_JSON, RecordError
+from aorta.records.columns.step_block import StepBlock, fields_of
 from aorta.records.files import STEPS_FILE
 from aorta.records.schema import MemoryRecord, Source
-from aorta.records.step_block import StepBlock, fields_of
 
 MOST_MS = 2.0**53
 SIZE_LIMIT = 2**62

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.number_block import NumberBlock, TopKernels
+from aorta.records.columns.number_block import NumberBlock, TopKernels
 from aorta.records.schema import StepRecord
 from aorta.report.metrics import of_operation, operations
 from aorta.report.model import Comparison, Dataset, MetricComparison, NamedSpan

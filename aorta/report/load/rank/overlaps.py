@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aorta.records.number_block import NumberBlock
+from aorta.records.columns.number_block import NumberBlock
 from aorta.report.load.rank.calls import ROUNDING_MS
 from aorta.report.load.rank.columns import Floats
 from aorta.report.metrics import (

@@ -8,13 +8,13 @@ import numpy as np
 
 from aorta.errors import RecordError, ReportError
 from aorta.garbage import no_garbage_collection
-from aorta.records.blocks import read_blocks, read_columns
+from aorta.records.columns.blocks import read_blocks, read_columns
 from aorta.records.columns.column_block import ColumnBlock, part_of_records
 from aorta.records.columns.flat import NotPlain
-from aorta.records.number_block import LineKey, NumberBlock
+from aorta.records.columns.number_block import LineKey, NumberBlock
+from aorta.records.columns.step_block import StepBlock
 from aorta.records.reader import kernel_names_beside, read_steps
 from aorta.records.schema import Source, StepRecord
-from aorta.records.step_block import StepBlock
 from aorta.report.load.rank.builder import ColumnsBuilder
 from aorta.report.load.rank.columns import RankFile
 from aorta.report.load.rank.contradictions import contradictions

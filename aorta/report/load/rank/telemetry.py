@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aorta.records.number_block import NumberBlock
+from aorta.records.columns.number_block import NumberBlock
 from aorta.report.load.rank.columns import Floats
 from aorta.report.metrics import TELEMETRY, THROTTLED, of_operation
 

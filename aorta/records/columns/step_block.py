@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.number_block import (
+from aorta.records.columns.number_block import (
     CallNumbers,
     HostSpans,
     LineKey,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from aorta.causes.finding import CauseFinding, Floats, positive
-from aorta.causes.parts import Parts
+from aorta.causes.losses.parts import Parts
 from aorta.report.judge.ranks import NEARLY_FULL
 from aorta.report.load.measures import memory_limit_bytes
 from aorta.report.metrics import THROTTLED

@@ -12,8 +12,8 @@ from itertools import islice
 import numpy as np
 
 from aorta.causes.finding import CauseFinding, Floats, positive
-from aorta.causes.parts import Parts
-from aorta.causes.waiting import Exposed
+from aorta.causes.losses.parts import Parts
+from aorta.causes.losses.waiting import Exposed
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.report.model import JudgedRun
 from aorta.report.numbers import counted
