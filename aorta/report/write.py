@@ -116,9 +116,9 @@ def make_report(
     if reference is not None and candidate is not None:
         comparison = compare(datasets[reference], datasets[candidate])
     written = summary(datasets.values(), comparison)
-    for label, single in datasets.items():
-        add_observed(written["datasets"][label], single)
     causes = {} if explain is None else {label: explain(single) for label, single in datasets.items()}
+    for label, single in datasets.items():
+        add_observed(written["datasets"][label], single, causes.get(label))
     for label, of_label in causes.items():
         written["datasets"][label]["causes"] = [line.data for line in of_label.lines]
         if of_label.whatifs is not None:

@@ -2,9 +2,12 @@
 
 import pytest
 
+from aorta.causes.lines import causes_lines
 from aorta.causes.rank import causes
 from aorta.records.schema import HostSpan, HostUse
-from aorta.report.judge.judged import judge
+from aorta.report.judge.answer import dataset_answer
+from aorta.report.judge.judged import dataset, judge
+from aorta.report.judge.leading import settled
 from aorta.report.load.open import load_run
 from tests.causes.runs import Host, run_of
 
@@ -70,16 +73,26 @@ def test_lines_that_do_not_tell_the_use_of_cores_leave_idle_time_to_launches(tmp
     assert named(tmp_path / "run", make)[0].kind == "launch_bound"
 
 
+def evaluates(rank, step, noise):
+    host = usual(noise)
+    return (host.after(300.0, is_busy=True) if step % 10 == 9 else host), used(3.0)
+
+
 def test_an_evaluation_between_steps_counts_though_the_device_is_busy(tmp_path):
     """Three of 32 judged steps, 300 ms each."""
-
-    def make(rank, step, noise):
-        host = usual(noise)
-        return (host.after(300.0, is_busy=True) if step % 10 == 9 else host), used(3.0)
-
-    first = named(tmp_path / "run", make)[0]
+    first = named(tmp_path / "run", evaluates)[0]
     assert first.kind == "between_steps"
     assert first.ms == pytest.approx(300 * 3 / 32, rel=0.02)
+
+
+def test_a_report_begins_with_the_largest_cause_where_the_median_step_has_none_of_it(tmp_path):
+    run = load_run(run_of(tmp_path / "run", evaluates, steps=STEPS), "a")
+    single = settled({"a": dataset("a", [judge(run, 1)])})["a"]
+    answer = dataset_answer(single, causes_lines(single))
+    assert answer.startswith(
+        "a: time between steps on all ranks, every 10th step: 28.1 ms a step, 48 %; 7 % of a step is"
+    )
+    assert dataset_answer(single).startswith("a: 7 % of a step is exposed communication")
 
 
 def test_a_batch_behind_the_body_counts_where_lines_keep_no_segments(tmp_path):

@@ -6,7 +6,7 @@ from typing import Any
 from aorta.report.judge.leading import leading, partly_timed, timed_step_ms
 from aorta.report.judge.ranks import alerts, rank_rows, straggler, straggler_text
 from aorta.report.load.measures import peak_text
-from aorta.report.model import Dataset, Statistic
+from aorta.report.model import Causes, Dataset, Statistic
 from aorta.report.numbers import number, percent, quantity
 
 NOTED = 0.02
@@ -33,18 +33,29 @@ def losses(dataset: Dataset) -> list[Loss]:
     return sorted(measured, key=lambda loss: -loss.ms)
 
 
-def dataset_answer(dataset: Dataset) -> str:
+def dataset_answer(dataset: Dataset, causes: Causes | None = None) -> str:
     """'fsdp: 72 % of a step is idle, 29.8 of 41.2 ms; 12 % is exposed communication, 59 % of communication is
-    hidden under compute'."""
-    text = f"{dataset.label}: {_losses_text(dataset)}"
+    hidden under compute'. The largest cause comes first where it costs more than these medians hold, such as
+    an evaluation between some steps."""
+    text = f"{dataset.label}: {_cause_text(dataset, causes)}{_losses_text(dataset)}"
     late = straggler_text(dataset.first)
     return f"{text}; {late}" if late else text
 
 
-def add_observed(summary: dict[str, Any], dataset: Dataset) -> None:
+def _cause_text(dataset: Dataset, causes: Causes | None) -> str:
+    """'' where the losses of the median step may hold the largest cause."""
+    if causes is None or not causes.lines:
+        return ""
+    largest = causes.lines[0].data
+    if largest["ms"] <= sum(loss.ms for loss in losses(dataset)):
+        return ""
+    return f"{largest['subject']}: {quantity(largest['ms'], 'ms')} a step, {percent(largest['share'])}; "
+
+
+def add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | None = None) -> None:
     """Adds to a dataset's part of summary.json its answer, losses and alerts; to its ranks who came last, and
     what telemetry and the allocator said. Of the first run, where there are several."""
-    summary["answer"] = dataset_answer(dataset)
+    summary["answer"] = dataset_answer(dataset, causes)
     summary["losses"] = [{"name": loss.name, "ms": loss.ms, "share": loss.share} for loss in losses(dataset)]
     summary["alerts"] = alerts(dataset)
     late = straggler(dataset.first)

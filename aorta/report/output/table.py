@@ -120,7 +120,7 @@ ALL_KERNELS = "compute: union of all kernels that are not communication"
 
 def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: bool = True) -> str:
     """with_changes: with what to change for each cause."""
-    lines = [_title(dataset), *_stories(dataset), "", dataset_answer(dataset)]
+    lines = [_title(dataset), *_stories(dataset), "", dataset_answer(dataset, causes)]
     if causes is not None and causes.lines:
         lines += ["", *_causes(causes, with_changes)]
     lines += [f"warning: {text}" for text in alerts(dataset)]

@@ -39,11 +39,12 @@ def answer(report: Report) -> Markup:
         tiles = [tag("div", [_compared_tile(comparison, name) for name in names], class_="tiles")]
         tiles.append(tag("p", _tiles_note(comparison), class_="note"))
     elif len(datasets) == 1:
-        head = [tag("h1", dataset_answer(datasets[0]))]
+        head = [tag("h1", dataset_answer(datasets[0], report.causes.get(datasets[0].label)))]
         tiles = [tag("div", _tiles(datasets[0]), class_="tiles")]
     else:
         head = [tag("h1", f"{len(datasets)} runs, not compared")]
-        head += [tag("p", dataset_answer(dataset), class_="scope") for dataset in datasets]
+        answers = [dataset_answer(dataset, report.causes.get(dataset.label)) for dataset in datasets]
+        head += [tag("p", text, class_="scope") for text in answers]
         tiles = []
         for dataset in datasets:
             tiles += [tag("h2", dataset.label, class_="label"), tag("div", _tiles(dataset), class_="tiles")]
