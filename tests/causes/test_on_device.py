@@ -75,7 +75,7 @@ def test_lines_that_do_not_tell_the_use_of_cores_leave_idle_time_to_launches(tmp
 
 def evaluates(rank, step, noise):
     host = usual(noise)
-    return (host.after(300.0, is_busy=True) if step % 10 == 9 else host), used(3.0)
+    return (host.after(300.0, is_busy=True) if step % 10 == 9 else host.after(0.004)), used(3.0)
 
 
 def test_an_evaluation_between_steps_counts_though_the_device_is_busy(tmp_path):
@@ -83,6 +83,10 @@ def test_an_evaluation_between_steps_counts_though_the_device_is_busy(tmp_path):
     first = named(tmp_path / "run", evaluates)[0]
     assert first.kind == "between_steps"
     assert first.ms == pytest.approx(300 * 3 / 32, rel=0.02)
+    assert first.evidence[0].startswith(
+        "300.0 ms lie between the bodies of two steps on all ranks, in 3 of 32"
+    )
+    assert first.global_step in (9, 19, 29)
 
 
 def test_a_report_begins_with_the_largest_cause_where_the_median_step_has_none_of_it(tmp_path):

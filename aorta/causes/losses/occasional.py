@@ -111,6 +111,13 @@ def are_alike(values_ms: Floats) -> bool:
     return float(values[~is_large].max()) <= NEXT_TO_NOTHING * float(values[is_large].min())
 
 
+def without_traces(values_ms: Floats) -> Floats:
+    """Of a loss that is in few steps: 0 in those that have next to nothing of it."""
+    values = np.nan_to_num(values_ms)
+    is_trace = values < NEXT_TO_NOTHING * values.max(initial=0.0)
+    return np.where(is_trace, 0.0, values) if is_trace.mean() > 0.5 else values
+
+
 def _periodic(values: Floats, global_step: NDArray[np.int64]) -> tuple[int, int] | None:
     """Period and phase (of the global step) whose steps are the slowest; None where chance explains them."""
     num = len(values)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.causes.finding import CauseFinding
-from aorta.causes.losses.occasional import are_alike
+from aorta.causes.losses.occasional import are_alike, without_traces
 from aorta.causes.losses.parts import Parts, parts_of
 from aorta.causes.losses.slow_steps import slow_steps
 from aorta.causes.losses.telemetry import clocks, memory_limit, retries
@@ -60,7 +60,7 @@ def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
         by_rank = parts.ms_by_kind.get(name)
         if by_rank is None:
             continue
-        common = by_rank.min(axis=0)
+        common = without_traces(by_rank.min(axis=0))
         if not common.any():
             continue
         part_ms = float(np.median(common[common > 0]))
