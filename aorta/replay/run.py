@@ -39,8 +39,13 @@ class Replayed:
         return max(self.step_ms(end.rank) for end in self.step.ends)
 
     def error(self, rank: int) -> float:
-        """Replayed step over the measured one, less 1."""
-        return self.step_ms(rank) / self.step.measured_ms(rank) - 1
+        """Replayed step over the measured one, less 1. ReplayError where the trace gives it no time."""
+        measured_ms = self.step.measured_ms(rank)
+        if not measured_ms > 0:
+            raise ReplayError(
+                f"the traced step of rank {rank} takes {measured_ms:g} ms: there is no time to replay"
+            )
+        return self.step_ms(rank) / measured_ms - 1
 
     def of_step(self, step: StepGraph) -> "Replayed":
         """The same replay, seen for another step of the same trace."""

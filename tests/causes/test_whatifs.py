@@ -1,9 +1,15 @@
 """What-ifs that a report shows, on traces written by hand."""
 
+import json
+
 import pytest
 
 from aorta.causes import whatifs
 from aorta.causes.lines import causes_lines
+from aorta.errors import ReplayError
+from aorta.replay.changes import parse_change
+from aorta.replay.load import steps_of
+from aorta.replay.whatif import predict
 from aorta.report.page import page
 from aorta.report.write import make_report
 from tests.replay.hand_steps import host_bound, sharded, two_ranks
@@ -42,3 +48,19 @@ def test_traces_too_large_to_replay_in_a_report_are_said_to_be(tmp_path, monkeyp
     monkeypatch.setattr(whatifs, "MOST_BYTES", 1)
     report = make_report([tmp_path], ["run"], explain=causes_lines)
     assert "are not replayed for a report" in page(report)
+
+
+def test_steps_without_time_are_not_replayed(tmp_path):
+    """Three steps whose marks and kernels all have one time, as in a file with a broken clock."""
+    mark = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "ts": -1, "dur": 999}
+    launch = mark | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 2}
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": -1, "dur": 100}
+    events = []
+    for step in range(3):
+        stream = {"correlation": step, "stream": 7, "device": 0}
+        events += [mark | {"name": f"ProfilerStep#{step}"}, launch | {"args": {"correlation": step}}]
+        events.append(kernel | {"args": stream})
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    with pytest.raises(ReplayError, match="takes 0 ms: there is no time to replay"):
+        predict(steps_of(path), [parse_change("graphs")])
