@@ -1,5 +1,6 @@
 """What a thread had of the cores."""
 
+import os
 import threading
 import time
 
@@ -56,3 +57,24 @@ def test_what_the_file_holds_may_be_anything(use, monkeypatch, tmp_path):
     monkeypatch.setattr(thread_use, "SCHEDSTAT", str(path))
     assert use.read()[2] is None
     assert use.read()[2] is None
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(not os.path.exists(thread_use.SCHEDSTAT), reason="needs /proc/thread-self/schedstat")
+def test_a_forked_process_reads_its_own_counters(use):
+    """The file that the parent opened tells of the parent's thread."""
+    parent = use.read()[0]
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            thread = use.read()[0]
+            os.write(writing, f"{thread} {os.readlink(f'/proc/self/fd/{use._file}')}".encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    thread, path = os.read(reading, 200).decode().split()
+    os.close(reading)
+    assert int(thread) == child != parent
+    assert f"/{child}/" in path

@@ -2,13 +2,13 @@
 
 import os
 import time
-from threading import get_ident
+from threading import get_native_id
 
 SCHEDSTAT = "/proc/thread-self/schedstat"
 
 
 class ThreadUse:
-    """Reads the counters of the calling thread; about 1 us a reading."""
+    """Reads the counters of the calling thread; 2 to 3 us a reading."""
 
     def __init__(self) -> None:
         self._thread: int | None = None
@@ -17,7 +17,7 @@ class ThreadUse:
     def read(self) -> tuple[int, int, int | None]:
         """The thread, its ns of CPU time, and its ns of being ready to run without a core, since it began;
         None where the system does not count these."""
-        thread = get_ident()
+        thread = get_native_id()  # another one in a forked process, unlike get_ident()
         if thread != self._thread:
             self.close()
             self._thread = thread
