@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from aorta.causes.cause import CauseKind, CauseSource
-from aorta.causes.losses.occasional import Floats as Floats
-from aorta.causes.losses.occasional import Occasions
+from aorta.causes.occasional import Floats as Floats
+from aorta.causes.occasional import Occasions
 
 MANY_RANKS = 16
 """One rank more or less is no matter to the median of so many."""

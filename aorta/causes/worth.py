@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.causes.finding import CauseFinding, Floats
-from aorta.causes.losses.occasional import Occasions, occasions
+from aorta.causes.occasional import Occasions, occasions
 from aorta.causes.rules import CauseRule
 from aorta.report.numbers import quantity
 from aorta.timeline.statistics import MIN_STEPS, estimate, side

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aorta.causes.losses.occasional import are_alike, occasions
+from aorta.causes.occasional import are_alike, occasions
 
 NUM = 40
 TRIALS = 150

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.causes.finding import CauseFinding
-from aorta.causes.losses.occasional import are_alike, without_traces
 from aorta.causes.losses.parts import Parts, parts_of
 from aorta.causes.losses.slow_steps import slow_steps
 from aorta.causes.losses.telemetry import clocks, memory_limit, retries
 from aorta.causes.losses.transfer import exposure, small_calls, transfer
 from aorta.causes.losses.waiting import PART_KINDS, exposed_of, unbalanced_stages, waiting
+from aorta.causes.occasional import are_alike, without_traces
 from aorta.report.model import JudgedRun, Lead
 
 MIN_OTHER_STEPS = 3

@@ -6,6 +6,7 @@ the wait itself, since the host would have been ahead by that much. The host lau
 threads work: the device idles the rest while they sleep.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,7 +71,7 @@ def parts_of(judged: JudgedRun, lead: Lead, small_launch_ms: float = 0.0) -> Par
         return run.metrics.get(name, np.full(shape, np.nan))
 
     tails = {kind: host(f"{kind}{AFTER}") for kind in (*HOST_PARTS, "optimizer")}
-    cpu, taken = (_known(run.host_parts.get(name)) for name in (CPU, READY))
+    use = _thread_use(run.host_parts)
     between = positive(metric("between_steps_ms") - sum(tails.values()))
     compute = positive(metric(metric_of(lead, "compute_ms")))
     ms_by_kind: dict[str, Floats]
@@ -81,8 +82,8 @@ def parts_of(judged: JudgedRun, lead: Lead, small_launch_ms: float = 0.0) -> Par
         spans["synchronisation"] = host("synchronisation") + _delayed(host(f"synchronisation{AFTER}"))
         idle = _idle(judged, lead)
         ms_by_kind = _on_device(judged, idle, spans, between, small_launch_ms)
-        if cpu is not None and taken is not None:
-            launching = cpu + taken + host("backward")  # whose launches come from a thread of autograd
+        if use is not None:
+            launching = use.cpu_ms + use.taken_ms + host("backward")  # launched by a thread of autograd
             is_noted = np.isfinite(run.host_parts[CPU])
             asleep = np.where(is_noted, positive(ms_by_kind["launch"] - launching), 0.0)
             ms_by_kind |= {"launch": ms_by_kind["launch"] - asleep, "asleep": asleep}
@@ -90,13 +91,13 @@ def parts_of(judged: JudgedRun, lead: Lead, small_launch_ms: float = 0.0) -> Par
         spans = {kind: host(kind) + _delayed(tails[kind]) for kind in tails}
         ms_by_kind = {kind: spans[kind] for kind in HOST_PARTS}
         size = run.host_parts.get(BYTES, np.full(shape, np.nan))
-        rate = BUSY_CPU_BYTES_PER_S if cpu is None or taken is None else CPU_BYTES_PER_S
+        rate = BUSY_CPU_BYTES_PER_S if use is None else CPU_BYTES_PER_S
         ideal = OPTIMIZER_PASSES * size / rate * 1e3
-        ms_by_kind["optimizer"] = positive(spans["optimizer"] - ideal * _stretch(cpu, taken))
+        ms_by_kind["optimizer"] = positive(spans["optimizer"] - ideal * (1.0 if use is None else use.stretch))
         ms_by_kind["between_steps"] = _delayed(between)
         compute = positive(compute - sum(host(kind) for kind in HOST_PARTS) - ms_by_kind["optimizer"])
         optimizer = positive(host("optimizer") - ms_by_kind["optimizer"])
-        work = positive(compute - optimizer - (0.0 if taken is None else taken))
+        work = positive(compute - optimizer - (0.0 if use is None else use.taken_ms))
     clock, usual, loss = _clocks(judged, compute)
     return Parts(
         on_device=on_device,
@@ -109,23 +110,32 @@ def parts_of(judged: JudgedRun, lead: Lead, small_launch_ms: float = 0.0) -> Par
         usual_clock_mhz=usual,
         work_ms=work[:, first:],
         optimizer_ms=host("optimizer")[:, first:],
-        cpu_ms=None if cpu is None or taken is None else cpu[:, first:],
-        taken_ms=None if cpu is None or taken is None else taken[:, first:],
+        cpu_ms=None if use is None else use.cpu_ms[:, first:],
+        taken_ms=None if use is None else use.taken_ms[:, first:],
     )
 
 
-def _known(values: Floats | None) -> Floats | None:
-    """With 0 in steps that do not tell; None where that is half of them."""
-    if values is None or np.isnan(values).mean() > 0.5:
-        return None
-    return positive(values)
+@dataclass(frozen=True, slots=True)
+class _ThreadUse:
+    """What the thread that trains had of its cores, 0 in steps that do not tell."""
+
+    cpu_ms: Floats
+    taken_ms: Floats
+
+    @property
+    def stretch(self) -> Floats:
+        """Times that work takes longer because others take turns on the core."""
+        cpu = self.cpu_ms
+        return np.divide(cpu + self.taken_ms, cpu, out=np.ones_like(cpu), where=cpu > 0)
 
 
-def _stretch(cpu: Floats | None, taken: Floats | None) -> Floats | float:
-    """Times that work takes longer because others take turns on the core."""
-    if cpu is None or taken is None:
-        return 1.0
-    return np.divide(cpu + taken, cpu, out=np.ones_like(cpu), where=cpu > 0)
+def _thread_use(host_parts: Mapping[str, Floats]) -> _ThreadUse | None:
+    """None where more than half of the steps lack either."""
+    columns = [host_parts.get(name) for name in (CPU, READY)]
+    present = [
+        positive(values) for values in columns if values is not None and np.isnan(values).mean() <= 0.5
+    ]
+    return _ThreadUse(*present) if len(present) == len(columns) else None
 
 
 def _delayed(values: Floats) -> Floats:

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.causes.finding import CauseFinding, positive
-from aorta.causes.losses.occasional import occasions
 from aorta.causes.losses.parts import Parts
+from aorta.causes.occasional import occasions
 from aorta.report.metrics import WORK
 from aorta.report.model import JudgedRun
 

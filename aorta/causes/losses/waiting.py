@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from aorta.causes.cause import CauseKind
 from aorta.causes.finding import CauseFinding, Floats, of_the_others, positive
-from aorta.causes.losses.occasional import Occasions, occasions
 from aorta.causes.losses.parts import Parts
+from aorta.causes.occasional import Occasions, occasions
 from aorta.report.model import JudgedRun
 from aorta.report.numbers import quantity
 from aorta.timeline.collective import POINT_TO_POINT
