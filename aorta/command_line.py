@@ -1,4 +1,4 @@
-"""What every command shares: groups whose mistakes are one line, commands that load late.
+"""Click for every command of aorta: one-line mistakes, help of one screen, commands that load late.
 
 Imported by commands only, so that aorta itself does not load click.
 """
@@ -7,10 +7,10 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -19,15 +19,87 @@ from aorta.exit_codes import BAD_INPUT, FINE, INTERRUPTED
 from aorta.launcher import is_first_rank
 
 FIXABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM)
-"""Of errors of files: what only a name that was given, or one below it, can be."""
+"""Errors of files that only a name that the user gave, or one below it, can cause."""
+
+SHOWS_ALL = "aorta.help_all"
+"""Key of a context's meta: the help that is being written lists rare options as well."""
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+# ---- help of one screen --------------------------------------------------------------------------
+
+
+class RareOption(click.Option):
+    """An option that `--help` leaves out and `--help-all` lists under its section."""
+
+    def __init__(self, *args: Any, section: str, **extra: Any) -> None:
+        super().__init__(*args, **extra)
+        self.section = section
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        return super().get_help_record(ctx) if SHOWS_ALL in ctx.meta else None
+
+
+def rare(*names: str, section: str = "Rare", **attributes: Any) -> Callable[[Decorated], Decorated]:
+    """`click.option` for an option that few people need: only `--help-all` shows it.
+
+    The command must be a OneScreenCommand. section: the heading above the option there.
+    """
+    return click.option(*names, cls=RareOption, section=section, **attributes)
+
+
+class OneScreenCommand(click.Command):
+    """A command whose `--help` fits a screen: options made by `rare` are listed by `--help-all` alone."""
+
+    def __init__(self, *args: Any, **extra: Any) -> None:
+        super().__init__(*args, **extra)
+        self._num_rare = sum(isinstance(parameter, RareOption) for parameter in self.params)
+        if self._num_rare:
+            self.params.append(_help_all_option())
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                title = parameter.section if isinstance(parameter, RareOption) else "Options"
+                sections.setdefault(title, []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        if self._num_rare and SHOWS_ALL not in ctx.meta:
+            noun = "options" if self._num_rare > 1 else "option"
+            formatter.write(f"\n{self._num_rare} more {noun}: {ctx.command_path} --help-all\n")
+
+
+def _help_all_option() -> click.Option:
+    def show(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+        if given and not ctx.resilient_parsing:
+            ctx.meta[SHOWS_ALL] = True
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+
+    # Eager: required arguments are not asked for. Hidden: the last line of --help names it.
+    return click.Option(
+        ["--help-all"], is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=show
+    )
+
+
+# ---- groups --------------------------------------------------------------------------------------
 
 
 class OneLineGroup(click.Group):
-    """What a user can fix, in options or in files, is one line without the usage above it.
+    """A group whose commands report what a user can fix in one line, without the usage above it.
 
     A command's integer result is the exit code. A reader that goes away (`| head`) and Ctrl-C end quietly.
-    What a command with a verdict prints is printed within `output_of_verdict`.
+    A command with a verdict prints within `output_of_verdict`.
     """
+
+    command_class = OneScreenCommand
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         run: Any = super().main  # click declares overloads that cannot be passed on
@@ -87,17 +159,47 @@ class OneLineGroup(click.Group):
 class LazyGroup(OneLineGroup):
     """A group whose commands are imported when they are called; its help needs none of them."""
 
-    def __init__(self, *args: Any, commands: Mapping[str, tuple[str, str]], **extra: Any) -> None:
-        """commands: by name the place of the click command, "module:attribute", and its short help."""
+    def __init__(
+        self,
+        *args: Any,
+        commands: Mapping[str, tuple[str, str]],
+        sections: Mapping[str, Iterable[str]] | None = None,
+        **extra: Any,
+    ) -> None:
+        """commands: by name the place of the click command, "module:attribute", and its short help.
+
+        sections: names of commands by heading. With them `--help` lists the commands on a screen of 24
+        lines, and `--help-all` the group's options and its epilog as well.
+        """
         super().__init__(*args, **extra)
         self._places = dict(commands)
+        self._sections = {title: list(names) for title, names in (sections or {}).items()}
+        if self._sections:
+            self.params.append(_help_all_option())
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._places)
 
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not self._sections or SHOWS_ALL in ctx.meta:
+            super().format_help(ctx, formatter)
+            return
+        # Without blank lines between the sections: 24 lines hold every command.
+        formatter.write_usage(ctx.command_path, "COMMAND [ARGS]...")
+        formatter.write(f"\n{self.help}\n\n")
+        for title, names in self._sections.items():
+            formatter.write_heading(title)
+            with formatter.indentation():
+                formatter.write_dl(self._help_rows(names))
+        formatter.write(f"Options, exit codes, shell completion: {ctx.command_path} --help-all\n")
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self._places.items()])
+        for title, names in (self._sections or {"Commands": list(self._places)}).items():
+            with formatter.section(title):
+                formatter.write_dl(self._help_rows(names))
+
+    def _help_rows(self, names: Iterable[str]) -> list[tuple[str, str]]:
+        return [(name, self._places[name][1]) for name in names]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
