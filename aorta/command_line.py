@@ -61,7 +61,7 @@ class OneScreenCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
                 title = parameter.section if isinstance(parameter, RareOption) else "Options"
                 sections.setdefault(title, []).append(record)

@@ -81,7 +81,7 @@ HOMES = (
     Home(
         "garbage collection held back",
         r"gc\.disable\(",
-        ("garbage.py", "cli/why_traces.py"),
+        ("garbage.py", "cli/why.py"),
         "aorta why FILE does without it to its end",
     ),
     Home(

@@ -1,9 +1,12 @@
 """The help fits a screen: rare options are listed by --help-all alone."""
 
+import itertools
+
 import click
+import pytest
 from click.testing import CliRunner
 
-from aorta.cli import COMMANDS
+from aorta.cli import COMMANDS, main
 from aorta.command_line import OneLineGroup, rare
 from aorta.exit_codes import FINE
 from tests.cli.examples import run
@@ -65,3 +68,32 @@ def test_the_whole_help_has_exit_codes_and_options() -> None:
 
 def test_why_is_the_long_form_of_report() -> None:
     assert "why      The long form of report" in run("--help").output
+
+
+@pytest.mark.parametrize("command", ["report", "compare", "why"])
+def test_a_help_fits_a_screen_with_a_line_per_option(command: str) -> None:
+    result = CliRunner().invoke(main, [command, "--help"], prog_name="aorta", env={"COLUMNS": "80"})
+    lines = result.output.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= COLUMNS
+    options = lines[lines.index("Options:") + 1 :]
+    rows = list(itertools.takewhile(str.strip, options))
+    assert not [row for row in rows if not row.startswith("  -")], "a row is longer than its line"
+
+
+@pytest.mark.parametrize("names", [("report", "compare"), ("report", "why"), ("compare", "why")])
+def test_an_option_of_two_commands_is_declared_alike(names: tuple[str, str]) -> None:
+    """With one type, value name and help; only what --steps and --ranks choose differs."""
+    first, second = ({o.opts[0]: o for o in options_of(name)} for name in names)
+    shared = first.keys() & second.keys()
+    assert {"--json", "--warmup", "--jobs", "--dask", "--no-cache", "--steps", "--ranks"} <= shared
+    for name in shared - {"--output"}:
+        assert repr(first[name].type) == repr(second[name].type)
+        assert first[name].metavar == second[name].metavar
+        assert first[name].help == second[name].help or name in ("--steps", "--ranks")
+
+
+def options_of(name: str) -> list[click.Option]:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    return [option for option in command.params if isinstance(option, click.Option)]

@@ -1,0 +1,194 @@
+"""Options that `report`, `compare`, `why` and analysis/overlap_report.py share, each declared once.
+
+`why` lacks some of them: it writes no files (outputs, limits), takes one run and names it by its path
+(--label), and replays only steps and collectives that a trace marks itself (--comm-rules, --step-kernel,
+--step-period).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aorta.command_line import Decorated, rare
+from aorta.errors import ReportError
+
+PATH = click.Path(path_type=Path)
+
+
+# ---- values --------------------------------------------------------------------------------------
+
+
+def step_span(text: str | None) -> tuple[int, int] | None:
+    """The first and the last step of FIRST:LAST; ReportError for other text."""
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    if not first.strip().isdigit() or (colon and not last.strip().isdigit()):
+        raise ReportError(f"--steps {text} is not FIRST:LAST, as in 10:40")
+    span = int(first), int(last) if colon else int(first)
+    if span[1] < span[0]:
+        raise ReportError(f"--steps {text}: the last step comes before the first")
+    return span
+
+
+def rank_set(text: str | None) -> set[int] | None:
+    """The ranks of a list such as 0,1,4-7; ReportError for other text."""
+    if text is None:
+        return None
+    chosen: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ReportError(f"--ranks {text} is not a list of ranks, as in 0,1,4-7")
+        chosen.update(range(int(first), int(last if dash else first) + 1))
+    return chosen
+
+
+def _parsed(parse: Callable[[str | None], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    return lambda ctx, parameter, text: parse(text)
+
+
+# ---- options of all of them ----------------------------------------------------------------------
+
+
+def option_group(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
+    """One decorator for several options, listed by the help in the order given."""
+
+    def decorate(command: Decorated) -> Decorated:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+warmup_option = click.option(
+    "--warmup", type=click.IntRange(0), metavar="N", help="Leave out N leading steps; default: by rule."
+)
+
+
+def steps_and_ranks(verb: str, rest: str, option: Callable[..., Any]) -> Callable[[Decorated], Decorated]:
+    """--steps and --ranks, for a command that judges (`why`) or draws (`report`) the chosen ones."""
+    return option_group(
+        option(
+            "--steps",
+            metavar="FIRST:LAST",
+            callback=_parsed(step_span),
+            help=f"{verb} only these global steps{rest}.",
+        ),
+        option(
+            "--ranks", metavar="0,1,4-7", callback=_parsed(rank_set), help=f"{verb} only these ranks{rest}."
+        ),
+    )
+
+
+reading_options = option_group(
+    rare(
+        "--jobs",
+        type=click.IntRange(1),
+        metavar="N",
+        section="Reading",
+        help="Processes that read ranks. Default: one per core; 1 below 16 MiB to read.",
+    ),
+    rare(
+        "--dask",
+        metavar="ADDRESS",
+        section="Reading",
+        help="Read ranks on Dask workers: tcp://host:8786, or local[:N] for N workers here.",
+    ),
+    rare(
+        "--no-cache",
+        "cache",
+        flag_value=False,
+        default=True,
+        type=bool,
+        section="Reading",
+        help="Neither use nor fill the cache of what was read before.",
+    ),
+)
+
+
+# ---- options of commands that write a report -----------------------------------------------------
+
+
+def _left_out(name: str, files: str) -> Callable[[Any], Any]:
+    return rare(
+        f"--no-{name}",
+        name,
+        flag_value=False,
+        default=True,
+        type=bool,
+        section="Files that are written",
+        help=f"Do not write {files}.",
+    )
+
+
+trace_options = option_group(
+    rare(
+        "--comm-rules",
+        type=PATH,
+        section="Traces",
+        help="YAML file: kernels that are communication, by name.",
+    ),
+    rare(
+        "--step-kernel",
+        metavar="NAME",
+        section="Traces",
+        help="A step begins at every kernel with NAME in its name.",
+    ),
+    rare(
+        "--step-period",
+        type=click.IntRange(1),
+        metavar="N",
+        section="Traces",
+        help="A step has N kernels of the compute stream, or N of --step-kernel.",
+    ),
+)
+
+limit_options = option_group(
+    click.option("--budget", type=PATH, help="YAML of limits: 'exposed_ms: {max: 12.0}'."),
+    rare(
+        "--junit",
+        type=PATH,
+        section="Continuous integration",
+        help="Write the limits' verdicts as JUnit XML.",
+    ),
+    rare(
+        "--markdown",
+        type=PATH,
+        section="Continuous integration",
+        help="Write a summary of the comparison and the limits.",
+    ),
+)
+
+report_options = option_group(
+    click.option("--open", "open_page", is_flag=True, help="Open the page in a browser."),
+    json_option,
+    warmup_option,
+    limit_options,
+    steps_and_ranks(
+        "Draw",
+        " in the Perfetto trace and the page's timeline; the numbers are of all",
+        lambda *names, **attributes: rare(*names, section="Drawing", **attributes),
+    ),
+    reading_options,
+    trace_options,
+    _left_out("pictures", "{label}_timeline.png and comparison.png"),
+    _left_out("page", "report.html"),
+    _left_out("perfetto", "{label}.perfetto.json.gz"),
+    _left_out("parquet", "steps.parquet"),
+)
+
+
+def label_option(**attributes: Any) -> Callable[[Decorated], Decorated]:
+    return click.option(
+        "--label", multiple=True, metavar="NAME", help="Name of each run, in order; may repeat.", **attributes
+    )
+
+
+def output_option(**attributes: Any) -> Callable[[Decorated], Decorated]:
+    return click.option("--output", "-o", type=PATH, metavar="DIR", **attributes)
