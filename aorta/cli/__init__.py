@@ -11,8 +11,8 @@ SECTIONS = {
         "report": ("aorta.cli.report:report_command", "Show where a step's time goes: table and page."),
         "why": ("aorta.cli.why:why_command", "The long form of report: causes in ms, fixes, what-ifs."),
         "compare": ("aorta.cli.report:compare_command", "Compare two runs or traces, with verdicts."),
-        "top": ("aorta.cli.top:top_command", "Watch a running job: steps, waits, memory, straggler."),
-        "hang": ("aorta.cli.hang:hang_command", "Name the rank and the collective a stuck job waits for."),
+        "top": ("aorta.cli.job:top_command", "Watch a running job: steps, waits, memory, straggler."),
+        "hang": ("aorta.cli.job:hang_command", "Name the rank and the collective a stuck job waits for."),
         "train": ("aorta.cli.train:train_command", "Train aorta's small decoder: DDP, FSDP, TP, MoE."),
         "doctor": (
             "aorta.cli.doctor:doctor_command",
@@ -20,10 +20,10 @@ SECTIONS = {
         ),
     },
     "Around a run": {
-        "capture": ("aorta.cli.capture:capture_command", "Trace the kernels of a running job's next steps."),
-        "merge": ("aorta.cli.merge:merge_command", "Add the numbers of kernel traces to a run's records."),
-        "sweep": ("aorta.cli.sweep:sweep_command", "Train once per combination of settings; find the best."),
-        "demo": ("aorta.cli.demo:demo_command", "Train two ranks on this machine and report."),
+        "capture": ("aorta.cli.job:capture_command", "Trace the kernels of a running job's next steps."),
+        "merge": ("aorta.cli.job:merge_command", "Add the numbers of kernel traces to a run's records."),
+        "sweep": ("aorta.cli.train:sweep_command", "Train once per combination of settings; find the best."),
+        "demo": ("aorta.cli.train:demo_command", "Train two ranks on this machine and report."),
     },
     "Systems": {
         "queues": ("aorta.queues.cli:main", "Measure GPU queues with 1 to 64 concurrent streams."),

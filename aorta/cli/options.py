@@ -190,5 +190,6 @@ def label_option(**attributes: Any) -> Callable[[Decorated], Decorated]:
     )
 
 
-def output_option(**attributes: Any) -> Callable[[Decorated], Decorated]:
-    return click.option("--output", "-o", type=PATH, metavar="DIR", **attributes)
+def output_option(*, file_okay: bool = True, **attributes: Any) -> Callable[[Decorated], Decorated]:
+    folder = click.Path(path_type=Path, file_okay=file_okay)
+    return click.option("--output", "-o", type=folder, metavar="DIR", **attributes)

@@ -1,4 +1,4 @@
-"""aorta run: a command whose training processes are recorded."""
+"""aorta run: start a command and record its training processes."""
 
 import math
 import os
@@ -14,72 +14,79 @@ from typing import Any
 
 import click
 
-from aorta.command_line import discard_output
+from aorta.cli.options import output_option
+from aorta.command_line import OneScreenCommand, discard_output, rare
 from aorta.exit_codes import BAD_INPUT
 from aorta.launcher import is_first_launch
 
-TARGET_HELP = "module:function whose calls are the steps, where the optimizer does not tell."
-TO_HELP = (
-    "Send the steps' numbers on: prometheus=FILE, tensorboard=DIR, opentelemetry=URL, wandb=PROJECT, "
-    "mlflow=EXPERIMENT. May repeat."
-)
 
-
-@click.command("run", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("artifacts"),
-    show_default=True,
-    help="Folder of the records.",
-)
-@click.option(
-    "--report/--no-report", default=True, show_default=True, help="Report when the command has ended."
-)
+@click.command("run", cls=OneScreenCommand, context_settings={"allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@output_option(default=Path("artifacts"), file_okay=False, help="Folder of the records; default: artifacts.")
+@click.option("--report/--no-report", default=True, help="Report when COMMAND ends (default).")
 @click.option("--open", "open_page", is_flag=True, help="Open the report's page in a browser.")
-@click.option("--step-at", metavar="MODULE:FUNCTION", help=TARGET_HELP)
+@click.option("--hang", is_flag=True, help="Watch for hangs and name the rank waited for.")
 @click.option(
+    "--kernels-every",
+    type=click.IntRange(0),
+    metavar="N",
+    default=0,
+    help="Trace the kernels of one step in N.",
+)
+@click.option(
+    "--to",
+    "sinks",
+    multiple=True,
+    metavar="KIND=TARGET",
+    help="Send numbers on: prometheus=FILE; may repeat.",
+)
+@click.option("--step-at", metavar="MODULE:FUNCTION", help="Calls of this function are the steps.")
+@rare(
     "--timed-every",
     type=click.IntRange(1),
+    metavar="N",
     default=1,
-    show_default=True,
+    section="Cost and size",
     help="On GPUs, time collectives in one step of N.",
 )
-@click.option(
+@rare(
     "--detail-every",
     type=click.IntRange(1),
+    metavar="N",
     default=1,
-    show_default=True,
+    section="Cost and size",
     help="Keep lists of collectives in one step of N.",
 )
-@click.option(
+@rare(
     "--max-mb",
     type=click.FloatRange(0),
+    metavar="MIB",
     default=1024,
     show_default=True,
-    help="Size in MiB above which a rank's file drops its oldest details and steps; 0: no limit.",
+    section="Cost and size",
+    help="Size above which a rank's file drops its oldest details and steps; 0: no limit.",
 )
-@click.option(
-    "--kernels-every", type=click.IntRange(0), default=0, help="Trace the kernels of one step in N."
-)
-@click.option(
+@rare(
     "--collectives",
     type=click.Choice(["calls", "plugin"]),
     default="calls",
-    help="plugin: have NCCL or RCCL tell algorithm, protocol, channels, start and end of each collective.",
+    section="Sources and sinks",
+    help="plugin: NCCL or RCCL tells algorithm, protocol, channels, start and end of each collective.",
 )
-@click.option("--hang", is_flag=True, help="Watch for hangs and name the rank that the others wait for.")
-@click.option("--tensorboard", is_flag=True, help="Write scalars to OUTPUT/tensorboard.")
-@click.option("--to", "sinks", multiple=True, metavar="KIND=TARGET", help=TO_HELP)
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@rare(
+    "--tensorboard",
+    is_flag=True,
+    section="Sources and sinks",
+    help="The same as --to tensorboard=OUTPUT/tensorboard.",
+)
 def run_command(output: Path, report: bool, open_page: bool, command: tuple[str, ...], **options: Any) -> int:
     """Run COMMAND and record every process of it that trains, without changing its code.
 
     aorta run -- torchrun --nproc_per_node 8 train.py --my-option
 
-    Works with torchrun, python, accelerate, deepspeed, srun, and processes that these start on this machine.
-    The exit status is the command's. What is recorded: docs/run.md.
+    Works with torchrun, python, accelerate, deepspeed, srun and the processes that they start on this
+    machine. The exit status is the command's. --to takes prometheus=FILE, tensorboard=DIR,
+    opentelemetry=URL, wandb=PROJECT and mlflow=EXPERIMENT. What is recorded: docs/run.md.
     """
     from aorta.attach.settings import AttachSettings, environment_for
 
@@ -118,7 +125,7 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _name_plugin(environment: dict[str, str]) -> None:
-    """Before any process of the command makes a communicator."""
+    """Name aorta's profiler plugin to NCCL or RCCL, before a process makes a communicator."""
     from aorta.device.collective_events import LibraryEventsUnavailable, configure
 
     try:
@@ -128,7 +135,7 @@ def _name_plugin(environment: dict[str, str]) -> None:
 
 
 def run_to_end(command: list[str], environment: dict[str, str]) -> int:
-    """The exit status of the command, 128 + n where signal n ended it. Signals are passed on to it."""
+    """Run the command, pass signals on to it, and return its exit status: 128 + n after signal n."""
     process = subprocess.Popen(command, env=environment)
     with passed_on(process):
         status = process.wait()
@@ -137,7 +144,7 @@ def run_to_end(command: list[str], environment: dict[str, str]) -> int:
 
 @contextmanager
 def passed_on(process: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Ctrl-C reaches the command from the terminal, and SIGTERM from here: the command decides."""
+    """Pass SIGTERM and SIGHUP on to the process; the terminal itself sends Ctrl-C to both."""
 
     def pass_on(number: int, _: object) -> None:
         process.send_signal(number)
@@ -169,11 +176,10 @@ def _conclude(output: Path, report: bool, open_page: bool, began_ns: int) -> Non
         return
     try:
         if report:
-            from aorta.cli.report import open_in_browser, report_folder, write_and_print
+            from aorta.cli.report import report_folder, write_and_print
 
-            write_and_print([output], [output.resolve().name], report_folder(output))
-            if open_page:
-                open_in_browser(report_folder(output))
+            labels = [output.resolve().name]
+            write_and_print([output], labels, report_folder(output), open_page=open_page)
         for line in coverage_lines(read_run(output), output):
             click.echo(line, err=True)
         for line in other_runs(output, began_ns):

@@ -1,31 +1,43 @@
-"""aorta train: the training loop, as one rank of a launcher or with ranks of its own."""
+"""aorta train, demo and sweep: runs of aorta's own training loop, with settings as KEY=VALUE."""
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import click
 
-from aorta.command_line import module_environment
+from aorta.cli.options import json_option, output_option
+from aorta.command_line import OneScreenCommand, module_environment, rare
 
-
-@click.command("train")
-@click.option(
+settings_argument = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
+config_option = click.option(
     "--config",
     default="default",
-    show_default=True,
     metavar="NAME|FILE",
-    help="YAML file, or default, ddp, fsdp, fsdp_tp, moe, tp.",
+    help="default, ddp, fsdp, fsdp_tp, moe, tp, or a YAML file.",
 )
-@click.option("--override", multiple=True, metavar="A.B=C", help="A setting on top of the file; may repeat.")
+
+
+# ---- train ---------------------------------------------------------------------------------------
+
+
+@click.command(
+    "train",
+    cls=OneScreenCommand,
+    context_settings={"token_normalize_func": lambda name: name.replace("_", "-")},  # torchrun's spelling
+)
+@settings_argument
+@config_option
 @click.option(
     "--nproc-per-node",
-    "--nproc_per_node",
     "num_ranks",
     type=click.IntRange(1),
-    help="Start that many ranks here (torchrun --standalone); default: this process is a rank.",
+    metavar="N",
+    help="Start N ranks here, as torchrun does.",
 )
-@click.option("--enable-rocm-metrics", is_flag=True, help="Add rocm-smi's readings to the step records.")
-@click.argument("settings", nargs=-1, metavar="[A.B=C]...")
+@rare("--override", multiple=True, metavar="KEY=VALUE", help="The same as KEY=VALUE alone; may repeat.")
+@rare("--enable-rocm-metrics", is_flag=True, help="Add rocm-smi's readings to the step records.")
 def train_command(
     config: str,
     override: tuple[str, ...],
@@ -36,7 +48,7 @@ def train_command(
     """Train a small decoder and record where its steps lose time.
 
     Settings follow as section.key=value: aorta train --config fsdp training.max_steps=50.
-    Under torchrun: torchrun --nproc_per_node 4 -m aorta train --config fsdp.
+    Without --nproc-per-node this process is one rank: torchrun --nproc_per_node 4 -m aorta train.
     """
     arguments = ["--config", config]
     if override or settings:
@@ -55,3 +67,65 @@ def training_command(num_ranks: int, *arguments: str) -> list[str]:
     """The command that trains with num_ranks processes on this machine."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     return [*launcher, "--nproc_per_node", str(num_ranks), "-m", "aorta.training", *arguments]
+
+
+# ---- demo ----------------------------------------------------------------------------------------
+
+
+@click.command("demo", cls=OneScreenCommand)
+@settings_argument
+@config_option
+@output_option(
+    default=Path("artifacts/demo"),
+    help="Folder of the run; default: artifacts/demo.",
+)
+@click.option("--open", "open_page", is_flag=True, help="Open the page in a browser.")
+def demo_command(config: str, output: Path, open_page: bool, settings: tuple[str, ...]) -> int:
+    """Train two ranks and report where the time went: on two GPUs, or on the CPU if there are fewer.
+
+    Settings follow as section.key=value: aorta demo training.max_steps=50. The report is in report/ of
+    the run's folder.
+    """
+    import torch
+
+    from aorta.cli.report import write_and_print
+
+    environment = {"OMP_NUM_THREADS": "1"} | module_environment()  # torchrun's choice, without its warning
+    num_gpus = torch.cuda.device_count()
+    if num_gpus < 2:
+        click.echo(f"{num_gpus} GPUs: two ranks on the CPU, over gloo", err=True)
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    overrides = ("--override", f"training.output_dir={output}", *settings)
+    command = training_command(2, "--config", config, *overrides)
+    status = subprocess.run(command, env=environment, check=False).returncode
+    if status != 0:
+        return status
+    return write_and_print([output], ["demo"], output / "report", open_page=open_page)
+
+
+# ---- sweep ---------------------------------------------------------------------------------------
+
+
+@click.command("sweep", cls=OneScreenCommand)
+@click.argument("sweep", metavar="SWEEP.yaml", type=click.Path(path_type=Path))
+@settings_argument
+@output_option(help="Folder; default: artifacts/sweeps/<name>.")
+@click.option("--list", "only_list", is_flag=True, help="List the trials and run none.")
+@click.option("--retry-failed", is_flag=True, help="Run failed trials again.")
+@json_option
+def sweep_command(
+    sweep: Path,
+    settings: tuple[str, ...],
+    output: Path | None,
+    retry_failed: bool,
+    only_list: bool,
+    as_json: bool,
+) -> int:
+    """Train once per combination of settings and environment variables, and name the best.
+
+    Settings of all trials follow as section.key=value. The same command again continues an interrupted
+    sweep. Exit code 1: some trials failed.
+    """
+    from aorta.sweep.command import sweep as run
+
+    return run(sweep, output, retry_failed, only_list, as_json, settings)

@@ -1,4 +1,4 @@
-"""What `aorta sweep` does: trials of a training run over settings and knobs."""
+"""`aorta sweep`: run the trials that are missing, print the best and the table of all."""
 
 import signal
 import sys
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import click
+import msgspec
 from rich.console import Console
 
 from aorta.exit_codes import FINE, VIOLATED
@@ -14,17 +15,30 @@ from aorta.results.leading import described, lead_of
 from aorta.results.schema import Point, to_json
 from aorta.sweep.run import DOCUMENT, run_sweep
 from aorta.sweep.show import answer, draw, note, number, table
-from aorta.sweep.spec import load_spec
+from aorta.sweep.spec import SweepSpec, check_spec, load_spec
 
 
-def sweep(path: Path, output: Path | None, retry_failed: bool, only_list: bool, as_json: bool = False) -> int:
-    """Run the trials of a sweep that are missing, print the answer, and return the exit code."""
-    with ended_by_sigterm(), goes_on_later():
-        return _sweep(path, output, retry_failed, only_list, as_json)
+def sweep(
+    path: Path,
+    output: Path | None,
+    retry_failed: bool,
+    only_list: bool,
+    as_json: bool = False,
+    settings: tuple[str, ...] = (),
+) -> int:
+    """Run the trials of a sweep that are missing, print the answer, and return the exit code.
 
-
-def _sweep(path: Path, output: Path | None, retry_failed: bool, only_list: bool, as_json: bool) -> int:
+    settings: KEY=VALUE for all trials, on top of the file's overrides.
+    """
     spec = load_spec(path)
+    if settings:
+        spec = msgspec.structs.replace(spec, overrides=[*spec.overrides, *settings])
+        check_spec(spec, str(path))
+    with ended_by_sigterm(), goes_on_later():
+        return _sweep(spec, output, retry_failed, only_list, as_json)
+
+
+def _sweep(spec: SweepSpec, output: Path | None, retry_failed: bool, only_list: bool, as_json: bool) -> int:
     folder = output or Path("artifacts") / "sweeps" / spec.name
     if only_list and as_json:
         trials = [*spec.grid()] if spec.method == "grid" else None

@@ -179,6 +179,37 @@ def test_rules_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
     assert "'exchange' is no collective" in result.stderr
 
 
+def test_settings_of_all_trials_follow_the_sweep(inputs: Path) -> None:
+    assert run("sweep", "sweep.yaml", "training.max_steps=3", "--list").exit_code == FINE
+    wrong = run("sweep", "sweep.yaml", "training.max_step=3", "--list")
+    assert (wrong.exit_code, "did you mean 'max_steps'?" in wrong.stderr) == (BAD_INPUT, True)
+    folder = run("sweep", "sweep.yaml", "training.output_dir=x", "--list")
+    assert (folder.exit_code, "is a folder of the sweep" in folder.stderr) == (BAD_INPUT, True)
+
+
+@pytest.mark.parametrize("option", ["--nproc-per-node", "--nproc_per_node"])
+def test_ranks_are_asked_for_in_both_spellings(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[list[str]]()
+    monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(command))
+    monkeypatch.setattr("aorta.training.command.main", lambda arguments, prog: FINE)  # execve came back
+    assert run("train", option, "2", "--override", "training.max_steps=1", "model.dim=8").exit_code == FINE
+    assert started[0][-6:] == ["aorta.training", "--config", "default", "--override",
+                               "training.max_steps=1", "model.dim=8"]  # fmt: skip
+    assert started[0][started[0].index("--nproc_per_node") + 1] == "2"
+
+
+def test_the_demo_takes_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[list[str]]()
+
+    def fail(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        started.append(command)
+        return subprocess.CompletedProcess(command, 7)
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    assert run("demo", "--config", "fsdp", "training.max_steps=1").exit_code == 7
+    assert started[0][started[0].index("--config") + 1] == "fsdp"
+
+
 @pytest.mark.parametrize(
     "words", ["report", "merge", "top --once", "train --config", "project memory --model"]
 )

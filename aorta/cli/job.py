@@ -1,0 +1,197 @@
+"""aorta top, capture, hang and merge: commands on the folder of a job that runs, hangs or has ended."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from aorta.cli.options import PATH, json_option
+from aorta.command_line import OneScreenCommand, rare
+from aorta.errors import RecordError
+from aorta.exit_codes import CANNOT_TELL, FINE
+
+run_folder = click.argument("run", metavar="[RUN]", default="artifacts", type=PATH)
+
+
+# ---- top -----------------------------------------------------------------------------------------
+
+
+@click.command("top", cls=OneScreenCommand)
+@run_folder
+@click.option("--once", is_flag=True, help="Print the table once and leave.")
+@json_option
+@rare(
+    "--every-s",
+    type=click.FloatRange(0.1),
+    metavar="SECONDS",
+    default=1.0,
+    show_default=True,
+    help="Time between two looks at the files.",
+)
+def top_command(run: Path, every_s: float, once: bool, as_json: bool) -> int:
+    """Watch the job that records into RUN (artifacts): a row per rank, medians of its newest 20 steps.
+
+    Reads only the files of the folder, so it works over ssh and on a shared file system. The rank that the
+    others wait for is red. Ctrl-C leaves. Exit code 3: there is no step yet.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from aorta.errors import AortaError
+    from aorta.live.follow import Follower
+    from aorta.live.table import top_table
+    from aorta.records.reader import read_run
+    from aorta.records.schema import RunRecord
+
+    def run_record() -> RunRecord | None:
+        try:
+            return read_run(run)
+        except AortaError:
+            return None
+
+    if not run.is_dir():
+        raise RecordError(f"{run}: no such folder; give the folder of a run")
+    follower = Follower(run)
+    follower.poll()
+
+    def states() -> list:  # type: ignore[type-arg]
+        return [follower.ranks[rank] for rank in sorted(follower.ranks)]
+
+    if as_json:
+        click.echo(_top_json(states()))
+        return FINE if follower.ranks else CANNOT_TELL
+    console = Console(highlight=False)
+    if once or not sys.stdout.isatty():
+        console.print(top_table(run_record(), states(), height=10_000))
+        return FINE if follower.ranks else CANNOT_TELL
+    with Live(console=console, auto_refresh=False, screen=True) as live:
+        while True:
+            live.update(top_table(run_record(), states(), height=console.height), refresh=True)
+            time.sleep(every_s)
+            follower.poll()
+
+
+def _top_json(states: list) -> str:  # type: ignore[type-arg]
+    import msgspec
+
+    from aorta.live.table import straggler
+
+    late = straggler(states)
+    names = ("step_ms", "exposed_ms", "comm_ms", "compute_ms", "overlap_ratio")
+    ranks = [
+        {
+            "rank": state.rank,
+            "global_step": None if state.last is None else state.last.global_step,
+            **{name: state.median(name) for name in names},
+        }
+        for state in states
+    ]
+    straggler_row = None if late is None else {"rank": late.rank, "wait_ms": late.wait_ms}
+    return msgspec.json.encode({"ranks": ranks, "straggler": straggler_row}).decode()
+
+
+# ---- capture -------------------------------------------------------------------------------------
+
+
+@click.command("capture", cls=OneScreenCommand)
+@run_folder
+@click.option(
+    "--steps",
+    "num_steps",
+    type=click.IntRange(1),
+    metavar="N",
+    default=3,
+    show_default=True,
+    help="Number of steps to trace.",
+)
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    default=300.0,
+    help="Wait that long (300); 0: ask and leave.",
+)
+def capture_command(run: Path, num_steps: int, timeout_s: float) -> int:
+    """Ask the job that records into RUN (artifacts) to trace the kernels of its next steps.
+
+    The request is a file in RUN; no port is opened. All ranks whose RUN is this folder trace the same
+    steps and write torch_profiler/rank<n>/capture_<id>.json.gz, which Perfetto and aorta report read.
+    Exit code 3: no trace came within --timeout-s.
+    """
+    from aorta.records.reader import read_run
+    from aorta.records.requests import CaptureRequest, ask_for_capture, read_plan, trace_name
+
+    record = read_run(run)
+    if record.finished_unix_ns is not None:
+        raise RecordError(f"the job of {run} has ended: no step is left to trace")
+    request = CaptureRequest(id=f"{time.time_ns():x}-{os.getpid()}", num_steps=num_steps)
+    try:
+        ask_for_capture(run, request)
+    except OSError as error:
+        raise RecordError(f"cannot write into {run}: {error.strerror}") from None
+    if timeout_s == 0:
+        click.echo(f"asked for {num_steps} steps")
+        return FINE
+    paths = [run / trace_name(request.id, rank) for rank in range(record.world_size)]
+    deadline_s = time.monotonic() + timeout_s
+    planned = False
+    while time.monotonic() < deadline_s:
+        plan = read_plan(run)
+        if plan is not None and plan.id == request.id and not planned:
+            planned = True
+            click.echo(
+                f"steps {plan.first_step} to {plan.first_step + num_steps - 1} will be traced", err=True
+            )
+        if all(path.exists() for path in paths):
+            break
+        time.sleep(0.2)
+    written = [path for path in paths if path.exists()]
+    for path in written:
+        click.echo(f"wrote {path}")
+    if len(written) == len(paths):
+        return FINE
+    if not planned:
+        click.echo(
+            f"error: no answer within {timeout_s:g} s: is the job of {run} running, with aorta?", err=True
+        )
+    else:
+        click.echo(
+            f"error: {len(paths) - len(written)} of {len(paths)} ranks wrote no trace here within "
+            f"{timeout_s:g} s",
+            err=True,
+        )
+    return CANNOT_TELL
+
+
+# ---- hang ----------------------------------------------------------------------------------------
+
+
+@click.command("hang", cls=OneScreenCommand)
+@run_folder
+@json_option
+def hang_command(run: Path, as_json: bool) -> int:
+    """Name the rank and the collective that the other ranks of a stuck job wait for.
+
+    RUN (artifacts) is the folder of a job whose watchdog wrote reports: `aorta run --hang`.
+    """
+    from aorta.hang.__main__ import main
+
+    return main([str(run), *(["--json"] if as_json else [])])
+
+
+# ---- merge ---------------------------------------------------------------------------------------
+
+
+@click.command("merge", cls=OneScreenCommand)
+@run_folder
+def merge_command(run: Path) -> int:
+    """Add the numbers of kernel traces beside a run's records to those records.
+
+    RUN (artifacts) holds traces in rank<n>/ (rocprofv3, Nsight Systems) or in torch_profiler/rank<n>/. A
+    second merge adds nothing.
+    """
+    from aorta.calibration.merge import main
+
+    return main([str(run)])
