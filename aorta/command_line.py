@@ -89,17 +89,18 @@ def _help_all_option() -> click.Option:
     )
 
 
-# ---- groups --------------------------------------------------------------------------------------
+# ---- mistakes of one line, exit codes ------------------------------------------------------------
 
 
-class OneLineGroup(click.Group):
-    """A group whose commands report what a user can fix in one line, without the usage above it.
+class OneLine(click.Command):
+    """A program that reports what a user can fix in one line, without the usage above it.
 
     A command's integer result is the exit code. A reader that goes away (`| head`) and Ctrl-C end quietly.
     A command with a verdict prints within `output_of_verdict`.
     """
 
-    command_class = OneScreenCommand
+    speaker = "error"
+    """The word in front of each such line."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         run: Any = super().main  # click declares overloads that cannot be passed on
@@ -148,12 +149,51 @@ class OneLineGroup(click.Group):
         return result
 
     def say(self, message: str) -> None:
-        """Shows a mistake once: all ranks of a run find it, and the first one speaks."""
+        """Print a mistake once: all ranks of a run find it, and the first one speaks."""
         if is_first_rank():
             try:
-                click.echo(f"error: {message}", err=True)
+                click.echo(f"{self.speaker}: {message}", err=True)
             except BrokenPipeError:
                 discard_output()
+
+
+@contextmanager
+def output_of_verdict() -> Iterator[None]:
+    """Print within a command that has a verdict: if the reader goes away (`| head`), the command continues,
+    because the verdict is still its exit code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+    except SystemExit as ending:
+        if not isinstance(ending.__context__, BrokenPipeError):
+            raise
+        discard_output()  # rich's consoles answer a broken pipe with exit code 1
+
+
+def discard_output() -> None:
+    """Let the interpreter flush its streams at its end without an error, after a broken pipe."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
+
+
+# ---- groups --------------------------------------------------------------------------------------
+
+
+class OneLineCommand(OneLine, OneScreenCommand):
+    """A command that is a program by itself."""
+
+
+class OneLineGroup(OneLine, click.Group):
+    """A group whose own commands are OneScreenCommands."""
+
+    command_class = OneScreenCommand
 
 
 class LazyGroup(OneLineGroup):
@@ -221,32 +261,6 @@ class LazyGroup(OneLineGroup):
             raise ConfigError(f"{cmd_name} cannot be loaded: {error}") from None
         assert isinstance(command, click.Command)
         return command
-
-
-@contextmanager
-def output_of_verdict() -> Iterator[None]:
-    """Printing within a command that has a verdict: where the reader has gone away (`| head`) the command
-    goes on, because the verdict is still its exit code."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        discard_output()
-    except SystemExit as ending:
-        if not isinstance(ending.__context__, BrokenPipeError):
-            raise
-        discard_output()  # rich's consoles answer a broken pipe with exit code 1
-
-
-def discard_output() -> None:
-    """After a broken pipe: let the interpreter flush its streams at its end without an error."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, stream.fileno())
-            os.close(null)
 
 
 def module_environment() -> dict[str, str]:

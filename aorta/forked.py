@@ -13,16 +13,18 @@ def forked(calls: Sequence[Call], jobs: int) -> Iterator[int]:
 
     A copy shares the memory of this process until either writes to it, so that nothing travels to it. The
     caller holds no thread that works and uses no GPU. A call that fails in its copy, or whose copy is killed,
-    is made again here, alone: what it raises is raised here.
+    is made again here, alone: what it raises is raised here. A daemonic process, which may start no other,
+    makes them all itself.
     """
-    if jobs <= 1 or len(calls) <= 1 or sys.platform != "linux":
+    import multiprocessing
+    from multiprocessing.connection import wait
+
+    may_fork = sys.platform == "linux" and not multiprocessing.current_process().daemon
+    if jobs <= 1 or len(calls) <= 1 or not may_fork:
         for place, call in enumerate(calls):
             call()
             yield place
         return
-    import multiprocessing
-    from multiprocessing.connection import wait
-
     context = multiprocessing.get_context("fork")
     waiting = list(range(len(calls)))
     running: dict[Any, tuple[int, Any]] = {}

@@ -14,7 +14,8 @@ import click
 from aorta.command_line import Decorated, rare
 from aorta.errors import ReportError
 
-PATH = click.Path(path_type=Path)
+PATH = click.Path(path_type=Path, readable=False)
+"""A place that the command itself opens: its message says whose it is and what is wrong."""
 
 
 # ---- values --------------------------------------------------------------------------------------
@@ -191,5 +192,5 @@ def label_option(**attributes: Any) -> Callable[[Decorated], Decorated]:
 
 
 def output_option(*, file_okay: bool = True, **attributes: Any) -> Callable[[Decorated], Decorated]:
-    folder = click.Path(path_type=Path, file_okay=file_okay)
+    folder = click.Path(path_type=Path, readable=False, file_okay=file_okay)
     return click.option("--output", "-o", type=folder, metavar="DIR", **attributes)

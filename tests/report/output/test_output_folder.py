@@ -121,10 +121,10 @@ def test_names_out_of_a_record_cannot_move_the_cursor(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--log-dir", "x", "--output", "y"], "the following arguments are required: --label"),
-        (["--log-dir", "x", "--label", "a", "--output", "y", "--warmup", "-1"], "from 0, got '-1'"),
-        (["--log-dir", "x", "--label", "a", "--output", "y", "--jobs", "two"], "from 1, got 'two'"),
-        (["--log-dir", "x", "--label", "a", "--output", "y", "--warm-up", "3"], "unrecognized arguments"),
+        (["--log-dir", "x", "--output", "y"], "Missing option '--label'"),
+        (["--log-dir", "x", "--label", "a", "--output", "y", "--warmup", "-1"], "not in the range x>=0"),
+        (["--log-dir", "x", "--label", "a", "--output", "y", "--jobs", "two"], "'two' is not a valid int"),
+        (["--log-dir", "x", "--label", "a", "--output", "y", "--warm-up", "3"], "No such option"),
     ],
 )
 def test_wrong_options_are_one_line(arguments, says):
