@@ -1,4 +1,4 @@
-"""aorta doctor: what works on this machine, and what to do about the rest."""
+"""aorta doctor: check what works on this machine, and say how to fix the rest."""
 
 import importlib.metadata
 import importlib.util
@@ -14,7 +14,8 @@ from typing import Literal
 
 import click
 
-from aorta.command_line import output_of_verdict
+from aorta.cli.options import json_option
+from aorta.command_line import OneScreenCommand, output_of_verdict
 from aorta.exit_codes import CANNOT_TELL, FINE
 
 State = Literal["works", "missing", "broken", "not needed"]
@@ -22,23 +23,23 @@ State = Literal["works", "missing", "broken", "not needed"]
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One thing that aorta can use."""
+    """The state of one thing that aorta needs or can use."""
 
     name: str
     state: State
     detail: str
-    """What was found, or what was not."""
+    """The version or place that was found, or what is missing."""
     remedy: str = ""
-    """What to do where it does not work."""
+    """The fix, if it does not work."""
     required: bool = False
 
 
-@click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+@click.command("doctor", cls=OneScreenCommand)
+@json_option
 def doctor_command(as_json: bool) -> int:
-    """What works on this machine: torch, GPUs, telemetry, profilers, compiler, optional packages.
+    """Check what works on this machine: torch, GPUs, telemetry, profilers, compiler, optional packages.
 
-    Exit code 3: something that aorta cannot do without is missing or broken.
+    Each thing that does not work comes with a fix. Exit code 3: a required one is missing or broken.
     """
     checks = list(_checks())
     with output_of_verdict():
@@ -46,24 +47,12 @@ def doctor_command(as_json: bool) -> int:
             click.echo(json.dumps([asdict(check) for check in checks], indent=1))
         else:
             _print(checks)
-    return CANNOT_TELL if any(c.required and c.state not in ("works", "not needed") for c in checks) else FINE
+    return CANNOT_TELL if _failed(checks) else FINE
 
 
-def _print(checks: list[DoctorCheck]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    styles = {"works": "green", "missing": "yellow", "broken": "red", "not needed": "dim"}
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for check in checks:
-        remedy = f"\n-> {check.remedy}" if check.remedy and check.state in ("missing", "broken") else ""
-        state = f"[{styles[check.state]}]{check.state}[/]"
-        table.add_row(check.name, state, escape(f"{check.detail}{remedy}"))
-    Console(highlight=False).print(table)
+def _failed(checks: list[DoctorCheck]) -> list[DoctorCheck]:
+    """Required checks that do not pass."""
+    return [check for check in checks if check.required and check.state not in ("works", "not needed")]
 
 
 def _checks() -> Iterator[DoctorCheck]:
@@ -88,6 +77,36 @@ def _checks() -> Iterator[DoctorCheck]:
         yield _package(package, extra, use)
 
 
+def _print(checks: list[DoctorCheck]) -> None:
+    """Print the answer, then a table by section."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    failed = _failed(checks)
+    answer = f"not ready: fix {', '.join(check.name for check in failed)}" if failed else "ready"
+    click.echo(f"aorta is {answer} on this machine")
+    optional = {name for name, *_ in _PACKAGES} | {check.__name__ for check in _TOOLS} | {"opentelemetry-sdk"}
+    sections = {
+        "Required": [check for check in checks if check.required],
+        "This machine": [check for check in checks if not check.required and check.name not in optional],
+        "Optional": [check for check in checks if check.name in optional],
+    }
+    styles = {"works": "green", "missing": "yellow", "broken": "red", "not needed": "dim"}
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, members in sections.items():
+        table.add_row()
+        table.add_row(f"[bold]{title}[/]")
+        for check in members:
+            remedy = f"\n-> {check.remedy}" if check.remedy and check.state in ("missing", "broken") else ""
+            state = f"[{styles[check.state]}]{check.state}[/]"
+            table.add_row(f"  {check.name}", state, escape(f"{check.detail}{remedy}"))
+    Console(highlight=False).print(table)
+
+
 def _python() -> DoctorCheck:
     version = platform.python_version()
     good = sys.version_info >= (3, 11)
@@ -106,7 +125,10 @@ def _aorta() -> DoctorCheck:
     path = shutil.which("aorta")
     if path is None:
         return DoctorCheck(
-            "aorta", "missing", f"{__version__}, not on PATH", "use python -m aorta, or pip install it"
+            "aorta",
+            "missing",
+            f"{__version__}, not on PATH",
+            "run python -m aorta instead, or pip install aorta",
         )
     return DoctorCheck("aorta", "works", f"{__version__}, {path}")
 
@@ -119,7 +141,7 @@ def _torch() -> DoctorCheck:
         if torch.version.hip
         else f"CUDA {torch.version.cuda}"
         if torch.version.cuda
-        else "for CPU"
+        else "CPU only"
     )
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
     state: State = "works" if (major, minor) >= (2, 11) else "broken"
@@ -139,10 +161,10 @@ def _gpus() -> DoctorCheck:
         return DoctorCheck(
             "GPUs",
             "broken",
-            "there is a driver, but torch sees no GPU",
+            "a driver is installed, but torch sees no GPU",
             "check CUDA_VISIBLE_DEVICES / HIP_VISIBLE_DEVICES and that torch is built for this GPU",
         )
-    return DoctorCheck("GPUs", "not needed", "none: runs go over gloo on the CPU")
+    return DoctorCheck("GPUs", "not needed", "none: training runs on the CPU, over gloo")
 
 
 def _distributed() -> DoctorCheck:
@@ -152,8 +174,8 @@ def _distributed() -> DoctorCheck:
         return DoctorCheck(
             "collectives",
             "broken",
-            "this torch has no torch.distributed",
-            "install another torch",
+            "this torch is built without torch.distributed",
+            "install a torch that has it: pip install torch",
             required=True,
         )
     names = [
@@ -180,14 +202,14 @@ def _telemetry() -> DoctorCheck:
         if tools:
             return DoctorCheck("telemetry", "works", ", ".join(tools))
         return DoctorCheck(
-            "telemetry", "missing", "neither amdsmi, amd-smi nor rocm-smi", "install amdsmi (part of ROCm)"
+            "telemetry", "missing", "amdsmi, amd-smi and rocm-smi not found", "install amdsmi (part of ROCm)"
         )
     if importlib.util.find_spec("pynvml"):
         import pynvml
 
         pynvml.nvmlInit()
         return DoctorCheck("telemetry", "works", f"NVML, driver {pynvml.nvmlSystemGetDriverVersion()}")
-    return DoctorCheck("telemetry", "missing", "no package pynvml", "pip install 'aorta[nvml]'")
+    return DoctorCheck("telemetry", "missing", "package pynvml not installed", "pip install 'aorta[nvml]'")
 
 
 def _kernel_times() -> DoctorCheck:
@@ -196,16 +218,14 @@ def _kernel_times() -> DoctorCheck:
     activities = supported_activities()
     if ProfilerActivity.CUDA in activities:
         return DoctorCheck("kernel traces", "works", "torch.profiler traces the GPU (CUPTI or roctracer)")
-    return DoctorCheck(
-        "kernel traces", "not needed", "torch.profiler traces the CPU only: this torch knows no GPU"
-    )
+    return DoctorCheck("kernel traces", "not needed", "this torch is built without GPU support")
 
 
 def _tool(command: str, use: str, remedy: str, *version: str) -> Callable[[], DoctorCheck]:
     def check() -> DoctorCheck:
         path = shutil.which(command)
         if path is None:
-            return DoctorCheck(command, "missing", f"not on PATH; {use}", remedy)
+            return DoctorCheck(command, "missing", f"not on PATH, needed for {use}", remedy)
         if not version:
             return DoctorCheck(command, "works", path)
         process = subprocess.run([path, *version], capture_output=True, text=True, timeout=20, check=False)
@@ -217,10 +237,10 @@ def _tool(command: str, use: str, remedy: str, *version: str) -> Callable[[], Do
 
 
 _TOOLS = (
-    _tool("nsys", "traces for scripts/nsys_capture.sh", "install Nsight Systems (NVIDIA)", "--version"),
-    _tool("rocprofv3", "traces for scripts/rocprof_capture.sh", "install rocprofiler-sdk (part of ROCm)"),
-    _tool("c++", "torch.compile and Triton build with it", "apt-get install g++", "--version"),
-    _tool("srun", "launches over several machines", "part of Slurm, where there is one"),
+    _tool("nsys", "scripts/nsys_capture.sh", "install Nsight Systems (NVIDIA)", "--version"),
+    _tool("rocprofv3", "scripts/rocprof_capture.sh", "install rocprofiler-sdk (part of ROCm)"),
+    _tool("c++", "torch.compile and Triton", "apt-get install g++", "--version"),
+    _tool("srun", "jobs on several machines under Slurm", "log in to a Slurm cluster"),
 )
 
 _PACKAGES = (
@@ -242,7 +262,7 @@ def _package(module: str, extra: str, use: str) -> DoctorCheck:
         spec = None
     if spec is None:
         install = f"pip install 'aorta[{extra}]'" if extra else f"pip install {name}"
-        return DoctorCheck(name, "missing", f"optional: {use}", install)
+        return DoctorCheck(name, "missing", f"not installed, needed for {use}", install)
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -251,7 +271,7 @@ def _package(module: str, extra: str, use: str) -> DoctorCheck:
 
 
 def _attaching() -> DoctorCheck:
-    """Whether a Python process below this one would be reached by aorta run."""
+    """Start a Python process as `aorta run` does and see if aorta is in it."""
     from aorta.attach.settings import AttachSettings, environment_for
 
     environment = environment_for(AttachSettings(output=os.getcwd()), dict(os.environ))
@@ -260,20 +280,22 @@ def _attaching() -> DoctorCheck:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     if process.stdout.strip() == "TorchFinder":
-        return DoctorCheck("aorta run", "works", "Python processes of a command are reached")
+        return DoctorCheck("aorta run", "works", "can record the Python processes of a command")
     return DoctorCheck(
         "aorta run",
         "broken",
-        f"a Python process of a command is not reached: {process.stderr.strip()[-200:]}",
-        "unset PYTHONNOUSERSITE-like isolation; python -I and -S are never reached",
+        f"cannot reach the Python processes of a command: {process.stderr.strip()[-200:]}",
+        "start Python without -I, -E or -S, which ignore PYTHONPATH or sitecustomize",
     )
 
 
 def _environment() -> DoctorCheck:
-    """Settings of the environment that falsify what is measured."""
+    """Look for environment variables that distort measurements."""
     from aorta.device.environment import environment_warnings
 
     warnings = list(environment_warnings())
     if warnings:
-        return DoctorCheck("environment", "broken", "; ".join(warnings), "unset them for a measurement")
-    return DoctorCheck("environment", "works", "no variable that falsifies measurements is set")
+        return DoctorCheck(
+            "environment", "broken", "; ".join(warnings), "unset these variables before you measure"
+        )
+    return DoctorCheck("environment", "works", "no variable distorts measurements")

@@ -215,7 +215,7 @@ def _chosen(steps: "list[StepGraph]", span: tuple[int, int] | None) -> "list[Ste
     if span is None:
         return steps
     first, last = span
-    chosen = [step for step in steps if first <= step.number <= last]
+    chosen = [step for step in steps if step.number is not None and first <= step.number <= last]
     if not chosen:
         numbers = ", ".join(str(step.number) for step in steps)
         raise ReplayError(f"--steps {first}:{last}: the traces hold the steps {numbers}")

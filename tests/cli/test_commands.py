@@ -229,3 +229,11 @@ def test_a_file_that_may_not_be_read_is_one_line(runs: Path, monkeypatch: pytest
     monkeypatch.setattr(Path, "exists", deny)
     result = run("top", runs / "fsdp", "--once")
     assert (result.exit_code, result.stderr) == (BAD_INPUT, "error: /proc/1/cwd: Permission denied\n")
+
+
+@pytest.mark.heavy
+def test_doctor_answers_first_and_groups_what_it_found() -> None:
+    lines = run("doctor").stdout.splitlines()
+    assert lines[0] == "aorta is ready on this machine"
+    titles = [line.strip() for line in lines[1:] if line.strip() and not line.startswith(" ")]
+    assert titles == ["Required", "This machine", "Optional"]
