@@ -245,7 +245,7 @@ class LazyGroup(OneLineGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self._places and not args[0].startswith("-"):
-            otherwise = f"; there is {', '.join(self._places)}"
+            otherwise = f"; commands: {', '.join(self._places)}"
             raise ConfigError(f"{args[0]} is not a command{did_you_mean(args[0], self._places, otherwise)}")
         return super().resolve_command(ctx, args)
 

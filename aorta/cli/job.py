@@ -52,7 +52,7 @@ def top_command(run: Path, every_s: float, once: bool, as_json: bool) -> int:
             return None
 
     if not run.is_dir():
-        raise RecordError(f"{run}: no such folder; give the folder of a run")
+        raise RecordError(f"{run}: no such folder; give the folder that a job records into")
     follower = Follower(run)
     follower.poll()
 
@@ -125,14 +125,14 @@ def capture_command(run: Path, num_steps: int, timeout_s: float) -> int:
 
     record = read_run(run)
     if record.finished_unix_ns is not None:
-        raise RecordError(f"the job of {run} has ended: no step is left to trace")
+        raise RecordError(f"the job that recorded into {run} has ended: no step is left to trace")
     request = CaptureRequest(id=f"{time.time_ns():x}-{os.getpid()}", num_steps=num_steps)
     try:
         ask_for_capture(run, request)
     except OSError as error:
         raise RecordError(f"cannot write into {run}: {error.strerror}") from None
     if timeout_s == 0:
-        click.echo(f"asked for {num_steps} steps")
+        click.echo(f"asked for a trace of {num_steps} steps")
         return FINE
     paths = [run / trace_name(request.id, rank) for rank in range(record.world_size)]
     deadline_s = time.monotonic() + timeout_s
@@ -154,11 +154,11 @@ def capture_command(run: Path, num_steps: int, timeout_s: float) -> int:
         return FINE
     if not planned:
         click.echo(
-            f"error: no answer within {timeout_s:g} s: is the job of {run} running, with aorta?", err=True
+            f"error: no answer within {timeout_s:g} s: does a running job record into {run}?", err=True
         )
     else:
         click.echo(
-            f"error: {len(paths) - len(written)} of {len(paths)} ranks wrote no trace here within "
+            f"error: {len(paths) - len(written)} of {len(paths)} ranks wrote no trace into {run} within "
             f"{timeout_s:g} s",
             err=True,
         )

@@ -131,7 +131,7 @@ def _name_plugin(environment: dict[str, str]) -> None:
     try:
         configure(environment)
     except LibraryEventsUnavailable as error:
-        click.echo(f"aorta: no events of the collective library: {error}", err=True)
+        click.echo(f"aorta: --collectives plugin has no effect: {error}", err=True)
 
 
 def run_to_end(command: list[str], environment: dict[str, str]) -> int:
@@ -162,15 +162,15 @@ def passed_on(process: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 
 def _conclude(output: Path, report: bool, open_page: bool, began_ns: int) -> None:
-    """Say what was recorded, and report it. Mistakes here do not change the command's exit status."""
+    """Report what was recorded. Mistakes here do not change the command's exit status."""
     from aorta.attach.coverage_line import coverage_lines, other_runs
     from aorta.errors import AortaError
     from aorta.records.reader import read_run
 
     if not (output / "run.json").exists() or (output / "run.json").stat().st_mtime_ns < began_ns:
         click.echo(
-            f"aorta: nothing was recorded in {output}: no process that aorta reached trained with torch "
-            "(python -I, -E and -S, env -i and other machines are not reached; docs/run.md)",
+            f"aorta: nothing was recorded in {output}: no process that aorta can reach trained with torch "
+            "(it cannot reach python -I, -E or -S, env -i, or other machines; docs/run.md)",
             err=True,
         )
         return

@@ -1,4 +1,4 @@
-"""python -m aorta.hang artifacts/ : which rank, and which collective, do the others wait for?
+"""python -m aorta.hang artifacts/ : the rank and the collective that the others wait for.
 
 Exit status: 0 when the reports were read, 2 when there are none.
 """
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         finding = find(with_last_calls(options.output_dir, read_reports(options.output_dir)))
     except AortaError as error:
         if ending_lines:
-            print(printable("\n".join(ending_lines)))  # not a hang, then
+            print(printable("\n".join(ending_lines)))  # the run ended, so it does not hang
         print(f"hang: {printable(str(error))}", file=sys.stderr)
         return 2
     try:
@@ -42,13 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         rows = [*ending_lines, sentence(finding), "", *table(finding), *stacks(finding)]
         print(*map(printable, rows), sep="\n", flush=True)
-    except BrokenPipeError:  # as of `| head -1`: what was asked for has been read
+    except BrokenPipeError:  # `| head -1` has read what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries again
     return 0
 
 
 def endings(folder: Path) -> list[str]:
-    """How the run in the folder ended, as its ranks say; nothing where they do not, or it finished."""
+    """The line that says how the run ended, from the states of its ranks; [] if there are none."""
     states = list((read_states(folder) or read_states(folder.parent)).values())
     if not states:
         return []
@@ -63,12 +63,12 @@ def endings(folder: Path) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Without control characters, which a report may bring to a terminal."""
+    """Text with control characters escaped: a report must not move the cursor of a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def as_json(ending_lines: list[str], finding: HangFinding) -> str:
-    """The same as one object: how the run ended, who is waited for, and the reports of the ranks."""
+    """One JSON object: how the run ended, which ranks are waited for, and the reports of all ranks."""
     document = {
         "ending": ending_lines[0] if ending_lines else None,
         "sentence": sentence(finding),
@@ -79,7 +79,7 @@ def as_json(ending_lines: list[str], finding: HangFinding) -> str:
 
 
 def table(finding: HangFinding) -> list[str]:
-    """A line per rank: the named ones first, then those that wait."""
+    """A row per rank: those that are waited for first."""
     named = set(finding.ranks)
     reports = sorted(finding.reports, key=lambda report: (report.rank not in named, report.rank))
     rows = [("rank", "step", "still for", "in", "main thread")]
@@ -92,7 +92,7 @@ def table(finding: HangFinding) -> list[str]:
 
 
 def stacks(finding: HangFinding) -> list[str]:
-    """Where in the program the named ranks stand, and one rank that waits."""
+    """Python stacks of the ranks that are waited for, and of one rank that waits."""
     named = [report for report in finding.reports if report.rank in finding.ranks]
     waiting = [report for report in finding.reports if report.rank not in finding.ranks and report.stacks]
     rows: list[str] = []

@@ -52,10 +52,10 @@ def _sweep(spec: SweepSpec, output: Path | None, retry_failed: bool, only_list: 
         return FINE
 
     def print_trial(num_done: int, total: int, point: Point, is_earlier: bool) -> None:
-        # Its own numbers: whether all trials have such is known at the end.
+        # Numbers of this trial's own kind: only at the end it is known which kind all trials have.
         trial_lead = lead_of(spec.objective, [point])
         result = number(spec, point, trial_lead) if point.status == "measured" else point.reason
-        earlier_text = " (before)" if is_earlier else ""
+        earlier_text = " (from an earlier run)" if is_earlier else ""
         click.echo(
             f"{num_done}/{total}  {spec.objective} {result}{earlier_text}  {described(point)}", err=True
         )
@@ -77,17 +77,17 @@ def _sweep(spec: SweepSpec, output: Path | None, retry_failed: bool, only_list: 
 
 @contextmanager
 def goes_on_later() -> Iterator[None]:
-    """Says on an interrupt that nothing is lost."""
+    """Tell the user, on Ctrl-C, that finished trials are kept."""
     try:
         yield
     except KeyboardInterrupt:
-        click.echo("sweep: interrupted; the same command goes on from here", err=True)
+        click.echo("sweep: interrupted; run the same command again to continue", err=True)
         raise
 
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM raises SystemExit, so that the processes of a trial are ended on the way out."""
+    """Raise SystemExit on SIGTERM, so that the processes of a trial are ended on the way out."""
 
     def leave(number: int, _: object) -> None:
         sys.exit(128 + number)

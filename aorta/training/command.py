@@ -1,4 +1,4 @@
-"""The command line of the training loop, for one rank: `aorta train`, train.py, python -m aorta.training."""
+"""The command line of one rank of the training loop: `aorta train`, train.py, python -m aorta.training."""
 
 import argparse
 import logging
@@ -16,14 +16,15 @@ DEFAULT_CONFIG = "default"
 DESCRIPTION = "Train a small decoder and record where its steps lose time."
 
 LATE_S = 2.0
-"""By so much later may the process start that has to say what is wrong: a launcher ends it with the first."""
+"""Seconds that a silent rank waits before it exits: a launcher ends all ranks with the first that exits,
+and the rank that prints the error may have started later."""
 
 
 def main(arguments: list[str] | None = None, prog: str = "train.py") -> int:
     """Train on the ranks of the environment; returns the exit status."""
     parser = Parser(prog=prog, description=DESCRIPTION)
     parser.add_argument(
-        "--config", default=DEFAULT_CONFIG, help="YAML file, or default, ddp, fsdp, fsdp_tp, moe, tp"
+        "--config", default=DEFAULT_CONFIG, help="default, ddp, fsdp, fsdp_tp, moe, tp, or a YAML file"
     )
     parser.add_argument(
         "--override",
@@ -31,7 +32,7 @@ def main(arguments: list[str] | None = None, prog: str = "train.py") -> int:
         action="extend",
         default=[],
         metavar="A.B=C",
-        help="settings on top of the file; may repeat",
+        help="settings that replace those of the file; may repeat",
     )
     parser.add_argument(
         "--enable-rocm-metrics", action="store_true", help="add rocm-smi's readings to the step records"
@@ -71,7 +72,7 @@ def describe(summary: Summary) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with the arguments once per machine, not once per rank."""
+    """Reports wrong arguments once per machine, not once per rank."""
 
     def error(self, message: str) -> NoReturn:
         if is_first_of_machine():
@@ -80,7 +81,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def fail(prog: str, message: str, says: bool) -> int:
-    """The exit status; one of the processes that have this error says it, the others give it time to."""
+    """Return the exit status: one rank prints the error, the others give it time to."""
     if says:
         rank = "" if is_first_rank() else f"rank {rank_text()}: "
         print(f"{prog}: {rank}{message}", file=sys.stderr, flush=True)

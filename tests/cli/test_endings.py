@@ -31,7 +31,7 @@ TORCH = {"queues run", "queues sweep", "queues run-priority", "program run", "do
 PRINTS = sorted(EXAMPLES.keys() - STARTS_PROCESSES - NOTHING_PRINTED)
 LINES_AHEAD = (
     "0 GPUs: two ranks on the CPU, over gloo",
-    "sweep: interrupted; the same command goes on from here",
+    "sweep: interrupted; run the same command again to continue",
 )
 """What a command says anyway, and where it goes on."""
 CALLS_BEFORE_INTERRUPT = 3
