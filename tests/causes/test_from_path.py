@@ -134,7 +134,9 @@ class TestCommand:
             pytest.param(["--if", "all_reduc x2"], "did you mean", id="change"),
             pytest.param(["--steps", "7:9"], "hold the steps 0", id="steps"),
             pytest.param(["--steps", "x"], "FIRST:LAST", id="words"),
+            pytest.param(["--steps", "9:7"], "comes before the first", id="span"),
             pytest.param(["--ranks", "0"], "needs all ranks", id="ranks"),
+            pytest.param(["--warmup", "1"], "--steps chooses", id="warmup"),
         ],
     )
     def test_what_cannot_be_is_one_line(self, arguments, says, tmp_path):

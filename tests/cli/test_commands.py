@@ -179,6 +179,14 @@ def test_rules_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
     assert "'exchange' is no collective" in result.stderr
 
 
+@pytest.mark.heavy
+def test_why_reads_records_as_report_does(runs: Path) -> None:
+    plain = run("why", runs / "fsdp", "--json")
+    chosen = run("why", runs / "fsdp", "--json", "--jobs", "1", "--no-cache")
+    assert (plain.exit_code, chosen.exit_code) == (FINE, FINE)
+    assert chosen.stdout == plain.stdout
+
+
 def test_settings_of_all_trials_follow_the_sweep(inputs: Path) -> None:
     assert run("sweep", "sweep.yaml", "training.max_steps=3", "--list").exit_code == FINE
     wrong = run("sweep", "sweep.yaml", "training.max_step=3", "--list")
