@@ -16,9 +16,9 @@ from aorta.hardware import (
 )
 from aorta.hardware.names import PARTS_DIR
 from aorta.projection.kernels.elementwise import memory_bound
+from tests.larger_data import TRACES, why_missing
 
 GPUS = hardware_names()
-TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
 
 
 def test_the_gpus_are_there():
@@ -129,7 +129,7 @@ def test_published_sustained_rates_are_kept():
 def test_memory_is_what_the_device_reports(name, trace):
     path = TRACES / trace
     if not path.exists():
-        pytest.skip(f"{path} is absent")
+        pytest.skip(why_missing(path))
     raw = path.read_bytes()
     text = gzip.decompress(raw) if path.suffix == ".gz" else raw
     reported = {int(size) for size in re.findall(rb'"totalGlobalMem": ?(\d+)', text)}

@@ -16,12 +16,13 @@ from aorta.records.perfetto import write_perfetto
 from aorta.records.reader import read_steps
 from aorta.timeline.types import COPY, Kind
 from aorta.traces.kineto.reader import read_kineto
+from tests.larger_data import TRACES, needs_data
 from tests.profiling.perfetto_ui import Opened, Perfetto, absent, perfetto
 
 pytestmark = pytest.mark.skipif(absent() is not None, reason=str(absent()))
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example" / "fsdp"
-H200 = Path(__file__).parents[3] / "shared" / "data" / "traces" / "h200_fsdp4_rank0.json.gz"
+H200 = TRACES / "h200_fsdp4_rank0.json.gz"
 PROBLEMS = "select name, value from stats where severity in ('error', 'data_loss') and value > 0"
 BY_TRACK = """select process.name, thread.name, count(*), sum(slice.dur) from slice
     join thread_track on slice.track_id = thread_track.id join thread using (utid)
@@ -60,7 +61,7 @@ def test_every_event_of_a_profiled_window_is_there(page: Perfetto, tmp_path: Pat
     assert found["global_step_1"] == found["global_step_2"] == 1
 
 
-@pytest.mark.skipif(not H200.exists(), reason="needs ../shared/data/traces")
+@needs_data(H200)
 def test_kernels_of_a_gpu_are_those_that_aorta_reads(page: Perfetto) -> None:
     timeline = read_kineto(H200).timeline
     wanted: dict[str, list[float]] = defaultdict(list)

@@ -1,7 +1,6 @@
 """Ranks of real jobs side by side, against what their timestamps say."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +9,9 @@ from aorta.ranks.waits import doing, late_windows, match_ranks, split_exposed, s
 from aorta.timeline.types import Timeline
 from aorta.traces.calls import rank_calls
 from aorta.traces.sources import open_source
+from tests.larger_data import TRACES, needs_data
 
-TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
-pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason=f"the traces are not at {TRACES}")
+pytestmark = needs_data(TRACES)
 
 
 def load(*names):

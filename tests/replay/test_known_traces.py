@@ -1,7 +1,5 @@
 """Replay and path on real traces; skipped where they are not there."""
 
-from pathlib import Path
-
 import pytest
 
 from aorta.causes.from_path import causes_of_steps
@@ -10,15 +8,15 @@ from aorta.replay.load import steps_of
 from aorta.replay.path import critical_path
 from aorta.replay.run import replay
 from aorta.traces.kineto.reader import read_kineto
+from tests.larger_data import TRACES, needs_data
 
-TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
 RUNS = {
     "h200_fsdp4": [f"h200_fsdp4_rank{rank}.json.gz" for rank in range(4)],
     "mi300x_resnet_ddp": ["mi300x_resnet_ddp_rank0of8_kineto.json.gz"],
     "mi350x_single": ["mi350x_single_nocomm_kineto.json"],
     "v100_dlrm": ["v100_dlrm_8ranks_kineto.tar.gz"],
 }
-pytestmark = pytest.mark.skipif(not TRACES.exists(), reason="../shared/data/traces is not here")
+pytestmark = needs_data(TRACES)
 
 
 @pytest.fixture(scope="module", params=RUNS)

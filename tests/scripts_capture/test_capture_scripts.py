@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from aorta.traces.sources import open_source
+from tests.larger_data import TRACES, needs_data
 from tests.limits import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_INS = Path(__file__).resolve().parent / "stand_ins"
-CAPTURE = ROOT.parent / "shared" / "data" / "traces" / "mi350x_fsdp_rocprofv3.json.gz"
+CAPTURE = TRACES / "mi350x_fsdp_rocprofv3.json.gz"
 MERGE = """
 import json, os, sys
 with open(os.environ["STAND_IN_LOG"], "a") as file:
@@ -256,7 +257,7 @@ def test_a_run_that_fails_keeps_its_status(checkout: Checkout) -> None:
     assert checkout.noted("merge")
 
 
-@pytest.mark.skipif(not CAPTURE.exists(), reason=f"needs {CAPTURE.name} beside the repository")
+@needs_data(CAPTURE)
 def test_the_folder_of_a_rank_is_read_as_its_trace(checkout: Checkout) -> None:
     variables = rocm(STAND_IN_ROCPROF="old", STAND_IN_CAPTURE=str(CAPTURE), STAND_IN_GPUS="1")
     assert checkout.run("rocprof_capture.sh", **variables).returncode == 0

@@ -7,20 +7,19 @@ HTA needs pandas below 3 and is no part of the development environment:
 import json
 import shutil
 import tarfile
-from pathlib import Path
 
 import pytest
 
 from aorta.timeline.overlap import total
 from aorta.traces.kineto.reader import read_kineto
+from tests.larger_data import TRACES, needs_data
 
 pytest.importorskip("hta", reason="needs HolisticTraceAnalysis (extra hta)")
 
-DATA = Path(__file__).parents[3] / "shared/data/traces"
-DLRM = DATA / "v100_dlrm_8ranks_kineto.tar.gz"
+DLRM = TRACES / "v100_dlrm_8ranks_kineto.tar.gz"
 
 
-@pytest.mark.skipif(not DLRM.exists(), reason="needs ../shared/data/traces")
+@needs_data(DLRM)
 def test_overlap_of_eight_ranks_is_that_of_hta(tmp_path):
     from hta.trace_analysis import TraceAnalysis
 

@@ -1,7 +1,6 @@
 """Real traces against what an independent interval calculation gives for them."""
 
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +10,9 @@ from aorta.traces.classify import COPY_KERNEL
 from aorta.traces.model import RankTrace
 from aorta.traces.quality import verdict
 from aorta.traces.sources import open_source
+from tests.larger_data import TRACES, needs_data
 
-TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
-pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason=f"the traces are not at {TRACES}")
+pytestmark = needs_data(TRACES)
 H200 = "h200_fsdp4_rank{}.json.gz"
 A100 = "a100_rank3of8_kineto.json.gz"
 MI300X = "mi300x_resnet_ddp_rank0of8_kineto.json.gz"

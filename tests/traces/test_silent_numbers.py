@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,10 +17,12 @@ from aorta.traces.reading import Reading
 from aorta.traces.sources import open_source
 from aorta.traces.steps import StepRule
 from tests.dist.launch import run_python
+from tests.larger_data import TRACES, needs_data
 from tests.traces.kineto_events import kernel, launch, mark, parse
 from tests.traces.trace_writers import kineto
 
 NCCL = "ncclDevKernel_AllReduce"
+MI350X_FSDP = TRACES / "mi350x_fsdp_rocprofv3.json.gz"
 UNCACHED = Reading(cache=False)
 
 
@@ -330,13 +331,11 @@ def test_nothing_is_found_in_what_does_not_repeat(tmp_path):
     assert says(run, "the trace marks no steps: its whole window counts as one")
 
 
+@needs_data(MI350X_FSDP)
 @pytest.mark.heavy
 def test_the_steps_of_a_real_capture_without_marks():
     """50 training steps under rocprofv3."""
-    path = Path("../shared/data/traces/mi350x_fsdp_rocprofv3.json.gz")
-    if not path.exists():
-        pytest.skip(f"{path} is not here")
-    trace = UNCACHED.read(source := open_source(path, partial=True), source.ranks[0])
+    trace = UNCACHED.read(source := open_source(MI350X_FSDP, partial=True), source.ranks[0])
     assert len(trace.steps) == 50
     # The first begins with what repeats, behind the program's own start, and the last ends with the capture.
     assert {len(step) for step in trace.steps[1:-1]} == {822}
