@@ -1,18 +1,20 @@
-"""Numbers of a fixed set of inputs: python scripts/same_numbers.py OUTPUT.json [--against EARLIER.json]
+"""Write the numbers of a fixed set of inputs: python scripts/same_numbers.py OUTPUT.json [--against FILE]
 
-Runs `aorta report`, `aorta compare`, `aorta queues compare` and `aorta project` (by their modules) of
-the tree in the current folder and writes what they decide as one JSON document: summary.json, page data, exit
-codes, verdicts, projections. Sentences are left out, so that two states of the code can be compared:
+Runs `aorta report`, `why`, `compare`, `project`, `program` and the comparison of queue documents with the
+code in the current folder. Writes what they decide as one JSON document: summary.json, page data, causes,
+exit codes, verdicts, projections. Sentences are left out, so that two states of the code can be compared:
 
     git worktree add ../before COMMIT && cp scripts/same_numbers.py ../before/scripts/
-    (cd ../before && python scripts/same_numbers.py /tmp/before.json)
+    (cd ../before && python scripts/same_numbers.py /tmp/before.json --data "$OLDPWD/tests/data")
     python scripts/same_numbers.py /tmp/after.json --against /tmp/before.json
 
+Inputs are the example runs, runs made from them here, and tests/data; --larger adds traces of $AORTA_DATA.
 Exit code 1 where a value differs from that in --against.
 """
 
 import argparse
 import copy
+import gzip
 import json
 import os
 import re
@@ -25,7 +27,7 @@ from typing import Any
 
 Json = Any
 EXAMPLE = Path("docs/example")
-TRACES = Path("../shared/data/traces")
+OWN_DATA = Path("tests/data")
 PROJECTIONS = (
     ("performance", "--model", "llama3-8b", "--gpu-arch", "h200"),
     (
@@ -57,9 +59,11 @@ tokens_per_s_per_gpu: {min_ratio: 0.5, runs: 2}
 LIMIT_LINE = re.compile(r"^(met|violated|not judged): ([^:]+): ([^:]+): ([^(\n]*)", re.M)
 SENTENCES = re.compile(
     "headline|scope|notes|reason|remarks|text|sentences|why|story|not_measured|answer|detail|advice|observed|findings|"
-    "files|path|output|description|why_empty|words|peak|statement|evidence"
+    "files|path|output|description|why_empty|words|peak|statement|evidence|subject|change|check|nothing|why_no_interval"
 )
 """Keys whose values are sentences or places, which may be worded anew."""
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+TABLE_LINE = re.compile(r"\S+( \S+)?  +.*\d")
 TIMEOUT_S = 600
 
 
@@ -67,10 +71,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path)
     parser.add_argument("--against", type=Path, help="earlier output, compared to the digit")
+    parser.add_argument("--data", type=Path, default=OWN_DATA, help="recorded runs and traces (%(default)s)")
+    parser.add_argument("--larger", action="store_true", help="read the traces of $AORTA_DATA too")
     options = parser.parse_args()
+    traces = Path(os.environ.get("AORTA_DATA", "")) / "traces" if options.larger else None
+    if traces is not None and not (os.environ.get("AORTA_DATA") and traces.is_dir()):
+        parser.error("--larger needs AORTA_DATA, a folder with traces/ in it")
     with tempfile.TemporaryDirectory() as name:
+        os.environ["AORTA_CACHE_DIR"] = f"{name}/cache"  # so that no tree reads what another one kept
+        found = dict(cases(Path(name), options.data.resolve(), traces))
         # Commands to type name the folder, which is another one in each run.
-        numbers = json.loads(json.dumps(dict(cases(Path(name)))).replace(name, "FOLDER"))
+        numbers = json.loads(
+            json.dumps(found).replace(name, "FOLDER").replace(str(options.data.resolve()), "DATA")
+        )
     options.output.write_text(json.dumps(numbers, indent=1, sort_keys=True) + "\n")
     count = sum(1 for _ in leaves(numbers))
     print(f"{len(numbers)} inputs, {count} values: {options.output}")
@@ -82,13 +95,14 @@ def main() -> None:
         sys.exit(1 if differences else 0)
 
 
-def cases(folder: Path) -> Iterator[tuple[str, Json]]:
-    runs = hand_made_runs(folder / "runs")
+def cases(folder: Path, data: Path, larger: Path | None) -> Iterator[tuple[str, Json]]:
+    runs = hand_made_runs(folder / "runs") | {path.name: path for path in sorted(data.glob("run_*"))}
     budget = folder / "budget.yaml"
     budget.write_text(BUDGET)
     for name, path in runs.items():
         yield f"report {name}", report(folder, "report", path, "--label", name)
-    two_runs_each = [runs[name] for name in ("delayed", "timed_rarely", "slower", "calibrated_slower")]
+        yield f"why {name}", why(path)
+    two_runs_each = [runs[name] for name in ("delayed", "calibrated", "slower", "calibrated_slower")]
     labels = ("before", "before", "after", "after")
     yield "report of two labels", report(folder, "report", *two_runs_each, "--budget", budget, labels=labels)
     yield "report of all", report(folder, "report", *runs.values(), labels=tuple(runs))
@@ -100,10 +114,13 @@ def cases(folder: Path) -> Iterator[tuple[str, Json]]:
             f"compare {reference} {candidate}",
             report(folder, "compare", runs[reference], runs[candidate], "--budget", budget),
         )
-    if TRACES.is_dir():
-        yield from trace_cases(folder)
+    yield from trace_cases(folder, data)
+    if larger is not None:
+        yield from larger_trace_cases(folder, larger)
     for arguments in PROJECTIONS:
         yield " ".join(("projection", *arguments)), projection(arguments)
+    for operation in ("ag_gemm", "gemm_rs", "gemm_ar"):
+        yield f"program {operation}", simulation(folder, operation)
     documents = sweep_documents(folder)
     for first, second in (
         ("old", "same"),
@@ -115,18 +132,34 @@ def cases(folder: Path) -> Iterator[tuple[str, Json]]:
         yield f"results {first} {second}", results(documents[first], documents[second])
 
 
-def trace_cases(folder: Path) -> Iterator[tuple[str, Json]]:
+def trace_cases(folder: Path, data: Path) -> Iterator[tuple[str, Json]]:
+    kineto = data / "traces_kineto"
+    yield "report kineto", report(folder, "report", kineto, "--label", "traces")
+    yield "why kineto", why(kineto)
+    yield "why kineto, rank 1 on time", why(kineto, "--if", "rank 1 on time", "--if", "all_gather x0.5")
+    yield "compare kineto of two ranks", report(folder, "compare", *sorted(kineto.iterdir()))
+    for packed in sorted((data / "traces_vendors").iterdir()):
+        path = folder / packed.stem
+        path.write_bytes(gzip.decompress(packed.read_bytes()))
+        yield f"report {path.name}", report(folder, "report", path, "--label", "traces")
+    yield "report traces without a device", report(folder, "report", data / "traces_gloo_ddp")
+
+
+def larger_trace_cases(folder: Path, traces: Path) -> Iterator[tuple[str, Json]]:
     ranks = folder / "h200_fsdp4"
     ranks.mkdir()
-    for path in TRACES.glob("h200_fsdp4_rank*"):
+    for path in traces.glob("h200_fsdp4_rank*"):
         (ranks / path.name).symlink_to(path.resolve())
-    yield "traces h200_fsdp4", report(folder, "report", ranks, "--label", "traces")
-    for name in (
-        "v100_dlrm_8ranks_kineto.tar.gz",
-        "mi350x_fsdp_rocprofv3.json.gz",
-        "mi350x_single_nocomm_kineto.json",
+    dlrm = (traces / "v100_dlrm_8ranks_kineto.tar.gz").resolve()
+    yield "report h200_fsdp4", report(folder, "report", ranks, "--label", "traces")
+    yield "why h200_fsdp4", why(ranks)
+    yield f"why {dlrm.name}", why(dlrm)
+    for path in (
+        dlrm,
+        traces / "mi350x_fsdp_rocprofv3.json.gz",
+        traces / "mi350x_single_nocomm_kineto.json",
     ):
-        yield f"traces {name}", report(folder, "report", (TRACES / name).resolve(), "--label", "traces")
+        yield f"report {path.name}", report(folder, "report", path.resolve(), "--label", "traces")
 
 
 # ---- commands ----------------------------------------------------------------------------------
@@ -140,20 +173,40 @@ def report(folder: Path, command: str, *arguments: Any, labels: tuple[str, ...] 
     done = run("aorta", command, *arguments, *names, *outputs, "--output", output)
     summary = output / "summary.json"
     if not summary.exists():
-        return {"exit": done.returncode, "error": done.stderr[-300:]}
+        return {"exit": done.returncode}
     page = (output / "report.html").read_text()
     blocks = re.findall(r'<script type="application/json" id="([\w-]+)">(.*?)</script>', page, re.S)
     return {
         "exit": done.returncode,
         "summary": without_sentences(json.loads(summary.read_text())),
         "limits": [" ".join(line) for line in LIMIT_LINE.findall(done.stdout)],
-        "table": [line for line in done.stdout.splitlines() if re.match(r"\S+( \S+)?  +.*\d", line)],
+        "table": [NUMBER.findall(line) for line in done.stdout.splitlines() if TABLE_LINE.match(line)],
         "page": {name: without_sentences(json.loads(text)) for name, text in blocks},
     }
 
 
+def why(path: Path, *arguments: str) -> Json:
+    """Causes with the numbers in their evidence, whose words may change."""
+    done = run("aorta", "why", path, *arguments, "--json")
+    answer = as_json(done)
+    causes = answer.pop("causes", []) if isinstance(answer, dict) else []
+    rest = without_sentences(answer) if isinstance(answer, dict) else answer
+    told = [[NUMBER.findall(text) for text in [cause["subject"], *cause["evidence"]]] for cause in causes]
+    return {"exit": done.returncode, "causes": without_sentences(causes), "told": told, "rest": rest}
+
+
+def simulation(folder: Path, operation: str) -> Json:
+    program = folder / f"{operation}.txt"
+    emitted = run("aorta", "program", "emit", "--op", operation)
+    program.write_text(emitted.stdout)
+    costs = ("--comm-us", 40, "--gemm-us", 55, "--host-us", 3, "--comm-slowdown", 1.2)
+    done = run("aorta", "program", "simulate", program, *costs, "--json")
+    numbers = without_sentences(as_json(done))
+    return {"exit": [emitted.returncode, done.returncode], "program": emitted.stdout, "numbers": numbers}
+
+
 def projection(arguments: tuple[str, ...]) -> Json:
-    done = run("aorta.projection", *arguments, "--json")
+    done = run("aorta", "project", *arguments, "--json")
     return {"exit": done.returncode, "numbers": as_json(done)}
 
 
@@ -366,8 +419,7 @@ def document(kind: str, factor: float, is_calibrated: bool) -> Json:
 
 
 SCHEMA = 1
-"""Of documents of results."""
-START_UNIX_NS = 1_795_186_425_000_000_000
+"""The version of documents of results."""
 START_UNIX_NS = 1_795_186_425_000_000_000
 
 
