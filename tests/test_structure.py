@@ -1,7 +1,8 @@
-"""The house of the tests, and the map for who comes new."""
+"""Rules about the tests themselves, and maps of the package that stay true."""
 
 import ast
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,9 @@ from tests.dist import launch
 from tests.tiers import FIRST, leaves_the_process
 
 ROOT = Path(__file__).resolve().parents[1]
+MAPS = (("CONTRIBUTING.md", "folder"), ("docs/design.md", "folder"))
+"""Documents with a table of the package's folders, and the header of its first column."""
+PATH = re.compile(r"`((?:aorta|tests|scripts)/[\w./-]*\w)`")
 
 
 def load_script(name: str) -> ModuleType:
@@ -22,11 +26,6 @@ def load_script(name: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="module")
-def where_to_add() -> ModuleType:
-    return load_script("where_to_add")
 
 
 @pytest.mark.heavy
@@ -66,21 +65,28 @@ find.sentence("HANG.find.sentence")
     assert sorted(fault.rpartition(".")[2] for fault in faults) == ["missing", "nobody", "nothing"]
 
 
-def test_the_map_names_files_that_exist(where_to_add: ModuleType) -> None:
-    tasks = where_to_add.tasks((ROOT / "CONTRIBUTING.md").read_text())
-    assert len(tasks) >= 10
-    for task in tasks:
-        assert task.paths, task.name
-        for path in task.paths:
-            assert (ROOT / path).exists(), f"{task.name}: {path}"
+@pytest.mark.parametrize(("document", "column"), MAPS)
+def test_a_map_names_every_folder_of_the_package(document: str, column: str) -> None:
+    folders = {path.parent.name for path in (ROOT / "aorta").glob("*/*.py")}
+    assert sorted(folders - named_folders(document, column)) == []
 
 
-@pytest.mark.heavy
-def test_grep_for_the_nearest_example_leads_to_the_files_of_the_map(where_to_add: ModuleType) -> None:
-    """To one of them at least: the base class of a workload does not name the workloads."""
-    for task in where_to_add.tasks((ROOT / "CONTRIBUTING.md").read_text()):
-        held = where_to_add.files_holding(task.example)
-        assert len(where_to_add.missed(task, held)) < len(task.paths), task.name
+@pytest.mark.parametrize(("document", "column"), MAPS)
+def test_what_a_map_names_exists(document: str, column: str) -> None:
+    named = named_folders(document, column)
+    assert len(named) > 20
+    there = {path.relative_to(ROOT / "aorta").as_posix() for path in (ROOT / "aorta").rglob("*")}
+    there |= {path.rpartition("/")[2] for path in there}  # a folder's parts are named without it
+    assert sorted(named - there) == []
+    assert [path for path in PATH.findall((ROOT / document).read_text()) if not (ROOT / path).exists()] == []
+
+
+def named_folders(document: str, column: str) -> set[str]:
+    """Names in the first column of the table whose header begins with `column`, relative to aorta/."""
+    table = (ROOT / document).read_text().partition(f"| {column} |")[2].partition("\n\n")[0]
+    cells = [line.split("|")[1] for line in table.splitlines()[2:]]
+    names = [name.removeprefix("aorta/") for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    return {name if name.endswith(".py") else name.replace(".", "/") for name in names}
 
 
 def test_modules_that_start_first_are_there() -> None:
@@ -93,14 +99,3 @@ def test_the_fast_tier_sees_processes_through_helpers() -> None:
 
     assert leaves_the_process([by_helper])
     assert not leaves_the_process([test_no_test_module_imports_another])
-
-
-def test_no_concept_has_a_second_home(tmp_path: Path) -> None:
-    homes = load_script("homes")
-    assert homes.second_homes() == []
-    assert [
-        name for home in homes.HOMES for name in home.files if not (ROOT / "aorta" / name).is_file()
-    ] == []
-    (tmp_path / "other.py").write_text("settings = yaml.safe_load(text)\n")
-    (second,) = homes.second_homes(tmp_path)
-    assert (second.home.concept, second.place) == ("reader of YAML", "other.py:1")
