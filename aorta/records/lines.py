@@ -154,12 +154,6 @@ class LineOrder:
         self._missing.append(f"{num} before line {number}, global step {record.global_step}")
 
 
-def whole_lines(path: Path | str) -> Iterator[bytes]:
-    """The file in pieces that end with a line; the last one where the file does."""
-    with opened_lines(path) as file:
-        yield from whole_lines_of(file, path)
-
-
 @contextmanager
 def opened_lines(path: Path | str) -> Iterator[FileIO]:
     """The file, unbuffered; RecordError where it cannot be opened or read."""

@@ -10,8 +10,6 @@ from aorta.records.files import files_beside
 from aorta.records.lines import LineReader, single_lines, version_error, version_of
 from aorta.records.schema import READABLE_VERSIONS, KernelNames, RunRecord, StepRecord
 from aorta.records.writer import tail
-from aorta.timeline.overlap import unions
-from aorta.timeline.types import COPY, KERNEL_SOURCES, Kind, Span, Timeline
 
 OP_OF_STREAM = {
     "allreduce": "all_reduce",
@@ -80,33 +78,3 @@ def kernel_names_beside(path: Path) -> list[str]:
     """Names that the lines of the file at this path refer to."""
     beside = files_beside(path)
     return [] if beside is None else read_kernel_names(beside.kernels)
-
-
-def timeline_of(record: StepRecord) -> Timeline:
-    """The Timeline whose unions the record's active_segments keep.
-
-    Spans of one kind of work that touched or overlapped are one span here; operations that count
-    under aux are named 'other'.
-    """
-    if record.active_segments is None:
-        raise RecordError(
-            f"rank {record.rank} step {record.global_step} was recorded without its details"
-            " (recording.detail_every, recording.max_mb)"
-        )
-    spans = []
-    for stream, rows in unions(record.active_segments).items():
-        kind = Kind.COMPUTE if stream == "compute" else Kind.COPY if stream == COPY else Kind.COMM
-        op = OP_OF_STREAM.get(stream, "")
-        spans += [Span(start, end, kind, op, stream) for start, end in rows.tolist()]
-    window_ms = record.step_ms
-    if window_ms is None:
-        window_ms = max((span.end_ms for span in spans), default=0.0)
-    return Timeline.from_spans(
-        spans,
-        (0.0, window_ms),
-        rank=record.rank,
-        step=record.global_step,
-        source=record.source,
-        origin_unix_ns=record.start_unix_ns,
-        sees_copies=record.overlap.exposed_copy_ms is not None or record.source in KERNEL_SOURCES,
-    )

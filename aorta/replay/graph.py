@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 class NodeKind(IntEnum):

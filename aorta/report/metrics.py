@@ -83,14 +83,12 @@ COMPUTE_STREAM_METRICS = ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
 PER_STEP = ("compute", "comm", "exposed", "idle")
 """Also given as a share of the step: <name>_per_step."""
 METRICS = (*STEP_METRICS, *OVERLAP_METRICS)
-"""Metrics of every record, in the order of reports. Per operation there is also comm_ms.<op> and
-exposed_ms.<op> and OP_METRICS; where ranks were matched exposed_wait_ms, exposed_transfer_ms,
-wait_ms.<op> and transfer_ms.<op>; kernel_ms.<class> and kernel_count.<class> of kernel records, and
-kernel_name_ms.<name> and kernel_name_count.<name> of the longest;
+"""Metrics of every record, in the order of reports. Per operation there is also comm_ms.<op>,
+exposed_ms.<op>, duration_ms.<op>, busbw_gb_s.<op>, count.<op> and bytes.<op>; where ranks were matched
+exposed_wait_ms, exposed_transfer_ms, wait_ms.<op> and transfer_ms.<op>; kernel_ms.<class> and
+kernel_count.<class> of kernel records, and kernel_name_ms.<name> and kernel_name_count.<name> of the longest;
 calibrated.<metric> where events were calibrated, compute_stream.<metric>
 where kernels of the compute stream are told apart."""
-OP_METRICS = ("duration_ms", "busbw_gb_s", "count", "bytes")
-"""Per operation, over the collectives that a step issued: sums, and the bandwidth of them together."""
 RATES = ("tokens_per_s_per_gpu", "tokens_per_s", "model_tflops_per_gpu", "mfu")
 """Work per time, the most telling first."""
 MEMORY = ("peak_memory_bytes", "reserved_memory_bytes", "device_memory_bytes")

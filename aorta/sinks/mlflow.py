@@ -18,8 +18,6 @@ def open_sink(target: str, rank: int, world_size: int) -> "MlflowScalars":
 class MlflowScalars:
     """Scalars of rank 0, by global step."""
 
-    every_rank = EVERY_RANK
-
     def __init__(self, mlflow: Any, experiment: str) -> None:
         from mlflow.tracking import MlflowClient
 

@@ -24,8 +24,6 @@ def open_sink(target: str, rank: int, world_size: int) -> "OpenTelemetryMetrics"
 class OpenTelemetryMetrics:
     """Gauges of the last step and a histogram of step times, per rank."""
 
-    every_rank = EVERY_RANK
-
     def __init__(self, reader: Any, rank: int, world_size: int) -> None:
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.resources import Resource

@@ -27,8 +27,6 @@ def open_sink(target: str, rank: int, world_size: int) -> "PrometheusFile":
 class PrometheusFile:
     """Gauges of the last step, and counters of steps and collectives."""
 
-    every_rank = EVERY_RANK
-
     def __init__(self, path: Path, rank: int, world_size: int) -> None:
         self.path = path
         self._labels = f'{{rank="{rank}",world_size="{world_size}"}}'

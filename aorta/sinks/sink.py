@@ -16,16 +16,14 @@ KINDS = {
     "wandb": "aorta.sinks.wandb",
     "mlflow": "aorta.sinks.mlflow",
 }
-"""Module of each kind; it has open_sink(target, rank, world_size) -> Sink."""
+"""Module of each kind. It has open_sink(target, rank, world_size) -> Sink, and EVERY_RANK: True if all ranks
+send their numbers, False if rank 0 alone does."""
 
 MOST_WAITING = 1000
 """Records that wait for slow sinks; more are left out."""
 
 
 class Sink(Protocol):
-    every_rank: bool
-    """Whether all ranks send their numbers; else rank 0 alone does."""
-
     def add(self, record: StepRecord) -> None: ...
 
     def close(self) -> None: ...

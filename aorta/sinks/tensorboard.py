@@ -18,8 +18,6 @@ def open_sink(target: str, rank: int, world_size: int) -> "TensorBoardScalars":
 class TensorBoardScalars:
     """Scalars of rank 0, by global step."""
 
-    every_rank = EVERY_RANK
-
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 

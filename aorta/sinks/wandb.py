@@ -18,8 +18,6 @@ def open_sink(target: str, rank: int, world_size: int) -> "WandbScalars":
 class WandbScalars:
     """Scalars of rank 0, against aorta/global_step."""
 
-    every_rank = EVERY_RANK
-
     def __init__(self, wandb: Any, project: str) -> None:
         self._wandb = wandb
         self._project = project

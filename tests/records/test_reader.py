@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from aorta.errors import RecordError
-from aorta.records.reader import read_run, read_steps, timeline_of
+from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import OverlapRecord, StepRecord
-from aorta.timeline.overlap import active_segments, named_unions, overlap
+from aorta.timeline.overlap import active_segments, overlap
 from aorta.timeline.types import Kind, Span, Timeline
 
 LIVE = Timeline.from_spans(
@@ -143,20 +143,6 @@ def test_a_missing_file_is_one_clear_line(tmp_path):
 def test_a_run_that_cannot_be_read(tmp_path, data, message):
     with pytest.raises(RecordError, match=message):
         read_run(write(tmp_path / "run.json", data))
-
-
-def test_the_timeline_comes_back_from_the_record():
-    rebuilt = timeline_of(record())
-    before, after = named_unions(LIVE), named_unions(rebuilt)
-    assert {name: a.tolist() for name, a in after.items()} == {n: b.tolist() for n, b in before.items()}
-    assert overlap(rebuilt).hidden_ms == overlap(LIVE).hidden_ms
-    assert overlap(rebuilt).exposed_copy_ms == overlap(LIVE).exposed_copy_ms
-    assert (rebuilt.step, rebuilt.origin_unix_ns, rebuilt.window_ms) == (4, 10**18 + 1, (0.0, 10.0))
-
-
-def test_a_record_without_details_has_no_timeline():
-    with pytest.raises(RecordError, match="without its details"):
-        timeline_of(record(active_segments=None))
 
 
 def test_overlap_of_a_record_is_the_struct_of_the_schema():

@@ -90,7 +90,6 @@ def test_tensorboard_has_every_step(tmp_path: Path, records: list[StepRecord]) -
 
 def test_a_sink_that_fails_says_so_once(records: list[StepRecord]) -> None:
     class Broken:
-        every_rank = True
         num = 0
 
         def add(self, record: StepRecord) -> None:

@@ -41,4 +41,3 @@ DARK = {
 
 MARKS = ("compute", "hidden", "exposed", "wait", "idle")
 """Where time goes; wait is the part of exposed in which some rank had not arrived."""
-TEXTS = ("ink", "muted", "accent", "worse", "better")

@@ -52,7 +52,6 @@ TITLES = {
     "utilization_percent": "device utilization",
     "throttled": "clocks held down",
 }
-STATES = ("compute", "hidden", "exposed", "idle")
 STATE_TITLES = {
     "compute": "compute only",
     "hidden": "communication hidden under compute",

@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from aorta.report.output.palette import DARK, LIGHT, MARKS, TEXTS
+from aorta.report.output.palette import DARK, LIGHT, MARKS
 
 TEXT_CONTRAST, MARK_CONTRAST = 4.5, 3.0
 """Success criteria 1.4.3 (AA) and 1.4.11."""
@@ -44,7 +44,7 @@ def test_contrast_of_black_on_white_is_21():
 
 
 @THEMES
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", ["ink", "muted", "accent", "worse", "better"])
 def test_text_is_legible(theme, name):
     assert min(contrast(theme[name], theme[ground]) for ground in ("paper", "panel")) >= TEXT_CONTRAST
 
