@@ -43,7 +43,7 @@ from aorta.report.load.traces.steps import step_records
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Total
 from aorta.traces.files import inflate
-from aorta.traces.kineto.file import read_bytes
+from aorta.traces.files.inflate import read_bytes
 from aorta.traces.reading import Reading
 from aorta.traces.sources import Source, map_ranks, open_source
 

@@ -12,7 +12,8 @@ from aorta.replay.graph import StepGraph, TraceGraph
 from aorta.replay.kineto import read_activity
 from aorta.traces.calls import rank_calls
 from aorta.traces.files.archive import read_member
-from aorta.traces.kineto.file import decode_for_graph, read_bytes
+from aorta.traces.files.inflate import read_bytes
+from aorta.traces.kineto.file import decode_for_graph
 from aorta.traces.kineto.reader import rank_trace
 from aorta.traces.model import RankTrace
 from aorta.traces.sources import Source, TraceFile, open_source

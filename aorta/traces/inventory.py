@@ -13,8 +13,8 @@ from aorta.errors import TraceError
 from aorta.timeline.types import Kind
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.files.archive import read_member
+from aorta.traces.files.inflate import read_bytes
 from aorta.traces.kernel_classes import COMMUNICATION, COPY, kernel_class
-from aorta.traces.kineto.file import read_bytes
 from aorta.traces.kineto.operators import LaunchedBy, launchers
 from aorta.traces.model import RankTrace, TraceCollective
 from aorta.traces.reading import Reading

@@ -20,8 +20,8 @@ from aorta.parallel_map import parallel_map
 from aorta.records.files import STEPS_FILE
 from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.files.archive import archive_members, read_member
+from aorta.traces.files.inflate import read_bytes
 from aorta.traces.files.sniff import Content, Format, sniff
-from aorta.traces.kineto.file import read_bytes
 from aorta.traces.kineto.reader import parse_kineto
 from aorta.traces.model import RankTrace
 from aorta.traces.names import rank_in_name

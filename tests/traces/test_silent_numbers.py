@@ -11,6 +11,7 @@ import pytest
 from aorta.errors import TraceError
 from aorta.report.load.traces.open import load_traces
 from aorta.timeline.overlap import overlap
+from aorta.traces.files import inflate
 from aorta.traces.files.cache import cache_folder
 from aorta.traces.kineto import file as kineto_file
 from aorta.traces.reading import Reading
@@ -263,12 +264,12 @@ def test_a_device_is_not_read_without_end(tmp_path):
 @pytest.mark.heavy
 def test_a_bomb_is_refused_before_it_fills_the_memory(monkeypatch):
     """As 3 GB of spaces in 13 MB, here with smaller limits."""
-    monkeypatch.setattr(kineto_file, "LARGEST_SMALL_BYTES", 1 << 20)
-    monkeypatch.setattr(kineto_file, "UNPACKED_BYTES", 1 << 16)
+    monkeypatch.setattr(inflate, "LARGEST_SMALL_BYTES", 1 << 20)
+    monkeypatch.setattr(inflate, "UNPACKED_BYTES", 1 << 16)
     data = gzip.compress(b'{"traceEvents":[' + b" " * (16 << 20))
     with pytest.raises(TraceError, match="unpacks to more than .* GB, which no trace of its size does"):
-        kineto_file.unpack(data, "bomb.json.gz")
-    assert kineto_file.unpack(gzip.compress(b"{}") + gzip.compress(b"[]"), "two members") == b"{}[]"
+        inflate.unpack(data, "bomb.json.gz")
+    assert inflate.unpack(gzip.compress(b"{}") + gzip.compress(b"[]"), "two members") == b"{}[]"
 
 
 # ---- steps that nothing marks ------------------------------------------------------------------

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from aorta.errors import TraceError
+from aorta.traces.files.inflate import LARGEST_BYTES, open_regular, unpack
 from aorta.traces.files.sniff import HEAD_BYTES, Content, sniff_text, unpacked_head
 from aorta.traces.files.sqlite import MAGIC as SQLITE
-from aorta.traces.kineto.file import LARGEST_BYTES, open_regular, unpack
 
 
 def archive_members(path: Path) -> dict[str, Content]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from aorta.errors import TraceError
+from aorta.traces.files.inflate import open_regular, read_bytes
 from aorta.traces.files.sqlite import MAGIC as SQLITE
 from aorta.traces.files.sqlite import open_database
-from aorta.traces.kineto.file import open_regular, read_bytes
 from aorta.traces.names import rank_in_name
 from aorta.traces.nsys import is_nsys
 from aorta.traces.rocprof.csv_tables import kind_of_header

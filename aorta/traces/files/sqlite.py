@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from aorta.errors import TraceError
-from aorta.traces.kineto.file import open_regular
+from aorta.traces.files.inflate import open_regular
 
 MAGIC = b"SQLite format 3\0"
 INSTRUCTIONS_PER_BYTE = 200

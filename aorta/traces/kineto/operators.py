@@ -13,7 +13,7 @@ import msgspec
 
 from aorta.errors import TraceError
 from aorta.garbage import no_garbage_collection
-from aorta.traces.kineto.file import unpack
+from aorta.traces.files.inflate import unpack
 from aorta.traces.kineto.reader import CATEGORIES, EARLIER_CATEGORIES, LAUNCH_CATEGORIES
 
 MODULE = "nn.Module: "

@@ -21,18 +21,11 @@ from aorta.traces.assemble import (
     indexed,
 )
 from aorta.traces.classify import COMM_RULES, Classifier, CommRule, classifier
+from aorta.traces.files.inflate import read_bytes
 from aorta.traces.host_calls import KERNEL_LAUNCH, STEP_NAME, step_marks
 from aorta.traces.jax_trace import parse_jax
 from aorta.traces.kineto.collectives import PARAMS, collective_args, information, range_op, read_ranges
-from aorta.traces.kineto.file import (
-    Args,
-    KinetoEvent,
-    Trace,
-    decode,
-    is_coarse,
-    nanoseconds,
-    read_bytes,
-)
+from aorta.traces.kineto.file import Args, KinetoEvent, Trace, decode, is_coarse, nanoseconds
 from aorta.traces.model import RankTrace, TraceCollective, TraceQuality
 from aorta.traces.names import rank_in_name
 

@@ -17,8 +17,8 @@ from aorta.errors import TraceError
 from aorta.garbage import no_garbage_collection
 from aorta.traces.assemble import Activities, Category, Ints, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
+from aorta.traces.files.inflate import read_bytes
 from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
-from aorta.traces.kineto.file import read_bytes
 from aorta.traces.model import RankTrace
 from aorta.traces.rocprof.rocm import BOOT_CLOCK, dispatch_gaps, finish, stream_labels
 

@@ -9,7 +9,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from aorta.errors import AortaError, TraceError
-from aorta.traces.kineto.file import decode, nanoseconds, read_bytes
+from aorta.traces.files.inflate import read_bytes
+from aorta.traces.kineto.file import decode, nanoseconds
 from aorta.traces.kineto.reader import CATEGORIES, LAUNCH_CATEGORIES
 
 EXPORT_TIMEOUT_S = 60.0
