@@ -7,8 +7,8 @@ Parts, each written to FOLDER/queues_<GPUs>.json as soon as it is done:
 
 modes       a GPU-bound workload under the three sync modes, in turn: throughput of each, and how much of the
             time the device had no piece of work
-overlap     hidden time of comms_compute_overlap by Kineto, and of the same iterations by the harness: pieces
-            as they are, and calibrated with kernels of other iterations (2 ranks or more)
+overlap     hidden time of comms_compute_overlap by Kineto, and of the same iterations by the harness's pieces
+            (2 ranks or more)
 capacity    40 streams, more than torch's pool: all distinct, results correct
 switch      queue switch overhead
 workloads   every workload at a few stream counts
@@ -39,10 +39,6 @@ import torch  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from aorta.device.ranks import Ranks, choose_device, process_group, ranks_from_environment  # noqa: E402
-from aorta.errors import AortaError  # noqa: E402
-from aorta.queues.harness.concurrency.calibrate_pieces import record  # noqa: E402
-from aorta.queues.harness.concurrency.kernels import read_kernels  # noqa: E402
-from aorta.queues.harness.concurrency.piece_calibration import Uncalibrated, calibrate, calibrated  # noqa: E402
 from aorta.queues.harness.concurrency.piece_statistics import concurrency  # noqa: E402
 from aorta.queues.harness.iterations.bench import PointPlan, WorkloadBench, bench  # noqa: E402
 from aorta.queues.harness.iterations.pieces import Window  # noqa: E402
@@ -52,7 +48,7 @@ from aorta.queues.harness.points import document, measure_point, refusal  # noqa
 from aorta.queues.options import read_options  # noqa: E402
 from aorta.queues.registry import find, workloads  # noqa: E402
 from aorta.queues.words import SYNC_MODES, SyncMode  # noqa: E402
-from aorta.results.schema import Concurrency, Document, Metric, Point, write_document  # noqa: E402
+from aorta.results.schema import Document, Metric, Point, write_document  # noqa: E402
 from aorta.timeline.intervals import intersect, length_ms, union  # noqa: E402
 from aorta.timeline.statistics import median_interval  # noqa: E402
 from aorta.timeline.types import Kind  # noqa: E402
@@ -233,7 +229,7 @@ class Run:
         }  # fmt: skip
         if self.size == "full":
             options["comm_size"] = "256M"
-        plan = self.plan("comms_compute_overlap", 2, options, piece_iterations=0, kernel_iterations=0)
+        plan = self.plan("comms_compute_overlap", 2, options, piece_iterations=0)
         with bench(plan, self.ranks) as ready:
             ready.run(5)
             mine = compared(ready)
@@ -245,8 +241,7 @@ class Run:
             self.say(
                 f"  {collective:15s} {'async' if asynchronous else 'sync ':5s} rank {row['rank']}"
                 f"   kernels: comm {row['kineto_comm_ms']:.3f} hidden {row['kineto_hidden_ms']:.3f} ms"
-                + "".join(f"   {side} {shown_error(row, side)}" for side in ("raw", "calibrated"))
-                + (f"   NOT CALIBRATED: {row['reason']}" if row["reason"] else "")
+                + f"   pieces {shown_error(row)}"
                 + ("" if row["num_kernels"] == row["num_pieces"] else "   KERNELS DO NOT MATCH PIECES")
             )
 
@@ -287,7 +282,6 @@ class Run:
             budget_s=self.given.point_s,
             piece_iterations=8,
             leg_rounds=10,
-            kernel_iterations=5,
         )
         if reason := refusal(plan, self.ranks.device.type, self.ranks.world_size):
             self.say(f"  {name:22s} {count:3d}   skipped: {reason}")
@@ -345,43 +339,34 @@ def number(metric: Metric) -> str:
     return f"{metric.value:.4g} {metric.unit}" + (f" [{ends.low:.4g}, {ends.high:.4g}]" if ends else "")
 
 
-JUDGED, LEARNED, LEAD = 12, 12, 3
-"""Iterations: judged, calibrated from, and passed over because the profiler misses kernels at its start."""
+JUDGED, LEAD = 12, 3
+"""Iterations: judged, and passed over because the profiler misses kernels at its start."""
 
 
 def compared(ready: WorkloadBench) -> dict[str, Any]:
-    """Per iteration: communication and its hidden part by Kineto's kernels, by pieces as events see them, and
-    by pieces calibrated with kernels of other iterations, in a profiler window of their own."""
-    learned = profiled(ready, LEARNED)
+    """Communication and its hidden part per iteration: by Kineto's kernels, and by pieces between events."""
     judged = profiled(ready, JUDGED)
-    assert judged.window is not None
-    num_pieces = sum(piece.name.startswith("comm") for piece in judged.window.pieces)
-    found: dict[str, Any] = {"num_pieces": num_pieces, "reason": None}
-    found |= sides("raw", concurrency(judged.window, Window([], {})))
-    found |= kernels_of(judged)
-    try:
-        if learned.reason:
-            raise Uncalibrated(learned.reason)
-        assert learned.window is not None
-        calibration = calibrate(learned.window, read_kernels(learned.path))
-        found |= sides("calibrated", concurrency(calibrated(judged.window, calibration), Window([], {})))
-        found["calibration"] = msgspec.to_builtins(record(learned.window, calibration))
-    except AortaError as error:
-        found["reason"] = str(error)
-    for side in ("raw", "calibrated"):
-        if f"{side}_hidden_ms" in found:
-            for name in ("comm", "hidden"):
-                off_ms = found[f"{side}_{name}_ms"] - found[f"kineto_{name}_ms"]
-                found[f"{side}_{name}_error_of_comm_pct"] = 100 * off_ms / found["kineto_comm_ms"]
-    learned.path.unlink(missing_ok=True)
+    pieces = concurrency(judged.window, Window([], {}))
+    assert pieces is not None
+    assert pieces.comm_ms is not None
+    assert pieces.hidden_ms is not None
+    found: dict[str, Any] = {
+        "num_pieces": sum(piece.name.startswith("comm") for piece in judged.window.pieces),
+        "raw_comm_ms": pieces.comm_ms,
+        "raw_hidden_ms": pieces.hidden_ms,
+        **kernels_of(judged),
+    }
+    for name in ("comm", "hidden"):
+        off_ms = found[f"raw_{name}_ms"] - found[f"kineto_{name}_ms"]
+        found[f"raw_{name}_error_of_comm_pct"] = 100 * off_ms / found["kineto_comm_ms"]
     judged.path.unlink(missing_ok=True)
     return found
 
 
 class Profiled(NamedTuple):
     window: Window
+    began_unix_ns: int
     path: Path
-    reason: str
 
 
 def profiled(ready: WorkloadBench, iterations: int) -> Profiled:
@@ -390,22 +375,21 @@ def profiled(ready: WorkloadBench, iterations: int) -> Profiled:
         path = Path(file.name)
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         ready.run(LEAD, "per_iteration")
-        window = ready.run_pieces(iterations, mode="per_iteration", keep=False)
+        ready.ranks.barrier()
+        torch.cuda.synchronize()  # the barrier's kernel is an all-reduce, too
+        began_unix_ns = time.time_ns()
+        ready.recorder.start("iteration")
+        ready.run(iterations, "per_iteration")
+        window = ready.recorder.stop()
         torch.cuda.synchronize()
     profiler.export_chrome_trace(str(path))
-    return Profiled(window, path, "" if path.stat().st_size else "no trace was written")
-
-
-def sides(name: str, found: Concurrency | None) -> dict[str, float | None]:
-    assert found is not None
-    return {f"{name}_comm_ms": found.comm_ms, f"{name}_hidden_ms": found.hidden_ms}
+    return Profiled(window, began_unix_ns, path)
 
 
 def kernels_of(judged: Profiled) -> dict[str, float]:
-    """Kineto's own account of the iterations whose pieces were timed: kernels after the first fork. Before
-    it lie the leading iterations and the barrier's kernel, which is an all-reduce, too."""
+    """Kineto's own account of the iterations whose pieces were timed."""
     timeline = read_kineto(judged.path).timeline
-    begin_ms = (judged.window.host_ns[0][0] - timeline.origin_unix_ns) / 1e6
+    begin_ms = (judged.began_unix_ns - timeline.origin_unix_ns) / 1e6
     later = timeline.start_ms >= begin_ms
     comm = timeline.intervals(later & (timeline.kind == Kind.COMM))
     hidden = intersect(union(comm), union(timeline.intervals(later & (timeline.kind == Kind.COMPUTE))))
@@ -417,10 +401,8 @@ def kernels_of(judged: Profiled) -> dict[str, float]:
     }
 
 
-def shown_error(row: dict[str, Any], side: str) -> str:
-    if f"{side}_hidden_error_of_comm_pct" not in row:
-        return "n/a"
-    comm, hidden = (row[f"{side}_{name}_error_of_comm_pct"] for name in ("comm", "hidden"))
+def shown_error(row: dict[str, Any]) -> str:
+    comm, hidden = (row[f"raw_{name}_error_of_comm_pct"] for name in ("comm", "hidden"))
     return f"off by {comm:+.1f} %, hidden {hidden:+.1f} % of comm"
 
 

@@ -70,27 +70,12 @@ class Piece:
     submitted_ms: float
     """Time at which the host began to submit it."""
     start_ms: float
-    """Time at which its stream reached it, not later than its first kernel's start; calibrated: when that
-    ran."""
+    """Time at which its stream reached it, not later than its first kernel's start."""
     end_ms: float
-    returned_ms: float | None = None
-    """Time at which the host had submitted it."""
-    kernels: tuple[tuple[float, float], ...] | None = None
-    """Calibrated: when its kernels ran."""
 
     @property
     def duration_ms(self) -> float:
         return self.end_ms - self.start_ms
-
-    @property
-    def spans_ms(self) -> tuple[tuple[float, float], ...]:
-        """Spans in which something of it ran, as far as is known."""
-        return ((self.start_ms, self.end_ms),) if self.kernels is None else self.kernels
-
-    @property
-    def is_starved(self) -> bool:
-        """True if its stream had nothing to do before the host had submitted it."""
-        return self.returned_ms is not None and self.start_ms < self.returned_ms
 
     @property
     def start_delay_ms(self) -> float:
@@ -119,7 +104,7 @@ class Context:
     compute; pieces of one name are compared with each other. A workload without a span has no achieved
     concurrency."""
     pieces: list[Piece] = field(default_factory=list)
-    """Filled by the harness before it asks for metrics(). Between events, never calibrated."""
+    """Filled by the harness before it asks for metrics()."""
 
     @property
     def num_streams(self) -> int:

@@ -50,7 +50,6 @@ def trimmed_point(point: dict[str, Any]) -> dict[str, Any]:
             "power_w": (run["telemetry"] or {}).get("power_w"),
             "sm_clock_mhz": (run["telemetry"] or {}).get("sm_clock_mhz"),
             "throttling": (run["telemetry"] or {}).get("throttling"),
-            "calibration_reason": run.get("calibration_reason"),
         }
         for run in point["ranks"]
     ]

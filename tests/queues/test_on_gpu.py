@@ -111,17 +111,6 @@ def test_clocks_and_power_or_why_not(ranks: Ranks) -> None:
     assert (found.telemetry is None) == (found.telemetry_reason is not None)
 
 
-def test_calibrated_spins_last_as_long_as_their_kernels(ranks: Ranks) -> None:
-    """The kernel of a spin is as long as its piece less a few µs; nothing is outside the pieces."""
-    found = measure(plan(2, piece_iterations=5, kernel_iterations=5), ranks)
-    assert found.calibration_reason is None
-    assert found.calibration is not None
-    assert found.calibration.num_kernels == 5 * NUM_SPINS
-    assert found.calibration.num_outside == 0
-    assert found.calibrated is not None
-    assert found.calibrated.piece_sum_ms == pytest.approx(NUM_SPINS * SPIN_MS, rel=0.05)
-
-
 @pytest.mark.parametrize("name", ["tiny_kernel_stress", "graph_subgraphs"])
 def test_captured_graphs_compute_the_same(ranks: Ranks, name: str) -> None:
     kind = find(name)

@@ -41,7 +41,7 @@ def measuring_options(iterations: int) -> Callable[[F], F]:
         click.option("--budget-s", type=float, help="Fewer iterations where they would take longer."),
         click.option("--no-pieces", is_flag=True, help="Do not time single pieces (achieved concurrency)."),
         click.option(
-            "--no-calibrate", is_flag=True, help="Do not calibrate pieces by kernels (torch.profiler)."
+            "--no-calibrate", is_flag=True, hidden=True, help="Does nothing: pieces are not calibrated."
         ),
         click.option("--no-switch", is_flag=True, help="Do not measure the queue switch overhead."),
         click.option("--profile", is_flag=True, help="Trace a few further iterations with torch.profiler."),
@@ -181,7 +181,6 @@ def plan_of(
         warmup=common["warmup"],
         seed=common["seed"],
         piece_iterations=0 if common["no_pieces"] else PointPlan.piece_iterations,
-        kernel_iterations=0 if common["no_calibrate"] else PointPlan.kernel_iterations,
         budget_s=common["budget_s"],
         profile_dir=common["profile_dir"] if common["profile"] else None,
     )

@@ -81,13 +81,7 @@ def profile_command(
     except OSError as error:
         raise RecordError(f"--profile-dir {profile_dir} cannot be written: {error.strerror}") from None
     run = [sys.executable, "-m", "aorta.hw_queue_eval", "run", kind.name, "--streams", str(count)]
-    run += [
-        "--iterations",
-        str(iterations),
-        "--no-switch",
-        "--no-calibrate",
-        *context.args,
-    ]  # one profiler at a time
+    run += ["--iterations", str(iterations), "--no-switch", *context.args]
     run += ["--overwrite"] if overwrite else []
     click.echo(f"profiling with {chosen}", err=True)
     status = subprocess.run(command_line(chosen, profile_dir, stem, run), check=False).returncode

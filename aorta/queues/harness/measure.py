@@ -6,7 +6,6 @@ import torch
 
 from aorta.device.ranks import Ranks
 from aorta.device.telemetry import TelemetrySampler
-from aorta.queues.harness.concurrency.calibrate_pieces import NOT_ASKED, ByKernels, calibrate_pieces
 from aorta.queues.harness.concurrency.piece_statistics import concurrency, summaries
 from aorta.queues.harness.iterations.bench import PointPlan, WorkloadBench, bench
 from aorta.queues.harness.iterations.legs import time_legs
@@ -15,6 +14,7 @@ from aorta.queues.harness.metrics.bound import device_bound_ms
 from aorta.results.schema import Checked, Memory, RankRun
 
 TELEMETRY_INTERVAL_S = 0.05
+NOT_CALIBRATED = "pieces are not calibrated; --profile traces the kernels themselves"
 
 
 def measure(plan: PointPlan, ranks: Ranks) -> RankRun:
@@ -35,12 +35,11 @@ def _measure(ready: WorkloadBench) -> RankRun:
         sample, sample_reason = sampler.latest(), sampler.reason
     memory = _memory(ranks.device)
     traces = [str(path) for path in profiled(ready)] if plan.profile_dir else []
-    measured, by_kernels = None, ByKernels(None, None, NOT_ASKED)
+    measured = None
     if plan.piece_iterations:
         window = ready.run_pieces(plan.piece_iterations)
         alone = ready.run_pieces(plan.piece_iterations, alone=True, mode="per_iteration")
         measured = concurrency(window, alone)
-        by_kernels = calibrate_pieces(ready, window, alone)
     check = workload.validate_correctness()
     leg_ms = time_legs(ready)
     amount = workload.amount()
@@ -66,9 +65,7 @@ def _measure(ready: WorkloadBench) -> RankRun:
         telemetry=sample,
         telemetry_reason=sample_reason,
         traces=traces,
-        calibrated=by_kernels.concurrency,
-        calibration=by_kernels.record,
-        calibration_reason=by_kernels.reason,
+        calibration_reason=NOT_CALIBRATED,
     )
 
 

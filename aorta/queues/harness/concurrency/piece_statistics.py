@@ -1,7 +1,7 @@
 """Statistics of timed pieces: number under way at a time, cost of overlap to each, share hidden.
 
 A piece lasts from when its stream reached it until its end: one whose kernel waits for free compute units
-counts as under way. core/calibration.py corrects that by what kernels of other iterations say.
+counts as under way.
 """
 
 from collections import defaultdict
@@ -10,11 +10,13 @@ from statistics import fmean, median
 
 import numpy as np
 
-from aorta.queues.harness.concurrency.piece_calibration import COMM
 from aorta.queues.harness.iterations.pieces import Window
 from aorta.queues.workload import Piece
 from aorta.results.schema import Concurrency, PieceSummary
 from aorta.timeline.intervals import Intervals, intersect, intervals, length_ms, union
+
+COMM = "comm"
+"""Prefix of the names of communication pieces."""
 
 
 def concurrency(together: Window, alone: Window) -> Concurrency | None:
@@ -99,15 +101,12 @@ def _intervals_of(window: Window, pieces: Iterable[Piece]) -> Intervals:
     """Spans of the pieces since the first fork."""
     forked = window.fork_ms
     return intervals(
-        (forked[piece.iteration] + start, forked[piece.iteration] + end)
-        for piece in pieces
-        for start, end in piece.spans_ms
+        (forked[piece.iteration] + piece.start_ms, forked[piece.iteration] + piece.end_ms) for piece in pieces
     )
 
 
 def _sum_ms(pieces: Iterable[Piece]) -> float:
-    """Gaps within calibrated pieces left out."""
-    return sum(end - start for piece in pieces for start, end in piece.spans_ms)
+    return sum(piece.duration_ms for piece in pieces)
 
 
 def _is_comm(piece: Piece) -> bool:

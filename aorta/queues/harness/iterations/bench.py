@@ -34,8 +34,6 @@ class PointPlan:
     seed: int = 0
     piece_iterations: int = 10
     """0: pieces are not timed, concurrency and contention are not measured."""
-    kernel_iterations: int = 8
-    """Iterations under torch.profiler whose kernels calibrate the pieces of other iterations; 0: none."""
     leg_rounds: int = 15
     """0: legs are not run."""
     budget_s: float | None = None
@@ -80,18 +78,15 @@ class WorkloadBench:
         slowest_s = max(max(self.ranks.gather(each_s)), 1e-6)
         return max(min(num_iterations, int(budget_s / slowest_s)), min(LEAST_ITERATIONS, num_iterations))
 
-    def run_pieces(
-        self, num: int, alone: bool = False, mode: SyncMode | None = None, keep: bool = True
-    ) -> Window:
-        """Iterations whose pieces are timed. keep: for the workload's own figures, too."""
+    def run_pieces(self, num: int, alone: bool = False, mode: SyncMode | None = None) -> Window:
+        """Runs iterations whose pieces are timed, and keeps these for the workload's own figures."""
         self.ranks.barrier()
         self.recorder.start("alone" if alone else "iteration", alone)
         try:
             self.run(num, mode)
         finally:
             window = self.recorder.stop()
-        if keep:
-            self.workload.context.pieces.extend(window.pieces)
+        self.workload.context.pieces.extend(window.pieces)
         return window
 
 

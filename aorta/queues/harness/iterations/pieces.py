@@ -1,10 +1,9 @@
 """Timing single pieces of work: what Context.span does."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
-from aorta.device.anchors import clock_anchor
 from aorta.device.streams import Anchor, StreamEvent, Streams, anchor
 from aorta.queues.workload import Piece
 
@@ -14,7 +13,6 @@ class _Raw(NamedTuple):
     stream: int
     name: str
     submitted_ns: int
-    returned_ns: int
     start: StreamEvent
     end: StreamEvent
 
@@ -33,7 +31,6 @@ class PieceRecorder:
         self._alone = False
         self._leg = ""
         self._anchor: Anchor | None = None
-        self._unix_ns = 0
         self._forks: list[_Fork] = []
         self._raw: list[_Raw] = []
 
@@ -43,7 +40,6 @@ class PieceRecorder:
         self._leg, self._alone, self._is_recording = leg, alone, True
         self._forks, self._raw = [], []
         self._anchor = anchor(self._streams)
-        self._unix_ns = _unix_offset_ns()
 
     def forked(self, index: int, event: StreamEvent) -> None:
         """The fork of an iteration, a timing event."""
@@ -60,9 +56,8 @@ class PieceRecorder:
         start = self._streams.record(stream, timing=True)
         self._streams.submit(stream, work)
         end = self._streams.record(stream, timing=True)
-        returned_ns = time.perf_counter_ns()
         iteration = self._forks[-1].iteration
-        self._raw.append(_Raw(iteration, stream, name, submitted_ns, returned_ns, start, end))
+        self._raw.append(_Raw(iteration, stream, name, submitted_ns, start, end))
 
     def stop(self) -> "Window":
         """The timed window; everything submitted must have passed."""
@@ -84,13 +79,11 @@ class PieceRecorder:
                     submitted_ms=(raw.submitted_ns - met.host_ns) / 1e6 - forked_ms,
                     start_ms=elapsed_ms(met.event, raw.start) - forked_ms,
                     end_ms=elapsed_ms(met.event, raw.end) - forked_ms,
-                    returned_ms=(raw.returned_ns - met.host_ns) / 1e6 - forked_ms,
                 )
             )
         first_ms = elapsed_ms(met.event, self._forks[0].event)
-        host_ns = [(raw.submitted_ns + self._unix_ns, raw.returned_ns + self._unix_ns) for raw in self._raw]
         self._raw, self._forks = [], []
-        return Window(pieces, {index: ms - first_ms for index, ms in at_ms.items()}, host_ns)
+        return Window(pieces, {index: ms - first_ms for index, ms in at_ms.items()})
 
 
 class Window(NamedTuple):
@@ -98,11 +91,3 @@ class Window(NamedTuple):
 
     pieces: list[Piece]
     fork_ms: dict[int, float]
-    host_ns: Sequence[tuple[int, int]] = ()
-    """Times of the Unix clock between which the host submitted each piece."""
-
-
-def _unix_offset_ns() -> int:
-    """Unix clock less time.perf_counter_ns, which reads the monotonic clock."""
-    reading = clock_anchor()
-    return reading["unix_ns"] - reading["monotonic_ns"]

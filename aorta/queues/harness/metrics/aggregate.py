@@ -15,7 +15,7 @@ from aorta.results.metrics import (
     quantile_metric,
     rate_metric,
 )
-from aorta.results.schema import Concurrency, Interval, Metric, Point, RankRun, Status, Value
+from aorta.results.schema import Interval, Metric, Point, RankRun, Status, Value
 
 NO_PIECES = "the workload marks no pieces, or they were not timed"
 
@@ -135,39 +135,11 @@ def _greatest(name: str, runs: Sequence[RankRun]) -> Metric:
     return Metric(value=float(max(values)), unit="bytes", better="lower")
 
 
-CALIBRATED = "events calibrated by kernels"
-NO_KERNELS = "communication starts nothing on the device"
-
-
 def _concurrency(runs: Sequence[RankRun]) -> dict[str, Metric]:
-    """Concurrency from events; beside each number its calibration by kernels, if seen, as `calibrated_…`."""
+    """Medians over ranks; means for communication, so that it is hidden and exposed time together."""
     measured = [run.concurrency for run in runs if run.concurrency is not None]
     if not measured:
         return {"achieved_concurrency": not_measured("pieces", NO_PIECES)}
-    uncalibrated = _of_pieces(measured)
-    corrected = [run.calibrated for run in runs if run.calibrated is not None]
-    if len(corrected) == len(runs):
-        rows = _of_pieces(corrected)
-        missing = {
-            f"calibrated_{name}": not_measured(uncalibrated[name].unit, NO_KERNELS, uncalibrated[name].better)
-            for name in ("comm_ms", "hidden_ms", "exposed_ms")
-            if name in uncalibrated and name not in rows
-        }
-        calibrated_rows = {
-            f"calibrated_{k}": msgspec.structs.replace(v, source=CALIBRATED) for k, v in rows.items()
-        }
-        return uncalibrated | calibrated_rows | missing
-    reason = next((run.calibration_reason for run in runs if run.calibration_reason), "not on every rank")
-    missing = {
-        f"calibrated_{name}": not_measured(metric.unit, reason, metric.better)
-        for name, metric in uncalibrated.items()
-        if name in ("achieved_concurrency", "comm_ms", "hidden_ms", "exposed_ms")
-    }
-    return uncalibrated | missing
-
-
-def _of_pieces(measured: Sequence[Concurrency]) -> dict[str, Metric]:
-    """Medians over ranks; means for communication, so that it is hidden and exposed time together."""
     num = measured[0].iterations
     medians = {
         "achieved_concurrency": Metric(

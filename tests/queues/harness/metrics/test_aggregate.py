@@ -21,27 +21,13 @@ def run(rank: int, comm_ms: float, gemm_ms: float) -> RankRun:
         Piece("iteration", 0, 1, "gemm", 0, 0, gemm_ms),
     ]
     found = concurrency(Window(pieces, {0: 0.0}), NONE)
-    return msgspec.structs.replace(
-        rank_run([10.0, 12.0], rank), concurrency=found, calibration_reason="no GPU"
-    )
+    return msgspec.structs.replace(rank_run([10.0, 12.0], rank), concurrency=found)
 
 
 def test_communication_of_ranks_is_hidden_plus_exposed() -> None:
     """5 ms, 3 hidden, and 9 ms, 1 hidden: 7 = 2 + 5."""
     found = metrics(plan(Sleeps), [run(0, 5, 3), run(1, 9, 1)])
     assert [found[f"{name}_ms"].value for name in ("comm", "hidden", "exposed")] == [7, 2, 5]
-    missing = found["calibrated_hidden_ms"]
-    assert missing.value is None
-    assert missing.reason == "no GPU"
-
-
-def test_calibrated_pieces_stand_beside_raw_ones() -> None:
-    runs = [run(rank, 5, 3) for rank in range(2)]
-    runs = [msgspec.structs.replace(one, calibrated=run(0, 4, 3).concurrency) for one in runs]
-    found = metrics(plan(Sleeps), runs)
-    assert (found["comm_ms"].value, found["calibrated_comm_ms"].value) == (5, 4)
-    assert found["comm_ms"].source is None
-    assert found["calibrated_comm_ms"].source == "events calibrated by kernels"
 
 
 def test_a_ranks_share_of_the_throughput() -> None:
