@@ -29,12 +29,7 @@ from aorta.queues.probe.gpu.device import Device, DeviceMachine, warm_up
 from aorta.queues.probe.gpu.kernels import NUM_SLOTS, WIDE_THREADS, TritonKernels, measure_clock
 from aorta.queues.probe.gpu.ptx_kernels import PtxKernels
 from aorta.queues.probe.machine import Op, Outcome, ProbeError, Spin, Stamp
-from aorta.queues.probe.parts.blocking import blocking
 from aorta.queues.probe.parts.chain import CONSTANT_WITHIN, Chains, chains
-from aorta.queues.probe.parts.checked import CheckedProbe, layout
-from aorta.queues.probe.parts.convoy import convoy
-from aorta.queues.probe.parts.edges import edges
-from aorta.queues.probe.parts.placement import RULES, kernels
 from aorta.queues.probe.parts.priority import (
     FLOOD_CTA_US,
     FLOOD_WAVES,
@@ -44,16 +39,14 @@ from aorta.queues.probe.parts.priority import (
     inversion,
 )
 from aorta.queues.probe.parts.queues import predicted_spins, staircase
-from aorta.queues.probe.parts.sharing import sharing
 from aorta.queues.probe.parts.switch import measure_switch
-from aorta.queues.probe.probe import plan, probe
+from aorta.queues.probe.probe import probe
 from aorta.queues.probe.result import conclude
 from aorta.queues.probe.settings import parse_values, probe_setting, queue_variable
 
 WITHIN = 0.1
 """Relative distance at which a planted truth counts as found."""
 CONTROLS = 5
-PLACEMENTS = 20
 SAME_SWITCH_US = 0.1
 """Distance within which two measurements of the switch between two queues are the same."""
 
@@ -73,7 +66,7 @@ class Stamped:
 
     def run(self, program: Sequence[Op]) -> Outcome:
         outcome = self.machine.run(program)
-        self.keep.append((self.label, [op.stream for op in kernels(program)], outcome))
+        self.keep.append((self.label, [op.stream for op in program if isinstance(op, Spin | Stamp)], outcome))
         return outcome
 
 
@@ -263,53 +256,16 @@ def count(bench: Bench) -> dict[str, Any]:
     return {"ok": ok, "says": says, "queues": found, "measured_and_predicted_spins": rows}
 
 
-def share(bench: Bench) -> dict[str, Any]:
-    """Groups, or the rule by which queues are dealt out.
-
-    A device of no known rule is no failure; a number that staircase and rule do not both give is one.
-    """
-    found = sharing(bench.machine)
-    bench.found["sharing"] = found
-    conclusion = conclude(bench.found.get("queues"), found)
-    bench.found["number"] = conclusion.queues
-    says = f"{found.kind}; {conclusion.because}"
-    if found.dealing is not None:
-        dealing = found.dealing
-        says += f"; runs explained {dealing.explained}; a stream that ran dry keeps its queue: "
-        says += f"{dealing.keeps_when_idle}; a wait takes a queue: {dealing.wait_takes_a_queue}, a record: "
-        says += f"{dealing.record_takes_a_queue}"
-    ok = conclusion.queues is not None and found.pairs_agree
-    return {"ok": ok, "says": says, "sharing": found, "conclusion": conclusion}
-
-
-def number(bench: Bench) -> int:
-    """Of queues; where rows gave none, what the staircase says."""
-    return int(bench.found.get("number") or bench.found["queues"].queues)
-
-
-def block(bench: Bench) -> dict[str, Any]:
-    """A wait holds up those of its queue that come later, all of them and nobody else."""
-    shared = bench.found.get("sharing")
-    found = blocking(bench.machine, shared.classes if shared else ())
-    says = f"{found.waiting} waits for {found.running}; held up {found.held_up}; seen in the same run beside "
-    says += f"the waiting stream {found.beside_waiting}, beside the running one {found.beside_running}; "
-    says += f"explained {found.explained}"
-    # With more streams than queues somebody sits behind the waiting stream.
-    somebody = bool(found.held_up) or number(bench) >= bench.streams
-    ok = found.explained and found.all_beside_waiting is not False and somebody
-    return {"ok": ok, "says": says, "blocking": found}
-
-
 def switch(bench: Bench, num_streams: int) -> dict[str, Any]:
     """Around streams of different queues, seen in every run."""
-    streams = plan(bench.machine, bench.found.get("sharing"), number(bench)).apart[:num_streams]
-    if len(streams) < num_streams:
-        return {"ok": None, "says": f"there are not {num_streams} queues: {len(streams)}"}
-    found, spans = chains(bench.machine, streams, where="different queues")
+    streams, queues = list(range(num_streams)), bench.found["queues"].queues
+    if queues < num_streams:
+        return {"ok": None, "says": f"there are not {num_streams} queues: {queues}"}
+    found, spans = chains(bench.machine, streams, apart=True)
     entry = {"chains": found, "spans_us": {name: span.round(3).tolist() for name, span in spans.items()}}
     if num_streams == 2:
         more = [
-            chains(bench.machine, streams, repetitions=6, seed=seed, where="different queues")[0]
+            chains(bench.machine, streams, repetitions=6, seed=seed, apart=True)[0]
             for seed in range(1, CONTROLS)
         ]
         entry["controls"] = [found.control, *[other.control for other in more]]
@@ -340,32 +296,6 @@ def describe(found: Chains) -> str:
         f"{slopes['same'].long_us:.3f}, {slopes['switching'].short_us:.3f}/{slopes['switching'].long_us:.3f} "
         f"(constant within {CONSTANT_WITHIN:.0%}); primed {found.primed}; {found.seen}"
     )
-
-
-def all_edges(bench: Bench) -> dict[str, Any]:
-    """What an edge between streams costs by number of streams, queues that wait, kernel length."""
-    found = edges(bench.machine, plan(bench.machine, bench.found.get("sharing"), number(bench)))
-    lines = [
-        f"{one.streams} on {one.where} (seen in {one.seen.verified} of {one.seen.runs} runs), {one.waiting} "
-        f"waiting, {one.kernel_us:g} us kernels: same {one.same_us:.3f}, edge {one.edge_us:.3f}, longer by "
-        f"{one.longer.us:.3f}"
-        for one in found
-    ]
-    ok = all(one.primed and one.seen.always for one in found)
-    return {"ok": ok, "says": "; ".join(lines), "edges": found}
-
-
-def placements(bench: Bench) -> dict[str, Any]:
-    """Streams come to be apart, and two on one queue, as asked; each run says so itself."""
-    shared = bench.found.get("sharing")
-    streams = layout(bench.machine.num_streams, number(bench), shared.classes if shared else [])
-    apart, one = CheckedProbe(bench.machine), CheckedProbe(bench.machine, "one queue", streams.fillers)
-    for _ in range(PLACEMENTS):
-        apart.run([Stamp(stream) for stream in streams.apart])
-        if streams.together:
-            one.run([Stamp(stream) for stream in streams.together * 3])
-    says = f"{len(streams.apart)} streams: {apart.seen}; two: {one.seen}"
-    return {"ok": apart.seen.always and one.seen.always, "says": says, "seen": [apart.seen, one.seen]}
 
 
 def first_stamps(bench: Bench) -> dict[str, Any]:
@@ -402,34 +332,6 @@ def priorities(bench: Bench) -> dict[str, Any]:
     return {"ok": ok, "says": says, "effect": found, "inversion": inverted}
 
 
-def mixed_priorities(bench: Bench) -> dict[str, Any]:
-    """Whether streams of different priority share queues."""
-    _, greatest = bench.shared.least_and_greatest_priority()
-    machine = Stamped(bench.shared.machine([0] * 12 + [greatest] * 12), bench.stamps)
-    machine.label = "mixed priorities"
-    found = sharing(machine)
-    mixed = sum((first < 12) != (other < 12) for first, row in enumerate(found.behind) for other in row)
-    same = sum(map(len, found.behind)) - mixed
-    says = f"{found.kind}; of the kernels that waited behind another stream's {mixed} had another priority "
-    says += f"and {same} the same"
-    if found.dealing is not None:
-        best = found.dealing.best
-        says += f"; {RULES[best]}: {found.dealing.explained[best]} of {found.dealing.runs} runs"
-    return {"ok": None, "says": says, "sharing": found}
-
-
-def convoys(bench: Bench) -> dict[str, Any]:
-    found = convoy(bench.machine, number(bench), bench.found["queues"].order)
-    shared, predicted = found.shared, found.predicted_shared
-    ok = None
-    if shared is not None and predicted is not None:
-        figures = ("mean_us", "p50_us", "p99_us")
-        ok = all(near(getattr(shared, name), getattr(predicted, name)) for name in figures)
-    says = f"beside {found.beside} of {found.streams} streams, elsewhere {len(found.elsewhere)}; shared "
-    says += f"{shared}, predicted {predicted}, private {found.private}"
-    return {"ok": ok, "says": says, "convoy": found}
-
-
 def setting(bench: Bench, value: int, timeout_s: float) -> dict[str, Any]:
     found = probe_setting(torch.device("cuda", 0), bench.streams, value, timeout_s)
     says = f"set {value}, found {found.queues}{' or more' if found.at_least else ''}: {found.because}"
@@ -447,7 +349,7 @@ def whole(bench: Bench) -> dict[str, Any]:
     # The same quantity on other streams, in another machine: around two streams of different queues.
     ok = ok and one is not None and other is not None and abs(one - other) < SAME_SWITCH_US
     shown = ", ".join(f"around {num} streams {cost.per_switch_us}" for num, cost in costs.items())
-    because = conclude(result.queues, result.sharing).because
+    because = conclude(result.queues).because
     says = f"{result.seconds:.1f} s; {because}; per switch {one}; {shown}"
     return {"ok": ok, "says": says, "result": result, "switch": costs}
 
@@ -470,15 +372,9 @@ def main() -> None:
     bench.part("spins", 10, lambda: spin_lengths(bench))
     bench.part("stamps", 10, lambda: first_stamps(bench))
     bench.part("staircase", 15, lambda: count(bench))
-    bench.part("sharing", 15, lambda: share(bench))
-    bench.part("placements", 10, lambda: placements(bench))
-    bench.part("blocking", 10, lambda: block(bench))
-    bench.part("convoy", 10, lambda: convoys(bench))
     bench.part("priorities", 15, lambda: priorities(bench))
-    bench.part("mixed", 10, lambda: mixed_priorities(bench))
     bench.part("switch 2", 25, lambda: switch(bench, 2))
     bench.part("switch 8", 15, lambda: switch(bench, 8))
-    bench.part("edges", 30, lambda: all_edges(bench))
     bench.write_stamps()
     for value in values:
         name, limit = f"{value} queues", given.setting_timeout

@@ -12,6 +12,8 @@ PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 SYNC_MODES: tuple[SyncMode, ...] = get_args(SyncMode)
 MAX_STREAMS = 64
 
+PROBE_PARTS = ("queues", "chains", "effect", "inversion")
+
 
 def flag_of(name: str) -> str:
     """The command line's spelling of the field of that name."""

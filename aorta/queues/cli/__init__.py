@@ -22,7 +22,7 @@ COMMANDS = {
     ),
     "probe": (
         "aorta.queues.probe.cli:probe_command",
-        "How many hardware queues, who shares one, switch cost, priorities.",
+        "How many hardware queues, what a switch costs, what priorities do.",
     ),
 }
 

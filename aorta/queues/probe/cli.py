@@ -1,11 +1,13 @@
 """python -m aorta.queues probe."""
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from aorta.errors import AortaError
+from aorta.queues.words import PROBE_PARTS as PARTS
 
 if TYPE_CHECKING:
     import torch
@@ -19,9 +21,14 @@ if TYPE_CHECKING:
     "values_text",
     help="Values of CUDA_DEVICE_MAX_CONNECTIONS or GPU_MAX_HW_QUEUES, as 1,2,8; a fresh process for each.",
 )
+@click.option(
+    "--part", "parts", multiple=True, type=click.Choice(PARTS), help="Measure this alone; may be repeated."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def probe_command(device_name: str, streams: int, values_text: str | None, as_json: bool) -> None:
-    """How many hardware queues, who shares one, switch cost, priorities.
+def probe_command(
+    device_name: str, streams: int, values_text: str | None, parts: tuple[str, ...], as_json: bool
+) -> None:
+    """How many hardware queues, what a switch costs, what priorities do.
 
     With --max-connections only: what each value makes of the number of queues.
     """
@@ -30,7 +37,7 @@ def probe_command(device_name: str, streams: int, values_text: str | None, as_js
     try:
         check_streams(streams)
         if values_text is None:
-            _probe(_device(device_name), streams, as_json)
+            _probe(_device(device_name), streams, parts or PARTS, as_json)
         else:
             _settings(device_name, streams, values_text, as_json)
     except AortaError as error:
@@ -38,12 +45,12 @@ def probe_command(device_name: str, streams: int, values_text: str | None, as_js
         sys.exit(2)
 
 
-def _probe(device: "torch.device", streams: int, as_json: bool) -> None:
+def _probe(device: "torch.device", streams: int, parts: Sequence[str], as_json: bool) -> None:
     import msgspec
 
     from aorta.queues.probe.probe import probe
 
-    result = probe(device, streams)
+    result = probe(device, streams, parts)
     if as_json:
         click.echo(msgspec.json.encode(result).decode())
         return

@@ -64,17 +64,7 @@ class QueueWait:
     event: int
 
 
-@dataclass(frozen=True, slots=True)
-class Early:
-    """First operation of a stream: a kernel that no gate holds; it has ended before the program goes on.
-
-    Only then the gate holds the stream. Its stamps are not kept.
-    """
-
-    stream: int
-
-
-Op = Spin | Stamp | QueueRecord | QueueWait | Early
+Op = Spin | Stamp | QueueRecord | QueueWait
 
 
 @dataclass(frozen=True)

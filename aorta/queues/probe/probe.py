@@ -3,30 +3,24 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
 from aorta.queues.probe.gpu.device import Device, warm_up
 from aorta.queues.probe.machine import ProbeError, ProbeMachine, check_streams
-from aorta.queues.probe.parts.blocking import blocking
 from aorta.queues.probe.parts.chain import Chains, chains
-from aorta.queues.probe.parts.checked import QueueLayout, layout
-from aorta.queues.probe.parts.convoy import Convoy, convoy
-from aorta.queues.probe.parts.edges import edges
 from aorta.queues.probe.parts.priority import EFFECT_STREAMS, INVERSION_STREAMS, Inversion, effect, inversion
-from aorta.queues.probe.parts.queues import QueueCount, staircase
-from aorta.queues.probe.parts.sharing import Sharing, sharing
+from aorta.queues.probe.parts.queues import staircase
 from aorta.queues.probe.parts.switch import summary
 from aorta.queues.probe.result import SCHEMA, ProbeResult, conclude
+from aorta.queues.words import PROBE_PARTS
 
-Part = Literal["queues", "sharing", "blocking", "chains", "edges", "effect", "inversion", "convoy"]
-PARTS: tuple[Part, ...] = get_args(Part)
 VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "DEBUG_HIP_IGNORE_STREAM_PRIORITY")
 SWITCH_STREAMS = 2
 
 
-def probe(device: torch.device, num_streams: int = 64, parts: Sequence[Part] = PARTS) -> ProbeResult:
+def probe(device: torch.device, num_streams: int = 64, parts: Sequence[str] = PROBE_PARTS) -> ProbeResult:
     """Probes streams of priority 0; the host waits. ProbeError where there is no GPU or no clock to read.
 
     A part that fails leaves null and its reason, and so do the parts that need what it would have found.
@@ -38,9 +32,9 @@ def probe(device: torch.device, num_streams: int = 64, parts: Sequence[Part] = P
     machine = shared.machine([0] * num_streams)
     _, greatest = shared.least_and_greatest_priority()
     reasons: dict[str, str] = {}
-    results: dict[str, Any] = dict.fromkeys(PARTS)
+    results: dict[str, Any] = dict.fromkeys(PROBE_PARTS)
 
-    def measure(part: Part, run: Callable[[], Any]) -> None:
+    def measure(part: str, run: Callable[[], Any]) -> None:
         if part not in parts:
             reasons[part] = "not asked for"
         else:
@@ -50,15 +44,11 @@ def probe(device: torch.device, num_streams: int = 64, parts: Sequence[Part] = P
                 reasons[part] = " ".join(str(error).split())
 
     measure("queues", lambda: staircase(machine))
-    measure("sharing", lambda: sharing(machine))
-    conclusion = conclude(results["queues"], results["sharing"])
+    conclusion = conclude(results["queues"])
     num_queues = None if conclusion.at_least else conclusion.queues
-    measure("blocking", lambda: blocking(machine, _classes(results["sharing"])))
-    measure("chains", lambda: switch_chains(machine, results["sharing"], conclusion.queues))
-    measure("edges", lambda: edges(machine, plan(machine, results["sharing"], conclusion.queues)))
+    measure("chains", lambda: switch_chains(machine, conclusion.queues))
     measure("effect", lambda: effect(shared.machine, greatest, enough(num_queues, EFFECT_STREAMS)))
     measure("inversion", lambda: _inversion(shared, greatest, num_queues))
-    measure("convoy", lambda: _convoy(machine, results["queues"], conclusion.queues))
     return ProbeResult(
         schema=SCHEMA,
         device=shared.name,
@@ -72,34 +62,9 @@ def probe(device: torch.device, num_streams: int = 64, parts: Sequence[Part] = P
     )
 
 
-def plan(machine: ProbeMachine, sharing: Sharing | None, queues: int | None) -> QueueLayout:
-    """Streams for the parts that want them on different queues or on one; every run of theirs checks it.
-
-    ProbeError where the number of queues is not known.
-    """
-    if queues is None:
-        raise ProbeError("the number of queues is not known")
-    return layout(machine.num_streams, queues, _classes(sharing))
-
-
-def switch_chains(machine: ProbeMachine, sharing: Sharing | None, queues: int | None) -> Chains:
-    """Around SWITCH_STREAMS streams, of different queues where there are two."""
-    if queues is None:
-        return chains(machine, range(SWITCH_STREAMS))[0]
-    streams = plan(machine, sharing, queues)
-    if len(streams.apart) < SWITCH_STREAMS:
-        return chains(machine, streams.together, where="one queue")[0]
-    return chains(machine, streams.apart[:SWITCH_STREAMS], where="different queues")[0]
-
-
-def _classes(sharing: Sharing | None) -> list[list[int]]:
-    return sharing.classes if sharing else []
-
-
-def _convoy(machine: ProbeMachine, staircase: QueueCount | None, queues: int | None) -> Convoy:
-    if queues is None or staircase is None:
-        raise ProbeError("the number of queues is not known")
-    return convoy(machine, queues, staircase.order)
+def switch_chains(machine: ProbeMachine, queues: int | None) -> Chains:
+    """Chains around SWITCH_STREAMS streams, seen on different queues where there are as many."""
+    return chains(machine, range(SWITCH_STREAMS), apart=(queues or 0) >= SWITCH_STREAMS)[0]
 
 
 def enough(queues: int | None, needed: int) -> int | None:

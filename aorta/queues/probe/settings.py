@@ -61,7 +61,7 @@ def probe_settings(
 def probe_setting(
     device: torch.device, num_streams: int, value: int, timeout_s: float = TIMEOUT_S
 ) -> ProbeSetting:
-    command = [sys.executable, "-m", "aorta.queues.probe.child"]
+    command = [sys.executable, "-m", "aorta.queues", "probe", "--part", "queues", "--json"]
     command += ["--device", str(device), "--streams", str(num_streams)]
     try:
         process = subprocess.run(
@@ -77,7 +77,7 @@ def probe_setting(
 def judge(value: int, result: ProbeResult) -> ProbeSetting:
     """More queues than streams cannot be seen, so that a setting above num_streams is as set when every
     stream has its own."""
-    conclusion = conclude(result.queues, result.sharing)
+    conclusion = conclude(result.queues)
     as_set = None
     if conclusion.queues is not None:
         as_set = value >= conclusion.queues if conclusion.at_least else value == conclusion.queues

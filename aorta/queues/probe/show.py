@@ -5,16 +5,14 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from aorta.queues.probe.parts.chain import PLACEMENTS, ChainDifference, Chains
-from aorta.queues.probe.parts.checked import Seen
-from aorta.queues.probe.parts.convoy import Delays
-from aorta.queues.probe.parts.edges import QueueEdge
+from aorta.queues.probe.parts.chain import PLACEMENTS, ChainDifference, Chains, Seen
+from aorta.queues.probe.parts.priority import Delays
 from aorta.queues.probe.result import ProbeResult, conclude
 from aorta.queues.probe.settings import ProbeSetting
 
 
 def show_probe(result: ProbeResult, console: Console) -> None:
-    conclusion = conclude(result.queues, result.sharing)
+    conclusion = conclude(result.queues)
     number = (
         "unclear"
         if conclusion.queues is None
@@ -25,12 +23,9 @@ def show_probe(result: ProbeResult, console: Console) -> None:
         f"{result.device}   {result.num_streams} streams   {' '.join(settings) or 'default settings'}"
     )
     console.print(f"\nhardware queues   {number}\n  {conclusion.because}", highlight=False)
-    for lines in (_sharing(result), _blocking(result)):
-        for line in lines:
-            console.print(line, highlight=False)
-    if result.edges:
-        console.print()
-        console.print(_edges(result.edges))
+    if result.queues is not None and result.queues.order is not None:
+        meaning = {"start": "kernels start in order of submission", "barrier": "kernels run one by one"}
+        console.print(f"  in a shared queue {meaning[result.queues.order]}", highlight=False)
     if result.chains is not None:
         console.print()
         console.print(_chains(result.chains))
@@ -61,57 +56,6 @@ def show_settings(variable: str, settings: Sequence[ProbeSetting], console: Cons
     console.print(table)
 
 
-def _sharing(result: ProbeResult) -> list[str]:
-    if result.sharing is None:
-        return []
-    if result.sharing.each_its_own:
-        return ["each stream has a queue of its own"]
-    labels = [_members(members) for members in result.sharing.classes if len(members) > 1]
-    order = result.queues.order if result.queues else None
-    meaning = {"start": "kernels start in order of submission", "barrier": "kernels run one by one"}
-    lines = [f"streams that share a queue   {'   '.join(labels)}"] if labels else []
-    return lines + ([f"in a shared queue {meaning[order]}"] if order else [])
-
-
-def _members(members: Sequence[int]) -> str:
-    listed = ",".join(map(str, members[:6]))
-    return f"{{{listed}{',…' if len(members) > 6 else ''}}}"
-
-
-def _blocking(result: ProbeResult) -> list[str]:
-    blocking = result.blocking
-    if blocking is None:
-        return []
-    if not blocking.held_up:
-        return ["head-of-line blocking   none: a stream that waits for an event holds nobody up"]
-    extent = "all" if blocking.all_beside_waiting else "not all"
-    strangers = "" if blocking.explained else ", and others too"
-    return [
-        f"head-of-line blocking   a wait of {blocking.long_us / 1e3:.1f} ms holds up {len(blocking.held_up)}"
-        f" other streams: {extent} of those in its queue{strangers}"
-    ]
-
-
-def _edges(edges: Sequence[QueueEdge]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("edge between streams, by an event")
-    for name in ("kernels µs", "along a stream µs", "edge µs", "longer by µs", "95 %"):
-        table.add_column(name, justify="right")
-    for edge in edges:
-        waiting_text = f", beside {edge.waiting} that wait" if edge.waiting else ""
-        low, high = edge.longer.interval_us
-        table.add_row(
-            f"{edge.streams} streams on {_checks_text(edge.seen)}{waiting_text}"
-            + ("" if edge.primed else ", launch-bound"),
-            f"{edge.kernel_us:g}",
-            f"{edge.same_us:.3f}",
-            f"{edge.edge_us:.3f}",
-            f"{edge.longer.us:+.3f}",
-            f"{low:+.3f} … {high:+.3f}",
-        )
-    return table
-
-
 def _chains(chains: Chains) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("chain of empty kernels")
@@ -138,9 +82,8 @@ def _placement_text(chains: Chains) -> str:
 
 def _checks_text(checks: Seen) -> str:
     """The check, with its number of runs unless that is all."""
-    return (
-        checks.where if checks.always else f"{checks.where} (seen in {checks.verified} of {checks.runs} runs)"
-    )
+    where = "different queues"
+    return where if checks.always else f"{where} (seen in {checks.verified} of {checks.runs} runs)"
 
 
 def _switch(chains: Chains) -> list[str]:
@@ -169,13 +112,6 @@ def _delays(result: ProbeResult) -> Table:
             ("beside floods, high priority", result.effect.high),
             ("beside floods, equal priority", result.effect.equal),
         ]
-    if result.convoy is not None:
-        large = f"{result.convoy.large_us / 1e3:g} ms kernels"
-        rows += [
-            (f"on another queue than {large}", result.convoy.private),
-            (f"sharing a queue with {large}", result.convoy.shared),
-            ("  predicted", result.convoy.predicted_shared),
-        ]
     for name, delays in rows:
         if delays is None:
             table.add_row(name, "–", "–", "–", "–", "–")
@@ -189,7 +125,6 @@ def _inversion(result: ProbeResult) -> list[str]:
     lines = []
     for part, reason in (
         ("effect", result.effect and result.effect.reason),
-        ("convoy", result.convoy and result.convoy.reason),
         ("inversion", result.inversion and result.inversion.reason),
     ):
         if reason:

@@ -15,16 +15,14 @@ from typing import Literal
 
 import numpy as np
 
-from aorta.queues.probe.machine import Early, Op, Outcome, ProbeClock, QueueRecord, QueueWait, Spin, Stamp
+from aorta.queues.probe.machine import Op, Outcome, ProbeClock, QueueRecord, QueueWait, Spin, Stamp
 from aorta.queues.probe.parts.queues import Order
 
 WARPS_PER_CTA = 8
 
-Dealing = Literal[
-    "in turn", "least recent", "least loaded", "each kernel", "each change", "until taken", "random"
-]
-"""How a device without fixed queues finds one: for a stream that launches after idle, for each kernel, for a
-kernel of another stream than the last one's, or for a stream whose queue another one has been given since."""
+Dealing = Literal["in turn", "until taken", "random"]
+"""How a device without fixed queues finds one: for a stream that launches after idle, or for a stream whose
+queue another one has been given since."""
 
 
 class SimulatedDevice:
@@ -36,10 +34,7 @@ class SimulatedDevice:
         *,
         queue_of: Callable[[int], int] | None = None,
         dealing: Dealing | None = None,
-        keeps_when_idle: bool = True,
         record_blocks: bool = True,
-        waits_take: bool = False,
-        event_per_waiting_us: float = 0.0,
         priorities: Sequence[int] = (),
         resident_ctas: int = 1056,
         gap_us: float = 1.0,
@@ -53,10 +48,8 @@ class SimulatedDevice:
         self.num_streams = num_streams
         self.resident_ctas = resident_ctas
         self.order = order
-        self.num_queues, self.dealing, self.keeps_when_idle = queues, dealing, keeps_when_idle
+        self.num_queues, self.dealing = queues, dealing
         self.record_blocks = record_blocks
-        self.waits_take = waits_take
-        self.event_per_waiting_us = event_per_waiting_us
         self.queue_of = queue_of or (lambda stream: stream % queues)
         self.priorities = priorities or [0] * num_streams
         self.gap_us, self.event_us, self.noise_us = gap_us, event_us, noise_us
@@ -127,8 +120,7 @@ class _Run:
         dealt: dict[int, int] = {}
         turn = 0
         for index, op in enumerate(self.program):
-            takes = isinstance(op, Spin | Stamp | Early) or (isinstance(op, QueueWait) and device.waits_take)
-            if not takes:
+            if not isinstance(op, Spin | Stamp):
                 continue
             if op.stream not in held or self._loses(op.stream, held[op.stream], used, users):
                 held[op.stream] = self._next_queue(used, turn, count)
@@ -136,25 +128,19 @@ class _Run:
             dealt[index] = held[op.stream]
             used.append(held[op.stream])
             users.append(op.stream)
-            if isinstance(op, Early) and not device.keeps_when_idle:
-                del held[op.stream]
         return dealt
 
     def _loses(self, stream: int, queue: int, used: list[int], users: list[int]) -> bool:
         """Whether a stream that has a queue needs another one for its next kernel."""
-        if self.device.dealing == "each change":
-            return users[-1] != stream
-        if self.device.dealing == "until taken":
-            return [user for user, of in zip(users, used, strict=True) if of == queue][-1] != stream
-        return self.device.dealing == "each kernel"
+        if self.device.dealing != "until taken":
+            return False
+        return [user for user, of in zip(users, used, strict=True) if of == queue][-1] != stream
 
     def _next_queue(self, used: list[int], turn: int, count: int) -> int:
-        if self.device.dealing in ("least recent", "until taken"):
+        if self.device.dealing == "until taken":
             never = [queue for queue in range(count) if queue not in used]
             stale = {queue: position for position, queue in enumerate(used)}
             return never[0] if never else min(stale, key=stale.__getitem__)
-        if self.device.dealing == "least loaded":
-            return min(range(count), key=used.count)
         if self.device.dealing == "random":
             return self.device.random.randrange(count)
         return turn % count
@@ -221,8 +207,6 @@ class _Run:
         return moved
 
     def _may_go(self, queue: str | int, index: int) -> bool:
-        if isinstance(self.program[index], Early):
-            return True
         gone = self.gone[queue]  # type: ignore[index]
         if self.device.order == "barrier" and not all(other in self.done for other in gone):
             return False
@@ -240,14 +224,8 @@ class _Run:
         device = self.device
         latency = device.gap_us
         if isinstance(self.program[index], QueueWait):
-            latency = device.event_us + device.event_per_waiting_us * self._waiting_queues(index)
+            latency = device.event_us
         return latency + (abs(device.random.gauss(0, device.noise_us)) if device.noise_us else 0.0)
-
-    def _waiting_queues(self, index: int) -> int:
-        """Queues whose head is another wait for something that has not happened."""
-        heads = [queue[0] for queue in self.queues.values() if queue and queue[0] != index]
-        waits = [head for head in heads if isinstance(self.program[head], QueueWait)]
-        return sum(self.event_of[head] not in self.done for head in waits)
 
     def _arrive(self, index: int) -> None:
         op = self.program[index]

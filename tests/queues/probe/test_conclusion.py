@@ -11,29 +11,23 @@ from click.testing import CliRunner
 
 from aorta.queues.probe import probe_command
 from aorta.queues.probe.machine import ProbeError
-from aorta.queues.probe.parts.blocking import blocking
 from aorta.queues.probe.parts.chain import chains
-from aorta.queues.probe.parts.convoy import convoy
-from aorta.queues.probe.parts.edges import edges
 from aorta.queues.probe.parts.priority import effect, inversion
 from aorta.queues.probe.parts.queues import staircase
-from aorta.queues.probe.parts.sharing import sharing
 from aorta.queues.probe.parts.switch import summary
-from aorta.queues.probe.probe import plan
 from aorta.queues.probe.result import ProbeResult, conclude
-from aorta.queues.probe.settings import CUDA_VARIABLE, HIP_VARIABLE, judge, parse_values
+from aorta.queues.probe.settings import CUDA_VARIABLE, HIP_VARIABLE, judge, parse_values, probe_setting
 from aorta.queues.probe.show import show_probe, show_settings
-from tests.dist.launch import run_python
 from tests.limits import LIMIT_S
 from tests.queues.probe.simulator import SimulatedDevice
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="what the command says without a GPU")
 
 
-def _result(device: SimulatedDevice, with_edges: bool = False) -> ProbeResult:
+def _result(device: SimulatedDevice) -> ProbeResult:
     """All parts, on a simulated device."""
-    queues, shared = staircase(device), sharing(device)
-    found, _ = chains(device, [0, 1], lengths=(4, 8, 16), repetitions=6, where="different queues")
+    queues = staircase(device)
+    found, _ = chains(device, [0, 1], lengths=(4, 8, 16), repetitions=6, apart=True)
 
     def make(priorities):
         return SimulatedDevice(len(priorities), 8, priorities=priorities, resident_ctas=8)
@@ -45,14 +39,10 @@ def _result(device: SimulatedDevice, with_edges: bool = False) -> ProbeResult:
         num_streams=device.num_streams,
         clock=device.clock,
         queues=queues,
-        sharing=shared,
-        blocking=blocking(device, shared.classes),
         switch=summary(found, device.clock),
         chains=found,
-        edges=edges(device, plan(device, shared, queues.queues)) if with_edges else None,
         effect=effect(make, -2),
         inversion=inversion(make, -2),
-        convoy=convoy(device, queues.queues, queues.order),
         not_measured={},
         seconds=1.0,
     )
@@ -81,16 +71,22 @@ def test_more_queues_than_streams_cannot_be_told_apart():
     assert judge(8, _result(SimulatedDevice(16, 32))).as_set is False
 
 
-def test_methods_that_disagree_give_no_number():
-    found = conclude(staircase(SimulatedDevice(16, 4)), sharing(SimulatedDevice(16, 2)))
+def test_starts_and_times_that_disagree_give_no_number():
+    found = conclude(msgspec.structs.replace(staircase(SimulatedDevice(16, 4)), from_times=2, agrees=False))
     assert found.queues is None
     assert "4 of up to 16" in found.because
-    assert "2 groups of 16" in found.because
+    assert "fit 2 evenly filled queues" in found.because
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_queues_dealt_at_random_give_no_number(seed):
+    device = SimulatedDevice(24, 4, dealing="random", record_blocks=False, seed=seed)
+    assert conclude(staircase(device)).queues is None
 
 
 def test_doubts_are_said():
     device = SimulatedDevice(16, 4, queue_of=lambda stream: max(0, stream - 12), primed=False)
-    because = conclude(staircase(device), sharing(device)).because
+    because = conclude(staircase(device)).because
     assert "unevenly" in because
     assert "launch-bound" in because
 
@@ -107,26 +103,8 @@ def test_a_result_survives_json_and_can_be_shown(capsys):
     shown = capsys.readouterr().out
     assert "hardware queues   4" in shown
     assert "+2.000 µs" in shown
-    assert "{0,4,8,12}" in shown
-    assert "NO" in shown
-
-
-@pytest.mark.heavy
-def test_dealt_queues_are_shown_with_their_rule_and_a_setting_is_judged(capsys):
-    from rich.console import Console
-
-    device = SimulatedDevice(12, 4, dealing="until taken", event_us=2.0, record_blocks=False)
-    result = _result(device, with_edges=True)
-    again = msgspec.json.decode(msgspec.json.encode(result), type=ProbeResult)
-    assert again == result
-    assert judge(4, again).as_set is True
-    assert judge(2, again).as_set is False
-    show_probe(again, Console(width=120))
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "no stream has a fixed queue" in shown
     assert "in a shared queue kernels start in order of submission" in shown
-    assert "a wait of 0.8 ms holds up 2 other streams: all of those in its queue" in shown
-    assert "2 streams on one queue" in shown
+    assert "NO" in shown
 
 
 @pytest.mark.parametrize(
@@ -162,11 +140,11 @@ def test_what_cannot_be_probed_is_one_line_and_exit_2(arguments, words):
 
 
 @NO_GPU
-def test_a_child_process_says_why_it_cannot():
-    done = run_python("-m", "aorta.queues.probe.child")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: probe needs a GPU")
-    assert done.stdout == ""
+@pytest.mark.processes
+def test_a_process_of_one_setting_says_why_it_cannot():
+    setting = probe_setting(torch.device("cuda", 0), 8, 4, timeout_s=LIMIT_S)
+    assert setting.queues is None
+    assert setting.because.startswith("error: probe needs a GPU")
 
 
 def test_the_command_is_found_without_importing_torch_kernels():

@@ -8,7 +8,7 @@ import torch
 
 from aorta.device.streams import DeviceStreams
 from aorta.queues.probe.gpu.kernels import NEVER, NUM_SLOTS, WIDE_THREADS, measure_clock, open_kernels
-from aorta.queues.probe.machine import Early, Op, Outcome, ProbeError, QueueRecord, QueueWait, Spin, Stamp
+from aorta.queues.probe.machine import Op, Outcome, ProbeError, QueueRecord, QueueWait, Spin, Stamp
 
 GATE_LEAST_MS = 1.0
 GATE_MOST_MS = 400.0
@@ -16,8 +16,6 @@ GATE_MARGIN = 2.0
 """Gate over the submission time seen so far."""
 ATTEMPTS = 4
 WARM_UP_MS = 30.0
-EARLY_SLOT = NUM_SLOTS - 1
-"""Slot for stamps of kernels that run before the gate opens; nobody reads it."""
 
 
 class Device:
@@ -74,8 +72,8 @@ class DeviceMachine:
 
     def run(self, program: Sequence[Op]) -> Outcome:
         """Repeats with a longer gate until the gate outlasts the submission, ATTEMPTS times at most."""
-        if 1 + sum(isinstance(op, Spin | Stamp) for op in program) > EARLY_SLOT:
-            raise ProbeError(f"a program of {len(program)} operations exceeds the {EARLY_SLOT} stamps")
+        if 1 + sum(isinstance(op, Spin | Stamp) for op in program) > NUM_SLOTS:
+            raise ProbeError(f"a program of {len(program)} operations exceeds the {NUM_SLOTS} stamps")
         gate_ms = max(GATE_LEAST_MS, GATE_MARGIN * self.shared.launch_ms * (len(program) + self.num_streams))
         for _ in range(ATTEMPTS):
             outcome, submit_ms = self._attempt(program, min(gate_ms, GATE_MOST_MS))
@@ -93,8 +91,7 @@ class DeviceMachine:
             shared.kernels.spin(self._gate, 0, self._counts(gate_ms * 1e3), 1)
             self._opened.record(self._gate)
             started = time.perf_counter()
-            early = {op.stream for op in program if isinstance(op, Early)}
-            for stream in sorted({op.stream for op in program} - early):
+            for stream in sorted({op.stream for op in program}):
                 self._streams.raw(stream).wait_event(self._opened)
             slot = 1
             for op in program:
@@ -112,10 +109,6 @@ class DeviceMachine:
             self._event(op.event).record(stream)
         elif isinstance(op, QueueWait):
             stream.wait_event(self._event(op.event))
-        elif isinstance(op, Early):
-            self.shared.kernels.stamp(stream, EARLY_SLOT)
-            stream.synchronize()
-            stream.wait_event(self._opened)
         elif isinstance(op, Stamp):
             self.shared.kernels.stamp(stream, slot)
             return slot + 1

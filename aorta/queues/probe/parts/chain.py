@@ -11,23 +11,27 @@ free        around k streams without events: what the queues could do if nothing
 
 The cost of a switch is the slope of `switching` less that of `same`: what an edge to another stream takes
 longer than an edge along a stream. It depends on whether the streams share a queue, and on how many of them
-wait at the same time; `edges` measures that. Every repetition runs every placement at
+wait at the same time. Every repetition runs every placement at
 every length in random order and gives one difference; their pseudo-median and its interval are the answer.
 Nothing is dropped and nothing is clamped: a kernel that starts before its neighbour gives a negative gap.
 """
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
 import numpy as np
 
-from aorta.queues.probe.machine import Floats, Op, ProbeMachine, QueueRecord, QueueWait, Stamp
-from aorta.queues.probe.parts.checked import CheckedProbe, Seen, Where
+from aorta.queues.probe.machine import Floats, Op, Outcome, ProbeMachine, QueueRecord, QueueWait, Spin, Stamp
+from aorta.queues.probe.parts.queues import pairs_program, started_at_once
 
 LENGTHS = (16, 48, 96, 160)
 REPETITIONS = 15
+CHECK_US = 100.0
+TRIES = 3
+"""Runs for one whose streams are on different queues."""
 CONSTANT_WITHIN = 0.1
 Z_95, Z_99 = 1.960, 2.576
 """Quantiles of the normal distribution for intervals of 95 and 99 %."""
@@ -64,6 +68,18 @@ class ChainDifference(msgspec.Struct, frozen=True, kw_only=True):
         return self.interval_us[0] <= 0 <= self.interval_us[1]
 
 
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs that showed their streams on different queues."""
+
+    verified: int
+    runs: int
+    """Runs that used more than one stream."""
+
+    @property
+    def always(self) -> bool:
+        return self.verified == self.runs
+
+
 class Chains(msgspec.Struct, frozen=True, kw_only=True):
     """Slopes by placement, and their differences from `same`."""
 
@@ -86,14 +102,13 @@ def chains(
     lengths: Sequence[int] = LENGTHS,
     repetitions: int = REPETITIONS,
     seed: int = 0,
-    where: Where | None = None,
-    fillers: Sequence[int] = (),
+    apart: bool = False,
 ) -> tuple[Chains, Spans]:
     """Measures; `streams` are those that the chains go around, the first of them the one of `same`.
 
-    With `where` every run checks that the streams are there, see `checked`.
+    apart: every run shows that its streams are on different queues, see CheckedProbe.
     """
-    checked = None if where is None else CheckedProbe(machine, where, fillers)
+    checked = CheckedProbe(machine) if apart else None
     machine = checked or machine
     order = random.Random(seed)
     spans = {placement: np.zeros((repetitions, len(lengths))) for placement in PLACEMENTS}
@@ -151,6 +166,53 @@ def compare(
         recorded=less_same("recorded"),
         per_switch=less_same("switching"),
         primed=primed,
+    )
+
+
+class CheckedProbe:
+    """A machine whose runs carry their own proof that their streams are on different queues.
+
+    Nothing is taken from another run. Before the program and after it spins show who waits behind whom: with
+    two spins per stream as many first ones start at once as there are queues. A run is repeated until its
+    streams are seen apart, TRIES at most; one that never is counts all the same, and `seen` says how many.
+    """
+
+    def __init__(self, machine: ProbeMachine) -> None:
+        self.machine, self.clock = machine, machine.clock
+        self.num_streams, self.resident_ctas = machine.num_streams, machine.resident_ctas
+        self.seen = Seen(verified=0, runs=0)
+
+    def run(self, program: Sequence[Op]) -> Outcome:
+        """Returns the stamps of `program` alone."""
+        streams = list(dict.fromkeys(op.stream for op in program))
+        if len(streams) < 2:
+            return self.machine.run(program)
+        check: list[Op] = [Spin(streams[op.stream], CHECK_US) for op in pairs_program(len(streams), CHECK_US)]
+        whole = [*check, *program, *_joined(program, streams), *check]
+        for attempt in range(TRIES):
+            outcome = self.machine.run(whole)
+            apart = _apart(outcome, len(streams), len(check))
+            hopeless = self.seen.runs >= 2 * TRIES and not self.seen.verified
+            if apart or (attempt == 0 and hopeless):
+                break
+        self.seen = Seen(verified=self.seen.verified + apart, runs=self.seen.runs + 1)
+        own = slice(len(check), -len(check))
+        return replace(outcome, start_us=outcome.start_us[own], end_us=outcome.end_us[own])
+
+
+def _joined(program: Sequence[Op], streams: Sequence[int]) -> list[Op]:
+    """Lets the other streams wait for the end of the program's last kernel."""
+    event = 1 + max([op.event for op in program if isinstance(op, QueueRecord | QueueWait)], default=-1)
+    last = next(op.stream for op in reversed(program) if isinstance(op, Spin | Stamp))
+    waits = [QueueWait(stream, event) for stream in streams if stream != last]
+    return [QueueRecord(last, event), *waits]
+
+
+def _apart(outcome: Outcome, num_streams: int, num_checked: int) -> bool:
+    """True if in both checks the first spins of all streams started at once."""
+    checks = (slice(None, num_checked), slice(-num_checked, None))
+    return all(
+        started_at_once(outcome.start_us[part][::2], outcome.end_us[part]) == num_streams for part in checks
     )
 
 

@@ -25,8 +25,6 @@ from aorta.queues.probe.machine import (
     QueueWait,
     Spin,
 )
-from aorta.queues.probe.parts.convoy import Delays, summary
-from aorta.queues.probe.parts.sharing import long_us
 
 SMALL_US = 10.0
 SETTLE_US = 60.0
@@ -37,10 +35,22 @@ FLOOD_WAVES = 4
 FLOODS = 8
 NUM_SMALL = 40
 REPETITIONS = 5
+HEAD_SPINS, HEAD_US = 3, 20.0
+"""The kernel at the head of a queue lasts longer than all others of its run together, HEAD_US each."""
 EFFECT_STREAMS, INVERSION_STREAMS = 3, 4
 """Streams that must not share a queue: with fewer queues a delay would be the queue's."""
 
 Leg = Literal["high", "equal", "alone"]
+
+
+class Delays(msgspec.Struct, frozen=True, kw_only=True):
+    """Start delay of the small kernels."""
+
+    mean_us: float
+    p50_us: float
+    p99_us: float
+    largest_us: float
+    num: int
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +114,7 @@ def high_behind_low(make: MakeMachine, greatest: int, queues: int) -> bool:
     """
     num_high = min(2 * queues, MOST_STREAMS - 2)  # the low one and the gate
     machine = make([0, *[greatest] * num_high])
-    spin_us = long_us(num_high)
+    spin_us = HEAD_SPINS * (num_high + 1) * HEAD_US
     program: list[Op] = [Spin(0, spin_us), Spin(0, SMALL_US)]
     outcome = machine.run(program + [Spin(stream, SMALL_US) for stream in range(1, 1 + num_high)])
     return bool((outcome.start_us[2:] - outcome.start_us[0] > 2 / 3 * spin_us).any())
@@ -178,5 +188,9 @@ def _floods(streams: Sequence[int], resident_ctas: int) -> list[Op]:
 
 
 def _summary(values: Sequence[Floats]) -> Delays | None:
-    joined = np.concatenate(values)
-    return summary(joined) if len(joined) else None
+    delay_us = np.concatenate(values)
+    if not len(delay_us):
+        return None
+    p50_us, p99_us, largest_us = np.percentile(delay_us, [50, 99, 100]).tolist()
+    mean_us = float(delay_us.mean())
+    return Delays(mean_us=mean_us, p50_us=p50_us, p99_us=p99_us, largest_us=largest_us, num=len(delay_us))

@@ -1,10 +1,9 @@
-"""Convoys and priorities against devices whose rules are known."""
+"""Priorities against devices whose rules are known."""
 
 import numpy as np
 import pytest
 
 from aorta.queues.probe.machine import Outcome
-from aorta.queues.probe.parts.convoy import convoy, launching
 from aorta.queues.probe.parts.priority import (
     FLOOD_CTA_US,
     FLOOD_WAVES,
@@ -14,45 +13,6 @@ from aorta.queues.probe.parts.priority import (
     small_delays_us,
 )
 from tests.queues.probe.simulator import SimulatedDevice
-
-
-@pytest.mark.parametrize("order", ["start", "barrier"])
-@pytest.mark.parametrize("queues", [1, 2, 4, 8, 32])
-def test_the_convoy_is_the_one_that_arithmetic_predicts(queues, order):
-    found = convoy(SimulatedDevice(64, queues, order, noise_us=2.0), queues, order)
-    assert found.beside == [stream for stream in range(queues, found.streams, queues)]
-    assert found.shared.p50_us == pytest.approx(found.predicted_shared.p50_us, rel=0.02)
-    assert found.shared.p99_us == pytest.approx(found.predicted_shared.p99_us, rel=0.02)
-    if queues == 1:
-        assert found.private is None
-        assert found.reason == "all streams share one queue"
-    else:
-        assert found.private.p99_us < 150
-
-
-def test_without_sharing_there_is_no_convoy_and_a_reason():
-    found = convoy(SimulatedDevice(4, 4), 4, None)
-    assert found.shared is None
-    assert found.predicted_shared is None
-    assert found.reason == "no stream was seen to share the large kernels' queue before and after the rounds"
-    assert found.private is not None
-
-
-def test_streams_come_in_multiples_of_the_queues():
-    assert [launching(64, queues) for queues in (1, 2, 8, 24, 32, 33, 64)] == [4, 8, 32, 48, 64, 64, 64]
-
-
-@pytest.mark.parametrize(
-    ("order", "delay_us"),
-    [
-        # L1 starts with s1 behind it; L2 waits for L1 in the queue, and s2 behind L2 from 10 to 10 000 µs.
-        pytest.param("start", 9_990.0, id="start"),
-        # With 3 of the 4 streams small, two small ones of others and then the large one lie between.
-        pytest.param("barrier", 10_020.0, id="barrier"),
-    ],
-)
-def test_predictions_by_hand(order, delay_us):
-    assert convoy(SimulatedDevice(4, 1, order), 1, order).predicted_shared.p50_us == delay_us
 
 
 def _device(priorities):

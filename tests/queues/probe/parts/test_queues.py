@@ -1,9 +1,13 @@
 """The staircase against devices whose queues are known."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from aorta.queues.probe.parts.queues import (
+    AGREES,
     SPIN_US,
     count_queues,
     most_running,
@@ -14,6 +18,7 @@ from aorta.queues.probe.parts.queues import (
 from tests.queues.probe.simulator import SimulatedDevice
 
 ORDERS = ["start", "barrier"]
+RESULTS = Path(__file__).resolve().parents[4] / "benchmarks/results"
 
 
 @pytest.mark.heavy
@@ -96,3 +101,13 @@ def test_times_that_no_number_of_queues_explains_do_not_agree():
 
 def _fields(step):
     return {name: getattr(step, name) for name in step.__struct_fields__}
+
+
+@pytest.mark.parametrize("run", ["first", "second", "third", "fourth"])
+def test_kernels_of_an_h200_start_on_eight_queues(run):
+    """Starts of two kernels per stream, in spins, as four runs on H200s recorded them."""
+    recorded = json.loads((RESULTS / f"queue_truth_h200_{run}_run.json").read_text())
+    for starts in map(np.array, recorded["staircase_start_spins"]):
+        num_streams = len(starts) // 2
+        assert started_at_once(starts[::2], starts + 1) == min(num_streams, 8)
+        assert starts.max() + 1 == pytest.approx(predicted_spins(num_streams, 8, "start")[0], rel=AGREES)
