@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import aorta
 from aorta.device.kernel_records import KernelRecords
-from aorta.queues.probe.gpu.kernels import NEVER, NUM_SLOTS, open_kernels
+from aorta.queues.probe.kernels import NEVER, NUM_SLOTS, open_kernels
 from aorta.steps.kernel_chunk import RECORD_DTYPE, What
 
 CASE_NAMES = ("fsdp", "fsdp_short", "ddp", "tp", "moe")

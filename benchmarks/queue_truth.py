@@ -25,12 +25,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from aorta.queues.probe.gpu.device import Device, DeviceMachine, warm_up
-from aorta.queues.probe.gpu.kernels import NUM_SLOTS, WIDE_THREADS, TritonKernels, measure_clock
-from aorta.queues.probe.gpu.ptx_kernels import PtxKernels
+from aorta.queues.probe.gpu import Device, DeviceMachine, warm_up
+from aorta.queues.probe.kernels import NUM_SLOTS, WIDE_THREADS, PtxKernels, TritonKernels, measure_clock
 from aorta.queues.probe.machine import Op, Outcome, ProbeError, Spin, Stamp
-from aorta.queues.probe.parts.chain import CONSTANT_WITHIN, Chains, chains
-from aorta.queues.probe.parts.priority import (
+from aorta.queues.probe.priority import (
     FLOOD_CTA_US,
     FLOOD_WAVES,
     FLOODS,
@@ -38,11 +36,9 @@ from aorta.queues.probe.parts.priority import (
     effect,
     inversion,
 )
-from aorta.queues.probe.parts.queues import predicted_spins, staircase
-from aorta.queues.probe.parts.switch import measure_switch
-from aorta.queues.probe.probe import probe
-from aorta.queues.probe.result import conclude
-from aorta.queues.probe.settings import parse_values, probe_setting, queue_variable
+from aorta.queues.probe.probe import conclude, parse_values, probe, probe_setting, queue_variable
+from aorta.queues.probe.staircase import predicted_spins, staircase
+from aorta.queues.probe.switch import CONSTANT_WITHIN, Chains, chains, measure_switch
 
 WITHIN = 0.1
 """Relative distance at which a planted truth counts as found."""

@@ -39,15 +39,14 @@ import torch  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from aorta.device.ranks import Ranks, choose_device, process_group, ranks_from_environment  # noqa: E402
-from aorta.queues.harness.concurrency.piece_statistics import concurrency  # noqa: E402
-from aorta.queues.harness.iterations.bench import PointPlan, WorkloadBench, bench  # noqa: E402
-from aorta.queues.harness.iterations.pieces import Window  # noqa: E402
-from aorta.queues.harness.metrics.scaling import scalings  # noqa: E402
-from aorta.queues.harness.metrics.switch import switch_metrics  # noqa: E402
-from aorta.queues.harness.points import document, measure_point, refusal  # noqa: E402
+from aorta.queues.catalogue import SYNC_MODES, SyncMode  # noqa: E402
+from aorta.queues.harness.iterate import PointPlan, WorkloadBench, bench  # noqa: E402
+from aorta.queues.harness.measure import document, measure_point, refusal  # noqa: E402
+from aorta.queues.harness.metrics import switch_metrics  # noqa: E402
+from aorta.queues.harness.pieces import Window, concurrency  # noqa: E402
+from aorta.queues.harness.scaling import scalings  # noqa: E402
 from aorta.queues.options import read_options  # noqa: E402
-from aorta.queues.registry import find, workloads  # noqa: E402
-from aorta.queues.words import SYNC_MODES, SyncMode  # noqa: E402
+from aorta.queues.workloads import find, workloads  # noqa: E402
 from aorta.results.schema import Document, Metric, Point, write_document  # noqa: E402
 from aorta.timeline.intervals import intersect, length_ms, union  # noqa: E402
 from aorta.timeline.statistics import median_interval  # noqa: E402

@@ -16,10 +16,9 @@ if str(ROOT) not in sys.path:
 import click  # noqa: E402
 
 from aorta.errors import AortaError  # noqa: E402
-from aorta.queues.cli.compare import compare_files  # noqa: E402
-from aorta.queues.cli.errors import refuse  # noqa: E402
-from aorta.queues.cli.show_comparison import show_comparison  # noqa: E402
-from aorta.queues.plot_comparison import draw_comparison  # noqa: E402
+from aorta.exit_codes import BAD_INPUT  # noqa: E402
+from aorta.queues.cli.compare import compare_files, show_comparison  # noqa: E402
+from aorta.queues.plots import draw_comparison  # noqa: E402
 
 FILES = click.Path(path_type=Path)
 
@@ -41,6 +40,12 @@ def main(
     show_comparison(found)
     click.echo(f"wrote {picture}")
     sys.exit(found.exit_status)
+
+
+def refuse(message: str) -> None:
+    """Ends with one line for a mistake that a user can fix."""
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    sys.exit(BAD_INPUT)
 
 
 if __name__ == "__main__":

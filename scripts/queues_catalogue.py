@@ -12,8 +12,8 @@ if str(ROOT) not in sys.path:
 
 from aorta.queues.catalogue import CATALOGUE, ListedOption, ListedWorkload  # noqa: E402
 from aorta.queues.options import fields  # noqa: E402
-from aorta.queues.registry import workloads  # noqa: E402
 from aorta.queues.workload import Workload  # noqa: E402
+from aorta.queues.workloads import workloads  # noqa: E402
 
 
 def listed(kinds: Iterable[type[Workload]]) -> list[ListedWorkload]:

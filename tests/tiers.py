@@ -34,7 +34,6 @@ LONGEST = (
     "report/judge/test_compare.py",
     "ranks/test_sequences.py",
     "timeline/test_statistics.py",
-    "queues/probe/parts/test_checked.py",
     "report/test_report.py",
     "programs/execute/runtime/test_executor.py",
     "training/parallel/test_forms_match_one_process.py",

@@ -1,4 +1,4 @@
-"""Catalogue of workloads for the command line, read from a file, so that help does not wait for torch.
+"""Workloads and words of the command line without torch, so that help and `list` do not wait for it.
 
 The workloads' own files are where all of it is stated; scripts/queues_catalogue.py writes it down.
 """
@@ -6,12 +6,26 @@ The workloads' own files are where all of it is stated; scripts/queues_catalogue
 import functools
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal, get_args
 
 import msgspec
 
-from aorta.queues.words import Category, Priority, flag_of
+Category = Literal["latency_sensitive", "distributed", "inference", "pipeline"]
+Priority = Literal["P0", "P1", "P2", "P3"]
+Size = Literal["small", "full"]
+SyncMode = Literal["per_iteration", "end_only", "none"]
 
 CATALOGUE = Path(__file__).with_name("catalogue.json")
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
+SYNC_MODES: tuple[SyncMode, ...] = get_args(SyncMode)
+MAX_STREAMS = 64
+PROBE_PARTS = ("queues", "chains", "effect", "inversion")
+
+
+def flag_of(name: str) -> str:
+    """The command line's spelling of the field of that name."""
+    return "--" + name.replace("_", "-")
 
 
 class ListedOption(msgspec.Struct, frozen=True):

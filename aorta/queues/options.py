@@ -28,7 +28,7 @@ import msgspec
 import torch
 
 from aorta.errors import NOT_JSON, ConfigError
-from aorta.queues.words import flag_of
+from aorta.queues.catalogue import flag_of
 from aorta.queues.workload import WorkloadOptions
 
 

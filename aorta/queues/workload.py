@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.device.streams import StreamEvent, Streams
-from aorta.queues.words import Category, Priority, Size
+from aorta.queues.catalogue import Category, Priority, Size
 
 Group = dist.ProcessGroup
 
@@ -122,7 +122,7 @@ class Context:
 
 
 class Workload(ABC):
-    """One file per workload under workloads/<category>/; the registry finds every concrete subclass there."""
+    """One file per workload under workloads/, which finds every concrete subclass there."""
 
     name: ClassVar[str]
     category: ClassVar[Category]

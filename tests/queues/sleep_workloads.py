@@ -8,7 +8,7 @@ import torch
 
 from aorta.device.ranks import Ranks
 from aorta.errors import AortaError
-from aorta.queues.harness.iterations.bench import PointPlan
+from aorta.queues.harness.iterate import PointPlan
 from aorta.queues.options import Bytes, Dims, Groups, Help, at_least_one
 from aorta.queues.workload import Amount, CorrectnessCheck, Workload, WorkloadOptions
 

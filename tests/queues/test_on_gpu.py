@@ -8,14 +8,13 @@ import torch
 
 from aorta.device.ranks import Ranks
 from aorta.device.streams import make_streams
-from aorta.queues.harness.concurrency.piece_statistics import concurrency
-from aorta.queues.harness.iterations.bench import PointPlan, bench
-from aorta.queues.harness.measure import measure
-from aorta.queues.harness.points import measure_point
+from aorta.queues.catalogue import SYNC_MODES
+from aorta.queues.harness.iterate import PointPlan, bench
+from aorta.queues.harness.measure import measure, measure_point
+from aorta.queues.harness.pieces import concurrency
 from aorta.queues.options import read_options
-from aorta.queues.registry import find
-from aorta.queues.words import SYNC_MODES
 from aorta.queues.workload import Amount, CorrectnessCheck, Workload
+from aorta.queues.workloads import find
 
 pytestmark = pytest.mark.gpu
 

@@ -5,7 +5,7 @@ import sys
 import click
 
 from aorta.queues import catalogue
-from aorta.queues.words import CATEGORIES
+from aorta.queues.catalogue import CATEGORIES
 
 
 @click.command("list")

@@ -8,12 +8,11 @@ import click
 
 from aorta.errors import ConfigError
 from aorta.queues import catalogue
-from aorta.queues.catalogue import ListedOption
-from aorta.queues.words import MAX_STREAMS, SYNC_MODES, flag_of
+from aorta.queues.catalogue import MAX_STREAMS, SYNC_MODES, ListedOption, flag_of
 
 if TYPE_CHECKING:
     from aorta.device.ranks import Ranks
-    from aorta.queues.harness.iterations.bench import PointPlan
+    from aorta.queues.harness.iterate import PointPlan
     from aorta.queues.workload import Workload, WorkloadOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -117,7 +116,7 @@ def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str | bool]
 def options_of(workload: "type[Workload]", values: Mapping[str, str | bool]) -> "WorkloadOptions":
     """ConfigError for an option of another workload, by name."""
     from aorta.queues.options import fields, read_options
-    from aorta.queues.registry import workloads
+    from aorta.queues.workloads import workloads
 
     option_fields = fields(workload.Options)
     for name in values:
@@ -162,8 +161,8 @@ def plan_of(
     ranks: "Ranks",
 ) -> "PointPlan":
     """ConfigError for numbers that cannot be."""
-    from aorta.queues.harness.iterations.bench import PointPlan
-    from aorta.queues.harness.points import check_plan
+    from aorta.queues.harness.iterate import PointPlan
+    from aorta.queues.harness.measure import check_plan
 
     if common["iterations"] < 1:
         raise ConfigError(f"--iterations must be at least 1, got {common['iterations']}")

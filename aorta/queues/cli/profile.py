@@ -60,8 +60,8 @@ def profile_command(
     """Run WORKLOAD in a process of its own under a profiler. Options of `run` may follow."""
     import torch
 
-    from aorta.queues.harness.iterations.profiling import check_folder
-    from aorta.queues.registry import find
+    from aorta.queues.harness.measure import check_folder
+    from aorta.queues.workloads import find
 
     kind, count = find(workload), stream_count(streams)
     if not kind.min_streams <= count <= kind.max_streams:

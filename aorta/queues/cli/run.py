@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aorta.errors import ConfigError
+from aorta.queues.catalogue import PRIORITIES
 from aorta.queues.cli.options import (
     WorkloadCommand,
     measuring_options,
@@ -18,11 +19,10 @@ from aorta.queues.cli.options import (
     stream_count,
     stream_counts,
 )
-from aorta.queues.words import PRIORITIES
 
 if TYPE_CHECKING:
     from aorta.device.ranks import Ranks
-    from aorta.queues.harness.iterations.bench import PointPlan
+    from aorta.queues.harness.iterate import PointPlan
     from aorta.results.schema import Document, Point
 
 WRONG = 1
@@ -39,8 +39,8 @@ INTERRUPTED = "interrupted before it was measured"
 @measuring_options(iterations=100)
 def run_command(workload: str, streams: str, output: Path | None, **values: Any) -> None:
     """Measure WORKLOAD at one stream count."""
-    from aorta.queues.harness.points import document, refusal
-    from aorta.queues.registry import find
+    from aorta.queues.harness.measure import document, refusal
+    from aorta.queues.workloads import find
     from aorta.results.schema import write_document
 
     kind = find(workload)
@@ -77,8 +77,8 @@ def sweep_command(
     workload: str, streams: str, output: Path | None, plots: Path | None, **values: Any
 ) -> None:
     """Measure WORKLOAD over stream counts."""
-    from aorta.queues.harness.points import refusal
-    from aorta.queues.registry import find
+    from aorta.queues.harness.measure import refusal
+    from aorta.queues.workloads import find
 
     kind = find(workload)
     common, of_workload = split(values)
@@ -102,7 +102,7 @@ def priority_command(
     priority: str, streams: str, output: Path | None, plots: Path | None, **common: Any
 ) -> None:
     """Measure every workload of a priority over stream counts."""
-    from aorta.queues.registry import workloads
+    from aorta.queues.workloads import workloads
 
     counts = stream_counts(streams)
     ranks = ready_ranks(common)
@@ -120,8 +120,8 @@ def _sweep(
 ) -> None:
     import msgspec
 
-    from aorta.queues.harness.metrics.scaling import scalings
-    from aorta.queues.harness.points import document
+    from aorta.queues.harness.measure import document
+    from aorta.queues.harness.scaling import scalings
     from aorta.results.schema import check_output, write_document
 
     _check_files(output, plans, common, ranks)
@@ -151,7 +151,7 @@ def _sweep(
 def _check_files(
     output: Path | None, plans: "Sequence[PointPlan]", common: dict[str, Any], ranks: "Ranks"
 ) -> None:
-    from aorta.queues.harness.iterations.profiling import check_folder, trace_name
+    from aorta.queues.harness.measure import check_folder, trace_name
     from aorta.results.schema import check_output
 
     if output is not None:
@@ -164,8 +164,8 @@ def _check_files(
 
 def _measure(plans: "Sequence[PointPlan]", ranks: "Ranks", common: dict[str, Any]) -> "list[Point]":
     from aorta.device.ranks import process_group
-    from aorta.queues.harness.metrics.aggregate import skipped
-    from aorta.queues.harness.points import measure_points
+    from aorta.queues.harness.measure import measure_points
+    from aorta.queues.harness.metrics import skipped
 
     quiet = common["as_json"] or not ranks.is_first
 

@@ -1,7 +1,8 @@
-"""Runs and sweeps on the terminal: what was measured, numbers with their spread, what to know, files last."""
+"""Results on the terminal: what was measured, numbers with their spread, what to know, files last."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -9,7 +10,6 @@ from rich.padding import Padding
 from rich.table import Table
 
 from aorta.queues.catalogue import ListedWorkload
-from aorta.queues.cli.numbers import plain
 from aorta.results.schema import Document, Metric, Point, Scaling, Setting
 
 _BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
@@ -241,3 +241,10 @@ def _bytes(value: float) -> str:
         if value >= size:
             return f"{value / size:.2f} {unit}"
     return f"{value:.0f} bytes"
+
+
+def plain(value: Any, missing: str = "") -> str:
+    """Four digits, without an exponent for large numbers."""
+    if value is None:
+        return missing
+    return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"

@@ -1,17 +1,128 @@
-"""One workload at one stream count on this rank: warmed up, timed, checked, its pieces and legs timed."""
+"""Measures points one after the other and puts them into a document.
 
+A point is a workload at one stream count: warmed up, timed, checked, its pieces and legs timed, on every
+rank.
+"""
+
+import os
 import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
+import msgspec
 import torch
+from torch.profiler import ProfilerActivity, profile, record_function
 
+from aorta.device.environment import (
+    collect_devices,
+    collect_environment,
+    collect_versions,
+    current_platform,
+    environment_warnings,
+)
 from aorta.device.ranks import Ranks
 from aorta.device.telemetry import TelemetrySampler
-from aorta.queues.harness.concurrency.piece_statistics import concurrency, summaries
-from aorta.queues.harness.iterations.bench import PointPlan, WorkloadBench, bench
-from aorta.queues.harness.iterations.legs import time_legs
-from aorta.queues.harness.iterations.profiling import profiled
-from aorta.queues.harness.metrics.bound import device_bound_ms
-from aorta.results.schema import Checked, Memory, RankRun
+from aorta.errors import AortaError, RecordError
+from aorta.queues.harness.iterate import PointPlan, WorkloadBench, bench, time_legs
+from aorta.queues.harness.metrics import aggregate, configuration, device_bound_ms, skipped, switch_metrics
+from aorta.queues.harness.pieces import concurrency, summaries
+from aorta.queues.options import check_groups
+from aorta.results.metrics import not_measured
+from aorta.results.schema import Checked, Document, Memory, Metric, Point, RankRun, Setting
+
+NO_HOST_MEMORY = "DefaultCPUAllocator"
+"""Part of torch's message, a plain RuntimeError, where the host has too little memory."""
+
+
+def refusal(plan: PointPlan, device_type: str, world_size: int) -> str | None:
+    """Reason why the workload cannot run at this point, in one line; None where it can."""
+    workload = plan.workload
+    if not workload.min_streams <= plan.streams <= workload.max_streams:
+        return (
+            f"{workload.name} uses {workload.min_streams} to {workload.max_streams} streams, "
+            f"not {plan.streams} ({workload.stream_meaning})"
+        )
+    return workload.refusal(plan.streams, plan.options, device_type, world_size)
+
+
+def check_plan(plan: PointPlan, world_size: int) -> None:
+    """ConfigError for options that no stream count of this run can satisfy."""
+    groups = getattr(plan.options, "process_groups", None)
+    if groups is not None:
+        check_groups(groups, world_size)
+
+
+def measure_points(
+    plans: Sequence[PointPlan],
+    ranks: Ranks,
+    switch: bool = True,
+    started: Callable[[PointPlan], None] | None = None,
+) -> Iterator[Point]:
+    """One point for each plan, in order; those outside a workload's range are skipped, and say so.
+
+    What only setting up finds out (no compiler, a size that no device holds) fails the point where there are
+    others; it raises where there are none, or several ranks.
+    """
+    for plan in plans:
+        reason = refusal(plan, ranks.device.type, ranks.world_size)
+        if reason is not None:
+            yield skipped(plan, ranks.device.type, ranks.world_size, reason)
+            continue
+        if started is not None:
+            started(plan)
+        try:
+            yield measure_point(plan, ranks, switch)
+        except AortaError as error:
+            if len(plans) == 1 or ranks.world_size > 1:
+                raise
+            yield failed(plan, ranks, str(error))
+
+
+def failed(plan: PointPlan, ranks: Ranks, reason: str) -> Point:
+    return Point(
+        configuration=configuration(plan, ranks.device.type, ranks.world_size), status="failed", reason=reason
+    )
+
+
+def measure_point(plan: PointPlan, ranks: Ranks, switch: bool = True) -> Point:
+    """The same point on every rank. A workload that crashes is a failed point, its traceback on stderr, so
+    that a sweep keeps the others; with several ranks it ends the run."""
+    try:
+        mine = measure(plan, ranks)
+    except AortaError:
+        raise
+    except Exception as error:
+        if ranks.world_size > 1:
+            raise  # the others wait in a collective: only the launcher can end them
+        first_line = (str(error).splitlines() or [""])[0]
+        if isinstance(error, torch.OutOfMemoryError) or NO_HOST_MEMORY in first_line:
+            return failed(plan, ranks, f"out of memory, give smaller sizes: {first_line}")
+        traceback.print_exc()
+        return failed(plan, ranks, f"{type(error).__name__}: {first_line}")
+    runs = [msgspec.convert(run, RankRun) for run in ranks.gather(msgspec.to_builtins(mine))]
+    return aggregate(plan, runs, ranks.device.type, _switch(plan, ranks, switch), ranks.backend is not None)
+
+
+def _switch(plan: PointPlan, ranks: Ranks, is_asked: bool) -> dict[str, Metric]:
+    if not is_asked:
+        return {"queue_switch_us": not_measured("us", "not asked for", "lower")}
+    if not ranks.is_first:
+        return {}
+    return switch_metrics(ranks.device, plan.streams)
+
+
+def document(points: Sequence[Point], ranks: Ranks) -> Document:
+    """Document that is written to a file, and printed with --json."""
+    counts = [point.configuration["streams"] for point in points]
+    largest = max((count for count in counts if isinstance(count, int)), default=1)
+    return Document(
+        kind="queues",
+        created_unix_ns=time.time_ns(),
+        setting=setting(ranks, largest),
+        points=list(points),
+    )
+
 
 TELEMETRY_INTERVAL_S = 0.05
 NOT_CALIBRATED = "pieces are not calibrated; --profile traces the kernels themselves"
@@ -103,3 +214,68 @@ def _device_name(device: torch.device) -> str:
         return "cpu"
     name: str = torch.cuda.get_device_name(device)
     return name
+
+
+PROFILED_ITERATIONS = 5
+
+
+def trace_name(workload: str, streams: int, rank: int) -> str:
+    """File name of a rank's trace: the readers of aorta.traces find the rank in it."""
+    return f"{workload}_streams{streams}_rank{rank}.pt.trace.json"
+
+
+def check_folder(folder: Path, name: str, overwrite: bool) -> None:
+    """RecordError where a trace would be overwritten."""
+    if folder.exists() and not folder.is_dir():
+        raise RecordError(f"--profile-dir {folder} is a file; name a folder")
+    if (folder / name).exists() and not overwrite:
+        raise RecordError(f"{folder / name} already exists; give another --profile-dir or --overwrite")
+
+
+def profiled(ready: WorkloadBench, iterations: int = PROFILED_ITERATIONS) -> list[Path]:
+    """Runs iterations under the profiler in the plan's sync mode; the trace that was written.
+
+    The profiler slows the host: numbers come from other iterations.
+    """
+    plan, folder = ready.plan, ready.plan.profile_dir
+    assert folder is not None
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    path = folder / trace_name(plan.workload.name, plan.streams, ready.ranks.rank)
+    ready.ranks.barrier()
+    label = record_function(f"{plan.workload.name}::{plan.sync_mode}")
+    with profile(activities=activities) as profiler, label:
+        ready.run(iterations)
+    folder.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(path))
+    if not path.exists():  # a write that fails in Kineto is not raised
+        raise RecordError(f"{path}: the profiler could not write it")
+    return [path]
+
+
+_QUEUES = {"cuda": ("CUDA_DEVICE_MAX_CONNECTIONS", "8"), "hip": ("GPU_MAX_HW_QUEUES", "4")}
+
+
+def setting(ranks: Ranks, num_streams: int) -> Setting:
+    """Setting of this process, rank 0's."""
+    on_cpu = ranks.device.type == "cpu"
+    platform = "cpu" if on_cpu else current_platform()
+    return Setting(
+        platform=platform,
+        devices=collect_devices(),
+        world_size=ranks.world_size,
+        backend=ranks.backend,
+        versions=collect_versions(),
+        environment=collect_environment(),
+        queues=queues(platform),
+        warnings=[] if on_cpu else environment_warnings(platform=platform, num_streams=num_streams),
+    )
+
+
+def queues(platform: str) -> str:
+    """Limit on hardware queues of this process, and whether it was set."""
+    if platform not in _QUEUES:
+        return "none: worker threads"
+    name, default = _QUEUES[platform]
+    return f"{name}={os.environ[name]}" if name in os.environ else f"{name} is not set (default {default})"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from aorta.errors import AortaError
-from aorta.queues.words import PROBE_PARTS as PARTS
+from aorta.queues.catalogue import PROBE_PARTS as PARTS
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ def _probe(device: "torch.device", streams: int, parts: Sequence[str], as_json: 
 def _settings(device_name: str, streams: int, values_text: str, as_json: bool) -> None:
     import msgspec
 
-    from aorta.queues.probe.settings import parse_values, probe_settings, queue_variable
+    from aorta.queues.probe.probe import parse_values, probe_settings, queue_variable
 
     variable = queue_variable()
     values = parse_values(values_text, variable)

@@ -1,26 +1,36 @@
-"""Runs the parts of the probe on a GPU, one after the other."""
+"""Runs the parts of the probe on a GPU, in this process or, for each number of queues, in a fresh one."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
-from aorta.queues.probe.gpu.device import Device, warm_up
-from aorta.queues.probe.machine import ProbeError, ProbeMachine, check_streams
-from aorta.queues.probe.parts.chain import Chains, chains
-from aorta.queues.probe.parts.priority import EFFECT_STREAMS, INVERSION_STREAMS, Inversion, effect, inversion
-from aorta.queues.probe.parts.queues import staircase
-from aorta.queues.probe.parts.switch import summary
-from aorta.queues.probe.result import SCHEMA, ProbeResult, conclude
-from aorta.queues.words import PROBE_PARTS
+import aorta
+from aorta.queues.catalogue import PROBE_PARTS
+from aorta.queues.probe.gpu import Device, warm_up
+from aorta.queues.probe.machine import ProbeClock, ProbeError, ProbeMachine, check_streams
+from aorta.queues.probe.priority import (
+    EFFECT_STREAMS,
+    INVERSION_STREAMS,
+    Effect,
+    Inversion,
+    effect,
+    inversion,
+)
+from aorta.queues.probe.staircase import QueueCount, staircase
+from aorta.queues.probe.switch import Chains, SwitchCost, as_switch_cost, chains
 
 VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "DEBUG_HIP_IGNORE_STREAM_PRIORITY")
 SWITCH_STREAMS = 2
 
 
-def probe(device: torch.device, num_streams: int = 64, parts: Sequence[str] = PROBE_PARTS) -> ProbeResult:
+def probe(device: torch.device, num_streams: int = 64, parts: Sequence[str] = PROBE_PARTS) -> "ProbeResult":
     """Probes streams of priority 0; the host waits. ProbeError where there is no GPU or no clock to read.
 
     A part that fails leaves null and its reason, and so do the parts that need what it would have found.
@@ -56,7 +66,7 @@ def probe(device: torch.device, num_streams: int = 64, parts: Sequence[str] = PR
         num_streams=num_streams,
         clock=shared.clock,
         **results,
-        switch=None if results["chains"] is None else summary(results["chains"], shared.clock),
+        switch=None if results["chains"] is None else as_switch_cost(results["chains"], shared.clock),
         not_measured=reasons,
         seconds=time.perf_counter() - started,
     )
@@ -77,3 +87,148 @@ def enough(queues: int | None, needed: int) -> int | None:
 def _inversion(shared: Device, greatest: int, queues: int | None) -> Inversion:
     enough(queues, INVERSION_STREAMS)
     return inversion(shared.machine, greatest)
+
+
+SCHEMA = 4
+
+
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One device, one process. A part that is null has its reason in not_measured."""
+
+    schema: int
+    device: str
+    environment: dict[str, str | None]
+    """Variables that set the number of queues, as this process saw them; null where unset."""
+    num_streams: int
+    clock: ProbeClock
+    queues: QueueCount | None
+    switch: SwitchCost | None
+    chains: Chains | None
+    effect: Effect | None
+    inversion: Inversion | None
+    not_measured: dict[str, str]
+    seconds: float
+
+
+class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of queues that the streams use, and why it is believed."""
+
+    queues: int | None
+    """None where starts and times disagree."""
+    at_least: bool
+    """Every stream tried has a queue to itself."""
+    because: str
+
+
+def conclude(count: QueueCount | None) -> Conclusion:
+    """Believes a number that the kernels' starts and the runs' lengths both give."""
+    if count is None:
+        return Conclusion(queues=None, at_least=False, because="the staircase was not measured")
+    agreed = count.agrees and count.even and count.primed
+    reasons = [
+        f"{count.queues} of up to {count.steps[-1].streams} streams start at once",
+        f"run times fit {count.from_times} evenly filled queues",
+    ]
+    if not count.even:
+        reasons.append(f"but the queues are filled unevenly (times off by {count.worst_error:.0%})")
+    if not count.primed:
+        reasons.append("but some runs were launch-bound")
+    return Conclusion(
+        queues=count.queues if agreed else None,
+        at_least=agreed and count.at_least,
+        because="; ".join(reasons),
+    )
+
+
+TIMEOUT_S = 120.0
+CUDA_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+HIP_VARIABLE = "GPU_MAX_HW_QUEUES"
+CUDA_MOST = 32
+"""Source: CUDA programming guide, environment variables: 1 to 32, default 8."""
+
+
+class ProbeSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """One value and what the device did with it."""
+
+    value: int
+    queues: int | None
+    """Found; None where it is unclear."""
+    at_least: bool
+    as_set: bool | None
+    """True if the device has as many queues as were set; None where that is unclear."""
+    because: str
+    result: ProbeResult | None
+
+
+def queue_variable() -> str:
+    """The variable of this platform."""
+    return HIP_VARIABLE if torch.version.hip else CUDA_VARIABLE
+
+
+def parse_values(text: str, variable: str) -> list[int]:
+    """Values of "1,2,8"; ProbeError names the one that is none."""
+    largest = CUDA_MOST if variable == CUDA_VARIABLE else 128
+    values = []
+    for word in text.split(","):
+        if not word.strip().isdecimal() or not 1 <= int(word) <= largest:
+            raise ProbeError(
+                f"--max-connections takes numbers from 1 to {largest} ({variable}), got {word.strip()!r}"
+            )
+        values.append(int(word))
+    return values
+
+
+def probe_settings(
+    device: torch.device, num_streams: int, values: Sequence[int], timeout_s: float = TIMEOUT_S
+) -> list[ProbeSetting]:
+    """Starts one process after the other; each uses the GPU alone."""
+    return [probe_setting(device, num_streams, value, timeout_s) for value in values]
+
+
+def probe_setting(
+    device: torch.device, num_streams: int, value: int, timeout_s: float = TIMEOUT_S
+) -> ProbeSetting:
+    command = [sys.executable, "-m", "aorta.queues", "probe", "--part", "queues", "--json"]
+    command += ["--device", str(device), "--streams", str(num_streams)]
+    try:
+        process = subprocess.run(
+            command, env=_environment(value), capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return _unclear(value, f"no answer within {timeout_s:.0f} s")
+    if process.returncode != 0:
+        return _unclear(value, _last_line(process.stderr) or f"exit status {process.returncode}")
+    return judge(value, msgspec.json.decode(process.stdout.strip().splitlines()[-1], type=ProbeResult))
+
+
+def judge(value: int, result: ProbeResult) -> ProbeSetting:
+    """More queues than streams cannot be seen, so that a setting above num_streams is as set when every
+    stream has its own."""
+    conclusion = conclude(result.queues)
+    as_set = None
+    if conclusion.queues is not None:
+        as_set = value >= conclusion.queues if conclusion.at_least else value == conclusion.queues
+    return ProbeSetting(
+        value=value,
+        queues=conclusion.queues,
+        at_least=conclusion.at_least,
+        as_set=as_set,
+        because=conclusion.because,
+        result=result,
+    )
+
+
+def _environment(value: int) -> dict[str, str]:
+    """The variable is set before Python, and with it the runtime, starts."""
+    root = str(Path(aorta.__file__).parents[1])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {queue_variable(): str(value), "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _unclear(value: int, because: str) -> ProbeSetting:
+    return ProbeSetting(value=value, queues=None, at_least=False, as_set=None, because=because, result=None)
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1][:300] if lines else ""

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from aorta.queues.probe.parts.chain import PLACEMENTS, ChainDifference, Chains, Seen
-from aorta.queues.probe.parts.priority import Delays
-from aorta.queues.probe.result import ProbeResult, conclude
-from aorta.queues.probe.settings import ProbeSetting
+from aorta.queues.probe.priority import Delays
+from aorta.queues.probe.probe import ProbeResult, ProbeSetting, conclude
+from aorta.queues.probe.switch import PLACEMENTS, ChainDifference, Chains, Seen
 
 
 def show_probe(result: ProbeResult, console: Console) -> None:

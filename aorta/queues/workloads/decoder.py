@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-from aorta.queues.workloads.inputs import Inputs
+from aorta.queues.workloads.inputs_and_checks import Inputs
 
 KERNELS_PER_LAYER = 13
 EPS = 1e-6

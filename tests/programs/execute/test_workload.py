@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.errors import ConfigError
-from aorta.queues.workloads.pipeline.pipelined_gemm import PipelinedGemm, PipelinedGemmOptions
+from aorta.queues.workloads.pipelined_gemm import PipelinedGemm, PipelinedGemmOptions
 from tests.dist.launch import run_ranks
 from tests.queues.workloads.driver import driven
 

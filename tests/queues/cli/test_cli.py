@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from aorta.queues import catalogue, registry
+from aorta.queues import catalogue, workloads
 from aorta.queues.cli import COMMANDS, main
 from aorta.results.schema import Document, read_document, write_document
 from scripts import queues_catalogue
@@ -25,12 +25,12 @@ Run = Callable[..., Result]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """The command line, with the made workloads instead of the real ones."""
-    registry.workloads.cache_clear()
-    monkeypatch.setattr(registry, "_modules", lambda package: [sleep_workloads])
-    listed = {workload.name: workload for workload in queues_catalogue.listed(registry.workloads().values())}
+    workloads.workloads.cache_clear()
+    monkeypatch.setattr(workloads, "_modules", lambda package: [sleep_workloads])
+    listed = {workload.name: workload for workload in queues_catalogue.listed(workloads.workloads().values())}
     monkeypatch.setattr(catalogue, "catalogue", lambda: listed)
     yield lambda *arguments: CliRunner().invoke(main, [str(one) for one in arguments])
-    registry.workloads.cache_clear()
+    workloads.workloads.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from aorta.queues.options import (
     read_options,
     torch_dtype,
 )
-from aorta.queues.registry import workloads
+from aorta.queues.workloads import workloads
 from tests.queues.sleep_workloads import OverlapOptions, SleepOptions
 
 

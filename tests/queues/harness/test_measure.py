@@ -6,9 +6,8 @@ from statistics import median
 
 import pytest
 
-from aorta.queues.harness.iterations.bench import bench
-from aorta.queues.harness.measure import measure
-from aorta.queues.harness.points import measure_point, measure_points
+from aorta.queues.harness.iterate import bench
+from aorta.queues.harness.measure import measure, measure_point, measure_points
 from aorta.results.schema import Point
 from tests.queues.sleep_workloads import Overlap, Sleeps, alone, plan
 

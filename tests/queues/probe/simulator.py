@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from aorta.queues.probe.machine import Op, Outcome, ProbeClock, QueueRecord, QueueWait, Spin, Stamp
-from aorta.queues.probe.parts.queues import Order
+from aorta.queues.probe.staircase import Order
 
 WARPS_PER_CTA = 8
 
@@ -113,7 +113,7 @@ class _Run:
 
     def _deal(self) -> dict[int, int]:
         """Queue by kernel, as the program is submitted; by most rules a stream keeps its own."""
-        device, count = self.device, self.device.num_queues
+        count = self.device.num_queues
         held: dict[int, int] = {}
         used: list[int] = []  # queue of each kernel so far
         users: list[int] = []  # and its stream

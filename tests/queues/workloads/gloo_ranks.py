@@ -6,12 +6,12 @@ import torch
 import torch.distributed as dist
 
 from aorta.errors import AortaError
-from aorta.queues.registry import find, workloads
 from aorta.queues.workload import WorkloadOptions
+from aorta.queues.workloads import find, workloads
+from aorta.queues.workloads.comms_compute_overlap import OverlapOptions
 from aorta.queues.workloads.communication import make_lanes
-from aorta.queues.workloads.distributed.comms_compute_overlap import OverlapOptions
-from aorta.queues.workloads.distributed.fsdp_tp import FsdpTpOptions
-from aorta.queues.workloads.distributed.grad_accum import GradAccumOptions
+from aorta.queues.workloads.fsdp_tp import FsdpTpOptions
+from aorta.queues.workloads.grad_accum import GradAccumOptions
 from tests.queues.workloads.driver import driven
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from aorta.device.streams import ThreadStreams
-from aorta.queues.registry import find, workloads
 from aorta.queues.workload import Context
-from aorta.queues.workloads.dataflow import Dataflow
+from aorta.queues.workloads import find, workloads
+from aorta.queues.workloads.ordering import Dataflow
 from tests.queues.workloads.driver import CPU, driven
 
 WITH_EDGES = [name for name in workloads() if name not in ("large_gemm_only", "tiny_kernel_stress")]

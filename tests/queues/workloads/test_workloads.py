@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aorta.queues.registry import find, workloads
 from aorta.queues.workload import Amount
-from aorta.queues.workloads.checking import CheckedWorkload
+from aorta.queues.workloads import find, workloads
+from aorta.queues.workloads.inputs_and_checks import CheckedWorkload
 from tests.queues.workloads.driver import driven
 
 Results = dict[str, torch.Tensor]

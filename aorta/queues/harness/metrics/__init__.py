@@ -1,1 +1,0 @@
-"""Metrics of a point, from what its ranks measured."""

@@ -1,0 +1,344 @@
+"""Cost of a change of stream, from chains of kernels that only read the clock.
+
+These kernels are empty, so that a slope is the gap from the end of one to the start of the next.
+
+A chain of N kernels takes a + b (N − 1); b is the slope, in µs from start to start. Placements:
+
+same        all on one stream: the gap that a stream has anyway
+recorded    the same, with an event recorded after each: the price of the event alone
+switching   around k streams, each kernel after the one before it, by events
+free        around k streams without events: what the queues could do if nothing had to wait
+
+The cost of a switch is the slope of `switching` less that of `same`: what an edge to another stream takes
+longer than an edge along a stream. It depends on whether the streams share a queue, and on how many of them
+wait at the same time. Every repetition runs every placement at every length in random order and gives one
+difference; their pseudo-median and its interval are the answer. Nothing is dropped and nothing is clamped: a
+kernel that starts before its neighbour gives a negative gap.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+import numpy as np
+import torch
+
+from aorta.queues.probe.machine import (
+    Floats,
+    Op,
+    Outcome,
+    ProbeClock,
+    ProbeError,
+    ProbeMachine,
+    QueueRecord,
+    QueueWait,
+    Spin,
+    Stamp,
+)
+from aorta.queues.probe.staircase import pairs_program, started_at_once
+
+LENGTHS = (16, 48, 96, 160)
+REPETITIONS = 15
+CHECK_US = 100.0
+TRIES = 3
+"""Runs for one whose streams are on different queues."""
+CONSTANT_WITHIN = 0.1
+Z_95, Z_99 = 1.960, 2.576
+"""Quantiles of the normal distribution for intervals of 95 and 99 %."""
+
+Placement = Literal["same", "control", "recorded", "switching", "free"]
+PLACEMENTS: tuple[Placement, ...] = ("same", "control", "recorded", "switching", "free")
+"""`control` is `same` once more: its difference must be 0 within its interval."""
+Spans = Mapping[Placement, Floats]
+"""Start of the first to start of the last kernel in µs, [repetition, length], by placement."""
+
+
+class Slope(msgspec.Struct, frozen=True, kw_only=True):
+    """µs from start to start of neighbouring kernels."""
+
+    us: float
+    interval_us: tuple[float, float]
+    short_us: float
+    """Over the shorter half of the lengths."""
+    long_us: float
+    """Over the longer half."""
+
+    @property
+    def constant(self) -> bool:
+        """True if both halves agree within CONSTANT_WITHIN: the cost is one per kernel."""
+        return abs(self.long_us - self.short_us) <= CONSTANT_WITHIN * abs(self.us)
+
+
+class ChainDifference(msgspec.Struct, frozen=True, kw_only=True):
+    us: float
+    interval_us: tuple[float, float]
+
+    @property
+    def is_zero(self) -> bool:
+        return self.interval_us[0] <= 0 <= self.interval_us[1]
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs that showed their streams on different queues."""
+
+    verified: int
+    runs: int
+    """Runs that used more than one stream."""
+
+    @property
+    def always(self) -> bool:
+        return self.verified == self.runs
+
+
+class Chains(msgspec.Struct, frozen=True, kw_only=True):
+    """Slopes by placement, and their differences from `same`."""
+
+    streams: int
+    seen: Seen | None
+    """Placement of the streams; None where it was not checked."""
+    lengths: list[int]
+    repetitions: int
+    slopes: dict[Placement, Slope]
+    control: ChainDifference
+    """`control` less `same`, 99 %: a false alarm is one in a hundred."""
+    recorded: ChainDifference
+    per_switch: ChainDifference
+    primed: bool
+
+
+def chains(
+    machine: ProbeMachine,
+    streams: Sequence[int],
+    lengths: Sequence[int] = LENGTHS,
+    repetitions: int = REPETITIONS,
+    seed: int = 0,
+    apart: bool = False,
+) -> tuple[Chains, Spans]:
+    """Measures; `streams` are those that the chains go around, the first of them the one of `same`.
+
+    apart: every run shows that its streams are on different queues, see CheckedProbe.
+    """
+    checked = CheckedProbe(machine) if apart else None
+    machine = checked or machine
+    order = random.Random(seed)
+    spans = {placement: np.zeros((repetitions, len(lengths))) for placement in PLACEMENTS}
+    primed = True
+    for placement in PLACEMENTS:  # whatever a first run sets up is not part of any slope
+        machine.run(chain_program(placement, streams, lengths[-1]))
+    for repetition in range(repetitions):
+        legs = [(placement, index) for placement in PLACEMENTS for index in range(len(lengths))]
+        order.shuffle(legs)
+        for placement, index in legs:
+            outcome = machine.run(chain_program(placement, streams, lengths[index]))
+            spans[placement][repetition, index] = outcome.start_us[-1] - outcome.start_us[0]
+            primed = primed and outcome.primed
+    checks = checked.seen if checked else None
+    return compare(spans, lengths, len(streams), machine.clock.tick_ns, primed, checks), spans
+
+
+def chain_program(placement: Placement, streams: Sequence[int], length: int) -> list[Op]:
+    """`length` kernels."""
+    program: list[Op] = []
+    for index in range(length):
+        switches = placement in ("switching", "free")
+        stream = streams[index % len(streams)] if switches else streams[0]
+        if placement == "switching" and index:
+            program.append(QueueWait(stream, index - 1))
+        program.append(Stamp(stream))
+        if placement in ("switching", "recorded"):
+            program.append(QueueRecord(stream, index))
+    return program
+
+
+def compare(
+    spans: Spans,
+    lengths: Sequence[int],
+    streams: int,
+    tick_ns: float,
+    primed: bool,
+    seen: Seen | None = None,
+) -> Chains:
+    """Slopes and differences; a tick of the clock over the longest chain widens every interval."""
+    slopes = {placement: slopes_us(spans[placement], lengths) for placement in PLACEMENTS}
+    tick_us = tick_ns / 1e3 / (lengths[-1] - lengths[0])
+
+    def less_same(placement: Placement, z: float = Z_95) -> ChainDifference:
+        median_us, interval = pseudo_median(slopes[placement] - slopes["same"], tick_us, z)
+        return ChainDifference(us=median_us, interval_us=interval)
+
+    return Chains(
+        streams=streams,
+        seen=seen,
+        lengths=list(lengths),
+        repetitions=len(spans["same"]),
+        slopes={placement: _slope(spans[placement], lengths, tick_us) for placement in PLACEMENTS},
+        control=less_same("control", Z_99),
+        recorded=less_same("recorded"),
+        per_switch=less_same("switching"),
+        primed=primed,
+    )
+
+
+class CheckedProbe:
+    """A machine whose runs carry their own proof that their streams are on different queues.
+
+    Nothing is taken from another run. Before the program and after it spins show who waits behind whom: with
+    two spins per stream as many first ones start at once as there are queues. A run is repeated until its
+    streams are seen apart, TRIES at most; one that never is counts all the same, and `seen` says how many.
+    """
+
+    def __init__(self, machine: ProbeMachine) -> None:
+        self.machine, self.clock = machine, machine.clock
+        self.num_streams, self.resident_ctas = machine.num_streams, machine.resident_ctas
+        self.seen = Seen(verified=0, runs=0)
+
+    def run(self, program: Sequence[Op]) -> Outcome:
+        """Returns the stamps of `program` alone."""
+        streams = list(dict.fromkeys(op.stream for op in program))
+        if len(streams) < 2:
+            return self.machine.run(program)
+        check: list[Op] = [Spin(streams[op.stream], CHECK_US) for op in pairs_program(len(streams), CHECK_US)]
+        whole = [*check, *program, *_joined(program, streams), *check]
+        for attempt in range(TRIES):
+            outcome = self.machine.run(whole)
+            apart = _apart(outcome, len(streams), len(check))
+            hopeless = self.seen.runs >= 2 * TRIES and not self.seen.verified
+            if apart or (attempt == 0 and hopeless):
+                break
+        self.seen = Seen(verified=self.seen.verified + apart, runs=self.seen.runs + 1)
+        own = slice(len(check), -len(check))
+        return replace(outcome, start_us=outcome.start_us[own], end_us=outcome.end_us[own])
+
+
+def _joined(program: Sequence[Op], streams: Sequence[int]) -> list[Op]:
+    """Lets the other streams wait for the end of the program's last kernel."""
+    event = 1 + max([op.event for op in program if isinstance(op, QueueRecord | QueueWait)], default=-1)
+    last = next(op.stream for op in reversed(program) if isinstance(op, Spin | Stamp))
+    waits = [QueueWait(stream, event) for stream in streams if stream != last]
+    return [QueueRecord(last, event), *waits]
+
+
+def _apart(outcome: Outcome, num_streams: int, num_checked: int) -> bool:
+    """True if in both checks the first spins of all streams started at once."""
+    checks = (slice(None, num_checked), slice(-num_checked, None))
+    return all(
+        started_at_once(outcome.start_us[part][::2], outcome.end_us[part]) == num_streams for part in checks
+    )
+
+
+def slopes_us(span_us: Floats, lengths: Sequence[int]) -> Floats:
+    """Least-squares slope over the length, one per repetition; span_us is [repetition, length]."""
+    kernels = np.asarray(lengths, dtype=np.float64)
+    kernels -= kernels.mean()
+    slopes: Floats = span_us @ kernels / (kernels @ kernels)
+    return slopes
+
+
+def pseudo_median(values: Floats, tick: float = 0.0, z: float = Z_95) -> tuple[float, tuple[float, float]]:
+    """Hodges-Lehmann estimate and its interval (Wilcoxon's signed ranks), widened by `tick`.
+
+    Needs no normal distribution, and a few runs that something disturbed hardly move it.
+    """
+    num = len(values)
+    rows, columns = np.triu_indices(num)
+    pairs = np.sort((values[rows] + values[columns]) / 2)
+    mean, deviation = num * (num + 1) / 4, np.sqrt(num * (num + 1) * (2 * num + 1) / 24)
+    cut = max(0, int(np.floor(mean - z * deviation)) - 1)
+    return float(np.median(pairs)), (float(pairs[cut] - tick), float(pairs[-1 - cut] + tick))
+
+
+def _slope(span_us: Floats, lengths: Sequence[int], tick_us: float) -> Slope:
+    half = len(lengths) // 2
+    median_us, interval = pseudo_median(slopes_us(span_us, lengths), tick_us)
+    return Slope(
+        us=median_us,
+        interval_us=interval,
+        short_us=pseudo_median(slopes_us(span_us[:, : half + 1], lengths[: half + 1]))[0],
+        long_us=pseudo_median(slopes_us(span_us[:, half:], lengths[half:]))[0],
+    )
+
+
+NO_QUEUES = "not measured: a CPU has no hardware queues and no clock that a kernel could read"
+MOST_STREAMS = 31
+"""Most streams: with the gate's these are torch's pool, and no stream is created for good at each call."""
+LAUNCH_BOUND = "not measured: launch-bound, the chain began before the host had submitted all of it"
+
+
+class SwitchCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Start-to-start time added by each change of stream in a chain of kernels ordered by events."""
+
+    per_switch_us: float | None
+    """Slope across streams less slope of one stream; may be negative, null where not measured.
+
+    It is a cost per edge between streams by an event, not of streams that are independent, and it depends
+    on how many streams the chain goes around: all but one of them wait at any time.
+    """
+    streams: int | None
+    """Streams that the chain goes around."""
+    interval_us: tuple[float, float] | None
+    """95 % of per_switch_us."""
+    same_stream_us: float | None
+    """Start to start of neighbouring empty kernels of one stream."""
+    clock_tick_ns: float | None
+    """Smallest step of the clock that the kernels read."""
+    source: str
+    """Kernels that read the clock."""
+    reason: str | None
+    """Reason why per_switch_us is null."""
+
+
+def measure_switch(device: torch.device, streams: int) -> SwitchCost:
+    """Chains of empty kernels around `streams` streams, MOST_STREAMS at most, against chains on one stream;
+    the host waits, about 3 s.
+
+    On a CPU, and wherever the device's clock cannot be read, every number is null with the reason.
+    """
+    if device.type == "cpu":
+        return _no_cost(NO_QUEUES)
+    from aorta.queues.probe.gpu import Device, warm_up
+
+    try:
+        shared = Device(device)
+        warm_up(shared)
+        machine = shared.machine([0] * min(max(1, streams), MOST_STREAMS))
+    except ProbeError as error:
+        return _no_cost(f"not measured: {error}")
+    return switch_cost(machine)
+
+
+def switch_cost(machine: ProbeMachine) -> SwitchCost:
+    """Around all streams of the machine."""
+    measured, _ = chains(machine, range(machine.num_streams))
+    return as_switch_cost(measured, machine.clock)
+
+
+def as_switch_cost(measured: Chains, clock: ProbeClock) -> SwitchCost:
+    """Chains as the one number; null where the host was too slow or there is nothing to switch between."""
+    reason = None
+    if not measured.primed:
+        reason = LAUNCH_BOUND
+    elif measured.streams < 2:
+        reason = "not measured: one stream has nothing to switch to"
+    return SwitchCost(
+        per_switch_us=None if reason else measured.per_switch.us,
+        streams=measured.streams,
+        interval_us=None if reason else measured.per_switch.interval_us,
+        same_stream_us=measured.slopes["same"].us if measured.primed else None,
+        clock_tick_ns=clock.tick_ns,
+        source=clock.source,
+        reason=reason,
+    )
+
+
+def _no_cost(reason: str) -> SwitchCost:
+    return SwitchCost(
+        per_switch_us=None,
+        streams=None,
+        interval_us=None,
+        same_stream_us=None,
+        clock_tick_ns=None,
+        source="none",
+        reason=reason,
+    )

@@ -1,1 +1,0 @@
-"""Training steps: communication beside compute."""

@@ -1,1 +1,0 @@
-"""Serving: requests in different phases beside each other."""

@@ -1,1 +1,0 @@
-"""Small kernels and how long they wait: what the queues themselves do."""

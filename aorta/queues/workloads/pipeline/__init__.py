@@ -1,1 +1,0 @@
-"""Stages that feed each other: loading, offloading, compiled regions."""
