@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 BLUE, ORANGE, GREY, GREEN = "#2166ac", "#d6604d", "#888888", "#4d9221"
 COLOURS = {"large_gemm_only": BLUE, "hetero_kernels": ORANGE, "tiny_kernel_stress": GREEN}
 NUM_QUEUES = 8
-"""Of an H200 by default: docs/queue_probe.md."""
+"""Of an H200 by default: docs/queues.md."""
 
 
 def main() -> None:

@@ -297,7 +297,7 @@ def device_bound_ms(work: DeviceWork | None, device: str) -> Metric:
 def switch_metrics(device: torch.device, streams: int) -> dict[str, Metric]:
     """Cost of a change of stream in a chain of kernels that goes around this many streams, over staying on
     one; null with a reason where the device has no clock to read. It depends on the number of streams, all
-    but one of which wait at any time: docs/queue_probe.md."""
+    but one of which wait at any time: docs/queues.md."""
     if device.type == "cpu":
         return {"queue_switch_us": not_measured("us", "needs a GPU", "lower")}
     if streams < 2:
