@@ -28,14 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from aorta.queues.probe.gpu import Device, DeviceMachine, warm_up
 from aorta.queues.probe.kernels import NUM_SLOTS, WIDE_THREADS, PtxKernels, TritonKernels, measure_clock
 from aorta.queues.probe.machine import Op, Outcome, ProbeError, Spin, Stamp
-from aorta.queues.probe.priority import (
-    FLOOD_CTA_US,
-    FLOOD_WAVES,
-    FLOODS,
-    SMALL_US,
-    effect,
-    inversion,
-)
+from aorta.queues.probe.priority import FLOOD_CTA_US, FLOOD_WAVES, FLOODS, SMALL_US, effect, inversion
 from aorta.queues.probe.probe import conclude, parse_values, probe, probe_setting, queue_variable
 from aorta.queues.probe.staircase import predicted_spins, staircase
 from aorta.queues.probe.switch import CONSTANT_WITHIN, Chains, chains, measure_switch

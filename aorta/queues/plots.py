@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 BLUE, ORANGE, GREY, GREEN = "#2166ac", "#d6604d", "#888888", "#4d9221"
+COLOURS = {"regression": "#d6604d", "no regression": "#4d9221", "cannot tell": "#c7a008"}
+MAX_ROWS = 60
 
 
 def draw(document: Document, folder: Path, overwrite: bool = False) -> list[Path]:
@@ -153,10 +155,6 @@ def _numbers(values: Sequence[Any]) -> list[float]:
     return [float(value) for value in values]
 
 
-COLOURS = {"regression": "#d6604d", "no regression": "#4d9221", "cannot tell": "#c7a008"}
-MAX_ROWS = 60
-
-
 def draw_comparison(comparison: ResultComparison, path: Path, overwrite: bool = False) -> Path:
     """The picture's path. RecordError where it is taken."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -213,7 +211,7 @@ def _sweeps(rows: list[Compared]) -> dict[str, list[Compared]]:
 
 
 def _both_throughputs(axis: "Axes", sweeps: dict[str, list[Compared]]) -> None:
-    """Each workload over its own best baseline, so that units do not matter."""
+    """Draws each workload over its own best baseline, so that units do not matter."""
     counts: set[int] = set()
     for number, (name, rows) in enumerate(sweeps.items()):
         best = max(row.baseline or 0.0 for row in rows) or 1.0

@@ -115,7 +115,7 @@ class Context:
         return "simulated" if self.group is None else "real"
 
     def after(self, stream: int, *predecessors: int) -> None:
-        """Later work of `stream` follows everything that `others` hold now."""
+        """Makes later work of `stream` follow everything that the predecessors hold now."""
         for predecessor in predecessors:
             event: StreamEvent = self.streams.record(predecessor)
             self.streams.wait(stream, event)

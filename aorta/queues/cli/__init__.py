@@ -22,7 +22,7 @@ COMMANDS = {
     ),
     "probe": (
         "aorta.queues.probe.cli:probe_command",
-        "How many hardware queues, what a switch costs, what priorities do.",
+        "Count hardware queues; measure what a switch costs and what priorities do.",
     ),
 }
 

@@ -19,6 +19,8 @@ from aorta.results.schema import Value
 if TYPE_CHECKING:
     from aorta.results.compare import ResultComparison
 
+_COLOURS = {"regression": "red", "no regression": "green", "cannot tell": "yellow", "not judged": ""}
+
 
 def threshold_of(text: str) -> float:
     """0.05 of "5%" or "0.05"."""
@@ -71,9 +73,6 @@ def compare_files(
     share = threshold_of(threshold)
     old, new = ([read_document(path) for path in paths] for paths in (baseline, test))
     return compare_sweeps(old, new, share, any_device)
-
-
-_COLOURS = {"regression": "red", "no regression": "green", "cannot tell": "yellow", "not judged": ""}
 
 
 def show_comparison(comparison: ResultComparison) -> None:

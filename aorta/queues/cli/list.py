@@ -1,11 +1,12 @@
 """list: the workloads and their questions."""
 
 import sys
+from collections.abc import Sequence
 
 import click
 
 from aorta.queues import catalogue
-from aorta.queues.catalogue import CATEGORIES
+from aorta.queues.catalogue import CATEGORIES, ListedWorkload
 
 
 @click.command("list")
@@ -34,6 +35,26 @@ def list_command(category: str | None, verbose: bool, as_json: bool) -> None:
         ]
         sys.stdout.buffer.write(to_json(rows) + b"\n")
         return
-    from aorta.queues.cli.show import show_list
-
     show_list(chosen, verbose)
+
+
+def show_list(chosen: Sequence[ListedWorkload], verbose: bool) -> None:
+    """Prints each with its question below; verbose adds what a stream means and the workload's options."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.padding import Padding
+
+    console = Console(highlight=False)
+    width = max((len(workload.name) for workload in chosen), default=0)
+    for workload in chosen:
+        span = f"{workload.min_streams}-{workload.max_streams} streams"
+        console.print(
+            f"[bold]{workload.name:{width}}[/bold]  {workload.priority}  {span:13}"
+            f"  {workload.category}, {escape(workload.unit)}"
+        )
+        lines = [workload.question]
+        if verbose:
+            flags = " ".join(option.flag for option in workload.options)
+            lines += [f"streams: {workload.stream_meaning}", *([f"options: {flags}"] if flags else [])]
+        for line in lines:
+            console.print(Padding(escape(line), (0, 0, 0, 4)), style="dim")

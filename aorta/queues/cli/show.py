@@ -6,31 +6,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
 from rich.table import Table
 
-from aorta.queues.catalogue import ListedWorkload
 from aorta.results.schema import Document, Metric, Point, Scaling, Setting
 
 _BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
-
-
-def show_list(chosen: Sequence[ListedWorkload], verbose: bool) -> None:
-    """Each with its question below; verbose adds what a stream means and the workload's options."""
-    console = _console()
-    width = max((len(workload.name) for workload in chosen), default=0)
-    for workload in chosen:
-        span = f"{workload.min_streams}-{workload.max_streams} streams"
-        console.print(
-            f"[bold]{workload.name:{width}}[/bold]  {workload.priority}  {span:13}"
-            f"  {workload.category}, {escape(workload.unit)}"
-        )
-        lines = [workload.question]
-        if verbose:
-            flags = " ".join(option.flag for option in workload.options)
-            lines += [f"streams: {workload.stream_meaning}", *([f"options: {flags}"] if flags else [])]
-        for line in lines:
-            console.print(Padding(escape(line), (0, 0, 0, 4)), style="dim")
 
 
 def show_run(result: Document, output: Path | None) -> None:

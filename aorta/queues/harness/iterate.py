@@ -27,6 +27,9 @@ from aorta.queues.workload import Context, Workload, WorkloadOptions
 
 LEAST_ITERATIONS = 8
 """Fewer say nothing about their own spread."""
+LAUNCH_BOUND = 0.9
+ITERATION = "iteration"
+PIECE_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -164,9 +167,6 @@ class Timed:
         return sum(self.enqueue_ms) >= LAUNCH_BOUND * self.device_ms
 
 
-LAUNCH_BOUND = 0.9
-
-
 def run_iterations(
     streams: Streams, work: Work, indices: Iterable[int], mode: SyncMode, recorder: PieceRecorder
 ) -> Timed:
@@ -263,10 +263,6 @@ def _unjoined(streams: Streams, work: Work, indices: Iterable[int], recorder: Pi
     return timed
 
 
-ITERATION = "iteration"
-PIECE_ROUNDS = 5
-
-
 def time_legs(ready: WorkloadBench) -> dict[str, list[float]]:
     """Fork to join of every leg and of the iteration, one of each a round; {} where there are no legs.
 
@@ -297,7 +293,7 @@ def time_legs(ready: WorkloadBench) -> dict[str, list[float]]:
 
 
 def _num_rounds(ready: WorkloadBench, works: dict[str, Callable[[int], None]]) -> int:
-    """Within the budget: the same number on every rank."""
+    """Rounds that fit the budget; the same number on every rank."""
     plan = ready.plan
     if plan.budget_s is None:
         return plan.leg_rounds

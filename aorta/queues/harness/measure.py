@@ -33,6 +33,10 @@ from aorta.results.schema import Checked, Document, Memory, Metric, Point, RankR
 
 NO_HOST_MEMORY = "DefaultCPUAllocator"
 """Part of torch's message, a plain RuntimeError, where the host has too little memory."""
+TELEMETRY_INTERVAL_S = 0.05
+NOT_CALIBRATED = "pieces are not calibrated; --profile traces the kernels themselves"
+PROFILED_ITERATIONS = 5
+_QUEUES = {"cuda": ("CUDA_DEVICE_MAX_CONNECTIONS", "8"), "hip": ("GPU_MAX_HW_QUEUES", "4")}
 
 
 def refusal(plan: PointPlan, device_type: str, world_size: int) -> str | None:
@@ -124,10 +128,6 @@ def document(points: Sequence[Point], ranks: Ranks) -> Document:
     )
 
 
-TELEMETRY_INTERVAL_S = 0.05
-NOT_CALIBRATED = "pieces are not calibrated; --profile traces the kernels themselves"
-
-
 def measure(plan: PointPlan, ranks: Ranks) -> RankRun:
     """Everything that this rank can say about the point. All ranks must call it with the same plan."""
     with bench(plan, ranks) as ready:
@@ -216,9 +216,6 @@ def _device_name(device: torch.device) -> str:
     return name
 
 
-PROFILED_ITERATIONS = 5
-
-
 def trace_name(workload: str, streams: int, rank: int) -> str:
     """File name of a rank's trace: the readers of aorta.traces find the rank in it."""
     return f"{workload}_streams{streams}_rank{rank}.pt.trace.json"
@@ -252,9 +249,6 @@ def profiled(ready: WorkloadBench, iterations: int = PROFILED_ITERATIONS) -> lis
     if not path.exists():  # a write that fails in Kineto is not raised
         raise RecordError(f"{path}: the profiler could not write it")
     return [path]
-
-
-_QUEUES = {"cuda": ("CUDA_DEVICE_MAX_CONNECTIONS", "8"), "hip": ("GPU_MAX_HW_QUEUES", "4")}
 
 
 def setting(ranks: Ranks, num_streams: int) -> Setting:

@@ -19,16 +19,13 @@ from numpy.typing import NDArray
 from aorta.errors import AortaError
 from aorta.queues.harness.iterate import ITERATION, PointPlan
 from aorta.queues.workload import DeviceWork
-from aorta.results.metrics import (
-    mean_metric,
-    median_metric,
-    not_measured,
-    quantile_metric,
-    rate_metric,
-)
+from aorta.results.metrics import mean_metric, median_metric, not_measured, quantile_metric, rate_metric
 from aorta.results.schema import Interval, Metric, Point, RankRun, Status, Value
 
 NO_PIECES = "the workload marks no pieces, or they were not timed"
+NEEDED = ("compute", "comm", "serial")
+NUM_DRAWS = 2000
+MIN_ROUNDS = 8
 
 
 def configuration(plan: PointPlan, device_type: str, world_size: int) -> dict[str, Value]:
@@ -210,10 +207,6 @@ def _notes(plan: PointPlan, runs: Sequence[RankRun], device_type: str, collectiv
 
 
 Floats = NDArray[np.float64]
-
-NEEDED = ("compute", "comm", "serial")
-NUM_DRAWS = 2000
-MIN_ROUNDS = 8
 
 
 def overlap_metrics(leg_ms: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Metric]:

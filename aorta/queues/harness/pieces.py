@@ -17,6 +17,9 @@ from aorta.queues.workload import Piece
 from aorta.results.schema import Concurrency, PieceSummary
 from aorta.timeline.intervals import Intervals, intersect, intervals, length_ms, union
 
+COMM = "comm"
+"""Prefix of the names of communication pieces."""
+
 
 class _Raw(NamedTuple):
     iteration: int
@@ -101,10 +104,6 @@ class Window(NamedTuple):
 
     pieces: list[Piece]
     fork_ms: dict[int, float]
-
-
-COMM = "comm"
-"""Prefix of the names of communication pieces."""
 
 
 def concurrency(together: Window, alone: Window) -> Concurrency | None:

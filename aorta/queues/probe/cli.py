@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def probe_command(
     device_name: str, streams: int, values_text: str | None, parts: tuple[str, ...], as_json: bool
 ) -> None:
-    """How many hardware queues, what a switch costs, what priorities do.
+    """Count hardware queues; measure what a switch costs and what priorities do.
 
     With --max-connections only: what each value makes of the number of queues.
     """

@@ -28,6 +28,12 @@ from aorta.queues.probe.switch import Chains, SwitchCost, as_switch_cost, chains
 
 VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "DEBUG_HIP_IGNORE_STREAM_PRIORITY")
 SWITCH_STREAMS = 2
+SCHEMA = 4
+TIMEOUT_S = 120.0
+CUDA_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+HIP_VARIABLE = "GPU_MAX_HW_QUEUES"
+CUDA_MOST = 32
+"""Source: CUDA programming guide, environment variables: 1 to 32, default 8."""
 
 
 def probe(device: torch.device, num_streams: int = 64, parts: Sequence[str] = PROBE_PARTS) -> "ProbeResult":
@@ -89,9 +95,6 @@ def _inversion(shared: Device, greatest: int, queues: int | None) -> Inversion:
     return inversion(shared.machine, greatest)
 
 
-SCHEMA = 4
-
-
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """One device, one process. A part that is null has its reason in not_measured."""
 
@@ -138,13 +141,6 @@ def conclude(count: QueueCount | None) -> Conclusion:
         at_least=agreed and count.at_least,
         because="; ".join(reasons),
     )
-
-
-TIMEOUT_S = 120.0
-CUDA_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
-HIP_VARIABLE = "GPU_MAX_HW_QUEUES"
-CUDA_MOST = 32
-"""Source: CUDA programming guide, environment variables: 1 to 32, default 8."""
 
 
 class ProbeSetting(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,6 +53,10 @@ PLACEMENTS: tuple[Placement, ...] = ("same", "control", "recorded", "switching",
 """`control` is `same` once more: its difference must be 0 within its interval."""
 Spans = Mapping[Placement, Floats]
 """Start of the first to start of the last kernel in µs, [repetition, length], by placement."""
+NO_QUEUES = "not measured: a CPU has no hardware queues and no clock that a kernel could read"
+MOST_STREAMS = 31
+"""Most streams: with the gate's these are torch's pool, and no stream is created for good at each call."""
+LAUNCH_BOUND = "not measured: launch-bound, the chain began before the host had submitted all of it"
 
 
 class Slope(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,12 +264,6 @@ def _slope(span_us: Floats, lengths: Sequence[int], tick_us: float) -> Slope:
     )
 
 
-NO_QUEUES = "not measured: a CPU has no hardware queues and no clock that a kernel could read"
-MOST_STREAMS = 31
-"""Most streams: with the gate's these are torch's pool, and no stream is created for good at each call."""
-LAUNCH_BOUND = "not measured: launch-bound, the chain began before the host had submitted all of it"
-
-
 class SwitchCost(msgspec.Struct, frozen=True, kw_only=True):
     """Start-to-start time added by each change of stream in a chain of kernels ordered by events."""
 
@@ -309,7 +307,7 @@ def measure_switch(device: torch.device, streams: int) -> SwitchCost:
 
 
 def switch_cost(machine: ProbeMachine) -> SwitchCost:
-    """Around all streams of the machine."""
+    """Measures the switch around all streams of the machine."""
     measured, _ = chains(machine, range(machine.num_streams))
     return as_switch_cost(measured, machine.clock)
 

@@ -10,16 +10,7 @@ import torch
 from torch import Tensor
 
 from aorta.errors import ConfigError
-from aorta.queues.options import (
-    Bytes,
-    Dims,
-    Dtype,
-    Groups,
-    Help,
-    at_least_one,
-    check_groups,
-    torch_dtype,
-)
+from aorta.queues.options import Bytes, Dims, Dtype, Groups, Help, at_least_one, check_groups, torch_dtype
 from aorta.queues.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.queues.workloads.communication import Lane, make_lanes
 from aorta.queues.workloads.inputs_and_checks import (

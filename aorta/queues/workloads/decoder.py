@@ -147,7 +147,7 @@ def _normed(x: Tensor) -> Tensor:
 
 
 def tokens_of(logits: Tensor) -> Tensor:
-    """Greedy."""
+    """The most likely token of each position (greedy decoding)."""
     return logits.argmax(dim=-1)
 
 

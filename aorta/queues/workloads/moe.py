@@ -109,7 +109,7 @@ class Moe(CheckedWorkload):
         return exchanged[c].view(-1, self.dim)
 
     def _route(self, c: int) -> None:
-        """Each token's K best experts; an expert takes the first S that choose it, the others go nowhere."""
+        """Sends each token to its K best experts; an expert takes the first S, the others are dropped."""
         score_TE = (self.x_CTD[c].float() @ self.gate_DE).softmax(dim=-1)
         weight_TK, expert_TK = score_TE.topk(NUM_ACTIVE, dim=-1)
         by_expert, order = expert_TK.flatten().sort(stable=True)  # an expert's tokens stay in their order

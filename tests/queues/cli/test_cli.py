@@ -122,7 +122,7 @@ def test_help_names_every_command() -> None:
     """That it does not wait for torch is tested with all commands of aorta: tests/cli/test_commands.py."""
     text = " ".join(CliRunner().invoke(main, ["--help"]).stdout.split())
     assert "run-priority Measure every workload of a priority over stream counts." in text
-    assert "probe How many hardware queues, what a switch costs, what priorities do." in text
+    assert "probe Count hardware queues; measure what a switch costs and what priorities do." in text
 
 
 def test_the_catalogue_is_made_from_the_workloads() -> None:

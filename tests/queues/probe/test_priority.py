@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 
 from aorta.queues.probe.machine import Outcome
-from aorta.queues.probe.priority import (
-    FLOOD_CTA_US,
-    FLOOD_WAVES,
-    FLOODS,
-    effect,
-    inversion,
-    small_delays_us,
-)
+from aorta.queues.probe.priority import FLOOD_CTA_US, FLOOD_WAVES, FLOODS, effect, inversion, small_delays_us
 from tests.queues.probe.simulator import SimulatedDevice
 
 
