@@ -1,5 +1,5 @@
 """The harness on a GPU, with kernels that spin for a known time on one compute unit. Siblings without a GPU:
-core/test_loop.py, core/test_pieces.py, core/test_measure.py."""
+harness/test_iterate.py, harness/test_pieces.py, harness/test_measure.py."""
 
 from functools import partial
 

@@ -1,1 +1,1 @@
-"""Runs a workload and turns what happened into numbers."""
+"""Runs a workload and turns what happened into numbers: pieces, iterate, metrics, scaling, measure on top."""
