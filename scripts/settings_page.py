@@ -1,4 +1,4 @@
-"""docs/settings.md from the structs of aorta.config: `python scripts/settings_page.py`."""
+"""Writes docs/settings.md from the structs of aorta.config: `python scripts/settings_page.py`."""
 
 import inspect
 import sys
@@ -19,8 +19,9 @@ from aorta.config import Config  # noqa: E402
 PAGE = ROOT / "docs" / "settings.md"
 HEAD = """# Settings
 
-Settings of `aorta train`: in a YAML file by section, or as `section.key=value` behind the command. Made
-from the structs in `aorta/config/structs.py` by `scripts/settings_page.py`.
+Settings of `aorta train`: in a YAML file by section, or as `section.key=value` behind the command. The
+sections `hang` and `profiling` are also the fields of these options of `aorta.instrument`. Made from the
+code by `scripts/settings_page.py`.
 """
 
 

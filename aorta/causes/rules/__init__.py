@@ -1,6 +1,6 @@
 """Rules as data: from how much on a finding is a cause, its words, what to change, how to check it.
 
-A rule is a YAML file of this folder, named for its kind. docs/why.md describes the keys.
+A rule is a YAML file of this folder, named for its kind. docs/report.md describes the keys.
 """
 
 from functools import cache
