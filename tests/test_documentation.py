@@ -45,7 +45,7 @@ def test_documented_commands_exist_with_their_options(line: str) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("script", ["settings_page"])
+@pytest.mark.parametrize("script", ["settings_page", "api_page"])
 def test_generated_pages_are_current(script: str) -> None:
     path = ROOT / "scripts" / f"{script}.py"
     spec = importlib.util.spec_from_file_location(script, path)
