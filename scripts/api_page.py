@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -56,6 +57,9 @@ INTEGRATED = {
 PUBLIC_ERRORS = ("InstrumentError", "RecordError", "TraceError", "ReportError", "ConfigError")
 WIDEST = 100
 """Characters of a signature on one line."""
+
+ARGUMENT = re.compile(r"^(\w+(?:, \w+)*): ", re.MULTILINE)
+"""A line of a docstring that explains an argument, or several."""
 
 Definition = ast.FunctionDef | ast.ClassDef
 
@@ -115,8 +119,9 @@ def members(holder: str, kind: type, names: tuple[str, ...]) -> Iterator[str]:
 def entry(name: str, definition: Definition | None) -> str:
     """A heading, the signature as code, and the docstring as text."""
     assert definition is not None, f"{name} is gone: change scripts/api_page.py"
-    text = ast.get_docstring(definition) or ""
-    return f"\n### {name}\n\n```python\n{signature(name, definition)}\n```\n\n{text.replace('<', '&lt;')}\n"
+    text = (ast.get_docstring(definition) or "").replace("<", "&lt;")
+    text = ARGUMENT.sub(lambda found: f"- `{found[1].replace(', ', '`, `')}`: ", text)
+    return f"\n### {name}\n\n```python\n{signature(name, definition)}\n```\n\n{text}\n"
 
 
 def signature(name: str, definition: Definition) -> str:

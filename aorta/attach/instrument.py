@@ -51,36 +51,43 @@ def instrument(
     profiling: ProfilingConfig | Mapping[str, Any] | None = None,
     tensorboard: bool = False,
 ) -> Recorder:
-    """A recorder to use in `with`; within it every collective of the process is recorded.
+    """Make a recorder; within its `with`, every collective of the process is recorded.
 
-    output_dir receives run.json (rank 0) and rank_<n>_metrics.jsonl; files of a finished run are
-    moved aside. placement "native" moves nothing; "dedicated" runs synchronous all-reduce,
-    reduce-scatter, all-gather and all-to-all on streams of their own, fully ordered with the
-    caller's. detail_every keeps the lists of segments and collectives in one step of N (sums are
-    in every line). timed_every, on GPUs, times collectives and waits in one step of N: the others
-    have null and a reason for them, and cost a host-bound script less. config, model and layout go
-    into run.json as they are. device is found at the first step where it is not given. kernels: "auto"
-    reads the driver's own kernel records where they can be had (CUDA), which is exact and cheaper than
-    events, and says in run.json why not otherwise; "on" raises InstrumentError instead; "off" times by
-    events. collectives: "plugin" has NCCL or RCCL itself tell algorithm, protocol, channels, start and end
-    of each; call instrument before init_process_group then. flops_per_token, the model FLOPs of forward and
-    backward without what is computed again, lets reports give model FLOP/s, and with precision ("bf16",
-    "fp16", "fp8", "tf32" or "fp32") the share of the device's peak (MFU); layout's dp and world tell which
-    ranks share their tokens. max_mb is the size in MiB above which a rank's file of lines is made smaller:
-    old lines lose their lists of segments and collectives first, then the oldest go, with their sums kept in
-    rank_<n>_dropped.json; None: no limit.
+    Nothing here or in the steps waits for the device, except once before the first step, to tie the device's
+    clock to the host's.
 
-    hang: a watchdog on every rank that reports to output_dir/hang where the rank stands once no step
-    begins any more (limits: HangConfig or its fields, such as {"timeout_s": 60}). profiling: windows of
-    torch.profiler over the steps, written to output_dir/torch_profiler, whose kernels are read back into
-    the records when recording ends and, on GPUs, calibrate the other steps (ProfilingConfig or its fields,
-    such as {"kernels_every": 50}). tensorboard: scalars of every step in output_dir/tensorboard, by rank 0.
-    All three work alike on all ranks and have to be given alike on all.
+    output_dir: receives run.json (rank 0) and rank_<n>_metrics.jsonl. A finished run is moved aside.
+    placement: "native" moves nothing; "dedicated" runs synchronous all-reduce, reduce-scatter, all-gather and
+        all-to-all on streams of their own, fully ordered with the caller's.
+    detail_every: keep the lists of segments and collectives in one step of N. Sums are in every line.
+    timed_every: on GPUs, time collectives and waits in one step of N, which costs a host-bound script less.
+        The other steps have null and a reason.
+    telemetry_interval_s: time between two samples of clocks, power, temperature and memory.
+    rocm_metrics: add rocm-smi's readings to the records.
+    config, model, layout: written into run.json as they are. layout's dp and world tell which ranks share
+        their tokens.
+    calibration: gives `calibrated` numbers before this run has traced a step of its own.
+    device: found at the first step where it is not given.
+    kernels: "auto" reads the driver's own kernel records where they can be had (CUDA), which is exact and
+        cheaper than events; run.json says why not otherwise. "on" raises InstrumentError instead; "off"
+        times by events.
+    collectives: "plugin" has NCCL or RCCL itself tell algorithm, protocol, channels, start and end of each;
+        call instrument before init_process_group then.
+    flops_per_token: model FLOPs of forward and backward without what is computed again, for model FLOP/s.
+    precision: "bf16", "fp16", "fp8", "tf32" or "fp32"; with flops_per_token, for the share of the device's
+        peak (MFU).
+    max_mb: size in MiB above which a rank's file of lines is made smaller. Old lines lose their lists of
+        segments and collectives first, then the oldest go, with their sums kept in rank_<n>_dropped.json.
+        None: no limit.
+    hang: a watchdog on every rank, which writes to output_dir/hang where the rank stands once no step begins
+        any more. HangConfig or its fields, such as {"timeout_s": 60}. Give the same on all ranks.
+    profiling: windows of torch.profiler over the steps, in output_dir/torch_profiler, whose kernels are read
+        back into the records when recording ends and, on GPUs, calibrate the other steps. ProfilingConfig or
+        its fields, such as {"kernels_every": 50}. Give the same on all ranks.
+    tensorboard: scalars of every step in output_dir/tensorboard, by rank 0. Give the same on all ranks.
 
-    Nothing here or in the steps waits for the device, except once before the first step, to tie
-    the device's clock to the host's. Raises InstrumentError where the process is instrumented
-    already or an option is none, RecordError where the folder cannot be written or another run is still
-    writing there.
+    Raises InstrumentError where the process is instrumented already or an option is impossible, RecordError
+    where the folder cannot be written or another run is still writing there.
     """
     settings = RecorderSettings(
         placement=placement,
