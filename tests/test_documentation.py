@@ -1,4 +1,4 @@
-"""Documented commands exist with their options, and pages are current; the slow part types the commands."""
+"""Documented commands exist with their options, links lead somewhere; the slow part types the commands."""
 
 import importlib.util
 import os
@@ -17,6 +17,7 @@ from scripts import readme_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"(?:\$ )?(?:[A-Z_]+=\S+ )*(?:srun )?(aorta [a-z-].*)")
 
 
@@ -72,6 +73,38 @@ def test_every_block_of_the_readme_is_read() -> None:
 
 def test_the_tutorial_is_typed_too() -> None:
     assert len(list(readme_blocks.blocks(ROOT / "docs" / "tutorial.md"))) > 3
+
+
+def test_pages_point_nowhere_outside_of_the_repository() -> None:
+    """What a page tells to open or to read comes with the checkout."""
+    outside = [
+        f"{page.name}: {line}"
+        for page in PAGES
+        for line in page.read_text().splitlines()
+        if "../shared" in line
+    ]
+    assert not outside
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_pages_and_headings_that_exist(page: Path) -> None:
+    for target in LINK.findall(without_code(page.read_text())):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, heading = target.partition("#")
+        linked = page.parent / name if name else page
+        assert linked.exists(), target
+        assert not heading or heading in headings(linked), target
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub and mkdocs make them of plain words."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
 
 @pytest.mark.processes
