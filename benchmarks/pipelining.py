@@ -48,7 +48,6 @@ ORDER_ROUNDS, FEWEST_ROUNDS = 24, 8
 AFTER_ORDERS_S, ROUND_MARGIN = 3.0, 1.1
 """For what follows the rounds of orders; rounds that take longer than the first ones."""
 CONTENTION_ROUNDS = 8
-ROOM_TILES = (4, 8)
 SHAPES: tuple[tuple[str, str, tuple[int, int, int], int], ...] = (
     ("ag_gemm", "balanced", (65536, 4096, 1024), 30),
     ("ag_gemm", "second headline", (16384, 8192, 2048), 30),
@@ -184,7 +183,7 @@ class Results:
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
         """A failure becomes a text; the ranks agree on it before they go on."""
-        from aorta.programs.execute.rounds import Stuck
+        from aorta.programs.execute.timing import Stuck
 
         started_s = time.monotonic()
         try:
@@ -218,8 +217,8 @@ def rank_main(options: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from aorta.programs.execute.comparison.compare import environment, versions
-    from aorta.programs.execute.comparison.session import control_group, local_device
+    from aorta.programs.execute.compare import environment, versions
+    from aorta.programs.execute.session import control_group, local_device
 
     options.output.mkdir(parents=True, exist_ok=True)
     device = local_device()
@@ -264,21 +263,18 @@ def problem_of(op: str, shape: tuple[int, int, int], small: bool) -> Any:
 
 
 def orders_section(results: Results, device: Any, small: bool) -> None:
-    from aorta.programs.execute.comparison.compare import repeated
-    from aorta.programs.execute.comparison.families import Family
-    from aorta.programs.execute.comparison.session import StrategySession
-    from aorta.programs.execute.rounds import Leg
-    from aorta.programs.execute.strategies.chunked import Chunked
-    from aorta.programs.execute.strategies.serial import Serial
+    from pipelining_slices import Slices, repeated
+
+    from aorta.programs.execute.session import Family, StrategySession
+    from aorta.programs.execute.strategies import Chunked, Serial
+    from aorta.programs.execute.timing import Leg
     from aorta.programs.language.emit import ORDERS
 
     op = "ag_gemm"
     with results.section(f"orders of {op}"):
-        session = StrategySession(
-            problem_of(op, ORDERS_SHAPE, small), device, max(n for _, n in CONFIGURATIONS)
-        )
+        side = max(n for _, n in CONFIGURATIONS)
+        session = StrategySession(problem_of(op, ORDERS_SHAPE, small), device, side + 1)
         all_tiles = sorted({tiles for tiles, _ in CONFIGURATIONS})
-        side = session.bench.side
         families = [Family("serial", [Serial])]
         for tiles in all_tiles:
             one = chunked_maker(Chunked, "both_hoisted", tiles, 1, asynchronous=False)
@@ -287,27 +283,24 @@ def orders_section(results: Results, device: Any, small: bool) -> None:
             for tiles, streams in CONFIGURATIONS:
                 made = chunked_maker(Chunked, order, tiles, streams)
                 families.append(Family(f"{order}/S{tiles}/n{streams}", [made]))
-        families += room_families(Chunked, device)
         built = {name: of[0] for name, of in session.build(families).items()}
         legs = [Leg(name, strategy.submit) for name, strategy in built.items()]
-        legs += chain_legs(built, side)
+        legs += chain_legs(built, side, session.control)
         legs += edge_legs(session.bench.streams, device, side)
         serial = built["serial"]
         assert isinstance(serial, Serial)
         legs += [Leg("comm", serial.communicate), Leg("gemm", serial.multiply)]
         slices = {
-            tiles: strategy.parts()
+            tiles: Slices(strategy.execution, side, session.control)
             for tiles in all_tiles
             if (strategy := built.get(f"both_hoisted/S{tiles}/n{min(tiles, 2)}")) is not None
         }
         for tiles, parts in slices.items():
-            assert parts is not None
             legs += [Leg(f"comm/S{tiles}", parts.comm), Leg(f"gemm/S{tiles}", parts.gemm)]
         rounds = 8 if small else rounds_that_fit(results, session, legs)
         times = session.measure(legs, rounds, num_warmup=1)
         beside = []
         for tiles, parts in slices.items():
-            assert parts is not None
             comm, gemm = (float(np.median(times.slowest(f"{kind}/S{tiles}"))) for kind in ("comm", "gemm"))
             beside.append(Leg(f"comm_beside/S{tiles}", repeated(parts.beside_gemm, comm, gemm)))
             beside.append(Leg(f"gemm_beside/S{tiles}", repeated(parts.beside_comm, gemm, comm)))
@@ -329,27 +322,9 @@ def orders_section(results: Results, device: Any, small: bool) -> None:
         session.close()
 
 
-def room_families(chunked: Any, device: Any) -> list[Any]:
-    """What lets a communication in beside a multiply whose blocks keep it out: a process group of high
-    priority, and multiprocessors that multiplies are asked to leave."""
-    from aorta.programs.execute.comparison.families import Family, nccl_group
-
-    if device.type != "cuda":
-        return []
-    group = nccl_group(high_priority=True)
-    return [
-        family
-        for tiles in ROOM_TILES
-        for family in (
-            Family(f"priority/S{tiles}/n4", [chunked_maker(chunked, "both_hoisted", tiles, 4, group=group)]),
-            Family(f"carved/S{tiles}/n4", [chunked_maker(chunked, "both_hoisted", tiles, 4, carve_out=16)]),
-        )
-    ]
-
-
 def rounds_that_fit(results: Results, session: Any, legs: Sequence[Any]) -> int:
     """Up to ORDER_ROUNDS, fewer where the time left allows no more; the same on all ranks."""
-    from aorta.programs.execute.runtime.agreement import gathered
+    from aorta.programs.execute.collectives import gathered
 
     started_s = time.monotonic()
     session.measure(legs, 1, num_warmup=1)
@@ -359,19 +334,17 @@ def rounds_that_fit(results: Results, session: Any, legs: Sequence[Any]) -> int:
     return max(FEWEST_ROUNDS, rounds)
 
 
-def chain_legs(built: dict[str, Any], side: int) -> list[Any]:
+def chain_legs(built: dict[str, Any], side: int, control: Any) -> list[Any]:
     """The programs of fork and join in the loop with every tile made to follow the one before it."""
-    from aorta.programs.execute.rounds import Leg
+    from pipelining_slices import Slices
+
+    from aorta.programs.execute.timing import Leg
 
     return [
-        Leg(name.replace(FACTORIZED, "chain"), chained(strategy.execution.run_chained, side))
+        Leg(name.replace(FACTORIZED, "chain"), Slices(strategy.execution, side, control).chained)
         for name, strategy in built.items()
         if name.startswith(f"{FACTORIZED}/") and configuration(name)[0] > 1
     ]
-
-
-def chained(submit: Callable[[int], None], side: int) -> Callable[[], None]:
-    return lambda: submit(side)
 
 
 def edge_legs(streams: Any, device: Any, side: int) -> list[Any]:
@@ -379,7 +352,7 @@ def edge_legs(streams: Any, device: Any, side: int) -> list[Any]:
     (edges/S/n), and as many such kernels on one stream (no_edges/S)."""
     import torch
 
-    from aorta.programs.execute.rounds import Leg
+    from aorta.programs.execute.timing import Leg
 
     tokens = list(torch.zeros(2, device=device))
 
@@ -416,12 +389,12 @@ def chunked_maker(chunked: Any, order: str, tiles: int, streams: int, **given: A
 
 def graphs_section(results: Results, device: Any, small: bool) -> None:
     import torch
+    from pipelining_graphs import captured_graph
 
-    from aorta.programs.execute.binding import bind
-    from aorta.programs.execute.comparison.session import StrategySession
-    from aorta.programs.execute.rounds import Leg
-    from aorta.programs.execute.runtime.agreement import failures
-    from aorta.programs.execute.runtime.capture import captured_graph
+    from aorta.programs.execute.collectives import failures
+    from aorta.programs.execute.problem import bind
+    from aorta.programs.execute.session import StrategySession
+    from aorta.programs.execute.timing import Leg
     from aorta.programs.language.emit import ORDERS, emit_named
     from aorta.programs.lint.one_rank import lint
     from aorta.programs.lint.recorded import lint_file
@@ -475,12 +448,12 @@ def graphs_section(results: Results, device: Any, small: bool) -> None:
 
 def threads_section(results: Results, device: Any) -> None:
     """Slices that sleep, so that two cores can overlap them: the orderings are real, the work is not."""
-    from aorta.programs.execute.binding import bind
-    from aorta.programs.execute.comparison.session import StrategySession
-    from aorta.programs.execute.rounds import Leg
-    from aorta.programs.execute.runtime.executor import Execution
+    from aorta.programs.execute.executor import Execution
+    from aorta.programs.execute.problem import bind
+    from aorta.programs.execute.session import StrategySession
+    from aorta.programs.execute.timing import Leg
     from aorta.programs.language.emit import OPS, ORDERS, emit_named
-    from aorta.programs.simulate.simulator import Costs, duration_us, simulate
+    from aorta.programs.simulator import Costs, duration_us, simulate
 
     if device.type != "cpu":
         results.found["skipped"].append("threads: for machines without GPUs")
@@ -518,8 +491,8 @@ def timelines_section(results: Results, device: Any, small: bool) -> None:
     """
     import torch
 
-    from aorta.programs.execute.comparison.session import StrategySession
-    from aorta.programs.execute.runtime.agreement import failures, gathered
+    from aorta.programs.execute.collectives import failures, gathered
+    from aorta.programs.execute.session import StrategySession
 
     if device.type != "cuda":
         results.found["skipped"].append("timelines: no GPU")
@@ -560,11 +533,9 @@ def timelines_section(results: Results, device: Any, small: bool) -> None:
 
 def timeline_submits(session: Any) -> dict[str, Callable[[], None]]:
     """What is shown, by name; those that cannot run here are left out on all ranks."""
-    from aorta.programs.execute.comparison.families import Family
-    from aorta.programs.execute.strategies.chunked import Chunked
-    from aorta.programs.execute.strategies.copy_engine import GatherByCopy, ReduceByCopy
-    from aorta.programs.execute.strategies.serial import Serial
-    from aorta.programs.execute.strategies.torch_symmetric import FusedGather, FusedScatter
+    from aorta.programs.execute.copy_engine import GatherByCopy, ReduceByCopy
+    from aorta.programs.execute.session import Family
+    from aorta.programs.execute.strategies import Chunked, FusedGather, FusedScatter, Serial
     from aorta.programs.language.emit import ORDERS
 
     families = [Family("serial", [Serial])]
@@ -653,10 +624,8 @@ def kind_of(event: dict[str, Any]) -> str:
 def strategies_section(results: Results, device: Any, control: Any, small: bool) -> None:
     import torch
 
-    from aorta.programs.execute.comparison.compare import compare
-    from aorta.programs.execute.comparison.session import StrategySession
-    from aorta.programs.execute.comparison.table import comparison_text
-    from aorta.programs.execute.runtime.agreement import gathered
+    from aorta.programs.execute.collectives import gathered
+    from aorta.programs.execute.compare import compare, comparison_text
 
     for op, name, shape, rounds in SHAPES:
         # All ranks must decide alike, and their clocks do not agree to the last moment.
@@ -665,14 +634,10 @@ def strategies_section(results: Results, device: Any, control: Any, small: bool)
             continue
         with results.section(f"strategies of {op} {name}"):
             problem = problem_of(op, shape, small)
-            session = StrategySession(problem, device, max(STRATEGY_STREAMS))
-            tiles, streams = STRATEGY_TILES, STRATEGY_STREAMS
-            found = compare(problem, device, tiles, streams, 8 if small else rounds, session=session)
+            found = compare(problem, device, STRATEGY_TILES, STRATEGY_STREAMS, 8 if small else rounds)
             if results.rank == 0:
                 print(comparison_text(found), flush=True)
             results.add({"name": "strategies", "shape": name, "comparison": msgspec.to_builtins(found)})
-            session.close()
-            del session
             if device.type == "cuda":
                 torch.cuda.empty_cache()
 

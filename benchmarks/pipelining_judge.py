@@ -172,7 +172,7 @@ def strategy_lines(section: dict[str, Any]) -> list[str]:
     )
     for row in found["rows"]:
         time, eta, own_eta = row["time_ms"]["value"], row["efficiency"], row.get("efficiency_of_own_bound")
-        over, share = row.get("time_over_own_bound"), row["share_of_pipeline_bound"]
+        over, share = row.get("time_over_own_bound"), row.get("share_of_pipeline_bound")
         lines.append(
             f"  {row['family']:34s} {time:8.3f}  {time / gemm:6.2f}"
             + (

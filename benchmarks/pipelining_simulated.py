@@ -15,8 +15,8 @@ import numpy as np
 from pipelining_numbers import FACTORIZED, HOISTED, bootstrap, configuration, kendall_tau_b
 
 from aorta.programs.language.emit import emit_named
-from aorta.programs.language.ir import Program
-from aorta.programs.simulate.simulator import Costs, Machine, duration_us, simulate, streams_by_launch
+from aorta.programs.language.ir import Communicate, Gemm, Program, UserOp
+from aorta.programs.simulate.simulator import Costs, Machine, duration_us, simulate
 
 CALIBRATED_TILES = 4
 ENOUGH_QUEUES = 6
@@ -138,6 +138,21 @@ def calibrated_ms(section: Mapping[str, Any], name: str, queues: int, found: Cal
         for seed in range(NUM_SEEDS)
     ]
     return float(np.median(times))
+
+
+def streams_by_launch(program: Program, rank: int = 0) -> tuple[str, ...]:
+    """Streams in the order in which they first launch a kernel, the caller's first.
+
+    For Machine.stream_order, on a device that gives queue k mod Q to the k-th stream that launches since the
+    device was idle, and none to a stream for its records and waits.
+    """
+    launched = {program.main_stream(): None}
+    for step in program.unroll(rank):
+        if isinstance(step.op, Communicate):
+            launched[step.stream if step.op.work is None else str(step.op.lane)] = None
+        elif isinstance(step.op, Gemm | UserOp):
+            launched[step.stream] = None
+    return tuple(launched)
 
 
 def _tau_of(title: str, orders: Sections, labels: Sequence[tuple[int, str]], predict: Predict) -> list[str]:

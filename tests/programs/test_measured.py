@@ -11,6 +11,9 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 from pipelining_numbers import combined, kendall_tau_b  # noqa: E402
 from pipelining_results import merged, runs_of  # noqa: E402
+from pipelining_simulated import streams_by_launch  # noqa: E402
+
+from aorta.programs.language.emit import emit_named  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "pipelining.md"
 ROW = re.compile(r"^\| (AG|RS|AR) (\d+),(\d+),(\d+) \|(.*)\|$")
@@ -78,3 +81,11 @@ def test_runs_with_the_same_queues_become_one():
     run = {"queues": 8, "sections": [1], "skipped": [], "failed": []}
     found = merged([run, run | {"sections": [2], "skipped": ["x"]}, run | {"queues": 1}])
     assert [(r["queues"], r["sections"], r["skipped"]) for r in found] == [(1, [1], []), (8, [1, 2], ["x"])]
+
+
+def test_streams_in_the_order_of_their_first_kernel():
+    # Worker 0 waits before all-gather 0 is issued, but launches only after it.
+    program = emit_named("factorized", num_tiles=3, num_streams=2)
+    assert streams_by_launch(program) == ("main", "comm", "worker[0]", "worker[1]")
+    scatter = emit_named("factorized", op="gemm_rs", num_tiles=3, num_streams=2)
+    assert streams_by_launch(scatter) == ("main", "worker[0]", "comm", "worker[1]")

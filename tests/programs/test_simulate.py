@@ -16,7 +16,6 @@ from aorta.programs.simulate.simulator import (
     Machine,
     duration_us,
     simulate,
-    streams_by_launch,
     timeline,
 )
 from aorta.timeline.types import Kind
@@ -175,14 +174,6 @@ def test_on_one_queue_there_is_no_race():
     for late in (0, 1):
         took = total(program, costs, num_queues=1, comm_entry=1, comm_late=late, late_us=0.01)
         assert took == pytest.approx(4 * 3, abs=0.1)
-
-
-def test_streams_in_the_order_of_their_first_kernel():
-    # Worker 0 waits before all-gather 0 is issued, but launches only after it.
-    program = emit_named("factorized", num_tiles=3, num_streams=2)
-    assert streams_by_launch(program) == ("main", "comm", "worker[0]", "worker[1]")
-    scatter = emit_named("factorized", op="gemm_rs", num_tiles=3, num_streams=2)
-    assert streams_by_launch(scatter) == ("main", "worker[0]", "comm", "worker[1]")
 
 
 def test_two_lanes_share_the_link():

@@ -54,7 +54,7 @@ def compare(op: str, tiles: tuple[int, ...], streams: tuple[int, ...], as_json: 
     import torch.distributed as dist
 
     from aorta.programs.execute.comparison.compare import compare as compare_strategies
-    from aorta.programs.execute.comparison.table import comparison_text
+    from aorta.programs.execute.comparison.compare import comparison_text
     from aorta.programs.execute.launched import problem_of, ranks, refuse_long_multiply
 
     with ranks() as device:

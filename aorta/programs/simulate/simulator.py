@@ -159,21 +159,6 @@ def simulate(program: Program, costs: Costs, machine: Machine | None = None, ran
     return [Ran(p.kernel, p.stream, p.start_us, p.end_us, p.work_us) for p in kernels if p.kernel is not None]
 
 
-def streams_by_launch(program: Program, rank: int = 0) -> tuple[str, ...]:
-    """Streams in the order in which they first launch a kernel, the caller's first.
-
-    For Machine.stream_order, on a device that gives queue k mod Q to the k-th stream that launches since the
-    device was idle, and none to a stream for its records and waits.
-    """
-    launched = {program.main_stream(): None}
-    for step in program.unroll(rank):
-        if isinstance(step.op, Communicate):
-            launched[step.stream if step.op.work is None else str(step.op.lane)] = None
-        elif isinstance(step.op, Gemm | UserOp):
-            launched[step.stream] = None
-    return tuple(launched)
-
-
 def duration_us(ran: list[Ran]) -> float:
     """Time from the first instruction to the end of the last kernel."""
     return max((kernel.end_us for kernel in ran), default=0.0)

@@ -54,7 +54,7 @@ class LocalBench(StrategyBench):
             self.peers.memory[name, shape] = poisoned
         return LocalBuffer(self.peers.memory[name, shape], self.rank)
 
-    def signals(self, kind: Any, num_slots: int) -> Any:
+    def signals(self, num_slots: int) -> Any:
         self.peers.num_signals[self.rank] += 1
         assert isinstance(self.streams, ThreadStreams)
         return LocalSignals(self.peers, self.streams, self.rank, num_slots, self.peers.num_signals[self.rank])
@@ -67,8 +67,6 @@ class LocalBuffer:
 
 
 class LocalSignals:
-    kind = "flags"
-
     def __init__(self, peers: Peers, streams: ThreadStreams, rank: int, num_slots: int, number: int) -> None:
         self.peers, self.streams, self.rank, self.num_slots = peers, streams, rank, num_slots
         self.number = number

@@ -86,7 +86,7 @@ def run_every_program() -> dict[str, bool]:
         execution.streams.synchronize()
         results[label] = bench.right(execution)
         execution.streams.close()
-    return results | independent_products(benches) | planted_races() | tile_after_tile() | refusals()
+    return results | independent_products(benches) | planted_races() | refusals()
 
 
 def independent_products(benches: dict[str, Bench]) -> dict[str, bool]:
@@ -131,27 +131,6 @@ def planted_races() -> dict[str, bool]:
         results[f"staging {staging}"] = bench.right(execution)
         execution.streams.close()
     return results
-
-
-def tile_after_tile() -> dict[str, bool]:
-    """A program that overlaps, run as a chain: right, and not shorter than all its work in a row."""
-    bench = Bench("ag_gemm")
-    program = emit(Shape(num_ranks=bench.ranks, num_tiles=3, num_streams=3))
-    streams = ThreadStreams(streams_needed(program, threads=True) + 1)
-    tensors = bind(program, bench.operands, Arena(bench.problem.dtype, CPU))
-    pause_s = {"gemm": 0.02, "all_gather": 0.02}
-    execution = Execution(program, tensors, streams, bench.groups, pause_s=pause_s)
-    execution.poison()
-    start = streams.record(MAIN, timing=True)
-    execution.run_chained(through=3)
-    end = streams.record(MAIN, timing=True)
-    streams.synchronize()
-    result = {
-        "chained": bench.right(execution),
-        "chained in a row": streams.elapsed_ms(start, end) >= 2 * 3 * 20.0,
-    }
-    streams.close()
-    return result
 
 
 def refusals() -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,6 @@ import torch.distributed as dist
 
 from aorta.launcher import launched_rank
 from aorta.programs.execute.binding import Arena
-from aorta.programs.execute.comparison.families import Family
 from aorta.programs.execute.problem import Operands, Problem, reference
 from aorta.programs.execute.rounds import Leg, RoundTimes, Stopwatch, Stuck
 from aorta.programs.execute.runtime import agreement, symmetric
@@ -27,6 +27,16 @@ from aorta.programs.language.expr import HostProgramError
 CONTROL_TIMEOUT_S = 60
 NUM_PROOFS = 2
 """Both halves of buffers that are used in turn."""
+
+Make = Callable[[StrategyBench], Strategy]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Alternatives under one name; tried against each other first."""
+
+    name: str
+    members: list[Make]
 
 
 class StrategySession:
@@ -78,7 +88,7 @@ class StrategySession:
     def close(self) -> None:
         self.bench.streams.close()
 
-    def _strategy(self, make: Any) -> tuple[Strategy | None, str]:
+    def _strategy(self, make: Make) -> tuple[Strategy | None, str]:
         strategy: Strategy | None = None
         problem: str | None = None
         try:
@@ -104,16 +114,12 @@ class StrategySession:
             self._product = reference(operands, self.bench.group)
         right = []
         for family, strategy in strategies:
-            strategy.operands_changed()
             failures = agreement.failures(self._proof(strategy), self.control)
             if failures:
                 self.unavailable[f"{family}: {strategy.label}"] = next(iter(failures.values()))
-                strategy.close()
             else:
                 right.append((family, strategy))
         operands.fill_random()
-        for _, strategy in right:
-            strategy.operands_changed()
         self.watch.finish()
         return right
 

@@ -7,8 +7,8 @@ any order, and waiting for one would stop the host instead of a stream.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,6 @@ from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.ir import (
     Communicate,
     Gemm,
-    Op,
     Program,
     Record,
     Ref,
@@ -31,12 +30,7 @@ from aorta.programs.language.ir import (
 
 Tensors = Mapping[str, torch.Tensor]
 """Tensors of the program's buffers, [*tiles, …]: a part is the tensor at its index."""
-UserWork = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
-"""Called with what a UserOp reads and what it writes."""
-Observer = Callable[[Step, int], None]
-"""Told of each step with its stream's number just after it was submitted."""
 Action = Callable[[], None]
-Kind = Literal["comm", "gemm"]
 
 
 class Execution:
@@ -52,16 +46,13 @@ class Execution:
         streams: Streams,
         groups: Mapping[str, dist.ProcessGroup],
         *,
-        user_work: Mapping[str, UserWork] | None = None,
         pause_s: Mapping[str, float] | None = None,
-        observer: Observer | None = None,
-        check_ranks: bool = True,
         control: dist.ProcessGroup | None = None,
     ) -> None:
-        """groups: one per lane of the program, same lanes in the same order on every rank. user_work: one
-        per UserOp by name. pause_s: threads only, a delay before each operation of a kind ("gemm", or a
-        collective's name). Every rank must construct it, unless check_ranks is off: they compare what they
-        are going to communicate, over control (a gloo group, say) or else the first lane.
+        """groups: one per lane of the program, same lanes in the same order on every rank. pause_s: threads
+        only, a delay before each operation of a kind ("gemm", or a collective's name). Every rank must
+        construct it: they compare what they are going to communicate, over control (a gloo group, say) or
+        else the first lane.
 
         Raises HostProgramError, on every rank and before anything ran, where ranks disagree; on one rank
         where buffers, lanes or streams are missing.
@@ -70,71 +61,24 @@ class Execution:
         self.tensors = tensors
         self.streams = streams
         self.groups = dict(groups)
-        self.user_work = dict(user_work or {})
         self.pause_s = dict(pause_s or {})
-        self.observer = observer
         any_group = next(iter(groups.values()))
         self.rank = dist.get_rank(any_group)
         problem, steps = self._unrolled()
-        if check_ranks:
-            self._agree(problem, control or any_group)
-        elif problem:
-            raise HostProgramError(problem)
+        self._agree(problem, control or any_group)
         self.steps = steps
         self.stream_numbers = stream_numbers(program, self.rank)
         self.lane_numbers = lane_numbers(program, self.rank, len(streams))
         self._refuse_few_streams()
         self._events: dict[Ref, StreamEvent] = {}
         self._works: dict[Ref, Any] = {}
-        self._actions: dict[tuple[Kind, ...], list[Action]] = {}
-        self._chains: dict[int, list[Action]] = {}
-        self._chosen(())
+        self._actions = self._compiled(steps)
 
-    def run(self, *kinds: Kind) -> None:
-        """Submits the whole program, or its dependencies with only the named kinds of work ("comm", "gemm").
-
-        The host does not wait. MAIN is the caller's stream: it waits for what the program joins into it.
-        """
-        for action in self._chosen(kinds):
+    def run(self) -> None:
+        """Submits the whole program; the host does not wait. MAIN is the caller's stream: it waits for what
+        the program joins into it."""
+        for action in self._actions:
             action()
-
-    def count(self, kind: type[Op]) -> int:
-        """Steps of this rank that are such an operation."""
-        return sum(isinstance(step.op, kind) for step in self.steps)
-
-    def run_chained(self, through: int) -> None:
-        """The same work on the same streams, but tile after tile: each tile's stream waits for the one
-        before it, by explicit events that pass `through` a stream that the program does not use.
-
-        Nothing can overlap, and there are as many edges between streams as with fork and join in the loop.
-        Submitted behind MAIN and joined into it; the program's own records and waits are left out.
-        """
-        if through not in self._chains:
-            self._chains[through] = list(self._chained(through))
-        for action in self._chains[through]:
-            action()
-
-    def multiplies(self) -> list[Action]:
-        """The multiplies alone, in order of issue, to be submitted to any one stream."""
-        return [self._gemm(step.op) for step in self.steps if isinstance(step.op, Gemm)]
-
-    def communicate_on(self, stream: int) -> None:
-        """Issues every communication from one stream, which then waits for all of them; nothing else of the
-        program runs. What they carry is whatever the buffers hold."""
-        works: list[Any] = []
-        for step in self.steps:
-            if isinstance(step.op, Communicate):
-                works.append(self._issued_on(step.op, stream))
-        for work in works:
-            self._wait_work(stream, work)
-
-    def _issued_on(self, op: Communicate, stream: int) -> Any:
-        launch = self._launch(op)
-        if self.streams.kind == "threads":
-            return self._run_on_lane(op.lane, stream, lambda: _wait_all(launch(False)))
-        issued: list[Any] = []
-        self.streams.submit(stream, lambda: issued.append(launch(True)))
-        return issued[0]
 
     def poison(self) -> None:
         """Fills every buffer that is not an input with NaN, so that what nobody wrote shows in a result.
@@ -162,8 +106,8 @@ class Execution:
                 shape = "none" if tensor is None else str(list(tensor.shape))
                 return f"buffer {name} has tiles {list(buffer.tiles)}, its tensor is {shape}", ()
         for step in steps:
-            if isinstance(step.op, UserOp) and step.op.name not in self.user_work:
-                return f"no work is given for {step.op.name}", ()
+            if isinstance(step.op, UserOp):
+                return f"{step.op.name} is neither communication nor a multiply: it cannot be run", ()
             if isinstance(step.op, Communicate) and str(step.op.lane) not in self.groups:
                 return f"no process group is given for lane {step.op.lane}", ()
         return None, steps
@@ -191,48 +135,10 @@ class Execution:
         if needed > len(self.streams):
             raise HostProgramError(f"the program needs {needed} streams, {len(self.streams)} are there")
 
-    def _chosen(self, kinds: tuple[Kind, ...]) -> list[Action]:
-        chosen: tuple[Kind, ...] = kinds or ("comm", "gemm")
-        if chosen not in self._actions:
-            self._actions[chosen] = list(self._compiled(chosen))
-        return self._actions[chosen]
+    def _compiled(self, steps: Iterable[Step]) -> list[Action]:
+        return [action for step in steps if (action := self._action(step)) is not None]
 
-    def _compiled(self, kinds: tuple[Kind, ...]) -> Iterator[Action]:
-        for step in self.steps:
-            action = self._action(step, kinds)
-            if action is None:
-                continue
-            yield action
-            if self.observer is not None:
-                yield self._observed(step)
-
-    def _chained(self, through: int) -> Iterator[Action]:
-        opens: type[Op] | None = None
-        previous = MAIN
-        for step in self.steps:
-            action = None if isinstance(step.op, Record | Wait) else self._action(step, ("comm", "gemm"))
-            if action is None:
-                continue
-            opens = opens or type(step.op)
-            if isinstance(step.op, opens):
-                stream = self.stream_numbers[step.stream]
-                if previous != MAIN:
-                    yield self._following(through, previous)
-                    previous = through
-                yield self._following(stream, previous)
-                previous = stream
-            yield action
-        yield self._following(MAIN, previous)
-
-    def _following(self, stream: int, leader: int) -> Action:
-        return lambda: self.streams.wait(stream, self.streams.record(leader))
-
-    def _observed(self, step: Step) -> Action:
-        observer, stream = self.observer, self.stream_numbers[step.stream]
-        assert observer is not None
-        return lambda: observer(step, stream)
-
-    def _action(self, step: Step, kinds: tuple[Kind, ...]) -> Action | None:
+    def _action(self, step: Step) -> Action | None:
         """Host action of one step; None where it does nothing."""
         op, stream = step.op, self.stream_numbers[step.stream]
         match op:
@@ -241,17 +147,12 @@ class Execution:
                 return lambda: self._events.__setitem__(event, self.streams.record(recorded))
             case Wait(event=event):
                 return lambda: self.streams.wait(stream, self._events[event])
-            case WaitWork(work=work) if "comm" in kinds:
+            case WaitWork(work=work):
                 return lambda: self._wait_work(stream, self._works[work])
-            case Communicate() if "comm" in kinds:
+            case Communicate():
                 return self._communicate(op, stream)
-            case Gemm() if "gemm" in kinds:
+            case Gemm():
                 return self._submitted(stream, "gemm", self._gemm(op))
-            case UserOp() if "gemm" in kinds:
-                inputs = [self.part(ref) for ref in op.inputs]
-                outputs = [self.part(ref) for ref in op.outputs]
-                user = self.user_work[op.name]
-                return self._submitted(stream, op.name, lambda: user(inputs, outputs))
         return None
 
     def _submitted(self, stream: int, kind: str, work: Action) -> Action:

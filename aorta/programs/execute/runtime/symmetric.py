@@ -7,7 +7,7 @@ construct the same buffers in the same order.
 import os
 import time
 import warnings
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,8 +54,6 @@ class SymmetricBuffer:
 
 class FlagSignals:
     """Signals as numbers that grow by one per call, written and awaited by the driver without a kernel."""
-
-    kind: Literal["flags", "kernels"] = "flags"
 
     def __init__(
         self,
@@ -115,49 +113,6 @@ class FlagSignals:
                 return None
             time.sleep(0.001)
         return f"flags of other ranks did not arrive within {HANDSHAKE_S:.0f} s"
-
-
-class KernelSignals:
-    """Signals through symmetric memory's own pad: each put and wait is a kernel of one small block."""
-
-    kind: Literal["flags", "kernels"] = "kernels"
-
-    def __init__(
-        self,
-        num_slots: int,
-        streams: DeviceStreams,
-        device: torch.device,
-        group: dist.ProcessGroup,
-        control: dist.ProcessGroup,
-    ) -> None:
-        self.streams = streams
-        self.buffer = SymmetricBuffer((1,), torch.int32, device, group)
-        self.num_slots = num_slots
-
-    def begin(self) -> None:
-        """A wait takes its signal away, so calls need not be told apart."""
-
-    def put(self, stream: int, peer: int, slot: int) -> None:
-        self.streams.submit(stream, lambda: self.buffer.handle.put_signal(peer, channel=slot))
-
-    def wait(self, stream: int, sender: int, slot: int) -> None:
-        self.streams.submit(stream, lambda: self.buffer.handle.wait_signal(sender, channel=slot))
-
-
-Signals = FlagSignals | KernelSignals
-
-
-def make_signals(
-    kind: Literal["flags", "kernels"],
-    num_slots: int,
-    streams: DeviceStreams,
-    device: torch.device,
-    group: dist.ProcessGroup,
-    control: dist.ProcessGroup | None = None,
-) -> Signals:
-    """num_slots: of each sending rank. Collective; raises HostProgramError on all ranks or none."""
-    signals = FlagSignals if kind == "flags" else KernelSignals
-    return signals(num_slots, streams, device, group, control or group)
 
 
 def enable(group: dist.ProcessGroup) -> None:

@@ -11,15 +11,15 @@ import torch.distributed as dist
 from aorta.device.streams import MAIN, DeviceStreams, Streams, ThreadStreams, kept_streams
 from aorta.programs.execute.binding import Arena, expected
 from aorta.programs.execute.problem import Operands, Problem
-from aorta.programs.execute.runtime.symmetric import SymmetricBuffer, make_signals, need_symmetric_memory
+from aorta.programs.execute.runtime.symmetric import FlagSignals, SymmetricBuffer, need_symmetric_memory
 from aorta.programs.language.expr import HostProgramError
 
 Settings = dict[str, int | str]
-Transport = Literal["collective", "limited collective", "send_recv", "copy engine"]
+Transport = Literal["collective", "send_recv", "copy engine"]
 """collective: what `serial` uses, as it is set up there."""
 
-SIGNAL_SLOTS = {"flags": 256, "kernels": 64}
-"""Per sending rank. A pad of 2 KiB holds 64 of the latter for eight ranks."""
+SIGNAL_SLOTS = 256
+"""Flags per sending rank."""
 
 
 class StrategyUnavailable(Exception):
@@ -43,7 +43,7 @@ class StrategyBench:
     """Group for agreements between hosts, which need no device."""
 
     shared: dict[tuple[str, tuple[int, ...]], SymmetricBuffer] = field(default_factory=dict)
-    made_signals: dict[tuple[str, Streams], Any] = field(default_factory=dict)
+    made_signals: dict[Streams, FlagSignals] = field(default_factory=dict)
 
     def symmetric(self, name: str, shape: tuple[int, ...]) -> SymmetricBuffer:
         """A buffer that all ranks address; the same one for the same name and shape. Collective when it is
@@ -54,70 +54,42 @@ class StrategyBench:
             self.shared[key] = SymmetricBuffer(shape, self.problem.dtype, self.device, self.group)
         return self.shared[key]
 
-    def signals(self, kind: Literal["flags", "kernels"], num_slots: int) -> Any:
+    def signals(self, num_slots: int) -> Any:
         """Signals between the ranks, for this bench's streams; strategies take turns with them. Collective;
         raises like symmetric()."""
         need_symmetric_memory(self.device)
-        if num_slots > SIGNAL_SLOTS[kind]:
-            raise HostProgramError(f"{num_slots} signals per rank are more than {SIGNAL_SLOTS[kind]} {kind}")
+        if num_slots > SIGNAL_SLOTS:
+            raise HostProgramError(f"{num_slots} signals per rank are more than {SIGNAL_SLOTS} flags")
         assert isinstance(self.streams, DeviceStreams)
-        key = (kind, self.streams)
-        if key not in self.made_signals:
-            self.made_signals[key] = make_signals(
-                kind, SIGNAL_SLOTS[kind], self.streams, self.device, self.group, self.control
+        if self.streams not in self.made_signals:
+            self.made_signals[self.streams] = FlagSignals(
+                SIGNAL_SLOTS, self.streams, self.device, self.group, self.control or self.group
             )
-        return self.made_signals[key]
+        return self.made_signals[self.streams]
 
     @property
-    def side(self) -> int:
-        """Stream for work that only keeps the device busy."""
-        return len(self.streams) - (3 if self.streams.kind == "threads" else 2)
+    def num_workers(self) -> int:
+        """Streams for tiles, numbered from 0."""
+        return len(self.streams) - (2 if self.streams.kind == "threads" else 1)
 
     @property
     def copies(self) -> int:
-        """Stream for copies."""
-        return self.side + 1
+        """Stream for copies, the one after the workers."""
+        return self.num_workers
 
     def submit(self, work: Callable[[], object]) -> None:
         """Submits one call to MAIN."""
         self.streams.submit(MAIN, work)
 
-    @property
-    def on_device(self) -> bool:
-        return self.device.type == "cuda"
-
 
 def strategy_streams(num_workers: int, device: torch.device) -> Streams:
-    """Workers, a side stream and one for copies; on threads also one that plays the process group's lane.
+    """Workers and a stream for copies; on threads also one that plays the process group's lane.
 
     Copies have priority: the few kernels that go with them must not queue behind blocks of a multiply.
     """
     if device.type == "cpu":
-        return ThreadStreams(num_workers + 3)
-    return kept_streams([0] * (num_workers + 1) + [-1], device)
-
-
-@dataclass(frozen=True)
-class StrategyParts:
-    """A strategy's communication and multiplies apart from each other, for the waterfall.
-
-    comm and gemm submit all slices of one kind, without the other, in the strategy's own way. beside_comm
-    submits the multiplies to MAIN while the communication runs `times` times elsewhere; beside_gemm the
-    reverse; they join only their own kind into MAIN. model(comm_ms, gemm_ms, required_only) is how long the
-    strategy would take if all its slices of a kind together took that long and nothing else cost anything;
-    required_only leaves out waits that the data does not need.
-    """
-
-    comm: Callable[[], None]
-    gemm: Callable[[], None]
-    beside_comm: Callable[[int], None]
-    beside_gemm: Callable[[int], None]
-    model: Callable[[float, float, bool], float]
-    exposed_comm: float
-    """Share of the communication that no order hides, however long the multiply: the first slice where
-    every multiply needs one (1 / S), 0 where a part of the multiply needs none."""
-    exposed_gemm: float
-    """Share of the multiply that no order hides, however long the communication."""
+        return ThreadStreams(num_workers + 2)
+    return kept_streams([0] * num_workers + [-1], device)
 
 
 class Strategy(ABC):
@@ -154,21 +126,8 @@ class Strategy(ABC):
     def poison(self) -> None:
         """Fills outputs and staging with NaN. Called while no rank runs anything."""
 
-    def operands_changed(self) -> None:
-        """The operands hold other numbers now; a strategy with copies of them renews these."""
-        return None
-
-    def parts(self) -> StrategyParts | None:
-        """None: an operator that cannot be taken apart."""
-        return None
-
     def communication(self) -> Callable[[], None] | None:
-        """Submits all of its communication and nothing else, joined into MAIN; None where that cannot be."""
-        parts = self.parts()
-        return None if parts is None else parts.comm
-
-    def close(self) -> None:
-        """Gives back what outlives the object."""
+        """Call that submits all of its communication and nothing else, joined into MAIN."""
         return None
 
 

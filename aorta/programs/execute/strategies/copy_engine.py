@@ -21,7 +21,6 @@ from aorta.programs.execute.runtime.symmetric import SymmetricBuffer
 from aorta.programs.execute.strategies.base import (
     Strategy,
     StrategyBench,
-    StrategyParts,
     StrategyUnavailable,
     chunk_rows,
     first_line,
@@ -39,9 +38,7 @@ class CopyEngine(Strategy):
 
     transport = "copy engine"
 
-    def __init__(self, bench: StrategyBench, signals: Literal["flags", "kernels"], **settings: Any) -> None:
-        if signals != "flags":
-            settings["signals"] = signals
+    def __init__(self, bench: StrategyBench, **settings: int | str) -> None:
         super().__init__(bench, **settings)
         if bench.problem.num_ranks < 2:
             raise StrategyUnavailable("one rank has no peer to copy to")
@@ -58,9 +55,9 @@ class CopyEngine(Strategy):
         except (HostProgramError, RuntimeError) as error:
             raise StrategyUnavailable(first_line(error)) from None
 
-    def _make_signals(self, kind: Literal["flags", "kernels"], num_slots: int) -> Any:
+    def _make_signals(self, num_slots: int) -> Any:
         try:
-            return self.bench.signals(kind, num_slots)
+            return self.bench.signals(num_slots)
         except (HostProgramError, RuntimeError) as error:
             raise StrategyUnavailable(first_line(error)) from None
 
@@ -79,8 +76,8 @@ class CopyEngine(Strategy):
     def _wait(self, sender: int, slot: int) -> Action:
         return lambda: self.signals.wait(MAIN, sender, slot)
 
-    def _multiply(self, work: Action, stream: int = MAIN) -> None:
-        self.streams.submit(stream, work)
+    def _multiply(self, work: Action) -> None:
+        self.streams.submit(MAIN, work)
 
 
 class GatherByCopy(CopyEngine):
@@ -95,15 +92,10 @@ class GatherByCopy(CopyEngine):
         *,
         taper: bool = False,
         route: Route = "pairwise",
-        signals: Literal["flags", "kernels"] = "flags",
     ) -> None:
         """chunks: pieces of the last shard to arrive; earlier ones come in one or two. A ring passes on what
         it received, so that all its shards are cut alike."""
-        super().__init__(bench, signals, route=route, chunks=chunks, **({"taper": 1} if taper else {}))
-        if route == "ring" and signals == "kernels":
-            raise StrategyUnavailable(
-                "a ring waits for a signal twice, which a kernel's signal does not allow"
-            )
+        super().__init__(bench, route=route, chunks=chunks, **({"taper": 1} if taper else {}))
         problem = bench.problem
         last = chunk_rows(problem.shard_rows, chunks, taper)
         earlier = last if route == "ring" else chunk_rows(problem.shard_rows, min(chunks, 2))
@@ -113,7 +105,7 @@ class GatherByCopy(CopyEngine):
         shape = (self.ranks, problem.shard_rows, problem.k)
         self.gathered = [self._buffer(f"G{half}", *shape) for half in (0, 1)]
         self.out = bench.arena.tensor("C", (self.ranks, problem.shard_rows, problem.n))
-        self.signals = self._make_signals(signals, (self.ranks - 1) * self.num_pieces)
+        self.signals = self._make_signals((self.ranks - 1) * self.num_pieces)
         operands = bench.operands
         self._own_product = _product(operands.a, operands.w, self.out[self.rank])
         # Views once, here: making them costs the host more than the copy does.
@@ -139,19 +131,6 @@ class GatherByCopy(CopyEngine):
 
     def poison(self) -> None:
         poison(self.out, *(buffer.local for buffer in self.gathered))
-
-    def parts(self) -> StrategyParts | None:
-        if self.signals.kind == "kernels":
-            return None  # a put waits until the last one was taken: pushes without waits would never end
-        return StrategyParts(
-            comm=self._comm,
-            gemm=self._gemm,
-            beside_comm=self._beside_comm,
-            beside_gemm=self._beside_gemm,
-            model=self._model,
-            exposed_comm=0.0,  # own rows need none
-            exposed_gemm=_height(self.pieces[-1][-1]) / self.bench.problem.m,
-        )
 
     def communication(self) -> Action:
         return self._comm
@@ -197,10 +176,6 @@ class GatherByCopy(CopyEngine):
     def _slot(self, step: int, number: int) -> int:
         return (step - 1) * self.num_pieces + number
 
-    def _products(self) -> list[Action]:
-        """All multiplies, on the first half's buffers."""
-        return [self._own_product, *(multiply for _, multiply in self._arrivals[0])]
-
     def _join(self) -> None:
         # The caller may write its rows again only when they are all sent.
         self._follow(MAIN, self.bench.copies)
@@ -212,121 +187,6 @@ class GatherByCopy(CopyEngine):
         for wait, _ in self._arrivals[half]:
             wait()
         self._join()
-
-    def _gemm(self) -> None:
-        self._begin()
-        for multiply in self._products():
-            self._multiply(multiply)
-
-    def _beside_comm(self, times: int) -> None:
-        for _ in range(times):
-            half = self._begin()
-            for push in self._pushes[half]:
-                push()
-        for multiply in self._products():
-            self._multiply(multiply)
-
-    def _beside_gemm(self, times: int) -> None:
-        self._follow(self.bench.side, MAIN)
-        for multiply in self._products() * times:
-            self._multiply(multiply, self.bench.side)
-        self._comm()
-
-    def _model(self, comm_ms: float, gemm_ms: float, required_only: bool) -> float:
-        rows = self.bench.problem.m
-        sent = rows - self.bench.problem.shard_rows
-        arrived, finished = 0.0, gemm_ms * self.bench.problem.shard_rows / rows
-        for pieces in self.pieces:
-            for piece in pieces:
-                arrived += comm_ms * _height(piece) / sent
-                finished = max(finished, arrived) + gemm_ms * _height(piece) / rows
-        return finished
-
-
-class GatherByPull(CopyEngine):
-    """All-gather + multiply where every rank fetches the peers' rows; these lie in symmetric memory.
-
-    One barrier when the peers' rows are ready and one when they were fetched: signals by kernels or flags.
-    Keeps no state between calls with kernels, so that it can be captured into a graph.
-    """
-
-    name = "copy engine pull"
-    note = "A already lies in symmetric memory"
-
-    def __init__(
-        self,
-        bench: StrategyBench,
-        chunks: int,
-        *,
-        taper: bool = False,
-        signals: Literal["flags", "kernels"] = "kernels",
-    ) -> None:
-        super().__init__(bench, signals, chunks=chunks, **({"taper": 1} if taper else {}))
-        problem = bench.problem
-        last = chunk_rows(problem.shard_rows, chunks, taper)
-        self.pieces = [chunk_rows(problem.shard_rows, min(chunks, 2))] * (self.ranks - 2) + [last]
-        self.shared = self._buffer("A", problem.shard_rows, problem.k)
-        self.gathered = bench.arena.tensor("G", (self.ranks, problem.shard_rows, problem.k))
-        self.out = bench.arena.tensor("C", (self.ranks, problem.shard_rows, problem.n))
-        self.signals = self._make_signals(signals, 2)
-        self._own_product = _product(self.shared.local, bench.operands.w, self.out[self.rank])
-        self._transfers = list(self._transfer_actions())
-        self.operands_changed()
-
-    def operands_changed(self) -> None:
-        self.shared.local.copy_(self.bench.operands.a)
-
-    def submit(self) -> None:
-        copies = self.bench.copies
-        self._begin()
-        self._barrier(copies, 0)
-        if self.signals.kind == "kernels":
-            # A barrier of kernels behind a multiply that fills the device would wait for all of it.
-            self._follow(MAIN, copies)
-        self._multiply(self._own_product)
-        arrivals = []
-        for fetch, multiply in self._transfers:
-            self.streams.submit(copies, fetch)
-            arrivals.append((self.streams.record(copies), multiply))
-        for arrived, multiply in arrivals:
-            self.streams.wait(MAIN, arrived)
-            self._multiply(multiply)
-        # The caller may write its rows again only when all peers have fetched them.
-        self._barrier(MAIN, 1)
-
-    def communication(self) -> Action:
-        def fetch_all() -> None:
-            copies = self.bench.copies
-            self._begin()
-            self._barrier(copies, 0)
-            for fetch, _ in self._transfers:
-                self.streams.submit(copies, fetch)
-            self._follow(MAIN, copies)
-            self._barrier(MAIN, 1)
-
-        return fetch_all
-
-    def _transfer_actions(self) -> Iterator[tuple[Action, Action]]:
-        weights = self.bench.operands.w
-        for step, pieces in enumerate(self.pieces, start=1):
-            shard = (self.rank - step) % self.ranks
-            for first, end in pieces:
-                target = self.gathered[shard][first:end]
-                fetch = _copy(target, self.shared.of_rank[shard][first:end])
-                yield fetch, _product(target, weights, self.out[shard][first:end])
-
-    def result(self) -> torch.Tensor:
-        return self.out.view(-1, self.bench.problem.n)
-
-    def poison(self) -> None:
-        poison(self.out, self.gathered)
-
-    def _barrier(self, stream: int, slot: int) -> None:
-        peers = [peer for peer in range(self.ranks) if peer != self.rank]
-        for peer in peers:
-            self.signals.put(stream, peer, slot)
-        for peer in peers:
-            self.signals.wait(stream, peer, slot)
 
 
 class ReduceByCopy(CopyEngine):
@@ -340,10 +200,8 @@ class ReduceByCopy(CopyEngine):
     name = "copy engine ring"
     note = "C lies in symmetric memory; read it before the next call but one"
 
-    def __init__(
-        self, bench: StrategyBench, chunks: int, *, signals: Literal["flags", "kernels"] = "flags"
-    ) -> None:
-        super().__init__(bench, signals, chunks=chunks)
+    def __init__(self, bench: StrategyBench, chunks: int) -> None:
+        super().__init__(bench, chunks=chunks)
         problem = bench.problem
         self.spreads = problem.op == "gemm_ar"
         rows, columns = problem.shard_rows, problem.n
@@ -353,12 +211,12 @@ class ReduceByCopy(CopyEngine):
         self.outputs = [self._buffer(f"C{half}", *outputs) for half in (0, 1)]
         hops = (self.ranks - 2, rows, columns)
         self.hops = [self._buffer(f"hop{half}", *hops) for half in (0, 1)] if self.ranks > 2 else []
-        self.signals = self._make_signals(signals, self.ranks * len(self.pieces))
+        self.signals = self._make_signals(self.ranks * len(self.pieces))
         self._steps = [list(self._step_actions(half)) for half in (0, 1)]
         self._spreads = [list(self._spread_actions(half)) for half in (0, 1)]
 
     def submit(self) -> None:
-        self._run(self._begin(), multiply=True, communicate=True)
+        self._run(multiply=True)
 
     def result(self) -> torch.Tensor:
         return self.outputs[(self.calls - 1) % 2].local.view(-1, self.bench.problem.n)
@@ -366,34 +224,19 @@ class ReduceByCopy(CopyEngine):
     def poison(self) -> None:
         poison(self.first, *(buffer.local for buffer in [*self.outputs, *self.hops]))
 
-    def parts(self) -> StrategyParts | None:
-        if self.signals.kind == "kernels":
-            return None
-        return StrategyParts(
-            comm=self.communication(),
-            gemm=lambda: self._run(self._begin(), multiply=True, communicate=False),
-            beside_comm=self._beside_comm,
-            beside_gemm=self._beside_gemm,
-            model=self._model,
-            # The last step multiplies what needs nothing more; of an all-reduce its last piece is still sent.
-            exposed_comm=1 / (2 * len(self.pieces)) if self.spreads else 0.0,
-            # Before the first push, and after the last arrival.
-            exposed_gemm=(1 if self.spreads else 2) * min(map(_height, self.pieces)) / self.bench.problem.m,
-        )
-
     def communication(self) -> Action:
-        return lambda: self._run(self._begin(), multiply=False, communicate=True)
+        return lambda: self._run(multiply=False)
 
-    def _run(self, half: int, multiply: bool, communicate: bool) -> None:
+    def _run(self, multiply: bool) -> None:
+        half = self._begin()
         for wait, product, push in self._steps[half]:
-            if communicate and wait is not None:
+            if wait is not None:
                 wait()
             if multiply:
                 self._multiply(product)
-            if communicate:
-                for send in push:
-                    send()
-        if communicate and self.spreads:
+            for send in push:
+                send()
+        if self.spreads:
             for wait in self._spreads[half]:
                 wait()
         self._follow(MAIN, self.bench.copies)
@@ -452,37 +295,6 @@ class ReduceByCopy(CopyEngine):
 
         return push
 
-    def _beside_comm(self, times: int) -> None:
-        for _ in range(times):
-            half = self._begin()
-            for _, _, push in self._steps[half]:
-                for send in push:
-                    send()
-        for _, product, _ in self._steps[0]:
-            self._multiply(product)
-
-    def _beside_gemm(self, times: int) -> None:
-        self._follow(self.bench.side, MAIN)
-        for _, product, _ in self._steps[0] * times:
-            self._multiply(product, self.bench.side)
-        self._run(self._begin(), multiply=False, communicate=True)
-
-    def _model(self, comm_ms: float, gemm_ms: float, required_only: bool) -> float:
-        """Ranks alike: what this rank pushes in a step arrives when its own step's push ends."""
-        steps = self.ranks + (self.ranks - 1 if self.spreads else 0) - 1
-        rows = self.bench.problem.shard_rows
-        sent_at: dict[tuple[int, int], float] = {}
-        computed = link = 0.0
-        for step in range(self.ranks):
-            for number, piece in enumerate(self.pieces):
-                share = _height(piece) / rows
-                computed = max(computed, sent_at.get((step, number), 0.0)) + gemm_ms * share / self.ranks
-                hops = 1 if step < self.ranks - 1 else (self.ranks - 1 if self.spreads else 0)
-                if hops:
-                    link = max(link, computed) + hops * comm_ms * share / steps
-                    sent_at[step + 1, number] = link
-        return max(computed, link if self.spreads else 0.0)
-
 
 def _product(a: torch.Tensor, w: torch.Tensor, out: torch.Tensor, add: bool = False) -> Action:
     """out = a @ w, or out += a @ w without another pass over memory."""
@@ -501,7 +313,3 @@ def _copy(out: torch.Tensor, source: torch.Tensor) -> Action:
         out.copy_(source)
 
     return copy
-
-
-def _height(piece: Rows) -> int:
-    return piece[1] - piece[0]

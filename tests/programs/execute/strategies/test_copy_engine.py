@@ -8,10 +8,9 @@ import torch
 
 from aorta.device.streams import MAIN
 from aorta.programs.execute.binding import expected
-from aorta.programs.execute.comparison.waterfall import pipeline_bound_ms
 from aorta.programs.execute.problem import Problem
 from aorta.programs.execute.strategies.base import Strategy, chunk_rows
-from aorta.programs.execute.strategies.copy_engine import GatherByCopy, GatherByPull, ReduceByCopy
+from aorta.programs.execute.strategies.copy_engine import GatherByCopy, ReduceByCopy
 from tests.programs.execute.local_peers import LocalBench, Peers
 
 CALLS = 5
@@ -21,7 +20,6 @@ WAYS: dict[str, tuple[str, Callable[[LocalBench], Strategy]]] = {
     "gather in one piece": ("ag_gemm", lambda bench: GatherByCopy(bench, 1)),
     "gather tapered": ("ag_gemm", lambda bench: GatherByCopy(bench, 4, taper=True)),
     "gather by a ring": ("ag_gemm", lambda bench: GatherByCopy(bench, 2, route="ring")),
-    "gather by fetching": ("ag_gemm", lambda bench: GatherByPull(bench, 3, signals="flags")),
     "scatter": ("gemm_rs", lambda bench: ReduceByCopy(bench, 3)),
     "scatter in one piece": ("gemm_rs", lambda bench: ReduceByCopy(bench, 1)),
     "all-reduce": ("gemm_ar", lambda bench: ReduceByCopy(bench, 2)),
@@ -51,8 +49,7 @@ def test_calls_without_a_barrier_between_them_give_each_its_own_result(way: str,
 def _submit_call(strategy: Strategy, values: torch.Tensor, found: list[torch.Tensor]) -> None:
     """Everything in stream order, nothing synchronised: new input, the call, a copy of its result."""
     bench = strategy.bench
-    target = strategy.shared.local if isinstance(strategy, GatherByPull) else bench.operands.a
-    bench.streams.submit(MAIN, lambda: target.copy_(values))
+    bench.streams.submit(MAIN, lambda: bench.operands.a.copy_(values))
     strategy.submit()
     result = strategy.result()
     bench.streams.submit(MAIN, lambda: found.append(result.clone()))
@@ -85,17 +82,6 @@ def test_pieces_cover_the_rows(rows: int, num: int, taper: bool, heights: list[i
     assert all(a[1] == b[0] for a, b in zip(pieces, pieces[1:], strict=False))
 
 
-def test_the_model_hides_the_transfer_under_what_needs_none() -> None:
-    peers = Peers(Problem("ag_gemm", m=4096, n=2, k=2, dtype=torch.float64, num_ranks=2))
-    whole, pieces = GatherByCopy(peers.benches[0], 1), GatherByCopy(peers.benches[0], 8)
-    # Half of the multiply (2 of 4 ms) runs before anything arrives; then the rest follows what comes last.
-    for strategy, took_ms in ((whole, 6.0), (pieces, 4.25)):
-        parts = strategy.parts()
-        assert parts is not None
-        assert parts.model(4.0, 4.0, True) == pytest.approx(took_ms)
-    peers.close()
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_communication_alone_carries_every_peers_rows_and_ends(way: str) -> None:
     op, make = WAYS[way]
@@ -109,18 +95,6 @@ def test_communication_alone_carries_every_peers_rows_and_ends(way: str) -> None
         bench.streams.synchronize()
     if op == "ag_gemm":
         for rank, strategy in enumerate(strategies):
-            held = strategy.gathered[0].local if isinstance(strategy, GatherByCopy) else strategy.gathered
-            assert torch.equal(held[1 - rank], peers.benches[1 - rank].operands.a)
-    peers.close()
-
-
-def test_no_bound_counts_what_needs_no_communication_as_exposed() -> None:
-    peers = Peers(Problem("ag_gemm", m=4096, n=2, k=2, dtype=torch.float64, num_ranks=2))
-    parts = GatherByCopy(peers.benches[0], 2).parts()
-    assert parts is not None
-    # A transfer of 1 ms is over before a multiply of 8 ms: own rows take 4 of them.
-    assert pipeline_bound_ms(1.0, 8.0, parts.exposed_comm, parts.exposed_gemm) == parts.model(1.0, 8.0, True)
-    # One of 8 ms: the last piece, 1024 of 4096 rows, follows it.
-    assert pipeline_bound_ms(8.0, 4.0, parts.exposed_comm, parts.exposed_gemm) == 9.0
-    assert parts.model(8.0, 4.0, True) == 9.0
+            assert isinstance(strategy, GatherByCopy)
+            assert torch.equal(strategy.gathered[0].local[1 - rank], peers.benches[1 - rank].operands.a)
     peers.close()

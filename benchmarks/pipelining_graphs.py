@@ -8,16 +8,15 @@ way, the one among those that the call added to the graph.
 """
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from aorta.device.streams import DeviceStreams, kept_streams
-from aorta.programs.execute.runtime.capture_stream import capture_stream
-from aorta.programs.execute.runtime.executor import Execution, Tensors, streams_needed
-from aorta.programs.execute.runtime.memory_operations import driver
+from aorta.device.streams import DeviceStreams, kept_streams, stream_apart
+from aorta.programs.execute.executor import Action, Execution, Tensors, streams_needed
+from aorta.programs.execute.symmetric import driver
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.ir import Communicate, Gemm, Program, Record, Ref, Step, WaitWork
 
@@ -38,12 +37,14 @@ def captured_graph(
     Nodes: the communications in order of issue, the multiplies in order of issue, then whatever else was
     captured. NCCL only; collective. Raises HostProgramError where the driver does not tell.
     """
-    stream = capture_stream(device)
+    if device not in _capturing:
+        _capturing[device] = stream_apart(device)
+    stream = _capturing[device]
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         streams = kept_streams([0] * streams_needed(program, threads=False), device)
         finder = _Finder(program, streams, dist.get_rank(next(iter(groups.values()))))
-        execution = Execution(program, tensors, streams, groups, observer=finder.observe, control=control)
+        execution = _Observed(finder, program, tensors, streams, groups, control=control)
         finder.enabled = False
         execution.run()  # communicators and workspaces are made at a first call
     torch.cuda.synchronize(device)
@@ -52,6 +53,30 @@ def captured_graph(
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         execution.run()
     return _described(graph.raw_cuda_graph(), finder), graph
+
+
+_capturing: dict[torch.device, torch.cuda.Stream] = {}
+"""The streams on which captures begin: not the default stream, and none that kept_streams lends."""
+
+
+class _Observed(Execution):
+    """Tells a finder of each step just after it was submitted."""
+
+    def __init__(self, finder: "_Finder", *arguments: Any, **named: Any) -> None:
+        self.finder = finder
+        super().__init__(*arguments, **named)
+
+    def _compiled(self, steps: Iterable[Step]) -> list[Action]:
+        actions = []
+        for step in steps:
+            action = self._action(step)
+            if action is not None:
+                actions += [action, self._observed(step)]
+        return actions
+
+    def _observed(self, step: Step) -> Action:
+        stream = self.stream_numbers[step.stream]
+        return lambda: self.finder.observe(step, stream)
 
 
 class _Finder:
