@@ -16,7 +16,7 @@ from pipelining_numbers import FACTORIZED, HOISTED, bootstrap, configuration, ke
 
 from aorta.programs.language.emit import emit_named
 from aorta.programs.language.ir import Communicate, Gemm, Program, UserOp
-from aorta.programs.simulate.simulator import Costs, Machine, duration_us, simulate
+from aorta.programs.simulator import Costs, Machine, duration_us, simulate
 
 CALIBRATED_TILES = 4
 ENOUGH_QUEUES = 6

@@ -16,7 +16,7 @@ MOST_REPEATS = 6
 
 
 class Slices(Execution):
-    """The program of a Chunked strategy, on the same tensors, streams and groups. Construction is collective."""
+    """The program of another execution on its tensors, streams and groups. Construction is collective."""
 
     def __init__(self, execution: Execution, side: int, control: Any) -> None:
         """side: a stream that the program does not use."""

@@ -13,7 +13,7 @@ from aorta.programs.language.emit import COMMS, OPS, ORDERS, PLACES, TILE_ORDERS
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.ir import Program
 from aorta.programs.language.text import format_program, parse_program
-from aorta.programs.simulate.simulator import QUEUE_MODELS, Costs, Machine, simulate, timeline
+from aorta.programs.simulator import QUEUE_MODELS, Costs, Machine, simulate, timeline
 
 COMMANDS = {
     "compare": (
@@ -193,7 +193,7 @@ def simulate_command(
 ) -> None:
     """Predicted time, bounds, efficiency, waterfall and timeline of one rank."""
     from aorta.programs import show
-    from aorta.programs.simulate.bounds import predict
+    from aorta.programs.bounds import predict
 
     program = read_program(path)
     machine = Machine(**{key: model_options.pop(key) for key in MACHINE})

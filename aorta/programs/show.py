@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from aorta.programs.bounds import Prediction
 from aorta.programs.lint.one_rank import Instruction, OrderEdge, Verdict
 from aorta.programs.lint.recorded import OrderDifference, Recorded
-from aorta.programs.simulate.bounds import Prediction
-from aorta.programs.simulate.simulator import Ran, duration_us
+from aorta.programs.simulator import Ran, duration_us
 
 WIDTH = 110
 NUM_SHOWN = 1

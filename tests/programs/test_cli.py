@@ -132,10 +132,9 @@ def test_help_lists_the_commands_that_run_programs_without_loading_torch():
     code = """
 import sys
 from click.testing import CliRunner
-from aorta.programs import cli, passes, show
+from aorta.programs import bounds, cli, passes, show, simulator
 from aorta.programs.language import emit, graph, ir, text
 from aorta.programs.lint import cuda_graph, one_rank, ranks, recorded, trace_sync
-from aorta.programs.simulate import bounds, simulator
 result = CliRunner().invoke(cli.main, ["--help"])
 program = CliRunner().invoke(cli.main, ["emit"]).stdout
 assert CliRunner().invoke(cli.main, ["lint", "-"], input=program).exit_code == 0

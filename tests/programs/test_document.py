@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from aorta.programs.cli import main
 from aorta.programs.language.emit import ORDERS, Shape, emit, emit_named
-from aorta.programs.simulate.simulator import Costs, Machine, duration_us, simulate
+from aorta.programs.simulator import Costs, Machine, duration_us, simulate
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "pipelining.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aorta.programs.bounds import predict
 from aorta.programs.language.emit import OPS, ORDERS, Shape, emit, emit_named
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.text import parse_program
 from aorta.programs.lint.one_rank import lint
-from aorta.programs.simulate.bounds import predict
-from aorta.programs.simulate.simulator import (
+from aorta.programs.simulator import (
     Costs,
     Machine,
     duration_us,

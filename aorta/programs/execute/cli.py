@@ -53,9 +53,9 @@ def compare(op: str, tiles: tuple[int, ...], streams: tuple[int, ...], as_json: 
     """
     import torch.distributed as dist
 
-    from aorta.programs.execute.comparison.compare import compare as compare_strategies
-    from aorta.programs.execute.comparison.compare import comparison_text
-    from aorta.programs.execute.launched import problem_of, ranks, refuse_long_multiply
+    from aorta.programs.execute.compare import compare as compare_strategies
+    from aorta.programs.execute.compare import comparison_text
+    from aorta.programs.execute.session import problem_of, ranks, refuse_long_multiply
 
     with ranks() as device:
         problem = problem_of(op, options)
@@ -74,7 +74,8 @@ def run(path: str, as_json: bool, **options: Any) -> int:
     """Run a program on streams (without GPUs on threads) and check its result. Exit code 1 if it is wrong."""
     import torch.distributed as dist
 
-    from aorta.programs.execute.launched import ranks, run_program, run_text
+    from aorta.programs.execute.run import run_program, run_text
+    from aorta.programs.execute.session import ranks
 
     with ranks() as device:
         result = run_program(path, device, options)

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from aorta.device.streams import ThreadStreams
-from aorta.programs.execute.binding import Arena
-from aorta.programs.execute.problem import Operands, Problem
-from aorta.programs.execute.strategies.base import StrategyBench, strategy_streams
+from aorta.programs.execute.problem import Arena, Operands, Problem
+from aorta.programs.execute.strategies import StrategyBench, strategy_streams
 
 CPU = torch.device("cpu")
 TIMEOUT_S = 20.0

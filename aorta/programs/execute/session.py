@@ -1,28 +1,42 @@
-"""All ranks of one comparison: what is built, proved and timed is the same on every one of them."""
+"""The ranks of one comparison or run: their process group and device, and a session on one problem.
+
+What a session builds, proves and times is the same on every rank.
+"""
 
 import os
+import sys
+import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import click
 import torch
 import torch.distributed as dist
 
-from aorta.launcher import launched_rank
-from aorta.programs.execute.binding import Arena
-from aorta.programs.execute.problem import Operands, Problem, reference
-from aorta.programs.execute.rounds import Leg, RoundTimes, Stopwatch, Stuck
-from aorta.programs.execute.runtime import agreement, symmetric
-from aorta.programs.execute.strategies.base import (
+from aorta.errors import AortaError
+from aorta.launcher import launched_rank, rank_text
+from aorta.programs.execute import symmetric
+from aorta.programs.execute.collectives import failures
+from aorta.programs.execute.problem import DTYPES, Arena, Operands, Problem, reference
+from aorta.programs.execute.strategies import (
     Strategy,
     StrategyBench,
     StrategyUnavailable,
     strategy_streams,
 )
+from aorta.programs.execute.timing import Leg, RoundTimes, Stopwatch, Stuck
 from aorta.programs.language.expr import HostProgramError
+
+MULTICAST_OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+STUCK_EXIT = 3
+LONGEST_MULTIPLY_S = 0.25
+"""On a CPU: a comparison measures several hundred."""
+SAMPLE = (64, 1024, 1024)
+"""Rows, columns and inner size, at most, of the multiply that tells how fast the CPU is."""
 
 CONTROL_TIMEOUT_S = 60
 NUM_PROOFS = 2
@@ -99,9 +113,9 @@ class StrategySession:
             problem = str(error)
         except Exception as error:  # one rank must not leave the others waiting
             problem = _described(error)
-        failures = agreement.failures(problem, self.control)
-        if failures:
-            return None, next(iter(failures.values()))
+        failed = failures(problem, self.control)
+        if failed:
+            return None, next(iter(failed.values()))
         return strategy, ""
 
     def _proved(self, strategies: list[tuple[str, Strategy]]) -> list[tuple[str, Strategy]]:
@@ -114,9 +128,9 @@ class StrategySession:
             self._product = reference(operands, self.bench.group)
         right = []
         for family, strategy in strategies:
-            failures = agreement.failures(self._proof(strategy), self.control)
-            if failures:
-                self.unavailable[f"{family}: {strategy.label}"] = next(iter(failures.values()))
+            failed = failures(self._proof(strategy), self.control)
+            if failed:
+                self.unavailable[f"{family}: {strategy.label}"] = next(iter(failed.values()))
             else:
                 right.append((family, strategy))
         operands.fill_random()
@@ -148,6 +162,45 @@ class StrategySession:
         return None
 
 
+def _described(error: Exception) -> str:
+    """One line with where it came from; ends up in a table beside strategies that work."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    text = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+    return f"{type(error).__name__}: {text} ({os.path.basename(last.filename)}:{last.lineno})"
+
+
+@contextmanager
+def ranks() -> Iterator[torch.device]:
+    """The process group of torchrun, or of this process alone; destroyed at the end.
+
+    What a user can fix is the same on all ranks: rank 0 prints it, the others leave with the same code.
+    """
+    for name, value in MULTICAST_OFF.items():
+        os.environ.setdefault(name, value)
+    device = local_device()
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if rank_text() is not None:
+        # Without device_id: groups would be split off one communicator, and share its settings.
+        dist.init_process_group(backend)
+    else:
+        store = torch._C._distributed_c10d.HashStore()
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    rank = dist.get_rank()
+    try:
+        yield device
+    except Stuck as error:
+        click.echo(f"error: rank {rank}: {error}", err=True)
+        sys.stderr.flush()
+        os._exit(STUCK_EXIT)  # nothing that waits for the device would return
+    except AortaError:
+        dist.destroy_process_group()
+        if rank:
+            sys.exit(2)
+        raise
+    else:
+        dist.destroy_process_group()
+
+
 _control: dict[Any, dist.ProcessGroup] = {}
 
 
@@ -174,8 +227,30 @@ def local_device() -> torch.device:
     return device
 
 
-def _described(error: Exception) -> str:
-    """One line with where it came from; ends up in a table beside strategies that work."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    text = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
-    return f"{type(error).__name__}: {text} ({os.path.basename(last.filename)}:{last.lineno})"
+def problem_of(op: str, options: dict[str, Any]) -> Problem:
+    """The problem of the command's options on these ranks."""
+    return Problem(
+        op, options["m"], options["n"], options["k"], DTYPES[options["dtype"]], dist.get_world_size()
+    )
+
+
+def refuse_long_multiply(problem: Problem, device: torch.device) -> None:
+    """Raise HostProgramError, on all ranks, where a CPU would take minutes or hours for a comparison."""
+    if device.type != "cpu":
+        return
+    inner, columns = problem.w_shape
+    rows, width, depth = (min(*pair) for pair in zip((problem.m, columns, inner), SAMPLE, strict=True))
+    a, w = torch.ones(rows, depth, dtype=problem.dtype), torch.ones(depth, width, dtype=problem.dtype)
+    a @ w  # the first one also sets threads up
+    began = time.perf_counter()
+    a @ w
+    rate = rows * width * depth / (time.perf_counter() - began)
+    slowest = torch.tensor(rate, dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MIN)
+    multiply_s = problem.m * columns * inner / slowest.item()
+    if multiply_s > LONGEST_MULTIPLY_S:
+        fitting = max(1, int(problem.m * LONGEST_MULTIPLY_S / 2 / multiply_s) // problem.num_ranks)
+        raise HostProgramError(
+            f"without GPUs one multiply of {problem.m} x {problem.n} x {problem.k} takes about"
+            f" {multiply_s:.1f} s here, and hundreds are measured; --m {fitting * problem.num_ranks} would do"
+        )

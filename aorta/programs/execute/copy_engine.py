@@ -17,15 +17,14 @@ from typing import Any, Literal
 import torch
 
 from aorta.device.streams import MAIN
-from aorta.programs.execute.runtime.symmetric import SymmetricBuffer
-from aorta.programs.execute.strategies.base import (
+from aorta.programs.execute.strategies import (
     Strategy,
     StrategyBench,
     StrategyUnavailable,
-    chunk_rows,
     first_line,
     poison,
 )
+from aorta.programs.execute.symmetric import SymmetricBuffer
 from aorta.programs.language.expr import HostProgramError
 
 Action = Callable[[], None]
@@ -313,3 +312,20 @@ def _copy(out: torch.Tensor, source: torch.Tensor) -> Action:
         out.copy_(source)
 
     return copy
+
+
+def chunk_rows(rows: int, num: int, taper: bool = False, multiple: int = 256) -> list[tuple[int, int]]:
+    """[first, end) of num pieces of consecutive rows, cut at multiples where there are rows enough.
+
+    taper: each piece half of what is left, the last two alike: few multiplies, and a short last one.
+    """
+    num = min(num, rows)
+    shares = [0.5 ** min(i + 1, num - 1) for i in range(num)] if taper else [1 / num] * num
+    step = multiple if rows >= multiple * num * (2 if taper else 1) else 1
+    ends, reached = [], 0.0
+    for share in shares:
+        reached += share
+        ends.append(round(reached * rows / step) * step)
+    ends[-1] = rows
+    pieces = list(zip([0, *ends[:-1]], ends, strict=True))
+    return [(first, end) for first, end in pieces if end > first]

@@ -9,9 +9,16 @@ import torch
 import torch.distributed as dist
 
 from aorta.device.streams import MAIN, ThreadStreams
-from aorta.programs.execute.binding import Arena, bind, expected, in_order_of_ranks
-from aorta.programs.execute.problem import Operands, Problem, reference
-from aorta.programs.execute.runtime.executor import Execution, streams_needed
+from aorta.programs.execute.executor import Execution, streams_needed
+from aorta.programs.execute.problem import (
+    Arena,
+    Operands,
+    Problem,
+    bind,
+    expected,
+    in_order_of_ranks,
+    reference,
+)
 from aorta.programs.language.emit import ORDERS, Shape, emit
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.ir import Program

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.device.streams import MAIN, StreamEvent, Streams
-from aorta.programs.execute.runtime import agreement, collectives
+from aorta.programs.execute import collectives
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.ir import (
     Communicate,
@@ -113,12 +113,12 @@ class Execution:
         return None, steps
 
     def _agree(self, problem: str | None, group: dist.ProcessGroup) -> None:
-        mine = [] if problem else agreement.communications(self.program, self.rank, self._tile_bytes())
-        rows = agreement.gathered((problem, mine), group)
+        mine = [] if problem else collectives.communications(self.program, self.rank, self._tile_bytes())
+        rows = collectives.gathered((problem, mine), group)
         for rank, (text, _) in enumerate(rows):
             if text is not None:
                 raise HostProgramError(text if rank == self.rank else f"rank {rank}: {text}")
-        agreement.refuse_mismatch([of_rank for _, of_rank in rows])
+        collectives.refuse_mismatch([of_rank for _, of_rank in rows])
 
     def _tile_bytes(self) -> dict[str, int]:
         sizes = {}
@@ -195,12 +195,12 @@ class Execution:
             if work is not None:
                 self._works[work] = issued
             elif issued:
-                _wait_all(issued)  # point to point has no synchronous form that posts both sides
+                wait_all(issued)  # point to point has no synchronous form that posts both sides
 
         return lambda: self.streams.submit(stream, issue)
 
     def _on_lane_thread(self, op: Communicate, stream: int, launch: Callable[[bool], Any]) -> Action:
-        run = self._paused(op.op, lambda: _wait_all(launch(False)))
+        run = self._paused(op.op, lambda: wait_all(launch(False)))
 
         def issue() -> None:
             finished = self._run_on_lane(op.lane, stream, run)
@@ -223,10 +223,10 @@ class Execution:
         if self.streams.kind == "threads":
             self.streams.wait(stream, work)
         else:
-            self.streams.submit(stream, lambda: _wait_all(work))
+            self.streams.submit(stream, lambda: wait_all(work))
 
     def _launch(self, op: Communicate) -> Callable[[bool], Any]:
-        """A call with async_op; what it returns goes to _wait_all."""
+        """A call with async_op; what it returns goes to wait_all."""
         group = self.groups[str(op.lane)]
         source = None if op.source is None else self.part(op.source)
         out = None if op.out is None else self.part(op.out)
@@ -290,7 +290,7 @@ def _in_place(out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _wait_all(works: Any) -> None:
+def wait_all(works: Any) -> None:
     """The current stream waits; on gloo the thread does."""
     for work in works if isinstance(works, list) else [works]:
         if work is not None:

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from aorta.programs.execute.comparison.compare import StrategyComparison, compare, comparison_text
+from aorta.programs.execute.compare import StrategyComparison, compare, comparison_text
 from aorta.programs.execute.problem import DTYPES, Operands, Problem
-from aorta.programs.execute.rounds import median_of, middle
+from aorta.programs.execute.timing import median_of, middle
 from aorta.programs.language.expr import HostProgramError
 from tests.dist.launch import run_ranks
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 
 from aorta.programs.language.ir import Program
-from aorta.programs.simulate.simulator import Costs, Machine, Ran, duration_us, simulate, timeline
+from aorta.programs.simulator import Costs, Machine, Ran, duration_us, simulate, timeline
 from aorta.timeline.overlap import overlap
 
 

@@ -3,12 +3,12 @@
 import pytest
 
 from tests.dist.launch import run_ranks
-from tests.programs.execute import programs
+from tests.programs import rank_programs
 
 
 @pytest.fixture(scope="module", params=(2, 3), ids=lambda ranks: f"{ranks} ranks")
 def outcome(request: pytest.FixtureRequest) -> list[dict[str, bool]]:
-    return run_ranks(programs.run_every_program, request.param)
+    return run_ranks(rank_programs.run_every_program, request.param)
 
 
 def test_every_emitted_program_gives_the_references_bits(outcome):

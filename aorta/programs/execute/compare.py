@@ -12,14 +12,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from aorta.programs.execute.comparison.session import Family, Make, StrategySession
+from aorta.programs.execute.copy_engine import GatherByCopy, ReduceByCopy
 from aorta.programs.execute.problem import Problem
-from aorta.programs.execute.rounds import Leg, Middle, median_of, middle
-from aorta.programs.execute.strategies.base import Strategy
-from aorta.programs.execute.strategies.chunked import Chunked
-from aorta.programs.execute.strategies.copy_engine import GatherByCopy, ReduceByCopy
-from aorta.programs.execute.strategies.serial import Serial
-from aorta.programs.execute.strategies.torch_symmetric import FusedGather, FusedScatter
+from aorta.programs.execute.session import Family, Make, StrategySession
+from aorta.programs.execute.strategies import Chunked, FusedGather, FusedScatter, Serial, Strategy
+from aorta.programs.execute.timing import Leg, Middle, median_of, middle
 from aorta.programs.language.emit import ORDERS
 from aorta.programs.lint.one_rank import lint
 

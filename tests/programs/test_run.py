@@ -8,7 +8,7 @@ import torch
 from click.testing import CliRunner
 
 from aorta.programs.cli import main
-from aorta.programs.execute.launched import RunResult
+from aorta.programs.execute.run import RunResult
 from aorta.programs.language.emit import Shape, emit
 from aorta.programs.language.text import format_program
 
@@ -72,7 +72,7 @@ def test_lists_of_numbers_are_checked(tiles: str):
 
 @pytest.mark.heavy
 def test_a_comparison_that_a_cpu_would_take_hours_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aorta.programs.execute.launched.local_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr("aorta.programs.execute.session.local_device", lambda: torch.device("cpu"))
     sizes = ["--m", "4194304", "--n", "8192", "--k", "8192"]
     result = CliRunner().invoke(main, ["compare", "--op", "ag_gemm", *sizes])
     assert result.exit_code == 2

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from aorta.device.streams import MAIN
-from aorta.programs.execute.binding import expected
-from aorta.programs.execute.problem import Problem
-from aorta.programs.execute.strategies.base import Strategy, chunk_rows
-from aorta.programs.execute.strategies.copy_engine import GatherByCopy, ReduceByCopy
-from tests.programs.execute.local_peers import LocalBench, Peers
+from aorta.programs.execute.copy_engine import GatherByCopy, ReduceByCopy, chunk_rows
+from aorta.programs.execute.problem import Problem, expected
+from aorta.programs.execute.strategies import Strategy
+from tests.programs.local_peers import LocalBench, Peers
 
 CALLS = 5
 

@@ -1,0 +1,89 @@
+"""Runs a host program on these ranks: checks its result bit for bit, then times it."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from aorta.programs.execute.executor import Execution, lanes_of, streams_needed
+from aorta.programs.execute.problem import bind, expected, in_order_of_ranks, reference
+from aorta.programs.execute.session import StrategySession, problem_of
+from aorta.programs.execute.timing import Leg, median_of
+from aorta.programs.language.expr import HostProgramError
+from aorta.programs.language.text import parse_program
+
+
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A program that ran: whether it was right, and how long it took."""
+
+    program: str
+    ranks: int
+    streams: int
+    device: str
+    right: bool
+    """Every rank's result, twice, has the bits of the computation without overlap."""
+    time_ms: float
+    low_ms: float
+    high_ms: float
+    rounds: int
+
+
+def run_program(path: str, device: torch.device, options: dict[str, Any]) -> RunResult:
+    """Result of a program file on these ranks."""
+    try:
+        program = parse_program(Path(path).read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise HostProgramError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if program.num_ranks != dist.get_world_size():
+        raise HostProgramError(
+            f"{path} is for {program.num_ranks} ranks, {dist.get_world_size()} are running;"
+            f" torchrun --nproc-per-node {program.num_ranks} would start as many"
+        )
+    problem = problem_of(program.name, options)
+    session = StrategySession(problem, device, streams_needed(program, threads=False))
+    bench, lanes = session.bench, lanes_of(program)
+    groups: dict[str, Any] = {lane: dist.new_group() for lane in lanes[1:]}
+    groups |= {lane: bench.group for lane in lanes[:1]}
+    tensors = bind(program, bench.operands, bench.arena)
+    if device.type == "cpu" and len(lanes) > 1:
+        raise HostProgramError("on threads a program may have one lane, this one has several")
+    execution = Execution(program, tensors, bench.streams, groups, control=session.control)
+    bench.operands.fill_integers()
+    product = reference(bench.operands, bench.group, bias="b" in program.buffers())
+    expected_product = expected(problem, product, session.rank, tensors["C"].shape[0])
+    right = True
+    for _ in range(2):
+        execution.poison()
+        session.watch.finish()
+        dist.barrier(group=session.control)
+        execution.run()
+        session.watch.finish()
+        right = right and torch.equal(in_order_of_ranks(problem, tensors["C"]), expected_product)
+    verdicts: list[Any] = [None] * problem.num_ranks
+    dist.all_gather_object(verdicts, right, group=session.control)
+    bench.operands.fill_random()
+    times = session.measure([Leg("run", execution.run)], options["num_rounds"])
+    session.close()
+    median = median_of(times.slowest("run"))
+    return RunResult(
+        program=program.name,
+        ranks=problem.num_ranks,
+        streams=len(execution.stream_numbers),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        right=all(verdicts),
+        time_ms=median.value,
+        low_ms=median.low,
+        high_ms=median.high,
+        rounds=options["num_rounds"],
+    )
+
+
+def run_text(result: RunResult) -> str:
+    verdict = "the reference's bits on every rank" if result.right else "WRONG: differs from the reference"
+    return (
+        f"{result.program}   {result.ranks} x {result.device}   {result.streams} streams\n{verdict}\n"
+        f"{result.time_ms:.3f} ms ({result.low_ms:.3f}..{result.high_ms:.3f}),"
+        f" median of {result.rounds} rounds, slowest rank"
+    )

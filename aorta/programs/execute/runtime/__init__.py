@@ -1,1 +1,0 @@
-"""Host programs on streams and process groups: instructions, collectives, memory that peers address."""

@@ -1,0 +1,308 @@
+"""Strategies: ways of putting a collective beside a matrix multiply, with the same operands and outcome.
+
+Serial is what every gain is measured against; Chunked runs a host program; the fused operators are PyTorch's
+own, what a user would pick today. copy_engine.py has those that push rows into the peers' memory.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from aorta.device.streams import MAIN, DeviceStreams, Streams, ThreadStreams, kept_streams
+from aorta.programs.execute.collectives import all_gather, all_reduce, reduce_scatter
+from aorta.programs.execute.executor import Execution, streams_needed
+from aorta.programs.execute.problem import Arena, Operands, Problem, bind, expected, in_order_of_ranks
+from aorta.programs.execute.symmetric import FlagSignals, SymmetricBuffer, need_symmetric_memory
+from aorta.programs.language.emit import ORDERS, Shape, emit
+from aorta.programs.language.expr import HostProgramError
+
+Settings = dict[str, int | str]
+Transport = Literal["collective", "send_recv", "copy engine"]
+"""collective: what `serial` uses, as it is set up there."""
+
+SIGNAL_SLOTS = 256
+"""Flags per sending rank."""
+
+
+class StrategyUnavailable(Exception):
+    """Reason why a strategy cannot run here; the same on every rank."""
+
+
+@dataclass
+class StrategyBench:
+    """Bench of all strategies: one set of operands, buffers and streams, so that strategies are compared and
+    not their memory. Make streams with strategy_streams()."""
+
+    problem: Problem
+    operands: Operands
+    arena: Arena
+    streams: Streams
+    device: torch.device
+    rank: int
+    group: dist.ProcessGroup
+    """Collectives of the plain kind; normal priority, default number of CTAs."""
+    control: dist.ProcessGroup | None = None
+    """Group for agreements between hosts, which need no device."""
+
+    shared: dict[tuple[str, tuple[int, ...]], SymmetricBuffer] = field(default_factory=dict)
+    made_signals: dict[Streams, FlagSignals] = field(default_factory=dict)
+
+    def symmetric(self, name: str, shape: tuple[int, ...]) -> SymmetricBuffer:
+        """A buffer that all ranks address; the same one for the same name and shape. Collective when it is
+        asked for the first time. Raises HostProgramError or what torch raises where there is none."""
+        key = (name, shape)
+        need_symmetric_memory(self.device)
+        if key not in self.shared:
+            self.shared[key] = SymmetricBuffer(shape, self.problem.dtype, self.device, self.group)
+        return self.shared[key]
+
+    def signals(self, num_slots: int) -> Any:
+        """Signals between the ranks, for this bench's streams; strategies take turns with them. Collective;
+        raises like symmetric()."""
+        need_symmetric_memory(self.device)
+        if num_slots > SIGNAL_SLOTS:
+            raise HostProgramError(f"{num_slots} signals per rank are more than {SIGNAL_SLOTS} flags")
+        assert isinstance(self.streams, DeviceStreams)
+        if self.streams not in self.made_signals:
+            self.made_signals[self.streams] = FlagSignals(
+                SIGNAL_SLOTS, self.streams, self.device, self.group, self.control or self.group
+            )
+        return self.made_signals[self.streams]
+
+    @property
+    def num_workers(self) -> int:
+        """Streams for tiles, numbered from 0."""
+        return len(self.streams) - (2 if self.streams.kind == "threads" else 1)
+
+    @property
+    def copies(self) -> int:
+        """Stream for copies, the one after the workers."""
+        return self.num_workers
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Submits one call to MAIN."""
+        self.streams.submit(MAIN, work)
+
+
+def strategy_streams(num_workers: int, device: torch.device) -> Streams:
+    """Workers and a stream for copies; on threads also one that plays the process group's lane.
+
+    Copies have priority: the few kernels that go with them must not queue behind blocks of a multiply.
+    """
+    if device.type == "cpu":
+        return ThreadStreams(num_workers + 2)
+    return kept_streams([0] * num_workers + [-1], device)
+
+
+class Strategy(ABC):
+    """One way to compute C. Constructing it is collective, and raises Unavailable on all ranks or none."""
+
+    name: str
+    note: str = ""
+    transport: Transport = "collective"
+    """Carrier of the bytes."""
+
+    def __init__(self, bench: StrategyBench, **settings: int | str) -> None:
+        self.bench = bench
+        self.settings: Settings = settings
+
+    @property
+    def label(self) -> str:
+        details = " ".join(f"{key}={value}" for key, value in self.settings.items())
+        return f"{self.name} {details}".strip()
+
+    @abstractmethod
+    def submit(self) -> None:
+        """Submits one computation of C to MAIN and what it forks; joined into MAIN. The host does not wait.
+        Allocates nothing, unless the operator under test does so itself (its note says so)."""
+
+    @abstractmethod
+    def result(self) -> torch.Tensor:
+        """C of the last submit, as expected() has it; valid until the next but one."""
+
+    def expected(self, product: torch.Tensor) -> torch.Tensor:
+        """Part of reference() that this rank holds."""
+        return expected(self.bench.problem, product, self.bench.rank)
+
+    @abstractmethod
+    def poison(self) -> None:
+        """Fills outputs and staging with NaN. Called while no rank runs anything."""
+
+    def communication(self) -> Callable[[], None] | None:
+        """Call that submits all of its communication and nothing else, joined into MAIN."""
+        return None
+
+
+def first_line(error: Exception) -> str:
+    """First line of the error's message, or its type where it has none."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def poison(*tensors: torch.Tensor) -> None:
+    for tensor in tensors:
+        tensor.fill_(float("nan"))
+
+
+class Serial(Strategy):
+    """all_gather then multiply, or multiply then reduce."""
+
+    name = "serial"
+
+    def __init__(self, bench: StrategyBench) -> None:
+        super().__init__(bench)
+        problem, arena = bench.problem, bench.arena
+        self.out = arena.tensor("C", (problem.result_rows, problem.n))
+        self.between = self.out
+        if problem.gathers:
+            self.between = arena.tensor("G", (problem.m, problem.k))
+        elif problem.op == "gemm_rs":
+            self.between = arena.tensor("P", (problem.m, problem.n))
+
+    def submit(self) -> None:
+        if self.bench.problem.gathers:
+            self.communicate()
+            self.multiply()
+        else:
+            self.multiply()
+            self.communicate()
+
+    def communicate(self) -> None:
+        """The collective alone."""
+        operands, group = self.bench.operands, self.bench.group
+        match self.bench.problem.op:
+            case "ag_gemm":
+                self.bench.submit(lambda: all_gather(self.between, operands.a, group))
+            case "gemm_rs":
+                self.bench.submit(lambda: reduce_scatter(self.out, self.between, group))
+            case _:
+                self.bench.submit(lambda: all_reduce(self.out, group))
+
+    def multiply(self) -> None:
+        """The multiply alone."""
+        operands = self.bench.operands
+        a, out = (self.between, self.out) if self.bench.problem.gathers else (operands.a, self.between)
+        self.bench.submit(lambda: torch.mm(a, operands.w, out=out))
+
+    def result(self) -> torch.Tensor:
+        return self.out
+
+    def poison(self) -> None:
+        poison(self.out, self.between)
+
+
+class Chunked(Strategy):
+    """The program of aorta.programs.language.emit for an order, S tiles and n streams.
+
+    Rows of C lie by tiles, not by ranks, as in nvFuser: tiles are contiguous and need no extra copy.
+    """
+
+    name = "chunked"
+
+    def __init__(
+        self,
+        bench: StrategyBench,
+        order: str,
+        tiles: int,
+        streams: int,
+        *,
+        tile_order: str = "depth",
+        comm: str = "collective",
+        asynchronous: bool = True,
+    ) -> None:
+        chunk_settings: dict[str, int | str] = {"order": order, "tiles": tiles, "streams": streams}
+        if tile_order != "depth":
+            chunk_settings["tile_order"] = tile_order
+        super().__init__(bench, **chunk_settings)
+        self.name = order if comm == "collective" else f"{comm} send_recv"
+        fork, join = ORDERS[order]
+        problem = bench.problem
+        try:
+            shape: Any = dict(op=problem.op, fork=fork, join=join, tile_order=tile_order, comm=comm)
+            shape |= dict(num_tiles=tiles, num_streams=streams, num_ranks=problem.num_ranks)
+            self.program = emit(Shape(**shape, asynchronous=asynchronous))
+            tensors = bind(self.program, bench.operands, bench.arena)
+        except HostProgramError as error:
+            raise StrategyUnavailable(str(error)) from None
+        if streams_needed(self.program, threads=False) > bench.num_workers:
+            raise StrategyUnavailable(f"{streams} streams: only {bench.num_workers} were made")
+        if comm != "collective":
+            self.transport = "send_recv"
+        lanes = {"comm": bench.group}
+        self.execution = Execution(self.program, tensors, bench.streams, lanes, control=bench.control)
+
+    def submit(self) -> None:
+        self.execution.run()
+
+    def result(self) -> torch.Tensor:
+        return in_order_of_ranks(self.bench.problem, self.execution.tensors["C"])
+
+    def expected(self, product: torch.Tensor) -> torch.Tensor:
+        return expected(self.bench.problem, product, self.bench.rank, self.execution.tensors["C"].shape[0])
+
+    def poison(self) -> None:
+        self.execution.poison()
+
+
+ALLOCATES = "the operator allocates its results itself"
+MULTICAST_ROWS = 2048
+"""Rows up to which torch may multicast. With return_A the gather never does."""
+
+
+class TorchSymmetric(Strategy):
+    """Base: results are whatever the operator returned last."""
+
+    note = ALLOCATES
+    transport = "copy engine"
+    op: str
+
+    def __init__(self, bench: StrategyBench, **settings: int | str) -> None:
+        super().__init__(bench, **settings)
+        try:
+            need_symmetric_memory(bench.device)
+        except HostProgramError as error:
+            raise StrategyUnavailable(str(error)) from None
+        import torch.distributed._symmetric_memory  # registers the operators
+
+        if not hasattr(torch.ops.symm_mem, self.op):
+            raise StrategyUnavailable(f"this torch has no {self.op}")
+        self.group_name = bench.group.group_name
+        self.out = torch.empty(0, device=bench.device)
+
+    def result(self) -> torch.Tensor:
+        return self.out
+
+    def poison(self) -> None:
+        """The result of the last call is dropped; the operator's memory cannot be reached."""
+        self.out = torch.full_like(self.out, float("nan"))
+
+
+class FusedGather(TorchSymmetric):
+    """fused_all_gather_matmul: copy engines pull, two streams multiply."""
+
+    name = "torch fused_all_gather_matmul"
+    op = "fused_all_gather_matmul"
+
+    def submit(self) -> None:
+        operands = self.bench.operands
+        keeps_gathered = self.bench.problem.m <= MULTICAST_ROWS
+        _, outputs = torch.ops.symm_mem.fused_all_gather_matmul(
+            operands.a, [operands.w], 0, self.group_name, return_A=keeps_gathered
+        )
+        self.out = outputs[0]
+
+
+class FusedScatter(TorchSymmetric):
+    """fused_matmul_reduce_scatter."""
+
+    name = "torch fused_matmul_reduce_scatter"
+    op = "fused_matmul_reduce_scatter"
+
+    def submit(self) -> None:
+        operands = self.bench.operands
+        self.out = torch.ops.symm_mem.fused_matmul_reduce_scatter(
+            operands.a, operands.w, "sum", 0, self.group_name
+        )

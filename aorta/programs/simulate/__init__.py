@@ -1,1 +1,0 @@
-"""The time of a host program on simulated streams and queues."""
