@@ -283,7 +283,7 @@ def orders_section(results: Results, device: Any, small: bool) -> None:
             for tiles, streams in CONFIGURATIONS:
                 made = chunked_maker(Chunked, order, tiles, streams)
                 families.append(Family(f"{order}/S{tiles}/n{streams}", [made]))
-        built = {name: of[0] for name, of in session.build(families).items()}
+        built: dict[str, Any] = {name: of[0] for name, of in session.build(families).items()}
         legs = [Leg(name, strategy.submit) for name, strategy in built.items()]
         legs += chain_legs(built, side, session.control)
         legs += edge_legs(session.bench.streams, device, side)

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from aorta.programs.cli import main
-from aorta.programs.language.emit import ORDERS, Shape, emit, emit_named
+from aorta.programs.language.emit import ORDERS, emit_named
 from aorta.programs.simulator import Costs, Machine, duration_us, simulate
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "pipelining.md"
@@ -46,7 +46,7 @@ def shell(command, folder):
 @pytest.mark.heavy
 def test_every_command_of_the_document_prints_what_it_shows(tmp_path):
     found = list(commands())
-    assert len(found) >= 10
+    assert len(found) >= 7
     for command, expected in found:
         printed, _ = shell(command, tmp_path)
         assert printed.rstrip("\n") == expected.rstrip("\n"), command
@@ -78,17 +78,3 @@ def test_the_table_of_queues_is_what_the_simulator_gives():
     for name, values in rows:
         program = emit_named(name)
         assert values == [duration_us(simulate(program, Costs(comm_us=1, gemm_us=1), m)) for m in machines]
-
-
-def test_the_table_of_room_is_what_the_simulator_gives():
-    rows = list(cells("`both_hoisted`, `--comm-entry 1"))
-    assert len(rows) == 7
-    for name, values in rows:
-        shape = Shape(
-            op="ag_gemm" if name.startswith("AG") else "gemm_rs",
-            num_streams=int(re.search(r"(\d) worker", name)[1]),
-            tile_order="breadth" if "breadth" in name else "depth",
-        )
-        for queues, value in zip((1, 8), values, strict=True):
-            machine = Machine(num_queues=queues, comm_entry=1, wait_us=2)
-            assert value == duration_us(simulate(emit(shape), Costs(comm_us=100, gemm_us=120), machine))

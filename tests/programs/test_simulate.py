@@ -176,6 +176,30 @@ def test_on_one_queue_there_is_no_race():
         assert took == pytest.approx(4 * 3, abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("shape", "one_queue", "eight"),
+    [
+        pytest.param({}, 1780, 1066, id="gather, 4 workers"),
+        pytest.param({"num_streams": 2}, 1780, 1372, id="gather, 2 workers"),
+        pytest.param({"num_streams": 1, "tile_order": "breadth"}, 1664, 1066, id="gather, breadth"),
+        pytest.param({"op": "gemm_rs"}, 1792, 1364, id="scatter, 4 workers"),
+        pytest.param({"op": "gemm_rs", "num_streams": 2}, 1792, 1468, id="scatter, 2 workers"),
+        pytest.param(
+            {"op": "gemm_rs", "num_streams": 1, "tile_order": "breadth"},
+            1078,
+            1162,
+            id="scatter, breadth on 1",
+        ),
+        pytest.param({"op": "gemm_rs", "tile_order": "breadth"}, 1078, 1662, id="scatter, breadth on 4"),
+    ],
+)
+def test_a_multiply_that_fills_the_device_keeps_later_communication_out(shape, one_queue, eight):
+    # Eight tiles of 100 + 120, both hoisted: serial 1760, pipeline bound 1060.
+    program, costs = emit(Shape(**shape)), Costs(comm_us=100, gemm_us=120)
+    assert total(program, costs, num_queues=1, comm_entry=1, wait_us=2) == one_queue
+    assert total(program, costs, num_queues=8, comm_entry=1, wait_us=2) == eight
+
+
 def test_two_lanes_share_the_link():
     program = emit(Shape(num_tiles=2, num_streams=2, num_lanes=2))
     ran = simulate(program, Costs(comm_us=10, gemm_us=10))
