@@ -18,24 +18,24 @@ from aorta.programs.simulator import QUEUE_MODELS, Costs, Machine, simulate, tim
 COMMANDS = {
     "compare": (
         "aorta.programs.execute.cli:compare",
-        "Measure overlap strategies for a shape, under torchrun.",
+        "Measure orders and strategies for a shape, under torchrun.",
     ),
-    "emit": ("aorta.programs.cli:emit_command", "Print a program."),
+    "emit": ("aorta.programs.cli:emit_command", "Print an overlapped multiply as a program."),
     "lint": (
         "aorta.programs.cli:lint_command",
-        "Missing and false dependencies of a program, or of what ran.",
+        "Find races and needless waits in a program, or in what ran.",
     ),
     "rewrite": (
         "aorta.programs.cli:rewrite_command",
-        "Print the program rewritten, without a lost dependency.",
+        "Hoist forks and joins, or prefetch, keeping every dependency.",
     ),
-    "run": ("aorta.programs.execute.cli:run", "Run a program on streams or threads and check its result."),
+    "run": ("aorta.programs.execute.cli:run", "Run a program under torchrun and check its result."),
     "simulate": (
         "aorta.programs.cli:simulate_command",
-        "Predicted time, bounds, efficiency, waterfall, timeline.",
+        "Predict the time of a program, and where it goes.",
     ),
 }
-"""By name: where it is, and its help. Two need torch, and are loaded when they are called."""
+"""Name -> (function, help). Two commands need torch, and are loaded when they are called."""
 
 MACHINE = ("num_queues", "model", "timing_events", "wait_us", "comm_entry")
 """Options of simulate that describe the machine; the others are costs."""
@@ -45,7 +45,7 @@ RACE_EXIT = 1
 
 @click.group(cls=LazyGroup, commands=COMMANDS)
 def main() -> None:
-    """Host programs of overlapped communication and compute: what serialises, and what it costs."""
+    """Host programs: loops that overlap communication with compute, what serialises them, what it costs."""
 
 
 def as_program(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,24 +56,42 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obje
 
 
 @click.command("emit")
-@click.option("--op", type=click.Choice(OPS), default="ag_gemm", show_default=True)
+@click.option(
+    "--op",
+    type=click.Choice(OPS),
+    default="ag_gemm",
+    show_default=True,
+    help="Collective around the multiply.",
+)
 @click.option("--order", type=click.Choice(list(ORDERS)), help="Where fork and join stand, by name.")
 @click.option("--fork", type=click.Choice(PLACES), help="Instead of --order; none plants a race.")
 @click.option("--join", type=click.Choice(PLACES[:2]), help="Instead of --order.")
-@click.option("--tile-order", type=click.Choice(TILE_ORDERS), default="depth", show_default=True)
+@click.option(
+    "--tile-order",
+    type=click.Choice(TILE_ORDERS),
+    default="depth",
+    show_default=True,
+    help="breadth issues all communication first.",
+)
 @click.option("--offset-by-rank", is_flag=True, help="Each rank computes its own tile first (breadth).")
-@click.option("--tiles", "num_tiles", type=int, default=8, show_default=True)
-@click.option("--streams", "num_streams", type=int, default=4, show_default=True)
+@click.option("--tiles", "num_tiles", type=int, default=8, show_default=True, help="Pieces of the rows.")
+@click.option("--streams", "num_streams", type=int, default=4, show_default=True, help="Worker streams.")
 @click.option("--lanes", "num_lanes", type=int, default=1, show_default=True, help="Process groups.")
-@click.option("--ranks", "num_ranks", type=int, default=2, show_default=True)
-@click.option("--comm", type=click.Choice(COMMS), default="collective", show_default=True)
+@click.option("--ranks", "num_ranks", type=int, default=2, show_default=True, help="Ranks that run the text.")
+@click.option(
+    "--comm",
+    type=click.Choice(COMMS),
+    default="collective",
+    show_default=True,
+    help="ring and pairwise send tiles, for ag_gemm.",
+)
 @click.option("--synchronous", is_flag=True, help="Collectives run on the worker stream itself.")
 @click.option("--staging", "num_staging", type=int, help="Staging buffers of gemm_rs.")
-@click.option("--bias", is_flag=True)
+@click.option("--bias", is_flag=True, help="Add a bias, for ag_gemm.")
 def emit_command(
     order: str | None, fork: str | None, join: str | None, synchronous: bool, **shape_options: Any
 ) -> None:
-    """Print a program."""
+    """Print an overlapped matrix multiply as a host program."""
     if order is not None and (fork is not None or join is not None):
         raise HostProgramError("--order already says where fork and join stand; give it or --fork and --join")
     places = ORDERS[order] if order is not None else (fork or "hoisted", join or "hoisted")
@@ -83,8 +101,8 @@ def emit_command(
 
 @click.command("rewrite")
 @as_program
-@click.option("--hoist-fork", is_flag=True)
-@click.option("--hoist-join", is_flag=True)
+@click.option("--hoist-fork", is_flag=True, help="Fork before the loop.")
+@click.option("--hoist-join", is_flag=True, help="Join after the loop.")
 @click.option("--prefetch", "distance", type=int, help="Issue tiles this far ahead.")
 def rewrite_command(path: str, hoist_fork: bool, hoist_join: bool, distance: int | None) -> None:
     """Print the program rewritten, after checking that no dependency of its data was lost."""
@@ -107,7 +125,9 @@ def rewrite_command(path: str, hoist_fork: bool, hoist_join: bool, distance: int
 @JSON
 @click.option("--all", "show_all", is_flag=True, help="Every edge, not the first of each kind.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Kineto trace with sync events.")
-@click.option("--rank", type=int, default=0, show_default=True, help="That recorded --trace or --graph.")
+@click.option(
+    "--rank", type=int, default=0, show_default=True, help="The rank that recorded --trace or --graph."
+)
 @click.option(
     "--graph", "graph_path", type=click.Path(path_type=Path), help="Captured CUDA graph: DOT or JSON."
 )
@@ -119,7 +139,7 @@ def lint_command(
     graph_path: Path | None,
     rank: int,
 ) -> int:
-    """Missing and false dependencies of a program, or of what ran. Exit code 1 on a race.
+    """Find missing and false dependencies of a program, or of what ran. Exit code 1 on a race.
 
     One PROGRAM for all ranks, or one per rank. With --trace or --graph the dependencies of a recorded
     run, compared with those that PROGRAM (if given) would cause.
@@ -162,12 +182,24 @@ def _lint_recorded(
 
 @click.command("simulate")
 @as_program
-@click.option("--comm-us", type=float, required=True, help="One communication slice alone.")
-@click.option("--gemm-us", type=float, required=True, help="One GEMM slice alone.")
-@click.option("--user-us", type=float, default=0.0, help="One other operation alone.")
+@click.option("--comm-us", type=float, required=True, help="Time of one communication slice alone.")
+@click.option("--gemm-us", type=float, required=True, help="Time of one GEMM slice alone.")
+@click.option("--user-us", type=float, default=0.0, help="Time of one user(...) operation alone.")
 @click.option("--host-us", type=float, default=0.0, show_default=True, help="Host time per instruction.")
-@click.option("--comm-slowdown", type=float, default=1.0, show_default=True, help="Under compute.")
-@click.option("--compute-slowdown", type=float, default=1.0, show_default=True, help="Under communication.")
+@click.option(
+    "--comm-slowdown",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Factor on communication under compute.",
+)
+@click.option(
+    "--compute-slowdown",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Factor on compute under communication.",
+)
 @click.option("--queues", "num_queues", type=int, help="Hardware queues; default: one per stream.")
 @click.option(
     "--queue-model", "model", type=click.Choice(QUEUE_MODELS), default="start-order", show_default=True
@@ -176,7 +208,11 @@ def _lint_recorded(
     "--timing-events", is_flag=True, help="A timing event after each communication drains its queue."
 )
 @click.option(
-    "--wait-us", type=float, default=0.0, show_default=True, help="From an event to who waits for it."
+    "--wait-us",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Delay from an event to the stream that waits for it.",
 )
 @click.option(
     "--comm-entry",
@@ -185,13 +221,13 @@ def _lint_recorded(
     show_default=True,
     help="Share of a GEMM after which communication finds room beside it; 1: at its end.",
 )
-@click.option("--rank", type=int, default=0, show_default=True)
-@click.option("--perfetto", type=click.Path(path_type=Path), help="Write the timeline, .json.gz.")
+@click.option("--rank", type=int, default=0, show_default=True, help="Rank to simulate.")
+@click.option("--perfetto", type=click.Path(path_type=Path), help="Write the timeline to this .json.gz file.")
 @JSON
 def simulate_command(
     path: str, rank: int, perfetto: Path | None, as_json: bool, **model_options: Any
 ) -> None:
-    """Predicted time, bounds, efficiency, waterfall and timeline of one rank."""
+    """Predict the time of one rank: bounds, efficiency, where the time goes, timeline."""
     from aorta.programs import show
     from aorta.programs.bounds import predict
 
@@ -229,6 +265,6 @@ def read_program(path: str) -> Program:
 
 
 def print_result(as_json: bool, result: msgspec.Struct, text: Callable[[], str]) -> None:
-    """One JSON object, or the text."""
+    """Prints the result as one JSON object, or its text."""
     with output_of_verdict():
         click.echo(msgspec.json.format(msgspec.json.encode(result)).decode() if as_json else text())

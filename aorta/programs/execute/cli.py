@@ -15,10 +15,23 @@ WRONG_EXIT = 1
 
 SIZES = (
     click.option("--m", type=int, required=True, help="Rows of the whole product."),
-    click.option("--n", type=int, required=True, help="Its columns on one rank."),
+    click.option("--n", type=int, required=True, help="Columns of the product on one rank."),
     click.option("--k", type=int, required=True, help="Inner size; split over ranks by gemm_rs and gemm_ar."),
-    click.option("--dtype", type=click.Choice(DTYPE_NAMES), default="bf16", show_default=True),
-    click.option("--rounds", "num_rounds", type=click.IntRange(min=8), default=30, show_default=True),
+    click.option(
+        "--dtype",
+        type=click.Choice(DTYPE_NAMES),
+        default="bf16",
+        show_default=True,
+        help="Type of the operands.",
+    ),
+    click.option(
+        "--rounds",
+        "num_rounds",
+        type=click.IntRange(min=8),
+        default=30,
+        show_default=True,
+        help="Timed rounds.",
+    ),
 )
 
 
@@ -29,7 +42,7 @@ def sizes(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def numbers(context: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
-    """'1,2,4' as (1, 2, 4)."""
+    """Parses '1,2,4' to (1, 2, 4)."""
     try:
         parsed = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
@@ -40,13 +53,21 @@ def numbers(context: click.Context, option: click.Parameter, text: str) -> tuple
 
 
 @click.command("compare")
-@click.option("--op", type=click.Choice(OPS), required=True)
+@click.option("--op", type=click.Choice(OPS), required=True, help="Collective around the multiply.")
 @sizes
-@click.option("--tiles", default="1,2,4,8,16", show_default=True, callback=numbers, help="S.")
-@click.option("--streams", default="1,2,4,8", show_default=True, callback=numbers, help="Worker streams.")
+@click.option(
+    "--tiles", default="1,2,4,8,16", show_default=True, callback=numbers, help="Numbers of tiles to try."
+)
+@click.option(
+    "--streams",
+    default="1,2,4,8",
+    show_default=True,
+    callback=numbers,
+    help="Numbers of worker streams to try.",
+)
 @JSON
 def compare(op: str, tiles: tuple[int, ...], streams: tuple[int, ...], as_json: bool, **options: Any) -> None:
-    """Measure overlap strategies for a shape: time, bounds, efficiency, and where the rest goes.
+    """Measure orders and overlap strategies for one shape, and name the best.
 
     One process per GPU; without GPUs on gloo, where threads stand in for streams. torchrun takes --m for an
     abbreviation of its own unless it sees -- first: torchrun --nproc-per-node 2 -m -- aorta.host_ir compare …
