@@ -165,7 +165,7 @@ def duration_us(ran: list[Ran]) -> float:
 
 
 def timeline(ran: list[Ran], rank: int = 0) -> Timeline:
-    """The same as a Timeline of source projected, beginning with the first instruction."""
+    """A Timeline of source projected, beginning with the first instruction."""
     spans = [
         Span(
             kernel.start_us / 1e3,

@@ -7,7 +7,7 @@ import torch
 
 from aorta.programs.execute.compare import StrategyComparison, compare, comparison_text
 from aorta.programs.execute.problem import DTYPES, Operands, Problem
-from aorta.programs.execute.timing import median_of, middle
+from aorta.programs.execute.timing import figure_of, median_of
 from aorta.programs.language.expr import HostProgramError
 from tests.dist.launch import run_ranks
 
@@ -106,11 +106,11 @@ def test_the_middle_of_rounds_has_an_interval_of_its_median():
     found = median_of(values)
     # The median's standard error is 1.253 sigma / sqrt(n) = 0.063, so 95 % is about 0.123 either side.
     assert found.value == np.median(values)
-    assert found.half_width == pytest.approx(0.123, rel=0.35)
+    assert (found.high - found.low) / 2 == pytest.approx(0.123, rel=0.35)
     assert found.low < 10.0 < found.high
 
 
 def test_figures_of_rounds_are_drawn_together():
     drift = np.linspace(1.0, 2.0, 60)
-    found = middle({"a": drift, "b": drift + 0.5}, lambda medians: medians["b"] - medians["a"])
+    found = figure_of({"a": drift, "b": drift + 0.5}, lambda medians: medians["b"] - medians["a"])
     assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))

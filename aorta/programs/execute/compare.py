@@ -16,7 +16,7 @@ from aorta.programs.execute.copy_engine import GatherByCopy, ReduceByCopy
 from aorta.programs.execute.problem import Problem
 from aorta.programs.execute.session import Family, Make, StrategySession
 from aorta.programs.execute.strategies import Chunked, FusedGather, FusedScatter, Serial, Strategy
-from aorta.programs.execute.timing import Leg, Middle, median_of, middle
+from aorta.programs.execute.timing import Figure, Leg, figure_of, median_of
 from aorta.programs.language.emit import ORDERS
 from aorta.programs.lint.one_rank import lint
 
@@ -27,14 +27,6 @@ COPY_CHUNKS = (1, 2, 4, 8, 16)
 COPIES_ALONE = "copy engine alone"
 SETTINGS = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "TORCH_NCCL_HIGH_PRIORITY")
 SETTING_PREFIXES = ("NCCL_", "RCCL_", "TORCH_SYMM_MEM_", "TORCH_NCCL_")
-
-
-class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """A median over rounds with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,12 +212,10 @@ class _Final:
             versions=versions(),
             environment=environment(),
             rounds=self.num_rounds,
-            serial_ms=_figure(median_of(self.times.slowest("serial/ahead"))),
-            comm_ms=_figure(median_of(self.times.slowest("comm"))),
-            gemm_ms=_figure(median_of(self.times.slowest("gemm"))),
-            copy_engine_ms=(
-                _figure(median_of(self.times.slowest("copies"))) if "copies" in self.times.ms else None
-            ),
+            serial_ms=median_of(self.times.slowest("serial/ahead")),
+            comm_ms=median_of(self.times.slowest("comm")),
+            gemm_ms=median_of(self.times.slowest("gemm")),
+            copy_engine_ms=(median_of(self.times.slowest("copies")) if "copies" in self.times.ms else None),
             bound_ms=max(self._median("comm"), self._median("gemm")),
             rows=rows,
             unavailable=self.session.unavailable,
@@ -257,8 +247,8 @@ class _Final:
             name=strategy.name,
             settings=strategy.settings,
             note=strategy.note,
-            time_ms=_figure(time),
-            time_host_level_ms=_figure(median_of(self.level_times.slowest(family))),
+            time_ms=time,
+            time_host_level_ms=median_of(self.level_times.slowest(family)),
             exposed_ms=time.value - gemm_ms,
             time_over_gemm=time.value / gemm_ms,
             efficiency=efficiency,
@@ -276,19 +266,19 @@ class _Final:
         """Gain over serial as a share of the most possible, all drawn from the same rounds."""
         columns = {"serial": "serial/ahead", "comm": "comm", "gemm": "gemm", "time": f"{family}/ahead"}
         rounds = {name: self.times.slowest(leg) for name, leg in columns.items()}
-        gain = middle(rounds, lambda m: m["serial"] - max(m["comm"], m["gemm"]))
+        gain = figure_of(rounds, lambda m: m["serial"] - max(m["comm"], m["gemm"]))
         if gain.low <= 0:
             return None
-        return _figure(
-            middle(rounds, lambda m: (m["serial"] - m["time"]) / (m["serial"] - max(m["comm"], m["gemm"])))
+        return figure_of(
+            rounds, lambda m: (m["serial"] - m["time"]) / (m["serial"] - max(m["comm"], m["gemm"]))
         )
 
     def _efficiency_of(self, family: str, bound_ms: float) -> Figure | None:
-        """The same against a fixed bound."""
+        """The share of the most possible where the bound is a fixed time."""
         rounds = {"serial": self.times.slowest("serial/ahead"), "time": self.times.slowest(f"{family}/ahead")}
-        if middle(rounds, lambda m: m["serial"] - bound_ms).low <= 0:
+        if figure_of(rounds, lambda m: m["serial"] - bound_ms).low <= 0:
             return None
-        return _figure(middle(rounds, lambda m: (m["serial"] - m["time"]) / (m["serial"] - bound_ms)))
+        return figure_of(rounds, lambda m: (m["serial"] - m["time"]) / (m["serial"] - bound_ms))
 
     def _transport_ms(self, strategy: Strategy) -> float | None:
         leg = {"collective": "comm", "copy engine": "copies"}.get(strategy.transport)
@@ -335,10 +325,6 @@ def _verdict(rows: Sequence[StrategyRow]) -> str:
     text = f"best: {best.family} ({settings}), {gain:.0f} % less time than serial"
     losers = [row.family for row in rows if row.time_ms.low > serial.time_ms.high]
     return f"{text}; slower than serial: {', '.join(losers)}" if losers else text
-
-
-def _figure(middle: Middle) -> Figure:
-    return Figure(value=middle.value, low=middle.low, high=middle.high)
 
 
 HEAD = ("strategy", "settings", "ms", "95 %", "x multiply", "efficiency", "x own bound", "own", "host level")

@@ -78,11 +78,6 @@ class Problem:
         """Rows of C on one rank."""
         return self.shard_rows if self.op == "gemm_rs" else self.m
 
-    @property
-    def flops(self) -> int:
-        """FLOPs of one rank."""
-        return 2 * self.m * self.w_shape[0] * self.n
-
 
 class Operands:
     """A, W and a bias of this rank, filled with noise to be timed or with integers to be checked."""
@@ -95,19 +90,19 @@ class Operands:
         self.w = torch.empty(problem.w_shape, dtype=problem.dtype, device=device)
         self.bias = torch.zeros(problem.n, dtype=problem.dtype, device=device)
 
-    def fill_random(self, seed: int = 0) -> None:
+    def fill_random(self) -> None:
         """Normal noise. The power that a multiply draws, and with it the clock, depends on the data."""
-        generator = torch.Generator(self.device).manual_seed(seed * 1009 + self.rank)
+        generator = torch.Generator(self.device).manual_seed(self.rank)
         self.a.normal_(generator=generator)
         self.w.normal_(std=self.problem.k**-0.5, generator=generator)
         self.bias.zero_()
 
-    def fill_integers(self, seed: int = 0) -> None:
+    def fill_integers(self) -> None:
         """Small integers, so few per row that no partial sum leaves the exact range of the type.
 
         Which columns of A are not zero differs from row to row, so that a row in the wrong place shows.
         """
-        generator = torch.Generator(self.device).manual_seed(seed * 1013 + self.rank + 1)
+        generator = torch.Generator(self.device).manual_seed(self.rank + 1)
         rows, columns = self.a.shape
         stride = self._stride()
         of_column = torch.arange(columns, device=self.device, dtype=torch.int32)

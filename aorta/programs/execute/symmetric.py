@@ -37,7 +37,7 @@ def need_symmetric_memory(device: torch.device) -> None:
 
 
 class SymmetricBuffer:
-    """The same shape on every rank, each readable and writable by all."""
+    """A buffer on every rank, each readable and writable by all ranks."""
 
     def __init__(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -144,20 +145,15 @@ def wait_for(event: StreamEvent, timeout_s: float) -> None:
         time.sleep(POLL_S)
 
 
-@dataclass(frozen=True, slots=True)
-class Middle:
+class Figure(msgspec.Struct, frozen=True):
     """A figure of medians over rounds, with the interval of 95 % of its bootstrap draws."""
 
     value: float
     low: float
     high: float
 
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
 
-
-def middle(columns: Mapping[str, Floats], figure: Callable[[Mapping[str, float]], float]) -> Middle:
+def figure_of(columns: Mapping[str, Floats], figure: Callable[[Mapping[str, float]], float]) -> Figure:
     """figure(medians) with its interval: whole rounds are drawn, all columns together, because legs of one
     round share clocks and temperature. Seeded: the same data gives the same interval.
     """
@@ -168,8 +164,9 @@ def middle(columns: Mapping[str, Floats], figure: Callable[[Mapping[str, float]]
     medians = np.median(data[:, drawn], axis=2)
     values = [figure(dict(zip(names, row, strict=True))) for row in medians.T.tolist()]
     low, high = np.percentile(values, INTERVAL)
-    return Middle(value, float(low), float(high))
+    return Figure(value, float(low), float(high))
 
 
-def median_of(values: Floats) -> Middle:
-    return middle({"x": values}, lambda medians: medians["x"])
+def median_of(values: Floats) -> Figure:
+    """The median with its interval."""
+    return figure_of({"x": values}, lambda medians: medians["x"])

@@ -88,7 +88,7 @@ def emit(shape: Shape) -> Program:
 
 
 def emit_named(order: str, **shape_options: object) -> Program:
-    """The same for one of ORDERS; the other fields of Shape as keywords."""
+    """The program of one of ORDERS; the other fields of Shape as keywords."""
     if order not in ORDERS:
         raise HostProgramError(f"unknown order {order!r}; known: {', '.join(ORDERS)}")
     fork, join = ORDERS[order]

@@ -53,7 +53,7 @@ def index(text: str | int) -> Index:
 
 
 def index_of(tree: ast.expr) -> Index:
-    """The same from a syntax tree."""
+    """An index from a syntax tree, as index() makes it."""
     if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
         raise HostProgramError("an index expression is too long")
     _check(tree)

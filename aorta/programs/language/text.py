@@ -49,7 +49,7 @@ from aorta.programs.language.ir import (
 
 MAX_RANKS = 1024
 MAX_TILES = 10_000
-"""Of a buffer."""
+"""Most tiles of one buffer."""
 MAX_COST_US = 1e12
 RESERVED = frozenset(("rank", "ranks"))
 BUFFER_ROLES: dict[str, Role] = {"input": "input", "output": "output", "allocate": "scratch"}
