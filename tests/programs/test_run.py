@@ -58,6 +58,25 @@ def test_what_cannot_run_is_one_line(tmp_path: Path, given, sizes, words):
     assert output.count("\n") == 1
 
 
+HEAD = 'program("ag_gemm", ranks=1)\nA = input(2)\nW = input()\nG = allocate(2)\nC = output(2)\n'
+USER = 'user("scale", reads=[A[0]], writes=[G[0]])\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (USER, "has no communication: there is nothing to overlap"),
+        (USER + "all_gather(A[1], out=G[1], lane=comm)\n", "scale is neither communication nor a multiply"),
+    ],
+)
+def test_a_program_with_other_work_is_refused_in_one_line(tmp_path: Path, body: str, words: str) -> None:
+    path = tmp_path / "program.txt"
+    path.write_text(HEAD + body)
+    code, output = invoked("run", str(path), *SIZES)
+    assert (code, output.count("\n")) == (2, 1)
+    assert words in output
+
+
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path):
     code, output = invoked("run", str(tmp_path / "none.txt"), *SIZES)
     assert (code, output) == (2, f"error: cannot read {tmp_path}/none.txt: No such file or directory\n")

@@ -41,6 +41,8 @@ def run_program(path: str, device: torch.device, options: dict[str, Any]) -> Run
             f"{path} is for {program.num_ranks} ranks, {dist.get_world_size()} are running;"
             f" torchrun --nproc-per-node {program.num_ranks} would start as many"
         )
+    if not lanes_of(program):
+        raise HostProgramError(f"{path} has no communication: there is nothing to overlap")
     problem = problem_of(program.name, options)
     session = StrategySession(problem, device, streams_needed(program, threads=False))
     bench, lanes = session.bench, lanes_of(program)
