@@ -18,7 +18,7 @@ import msgspec
 import torch
 from cases import environment
 
-from aorta.device.cuda import EventClock, current_raw_stream, current_stream, is_capturing
+from aorta.device.backend import accelerator
 
 
 def main() -> None:
@@ -46,7 +46,8 @@ def calls() -> dict[str, Callable[[], Any]]:
     other = torch.cuda.Stream().record_event()
     event.record()
     torch.cuda.synchronize()
-    clock, own = EventClock(torch.device("cuda", index)), current_stream(index).stream
+    devices = accelerator()
+    clock, own = devices.clock(devices.current_device()), devices.current_stream(index).stream
     base: Any = torch._C._CudaEventBase
     small = torch.ones(8, device="cuda")
 
@@ -58,8 +59,8 @@ def calls() -> dict[str, Callable[[], Any]]:
         "event record": lambda: base.record(event, stream),
         "event query": lambda: base.query(event),
         "stream waits for event": lambda: base.wait(other, stream),
-        "is capturing": is_capturing,
-        "current raw stream": lambda: current_raw_stream(index),
+        "is capturing": devices.is_capturing,
+        "current raw stream": lambda: devices.current_raw_stream(index),
         "mark, recycled": mark,
         "memory statistics": lambda: torch._C._cuda_memoryStats(index),
         "launch of a small kernel": lambda: small.add_(1),

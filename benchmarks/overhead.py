@@ -39,14 +39,14 @@ from pinning import pin_threads
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
-from aorta.device import cuda
+from aorta.device.backend import accelerator
 from aorta.recording.run_folder import numbers
 from aorta.timeline.statistics import median_interval
 
 CASE_NAMES = ("fsdp", "fsdp_short", "tp", "ddp")
 WARM_STEPS = 6
 SWITCH_STEPS = 2
-RECORD = cuda._record
+RECORD = accelerator().record
 EVENTS_POLL_S, NEVER_S = numbers.POLL_S, 3600.0
 SPARE = cycle([torch.cuda.Event(enable_timing=True) for _ in range(512 * torch.cuda.is_available())])
 PARTS = ("timed_every_4", "waiting", "dispatcher", "twice", "unresolved", "unrecorded", "untimed")
@@ -275,12 +275,18 @@ class Instrument(Subject):
                 self.recorder._writer._extractor.ready = lambda step, closing: closing
             if self.variant == "unrecorded":
                 self.recorder.journal.closed.clear()  # none of it can be read
-                cuda._record = lambda event, stream: None
+                self._record_by(lambda event, stream: None)
             if self.variant == "twice":
-                cuda._record = recorded_twice
+                self._record_by(recorded_twice)
         else:
             self.recorder.pause()
-            cuda._record = RECORD
+            self._record_by(RECORD)
+
+    def _record_by(self, record: Any) -> None:
+        """Have the recorder put its events on streams by this function."""
+        accelerator().record = record
+        if self.recorder._clock is not None and self.recorder._clock.is_device:
+            self.recorder._clock._record = self.recorder._event_observer._order._record = record
 
     def step(self) -> None:
         noted = self.on and not (self.variant == "untimed" or (self.variant == RECORDS and self.opened))

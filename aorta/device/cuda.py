@@ -1,172 +1,217 @@
-"""CUDA and HIP: event marks, raw stream handles, and streams named for their work.
+"""CUDA and HIP devices: torch presents HIP under torch.cuda, so one file serves both.
 
-torch presents HIP under torch.cuda, so one file serves both. What runs once per collective calls torch's
-C functions directly: each Python frame costs microseconds in a loop whose kernels have cleared the caches.
-A torch without CUDA has none of them, and nothing here is called there.
+What runs once per collective are torch's C functions themselves. A torch without CUDA has none of them, and
+nothing here calls them there.
 """
 
 import ctypes
-from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from time import monotonic_ns
+from operator import attrgetter
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity
 
-from aorta.device.elapsed import ElapsedReader, runtime_elapsed
-from aorta.device.marks import Mark, NotPassedError
+from aorta.device.backend import Backend, MemoryUse
+from aorta.device.elapsed import Elapsed, runtime_elapsed
+from aorta.device.event_clock import DeviceStream
+from aorta.device.kernel_records import KernelRecords
+from aorta.device.kernel_records_rocm import NOT_BY_ITSELF, NOTE
 from aorta.device.streams import loaded_function, runtime
 
 current_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
-"""The driver's handle of the caller's current stream on a device: cheap, and equal for equal streams."""
+"""Cheap, unlike making a Stream object."""
 
-is_capturing: Callable[[], bool] = getattr(
-    torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
-)
-"""Whether the current stream is being captured into a graph, where timing events have no place."""
-
-wait_event: Callable[[Any, Any], None] = getattr(torch._C._CudaEventBase, "wait", None)  # type: ignore[assignment]
-"""wait_event(event, stream): all later work of the stream follows the event.
-
-Below torch.cuda.Event.wait, which the recorder watches: these waits are its own.
-"""
-
-_record: Any = getattr(torch._C._CudaEventBase, "record", None)
-_elapsed_ms: Any = getattr(torch._C._CudaEventBase, "elapsed_time", None)
-
-
-class CudaStream:
-    """A stream of torch's with what is needed of it at hand."""
-
-    __slots__ = ("make_current", "raw", "stream")
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.stream = stream
-        self.raw: int = stream.cuda_stream
-        self.make_current: Callable[[], None] = partial(
-            torch._C._cuda_setStream, stream.stream_id, stream.device_index, stream.device_type
-        )
-        """Queue what follows in this thread there; the current device becomes the stream's."""
-
-
-def let_others_capture() -> None:
-    """Let this thread ask about events while another one captures a graph, whose capture that would end.
-
-    Does nothing where the runtime's function cannot be reached.
-    """
-    library, prefix = runtime()
-    exchange = loaded_function(f"{prefix}ThreadExchangeStreamCaptureMode", library)
-    if exchange is not None:
-        relaxed = 2  # cudaStreamCaptureModeRelaxed, hipStreamCaptureModeRelaxed
-        exchange(ctypes.byref(ctypes.c_int(relaxed)))
-
-
-class Order:
-    """order(before, after): what is queued on `after` from now on follows what `before` holds now.
-
-    By events without timing, since nobody reads their time.
-    """
-
-    def __init__(self) -> None:
-        # Taken out while in use, since threads share it. An event may be recorded anew at once: a wait that
-        # was issued keeps to what the event held then.
-        self._free: deque[Any] = deque()
-
-    def __call__(self, earlier: CudaStream, later: CudaStream) -> None:
-        try:
-            event = self._free.pop()
-        except IndexError:
-            event = torch.cuda.Event()
-        _record(event, earlier.stream)
-        wait_event(event, later.stream)
-        self._free.append(event)
-
-
-_streams: dict[tuple[int, int], CudaStream] = {}
+_streams: dict[tuple[int, int], DeviceStream] = {}
 """By (device index, driver's handle): making a Stream object costs more than asking which is current."""
 
 
-def current_stream(device_index: int) -> CudaStream:
+def device_stream(stream: Any) -> DeviceStream:
+    make_current = partial(
+        torch._C._cuda_setStream, stream.stream_id, stream.device_index, stream.device_type
+    )
+    return DeviceStream(stream, stream.cuda_stream, make_current)
+
+
+def current_stream(device_index: int) -> DeviceStream:
     """The caller's current stream, without making a new object for a stream seen before."""
     key = (device_index, current_raw_stream(device_index))
     stream = _streams.get(key)
     if stream is None:
         stream_id, index, device_type = torch._C._cuda_getCurrentStream(device_index)
-        stream = _streams[key] = CudaStream(
+        stream = _streams[key] = device_stream(
             torch.cuda.Stream(stream_id=stream_id, device_index=index, device_type=device_type)
         )
     return stream
 
 
-def _elapsed_if_passed(start: Any, end: Any) -> float:
-    if not end.query():
-        raise NotPassedError
-    ms: float = _elapsed_ms(start, end)
-    return ms
+def memory_of(index: int) -> MemoryUse | None:
+    try:
+        stats = torch._C._cuda_memoryStats(index)
+    except RuntimeError:  # another allocator is in the place of torch's
+        return None
+    allocated = stats["allocated_bytes"]["all"]
+    reserved = stats["reserved_bytes"]["all"]["current"]
+    return allocated["current"], reserved, allocated["peak"], stats.get("num_alloc_retries")
 
 
-class EventClock:
-    """Marks are pooled timing events of one device."""
+class CudaBackend(Backend):
+    """NVIDIA's devices."""
 
-    is_device = True
+    kind = "cuda"
+    torch_type = "cuda"
+    dispatch_key = "CUDA"
+    collectives = "nccl"
+    event_wait_module = torch.cuda.streams.__name__
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._index: int = device.index
-        # Threads share it: deque's append and pop are atomic.
-        self._free: deque[Any] = deque()
-        self._reader = ElapsedReader(runtime_elapsed(), _elapsed_if_passed)
-
-    def mark(self, stream: object = None) -> Mark:
-        """stream: a torch.cuda.Stream."""
-        try:
-            event = self._free.pop()
-        except IndexError:
-            event = torch.cuda.Event(enable_timing=True)
-        if stream is None:
-            stream = current_stream(self._index).stream
-        host_ns = monotonic_ns()
-        _record(event, stream)
-        return Mark(host_ns, event)
-
-    def passed(self, mark: Mark) -> bool:
-        has_passed: bool = mark.event.query()  # type: ignore[attr-defined]
-        return has_passed
-
-    def distance_ms(self, start: Mark, end: Mark) -> float:
-        # A float32 of milliseconds: keep the distances short (a step, not a run).
-        ms: float = _elapsed_ms(start.event, end.event)
-        return ms
-
-    def distances_ms(self, start: Mark, marks: Sequence[Mark]) -> list[float | None]:
-        events = [mark.event for mark in marks]
-        if None not in events:
-            return list(self._reader.distances_ms(start.event, events))
-        distances = iter(
-            self._reader.distances_ms(start.event, [event for event in events if event is not None])
+    def __init__(self) -> None:
+        # Past torch.cuda.Event's own Python methods, which the recorder watches: these waits are its own.
+        events: Any = torch._C._CudaEventBase
+        self.record = getattr(events, "record", None)  # type: ignore[assignment]
+        self.wait_event = getattr(events, "wait", None)  # type: ignore[assignment]
+        self.elapsed_ms = getattr(events, "elapsed_time", None)  # type: ignore[assignment]
+        self.handle_of = attrgetter("cuda_stream")
+        self.current_raw_stream = current_raw_stream
+        self.current_stream = current_stream
+        self.is_capturing = getattr(
+            torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
         )
-        return [None if event is None else next(distances) for event in events]
+        self.holds = attrgetter("is_cuda")
+        self.memory_of = memory_of
 
-    def recycle(self, marks: Sequence[Mark]) -> None:
-        give = self._free.append
-        for mark in marks:
-            event, mark.event = mark.event, None
-            if event is not None:
-                give(event)
+    # Of torch.cuda: this torch may be built for no device, or for another kind, and these answer then too.
+    # torch.cuda.synchronize is also the function that the recorder watches.
+
+    def is_available(self) -> bool:
+        return torch.cuda.is_available()
+
+    def is_initialized(self) -> bool:
+        return torch.cuda.is_initialized()
+
+    def count(self) -> int:
+        return torch.cuda.device_count()
+
+    def synchronize(self, device: torch.device | None = None) -> None:
+        torch.cuda.synchronize(device)
+
+    def name(self, device: torch.device) -> str:
+        return torch.cuda.get_device_name(device)
+
+    def properties(self, index: int) -> Any:
+        return torch.cuda.get_device_properties(index)
+
+    def describe(self, index: int) -> dict[str, Any]:
+        properties = self.properties(index)
+        return {
+            "kind": self.kind,
+            "index": index,
+            "name": properties.name,
+            "architecture": self.architecture(properties),
+            "num_compute_units": properties.multi_processor_count,
+            "memory_bytes": properties.total_memory,
+            "l2_bytes": getattr(properties, "L2_cache_size", None),
+            # In kHz, where torch has them.
+            "max_clock_mhz": _thousandth(getattr(properties, "clock_rate", None)),
+            "max_memory_clock_mhz": _thousandth(getattr(properties, "memory_clock_rate", None)),
+            "pci_address": pci_address(properties),
+            "uuid": device_uuid(properties),
+        }
+
+    def architecture(self, properties: Any) -> str:
+        return f"sm_{properties.major}{properties.minor}"
+
+    def reserved_bytes(self, index: int) -> int:
+        return torch.cuda.memory_reserved(index)
+
+    def new_stream(self, device: torch.device, priority: int = 0) -> torch.cuda.Stream:
+        return torch.cuda.Stream(device, priority=priority)
+
+    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(stream)
+
+    def device_stream(self, stream: Any) -> DeviceStream:
+        return device_stream(stream)
+
+    def new_event(self, timing: bool = False) -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=timing)
+
+    def runtime_elapsed(self) -> Elapsed | None:
+        return runtime_elapsed()
+
+    def let_others_capture(self) -> None:
+        """Does nothing where the runtime's function cannot be reached."""
+        library, prefix = runtime()
+        exchange = loaded_function(f"{prefix}ThreadExchangeStreamCaptureMode", library)
+        if exchange is not None:
+            relaxed = 2  # cudaStreamCaptureModeRelaxed, hipStreamCaptureModeRelaxed
+            exchange(ctypes.byref(ctypes.c_int(relaxed)))
+
+    @property
+    def event_type(self) -> type[torch.cuda.Event]:
+        return torch.cuda.Event
+
+    @property
+    def stream_type(self) -> type[torch.cuda.Stream]:
+        return torch.cuda.Stream
+
+    @property
+    def graph_type(self) -> Any:
+        return torch.cuda.CUDAGraph
+
+    def host_waits(self) -> Sequence[tuple[Any, str]]:
+        return (
+            (torch.cuda, "synchronize"),
+            (torch.cuda.Stream, "synchronize"),
+            (torch.cuda.Event, "synchronize"),
+        )
+
+    def kernel_records(self, device: torch.device) -> KernelRecords:
+        return KernelRecords.open(device)
+
+    def profiler_activity(self) -> ProfilerActivity:
+        return ProfilerActivity.CUDA  # ROCm too
+
+    def range_markers(self) -> Any:
+        return torch.cuda.nvtx  # ROCTx on ROCm
+
+    def rng_state(self) -> torch.Tensor:
+        return torch.cuda.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        torch.cuda.set_rng_state(state)
 
 
-class NamedStreams(dict[str, CudaStream]):
-    """One stream per kind of work, made when first asked for.
+class HipBackend(CudaBackend):
+    """AMD's devices: what differs from NVIDIA's."""
 
-    High priority, like the communication streams of torch's FSDP2: a collective that is ready
-    should not queue behind the blocks of a large GEMM.
-    """
+    kind = "hip"
+    kernels_unasked = NOT_BY_ITSELF
+    kernels_note = NOTE
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self._device = device
+    def architecture(self, properties: Any) -> str:
+        architecture: str = properties.gcnArchName
+        return architecture
 
-    def __missing__(self, name: str) -> CudaStream:
-        stream = self[name] = CudaStream(torch.cuda.Stream(self._device, priority=-1))
-        return stream
+
+def backend() -> Backend:
+    return CudaBackend() if torch.version.hip is None else HipBackend()
+
+
+def _thousandth(value: float | None) -> float | None:
+    return None if value is None else value / 1000
+
+
+def pci_address(properties: Any) -> str | None:
+    """domain:bus:device as in 0000:c1:00; None where torch does not say."""
+    try:
+        return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}"
+    except AttributeError:
+        return None
+
+
+def device_uuid(properties: Any) -> str | None:
+    """Without the GPU- in front."""
+    uuid = getattr(properties, "uuid", None)
+    return None if uuid is None else str(uuid)

@@ -6,16 +6,15 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import torch
 
 from aorta._version import __version__
-from aorta.records.schema import STREAM_NAMES
+from aorta.device.backend import CPU, accelerator
+from aorta.records.schema import STREAM_NAMES, DeviceKind
 from aorta.records.secrets import is_secret_name, is_secret_value
-
-Platform = Literal["cuda", "hip", "cpu"]
 
 _PREFIXES = (
     "NCCL_",
@@ -73,15 +72,15 @@ def _nccl_files(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
                 yield name.strip(), value.strip()
 
 
-def current_platform() -> Platform:
-    if not torch.cuda.is_available():
-        return "cpu"
-    return "hip" if torch.version.hip else "cuda"
+def current_platform() -> DeviceKind:
+    """The kind of the devices that this process may use."""
+    devices = accelerator()
+    return devices.kind if devices.is_available() else CPU.kind
 
 
 def environment_warnings(
     environ: Mapping[str, str] | None = None,
-    platform: Platform | None = None,
+    platform: DeviceKind | None = None,
     num_streams: int = len(STREAM_NAMES),
 ) -> list[str]:
     """One line for each setting under which the numbers do not show the program as it runs otherwise.
@@ -171,7 +170,7 @@ def _nccl_version() -> str | None:
 
 
 def _cudnn_version() -> str | None:
-    version = torch.backends.cudnn.version() if torch.cuda.is_available() else None
+    version = torch.backends.cudnn.version() if accelerator().is_available() else None
     return None if version is None else str(version)
 
 
@@ -194,7 +193,8 @@ def collect_devices() -> list[dict[str, Any]]:
     """One entry for each GPU that this process may use, in torch's order; without GPUs one for the CPU."""
     if current_platform() == "cpu":
         return [_cpu()]
-    return [_gpu(index) for index in range(torch.cuda.device_count())]
+    devices = accelerator()
+    return [devices.describe(index) for index in range(devices.count())]
 
 
 def _cpu() -> dict[str, Any]:
@@ -210,40 +210,3 @@ def _cpu() -> dict[str, Any]:
         else os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
     }
-
-
-def _gpu(index: int) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(index)
-    is_hip = torch.version.hip is not None
-    return {
-        "kind": "hip" if is_hip else "cuda",
-        "index": index,
-        "name": properties.name,
-        "architecture": properties.gcnArchName if is_hip else f"sm_{properties.major}{properties.minor}",
-        "num_compute_units": properties.multi_processor_count,
-        "memory_bytes": properties.total_memory,
-        "l2_bytes": getattr(properties, "L2_cache_size", None),
-        # In kHz, where torch has them.
-        "max_clock_mhz": _thousandth(getattr(properties, "clock_rate", None)),
-        "max_memory_clock_mhz": _thousandth(getattr(properties, "memory_clock_rate", None)),
-        "pci_address": pci_address(properties),
-        "uuid": device_uuid(properties),
-    }
-
-
-def _thousandth(value: float | None) -> float | None:
-    return None if value is None else value / 1000
-
-
-def pci_address(properties: Any) -> str | None:
-    """domain:bus:device as in 0000:c1:00; None where torch does not say."""
-    try:
-        return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}"
-    except AttributeError:
-        return None
-
-
-def device_uuid(properties: Any) -> str | None:
-    """Without the GPU- in front."""
-    uuid = getattr(properties, "uuid", None)
-    return None if uuid is None else str(uuid)

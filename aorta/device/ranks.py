@@ -10,6 +10,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from aorta.device.backend import accelerator, backend_of
 from aorta.errors import ConfigError
 from aorta.launcher import launched_rank, rendezvous_is_given
 
@@ -42,7 +43,7 @@ class Ranks:
     def barrier(self) -> None:
         if self.backend == "nccl":
             dist.barrier(device_ids=[self.device.index])
-            torch.cuda.synchronize(self.device)
+            accelerator().synchronize(self.device)
         elif self.backend is not None:
             dist.barrier()
 
@@ -79,25 +80,27 @@ def ranks_from_environment() -> Ranks:
 
 def choose_device(choice: str, ranks: Ranks) -> torch.device:
     """auto: a GPU of its own for every rank where there are enough, else the CPU. ConfigError in one line."""
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = accelerator()
+    num_gpus = gpus.count() if gpus.is_available() else 0
     if choice == "auto":
         enough = num_gpus >= max(ranks.local_world_size, 1)
-        return torch.device("cuda", ranks.local_rank) if enough else torch.device("cpu")
+        return gpus.device(ranks.local_rank) if enough else torch.device("cpu")
     try:
         device = torch.device(choice)
     except RuntimeError:
         device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {choice!r}")
+    if device.type not in ("cpu", gpus.torch_type):
+        name = gpus.torch_type
+        raise ConfigError(f"--device must be auto, cpu, {name} or {name}:N, got {choice!r}")
     if device.type == "cpu":
         return torch.device("cpu")
     if device.index is not None and ranks.world_size > 1:
-        raise ConfigError(f"--device {choice}: several ranks need a GPU each, give --device cuda")
+        raise ConfigError(f"--device {choice}: several ranks need a GPU each, give --device {device.type}")
     index = ranks.local_rank if device.index is None else device.index
     needed = max(index + 1, ranks.local_world_size)
     if num_gpus < needed:
         raise ConfigError(f"--device {choice} needs {needed} GPUs on this machine, it has {num_gpus}")
-    return torch.device("cuda", index)
+    return gpus.device(index)
 
 
 def check_backend(backend: str, device: torch.device) -> None:
@@ -109,12 +112,12 @@ def check_backend(backend: str, device: torch.device) -> None:
 @contextmanager
 def process_group(ranks: Ranks, backend: Backend | None, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
     """The same ranks, with a default process group where a launcher started them."""
-    if ranks.device.type == "cuda":
-        torch.cuda.set_device(ranks.device)
+    devices = backend_of(ranks.device)
+    devices.set_device(ranks.device)
     if not ranks.launched:
         yield ranks
         return
-    ranks.backend = backend or ("nccl" if ranks.device.type == "cuda" else "gloo")
+    ranks.backend = backend or devices.collectives
     dist.init_process_group(
         ranks.backend, timeout=timeout, device_id=ranks.device if ranks.backend == "nccl" else None
     )

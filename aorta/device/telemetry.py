@@ -5,9 +5,9 @@ import logging
 import threading
 from typing import Self
 
-import torch
-
-from aorta.device.environment import Platform, current_platform, device_uuid, pci_address
+from aorta.device.backend import accelerator
+from aorta.device.cuda import device_uuid, pci_address
+from aorta.device.environment import current_platform
 from aorta.device.telemetry_sources import (
     AmdSmiCommandSource,
     AmdsmiSource,
@@ -18,7 +18,7 @@ from aorta.device.telemetry_sources import (
     RocmSmiSource,
     TelemetrySource,
 )
-from aorta.records.schema import DeviceRecord
+from aorta.records.schema import DeviceKind, DeviceRecord
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class TelemetrySampler:
         interval_s: float,
         rocm_text: bool = False,
         *,
-        platform: Platform | None = None,
+        platform: DeviceKind | None = None,
     ) -> None:
         self.interval_s = interval_s
         self.reason: str | None = "no sample yet"
@@ -126,7 +126,9 @@ class TelemetrySampler:
         try:
             if self._platform == "cuda":
                 return NvmlSource(identity), rocm_smi
-            return _open_amd(identity, command, rocm_smi), rocm_smi
+            if self._platform == "hip":
+                return _open_amd(identity, command, rocm_smi), rocm_smi
+            raise NotMeasured(f"telemetry of {self._platform} devices is not known")
         except NotMeasured as why:
             self.reason = str(why)
             return None, rocm_smi
@@ -165,5 +167,5 @@ def _open_amd(identity: DeviceIdentity, command: Command, rocm_smi: RocmSmiSourc
 
 
 def _identity(device_index: int) -> DeviceIdentity:
-    properties = torch.cuda.get_device_properties(device_index)
+    properties = accelerator().properties(device_index)
     return DeviceIdentity(uuid=device_uuid(properties), pci_address=pci_address(properties))

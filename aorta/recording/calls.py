@@ -14,7 +14,7 @@ from aorta.device.marks import Mark
 from aorta.records.schema import HostKind
 
 if TYPE_CHECKING:
-    from aorta.device.cuda import CudaStream
+    from aorta.device.event_clock import DeviceStream
     from aorta.recording.observers.group_stream import GroupStreamFinder
 
 
@@ -55,7 +55,7 @@ class Group:
 
     def forget_stream(self) -> None:
         """Another process group has the name now."""
-        self.own_stream: CudaStream | None = None
+        self.own_stream: DeviceStream | None = None
         """Stream of its asynchronous collectives, once known (aorta.recording.observers.group_stream)."""
         self.finder: GroupStreamFinder | None = None
         """Looks for it."""

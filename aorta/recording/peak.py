@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aorta.errors import AortaError
-from aorta.records.schema import PeakRecord
+from aorta.records.schema import GPU_KINDS, PeakRecord
 
 
 class UnknownPeak(AortaError):
@@ -23,7 +23,7 @@ def peak_record(devices: Sequence[Mapping[str, Any]], precision: str | None) -> 
     an unlike device is never priced as its namesake."""
     from aorta.hardware import hardware_name_of, load_hardware  # PyYAML, once a run
 
-    names = sorted({str(row.get("name")) for row in devices if row.get("kind") in ("cuda", "hip")})
+    names = sorted({str(row.get("name")) for row in devices if row.get("kind") in GPU_KINDS})
     if not names:
         raise UnknownPeak("config/hardware holds GPUs only, and this run used none")
     if len(names) > 1:

@@ -20,10 +20,11 @@ import torch
 import torch.distributed as dist
 
 from aorta.device.anchors import clock_anchor
-from aorta.device.cuda import EventClock, current_raw_stream
+from aorta.device.backend import CPU, Backend, accelerator
 from aorta.device.environment import (
     environment_warnings,
 )
+from aorta.device.event_clock import EventClock
 from aorta.device.marks import HostClock, Mark, MarkClock
 from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import InstrumentError
@@ -43,7 +44,7 @@ from aorta.recording.journal import Journal
 from aorta.recording.module_names import ModuleNames
 from aorta.recording.observers.collective_source import NOT_LOADED, CollectiveSource
 from aorta.recording.observers.cpu import CpuObserver
-from aorta.recording.observers.cuda import CudaObserver
+from aorta.recording.observers.cuda import EventObserver
 from aorta.recording.observers.kernel_source import KernelSource
 from aorta.recording.observers.observer import Observer
 from aorta.recording.run_folder.description import (
@@ -90,6 +91,9 @@ class Recorder:
         self._kernels = KernelSource(settings.kernels, settings.timed_every)
         self._collectives = CollectiveSource(settings.collectives, settings.timed_every)
         self._clock: MarkClock | None = None
+        self._accelerator = accelerator()
+        self._current_raw_stream = self._accelerator.current_raw_stream
+        self._memory_of = self._accelerator.memory_of
         self._device: torch.device | None = None
         self._folder: RunFolder | None = None
         self._claim: Claim | None = None
@@ -98,13 +102,13 @@ class Recorder:
         self._pid = os.getpid()
         self._interception: Interception | None = None
         self._is_on = False
-        self._had_cuda = False
-        """CUDA was in use before this recorder asked for the devices' properties, which counts too."""
+        self._had_device = False
+        """The devices were in use before this recorder asked for their properties, which counts too."""
         self._was_entered = False
         self._stopped_by: str | None = None
         self._observers: dict[str, Observer] = {}
         self._wrap: Callable[[Observer], Observer] | None = None
-        self._cuda_observer: CudaObserver | None = None
+        self._event_observer: EventObserver | None = None
         self._stream_patch: StreamWaitPatch | None = None
         self._captures = CaptureWatch()
         self._captures.listener = self._collectives.capturing
@@ -269,7 +273,7 @@ class Recorder:
         self._kernels.watch(self._make_room_for_profiler)
         try:
             self._install()
-            self._had_cuda = torch.cuda.is_initialized()
+            self._had_device = self._accelerator.is_initialized()
             self._run = describe_run(self._settings, claim, self.world_size, self._anchors, self._calibration)
             if self.rank == 0:
                 self._folder.write_run(self._run)
@@ -375,11 +379,11 @@ class Recorder:
         self._is_on = True
         self._counts.begin()
         if not self._observers:
-            self._observers["CPU"] = CpuObserver(self._journal, HostClock())
-            if torch.cuda.is_available():
+            self._observers[CPU.dispatch_key] = CpuObserver(self._journal, HostClock())
+            if self._accelerator.is_available():
                 dedicated = self._settings.placement == "dedicated"
-                self._cuda_observer = CudaObserver(self._journal, dedicated, self._captures)
-                self._observers["CUDA"] = self._cuda_observer
+                self._event_observer = EventObserver(self._journal, dedicated, self._captures)
+                self._observers[self._accelerator.dispatch_key] = self._event_observer
             if self._wrap is not None:
                 self._observers = {key: self._wrap(observer) for key, observer in self._observers.items()}
         if dist.is_available():
@@ -388,7 +392,7 @@ class Recorder:
         if self._stream_patch is not None:
             self._stream_patch.install()
         self._captures.install()
-        self._host_watch.install(waits_for_device=torch.cuda.is_available())
+        self._host_watch.install(waits_for_device=self._accelerator.is_available())
         self._module_names.install()
         self._kernels.wake()
         self._collectives.wake()
@@ -438,7 +442,7 @@ class Recorder:
         step.host_start_ns = time.monotonic_ns()
         step.use_at_start = self._thread_use.read()
         if self._device is not None:
-            step.compute_raw_stream = current_raw_stream(self._device.index)
+            step.compute_raw_stream = self._current_raw_stream(self._device.index)
             step.untimed = journal.away
             step.by_library = self._collectives.begin_step(step.global_step)
             step.by_kernels = self._kernels.begin_step(step.global_step) and step.untimed is None
@@ -505,7 +509,7 @@ class Recorder:
         step.host_end_ns = time.monotonic_ns()
         self._module_names.end_body(step)
         if self._device is not None:
-            step.memory = _memory(self._device)
+            step.memory = self._memory_of(self._device.index)
         self._journal.tidy()
 
     def _drop(self, step: RecordedStep) -> None:
@@ -564,25 +568,26 @@ class Recorder:
 
     def _open_device(self) -> MarkClock:
         """Find the device at the first step: by then the script has chosen it."""
+        devices = self._accelerator
         device = self._settings.torch_device
         if device is None:
-            on_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-            on_cuda = on_cuda and (self._had_cuda or not _trains_on_cpu())
-            device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+            uses_device = devices.is_available() and devices.is_initialized()
+            uses_device = uses_device and (self._had_device or not _trains_on_cpu(devices))
+            device = devices.current_device() if uses_device else torch.device(CPU.torch_type)
         anchor = clock_anchor()
         self._anchors.append(anchor)
         clock: MarkClock
         lower_ns = upper_ns = 0
         first_mark: Mark | None = None
-        if device.type == "cuda":
+        if device.type == devices.torch_type:
             if device.index is None:
-                device = torch.device("cuda", torch.cuda.current_device())
+                device = devices.current_device()
             self._device = device
-            clock = EventClock(device)
-            first_mark, lower_ns, upper_ns = _first_mark(device)
+            clock = events = EventClock(device, devices)
+            first_mark, lower_ns, upper_ns = events.first_mark()
             self._kernels.open(device)
-            assert self._cuda_observer is not None
-            self._cuda_observer.attach(clock)
+            assert self._event_observer is not None
+            self._event_observer.attach(events)
             self._stream_patch = StreamWaitPatch(self._journal, clock, device.index, self._captures)
             self._stream_patch.install()
         else:
@@ -690,31 +695,8 @@ class Recorder:
         }
 
 
-def _trains_on_cpu() -> bool:
+def _trains_on_cpu(devices: Backend) -> bool:
     """True for ranks whose process group knows no GPU, in a process that holds no memory of any."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_backend() != "gloo":
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_backend() != CPU.collectives:
         return False
-    return all(torch.cuda.memory_reserved(index) == 0 for index in range(torch.cuda.device_count()))
-
-
-def _memory(device: torch.device) -> tuple[int, int, int, int | None] | None:
-    """Allocated, reserved, peak allocated bytes of torch's allocator, and how often it freed its cache to
-    allocate; None where another is in its place."""
-    try:
-        stats = torch._C._cuda_memoryStats(device.index)
-    except RuntimeError:
-        return None
-    allocated = stats["allocated_bytes"]["all"]
-    reserved = stats["reserved_bytes"]["all"]["current"]
-    return allocated["current"], reserved, allocated["peak"], stats.get("num_alloc_retries")
-
-
-def _first_mark(device: torch.device) -> tuple[Mark, int, int]:
-    """A mark and the monotonic host times between which it passed. Makes the device idle, before the first
-    step."""
-    torch.cuda.synchronize(device)
-    event = torch.cuda.Event(enable_timing=True)
-    before_ns = time.monotonic_ns()
-    event.record()
-    event.synchronize()
-    return Mark(before_ns, event), before_ns, time.monotonic_ns()
+    return all(devices.reserved_bytes(index) == 0 for index in range(devices.count()))

@@ -4,9 +4,11 @@ from typing import Any
 
 import torch
 
+from aorta.device.backend import accelerator
 from aorta.device.marks import Pool
 
 _pinned: Pool[torch.Tensor] = Pool()
+_is_on_device = accelerator().holds
 
 
 class DeviceScalar:
@@ -44,7 +46,7 @@ def scalar(value: Any) -> float | DeviceScalar:
             raise ValueError(
                 f"step.log takes numbers and one-element tensors, got shape {tuple(value.shape)}"
             )
-        if tensor.device.type == "cuda":
+        if _is_on_device(tensor):
             return DeviceScalar(tensor)
         return float(tensor)
     return float(value)

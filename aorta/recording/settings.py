@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
+from aorta.device.backend import accelerator
 from aorta.errors import InstrumentError
 from aorta.recording.observers.collective_source import Collectives
 from aorta.recording.observers.kernel_source import Kernels
@@ -65,7 +66,7 @@ class RecorderSettings:
             return None if self.device is None else torch.device(self.device)
         except RuntimeError:
             raise InstrumentError(
-                f"device must be one of torch's, as in 'cuda:0', got {self.device!r}"
+                f"device must be one of torch's, as in '{accelerator().torch_type}:0', got {self.device!r}"
             ) from None
 
     def check_writable(self) -> None:

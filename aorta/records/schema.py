@@ -23,12 +23,15 @@ from aorta.timeline.types import (
 )
 
 __all__ = [
+    "GPU_KINDS",
+    "QUEUE_LIMITS",
     "READABLE_VERSIONS",
     "SCHEMA_VERSION",
     "STREAM_NAMES",
     "Calibrated",
     "CollectiveMember",
     "CollectiveRecord",
+    "DeviceKind",
     "DeviceRecord",
     "HOST_KINDS",
     "HostKind",
@@ -53,6 +56,12 @@ __all__ = [
 SCHEMA_VERSION = 2
 READABLE_VERSIONS = frozenset((1, 2))
 """1 had no run id, no attempt and no number and checksum behind each line."""
+
+DeviceKind = Literal["cuda", "hip", "cpu"]
+"""The kind of each of RunRecord.devices."""
+GPU_KINDS = ("cuda", "hip")
+QUEUE_LIMITS = {"cuda": "CUDA_DEVICE_MAX_CONNECTIONS", "hip": "GPU_MAX_HW_QUEUES"}
+"""By kind of device, the variable in RunRecord.environment that limits its hardware queues."""
 
 
 HostKind = Literal[

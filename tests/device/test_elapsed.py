@@ -92,9 +92,9 @@ def test_the_runtime_is_found_where_torch_has_one():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_device_the_runtime_says_what_torch_says():
-    from aorta.device.cuda import EventClock
+    from aorta.device.backend import accelerator
 
-    clock = EventClock(torch.device("cuda", torch.cuda.current_device()))
+    clock = accelerator().clock(accelerator().current_device())
     for _ in range(2):
         marks = []
         for _ in range(5):
@@ -109,9 +109,9 @@ def test_on_a_device_the_runtime_says_what_torch_says():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_asking_too_early_leaves_no_error_for_the_next_kernel():
-    from aorta.device.cuda import EventClock
+    from aorta.device.backend import accelerator
 
-    clock = EventClock(torch.device("cuda", torch.cuda.current_device()))
+    clock = accelerator().clock(accelerator().current_device())
     for _ in range(2):
         start = clock.mark()
         torch.cuda._sleep(100_000_000)

@@ -4,14 +4,14 @@ from types import SimpleNamespace
 import pytest
 
 from aorta.device import environment as module
+from aorta.device.cuda import pci_address
 from aorta.device.environment import (
-    Platform,
     collect_devices,
     collect_environment,
     collect_versions,
     environment_warnings,
-    pci_address,
 )
+from aorta.records.schema import DeviceKind
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_the_nccl_file_counts_and_the_environment_wins(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_falsify_numbers_are_named(
-    environ: dict[str, str], platform: Platform, expected: list[str], no_nccl_file: dict[str, str]
+    environ: dict[str, str], platform: DeviceKind, expected: list[str], no_nccl_file: dict[str, str]
 ) -> None:
     lines = environment_warnings(no_nccl_file | environ, platform, num_streams=6)
     assert [line.partition(":")[0] for line in lines] == expected

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from aorta.recording.interception import graph_capture
+from aorta.device.backend import accelerator
 from aorta.recording.interception.graph_capture import CaptureWatch
 
 
@@ -23,7 +23,7 @@ class Graph:
 @pytest.fixture
 def watch(monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(graph_capture, "is_capturing", lambda: True)
+    monkeypatch.setattr(accelerator(), "is_capturing", lambda: True)
     methods = dict(vars(Graph))
     watch = CaptureWatch()
     watch.install()

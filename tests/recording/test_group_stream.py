@@ -33,7 +33,8 @@ def test_a_list_of_inputs_to_scatter_is_copied_where_nobody_sees_it(op, tensors,
 class Queue:
     def __init__(self, idle: bool) -> None:
         self.idle = idle
-        self.cuda_stream = id(self)
+        self.stream = self
+        self.raw = id(self)
 
     def query(self) -> bool:
         return self.idle
@@ -104,7 +105,7 @@ def test_the_stream_that_collectives_are_called_on_is_not_theirs():
     """However busy: its marks pass at a collective's start, which is soon before the end of a short one."""
     compute, right = Queue(idle=False), Queue(idle=False)
     one = finder(compute, right)
-    look(one, completed=True, caller=compute.cuda_stream)
+    look(one, completed=True, caller=compute.raw)
     check(one, NUM_CHECKS + 1)
     assert one.stream is right
 

@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from aorta.device.backend import accelerator
 from aorta.recording.calls import HostNote, RecordedStep
 from aorta.recording.interception.uncompiled import uncompiled
 from aorta.recording.journal import Journal
@@ -149,19 +150,15 @@ class HostWatch:
     def _watch_waits(self) -> None:
         for name in TENSOR_WAITS:
             self._replace(torch.Tensor, name, self._tensor_wait(name, getattr(torch.Tensor, name)))
-        for owner, name in (
-            (torch.cuda, "synchronize"),
-            (torch.cuda.Stream, "synchronize"),
-            (torch.cuda.Event, "synchronize"),
-        ):
+        for owner, name in accelerator().host_waits():
             self._replace(owner, name, self._wait(f"{owner.__name__}.{name}", getattr(owner, name)))
 
     def _tensor_wait(self, name: str, original: Function) -> Function:
         journal, wait = self._journal, self._waited
-        function_name = name.strip("_")
+        function_name, is_on_device = name.strip("_"), accelerator().holds
 
         def call(self: torch.Tensor, *args: Any, **named: Any) -> Any:
-            if journal.current is None or not self.is_cuda:
+            if journal.current is None or not is_on_device(self):
                 return original(self, *args, **named)
             start_ns = monotonic_ns()
             try:

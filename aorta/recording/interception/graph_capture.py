@@ -1,7 +1,7 @@
 """Whether the caller's stream is being captured into a graph, where timing events have no place.
 
 Asking the driver costs microseconds in a loop whose kernels have cleared the caches, once per collective and
-wait. It is asked only while a capture is open, and captures are opened by torch.cuda.CUDAGraph. One that
+wait. It is asked only while a capture is open, and captures are opened by one class of torch's. One that
 somebody begins through the runtime itself is not noticed: its collectives are marked, the marks cannot be
 read, and recording stops with a line in the log; the graph has none of it.
 """
@@ -10,9 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from aorta.device.cuda import is_capturing
+from aorta.device.backend import accelerator
 from aorta.recording.interception.replaced import ReplacedMethods
 
 
@@ -24,18 +22,22 @@ class CaptureWatch:
         self.listener: Callable[[int], None] | None = None
         """Told the number whenever it changes."""
         self._lock = threading.Lock()
-        self._methods = ReplacedMethods(torch.cuda.CUDAGraph)
+        devices = accelerator()
+        self._asks_driver = devices.is_capturing
+        self._methods = None if devices.graph_type is None else ReplacedMethods(devices.graph_type)
 
     def is_capturing(self) -> bool:
         """Of the caller's current stream."""
-        return self.num_open > 0 and is_capturing()
+        return self.num_open > 0 and self._asks_driver()
 
     def install(self) -> None:
-        self._methods.replace("capture_begin", self._opening)
-        self._methods.replace("capture_end", self._closing)
+        if self._methods is not None:
+            self._methods.replace("capture_begin", self._opening)
+            self._methods.replace("capture_end", self._closing)
 
     def uninstall(self) -> None:
-        self._methods.restore()
+        if self._methods is not None:
+            self._methods.restore()
         self.num_open = 0
 
     def _opening(self, original: Callable[..., Any]) -> Callable[..., Any]:

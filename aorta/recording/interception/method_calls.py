@@ -20,10 +20,13 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroup
 
+from aorta.device.backend import CPU
 from aorta.recording.interception.operators import DTYPE_NAMES
 from aorta.recording.interception.replaced import ReplacedMethods
 from aorta.recording.interception.works import TimedWork
 from aorta.recording.observers.observer import Observer
+
+CPU_KEY = CPU.dispatch_key
 
 _Method = Callable[..., Any]
 
@@ -62,8 +65,9 @@ class MethodCalls:
     """Replaces methods of ProcessGroup; `uninstall` puts the originals back."""
 
     def __init__(self, observers: dict[str, Observer]) -> None:
-        """observers: by dispatch key, "CPU" and "CUDA"."""
+        """observers: by dispatch key, the CPU's and an accelerator's."""
         self._targets = {key: _Target(key, observer) for key, observer in observers.items()}
+        self._device_key = next((key for key in observers if key != CPU_KEY), CPU_KEY)
         self._methods = ReplacedMethods(ProcessGroup)
 
     def install(self) -> None:
@@ -96,7 +100,7 @@ class MethodCalls:
         for tensor in tensors:
             if not _is_plain(type(tensor)) or tensor.requires_grad:
                 return None
-            target = target or self._targets.get("CUDA" if tensor.is_cuda else "CPU")
+            target = target or self._targets.get(CPU_KEY if tensor.is_cpu else self._device_key)
             if target is None or _keys(tensor).raw_repr() not in target.keys:
                 return None
         return target

@@ -61,7 +61,8 @@ _Kernel = Callable[..., Any]
 def kernels(observers: dict[str, Observer]) -> dict[str, _Kernel]:
     """By operator, what to register for BackendSelect, with the keys as first argument.
 
-    observers: by dispatch key, "CPU" and "CUDA". Tensors of other devices go on as if nothing was here.
+    observers: by dispatch key, the CPU's and an accelerator's. Tensors of other devices go on as if nothing
+    was here.
     """
     by_operator: dict[str, dict[str, _Kernel]] = {}
     for key, observer in observers.items():

@@ -1,6 +1,6 @@
 """Where the compute stream is told to wait for something other than a Work.
 
-Waits on events and streams pass through two Python methods of torch.cuda. DDP's reducer waits in
+Waits on events and streams pass through two Python methods of the device's classes. DDP's reducer waits in
 C++ at the end of backward, in a callback of the autograd engine; a callback queued before its
 own and one queued from within that callback bracket it.
 """
@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from aorta.device.cuda import current_stream
-from aorta.device.cuda import wait_event as wait_for_event
+from aorta.device.backend import accelerator
 from aorta.device.marks import MarkClock
 from aorta.recording.calls import FinalWait, RecordedStep, Stall
 from aorta.recording.interception.graph_capture import CaptureWatch
@@ -26,7 +25,7 @@ ASK_EVERY = 8
 class StreamWaitPatch:
     """Notes when the compute stream is told to wait for an event or a stream.
 
-    torch.Stream's own wait methods (not torch.cuda.Stream's) cannot be replaced and are not seen.
+    torch.Stream's own wait methods (not those of the device's class) cannot be replaced and are not seen.
     """
 
     def __init__(self, journal: Journal, clock: MarkClock, device_index: int, captures: CaptureWatch) -> None:
@@ -34,22 +33,29 @@ class StreamWaitPatch:
         self._clock = clock
         self._device_index = device_index
         self._captures = captures
-        self._events = ReplacedMethods(torch.cuda.Event)
-        self._streams = ReplacedMethods(torch.cuda.Stream)
+        self._devices = accelerator()
+        self._events = ReplacedMethods(self._devices.event_type)
+        self._streams = ReplacedMethods(self._devices.stream_type)
 
     def install(self) -> None:
-        event_wait = torch.cuda.Event.wait
-        stream_wait_event = torch.cuda.Stream.wait_event
-        journal, mark, current_device = self._journal, self._clock.mark, torch.cuda.current_device
-        plain_event = torch.cuda.Event
+        devices = self._devices
+        plain_event = devices.event_type
+        event_wait = plain_event.wait
+        stream_wait_event = devices.stream_type.wait_event
+        journal, mark = self._journal, self._clock.mark
+        current_stream, current_index, handle_of = (
+            devices.current_stream,
+            devices.current_index,
+            devices.handle_of,
+        )
         passing: set[int] = set()  # places of waits in the step that stopped nothing when last asked about
         device_index, is_capturing = self._device_index, self._captures.is_capturing
         # Past torch's own Python method; somebody else's replacement of it is called.
-        order = wait_for_event if event_wait.__module__ == torch.cuda.streams.__name__ else event_wait
+        order = devices.wait_event if event_wait.__module__ == devices.event_wait_module else event_wait
 
         def is_compute(stream: Any, step: RecordedStep) -> bool:
             """Whether a wait of this stream is noted."""
-            if step.untimed is not None or step.by_kernels or stream.cuda_stream != step.compute_raw_stream:
+            if step.untimed is not None or step.by_kernels or handle_of(stream) != step.compute_raw_stream:
                 return False
             # The default streams of all devices have one handle. Captured waits stall nobody now.
             return stream.device_index == device_index and not is_capturing()
@@ -69,17 +75,17 @@ class StreamWaitPatch:
             follow(event, stream)
             step.stalls.append(Stall(start, start if passed else mark(stream)))
 
-        def wait(self: torch.cuda.Event, stream: Any = None) -> None:
+        def wait(self: Any, stream: Any = None) -> None:
             step = journal.current
             if step is None:
                 return event_wait(self, stream)
             if stream is None:
-                stream = current_stream(current_device()).stream
+                stream = current_stream(current_index()).stream
             if is_compute(stream, step):
                 return stand_still(stream, self, step, order)
             return order(self, stream)
 
-        def wait_event(self: torch.cuda.Stream, event: Any) -> None:
+        def wait_event(self: Any, event: Any) -> None:
             step = journal.current
             if step is None:
                 return stream_wait_event(self, event)

@@ -1,7 +1,7 @@
 """Sees every collective of the process, by whatever path it comes.
 
 `dist.*`, functional collectives, DTensor, FSDP, DDP's C++ reducer and compiled graphs all end in
-the dispatcher's `c10d::*` operators. Kernels of ours for CPU and CUDA (HIP included) run there before
+the dispatcher's `c10d::*` operators. Kernels of ours for the CPU and the accelerator run there before
 those of the backends (operators.py), and the methods that Python calls most often are
 replaced too, for speed (method_calls.py); a call that was taken there does not reach its
 operator. Groups of coalesced calls are bracketed on ProcessGroup itself, since their start and end are not
@@ -43,7 +43,7 @@ class Interception:
     """Takes the recorder off that is on only as long as the program has none of its own."""
 
     def __init__(self, observers: dict[str, Observer]) -> None:
-        """observers: by dispatch key, "CPU" and "CUDA"."""
+        """observers: by dispatch key, the CPU's and an accelerator's."""
         self._observers = observers
         self._libraries: list[torch.library.Library] = []
         self._coalescing = ReplacedMethods(ProcessGroup)

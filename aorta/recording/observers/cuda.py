@@ -1,4 +1,4 @@
-"""Times collectives on CUDA and HIP by events, without waiting for the device.
+"""Times collectives on a device by events, without waiting for it.
 
 Synchronous collectives (torch >= 2.8: they run on the caller's stream) lie between two marks on
 that stream, or, with dedicated placement, run on a stream named for the operation:
@@ -22,17 +22,11 @@ from datetime import timedelta
 from time import monotonic_ns
 from typing import Any
 
-import torch
+from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from aorta.device.cuda import (
-    CudaStream,
-    EventClock,
-    NamedStreams,
-    Order,
-    current_raw_stream,
-    current_stream,
-)
+from aorta.device.backend import Backend
+from aorta.device.event_clock import DeviceStream, EventClock, NamedStreams, Order
 from aorta.recording.calls import CollectiveCall, Group, RecordedStep, Stall, StreamWait
 from aorta.recording.interception.graph_capture import CaptureWatch
 from aorta.recording.interception.stalls import BackwardWatch, current_graph_task
@@ -62,15 +56,19 @@ _CAPTURED = "captured into a graph"
 """Why a call is not timed."""
 
 
-class CudaObserver:
+class EventObserver:
     def __init__(self, journal: Journal, dedicated: bool, captures: CaptureWatch) -> None:
         self._journal = journal
         self._moved = _DEDICATED if dedicated else {}
         self._done_work = DoneWork()
         self._captures = captures
-        self._order = Order()
         # Set by attach, before the first step; until then nothing is timed.
         self._clock: EventClock
+        self._backend: Backend
+        self._collectives: str
+        self._current_stream: Callable[[int], DeviceStream]
+        self._current_raw_stream: Callable[[int], int]
+        self._order: Order
         self._streams: NamedStreams
         self._backward: BackwardWatch
         self._device_index = 0
@@ -82,8 +80,11 @@ class CudaObserver:
 
     def attach(self, clock: EventClock) -> None:
         """The device is known: time the calls of the steps from now on."""
-        self._clock = clock
-        self._streams = NamedStreams(clock.device)
+        backend = clock.backend
+        self._clock, self._backend, self._collectives = clock, backend, backend.collectives
+        self._current_stream, self._current_raw_stream = backend.current_stream, backend.current_raw_stream
+        self._order = Order(backend)
+        self._streams = NamedStreams(clock.device, backend)
         self._backward = BackwardWatch(self._journal, clock)
         self._device_index = clock.device.index
 
@@ -149,7 +150,7 @@ class CudaObserver:
             work = launch()
             return work
         # NCCL launches the whole group here; sync or async shows in whether it returns a work.
-        caller = current_stream(self._device_index)
+        caller = self._current_stream(self._device_index)
         start = self._clock.mark(caller.stream)
         work = launch()
         call.launched_ns = monotonic_ns()
@@ -182,7 +183,7 @@ class CudaObserver:
     def _launched(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> Work | None:
         if self._captures.num_open and self._captures.is_capturing():
             call.reason = _CAPTURED
-        caller = current_raw_stream(self._device_index)
+        caller = self._current_raw_stream(self._device_index)
         call.stream = "group" if call.is_async else "compute" if caller == step.compute_raw_stream else "side"
         call.issued_ns = monotonic_ns()
         work = self._noted(call, launch)
@@ -191,7 +192,7 @@ class CudaObserver:
 
     def _move_to(self, name: str, call: CollectiveCall, launch: Launch) -> None:
         """Run a synchronous call on the stream of its name, ordered as it would be on the caller's."""
-        caller, dedicated = current_stream(self._device_index), self._streams[name]
+        caller, dedicated = self._current_stream(self._device_index), self._streams[name]
         self._order(caller, dedicated)
         dedicated.make_current()
         call.stream = name
@@ -234,15 +235,17 @@ class CudaObserver:
         A script may name its device in every call and leave the current one at cuda:0. Marks there would tell
         of an idle device, and going over to a stream of ours and back would change the current device.
         """
-        index = _device_index_of(tensors)
-        if index is None:  # a barrier
+        tensor = _first_tensor(tensors)
+        if tensor is None:  # a barrier
             return
+        index = self._backend.index_of(tensor)
         group.placed = True
-        current = torch.cuda.current_device()
+        current, name = self._backend.current_index(), self._backend.torch_type
         if not index == current == self._device_index:
             reason = (
-                f"collectives run on cuda:{index}, the current device is cuda:{current} and the recorder's "
-                f"cuda:{self._device_index}: call torch.cuda.set_device({index}) before the first step"
+                f"collectives run on {name}:{index}, the current device is {name}:{current} and the "
+                f"recorder's {name}:{self._device_index}: call torch.{name}.set_device({index}) before "
+                "the first step"
             )
             step.untimed = reason
             if step.by_kernels:
@@ -257,7 +260,7 @@ class CudaObserver:
         task = current_graph_task()
         if task != -1:
             self._backward.async_call(task)
-        caller = current_stream(self._device_index)
+        caller = self._current_stream(self._device_index)
         start = self._clock.mark(caller.stream)
         work = launch()
         call.launched_ns = monotonic_ns()
@@ -283,7 +286,7 @@ class CudaObserver:
             if self._probes(call):
 
                 def begin() -> None:
-                    sought_group.finder = finder_of(group, self._clock.device, probes)
+                    sought_group.finder = finder_of(group, self._clock, probes)
 
                 self._search(sought_group, begin)
 
@@ -297,8 +300,8 @@ class CudaObserver:
             logger.info("the stream of group %s is not sought any more: %s", group.name, error)
 
     def _probes(self, call: CollectiveCall) -> bool:
-        """Whether a stream may wait for this call: on NCCL's side of it the host goes on."""
-        return call.group.backend == "nccl" and not self._wait_blocks and call.op != "barrier"
+        """Whether a stream may wait for this call: with NCCL the host goes on meanwhile."""
+        return call.group.backend == self._collectives and not self._wait_blocks and call.op != "barrier"
 
     @staticmethod
     def _conclude(group: Group) -> None:
@@ -307,11 +310,11 @@ class CudaObserver:
         if finder is None or not (finder.given_up or finder.stream is not None):
             return
         if finder.stream is not None and not finder.given_up:
-            group.own_stream = CudaStream(finder.stream)
+            group.own_stream = finder.stream
         group.finder = None
 
     def _in_place(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> None:
-        caller = current_stream(self._device_index)
+        caller = self._current_stream(self._device_index)
         call.start = self._clock.mark(caller.stream)
         work = launch()
         call.launched_ns = monotonic_ns()
@@ -319,7 +322,7 @@ class CudaObserver:
             work.wait()
         self._ended_in_place(call, step, caller)
 
-    def _ended_in_place(self, call: CollectiveCall, step: RecordedStep, caller: CudaStream) -> None:
+    def _ended_in_place(self, call: CollectiveCall, step: RecordedStep, caller: DeviceStream) -> None:
         """The call has been queued on the caller's stream, which stands still until it has ended."""
         call.end = self._clock.mark(caller.stream)
         if caller.raw == step.compute_raw_stream:
@@ -329,7 +332,7 @@ class CudaObserver:
             call.stream = "side"
 
     def _run_on(self, name: str, call: CollectiveCall, step: RecordedStep, launch: Launch) -> None:
-        caller, dedicated = current_stream(self._device_index), self._streams[name]
+        caller, dedicated = self._current_stream(self._device_index), self._streams[name]
         mark = self._clock.mark
         start = mark(caller.stream)
         self._order(caller, dedicated)  # the inputs were written by the caller
@@ -348,7 +351,7 @@ class CudaObserver:
         call.on_compute = call.blocks = caller.raw == step.compute_raw_stream
         call.stream = name
 
-    def _probe(self, call: CollectiveCall, caller: CudaStream, tensors: Any, work: Work) -> Work:
+    def _probe(self, call: CollectiveCall, caller: DeviceStream, tensors: Any, work: Work) -> Work:
         call.stream = "group"
         if not self._probes(call) or _has_hidden_inputs(call, tensors):
             # Waiting here would stop the host, or let go of memory. The end is marked when the caller waits.
@@ -375,7 +378,7 @@ class CudaObserver:
     def wait(self, call: CollectiveCall, wait: Callable[..., Any], *timeout: timedelta) -> Any:
         step = self._journal.current
         if step is not None and step.untimed is None and not call.waited:
-            caller = current_stream(self._device_index)
+            caller = self._current_stream(self._device_index)
             if caller.raw == step.compute_raw_stream:
                 call.waited = True
                 step.waits.append(StreamWait(self._clock.mark(caller.stream), call))
@@ -389,7 +392,7 @@ class CudaObserver:
         step = self._journal.current
         start = caller = None
         if step is not None and step.untimed is None and not self._captures.is_capturing():
-            caller = current_stream(self._device_index)
+            caller = self._current_stream(self._device_index)
             if caller.raw == step.compute_raw_stream:
                 start = self._clock.mark(caller.stream)
         result = wait()
@@ -413,14 +416,14 @@ def _has_hidden_inputs(call: CollectiveCall, tensors: Any) -> bool:
     return is_pair and isinstance(tensors[0], list | tuple)
 
 
-def _device_index_of(tensors: Any) -> int | None:
-    """Of the first tensor in nested lists of them; None where there is none."""
+def _first_tensor(tensors: Any) -> Tensor | None:
+    """The first tensor in nested lists of them; None where there is none."""
     while isinstance(tensors, list | tuple):
         if not tensors:
             return None
         tensors = tensors[0]
-    index: int = tensors.get_device()
-    return index
+    first: Tensor = tensors
+    return first
 
 
 def _finished(work: Work | None, call: CollectiveCall, done_work: Work) -> Work:

@@ -17,15 +17,15 @@ A group whose stream is not found this way keeps the other way.
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from aorta.device.cuda import CudaStream
+from aorta.device.event_clock import DeviceStream, EventClock
 
 POOL_SIZE = 32
-"""torch.cuda.Stream() hands out as many in turn. Asking for all of them leaves the turn where it was."""
+"""torch hands out as many in turn. Asking for all of them leaves the turn where it was."""
 PER_LOOK = 4
 """Streams asked per collective, about a microsecond each: small collectives end while one asks for more."""
 MOST_LOOKS = 800
@@ -35,22 +35,14 @@ TOGETHER_MS, REFUTED_MS = 0.06, -0.01
 """By how much the waiting stream comes later: a few µs where nothing delays it, never earlier."""
 
 
-class _Queue(Protocol):
-    """A stream of torch's: the driver's handle, and whether all that was queued on it has run."""
-
-    cuda_stream: int
-
-    def query(self) -> bool: ...
-
-
 class GroupStreamFinder:
     """Of one process group. Ask after each asynchronous collective until `found` or `given_up`."""
 
-    def __init__(self, pool: Sequence[_Queue], new_event: Callable[[], Any]) -> None:
+    def __init__(self, pool: Sequence[DeviceStream], new_event: Callable[[], Any]) -> None:
         """new_event: makes a timing event."""
-        self.stream: Any = None
+        self.stream: DeviceStream | None = None
         self.given_up = not pool
-        self._candidates: deque[_Queue] = deque(pool)
+        self._candidates: deque[DeviceStream] = deque(pool)
         self._new_event = new_event
         self._num_looks = 0
         self._num_checks = 0
@@ -67,11 +59,11 @@ class GroupStreamFinder:
         candidates = self._candidates
         examined = [candidates[i] for i in range(min(PER_LOOK, len(candidates)))]
         candidates.rotate(-len(examined))
-        idle = [stream for stream in examined if stream.query()]
+        idle = [stream for stream in examined if stream.stream.query()]
         # Asked last: what was idle before is so too when the work is pending now.
         ruled_out = idle if idle and not work.is_completed() else []
         for stream in examined:
-            if stream in ruled_out or stream.cuda_stream == caller:
+            if stream in ruled_out or stream.raw == caller:
                 candidates.remove(stream)
         if not candidates or self._num_looks >= MOST_LOOKS:
             self.given_up = True
@@ -86,7 +78,7 @@ class GroupStreamFinder:
             return
         self._num_checks += 1
         on_candidate, on_waiting = self._new_event(), self._new_event()
-        on_candidate.record(self._candidates[0])
+        on_candidate.record(self._candidates[0].stream)
         on_waiting.record(waiting)
         self._pending.append((on_candidate, on_waiting))
 
@@ -103,15 +95,16 @@ class GroupStreamFinder:
 
 
 def finder_of(
-    group: ProcessGroup, device: torch.device, recorder_streams: Sequence[CudaStream]
+    group: ProcessGroup, clock: EventClock, recorder_streams: Sequence[DeviceStream]
 ) -> GroupStreamFinder:
-    """For an NCCL group on this device. own: streams of the recorder's, which wait for its works too."""
+    """A search on the clock's device. recorder_streams: the recorder's own, which wait for the works too."""
+    backend, device = clock.backend, clock.device
     priority = _priority(group, device)
-    pool = [torch.cuda.Stream(device, priority=priority) for _ in range(POOL_SIZE)]
-    distinct = {stream.cuda_stream: stream for stream in pool}
+    pool = [backend.new_stream(device, priority) for _ in range(POOL_SIZE)]
+    distinct = {stream.raw: stream for stream in map(backend.device_stream, pool)}
     if any(stream.raw in distinct for stream in recorder_streams):
         distinct = {}  # the group may have been given the same one
-    return GroupStreamFinder(list(distinct.values()), lambda: torch.cuda.Event(enable_timing=True))
+    return GroupStreamFinder(list(distinct.values()), lambda: backend.new_event(True))
 
 
 def _priority(group: ProcessGroup, device: torch.device) -> int:

@@ -19,10 +19,9 @@ from typing import Any, Literal
 
 import torch
 from torch.autograd import profiler as autograd_profiler
-from torch.profiler import ProfilerActivity
 
+from aorta.device.backend import accelerator
 from aorta.device.kernel_records import KernelRecords
-from aorta.device.kernel_records_rocm import NOT_BY_ITSELF, NOTE
 from aorta.device.kernel_tracer import KernelRecordsUnavailable
 from aorta.errors import InstrumentError
 from aorta.recording.interception.uncompiled import uncompiled
@@ -32,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 Kernels = Literal["auto", "on", "off"]
 
-_CUDA_PROFILES = frozenset((ProfilerActivity.CUDA,))
 FLUSH_EVERY_NS = 500_000_000
 """How often the driver is asked for buffers that are not full: launching threads may wait meanwhile."""
 OFF = "not asked for (kernels='off')"
@@ -86,11 +84,12 @@ class KernelSource:
         self._open(device)
 
     def _open(self, device: torch.device) -> None:
-        if torch.version.hip is not None and self._mode != "on":
-            self.reason = NOT_BY_ITSELF
+        devices = accelerator()
+        if devices.kernels_unasked is not None and self._mode != "on":
+            self.reason = devices.kernels_unasked
             return
         try:
-            self._records = KernelRecords.open(device)
+            self._records = devices.kernel_records(device)
         except KernelRecordsUnavailable as error:
             self.reason = str(error)
             if self._mode == "on":
@@ -100,7 +99,7 @@ class KernelSource:
             return
         self._num_names_sent = 0
         self.reason = None
-        self.note = None if torch.version.hip is None else NOTE
+        self.note = devices.kernels_note
 
     def close(self) -> None:
         """Turn the records off for good; those that have not been polled are lost."""
@@ -244,11 +243,11 @@ class ProfilerWatch:
         if self._originals:
             return
         self._has_device = _profiler_has_device()
-        watch = self
+        watch, activity = self, accelerator().profiler_activity()
 
         def taking(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(config: Any, activities: Any, *args: Any, **named: Any) -> Any:
-                if not _CUDA_PROFILES.isdisjoint(activities):
+                if activity in activities:
                     watch._has_device = True
                     watch._say(watch._taking)
                 return original(config, activities, *args, **named)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from aorta.device.cuda import let_others_capture
+from aorta.device.backend import accelerator
 from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.journal import Journal
 from aorta.recording.observers.collective_source import CollectiveSource
@@ -93,8 +93,9 @@ class WriterThread:
     def _run(self) -> None:
         try:
             if self._device is not None:
-                torch.cuda.set_device(self._device)
-                let_others_capture()
+                devices = accelerator()
+                devices.set_device(self._device)
+                devices.let_others_capture()
             while not self._abandoned:
                 closing = self._closing.is_set()
                 self._awake.clear()

@@ -1,0 +1,143 @@
+"""Event marks, orders between streams, and streams named for their work, on any device that has events.
+
+What runs once per collective calls the functions that the backend names directly: each Python frame costs
+microseconds in a loop whose kernels have cleared the caches. They are bound when these objects are made.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from aorta.device.elapsed import ElapsedReader
+from aorta.device.marks import Mark, NotPassedError
+
+if TYPE_CHECKING:
+    from aorta.device.backend import Backend
+
+
+class DeviceStream:
+    """A stream of torch's with what is needed of it at hand."""
+
+    __slots__ = ("make_current", "raw", "stream")
+
+    def __init__(self, stream: Any, raw: int, make_current: Callable[[], None]) -> None:
+        self.stream = stream
+        self.raw = raw
+        """The driver's handle."""
+        self.make_current = make_current
+        """Queue what follows in this thread there; the current device becomes the stream's."""
+
+
+class EventClock:
+    """Marks are pooled timing events of one device."""
+
+    is_device = True
+
+    def __init__(self, device: torch.device, backend: "Backend") -> None:
+        self.device = device
+        self.backend = backend
+        self._index: int = device.index
+        # Threads share it: deque's append and pop are atomic.
+        self._free: deque[Any] = deque()
+        self._new_event = backend.new_event
+        self._record = backend.record
+        self._current_stream = backend.current_stream
+        elapsed_ms = backend.elapsed_ms
+
+        def elapsed_if_passed(start: Any, end: Any) -> float:
+            if not end.query():
+                raise NotPassedError
+            return elapsed_ms(start, end)
+
+        self._elapsed_ms = elapsed_ms
+        self._reader = ElapsedReader(backend.runtime_elapsed(), elapsed_if_passed)
+
+    def mark(self, stream: object = None) -> Mark:
+        """stream: a stream of torch's."""
+        try:
+            event = self._free.pop()
+        except IndexError:
+            event = self._new_event(True)
+        if stream is None:
+            stream = self._current_stream(self._index).stream
+        host_ns = monotonic_ns()
+        self._record(event, stream)
+        return Mark(host_ns, event)
+
+    def first_mark(self) -> tuple[Mark, int, int]:
+        """A mark and the monotonic host times between which it passed. Makes the device idle."""
+        self.backend.synchronize(self.device)
+        event = self._new_event(True)
+        before_ns = monotonic_ns()
+        event.record()
+        event.synchronize()
+        return Mark(before_ns, event), before_ns, monotonic_ns()
+
+    def passed(self, mark: Mark) -> bool:
+        has_passed: bool = mark.event.query()  # type: ignore[attr-defined]
+        return has_passed
+
+    def distance_ms(self, start: Mark, end: Mark) -> float:
+        # A float32 of milliseconds: keep the distances short (a step, not a run).
+        return self._elapsed_ms(start.event, end.event)
+
+    def distances_ms(self, start: Mark, marks: Sequence[Mark]) -> list[float | None]:
+        events = [mark.event for mark in marks]
+        if None not in events:
+            return list(self._reader.distances_ms(start.event, events))
+        distances = iter(
+            self._reader.distances_ms(start.event, [event for event in events if event is not None])
+        )
+        return [None if event is None else next(distances) for event in events]
+
+    def recycle(self, marks: Sequence[Mark]) -> None:
+        give = self._free.append
+        for mark in marks:
+            event, mark.event = mark.event, None
+            if event is not None:
+                give(event)
+
+
+class Order:
+    """order(before, after): what is queued on `after` from now on follows what `before` holds now.
+
+    By events without timing, since nobody reads their time.
+    """
+
+    def __init__(self, backend: "Backend") -> None:
+        # Taken out while in use, since threads share it. An event may be recorded anew at once: a wait that
+        # was issued keeps to what the event held then.
+        self._free: deque[Any] = deque()
+        self._new_event = backend.new_event
+        self._record = backend.record
+        self._wait_event = backend.wait_event
+
+    def __call__(self, earlier: DeviceStream, later: DeviceStream) -> None:
+        try:
+            event = self._free.pop()
+        except IndexError:
+            event = self._new_event()
+        self._record(event, earlier.stream)
+        self._wait_event(event, later.stream)
+        self._free.append(event)
+
+
+class NamedStreams(dict[str, DeviceStream]):
+    """One stream per kind of work, made when first asked for.
+
+    High priority, like the communication streams of torch's FSDP2: a collective that is ready
+    should not queue behind the blocks of a large GEMM.
+    """
+
+    def __init__(self, device: torch.device, backend: "Backend") -> None:
+        super().__init__()
+        self._device = device
+        self._backend = backend
+
+    def __missing__(self, name: str) -> DeviceStream:
+        made = self._backend.new_stream(self._device, priority=-1)
+        stream = self[name] = self._backend.device_stream(made)
+        return stream
