@@ -11,6 +11,7 @@ PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
+DeviceChoice = Literal["auto", "cpu", "cuda"]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 
@@ -45,7 +46,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     deterministic: bool = False
     """Deterministic algorithms only: slower, and a CUDA run repeats bit for bit."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceChoice = "auto"
     """auto: a GPU for every rank of the machine (CUDA or ROCm), or the CPU for all of them."""
 
     activation_checkpointing: bool = False

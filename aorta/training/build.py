@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from aorta.config import Config, Layout
+from aorta.device.backend import backend_of
 from aorta.training.model import (
     TENSOR_PARALLEL_PLAN,
     MixtureOfExperts,
@@ -36,7 +37,7 @@ def build_model(config: Config, layout: Layout, meshes: Meshes, device: torch.de
 
 def build_optimizer(config: Config, form: ParallelModel, device: torch.device) -> torch.optim.Optimizer:
     settings = config.optimizer
-    fused = device.type == "cuda" if settings.fused is None else settings.fused
+    fused = backend_of(device).is_device if settings.fused is None else settings.fused
     return torch.optim.AdamW(
         parameter_groups(form.plain.parameters(), settings.weight_decay),
         lr=settings.lr,

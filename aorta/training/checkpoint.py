@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from aorta.config import Config
+from aorta.device.backend import accelerator
 from aorta.errors import NOT_JSON, ConfigError
 from aorta.files import write_whole
 from aorta.training.disk import Disk, checksum, replace, sync_folder
@@ -294,8 +295,9 @@ def _rng_name(rank: int) -> str:
 
 def _rng_state() -> bytes:
     state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state()
+    devices = accelerator()
+    if devices.is_initialized():
+        state[devices.torch_type] = devices.rng_state()
     content = io.BytesIO()  # torch.save to a path does not say why it cannot write there
     torch.save(state, content)
     return content.getvalue()
@@ -303,5 +305,6 @@ def _rng_state() -> bytes:
 
 def _set_rng_state(state: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(state["cuda"])
+    devices = accelerator()
+    if devices.torch_type in state and devices.is_initialized():
+        devices.set_rng_state(state[devices.torch_type])

@@ -1,10 +1,13 @@
 """Synthetic text with a rule to learn, and its way to the device. B batch, S sequence."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from aorta.config import Config
+from aorta.device.backend import backend_of
 from aorta.training.recorder import LoopRecorder
 
 _MAX_ALPHABET = 512
@@ -48,8 +51,10 @@ class BatchFeed:
         self._device = device
         self._recorder = recorder
         self._index = first_step * self._num_micro_batches
-        self._stream = torch.cuda.Stream(device) if config.data.prefetch and device.type == "cuda" else None
-        self._next: tuple[Tensor, torch.cuda.Event] | None = None
+        self._devices = backend_of(device)
+        prefetches = config.data.prefetch and self._devices.is_device
+        self._stream = self._devices.new_stream(device) if prefetches else None
+        self._next: tuple[Tensor, Any] | None = None
 
     def take(self) -> tuple[Tensor, Tensor]:
         """token_BS and target_BS."""
@@ -63,15 +68,15 @@ class BatchFeed:
 
     def _take_copied(self) -> Tensor:
         batch_BS, copied = self._next or self._start_copy()
-        current = torch.cuda.current_stream(self._device)
+        current = self._devices.current_stream(self._device.index).stream
         current.wait_event(copied)
         batch_BS.record_stream(current)  # its memory belongs to the copy stream
         self._next = self._start_copy()
         return batch_BS
 
-    def _start_copy(self) -> tuple[Tensor, torch.cuda.Event]:
+    def _start_copy(self) -> tuple[Tensor, Any]:
         assert self._stream is not None
         pinned_BS = self._read().pin_memory()
-        with torch.cuda.stream(self._stream), self._recorder.range("aux"):
+        with self._devices.on_stream(self._stream), self._recorder.range("aux"):
             batch_BS = pinned_BS.to(self._device, non_blocking=True)
             return batch_BS, self._stream.record_event()

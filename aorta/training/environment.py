@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from aorta.config import Config
+from aorta.device.backend import accelerator, backend_of
 from aorta.device.collective_events import LibraryEventsUnavailable, configure
 from aorta.errors import ConfigError
 from aorta.launcher import LaunchedRank
@@ -27,11 +28,12 @@ class AgreedError(ConfigError):
 def choose_device(config: Config, ranks: LaunchedRank) -> torch.device:
     """A GPU of its own for every rank, or the CPU. Before any process group exists."""
     device_type, backend = config.training.device, config.distributed.backend
-    num_gpus = torch.cuda.device_count() if device_type != "cpu" and torch.cuda.is_available() else 0
-    if device_type == "cuda" and num_gpus < ranks.local_world_size:
+    gpus = accelerator()
+    num_gpus = gpus.count() if device_type != "cpu" and gpus.is_available() else 0
+    if device_type == gpus.torch_type and num_gpus < ranks.local_world_size:
         raise ConfigError(
-            f"training.device = cuda needs {ranks.local_world_size} GPUs on this machine, it has {num_gpus}; "
-            "start fewer ranks or set training.device=cpu"
+            f"training.device = {device_type} needs {ranks.local_world_size} GPUs on this machine, "
+            f"it has {num_gpus}; start fewer ranks or set training.device=cpu"
         )
     use_gpu = num_gpus >= ranks.local_world_size
     if num_gpus and not use_gpu and ranks.is_first:
@@ -40,7 +42,7 @@ def choose_device(config: Config, ranks: LaunchedRank) -> torch.device:
         raise ConfigError("distributed.backend = nccl needs GPUs, set distributed.backend=auto")
     if backend == "gloo" and use_gpu:
         raise ConfigError("distributed.backend = gloo trains on the CPU, set training.device=cpu")
-    return torch.device("cuda", ranks.local_rank) if use_gpu else torch.device("cpu")
+    return gpus.device(ranks.local_rank) if use_gpu else torch.device("cpu")
 
 
 def start_process_group(config: Config, ranks: LaunchedRank, device: torch.device) -> Store:
@@ -58,18 +60,19 @@ def start_process_group(config: Config, ranks: LaunchedRank, device: torch.devic
         )
     # Under torchrun the store outlives a restart, and with it the keys of the attempt before, torch's too.
     attempt = f"attempt/{_drawn_by_rank_0(store, ranks)}"
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    devices = backend_of(device)
+    if devices.is_device:
+        devices.set_device(device)
         if config.recording.enabled and config.recording.collectives == "plugin":
             with suppress(LibraryEventsUnavailable):  # the recorder says why
                 configure(os.environ)
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
+        devices.collectives,
         store=PrefixStore(f"{attempt}/default_group", store),
         rank=ranks.rank,
         world_size=ranks.world_size,
         timeout=timeout,
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if devices.is_device else None,
     )
     return PrefixStore(f"{attempt}/aorta", store)
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import click
 import msgspec
@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aorta.config import Config, ModelConfig, ParallelConfig, TrainingConfig, validate
-from aorta.config.structs import CompileConfig, DataConfig
+from aorta.config.structs import CompileConfig, DataConfig, DeviceChoice
+from aorta.device.backend import Backend, backend_of
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import hardware_name_of
 from aorta.launcher import is_first_rank, launched_rank
@@ -93,7 +94,8 @@ def measure(config: Config, num_warmup: int, num_repeats: int) -> list[MeasuredU
 def time_unit(work: LayerWork, device: torch.device, num_warmup: int, num_repeats: int) -> LayerTimes:
     """Forward and backward of a unit, over and over. Gradients are new in each repeat, as in a step of one
     micro-batch."""
-    clock = _DeviceClock() if device.type == "cuda" else _HostClock()
+    devices = backend_of(device)
+    clock = _DeviceClock(devices) if devices.is_device else _HostClock()
     seeds: tuple[Tensor, ...] | None = None  # made once: a step's gradients come from the layer above
     for repeat in range(num_warmup + num_repeats):
         if repeat == num_warmup:
@@ -133,20 +135,21 @@ class _HostClock:
 class _DeviceClock:
     """Events on the current stream, read when all repeats have been launched."""
 
-    def __init__(self) -> None:
-        self._events: list[torch.cuda.Event] = []
+    def __init__(self, devices: Backend) -> None:
+        self._devices = devices
+        self._events: list[Any] = []
 
     def start(self) -> None:
         # The warm-up's events are dropped; the device keeps working on it while the first repeat is launched.
         self._events = []
 
     def mark(self) -> None:
-        event = torch.cuda.Event(enable_timing=True)
+        event = self._devices.new_event(timing=True)
         event.record()
         self._events.append(event)
 
     def marks_ms(self) -> list[float]:
-        torch.cuda.synchronize()
+        self._devices.synchronize()
         first = self._events[0]
         return [first.elapsed_time(event) for event in self._events]
 
@@ -259,7 +262,7 @@ def measurements(
     model: Model, config: Config, device: torch.device, gpu: str | None, units: list[MeasuredUnit]
 ) -> Measurements:
     """The file's content. gpu: name of the hardware file where the device's own name does not tell it."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    name = backend_of(device).name(device)
     return Measurements(
         schema=1,
         gpu=gpu or hardware_name_of(name) or name,
@@ -291,7 +294,7 @@ def write(path: Path, measured: Measurements) -> None:
 @click.option("--compile", "compiled", is_flag=True, help="Blocks under torch.compile.")
 @click.option("--warmup", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--repeats", type=click.IntRange(2), default=20, show_default=True)
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--device", type=click.Choice(get_args(DeviceChoice)), default="auto", show_default=True)
 @click.option("--gpu-arch", metavar="NAME", help="Default: the hardware file that the device's name holds.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True)
 def main(**options: Any) -> None:

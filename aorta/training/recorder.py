@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
+from aorta.device.backend import accelerator
 from aorta.recording.companion import Companion, Companions
 from aorta.records.schema import StepRecord
 from aorta.steps.record import partial_record
@@ -77,8 +78,8 @@ class HostRecorder:
         traceback: TracebackType | None,
     ) -> None:
         self.companions.closing(exc_type)
-        if exc_type is None and torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        if exc_type is None and accelerator().is_initialized():
+            accelerator().synchronize()
         self._deliver()
         self.companions.closed(exc_type)
 
@@ -128,7 +129,7 @@ class _HostStep:
     def __init__(self, tokens: int | None, epoch: int, step: int, global_step: int) -> None:
         self._tokens, self._epoch, self._step, self._global_step = tokens, epoch, step, global_step
         self._values: dict[str, Tensor | float | None] = {}
-        self._copied: torch.cuda.Event | None = None
+        self._copied: Any = None
         self._start_unix_ns = time.time_ns()
         self._start_s = time.perf_counter()
         self._host_ms = 0.0
@@ -147,10 +148,11 @@ class _HostStep:
     def finish(self) -> None:
         self._host_ms = (time.perf_counter() - self._start_s) * 1e3
         if any(isinstance(value, Tensor) and value.is_pinned() for value in self._values.values()):
-            self._copied = torch.cuda.current_stream().record_event()
+            self._copied = accelerator().new_event()
+            self._copied.record()
 
     def is_done(self) -> bool:
-        return self._copied is None or self._copied.query()
+        return self._copied is None or bool(self._copied.query())
 
     def record(self, rank: int, world_size: int) -> StepRecord:
         return partial_record(
