@@ -297,12 +297,13 @@ class Attachment:
     def _start(self) -> None:
         if self.session is None:
             from aorta.attach.session import AttachedSession
+            from aorta.device.backend import backend_of
 
             if self.pending_targets:
                 self._look_for_target()
             device = self._optimizer_device
             self.session = AttachedSession(
-                self, device if device is not None and device.type == "cuda" else None
+                self, device if device is not None and backend_of(device).is_device else None
             )
             self.session.start()
 

@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from aorta.calibration.peers import Peers
 from aorta.config import HangConfig, ProfilingConfig
+from aorta.device.backend import accelerator
 from aorta.errors import InstrumentError
 from aorta.hang.watchdog import Watchdog
 from aorta.profiling.scalars import ScalarFile
@@ -145,7 +146,6 @@ class HangWatch:
         self._watchdog: Watchdog | None = None
 
     def opened(self, recorder: Accompanied) -> None:
-        on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
         self._watchdog = Watchdog(
             self._settings,
             recorder.output_dir,
@@ -153,7 +153,7 @@ class HangWatch:
             recorder.world_size,
             recorder=recorder,
             store=_store(recorder),
-            device=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
+            device=accelerator().device_in_use(),
         )
         self._watchdog.__enter__()
 
@@ -222,7 +222,7 @@ class Windows:
     def _exchange(self, recorder: Accompanied) -> Any:
         """Ranks with GPUs calibrate together; one that has lost its traces still takes part."""
         has_windows = self._settings.enabled or self._settings.kernels_every > 0
-        if not has_windows or self._store is None or not torch.cuda.is_available():
+        if not has_windows or self._store is None or not accelerator().is_available():
             return None
         return Peers(self._store, recorder.rank, recorder.world_size).traced_with
 

@@ -151,11 +151,12 @@ def _torch() -> DoctorCheck:
 
 
 def _gpus() -> DoctorCheck:
-    import torch
+    from aorta.device.backend import accelerator
 
-    number = torch.cuda.device_count()
+    devices = accelerator()
+    number = devices.count()
     if number:
-        names = {torch.cuda.get_device_name(index) for index in range(number)}
+        names = {devices.name(devices.device(index)) for index in range(number)}
         return DoctorCheck("GPUs", "works", f"{number} x {', '.join(sorted(names))}")
     if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd"):
         return DoctorCheck(
@@ -191,11 +192,11 @@ def _distributed() -> DoctorCheck:
 
 
 def _telemetry() -> DoctorCheck:
-    import torch
+    from aorta.device.backend import accelerator
 
-    if not torch.cuda.is_available():
+    if not accelerator().is_available():
         return DoctorCheck("telemetry", "not needed", "no GPU")
-    if torch.version.hip:
+    if accelerator().kind == "hip":
         tools = [tool for tool in ("amd-smi", "rocm-smi") if shutil.which(tool)]
         if importlib.util.find_spec("amdsmi"):
             tools.insert(0, "amdsmi")

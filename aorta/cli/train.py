@@ -86,12 +86,11 @@ def demo_command(config: str, output: Path, open_page: bool, settings: tuple[str
     Settings follow as section.key=value: aorta demo training.max_steps=50. The report is in report/ of
     the run's folder.
     """
-    import torch
-
     from aorta.cli.report import write_and_print
+    from aorta.device.backend import accelerator
 
     environment = {"OMP_NUM_THREADS": "1"} | module_environment()  # torchrun's choice, without its warning
-    num_gpus = torch.cuda.device_count()
+    num_gpus = accelerator().count()
     if num_gpus < 2:
         click.echo(f"{num_gpus} GPUs: two ranks on the CPU, over gloo", err=True)
         environment |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from aorta.device.backend import backend_of
 from aorta.device.telemetry import TelemetrySampler
 from aorta.files import write_whole
 from aorta.records.schema import DeviceRecord
@@ -35,13 +36,13 @@ def in_thread(work: Callable[[], object], name: str) -> threading.Thread:
 
 def ask_once(device: torch.device | None) -> None:
     """While the device answers: torch keeps its properties, which the sampler asks for."""
-    if device is not None and device.type == "cuda":
-        torch.cuda.get_device_properties(device)
+    if device is not None and backend_of(device).is_device:
+        backend_of(device).properties(device.index)
 
 
 def sample(device: torch.device | None) -> tuple[DeviceRecord | None, str | None]:
     """Power, clocks and throttling of this moment, or why not. NVML and amdsmi do not wait for kernels."""
-    if device is None or device.type != "cuda":
+    if device is None or not backend_of(device).is_device:
         return None, "there is no device"
     with TelemetrySampler(device.index, SAMPLE_S / 4) as sampler:
         end_s = time.monotonic() + SAMPLE_S

@@ -29,6 +29,7 @@ import msgspec
 import torch
 
 from aorta.config import HangConfig
+from aorta.device.backend import backend_of
 from aorta.errors import AortaError
 from aorta.hang.call_counts import CallCounts
 from aorta.hang.extras import ask_once, in_thread, sample, write_flight_recorder
@@ -249,8 +250,9 @@ class Watchdog:
 
     def _run(self) -> None:
         try:
-            if self._device is not None and self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # or questions about events would open another device
+            if self._device is not None:
+                # Or questions about events would open another device.
+                backend_of(self._device).set_device(self._device)
             looked_s = time.monotonic()
             while not self._closing.wait(self._poll_s):
                 not_run_s = time.monotonic() - looked_s - self._poll_s

@@ -16,9 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-
 from aorta.config import ProfilingConfig
+from aorta.device.backend import accelerator
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +25,7 @@ _POLL_S = 0.005
 
 
 def is_rocm() -> bool:
-    return torch.version.hip is not None and torch.cuda.is_available()
+    return accelerator().kind == "hip" and accelerator().is_available()
 
 
 def writes_chrome(settings: ProfilingConfig, rank: int = 0) -> bool:

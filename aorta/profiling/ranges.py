@@ -9,6 +9,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from aorta.config import ProfilingConfig
+from aorta.device.backend import accelerator
 from aorta.recording.observers.observer import Launch, Observer
 from aorta.timeline.types import STEP_ANNOTATION
 
@@ -21,7 +22,7 @@ class Ranges:
     """`with ranges("forward"):`. Without profiling.ranges and outside a profiler window it costs a test."""
 
     def __init__(self, profiling: ProfilingConfig, markers: Any = None) -> None:
-        """markers: range_push and range_pop, as torch.cuda.nvtx has them."""
+        """markers: range_push and range_pop, as torch's bindings of NVTX have them."""
         self._markers = None
         if profiling.ranges:
             self._markers = markers if markers is not None else _device_markers()
@@ -44,10 +45,10 @@ class Ranges:
 
 
 def _device_markers() -> Any:
-    if not torch.cuda.is_available():
+    if not accelerator().is_available():
         log.warning("profiling.ranges: there is no GPU, so nothing marks ranges")
         return None
-    return torch.cuda.nvtx
+    return accelerator().range_markers()
 
 
 class _Range:

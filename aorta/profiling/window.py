@@ -15,6 +15,7 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
 from aorta.config import ProfilingConfig
+from aorta.device.backend import accelerator
 from aorta.profiling.export import export_trace, writes_chrome
 
 log = logging.getLogger(__name__)
@@ -200,7 +201,7 @@ def why_nothing_is_traced(settings: ProfilingConfig, num_steps: int) -> str | No
 
 def why_no_kernels(settings: ProfilingConfig) -> str | None:
     """Why profiling.kernels_every, where it is set, can trace nothing on this machine."""
-    if settings.kernels_every and not torch.cuda.is_available():
+    if settings.kernels_every and not accelerator().is_available():
         return "profiling.kernels_every: there is no GPU whose kernels could be traced"
     return None
 
@@ -228,8 +229,8 @@ def _schedule(settings: ProfilingConfig) -> Any:
 
 def _activities() -> list[ProfilerActivity]:
     activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():  # ROCm too
-        activities.append(ProfilerActivity.CUDA)
+    if accelerator().is_available():
+        activities.append(accelerator().profiler_activity())
     return activities
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from aorta.errors import NOT_JSON, RecordError
 from aorta.files import write_whole
-from aorta.records.schema import DeviceRecord
+from aorta.records.schema import DeviceKind, DeviceRecord
 
 SCHEMA_VERSION = 1
 
@@ -207,7 +207,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Machine and software of a run."""
 
-    platform: Literal["cuda", "hip", "cpu"]
+    platform: DeviceKind
     devices: list[dict[str, Any]]
     world_size: int
     backend: str | None

@@ -4,13 +4,13 @@ import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import msgspec
 
 from aorta.errors import NOT_JSON, AortaError, ConfigError, RecordError
 from aorta.records.reader import read_run
-from aorta.records.schema import RunRecord
+from aorta.records.schema import QUEUE_LIMITS, DeviceKind, RunRecord
 from aorta.records.writer import write_json
 from aorta.report.model import Lead
 from aorta.results.leading import lead_of, leading_metric
@@ -206,10 +206,8 @@ def _setting(folder: Path, points: Mapping[str, Point]) -> Setting:
 
 def _setting_of(run: RunRecord, swept: set[str]) -> Setting:
     device_kind = run.devices[0].get("kind") if run.devices else None
-    kind: Literal["cuda", "hip", "cpu"] = (
-        "cuda" if device_kind == "cuda" else "hip" if device_kind == "hip" else "cpu"
-    )
-    limit = {"cuda": "CUDA_DEVICE_MAX_CONNECTIONS", "hip": "GPU_MAX_HW_QUEUES"}.get(kind)
+    kind: DeviceKind = device_kind if device_kind in get_args(DeviceKind) else "cpu"
+    limit = QUEUE_LIMITS.get(kind)
     if limit is None:
         queues = "none: no GPU"
     elif f"env.{limit}" in swept:
