@@ -1,0 +1,121 @@
+"""A device that aorta has never heard of is recorded as a GPU is, once there is a backend for it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import aorta
+from aorta.device import backend as seam
+from aorta.device.backend import CPU, accelerator, backend_of
+from tests.device.fake_device import FakeBackend
+
+
+@pytest.fixture
+def device() -> Iterator[FakeBackend]:
+    backend = FakeBackend()
+    before = seam.use(backend)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield backend
+    dist.destroy_process_group()
+    seam.use(before)
+
+
+class TakesTime:
+    """Around the recorder's observer: a collective runs for 10 s per element on the device."""
+
+    def __init__(self, observer: Any, device: FakeBackend) -> None:
+        self.observer, self.device = observer, device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.observer, name)
+
+    def observe(self, group: Any, op: str, tensors: Any, *args: Any) -> Any:
+        *rest, launch = args
+
+        def launched() -> Any:
+            self.device.run(10_000 * tensors[0].numel())
+            return launch()
+
+        return self.observer.observe(group, op, tensors, *rest, launched)
+
+
+def recorded(device: FakeBackend, folder: Path, step: Any, **options: Any) -> list[dict[str, Any]]:
+    """The lines of two steps."""
+    recorder = aorta.instrument(folder, **options)
+    recorder.wrap_observers(lambda observer: TakesTime(observer, device))
+    with recorder:
+        for _ in range(2):
+            with recorder.step():
+                step()
+        device.synchronize()
+    return [json.loads(line) for line in (folder / "rank_0_metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.processes
+def test_a_step_with_two_collectives_on_a_side_stream(device: FakeBackend, tmp_path: Path) -> None:
+    """Seconds, so that the host is ahead of the device however slowly the test runs:
+
+    main   computes 5 | computes 20          | waits 10 | computes 5
+    side   waits 5    | first 10 | second 20            |
+    """
+    side, main = device.new_stream(device.device(0)), device.main
+
+    def step() -> None:
+        device.run(5_000)
+        side.wait_event(main.record_event())
+        with device.on_stream(side):
+            dist.all_reduce(torch.ones(1))
+        device.run(20_000)
+        with device.on_stream(side):
+            dist.all_reduce(torch.ones(2))
+        main.wait_event(side.record_event())
+        device.run(5_000)
+
+    first, second = recorded(device, tmp_path, step)
+    for line in (first, second):
+        overlap = line["overlap"]
+        assert line["step_ms"] == 40_000
+        assert overlap["comm_ms"] == 30_000
+        assert overlap["hidden_ms"] == 20_000
+        assert overlap["exposed_ms"] == 10_000
+        assert overlap["compute_ms"] == 30_000
+        assert [call["stream"] for call in line["collectives"]] == ["side", "side"]
+        assert [(call["start_ms"], call["end_ms"]) for call in line["collectives"]] == [
+            (5_000, 15_000),
+            (15_000, 35_000),
+        ]
+        assert line["memory"]["allocated_bytes"] == 100
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["devices"] == [{"kind": "fake", "index": 0, "name": "a device that is not there"}]
+    assert run["coverage"]["kernel_records"]["reason"] == "kernel records of fake devices are not known"
+
+
+@pytest.mark.processes
+def test_dedicated_placement_gives_a_collective_a_stream_of_its_own(
+    device: FakeBackend, tmp_path: Path
+) -> None:
+    def step() -> None:
+        device.run(5_000)
+        dist.all_reduce(torch.ones(1))
+        device.run(5_000)
+
+    line = recorded(device, tmp_path, step, placement="dedicated")[0]
+    overlap = line["overlap"]
+    assert (line["step_ms"], overlap["comm_ms"], overlap["exposed_ms"]) == (20_000, 10_000, 10_000)
+    assert [call["stream"] for call in line["collectives"]] == ["allreduce"]
+    assert device.current is device.main
+
+
+def test_a_device_is_served_by_the_accelerator_or_by_the_cpu() -> None:
+    chosen = accelerator()
+    assert accelerator() is chosen
+    assert backend_of(chosen.device(0)) is chosen
+    assert backend_of(torch.device("cpu")) is CPU
+    assert (chosen.is_device, CPU.is_device) == (True, False)
+    assert chosen.is_available() or chosen.device_in_use() is None
