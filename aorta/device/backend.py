@@ -264,9 +264,10 @@ def use(backend: Backend | None) -> Backend | None:
 
 def _of_this_torch() -> Backend:
     """The file that torch's accelerator names, else cuda.py, which knows that there may be no device."""
-    built_for = torch.accelerator.current_accelerator()
     module_name = "aorta.device.cuda"
-    if built_for is not None and importlib.util.find_spec(f"aorta.device.{built_for.type}") is not None:
-        module_name = f"aorta.device.{built_for.type}"
+    if torch.version.cuda is None and torch.version.hip is None:  # or asking may begin to use the driver
+        built_for = torch.accelerator.current_accelerator()
+        if built_for is not None and importlib.util.find_spec(f"aorta.device.{built_for.type}") is not None:
+            module_name = f"aorta.device.{built_for.type}"
     backend: Backend = importlib.import_module(module_name).backend()
     return backend

@@ -20,6 +20,7 @@ from aorta.device.event_clock import DeviceStream
 from aorta.device.kernel_records import KernelRecords
 from aorta.device.kernel_records_rocm import NOT_BY_ITSELF, NOTE
 from aorta.device.streams import loaded_function, runtime
+from aorta.records.schema import DeviceKind
 
 current_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
 """Cheap, unlike making a Stream object."""
@@ -60,7 +61,7 @@ def memory_of(index: int) -> MemoryUse | None:
 class CudaBackend(Backend):
     """NVIDIA's devices."""
 
-    kind = "cuda"
+    kind: DeviceKind = "cuda"
     torch_type = "cuda"
     dispatch_key = "CUDA"
     collectives = "nccl"
@@ -80,18 +81,22 @@ class CudaBackend(Backend):
         )
         self.holds = attrgetter("is_cuda")
         self.memory_of = memory_of
+        self.current_index = torch.cuda.current_device
 
-    # Of torch.cuda: this torch may be built for no device, or for another kind, and these answer then too.
-    # torch.cuda.synchronize is also the function that the recorder watches.
+    # From torch.cuda and not torch.accelerator, which means another device where the process has registered
+    # one, and none where this torch is built for none. The recorder also watches torch.cuda.synchronize.
 
     def is_available(self) -> bool:
         return torch.cuda.is_available()
 
     def is_initialized(self) -> bool:
-        return torch.cuda.is_initialized()
+        return bool(torch.cuda.is_initialized())
 
     def count(self) -> int:
         return torch.cuda.device_count()
+
+    def set_device(self, device: torch.device) -> None:
+        torch.cuda.set_device(device)
 
     def synchronize(self, device: torch.device | None = None) -> None:
         torch.cuda.synchronize(device)

@@ -29,7 +29,7 @@ class Ranks:
     launched: bool = False
     """A launcher set MASTER_ADDR: there is to be a process group, of however many ranks."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    backend: Backend | None = None
+    backend: str | None = None
     """None: no process group."""
 
     @property

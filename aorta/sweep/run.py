@@ -4,13 +4,13 @@ import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
 from aorta.errors import NOT_JSON, AortaError, ConfigError, RecordError
 from aorta.records.reader import read_run
-from aorta.records.schema import QUEUE_LIMITS, DeviceKind, RunRecord
+from aorta.records.schema import GPU_KINDS, QUEUE_LIMITS, DeviceKind, RunRecord
 from aorta.records.writer import write_json
 from aorta.report.model import Lead
 from aorta.results.leading import lead_of, leading_metric
@@ -206,7 +206,7 @@ def _setting(folder: Path, points: Mapping[str, Point]) -> Setting:
 
 def _setting_of(run: RunRecord, swept: set[str]) -> Setting:
     device_kind = run.devices[0].get("kind") if run.devices else None
-    kind: DeviceKind = device_kind if device_kind in get_args(DeviceKind) else "cpu"
+    kind: DeviceKind = device_kind if device_kind is not None and device_kind in GPU_KINDS else "cpu"
     limit = QUEUE_LIMITS.get(kind)
     if limit is None:
         queues = "none: no GPU"

@@ -61,7 +61,7 @@ class StreamWaitPatch:
             return stream.device_index == device_index and not is_capturing()
 
         def stand_still(
-            stream: Any, event: Any, step: RecordedStep, follow: Callable[[Any, Any], None]
+            stream: Any, event: Any, step: RecordedStep, follow: Callable[[Any, Any], Any]
         ) -> None:
             """The compute stream follows the event."""
             start = mark(stream)
@@ -75,7 +75,7 @@ class StreamWaitPatch:
             follow(event, stream)
             step.stalls.append(Stall(start, start if passed else mark(stream)))
 
-        def wait(self: Any, stream: Any = None) -> None:
+        def wait(self: Any, stream: Any = None) -> Any:
             step = journal.current
             if step is None:
                 return event_wait(self, stream)
@@ -85,7 +85,7 @@ class StreamWaitPatch:
                 return stand_still(stream, self, step, order)
             return order(self, stream)
 
-        def wait_event(self: Any, event: Any) -> None:
+        def wait_event(self: Any, event: Any) -> Any:
             step = journal.current
             if step is None:
                 return stream_wait_event(self, event)
