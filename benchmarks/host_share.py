@@ -24,7 +24,6 @@ import torch.distributed as dist
 from cases import CASES, Job, config_of, environment, process_group
 
 import aorta
-from aorta.recording import recorder as recorder_module
 from aorta.recording.handles import StepHandle
 
 WARM_STEPS, STEPS = 8, 30
@@ -80,7 +79,7 @@ def measure(job: Job) -> dict[str, Any]:
     spent = Spent()
     with tempfile.TemporaryDirectory() as folder:
         recorder: Any = aorta.instrument(folder)
-        log, memory = StepHandle.log, recorder_module._memory
+        log = StepHandle.log
         with recorder:
             for _ in range(WARM_STEPS):
                 job.step(recorder)
@@ -100,14 +99,13 @@ def measure(job: Job) -> dict[str, Any]:
             step_ms = (time.perf_counter() - start) / STEPS * 1e3
             torch.cuda.Event.wait, torch.cuda.Stream.wait_event = originals  # type: ignore[method-assign]
             StepHandle.log = log  # type: ignore[method-assign]
-            recorder_module._memory = memory
             time.sleep(0.3)  # the last steps are read meanwhile
     return {"step_ms": step_ms, "per_step": spent.per_step(STEPS)}
 
 
 def watch(recorder: Any, spent: Spent) -> None:
     """Time the recorder's functions. While it is paused: what it installs refers to them."""
-    observer = recorder._cuda_observer
+    observer = recorder._event_observer
     observe = spent.timed("observe", observer.observe)
 
     def with_launch(
@@ -126,7 +124,7 @@ def watch(recorder: Any, spent: Spent) -> None:
     names = recorder._module_names
     names.begin_step = spent.timed("names (in: step starts)", names.begin_step)
     names.end_body = spent.timed("names (in: step ends)", names.end_body)
-    recorder_module._memory = spent.timed("memory (in: step ends)", recorder_module._memory)
+    recorder._memory_of = spent.timed("memory (in: step ends)", recorder._memory_of)
     StepHandle.log = spent.timed("log", StepHandle.log)  # type: ignore[method-assign]
     extractor = recorder._writer._extractor
     extractor.ready = spent.timed("ready (other thread)", extractor.ready)
