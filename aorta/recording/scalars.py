@@ -8,7 +8,6 @@ from aorta.device.backend import accelerator
 from aorta.device.marks import Pool
 
 _pinned: Pool[torch.Tensor] = Pool()
-_is_on_device = accelerator().holds
 
 
 class DeviceScalar:
@@ -46,7 +45,7 @@ def scalar(value: Any) -> float | DeviceScalar:
             raise ValueError(
                 f"step.log takes numbers and one-element tensors, got shape {tuple(value.shape)}"
             )
-        if _is_on_device(tensor):
+        if accelerator().holds(tensor):
             return DeviceScalar(tensor)
         return float(tensor)
     return float(value)

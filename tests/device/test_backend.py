@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import aorta
 from aorta.device import backend as seam
 from aorta.device.backend import CPU, accelerator, backend_of
-from tests.device.fake_device import FakeBackend
+from tests.device.fake_device import FakeBackend, FakeEvent
 
 
 @pytest.fixture
@@ -27,22 +27,46 @@ def device() -> Iterator[FakeBackend]:
 
 
 class TakesTime:
-    """Around the recorder's observer: a collective runs for 10 s per element on the device."""
+    """Around the recorder's observer: a collective runs for 10 s per element on the device, an asynchronous
+    one on the stream of its group."""
 
     def __init__(self, observer: Any, device: FakeBackend) -> None:
         self.observer, self.device = observer, device
+        self.group_stream = device.new_stream(device.device(0))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.observer, name)
 
-    def observe(self, group: Any, op: str, tensors: Any, *args: Any) -> Any:
-        *rest, launch = args
+    def observe(
+        self, group: Any, op: str, tensors: Any, num_bytes: int, dtype: str, is_async: bool, launch: Any
+    ) -> Any:
+        device, ms = self.device, 10_000 * tensors[0].numel()
 
         def launched() -> Any:
-            self.device.run(10_000 * tensors[0].numel())
-            return launch()
+            launch()
+            if not is_async:
+                device.run(ms)
+                return None
+            start = device.current.record_event()
+            with device.on_stream(self.group_stream):
+                device.wait_event(start, self.group_stream)
+                device.run(ms)
+            return FakeWork(device, self.group_stream.record_event())
 
-        return self.observer.observe(group, op, tensors, *rest, launched)
+        return self.observer.observe(group, op, tensors, num_bytes, dtype, is_async, launched)
+
+
+class FakeWork:
+    def __init__(self, device: FakeBackend, end: FakeEvent) -> None:
+        self.device, self.end = device, end
+
+    def wait(self) -> bool:
+        """The current stream waits; below what the recorder watches, as in a process group."""
+        self.device.wait_event(self.end, self.device.current)
+        return True
+
+    def is_completed(self) -> bool:
+        return self.end.query()
 
 
 def recorded(device: FakeBackend, folder: Path, step: Any, **options: Any) -> list[dict[str, Any]]:
@@ -94,6 +118,28 @@ def test_a_step_with_two_collectives_on_a_side_stream(device: FakeBackend, tmp_p
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["devices"] == [{"kind": "fake", "index": 0, "name": "a device that is not there"}]
     assert run["coverage"]["kernel_records"]["reason"] == "kernel records of fake devices are not known"
+
+
+@pytest.mark.processes
+def test_an_asynchronous_collective_is_timed_on_a_stream_that_waits_for_it(
+    device: FakeBackend, tmp_path: Path
+) -> None:
+    """It runs from 5 s to 15 s; the step waits for it at 10 s."""
+
+    def step() -> None:
+        device.run(5_000)
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        device.run(5_000)
+        assert work is not None
+        work.wait()
+        device.run(5_000)
+
+    for line in recorded(device, tmp_path, step):
+        overlap = line["overlap"]
+        assert (line["step_ms"], overlap["comm_ms"], overlap["hidden_ms"]) == (20_000, 10_000, 5_000)
+        assert overlap["exposed_ms"] == 5_000
+        (call,) = line["collectives"]
+        assert (call["stream"], call["start_ms"], call["end_ms"]) == ("group", 5_000, 15_000)
 
 
 @pytest.mark.processes
