@@ -28,7 +28,7 @@ LONGEST = (
     "report/page/test_page_in_browser.py",
     "training/test_runs.py",
     "recording/test_recorder.py",
-    "projection/validation/test_validate.py",
+    "benchmarks/test_projection_validate.py",
     "training/test_checkpoint.py",
     "training/test_command.py",
     "report/judge/test_compare.py",

@@ -98,15 +98,14 @@ def explain(**option_values: Any) -> None:
     _print(option_values["as_json"], explanation, explained.text)
 
 
-@main.command()
-@click.option("--data", required=True, type=click.Path(path_type=Path, file_okay=False))
-@options(JSON_OPTION)
-def validate(data: Path, as_json: bool) -> None:
-    """Projected beside measured, misses included. Reads whichever known files the folder has."""
-    from aorta.projection.validation import validate as validation
-    from aorta.projection.validation import validate_text
-
-    _print(as_json, validation.validate(data), validate_text.text)
+@main.command(hidden=True, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1)
+def validate(arguments: tuple[str, ...]) -> None:
+    """Moved: python benchmarks/projection/validate.py, in the repository."""
+    raise ConfigError(
+        "validate has left the package: run python benchmarks/projection/validate.py --data DIR in the "
+        "repository, or `aorta project calibrate` on your own runs"
+    )
 
 
 @main.command()
@@ -134,7 +133,7 @@ def search(as_json: bool, **option_values: Any) -> None:
 @options(JSON_OPTION)
 def calibrate(measurements: Path, all_rows: bool, output: Path | None, as_json: bool) -> None:
     """Fit the few factors above the kernels to measured steps; says how well they do on the other half."""
-    from aorta.projection.validation import fit as calibration
+    from aorta.projection import calibrate as calibration
 
     fitted = calibration.calibrate(measurements, all_rows)
     if output is not None:
@@ -227,11 +226,15 @@ def flags_of(texts: list[str], command: click.Command, option_values: dict[str, 
 
 def job_of(option_values: dict[str, Any]) -> "Job":
     """All that the options name, with what-ifs."""
-    from aorta.projection.whatif import Job, changed, read_calibration
+    from aorta.projection.whatif import Job, changed
 
     model, plan, hardware = read(option_values)
     path = option_values.get("calibration")
-    factors = factors_of(hardware) if path is None else read_calibration(path, hardware)
+    factors = factors_of(hardware)
+    if path is not None:
+        from aorta.projection.calibrate import read_calibration
+
+        factors = read_calibration(path, hardware)
     return changed(Job(model, plan, hardware, factors), option_values.get("changes") or ())
 
 

@@ -6,7 +6,7 @@ fitted without the group, see `leave_one_group_out` of validate, and rounded upw
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -203,20 +203,9 @@ def _of_model(model: Model, plan: Plan) -> list[Widening]:
     return reasons
 
 
-def of_rows_in_view(reasons: Iterable[Widening]) -> list[Widening]:
-    """Reasons of a row that was in view when the model was made."""
-    return [reason for reason in reasons if reason.reason != NOT_IN_VIEW]
-
-
 def width_of(reasons: list[Widening]) -> float:
     """All reasons together, as a logarithm."""
     return math.sqrt(sum(reason.width**2 for reason in reasons))
-
-
-def covers(reasons: list[Widening], log_error: float) -> bool:
-    """True if an interval holds the measurement; log_error is of projected over measured step time."""
-    width = width_of(reasons)
-    return -WIDTHS.skew_low * width <= -log_error <= WIDTHS.skew_high * width
 
 
 def bounds(step_s: float, reasons: list[Widening]) -> tuple[float, float]:

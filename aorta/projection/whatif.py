@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,7 +12,7 @@ from aorta.hardware import Hardware
 from aorta.projection.job.model import Model
 from aorta.projection.job.plan import Plan
 from aorta.projection.memory import memory
-from aorta.projection.pricing import Factors, Pricer, factors_of
+from aorta.projection.pricing import Factors, Pricer
 from aorta.projection.step import Projection, project
 
 SECTIONS = ("hardware", "plan", "factors", "model")
@@ -123,27 +122,6 @@ def _value(present: Any, text: str, change_text: str) -> Any:
     if isinstance(number, int | float) and not isinstance(number, bool) and not -1e30 < number < 1e30:
         raise ConfigError(f"--set {change_text}: the value is out of any range")
     return number
-
-
-def read_calibration(path: Path, hardware: Hardware) -> Factors:
-    """Factors that `calibrate --output` wrote, over those of the part."""
-    try:
-        plain = msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"--calibration {path}: cannot be read: {error.strerror}") from None
-    except NOT_JSON as error:
-        raise ConfigError(f"--calibration {path}: not valid JSON: {error}") from None
-    if not isinstance(plain, dict) or not isinstance(plain.get("factors"), dict) or plain.get("schema") != 1:
-        raise ConfigError(f"--calibration {path}: is no file that `calibrate --output` writes")
-    if plain.get("gpu") != hardware.name:
-        raise ConfigError(f"--calibration {path}: was fitted on {plain.get('gpu')}, not on {hardware.name}")
-    defaults = msgspec.to_builtins(factors_of(hardware))
-    for name, value in plain["factors"].items():
-        if name not in defaults:
-            raise ConfigError(f"--calibration {path}: {name} is no factor{near(name, defaults)}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e3:
-            raise ConfigError(f"--calibration {path}: {name} must be a number above 0, got {value!r}")
-    return msgspec.convert(defaults | plain["factors"], Factors)
 
 
 def compared(first: Projection, second: Projection) -> dict[str, Any]:

@@ -11,9 +11,6 @@ from aorta.projection.job.model import Model
 from aorta.projection.job.plan import Plan
 from aorta.projection.job.software import Release, job_facts, settings_of
 
-SHARDINGS = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
-"""Shardings of a Plan; the stack turns fsdp and hsdp into one of them."""
-
 
 def planned(
     model: Model,

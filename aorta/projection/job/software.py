@@ -22,8 +22,6 @@ from aorta.projection.job.model import Model
 STACK_DIR = Path(__file__).resolve().parents[1] / "stacks"
 EVERY = "any"
 """The file whose rules hold for every framework, before its own."""
-MLPERF_ROUNDS = {"4.0": "24.05", "4.1": "24.10", "5.0": "25.05", "5.1": "25.10", "6.0": "26.05"}
-"""Year and month of the rounds of MLPerf Training, whose sources name the round alone."""
 
 
 class StackRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,39 +94,6 @@ def load_stack(name: str) -> Release:
             return Release(stack, version or None)
     names = [*frameworks, *(alias for stack in frameworks.values() for alias in stack.aliases)]
     raise ConfigError(f"--stack {plain} is not known{near(plain, sorted(set(names)))}")
-
-
-def stack_of_row(framework: str, source: str) -> Release | None:
-    """The release that a row's framework and source name; None: a framework that no file describes."""
-    plain = framework.strip().lower()
-    fitting = [
-        stack
-        for stack in stacks().values()
-        if plain in (stack.name, *stack.aliases) and stack.row_source.lower() in source.lower()
-    ]
-    if not fitting:
-        return None
-    best = max(fitting, key=lambda stack: len(stack.row_source))
-    named = (origin.release for origin in best.origins if re.search(origin.pattern, source))
-    return Release(best, next(named, None) or release_of(source))
-
-
-def release_of(text: str) -> str | None:
-    """Year.month of a release that a source names: 'NeMo 25.02', '202412', 'training_results_v5.1'."""
-    round_of = re.search(r"training_results_v(\d\.\d)", text)
-    if round_of:
-        return MLPERF_ROUNDS.get(round_of[1])
-    single = re.search(r"(?<![\w.])v(2[1-9])\.([1-9])(?![\d.])", text)
-    if single:
-        return f"{single[1]}.0{single[2]}"
-    dotted = re.findall(r"(?<![\d.])(2[1-9])\.(0[1-9]|1[0-2])(?![\d.])", text)
-    if dotted:
-        return ".".join(dotted[-1])
-    submitted = re.search(r"arxiv:? ?(2[0-9])(0[1-9]|1[0-2])\.\d{5}", text, re.IGNORECASE)
-    if submitted:
-        return f"{submitted[1]}.{submitted[2]}"
-    dated = re.search(r"20(2[1-9])-?(0[1-9]|1[0-2])(?!\d)", text)
-    return f"{dated[1]}.{dated[2]}" if dated else None
 
 
 def job_facts(model: Model, hardware: Hardware, plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ MODELS = models()
 
 
 COUNTED = [name for name, model in MODELS.items() if model.num_params_published]
+NAMED_BY_SIZE = ("mpt-", "gpt3-", "megatron-", "opt-", "nemotron3-")
+"""Families without a published count: the size in the name is all there is, such as 2.7 for 2.65 billion."""
 ROUNDED = [name for name, model in MODELS.items() if not model.num_params_published]
 
 
@@ -20,7 +22,8 @@ def test_parameters_are_those_that_publishers_round():
     assert {"gpt3-175b", "mpt-7b", "nemotron-h-56b", "gpt-oss-120b", "qwen3-next-80b-a3b"} <= set(ROUNDED)
     for name in ROUNDED:
         model = MODELS[name]
-        assert model.num_params == pytest.approx(model.num_params_rounded, rel=0.035), name
+        room = 0.035 if name.startswith(NAMED_BY_SIZE) else 0.01
+        assert model.num_params == pytest.approx(model.num_params_rounded, rel=room), name
 
 
 @pytest.mark.parametrize(

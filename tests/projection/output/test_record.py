@@ -1,7 +1,6 @@
-"""Projected steps as records, and runs of aorta.training as rows."""
+"""Projected steps as records."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,11 @@ from aorta.errors import ConfigError
 from aorta.hardware import load_hardware
 from aorta.projection.job.model import load_model
 from aorta.projection.job.plan import Plan
+from aorta.projection.measured_runs import read_runs
 from aorta.projection.output.record import MOST_RANKS, group_of, write_record
 from aorta.projection.output.timeline import to_timeline
 from aorta.projection.pricing import Pricer
 from aorta.projection.step import project
-from aorta.projection.validation.validate import validate
 from aorta.records.reader import read_run, read_steps
 from aorta.timeline.overlap import overlap
 from tests.dist.launch import run_python
@@ -90,56 +89,9 @@ def test_too_many_ranks_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.fixture
-def h200_run(tmp_path):
-    """A run of two ranks as aorta.training leaves it, said to have been on H200."""
-    folder = tmp_path / "runs" / "fsdp"
-    shutil.copytree(ROOT / "docs" / "example" / "fsdp", folder)
-    run = json.loads((folder / "run.json").read_text())
-    for device in run["devices"]:
-        device["name"] = "NVIDIA H200"
-    (folder / "run.json").write_text(json.dumps(run))
-    return folder
-
-
-def test_runs_of_the_trainer_are_rows(h200_run):
-    found = validate(h200_run.parent)["files"]["runs"]
-    (row,) = found["rows"]
-    assert (row["name"], row["world"], row["form"]) == ("fsdp", 2, "dp")
-    medians = []
-    for rank in range(2):
-        steps = [step.step_ms for step in read_steps(h200_run / f"rank_{rank}_metrics.jsonl")]
-        later = sorted(steps[len(steps) // 2 :])
-        medians.append((later[(len(later) - 1) // 2] + later[len(later) // 2]) / 2)
-    assert row["measured_step_ms"] == pytest.approx(max(medians))
-    assert row["projected_step_ms"] > 0
-
-
-def test_runs_that_cannot_be_compared_say_why(h200_run):
-    for name, change in {
-        "fp32": lambda run: run["config"]["training"].update(precision="fp32"),
-        "cpu": lambda run: [device.update(name="AMD EPYC") for device in run["devices"]],
-        "bare": lambda run: run.update(layout=None),
-    }.items():
-        other = h200_run.parent / name
-        shutil.copytree(h200_run, other)
-        run = json.loads((other / "run.json").read_text())
-        change(run)
-        (other / "run.json").write_text(json.dumps(run))
-    (h200_run.parent / "broken").mkdir()
-    (h200_run.parent / "broken" / "run.json").write_text("{")
-    found = validate(h200_run.parent)["files"]["runs"]
-    assert [row["name"] for row in found["rows"]] == ["fsdp"]
-    reasons = {row["name"]: row["reason"] for row in found["left_out"]}
-    assert "fp32" in reasons["fp32"]
-    assert "AMD EPYC" in reasons["cpu"]
-    assert "no layout" in reasons["bare"]
-    assert "not a run record" in reasons["broken"]
-
-
 def test_a_projected_folder_is_no_measurement(tmp_path):
     found, pricer = projected("llama3-8b", **FSDP)
     write_record(tmp_path / "run", found, pricer)
-    report = validate(tmp_path)["files"]["runs"]
-    assert report["rows"] == []
-    assert "no measured steps" in report["left_out"][0]["reason"]
+    rows, (left_out,) = read_runs(tmp_path)
+    assert rows == []
+    assert "no measured steps" in left_out.reason

@@ -3,9 +3,12 @@
 from fnmatch import fnmatch
 from typing import Any
 
-from aorta.projection.validation.published import PUBLISHED
-from aorta.projection.validation.rows import STEPS
-from aorta.projection.validation.validate import RUNS
+from projection.published import PUBLISHED
+
+from aorta.projection.measured_runs import STEPS
+
+RUNS = "runs"
+"""Key of the folders of aorta.training in the report."""
 
 
 def text(result: dict[str, Any]) -> str:

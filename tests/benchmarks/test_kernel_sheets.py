@@ -1,3 +1,4 @@
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -5,29 +6,29 @@ import msgspec
 import numpy as np
 import pytest
 
-from aorta.errors import ProjectionError
 from aorta.hardware import load_hardware
 from aorta.projection.kernels.gemm.measured import read_gemms
 from aorta.projection.kernels.gemm.table import TableGemm
-from aorta.projection.validation.kernels_validate import (
+from tests.projection.measured_data import DATA, needs_data
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from projection.kernel_sheets import (
     CALIBRATION,
     HELD_OUT,
     NUM_CONSTANTS,
+    file_report,
     half_of,
     leave_one_out,
     residual_interval,
-    validate_kernels,
-)
-
-DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
-needs_data = pytest.mark.skipif(
-    not (DATA / "h200").is_dir(), reason="needs the measured H200 kernels in ../shared/data"
+    sheet_names,
 )
 
 
 @cache
 def report():
-    return validate_kernels(DATA)
+    folder = DATA / "h200"
+    return {name: file_report(folder / name, load_hardware("h200")) for name in sheet_names(folder)}
 
 
 @needs_data
@@ -42,7 +43,7 @@ def report():
     ],
 )
 def test_held_out_half_is_predicted(name, median_pct, p90_pct):
-    held_out = report().files[name].held_out
+    held_out = report()[name].held_out
     assert held_out.num_rows >= 7
     assert held_out.median_abs_error_pct < median_pct
     assert held_out.p90_abs_error_pct < p90_pct
@@ -52,14 +53,14 @@ def test_held_out_half_is_predicted(name, median_pct, p90_pct):
 @pytest.mark.parametrize("name", ["gemm.csv", "sdpa.csv", "collectives_x2.csv", "collectives_x4.csv"])
 def test_the_fit_is_not_much_better_than_the_rest(name):
     """Few constants: what was fitted may be at most 4 points of median error ahead."""
-    file = report().files[name]
+    file = report()[name]
     assert file.held_out.median_abs_error_pct - file.calibration.median_abs_error_pct < 4
 
 
 @needs_data
 def test_intervals_of_the_vendor_file_are_the_residuals():
     fitted = load_hardware("h200").efficiency
-    rows = {name: [row for row in file.rows if row.judged] for name, file in report().files.items()}
+    rows = {name: [row for row in file.rows if row.judged] for name, file in report().items()}
     found = {
         "gemm": residual_interval(rows["gemm.csv"], NUM_CONSTANTS["gemm.csv"]),
         "collective": residual_interval(
@@ -77,13 +78,13 @@ def test_intervals_of_the_vendor_file_are_the_residuals():
 
 @needs_data
 def test_intervals_hold_about_as_many_as_they_say():
-    held_out = report().files["gemm.csv"].held_out
+    held_out = report()["gemm.csv"].held_out
     assert 0.7 < held_out.in_interval < 0.9
 
 
 @needs_data
 def test_every_row_of_every_file_is_in_the_report():
-    for name, file in report().files.items():
+    for name, file in report().items():
         lines = len((DATA / "h200" / name).read_text().splitlines()) - 1
         assert len(file.rows) == lines * (2 if name == "sdpa.csv" else 1)
         assert file.calibration.num_rows + file.held_out.num_rows + file.not_judged.num_rows == len(file.rows)
@@ -124,12 +125,7 @@ def test_what_is_there_is_read(tmp_path):
     """One made-up copy, 10 % slower than 2 GiB over 4.3 TB/s and 3 us."""
     measured_ms = 1.1e3 * (2**31 / 4.3e12 + 3e-6)
     (tmp_path / "memory.csv").write_text(f"op,mib,ms,gib_per_s\ncopy,1024,{measured_ms},0\n")
-    file = validate_kernels(tmp_path).files["memory.csv"]
+    file = file_report(tmp_path / "memory.csv", load_hardware("h200"))
     assert file.median_abs_error_pct == pytest.approx(100 / 11)
     assert file.rows[0].error_pct == pytest.approx(-100 / 11)
     assert msgspec.json.decode(msgspec.json.encode(file))["calibration"]["num_rows"] == 0
-
-
-def test_a_folder_without_measurements_is_refused(tmp_path):
-    with pytest.raises(ProjectionError, match=r"has none of gemm\.csv"):
-        validate_kernels(tmp_path)

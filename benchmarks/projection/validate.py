@@ -1,47 +1,82 @@
 """Projected beside measured, row by row: errors, what was used for calibration, and plain baselines.
 
-A folder may hold any of the known files, at any depth, with more or fewer rows and columns than the ones the
-constants were fitted on. A row that cannot be projected is listed with the reason.
+    python benchmarks/projection/validate.py --data DIR [--json]
+
+The folder may hold any of the known files, at any depth: steps.jsonl, measured_throughput*.csv, sheets of
+kernels, folders of runs. A row that cannot be projected is listed with the reason. Where --data is not given,
+the environment variable AORTA_DATA names the folder.
 """
 
+import argparse
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from aorta.errors import AortaError, ConfigError
-from aorta.hardware import load_hardware, sustained_flops, vendor_step
-from aorta.projection.job.model import models
-from aorta.projection.job.plan import layout_text
-from aorta.projection.memory import memory
-from aorta.projection.pricing import step_factors
-from aorta.projection.spread import (
-    WIDTHS,
-    Widening,
-    bounds,
-    of_rows_in_view,
-)
-from aorta.projection.step import Projection, project
-from aorta.projection.validation.accuracy import error_summary, quantile
-from aorta.projection.validation.baselines import baselines
-from aorta.projection.validation.below import files_below, folders_below
-from aorta.projection.validation.leave_out import (
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from projection import text as pages
+from projection.fitted import FITTED_ON
+from projection.kernel_sheets import file_report, sheet_names
+from projection.leave_out import (
     Sensitivity,
+    error_summary,
     hold_out_at_random,
     leave_groups_out,
     published_sensitivity,
     residual_interval,
     step_sensitivity,
 )
-from aorta.projection.validation.pricers import pricer_of
-from aorta.projection.validation.published import PUBLISHED, read_published
-from aorta.projection.validation.rows import STEPS, LeftOut, Row, hardware_of_folder, read_steps
-from aorta.projection.validation.runs import read_runs, run_folders
-from aorta.projection.validation.seen import FITTED_ON
+from projection.published import PUBLISHED, read_published
 
-RUNS = "runs"
-"""Key of the folders of aorta.training in the report."""
+from aorta.config.strict import convert
+from aorta.config.yaml_files import read_yaml
+from aorta.errors import AortaError, ConfigError
+from aorta.hardware import load_hardware, sustained_flops, vendor_step
+from aorta.projection.calibrate import is_calibration, pricer_of, quantile
+from aorta.projection.job.model import models
+from aorta.projection.job.plan import layout_text
+from aorta.projection.measured_runs import (
+    STEPS,
+    LeftOut,
+    Row,
+    files_below,
+    find,
+    folders_below,
+    hardware_of_folder,
+    read_runs,
+    read_steps,
+    run_folders,
+)
+from aorta.projection.memory import memory
+from aorta.projection.pricing import step_factors
+from aorta.projection.spread import NOT_IN_VIEW, WIDTHS, Widening, bounds
+from aorta.projection.step import Projection, project
+
+BASELINES = Path(__file__).with_name("baselines.yaml")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--data", type=Path, default=os.environ.get("AORTA_DATA"), help="Default: AORTA_DATA."
+    )
+    parser.add_argument("--json", action="store_true", help="Print one JSON object with every row.")
+    options = parser.parse_args()
+    if options.data is None:
+        print("error: name the folder of measurements by --data or AORTA_DATA", file=sys.stderr)
+        return 2
+    try:
+        result = validate(Path(options.data))
+    except AortaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(msgspec.json.encode(result).decode() if options.json else pages.text(result))
+    return 0
 
 
 def validate(folder: Path) -> dict[str, Any]:
@@ -56,7 +91,7 @@ def validate(folder: Path) -> dict[str, Any]:
     for path, judged in zip(published_tables(folder), judged_tables, strict=True):
         files[path.name] = published_report(judged, together)
     if run_folders(folder):
-        files[RUNS] = runs_report(*read_runs(folder))
+        files[pages.RUNS] = runs_report(*read_runs(folder))
     files |= _kernels(folder)
     if not files:
         raise ConfigError(f"{folder}: has none of the files that are read, such as {STEPS} or {PUBLISHED}")
@@ -160,11 +195,6 @@ def _memory_errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "one_gpu": errors_of(row for row in rows if row["world"] == 1),
         "several_gpus": errors_of(row for row in rows if row["world"] > 1),
     }
-
-
-def is_calibration(row: Row) -> bool:
-    """Fit small, test large: runs of one and two GPUs fit, those of more are held out."""
-    return int(row.group["world"]) <= 2
 
 
 class Table(NamedTuple):
@@ -326,6 +356,11 @@ def _measured_row(row: Row) -> dict[str, Any]:
     return result
 
 
+def of_rows_in_view(reasons: Iterable[Widening]) -> list[Widening]:
+    """Reasons of a row that was in view when the model was made."""
+    return [reason for reason in reasons if reason.reason != NOT_IN_VIEW]
+
+
 def row_widenings(row: Row, projection: Projection) -> list[Widening]:
     """Reasons for the width of a row's interval."""
     in_view = row.name in FITTED_ON["published"]
@@ -434,17 +469,8 @@ def published_tables(folder: Path) -> list[Path]:
     return [tables[name] for name in sorted(tables)]
 
 
-def find(folder: Path, name: str) -> Path | None:
-    """The file of that name in the folder, else the first one below it."""
-    if (folder / name).is_file():
-        return folder / name
-    return next(iter(files_below(folder, name)), None)
-
-
 def _kernels(folder: Path) -> dict[str, Any]:
     """Sheets of single kernels, by the module that knows them; each from the first folder that has it."""
-    from aorta.projection.validation.kernels_validate import file_report, sheet_names
-
     reports: dict[str, Any] = {}
     for place in folders_below(folder):
         for name in sheet_names(place):
@@ -457,3 +483,35 @@ def _kernels(folder: Path) -> dict[str, Any]:
 def _project(row: Row) -> Projection:
     plan = row.plans[0][1]
     return project(row.model, plan, pricer_of(row))
+
+
+class Calculon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Calculon's published accuracy and its step times where it was run again."""
+
+    source: str
+    mean_abs_error_pct: float
+    num_rows: int
+    rerun: str
+    step_s: dict[str, float]
+
+
+class Primus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Throughput that Primus projected, measured on one node and rescaled."""
+
+    source: str
+    tokens_per_s_per_gpu: dict[str, float]
+
+
+class Baselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    calculon: Calculon
+    primus: Primus
+
+
+@cache
+def baselines() -> Baselines:
+    """Other tools' predictions for rows of the published tables, with their sources."""
+    return convert(read_yaml(BASELINES), Baselines, str(BASELINES))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

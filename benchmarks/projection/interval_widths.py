@@ -1,6 +1,6 @@
 """Widths for parts, types and frameworks never measured, judged on sources that did not choose them.
 
-python benchmarks/interval_widths.py --data DIR [--draws 150] [--json FILE]
+python benchmarks/projection/interval_widths.py --data DIR [--draws 150] [--json FILE]
 
 Each draw splits the sources of published rows in two. On one half each width is the least that holds nine of
 ten rows of groups left out; the other half is predicted by factors fitted to the first, and counts what is
@@ -10,16 +10,20 @@ inside with those widths and with the ones of aorta/projection/constants.yaml. N
 import argparse
 import json
 import math
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from aorta.projection.spread import WIDTHS, Widening, covers
-from aorta.projection.validation.leave_out import Sensitivity, fit
-from aorta.projection.validation.published import read_published
-from aorta.projection.validation.validate import judge, published_tables, row_widenings
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from projection.leave_out import Sensitivity, covers, fit
+from projection.published import read_published
+from projection.validate import judge, published_tables, row_widenings
+
+from aorta.projection.spread import WIDTHS, Widening
 
 KEYS = ("gpu", "precision", "framework")
 SHIPPED = dict(zip(KEYS, (WIDTHS.other_part, WIDTHS.other_dtype, WIDTHS.other_stack), strict=True))

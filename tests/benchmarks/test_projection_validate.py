@@ -1,21 +1,37 @@
+import inspect
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from aorta.projection.cli import main
-from aorta.projection.validation.fit import calibrate
-from aorta.projection.validation.validate import quantile, validate
+from aorta.errors import ConfigError
+from aorta.projection.calibrate import quantile
+from tests.projection.measured_data import DATA, needs_data
+from tests.projection.test_measured_runs import STEP
 
-DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
-measured = pytest.mark.skipif(not DATA.is_dir(), reason="measured data are not here (../shared/data)")
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from projection import text as pages
+from projection.fitted import FITTED_ON
+from projection.validate import published_report, validate
+
 pytestmark = pytest.mark.timeout(900)  # some 500 projections, on a machine that others may load
 
 
+IN_VIEW = ("measured_throughput.csv", "measured_throughput_2026-11.csv")
+"""Tables whose rows were in view when factors were fitted and rules chosen. The bounds below guard what the
+model can explain of them; they say nothing about tables that came later."""
+
+
 @pytest.fixture(scope="module")
-def whole():
-    return validate(DATA)
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("measurements")
+    for name in IN_VIEW:
+        (folder / name).symlink_to(DATA / "public" / name)
+    shutil.copytree(DATA / "h200", folder / "h200")
+    return validate(folder)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +40,7 @@ def report(whole):
 
 
 @pytest.mark.heavy
-@measured
+@needs_data
 def test_measured_steps(report):
     steps = report["steps.jsonl"]
     assert steps["median_abs_error_pct"] <= 6
@@ -34,7 +50,7 @@ def test_measured_steps(report):
 
 
 @pytest.mark.heavy
-@measured
+@needs_data
 def test_published_throughput(report):
     published = report["measured_throughput.csv"]
     assert published["median_abs_error_pct"] <= 8
@@ -47,9 +63,9 @@ def test_published_throughput(report):
 
 
 @pytest.mark.heavy
-@measured
+@needs_data
 def test_nothing_is_dropped_silently(report):
-    for path in (DATA / "public").glob("measured_throughput*.csv"):
+    for path in (DATA / "public" / name for name in IN_VIEW):
         published = report[path.name]
         shown = published["rows"] + published["incomplete_rows"] + published["left_out"]
         assert len(shown) == len(path.read_text().splitlines()) - 1
@@ -57,7 +73,7 @@ def test_nothing_is_dropped_silently(report):
 
 
 @pytest.mark.heavy
-@measured
+@needs_data
 def test_published_runs_by_family(whole):
     """The page of record: every family of some size is met better than by plain utilisation, and held."""
     published = whole["published"]
@@ -77,7 +93,7 @@ def test_published_runs_by_family(whole):
 
 
 @pytest.mark.heavy
-@measured
+@needs_data
 def test_sources_held_out_at_random(whole):
     """Three in ten sources at a time: the worst draw in ten stays near what is promised for unseen rows."""
     held_out = whole["published"]["sources_held_out"]
@@ -87,50 +103,11 @@ def test_sources_held_out_at_random(whole):
     assert held_out["worst_draw"]["p90_abs_error_pct"] <= 20
 
 
-@pytest.mark.heavy
-@measured
-def test_calibration_beats_or_keeps_what_it_starts_from():
-    found = calibrate(DATA)
-    assert found["calibration"]["median_abs_error_pct"] <= 4
-    assert found["held_out"]["median_abs_error_pct"] <= 6
-
-
-STEP = {
-    "name": "tiny",
-    "world": 1,
-    "dp": 1,
-    "tp": 1,
-    "ep": 1,
-    "mbs": 1,
-    "seq": 4096,
-    "grad_accum": 1,
-    "compile": False,
-    "model": {"h": 4096, "f": 14336, "nh": 32, "nkv": 8, "V": 128256, "L": 6},
-    "step_ms": 95.0,
-    "tok_s_gpu": 43000.0,
-}
-
-
 def test_folder_with_one_file_is_enough(tmp_path):
     (tmp_path / "steps.jsonl").write_text(json.dumps(STEP) + "\n")
     files = validate(tmp_path)["files"]
     assert list(files) == ["steps.jsonl"]
     assert files["steps.jsonl"]["rows"][0]["error_pct"] == pytest.approx(0, abs=15)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        pytest.param("{", "line 1", id="not-json"),
-        pytest.param(json.dumps(STEP | {"world": 3}), "line 1", id="axes-do-not-fill"),
-        pytest.param(json.dumps({"name": "x"}), "line 1", id="missing-keys"),
-    ],
-)
-def test_damaged_steps_are_named(tmp_path, text, message):
-    (tmp_path / "steps.jsonl").write_text(text)
-    result = CliRunner().invoke(main, ["validate", "--data", str(tmp_path)])
-    assert result.exit_code == 2
-    assert message in result.stderr
 
 
 HEAD = (
@@ -173,11 +150,10 @@ def test_any_table_of_throughput_is_shown_with_its_rows(tmp_path):
     """Whatever follows its name; ranges of incomplete rows as well, and rows of one name apart."""
     lines = [GOOD, GOOD.replace("9000", "12000"), GOOD.replace("x0", "x1").replace(",yes,", ",no,")]
     (tmp_path / "measured_throughput_other.csv").write_text("\n".join([HEAD, *lines]) + "\n")
-    result = CliRunner().invoke(main, ["validate", "--data", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    shown = [line for line in result.stdout.splitlines() if " H100 x8 llama3-8b" in line]
+    page = pages.text(validate(tmp_path))
+    shown = [line for line in page.splitlines() if " H100 x8 llama3-8b" in line]
     assert len(shown) == 3
-    assert "page of record" in result.stdout
+    assert "page of record" in page
     found = validate(tmp_path)["files"]["measured_throughput_other.csv"]["rows"]
     assert found[0]["error_pct"] > found[1]["error_pct"]
 
@@ -216,17 +192,6 @@ def test_fp4_is_never_priced_as_bf16(tmp_path):
     assert fp4 > bf16
 
 
-def test_steps_without_optional_fields_and_with_others(tmp_path):
-    bare = {key: STEP[key] for key in ("name", "world", "dp", "mbs", "seq", "model", "step_ms")}
-    broken = STEP | {"name": "odd", "model": STEP["model"] | {"nh": "many"}}
-    lines = [json.dumps(bare), json.dumps(STEP | {"host": "node7"}), json.dumps(broken), ""]
-    (tmp_path / "steps.jsonl").write_text("\n".join(lines))
-    found = validate(tmp_path)["files"]["steps.jsonl"]
-    assert len(found["rows"]) == 2
-    assert found["rows"][0]["projected_step_ms"] == found["rows"][1]["projected_step_ms"]
-    assert found["left_out"] == [{"name": "line 3 (odd)", "reason": "model has no whole number 'nh'"}]
-
-
 def test_kernel_sheets_survive_bad_lines_and_other_sizes(tmp_path):
     (tmp_path / "gemm.csv").write_text(
         "op,dtype,batch,m,n,k,median_ms,iters,host\n"
@@ -244,7 +209,7 @@ def test_kernel_sheets_survive_bad_lines_and_other_sizes(tmp_path):
 
 
 @pytest.mark.heavy
-@measured
+@needs_data
 def test_leaving_groups_out_is_reported_whole(report):
     """Each way of grouping holds every judged row once, and is not better than what was fitted to all."""
     for name, by in (("steps.jsonl", "family"), ("measured_throughput.csv", "gpu")):
@@ -260,17 +225,13 @@ def test_leaving_groups_out_is_reported_whole(report):
 
 
 def test_empty_folder_is_an_error(tmp_path):
-    result = CliRunner().invoke(main, ["validate", "--data", str(tmp_path)])
-    assert result.exit_code == 2
+    with pytest.raises(ConfigError, match="has none of the files"):
+        validate(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("share", "expected"),
-    [
-        pytest.param(0.5, 2.5, id="median"),
-        pytest.param(0.0, 1.0, id="least"),
-        pytest.param(1.0, 4.0, id="most"),
-    ],
-)
-def test_quantile_is_linear_between_values(share, expected):
-    assert quantile([4.0, 1.0, 3.0, 2.0], share) == expected
+def test_no_factor_is_fitted_to_the_row_it_is_scored_on():
+    """A factor of 0.93, from one run, was shown to bring the same run within 0.2 %: rows that something was
+    fitted to are marked, and the error of the others is printed apart."""
+    source = inspect.getsource(published_report)
+    assert '"held_out"' in source
+    assert FITTED_ON["published"]

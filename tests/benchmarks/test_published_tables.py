@@ -2,19 +2,31 @@
 
 import csv
 import itertools
+import sys
+from pathlib import Path
 
 import pytest
 
 from aorta.errors import ConfigError
+from aorta.hardware import load_hardware
 from aorta.projection.job.model import load_model
-from aorta.projection.validation.columns import (
+from aorta.projection.memory import memory
+from tests.projection.job.test_software import flags
+from tests.projection.measured_data import DATA, needs_data
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from projection.published import (
     precision_dtype,
+    published_plan,
+    read_published,
     recomputation,
+    release_of,
     sharding_kind,
+    stack_of_row,
     task_kind,
     whole_number,
 )
-from aorta.projection.validation.published import read_published
 
 
 @pytest.mark.parametrize(
@@ -126,3 +138,84 @@ def test_each_row_that_cannot_be_read_is_left_out_with_a_reason(tmp_path):
     assert [row.name for row in good] == ["r"]
     assert len(left_out) == len(rows)
     assert all(row.reason and "\n" not in row.reason for row in left_out)
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        ("performance_summary.html (NeMo 25.02)", "25.02"),
+        ("docs/performance-summary-archive.md 26.04", "26.04"),
+        ("mlcommons/training_results_v5.1 Cisco", "25.10"),
+        ("benchmarks/llama3_h100_202412_torchtitan.md", "24.12"),
+        ("arXiv 2205.05198 table 5", "22.05"),
+        ("README.md A100 80GB, 1600 Gbps", None),
+    ],
+)
+def test_releases_are_read_from_sources(text, release):
+    assert release_of(text) == release
+
+
+def test_the_source_tells_recipes_of_one_framework_apart():
+    assert stack_of_row("nemo", "mlcommons/training_results_v5.0 NVIDIA").stack.name == "nemo-mlperf"
+    assert stack_of_row("nemo", "NeMo 25.02").stack.name == "nemo"
+    assert stack_of_row("my-own-loop", "") is None
+
+
+ROW = {
+    "gpu": "H100", "n_gpus": "512", "model": "llama3-405b", "precision": "fp8", "seq": "8192", "mbs": "1",
+    "gbs": "252", "tp": "8", "pp": "8", "vpp": "7", "cp": "2", "ep": "1", "shard": "distopt",
+    "recompute": "none", "framework": "nemo", "source": "NeMo 25.02", "complete": "yes",
+}  # fmt: skip
+
+
+def test_flags_and_rows_give_one_plan():
+    """The same job from a table and from the command line."""
+    model, hardware = load_model("llama3-405b"), load_hardware("h100")
+    row = published_plan(ROW | {"gbs": "256"}, hardware, model)
+    _, plan, _ = flags(
+        "--model", "llama3-405b", "--gpu-arch", "h100", "--nodes", 64, "--tp", 8, "--pp", 8,
+        "--vpp", 7, "--cp", 2, "--global-batch-size", 256, "--seq-len", 8192, "--dtype", "fp8",
+        "--stack", "nemo@25.02",
+    )  # fmt: skip
+    assert plan == row
+    assert plan.tp_overlap
+    assert plan.grad_bytes == 2
+
+
+def test_hybrid_sharding_is_not_full_sharding():
+    model, hardware = load_model("llama2-7b"), load_hardware("h100")
+    line = {**ROW, "model": "llama2-7b", "n_gpus": "96", "tp": "1", "pp": "1", "vpp": "1", "cp": "1",
+            "gbs": "192", "mbs": "2", "shard": "hsdp", "framework": "fms-fsdp",
+            "precision": "bf16"}  # fmt: skip
+    plan = published_plan(line, hardware, model)
+    assert plan.replicas == 12
+    assert plan.shard_ranks == 8
+
+
+def test_what_a_row_says_in_words_is_a_setting():
+    model, hardware = load_model("llama3-405b"), load_hardware("h100")
+    plan = published_plan({**ROW, "gbs": "256", "quality": "no TP overlap in this recipe"}, hardware, model)
+    assert not plan.tp_overlap
+
+
+@pytest.mark.heavy
+@needs_data
+def test_no_row_in_view_that_ran_is_refused_for_its_memory():
+    for name in ("measured_throughput.csv", "measured_throughput_2026-11.csv"):
+        for row in read_published(DATA / "public" / name)[0]:
+            capacity = row.hardware.memory.hbm_bytes
+            assert any(memory(row.model, plan, capacity).fits for _, plan in row.plans), row.name
+
+
+@needs_data
+def test_a_published_row_and_its_flags_agree():
+    """e70-gb200-mx from the table and from options, to the last digit."""
+    with (DATA / "public" / "measured_throughput_2026-11.csv").open(encoding="utf-8") as file:
+        line = next(row for row in csv.DictReader(file) if row["id"] == "e70-gb200-mx")
+    model, hardware = load_model(line["model"]), load_hardware("gb200")
+    _, plan, _ = flags(
+        "--model", line["model"], "--gpu-arch", "gb200", "--nodes", 1, "--gpus-per-node", 64, "--tp", 2,
+        "--pp", 4, "--vpp", 5, "--global-batch-size", 256, "--seq-len", 8192, "--dtype", "fp8",
+        "--stack", "megatron-bridge@26.04", "--fp8-scaling", "mx",
+    )  # fmt: skip
+    assert plan == published_plan(line, hardware, model)

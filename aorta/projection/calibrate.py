@@ -1,17 +1,17 @@
-"""Fit the few factors above the kernels to measured steps, and say how they do on steps not used."""
+"""Factors above the kernels, fitted to measured steps, and how well they do on steps not used."""
 
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from aorta.errors import ConfigError
-from aorta.projection.pricing import Factors, factors_of
+from aorta.config.strict import near
+from aorta.errors import NOT_JSON, ConfigError
+from aorta.hardware import Hardware
+from aorta.projection.measured_runs import STEPS, LeftOut, Row, find, read_runs, read_steps
+from aorta.projection.pricing import Factors, Pricer, factors_of
 from aorta.projection.step import project
-from aorta.projection.validation.accuracy import quantile
-from aorta.projection.validation.pricers import pricer_of
-from aorta.projection.validation.rows import STEPS, Row, read_steps
-from aorta.projection.validation.validate import find, is_calibration
 
 FITTED = {
     "gemm": (0.8, 1.2),
@@ -25,10 +25,7 @@ RULE = "runs of one and two GPUs calibrate, larger ones are held out"
 
 def calibrate(folder: Path, all_rows: bool = False) -> dict[str, Any]:
     """Factors that bring the calibration rows closest, one after the other until none moves."""
-    path = find(folder, STEPS)
-    if path is None:
-        raise ConfigError(f"{folder}: has no {STEPS} to calibrate on")
-    rows, _ = read_steps(path)
+    path, rows = _measured(folder)
     chosen = rows if all_rows else [row for row in rows if is_calibration(row)]
     held_out = [] if all_rows else [row for row in rows if not is_calibration(row)]
     if not chosen:
@@ -45,6 +42,44 @@ def calibrate(folder: Path, all_rows: bool = False) -> dict[str, Any]:
         "held_out": _errors(held_out, fitted) if held_out else None,
         "interval": interval(chosen, fitted),
     }
+
+
+def _measured(folder: Path) -> tuple[Path, list[Row]]:
+    """Measured rows of steps.jsonl, else of the run folders at or below the folder."""
+    path = find(folder, STEPS)
+    if path is not None:
+        return path, read_steps(path)[0]
+    rows, left_out = read_runs(folder)
+    if not rows:
+        raise ConfigError(f"{folder}: {_no_rows(left_out)}")
+    parts = sorted({row.hardware.name for row in rows})
+    if len(parts) > 1:
+        raise ConfigError(f"{folder}: has runs on {' and '.join(parts)}; give a folder with runs on one GPU")
+    return folder, rows
+
+
+def _no_rows(left_out: list[LeftOut]) -> str:
+    if not left_out:
+        return f"has neither {STEPS} nor folders of runs to calibrate on"
+    return f"no run can be projected; {left_out[0].name}: {left_out[0].reason}"
+
+
+def is_calibration(row: Row) -> bool:
+    """True for runs of one and two GPUs, which the fit uses; larger ones are held out."""
+    return int(row.group["world"]) <= 2
+
+
+_PRICERS: dict[int, Pricer] = {}
+"""Pricer of each part, by the id of the hardware that it keeps alive: rows of one part share what its kernels
+cost, which is most of a projection."""
+
+
+def pricer_of(row: Row, factors: Factors | None = None) -> Pricer:
+    """A pricer for the row's first plan; factors: those of the part where None."""
+    hardware = row.hardware
+    if id(hardware) not in _PRICERS:
+        _PRICERS[id(hardware)] = Pricer(hardware, row.plans[0][1])
+    return _PRICERS[id(hardware)].with_plan(row.plans[0][1]).with_factors(factors or factors_of(hardware))
 
 
 def _descend(rows: list[Row], factors: Factors) -> Factors:
@@ -94,6 +129,11 @@ def _errors(rows: list[Row], factors: Factors) -> dict[str, Any]:
     }
 
 
+def quantile(values: list[float], share: float) -> float:
+    """The quantile, linear between the order statistics."""
+    return float(np.quantile(values, share))
+
+
 def write(path: Path, calibration: dict[str, Any]) -> None:
     """The fitted factors as a file that --calibration reads."""
     document = {"schema": 1, "gpu": calibration["gpu"], "factors": calibration["after"]}
@@ -106,6 +146,27 @@ def write(path: Path, calibration: dict[str, Any]) -> None:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from None
+
+
+def read_calibration(path: Path, hardware: Hardware) -> Factors:
+    """Factors that `calibrate --output` wrote, over those of the part."""
+    try:
+        plain = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"--calibration {path}: cannot be read: {error.strerror}") from None
+    except NOT_JSON as error:
+        raise ConfigError(f"--calibration {path}: not valid JSON: {error}") from None
+    if not isinstance(plain, dict) or not isinstance(plain.get("factors"), dict) or plain.get("schema") != 1:
+        raise ConfigError(f"--calibration {path}: is no file that `calibrate --output` writes")
+    if plain.get("gpu") != hardware.name:
+        raise ConfigError(f"--calibration {path}: was fitted on {plain.get('gpu')}, not on {hardware.name}")
+    defaults = msgspec.to_builtins(factors_of(hardware))
+    for name, value in plain["factors"].items():
+        if name not in defaults:
+            raise ConfigError(f"--calibration {path}: {name} is no factor{near(name, defaults)}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e3:
+            raise ConfigError(f"--calibration {path}: {name} must be a number above 0, got {value!r}")
+    return msgspec.convert(defaults | plain["factors"], Factors)
 
 
 def text(calibration: dict[str, Any]) -> str:

@@ -12,15 +12,14 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from projection.fitted import FITTED, prior_shift, slope_of
 
 from aorta.hardware import RatioInterval
+from aorta.projection.calibrate import pricer_of
+from aorta.projection.measured_runs import Row
 from aorta.projection.pricing import Factors, factors_of
-from aorta.projection.spread import Widening, covers
+from aorta.projection.spread import WIDTHS, Widening, width_of
 from aorta.projection.step import Projection, project
-from aorta.projection.validation.accuracy import error_summary
-from aorta.projection.validation.fitted import FITTED, prior_shift, slope_of
-from aorta.projection.validation.pricers import pricer_of
-from aorta.projection.validation.rows import Row
 
 MOVED = 1.08
 MOST_CHANGE = math.log(2.0)
@@ -205,3 +204,25 @@ def residual_interval(rows: Sequence[Sensitivity]) -> RatioInterval | None:
 def _errors(log_residuals: Sequence[float]) -> dict[str, Any]:
     """Errors of throughput: too fast is positive."""
     return error_summary([float(error) for error in np.expm1(-np.array(log_residuals)) * 100])
+
+
+def error_summary(errors_pct: Sequence[float]) -> dict[str, Any]:
+    """Number, median and 90 % quantile of the errors' sizes, and the median error with its sign.
+
+    Without errors the sizes are None.
+    """
+    if not len(errors_pct):
+        return {"num_rows": 0, "median_abs_error_pct": None, "p90_abs_error_pct": None}
+    sizes = [abs(error) for error in errors_pct]
+    return {
+        "num_rows": len(errors_pct),
+        "median_abs_error_pct": float(np.quantile(sizes, 0.5)),
+        "p90_abs_error_pct": float(np.quantile(sizes, 0.9)),
+        "median_error_pct": float(np.quantile(errors_pct, 0.5)),
+    }
+
+
+def covers(reasons: list[Widening], log_error: float) -> bool:
+    """True if an interval holds the measurement; log_error is of projected over measured step time."""
+    width = width_of(reasons)
+    return -WIDTHS.skew_low * width <= -log_error <= WIDTHS.skew_high * width

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from aorta.errors import AortaError, ProjectionError
-from aorta.hardware import Hardware, RatioInterval, load_hardware
+from aorta.hardware import Hardware, RatioInterval
 from aorta.projection.kernels.backends import get_gemm_simulation_backend, get_sdpa_simulation_backend
 from aorta.projection.kernels.collectives import collective_time, rank_group
 from aorta.projection.kernels.elementwise import memory_bound
@@ -29,7 +29,7 @@ from aorta.projection.kernels.neighbours import QUANTILES
 from aorta.projection.kernels.sdpa.measured import COLUMNS as SDPA_COLUMNS
 from aorta.projection.kernels.sdpa.measured import sdpa_of
 from aorta.projection.kernels.sdpa.size import checked_family
-from aorta.projection.validation.rows import LeftOut
+from aorta.projection.measured_runs import LeftOut
 
 HALF_RULE = "crc32 of the problem's size: even rows calibrate, odd rows are held out"
 CALIBRATION, HELD_OUT = "calibration", "held_out"
@@ -91,26 +91,6 @@ class FileReport(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[KernelCheck]
     left_out: list[LeftOut] = []
     """Lines that cannot be read or modelled, with the reason."""
-
-
-class KernelReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All files found."""
-
-    hardware: str
-    half_rule: str
-    files: dict[str, FileReport]
-
-
-def validate_kernels(data_dir: str | Path, hardware: Hardware | str = "h200") -> KernelReport:
-    """Reads whichever of the files data_dir (or its folder named after the GPU) has."""
-    gpu = load_hardware(hardware) if isinstance(hardware, str) else hardware
-    folder = Path(data_dir)
-    if (folder / gpu.name).is_dir():
-        folder = folder / gpu.name
-    files = {name: file_report(folder / name, gpu) for name in sheet_names(folder)}
-    if not files:
-        raise ProjectionError(f"{folder}: has none of {', '.join(SHEETS)}")
-    return KernelReport(hardware=gpu.name, half_rule=HALF_RULE, files=files)
 
 
 def sheet_names(folder: Path) -> list[str]:

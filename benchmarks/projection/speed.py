@@ -1,6 +1,6 @@
 """CPU time of a projection: in a fresh process, as a command, and as a search. Needs no GPU and no torch.
 
-python benchmarks/projection_speed.py [--json]
+python benchmarks/projection/speed.py [--json]
 """
 
 import argparse

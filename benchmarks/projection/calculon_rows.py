@@ -1,6 +1,6 @@
 """Calculon's step times for the published rows that it can describe, beside those measured and projected.
 
-python benchmarks/calculon_rows.py --calculon CHECKOUT --data ../shared/data --output calculon_rows.json
+python benchmarks/projection/calculon_rows.py --calculon CHECKOUT --data DIR --output calculon_rows.json
 
 CHECKOUT is a clone of https://github.com/calculon-ai/calculon (Apache 2.0; pure Python, nothing to install).
 It models GPTs of two matrices with all heads alike under Megatron on A100 and H100, in 16 bit.
@@ -21,6 +21,7 @@ MODELS = {
     "gpt3-530b": "turing-530B",
     "megatron-1t": "megatron-1T",
 }
+VALIDATE = Path(__file__).with_name("validate.py")
 SYSTEMS = {"A100": "a100_80g", "H100": "h100_80g_nvl8"}
 
 
@@ -38,7 +39,7 @@ def main() -> None:
     commit = git_commit(options.calculon)
     result = {
         "tool": f"calculon-ai/calculon@{commit}",
-        "command": "python benchmarks/calculon_rows.py --calculon CHECKOUT --data ../shared/data",
+        "command": "python benchmarks/projection/calculon_rows.py --calculon CHECKOUT --data DIR",
         "rows": [judged(line, options.calculon, projected) for line in rows],
     }
     options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -53,7 +54,7 @@ def describes(line: dict[str, str]) -> bool:
 
 def projections(data: Path) -> dict[str, float]:
     """Errors in % of throughput of aorta's own projection by row."""
-    command = [sys.executable, "-m", "aorta.projection", "validate", "--data", str(data), "--json"]
+    command = [sys.executable, str(VALIDATE), "--data", str(data), "--json"]
     files = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)["files"]
     tables = [report for name, report in files.items() if name.startswith("measured_throughput")]
     return {row["name"]: row["error_pct"] for report in tables for row in report["rows"]}

@@ -1,36 +1,33 @@
-"""Published training throughput: rows of measured_throughput*.csv and what the recipes behind them set."""
+"""Tables of published runs: columns in the words that people use, and rows as plans.
+
+A blank or doubtful field of an incomplete row becomes alternatives, each with what runs like it use.
+"""
 
 import csv
 import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware, hardware_names, load_hardware, part_name
 from aorta.projection.job.model import Model, load_model
-from aorta.projection.job.plan import Plan
+from aorta.projection.job.plan import Plan, RecomputeModule
 from aorta.projection.job.planning import applicable, planned
-from aorta.projection.job.software import Release, load_stack, stack_of_row
+from aorta.projection.job.software import Release, load_stack, stacks
+from aorta.projection.measured_runs import LeftOut, Row
 from aorta.projection.memory import memory
-from aorta.projection.validation.columns import (
-    Line,
-    amount,
-    is_yes,
-    needed,
-    precision_dtype,
-    recomputation,
-    sharding_kind,
-    task_kind,
-    whole_number,
-)
-from aorta.projection.validation.rows import LeftOut, Row
+
+Line = dict[str, str]
+"""A row: text by column."""
 
 PUBLISHED = "measured_throughput*.csv"
 """Name of the tables; each is reported by its own name."""
+MLPERF_ROUNDS = {"4.0": "24.05", "4.1": "24.10", "5.0": "25.05", "5.1": "25.10", "6.0": "26.05"}
+"""Year and month of the rounds of MLPerf Training, whose sources name the round alone."""
 MEMORY_SLACK = 1.05
 """Error that the memory of a layout may have before it is ruled out: single GPUs are met within 4.5 %."""
 AXES = ("tp", "pp", "vpp", "cp", "ep")
@@ -45,6 +42,36 @@ SAID: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"DualPipe", {"ep_overlap": True}),
 )
 """Remarks of rows in words, and the settings that they mean."""
+SHARDING = {
+    "megatronfsdp": "zero3",
+    "mcorefsdp": "zero3",
+    "distributedoptimizer": "zero1",
+    "distopt": "zero1",
+    "zero1": "zero1",
+    "zero2": "zero2",
+    "zero3": "zero3",
+    "ddp": "ddp",
+    "fsdp2": "fsdp2",
+    "dp": "zero1",
+}
+MODULES: dict[str, RecomputeModule | None] = {
+    "moe_act": "activation",
+    "mlp_act": "activation",
+    "layernorm": "norm",
+    "mla_up_proj": "latent_up",
+    "mlp": "ffn",
+    "moe": "experts",
+    "core_attn": None,
+    "shared_experts": None,
+}
+"""Names of Megatron-Core's recomputed modules; None: no module here (core_attn is `selective`)."""
+ABSENT = frozenset(
+    {"", "-", "none", "no", "off", "false", "n/a", "na", "nan", "null", "disabled", "unknown", "?"}
+)
+PRESENT = frozenset({"yes", "y", "true", "on", "1"})
+FP4 = ("fp4", "float4", "e2m1")
+FP8 = ("fp8", "float8", "e4m3", "e5m2", "delayed", "blockwise")
+BF16 = ("bf16", "fp16", "bfloat16", "float16", "half", "amp", "mixed")
 
 
 def read_published(path: Path) -> tuple[list[Row], list[LeftOut]]:
@@ -230,6 +257,39 @@ def release_of_row(line: Line) -> Release:
     return load_stack("fsdp" if sharded else "megatron")
 
 
+def stack_of_row(framework: str, source: str) -> Release | None:
+    """The release that a row's framework and source name; None: a framework that no file describes."""
+    plain = framework.strip().lower()
+    fitting = [
+        stack
+        for stack in stacks().values()
+        if plain in (stack.name, *stack.aliases) and stack.row_source.lower() in source.lower()
+    ]
+    if not fitting:
+        return None
+    best = max(fitting, key=lambda stack: len(stack.row_source))
+    named = (origin.release for origin in best.origins if re.search(origin.pattern, source))
+    return Release(best, next(named, None) or release_of(source))
+
+
+def release_of(text: str) -> str | None:
+    """Year.month of a release that a source names: 'NeMo 25.02', '202412', 'training_results_v5.1'."""
+    round_of = re.search(r"training_results_v(\d\.\d)", text)
+    if round_of:
+        return MLPERF_ROUNDS.get(round_of[1])
+    single = re.search(r"(?<![\w.])v(2[1-9])\.([1-9])(?![\d.])", text)
+    if single:
+        return f"{single[1]}.0{single[2]}"
+    dotted = re.findall(r"(?<![\d.])(2[1-9])\.(0[1-9]|1[0-2])(?![\d.])", text)
+    if dotted:
+        return ".".join(dotted[-1])
+    submitted = re.search(r"arxiv:? ?(2[0-9])(0[1-9]|1[0-2])\.\d{5}", text, re.IGNORECASE)
+    if submitted:
+        return f"{submitted[1]}.{submitted[2]}"
+    dated = re.search(r"20(2[1-9])-?(0[1-9]|1[0-2])(?!\d)", text)
+    return f"{dated[1]}.{dated[2]}" if dated else None
+
+
 def published_plan(line: Line, hardware: Hardware, model: Model) -> Plan:
     """The plan of a row, blanks read as what is usual."""
     gpus = whole_number(line, "n_gpus")
@@ -285,3 +345,103 @@ def published_plan(line: Line, hardware: Hardware, model: Model) -> Plan:
     return planned(
         model, hardware, release, layout, overrides, compile_blocks=is_yes(line.get("compile", ""))
     )
+
+
+def is_yes(text: str) -> bool:
+    return text.strip().lower() in PRESENT
+
+
+def needed(line: Line, name: str) -> str:
+    if not line.get(name):
+        raise ConfigError(f"the column {name} is absent or blank")
+    return line[name]
+
+
+def whole_number(line: Line, name: str, default: int | None = None) -> int:
+    """A whole number above 0 (8192, 8,192 or 8k); blank is the default."""
+    text = line.get(name, "")
+    if text.lower() in ABSENT and default is not None:
+        return default
+    value = _value(needed(line, name), name, "a whole number")
+    if not 1 <= value < float("inf") or value != int(value):
+        raise ConfigError(f"{name} must be a whole number above 0, got {text!r}")
+    return int(value)
+
+
+def amount(line: Line, name: str) -> float | None:
+    """A number above 0; None where the table has none."""
+    text = line.get(name, "")
+    if text.lower() in ABSENT:
+        return None
+    value = _value(text, name, "a number")
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{name} must be above 0, got {text!r}")
+    return value
+
+
+def _value(text: str, name: str, what: str) -> float:
+    plain = text.lower().replace(",", "").replace("_", "").strip()
+    thousands = 1024 if plain.endswith("k") else 1
+    try:
+        return float(plain.removesuffix("k")) * thousands
+    except ValueError:
+        raise ConfigError(f"{name} must be {what}, got {text!r}") from None
+
+
+def sharding_kind(text: str) -> str:
+    """A kind of Plan.sharding, or fsdp or hsdp, from how people write it; blank is the usual one."""
+    plain = re.sub(r"[^a-z0-9]", "", text.lower())
+    for kind in ("hsdp", "fsdp2", "megatronfsdp", "mcorefsdp", "fsdp", *SHARDING):
+        if kind in plain:
+            return SHARDING.get(kind, kind)
+    if text.strip().lower() in ABSENT:
+        return SHARDING["distopt"]
+    raise ConfigError(f"shard {text!r} is not one of fsdp, hsdp, {', '.join(SHARDING)}")
+
+
+def precision_dtype(text: str) -> Any:
+    """The type of the linear layers; blank is bf16. MXFP8, FP8-CS and the like differ in scales alone."""
+    plain = re.sub(r"[\s_-]", "", text.lower()).rstrip("?")
+    if plain in ABSENT:
+        return "bf16"
+    for name, marks in (("fp4", FP4), ("fp8", FP8), ("bf16", BF16)):
+        if any(mark in plain for mark in marks):
+            return name
+    raise ConfigError(f"precision {text!r} is not modelled")
+
+
+def task_kind(text: str) -> Literal["pretrain", "lora"]:
+    """lora where adapters alone are trained, whatever the method is called."""
+    return "lora" if re.search(r"lora|peft|adapter", text.lower()) else "pretrain"
+
+
+def recomputation(
+    text: str, model: Model, chunks: int
+) -> tuple[Any, int | None, tuple[RecomputeModule, ...]]:
+    """Kind of recomputation, layers that it is of (None: all), and modules of every layer.
+
+    chunks: of the model over the pipeline; Megatron's method `block` counts layers of each.
+    """
+    plain = text.strip().lower()
+    words = re.sub(r"[,;:=+/|()\[\]\"']", " ", plain).split()
+    if plain in ABSENT or words == ["0"] or not words:
+        return "none", None, ()
+    named = [word for word in words if word in MODULES]
+    if named:
+        return ("selective" if "core_attn" in words else "none"), None, _named_modules(named, model)
+    if "selective" in plain or words[0] in ("sac", "op"):
+        return "selective", None, ()
+    numbers = [int(word) for word in words if word.isdigit()]
+    if numbers and "uniform" not in words and words != ["1"]:
+        layers = numbers[0] * (chunks if "block" in words else 1)
+        return ("full", min(layers, model.num_layers), ()) if layers else ("none", None, ())
+    if words[0] in PRESENT or {"full", "uniform", "block", "all", "ac", "checkpointing"} & set(words):
+        return "full", None, ()
+    raise ConfigError(f"recompute {text!r} is not understood")
+
+
+def _named_modules(names: list[str], model: Model) -> tuple[RecomputeModule, ...]:
+    """Modules that the model has."""
+    absent = {"latent_up": model.latent is None, "experts": model.experts is None}
+    modules = (MODULES[name] for name in names)
+    return tuple(module for module in modules if module and not absent.get(module, False))
