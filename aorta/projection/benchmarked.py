@@ -22,10 +22,10 @@ import msgspec
 
 from aorta.config.strict import convert
 from aorta.errors import NOT_JSON, ConfigError
-from aorta.projection.job.model import Model
-from aorta.projection.job.plan import Plan, Stack
-from aorta.projection.pricing import Pricer
-from aorta.projection.schedule import stage as stages
+from aorta.projection import stages
+from aorta.projection.model import Model
+from aorta.projection.plan import Plan, Stack
+from aorta.projection.prices import Pricer
 
 
 class MeasuredUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ from aorta.config.strict import near
 from aorta.errors import NOT_JSON, ConfigError
 from aorta.hardware import Hardware
 from aorta.projection.measured_runs import STEPS, LeftOut, Row, find, read_runs, read_steps
-from aorta.projection.pricing import Factors, Pricer, factors_of
+from aorta.projection.prices import Factors, Pricer, factors_of
 from aorta.projection.step import project
 
 FITTED = {

@@ -10,10 +10,10 @@ import msgspec
 from aorta.command_line import OneLineGroup
 from aorta.config.strict import near
 from aorta.errors import AortaError, ConfigError
+from aorta.projection import output
 from aorta.projection.memory import memory as memory_of
 from aorta.projection.options import BACKEND_OPTIONS, PLAN_OPTIONS, WHAT_IF_OPTIONS, options, read
-from aorta.projection.output import show
-from aorta.projection.pricing import Pricer, factors_of
+from aorta.projection.prices import Pricer, factors_of
 from aorta.projection.step import project
 
 if TYPE_CHECKING:
@@ -60,17 +60,17 @@ def performance(**option_values: Any) -> None:
         )
     memory_estimate = memory_of(model, plan, hardware.memory.hbm_bytes)
     results = {
-        name: show.performance(projection, memory_estimate) for name, projection in projections.items()
+        name: output.performance(projection, memory_estimate) for name, projection in projections.items()
     }
     if option_values["log_dir"] is not None:
-        from aorta.projection.output.record import write_record
+        from aorta.projection.record import write_record
 
         projection = next(iter(projections.values()))
         write_record(option_values["log_dir"], projection, pricer_of(option_values, job))
     _print(
         option_values["as_json"],
         results if mode == "both" else next(iter(results.values())),
-        show.performance_text,
+        output.performance_text,
     )
 
 
@@ -80,7 +80,9 @@ def memory(**option_values: Any) -> None:
     """Memory of the fullest rank, and whether it fits."""
     model, plan, hardware, _ = job_of(option_values)
     memory_estimate = memory_of(model, plan, hardware.memory.hbm_bytes)
-    _print(option_values["as_json"], show.memory(memory_estimate, model, plan, hardware), show.memory_text)
+    _print(
+        option_values["as_json"], output.memory(memory_estimate, model, plan, hardware), output.memory_text
+    )
 
 
 @main.command()
@@ -89,13 +91,11 @@ def memory(**option_values: Any) -> None:
 @options(JSON_OPTION)
 def explain(**option_values: Any) -> None:
     """Every operation with its time, bound and source; the step without each term."""
-    from aorta.projection.output import explain as explained
-
     job = job_of(option_values)
-    explanation = explained.explain(
+    explanation = output.explain(
         job.model, job.plan, pricer_of(option_values, job), option_values["ablation"]
     )
-    _print(option_values["as_json"], explanation, explained.text)
+    _print(option_values["as_json"], explanation, output.explain_text)
 
 
 @main.command(hidden=True, context_settings={"ignore_unknown_options": True})

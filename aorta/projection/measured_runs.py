@@ -15,8 +15,8 @@ import msgspec
 
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware, hardware_name_of, hardware_names, load_hardware
-from aorta.projection.job.model import ExpertShape, Model
-from aorta.projection.job.plan import Plan
+from aorta.projection.model import ExpertShape, Model
+from aorta.projection.plan import Plan
 from aorta.records.files import STEPS_FILES
 from aorta.records.reader import read_run
 from aorta.records.reader import read_steps as read_lines

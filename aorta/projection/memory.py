@@ -9,13 +9,12 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from aorta.hardware import dtype_bytes
+from aorta.projection import pipeline
 from aorta.projection.constants import constants
-from aorta.projection.job.layer_split import split_layers
-from aorta.projection.job.model import KINDS, Model
-from aorta.projection.job.plan import Plan
-from aorta.projection.schedule import pipeline
-from aorta.projection.schedule.stage import local_params, mtp_params, recomputes
-from aorta.projection.work.layers import BF16, FP32, mtp_kind
+from aorta.projection.layers import BF16, FP32, mtp_kind
+from aorta.projection.model import KINDS, Model
+from aorta.projection.plan import Plan, split_layers
+from aorta.projection.stages import local_params, mtp_params, recomputes
 
 
 class MemoryConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

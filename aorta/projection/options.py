@@ -8,10 +8,9 @@ import click
 
 from aorta.errors import ConfigError
 from aorta.hardware import Hardware, load_hardware
-from aorta.projection.job.model import Model, load_model
-from aorta.projection.job.plan import COUNTS, Plan, RecomputeModule, check_count
-from aorta.projection.job.planning import planned
-from aorta.projection.job.software import load_stack
+from aorta.projection.model import Model, load_model
+from aorta.projection.plan import COUNTS, Plan, RecomputeModule, check_count
+from aorta.projection.software import load_stack, planned
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -10,13 +10,13 @@ import msgspec
 
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware, load_hardware
-from aorta.projection.job.model import Model, load_model
-from aorta.projection.job.plan import Plan, check_count, layout_text
+from aorta.projection import stages
 from aorta.projection.memory import MemoryEstimate, memory
-from aorta.projection.pricing import Pricer
-from aorta.projection.schedule import stage as stages
+from aorta.projection.model import Model, load_model
+from aorta.projection.ops import CollectiveOp
+from aorta.projection.plan import Plan, check_count, layout_text
+from aorta.projection.prices import Pricer
 from aorta.projection.step import project
-from aorta.projection.work.ops import CollectiveOp
 
 
 def search(

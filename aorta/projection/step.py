@@ -4,21 +4,18 @@ import math
 from typing import NamedTuple
 
 from aorta.hardware import Hardware
-from aorta.projection.job.layer_split import split_layers
-from aorta.projection.job.model import Model
-from aorta.projection.job.plan import Plan
+from aorta.projection import passes, pipeline
+from aorta.projection.chunks import OFFLOAD, chunk_key, exchange_s, offload_waits_s, timed_chunks
+from aorta.projection.interval import Widening, bounds, widenings
+from aorta.projection.layers import BF16, FP32
 from aorta.projection.memory import offloaded_bytes
-from aorta.projection.pricing import Factors, Pricer
-from aorta.projection.schedule import passes, pipeline
-from aorta.projection.schedule.chunk import OFFLOAD, chunk_key, exchange_s, offload_waits_s, timed_chunks
-from aorta.projection.schedule.host import host_cost, launch_s
-from aorta.projection.schedule.issue import Lanes
-from aorta.projection.schedule.passes import DataParallel, exposed_edges_s
-from aorta.projection.schedule.stage import Stage, Unit, build
-from aorta.projection.spread import Widening, bounds, widenings
-from aorta.projection.work.lanes import HOST, StreamRun, StreamTask, merged, run, scaled, waits
-from aorta.projection.work.layers import BF16, FP32
-from aorta.projection.work.ops import CollectiveOp
+from aorta.projection.model import Model
+from aorta.projection.ops import CollectiveOp
+from aorta.projection.passes import DataParallel, exposed_edges_s
+from aorta.projection.plan import Plan, split_layers
+from aorta.projection.prices import Factors, Pricer
+from aorta.projection.stages import Stage, Unit, build, host_cost, launch_s
+from aorta.projection.streams import HOST, Lanes, StreamRun, StreamTask, merged, run, scaled, waits
 
 NODE = 8
 HOST_BOUND_SHARE = 0.97

@@ -9,10 +9,10 @@ import msgspec
 from aorta.config.strict import near
 from aorta.errors import NOT_JSON, AortaError, ConfigError
 from aorta.hardware import Hardware
-from aorta.projection.job.model import Model
-from aorta.projection.job.plan import Plan
 from aorta.projection.memory import memory
-from aorta.projection.pricing import Factors, Pricer
+from aorta.projection.model import Model
+from aorta.projection.plan import Plan
+from aorta.projection.prices import Factors, Pricer
 from aorta.projection.step import Projection, project
 
 SECTIONS = ("hardware", "plan", "factors", "model")

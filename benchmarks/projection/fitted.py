@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from aorta.projection.job.plan import Plan
 from aorta.projection.measured_runs import Row
-from aorta.projection.pricing import Factors
+from aorta.projection.plan import Plan
+from aorta.projection.prices import Factors
 
 HOPPER = ("h100", "h100-500w", "h800")
 BLACKWELL = ("b200", "gb200")

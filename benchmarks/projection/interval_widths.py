@@ -23,7 +23,7 @@ from projection.leave_out import Sensitivity, covers, fit
 from projection.published import read_published
 from projection.validate import judge, published_tables, row_widenings
 
-from aorta.projection.spread import WIDTHS, Widening
+from aorta.projection.interval import WIDTHS, Widening
 
 KEYS = ("gpu", "precision", "framework")
 SHIPPED = dict(zip(KEYS, (WIDTHS.other_part, WIDTHS.other_dtype, WIDTHS.other_stack), strict=True))

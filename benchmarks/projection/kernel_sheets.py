@@ -19,17 +19,20 @@ import numpy as np
 
 from aorta.errors import AortaError, ProjectionError
 from aorta.hardware import Hardware, RatioInterval
-from aorta.projection.kernels.backends import get_gemm_simulation_backend, get_sdpa_simulation_backend
-from aorta.projection.kernels.collectives import collective_time, rank_group
-from aorta.projection.kernels.elementwise import memory_bound
-from aorta.projection.kernels.estimate import KernelEstimate
-from aorta.projection.kernels.gemm.measured import COLUMNS as GEMM_COLUMNS
-from aorta.projection.kernels.gemm.measured import gemm_of, read_rows, seconds_of
-from aorta.projection.kernels.neighbours import QUANTILES
-from aorta.projection.kernels.sdpa.measured import COLUMNS as SDPA_COLUMNS
-from aorta.projection.kernels.sdpa.measured import sdpa_of
-from aorta.projection.kernels.sdpa.size import checked_family
+from aorta.projection.collectives import collective_time, rank_group
+from aorta.projection.estimates import KernelEstimate, memory_bound
+from aorta.projection.kernel_tables import (
+    GEMM_COLUMNS,
+    QUANTILES,
+    SDPA_COLUMNS,
+    gemm_of,
+    read_rows,
+    sdpa_of,
+    seconds_of,
+)
 from aorta.projection.measured_runs import LeftOut
+from aorta.projection.prices import get_gemm_simulation_backend, get_sdpa_simulation_backend
+from aorta.projection.sdpa import checked_family
 
 HALF_RULE = "crc32 of the problem's size: even rows calibrate, odd rows are held out"
 CALIBRATION, HELD_OUT = "calibration", "held_out"

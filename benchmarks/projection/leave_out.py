@@ -16,9 +16,9 @@ from projection.fitted import FITTED, prior_shift, slope_of
 
 from aorta.hardware import RatioInterval
 from aorta.projection.calibrate import pricer_of
+from aorta.projection.interval import WIDTHS, Widening, width_of
 from aorta.projection.measured_runs import Row
-from aorta.projection.pricing import Factors, factors_of
-from aorta.projection.spread import WIDTHS, Widening, width_of
+from aorta.projection.prices import Factors, factors_of
 from aorta.projection.step import Projection, project
 
 MOVED = 1.08

@@ -14,12 +14,11 @@ import msgspec
 
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware, hardware_names, load_hardware, part_name
-from aorta.projection.job.model import Model, load_model
-from aorta.projection.job.plan import Plan, RecomputeModule
-from aorta.projection.job.planning import applicable, planned
-from aorta.projection.job.software import Release, load_stack, stacks
 from aorta.projection.measured_runs import LeftOut, Row
 from aorta.projection.memory import memory
+from aorta.projection.model import Model, load_model
+from aorta.projection.plan import Plan, RecomputeModule
+from aorta.projection.software import Release, applicable, load_stack, planned, stacks
 
 Line = dict[str, str]
 """A row: text by column."""

@@ -13,9 +13,9 @@ import sys
 FIRST = """
 import time
 from aorta.hardware import load_hardware
-from aorta.projection.job.model import load_model
-from aorta.projection.job.plan import Plan
-from aorta.projection.pricing import Pricer
+from aorta.projection.model import load_model
+from aorta.projection.plan import Plan
+from aorta.projection.prices import Pricer
 from aorta.projection.step import project
 model, hardware = load_model({model!r}), load_hardware("h100")
 plan = Plan(**{plan!r})

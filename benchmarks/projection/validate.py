@@ -38,8 +38,7 @@ from aorta.config.yaml_files import read_yaml
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import load_hardware, sustained_flops, vendor_step
 from aorta.projection.calibrate import is_calibration, pricer_of, quantile
-from aorta.projection.job.model import models
-from aorta.projection.job.plan import layout_text
+from aorta.projection.interval import NOT_IN_VIEW, WIDTHS, Widening, bounds
 from aorta.projection.measured_runs import (
     STEPS,
     LeftOut,
@@ -53,8 +52,9 @@ from aorta.projection.measured_runs import (
     run_folders,
 )
 from aorta.projection.memory import memory
-from aorta.projection.pricing import step_factors
-from aorta.projection.spread import NOT_IN_VIEW, WIDTHS, Widening, bounds
+from aorta.projection.model import models
+from aorta.projection.plan import layout_text
+from aorta.projection.prices import step_factors
 from aorta.projection.step import Projection, project
 
 BASELINES = Path(__file__).with_name("baselines.yaml")

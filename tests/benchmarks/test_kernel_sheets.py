@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from aorta.hardware import load_hardware
-from aorta.projection.kernels.gemm.measured import read_gemms
-from aorta.projection.kernels.gemm.table import TableGemm
+from aorta.projection.kernel_tables import TableGemm, read_gemms
 from tests.projection.measured_data import DATA, needs_data
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))

@@ -9,10 +9,10 @@ import pytest
 
 from aorta.errors import ConfigError
 from aorta.hardware import load_hardware
-from aorta.projection.job.model import load_model
 from aorta.projection.memory import memory
-from tests.projection.job.test_software import flags
+from aorta.projection.model import load_model
 from tests.projection.measured_data import DATA, needs_data
+from tests.projection.test_software import flags
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aorta.hardware import hardware_names, load_hardware
-from aorta.projection.job.model import load_model
+from aorta.projection.model import load_model
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 

@@ -15,7 +15,7 @@ from aorta.hardware import (
     sustained_flops,
 )
 from aorta.hardware.names import PARTS_DIR
-from aorta.projection.kernels.elementwise import memory_bound
+from aorta.projection.estimates import memory_bound
 from tests.larger_data import TRACES, why_missing
 
 GPUS = hardware_names()

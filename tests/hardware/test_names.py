@@ -4,7 +4,7 @@ import pytest
 
 from aorta.errors import ProjectionError
 from aorta.hardware import hardware_name_of, load_hardware
-from aorta.projection.job.model import load_model
+from aorta.projection.model import load_model
 from aorta.queues.harness.metrics import device_bound_ms
 from aorta.queues.workload import DeviceWork
 

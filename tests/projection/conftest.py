@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from aorta.hardware import load_hardware
-from aorta.projection.job.model import load_model
-from aorta.projection.job.plan import Plan
-from aorta.projection.pricing import Pricer
+from aorta.projection.model import load_model
+from aorta.projection.plan import Plan
+from aorta.projection.prices import Pricer
 from aorta.projection.step import project
 
 

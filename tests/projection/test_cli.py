@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from aorta.projection.cli import main
 from aorta.projection.memory import memory
-from aorta.projection.pricing import Pricer
+from aorta.projection.prices import Pricer
 from aorta.records.reader import read_run, read_steps
 
 SMALL = ["--model", "llama3-8b", "--gpu-arch", "h200", "--global-batch-size", "16"]
@@ -227,8 +227,8 @@ def test_measurements_that_do_not_belong_are_errors(tmp_path, changes, message):
 
 @pytest.mark.heavy
 def test_projection_takes_milliseconds(h200):
-    from aorta.projection.job.model import load_model
-    from aorta.projection.job.plan import Plan
+    from aorta.projection.model import load_model
+    from aorta.projection.plan import Plan
     from aorta.projection.step import project
 
     model = load_model("llama3-405b")

@@ -9,8 +9,8 @@ from aorta.errors import ConfigError
 from aorta.hardware import load_hardware
 from aorta.projection import constants as module
 from aorta.projection.constants import constant_sources, constants
-from aorta.projection.pricing import Factors, factors_of
-from aorta.projection.spread import WIDTHS
+from aorta.projection.interval import WIDTHS
+from aorta.projection.prices import Factors, factors_of
 
 PACKAGE = Path(module.__file__).resolve().parents[1]
 FILES = sorted([*(PACKAGE / "hardware").rglob("*.yaml"), *(PACKAGE / "projection").rglob("*.yaml")])

@@ -14,18 +14,16 @@ import aorta.projection
 from aorta.config.strict import convert
 from aorta.errors import ConfigError
 from aorta.hardware import load_hardware
-from aorta.projection.job.model import Model, load_model
-from aorta.projection.job.plan import Plan
-from aorta.projection.kernels.backends import get_gemm_simulation_backend, get_sdpa_simulation_backend
-from aorta.projection.kernels.collectives import collective_time, rank_group
-from aorta.projection.kernels.collectives.group import RankGroup
-from aorta.projection.kernels.sdpa.size import AttentionSize
+from aorta.projection import layers
+from aorta.projection.collectives import RankGroup, collective_time, rank_group
 from aorta.projection.memory import memory
-from aorta.projection.pricing import Pricer
-from aorta.projection.schedule.stage import local_params
+from aorta.projection.model import Model, load_model
+from aorta.projection.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp
+from aorta.projection.plan import Plan
+from aorta.projection.prices import Pricer, get_gemm_simulation_backend, get_sdpa_simulation_backend
+from aorta.projection.sdpa import AttentionSize
+from aorta.projection.stages import local_params
 from aorta.projection.step import project
-from aorta.projection.work import layers
-from aorta.projection.work.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp
 
 EIGHT = {"dp": 8, "global_batch_size": 8}
 GIB = 2**30

@@ -2,9 +2,9 @@ import msgspec
 import pytest
 
 from aorta.hardware import load_hardware
-from aorta.projection.job.model import ExpertShape, Model, load_model
-from aorta.projection.job.plan import Plan
 from aorta.projection.memory import layer_activation_bytes, memory
+from aorta.projection.model import ExpertShape, Model, load_model
+from aorta.projection.plan import Plan
 
 GIB = 2**30
 

@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.hardware import hardware_names, load_hardware
-from aorta.projection.job.model import load_model
-from aorta.projection.job.plan import Plan
-from aorta.projection.kernels.collectives import RankGroup, collective_time, rank_group
-from aorta.projection.kernels.collectives.time import OPS
-from aorta.projection.pricing import Pricer
+from aorta.projection.collectives import OPS, RankGroup, collective_time, rank_group
+from aorta.projection.model import load_model
+from aorta.projection.plan import Plan
+from aorta.projection.prices import Pricer
 from aorta.projection.step import project
 
 

@@ -5,9 +5,9 @@ import pytest
 
 from aorta.errors import ConfigError
 from aorta.hardware import load_hardware
-from aorta.projection.job.model import load_model
-from aorta.projection.job.plan import Plan
 from aorta.projection.memory import layer_activation_bytes, memory, offloaded_bytes
+from aorta.projection.model import load_model
+from aorta.projection.plan import Plan
 
 EIGHT = {"dp": 8, "global_batch_size": 16, "seq_len": 4096, "sharding": "ddp"}
 LAYERS = 32

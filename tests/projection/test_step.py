@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.errors import AortaError
-from aorta.projection.job.model import load_model
-from aorta.projection.job.plan import Plan
-from aorta.projection.output.timeline import to_timeline
-from aorta.projection.pricing import Pricer
+from aorta.projection.model import load_model
+from aorta.projection.plan import Plan
+from aorta.projection.prices import Pricer
+from aorta.projection.record import to_timeline
 from aorta.projection.search import candidates
 from aorta.projection.step import project
 from aorta.timeline.overlap import overlap
@@ -249,7 +249,7 @@ def test_how_finely_the_host_is_seen_does_not_decide_the_step(price, monkeypatch
     plan = {"gpus_per_node": 4, "dp": 4, "global_batch_size": 8, "sharding": "fsdp2", "stack": "eager"}
     found = []
     for parts in (1, 6, 10**6):
-        monkeypatch.setattr("aorta.projection.schedule.issue.MOST_PARTS", parts)
+        monkeypatch.setattr("aorta.projection.streams.MOST_PARTS", parts)
         found.append(price("llama3-8b", **plan).step_s)
     assert max(found) == pytest.approx(min(found), rel=0.002)
 

@@ -7,9 +7,9 @@ from click.testing import CliRunner
 from aorta.hardware import hardware_names, load_hardware
 from aorta.hardware.part import Hardware
 from aorta.projection.cli import main
-from aorta.projection.job.model import load_model
-from aorta.projection.job.plan import Plan
-from aorta.projection.pricing import factors_of
+from aorta.projection.model import load_model
+from aorta.projection.plan import Plan
+from aorta.projection.prices import factors_of
 from aorta.projection.whatif import Job, changed, sweep_values
 
 SMALL = ["--model", "llama3-8b", "--gpu-arch", "h100", "--nodes", "2", "--global-batch-size", "32"]

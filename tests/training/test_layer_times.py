@@ -12,7 +12,7 @@ from aorta.errors import ConfigError
 from aorta.hardware.names import PARTS_DIR
 from aorta.projection.benchmarked import read_measurements, shape_of
 from aorta.projection.cli import main as projection
-from aorta.projection.job.model import load_model
+from aorta.projection.model import load_model
 from aorta.training.layer_times import LayerWork, layer_config, main, time_unit
 from tests.dist.launch import run_command
 

@@ -176,7 +176,7 @@ class OtherRanks:
         if self.hardware is None or collective.size_bytes is None:
             return busbw_factor(collective.op, self.num_ranks) / busbw_factor(collective.op, traced_ranks)
         from aorta.hardware.part import load_hardware
-        from aorta.projection.kernels.collectives import collective_time, rank_group
+        from aorta.projection.collectives import collective_time, rank_group
 
         hardware = load_hardware(self.hardware)
         times = [

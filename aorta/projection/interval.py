@@ -1,0 +1,214 @@
+"""Interval of a projection: from the likeness to measured runs, and from what is extrapolated.
+
+Widths are logarithms that hold about seven of eight measurements; independent ones are added as squares.
+They were set from the errors of whole groups of published runs (part, model, framework, scale) under factors
+fitted without the group, see `leave_one_group_out` of validate, and rounded upwards.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from aorta.hardware import Hardware
+from aorta.projection.constants import constants
+from aorta.projection.model import KINDS, Model
+from aorta.projection.plan import Plan
+
+MEASURED_PARTS: dict[str, frozenset[str]] = {
+    "h100": frozenset({"bf16", "fp8"}),
+    "h100-500w": frozenset({"bf16", "fp8"}),
+    "h200": frozenset({"bf16"}),
+    "b200": frozenset({"fp8"}),
+    "gb200": frozenset({"fp8", "fp4"}),
+    "gb300": frozenset({"fp8", "fp4"}),
+    "a100": frozenset({"bf16"}),
+    "mi300x": frozenset({"bf16"}),
+    "mi325x": frozenset({"bf16"}),
+    "mi355x": frozenset({"fp8"}),
+}
+"""Data types in which whole steps of a part were compared."""
+MEASURED_STACKS = frozenset(
+    {
+        "nemo",
+        "nemo-mlperf",
+        "megatron-bridge",
+        "megatron-lm",
+        "llm-foundry",
+        "torchtitan",
+        "fms-fsdp",
+        "kempnerforge",
+        "nemo-automodel",
+        "amd-mlperf",
+        "aorta",
+    }
+)
+"""Frameworks of which whole steps were compared; aorta is its own training loop."""
+
+
+UNNAMED_STACKS = frozenset({"megatron", "eager", "compiled"})
+"""Kinds of kernels that runs of several measured frameworks share."""
+
+
+class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Logarithms by reason; constants.yaml says what each was set from."""
+
+    base: float
+    """Any run."""
+    unseen: float
+    """Error of a job that was not in view when rules and recipes were chosen: leaving groups out
+    refits factors, but chooses no rule anew."""
+    experts: float
+    other_part: float
+    """No step of the part was measured."""
+    few_rows: float
+    other_dtype: float
+    other_stack: float
+    other_family: float
+    """Width for dense models judged by runs of mixtures alone, or the other way round; unused today."""
+    release_unknown: float
+    early_software: float
+    plain_kernels: float
+    data_parallel_only: float
+    fp4: float
+    adapters: float
+    other_mixer: float
+    """State spaces; half of it for windows and latent attention."""
+    large_scale: float
+    context_parallel: float
+    """Times the share of attention, as the next."""
+    other_rings: float
+    dtensor: float
+    host: float
+    """Times the root of the share of the step."""
+    exposed: float
+    """Times the share of the step, as the next."""
+    long_sequence: float
+    recomputed_part: float
+    skew_low: float
+    """Skew of the interval: unknown causes slow a step down more often than they speed it up."""
+    skew_high: float
+
+
+WIDTHS = constants(Widths, "widths")
+
+SELDOM_MEASURED = ("a100", "a100-40gb", "mi300x", "mi325x", "mi350x", "mi355x", "h200", "gb300", "b300")
+NOT_IN_VIEW = "not in view when the model was made"
+
+
+class Widening(NamedTuple):
+    """One reason for a wider interval."""
+
+    reason: str
+    width: float
+    """Logarithm that it stands for alone."""
+    measured: bool = True
+    """False: nothing of the kind was ever compared with a measurement."""
+
+
+def widenings(
+    model: Model, plan: Plan, hardware: Hardware, breakdown_s: Mapping[str, float]
+) -> list[Widening]:
+    """Reasons for the width of a projected step's interval, the base first."""
+    reasons = [Widening("any run", WIDTHS.base)]
+    if plan.software != "aorta":
+        reasons.append(Widening(NOT_IN_VIEW, WIDTHS.unseen))
+    reasons += _of_hardware(plan, hardware)
+    reasons += _of_software(plan)
+    reasons += _of_model(model, plan)
+    total = sum(breakdown_s.values())
+    shares = {name: seconds / total for name, seconds in breakdown_s.items()} if total else {}
+    host = shares.get("host", 0.0)
+    if host > 0.02:
+        reasons.append(Widening(f"{host:.0%} of the step waits for the host", WIDTHS.host * math.sqrt(host)))
+    exposed = sum(share for name, share in shares.items() if name.startswith("exposed_"))
+    if exposed > 0.05:
+        reasons.append(
+            Widening(f"{exposed:.0%} of the step is exposed communication", WIDTHS.exposed * exposed)
+        )
+    attention = shares.get("attention", 0.0)
+    if plan.cp > 1:
+        width = (WIDTHS.context_parallel if plan.stack == "megatron" else WIDTHS.other_rings) * max(
+            0.3, attention
+        )
+        reasons.append(Widening("context parallelism", width))
+    if attention > 0.3:
+        reasons.append(
+            Widening(f"attention is {attention:.0%} of the step", WIDTHS.long_sequence * attention)
+        )
+    if plan.world_size > 2560:
+        reasons.append(Widening("more than 2560 GPUs", WIDTHS.large_scale))
+    return reasons
+
+
+def _of_hardware(plan: Plan, hardware: Hardware) -> list[Widening]:
+    name = hardware.name
+    reasons = []
+    dtypes = MEASURED_PARTS.get(name)
+    if dtypes is None:
+        reasons.append(Widening(f"no step was measured on {name}", WIDTHS.other_part, False))
+    elif plan.dtype not in dtypes:
+        reasons.append(Widening(f"no {plan.dtype} step was measured on {name}", WIDTHS.other_dtype, False))
+    elif name in SELDOM_MEASURED and plan.software != "aorta":
+        reasons.append(Widening(f"few steps were measured on {name}", WIDTHS.few_rows))
+    if plan.dtype == "fp4":
+        reasons.append(Widening("FP4", WIDTHS.fp4))
+    return reasons
+
+
+def _of_software(plan: Plan) -> list[Widening]:
+    name, _, release = plan.software.partition("@")
+    reasons = []
+    if name in UNNAMED_STACKS:
+        reasons.append(Widening("no framework is named (--stack)", WIDTHS.other_stack))
+    elif name and name not in MEASURED_STACKS:
+        reasons.append(Widening(f"no step of {name} was measured", WIDTHS.other_stack, False))
+    elif not release and name != "aorta":
+        reasons.append(Widening("the software's release is not known", WIDTHS.release_unknown))
+    if plan.slowdown != 1.0:
+        reasons.append(Widening("early software for the part", WIDTHS.early_software))
+    if plan.stack != "megatron" and name != "aorta":
+        reasons.append(Widening("kernels of PyTorch", WIDTHS.plain_kernels))
+        if plan.tp > 1:
+            reasons.append(Widening("tensor parallelism by PyTorch", WIDTHS.dtensor))
+    elif plan.tp == plan.pp == 1 and name != "aorta":
+        reasons.append(Widening("neither tensor nor pipeline parallelism", WIDTHS.data_parallel_only))
+    if plan.recompute_modules or plan.recompute == "selective" or plan.recompute_layers:
+        reasons.append(Widening("part of the layers is recomputed", WIDTHS.recomputed_part))
+    return reasons
+
+
+def _of_model(model: Model, plan: Plan) -> list[Widening]:
+    reasons = []
+    if model.experts is not None:
+        is_own_software = plan.software == "aorta"
+        reasons.append(
+            Widening("mixture of experts", WIDTHS.experts / 2 if is_own_software else WIDTHS.experts)
+        )
+    if plan.task == "lora":
+        reasons.append(Widening("adapters", WIDTHS.adapters))
+    mixers = {KINDS[kind][0] for kind in model.layer_kinds}
+    if mixers & {"state", "window"} or model.latent is not None:
+        kind = (
+            "state spaces" if "state" in mixers else "windows" if "window" in mixers else "latent attention"
+        )
+        reasons.append(
+            Widening(
+                kind,
+                WIDTHS.other_mixer if "state" in mixers else WIDTHS.other_mixer / 2,
+                "state" not in mixers,
+            )
+        )
+    return reasons
+
+
+def width_of(reasons: list[Widening]) -> float:
+    """All reasons together, as a logarithm."""
+    return math.sqrt(sum(reason.width**2 for reason in reasons))
+
+
+def bounds(step_s: float, reasons: list[Widening]) -> tuple[float, float]:
+    """The least and the most that a step is likely to take."""
+    width = width_of(reasons)
+    return step_s * math.exp(-WIDTHS.skew_low * width), step_s * math.exp(WIDTHS.skew_high * width)

@@ -1,1 +1,0 @@
-"""Layers of a pipeline stage on streams, and the order of the stages' micro-batches."""

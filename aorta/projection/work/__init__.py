@@ -1,1 +1,0 @@
-"""Work of one rank: operations with their sizes, layers made of them, streams that run them."""

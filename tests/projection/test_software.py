@@ -1,0 +1,83 @@
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from aorta.errors import ConfigError
+from aorta.hardware import load_hardware
+from aorta.projection.cli import main
+from aorta.projection.memory import memory
+from aorta.projection.model import load_model
+from aorta.projection.options import read
+from aorta.projection.software import job_facts, load_stack, settings_of, stacks
+
+
+def flags(*arguments):
+    """What the command line reads from options."""
+    command = main.commands["memory"]
+    context = command.make_context("memory", [str(argument) for argument in arguments])
+    return read(context.params)
+
+
+@pytest.mark.parametrize("name", [name for name in stacks() if name != "any"])
+def test_every_rule_of_every_stack_can_be_met(name):
+    """Conditions ask for known facts, and settings are those of a plan."""
+    facts = job_facts(load_model("deepseek-v3"), load_hardware("h100"), {"tp": 8, "pp": 4, "ep": 8, "cp": 2})
+    for version in ("22.01", "24.01", "25.04", "26.04"):
+        settings_of(
+            load_stack(f"{name}@{version}") if not stacks()[name].row_source else load_stack(name), facts
+        )
+
+
+def test_an_unknown_stack_names_the_near_one():
+    with pytest.raises(ConfigError, match="did you mean 'nemo'"):
+        load_stack("nemoo")
+    with pytest.raises(ConfigError, match="year.month"):
+        load_stack("nemo@latest")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--model", "llama3-70b", "--sharding", "ddp"], id="70b-copied"),
+        pytest.param(["--model", "llama3-8b", "--sharding", "ddp", "--seq-len", 65536], id="8b-64k"),
+        pytest.param(["--model", "llama3-405b", "--nodes", 2, "--sharding", "fsdp"], id="405b-on-16"),
+        pytest.param(["--model", "mixtral-8x22b", "--ep", 8], id="8x22b-on-8"),
+        pytest.param(
+            ["--model", "llama3-8b", "--micro-batch-size", 16, "--stack", "torchtitan", "--sharding", "fsdp"],
+            id="16-sequences",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused(arguments):
+    model, plan, hardware = flags(*arguments, "--gpu-arch", "h100")
+    assert memory(model, plan, hardware.memory.hbm_bytes).verdict == "does not fit"
+
+
+def test_intervals_widen_with_what_was_never_measured():
+    def width(*arguments):
+        result = CliRunner().invoke(
+            main, ["performance", "--model", "llama3-8b", "--global-batch-size", "64", *arguments, "--json"]
+        )
+        found = json.loads(result.stdout)
+        low, high = found["interval"]["step_ms"]
+        return high / low, {one["reason"] for one in found["widened_by"] if not one["measured"]}
+
+    known, nothing = width("--gpu-arch", "h100", "--stack", "nemo@25.04")
+    other, never = width("--gpu-arch", "h20", "--stack", "colossalai@25.04")
+    assert not nothing
+    assert never == {"no step was measured on h20", "no step of colossalai was measured"}
+    assert other > known
+
+
+@pytest.mark.parametrize(
+    ("model", "factor"),
+    [
+        pytest.param("qwen3-30b-a3b", 1.45, id="narrow"),
+        pytest.param("deepseek-v3", 1.0, id="wide-experts-hide-the-conversions"),
+    ],
+)
+def test_experts_in_mxfp8_are_slow_where_they_are_narrow(model, factor):
+    plan = {"tp": 1, "pp": 4, "ep": 8, "dtype": "fp8", "fp8_scaling": "mx"}
+    facts = job_facts(load_model(model), load_hardware("gb200"), plan)
+    assert settings_of(load_stack("megatron-bridge@26.02"), facts)["expert_factor"] == factor
