@@ -11,8 +11,9 @@ import msgspec
 from aorta.hardware import dtype_bytes
 from aorta.projection import pipeline
 from aorta.projection.constants import constants
-from aorta.projection.layers import BF16, FP32, mtp_kind
+from aorta.projection.layers import mtp_kind
 from aorta.projection.model import KINDS, Model
+from aorta.projection.ops import BF16, FP32
 from aorta.projection.plan import Plan, split_layers
 from aorta.projection.stages import local_params, mtp_params, recomputes
 

@@ -2,6 +2,10 @@
 
 from typing import Literal, NamedTuple
 
+BF16 = 2
+"""Bytes of one element, like the next."""
+FP32 = 4
+
 Phase = Literal["forward", "dgrad", "wgrad", "recompute", "optimizer"]
 """dgrad: every part of the backward pass that the layer before waits for; wgrad: weight gradients."""
 

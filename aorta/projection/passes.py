@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from aorta.projection.layers import BF16
-from aorta.projection.ops import CollectiveOp, Elementwise
+from aorta.projection.ops import BF16, CollectiveOp, Elementwise
 from aorta.projection.pipeline import Chunk
 from aorta.projection.plan import Plan
 from aorta.projection.prices import Pricer

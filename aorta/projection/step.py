@@ -7,10 +7,9 @@ from aorta.hardware import Hardware
 from aorta.projection import passes, pipeline
 from aorta.projection.chunks import OFFLOAD, chunk_key, exchange_s, offload_waits_s, timed_chunks
 from aorta.projection.interval import Widening, bounds, widenings
-from aorta.projection.layers import BF16, FP32
 from aorta.projection.memory import offloaded_bytes
 from aorta.projection.model import Model
-from aorta.projection.ops import CollectiveOp
+from aorta.projection.ops import BF16, FP32, CollectiveOp
 from aorta.projection.passes import DataParallel, exposed_edges_s
 from aorta.projection.plan import Plan, split_layers
 from aorta.projection.prices import Factors, Pricer
