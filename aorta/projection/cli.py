@@ -11,6 +11,7 @@ from aorta.command_line import OneLineGroup
 from aorta.config.strict import near
 from aorta.errors import AortaError, ConfigError
 from aorta.projection import output
+from aorta.projection.job_file import CompareCommand, JobCommand, SweepCommand
 from aorta.projection.memory import memory as memory_of
 from aorta.projection.options import BACKEND_OPTIONS, PLAN_OPTIONS, WHAT_IF_OPTIONS, options, read
 from aorta.projection.prices import Pricer, factors_of
@@ -19,16 +20,31 @@ from aorta.projection.step import project
 if TYPE_CHECKING:
     from aorta.projection.whatif import Job
 
+SETTINGS = (click.argument("settings", nargs=-1, metavar="[KEY=VALUE]..."),)
 JSON_OPTION = (click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),)
 
 
-@click.group(cls=OneLineGroup)
+class ProjectGroup(OneLineGroup):
+    """The commands of `aorta project`; one that left the package says in one line where it went."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in ("validate", "validate-kernels"):
+            raise ConfigError(
+                f"{args[0]} has left the package: run python benchmarks/projection/validate.py --data DIR in "
+                "the repository, or `aorta project calibrate` on your own runs"
+            )
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=ProjectGroup)
 def main() -> None:
     """Step time, throughput and memory of LLM training from a model, a layout and a hardware file."""
 
 
-@main.command()
-@options(PLAN_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
+@main.command(cls=JobCommand)
+@options(SETTINGS, PLAN_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
 @click.option(
     "--profiling-mode",
     type=click.Choice(["simulate", "benchmark", "both"]),
@@ -74,8 +90,8 @@ def performance(**option_values: Any) -> None:
     )
 
 
-@main.command()
-@options(PLAN_OPTIONS, WHAT_IF_OPTIONS[:1], JSON_OPTION)
+@main.command(cls=JobCommand)
+@options(SETTINGS, PLAN_OPTIONS, WHAT_IF_OPTIONS[:1], JSON_OPTION)
 def memory(**option_values: Any) -> None:
     """Memory of the fullest rank, and whether it fits."""
     model, plan, hardware, _ = job_of(option_values)
@@ -85,8 +101,8 @@ def memory(**option_values: Any) -> None:
     )
 
 
-@main.command()
-@options(PLAN_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
+@main.command(cls=JobCommand)
+@options(SETTINGS, PLAN_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
 @click.option("--ablation/--no-ablation", default=True, show_default=True, help="Step without each term.")
 @options(JSON_OPTION)
 def explain(**option_values: Any) -> None:
@@ -98,18 +114,8 @@ def explain(**option_values: Any) -> None:
     _print(option_values["as_json"], explanation, output.explain_text)
 
 
-@main.command(hidden=True, context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", nargs=-1)
-def validate(arguments: tuple[str, ...]) -> None:
-    """Moved: python benchmarks/projection/validate.py, in the repository."""
-    raise ConfigError(
-        "validate has left the package: run python benchmarks/projection/validate.py --data DIR in the "
-        "repository, or `aorta project calibrate` on your own runs"
-    )
-
-
-@main.command()
-@options(PLAN_OPTIONS[:2])
+@main.command(cls=JobCommand)
+@options(SETTINGS, PLAN_OPTIONS[:2])
 @click.option("--gpus", required=True, type=int)
 @click.option("--gpus-per-node", type=int, default=8, show_default=True)
 @click.option("--global-batch-size", required=True, type=int)
@@ -118,7 +124,7 @@ def validate(arguments: tuple[str, ...]) -> None:
 @click.option("--stack", type=click.Choice(["eager", "compiled", "megatron"]), default="megatron")
 @click.option("--top", type=int, default=15, show_default=True)
 @options(JSON_OPTION)
-def search(as_json: bool, **option_values: Any) -> None:
+def search(as_json: bool, job: Path | None, settings: tuple[str, ...], **option_values: Any) -> None:
     """Legal layouts that fit into memory, fastest first, and the Pareto front of speed and memory."""
     from aorta.projection import search as searching
 
@@ -141,7 +147,7 @@ def calibrate(measurements: Path, all_rows: bool, output: Path | None, as_json: 
     _print(as_json, fitted, calibration.text)
 
 
-@main.command()
+@main.command(cls=CompareCommand)
 @options(PLAN_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
 @click.argument("other", nargs=-1, required=True, metavar="KEY=VALUE...")
 @options(JSON_OPTION)
@@ -160,15 +166,15 @@ def compare(other: tuple[str, ...], **option_values: Any) -> None:
     _print(option_values["as_json"], comparison, whatif.compared_text)
 
 
-@main.command()
+@main.command(cls=SweepCommand)
 @options(PLAN_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
-@click.argument("over", metavar="AXIS=FIRST..LAST|A,B,C")
+@click.argument("settings", nargs=-1, required=True, metavar="[KEY=VALUE]... AXIS=FIRST..LAST|A,B,C")
 @options(JSON_OPTION)
-def sweep(over: str, **option_values: Any) -> None:
+def sweep(settings: tuple[str, ...], **option_values: Any) -> None:
     """The job over gpus (a batch per GPU kept), or over an option such as tp, pp, cp, ep, seq-len."""
     from aorta.projection import whatif
 
-    axis, _, span = over.partition("=")
+    axis, _, span = settings[-1].partition("=")
     rows: list[tuple[int, Any]] = []
     for value in whatif.sweep_values(span):
         try:

@@ -1,4 +1,4 @@
-"""Options of the command line that describe what is projected."""
+"""Options that describe a job: model, GPUs, layout, software; and the plan that they give."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,21 +18,23 @@ SHARDING_CHOICES = ("ddp", "zero1", "zero2", "zero3", "fsdp2", "fsdp", "hsdp")
 
 
 def _flag(name: str, text: str) -> Callable[[Any], Any]:
-    """Yes, no, or what the stack does."""
+    """An option with --no- form; None where it is not given and the stack decides."""
     return click.option(f"--{name}/--no-{name}", default=None, help=text)
 
 
 PLAN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
-    click.option("--model", required=True, metavar="NAME|FILE", help="config/models, or a YAML file."),
-    click.option("--gpu-arch", metavar="NAME|FILE", help="config/hardware, or a YAML file."),
-    click.option("--nodes", type=int, default=1, show_default=True),
+    click.option(
+        "--model", required=True, metavar="NAME|FILE", help="A packaged model (llama3-8b), or a YAML file."
+    ),
+    click.option("--gpu-arch", metavar="NAME|FILE", help="A packaged GPU (h100), or a YAML file."),
+    click.option("--nodes", type=int, default=1, show_default=True, help="Nodes of the job."),
     click.option("--gpus-per-node", type=int, default=8, show_default=True),
     click.option("--dp", type=int, help="Default: what the other axes leave."),
-    click.option("--tp", type=int, default=1, show_default=True),
-    click.option("--pp", type=int, default=1, show_default=True),
+    click.option("--tp", type=int, default=1, show_default=True, help="Tensor parallelism."),
+    click.option("--pp", type=int, default=1, show_default=True, help="Pipeline parallelism."),
     click.option("--vpp", type=int, default=1, show_default=True, help="Chunks per pipeline rank."),
-    click.option("--cp", type=int, default=1, show_default=True),
-    click.option("--ep", type=int, default=1, show_default=True),
+    click.option("--cp", type=int, default=1, show_default=True, help="Context parallelism."),
+    click.option("--ep", type=int, default=1, show_default=True, help="Expert parallelism."),
     click.option("--micro-batch-size", type=int, default=1, show_default=True),
     click.option("--global-batch-size", type=int, help="Default: one micro-batch per data-parallel rank."),
     click.option("--seq-len", type=int, default=4096, show_default=True),
@@ -46,7 +48,7 @@ PLAN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         show_default=True,
         metavar="NAME[@YY.MM]",
         help="Framework and release, such as nemo@25.04 or torchtitan; or eager, compiled, megatron. "
-        "It decides what is not given below.",
+        "It sets every option that is not given.",
     ),
     click.option("--compile", "compile_blocks", is_flag=True, help="torch.compile, where the stack asks."),
     click.option(
@@ -61,7 +63,9 @@ PLAN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _flag("reshard-after-forward", "FSDP: gather weights again for the backward pass."),
     click.option("--grad-sync", type=click.Choice(["each", "last"]), help="FSDP: in which micro-batches."),
     click.option("--replicas", type=int, help="HSDP: copies of the sharded weights."),
-    click.option("--grad-dtype", type=click.Choice(["fp32", "bf16"]), help="Of the gradient exchange."),
+    click.option(
+        "--grad-dtype", type=click.Choice(["fp32", "bf16"]), help="Data type of the gradient exchange."
+    ),
     click.option("--fp8-scaling", type=click.Choice(["tensor", "mx"]), default="tensor", show_default=True),
     _flag("fp8-weights", "With fp8: no bf16 copy of the weights."),
     click.option("--schedule", type=click.Choice(["1f1b", "interleaved", "zero-bubble"])),
@@ -69,7 +73,9 @@ PLAN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--last-stage-layers", type=int, help="Layers of the last pipeline stage."),
     click.option("--attention", type=click.Choice(["cudnn", "flash", "unfused"]), help="Kernel family."),
     click.option("--cp-exchange", type=click.Choice(["ring", "all_gather", "all_to_all"])),
-    click.option("--adapters", type=click.Choice(["none", "attention", "all"]), help="Of LoRA."),
+    click.option(
+        "--adapters", type=click.Choice(["none", "attention", "all"]), help="Linear layers that LoRA adapts."
+    ),
     click.option("--adapter-rank", type=int),
     click.option("--moe-grouped-gemm", type=click.Choice(["turbo", "legacy"]), help="Default: turbo."),
     click.option("--expert-tp", "expert_tp_size", type=int, help="GPUs that split one expert."),

@@ -29,7 +29,7 @@ JSON = {
 NO_RESULTS = {"run", "capture", "merge", "train", "demo", "queues profile", "program emit", "program rewrite"}
 """Say what they did, or write a program."""
 ELSEWHERE = {"hang", "queues run", "queues sweep", "queues run-priority", "queues compare", "queues probe",
-             "program run", "program compare", "project explain", "project validate", "project search",
+             "program run", "program compare", "project explain", "project search",
              "project calibrate", "project compare", "project sweep"}  # fmt: skip
 """Their JSON is tested beside them: tests/hang, tests/queues, tests/programs, tests/projection."""
 
@@ -53,7 +53,6 @@ OTHERS = {
     "program run": ("program", "run", "alone.txt", *PROGRAM_SIZES),
     "program compare": ("program", "compare", "--op", "ag_gemm", *PROGRAM_SIZES),
     "project explain": ("project", "explain", *PROJECTED),
-    "project validate": ("project", "validate", "--data", "measured"),
     "project search": (
         "project", "search", "--model", "llama3-8b", "--gpu-arch", "h100", "--gpus", "8",
         "--global-batch-size", "64",

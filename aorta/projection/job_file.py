@@ -1,0 +1,204 @@
+"""Jobs in a file and in KEY=VALUE arguments, for every `aorta project` command.
+
+    # job.yaml: options without their dashes; `set` holds what-ifs as for --set
+    model: llama3-8b
+    gpu_arch: h100
+    nodes: 8
+    global_batch_size: 1024
+    set: {factors.gemm: x1.1}
+
+    aorta project performance --job job.yaml tp=4 --seq-len 8192
+
+An option or a KEY=VALUE on the command line goes before the file. A job may hold keys that one command does
+not read, so that one file serves all of them.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aorta.config.yaml_files import read_yaml
+from aorta.errors import ConfigError, did_you_mean
+
+DAILY = frozenset(
+    ["job", "model", "gpu_arch", "gpus", "nodes", "tp", "pp", "ep", "global_batch_size", "seq_len", "dtype"]
+    + ["sharding", "recompute", "stack", "changes", "as_json", "help_all"]
+)
+"""Options that --help shows; the others are accepted all the same."""
+AXES = frozenset({"tp", "pp", "cp", "nodes", "gpus_per_node"})
+"""Settings whose change makes the file's dp void."""
+ALL = "aorta.projection.help_all"
+
+
+class JobCommand(click.Command):
+    """A command whose options may come from --job FILE and from KEY=VALUE arguments."""
+
+    settings_argument = "settings"
+    """Argument whose texts are settings of the job."""
+
+    def __init__(self, *args: Any, **extra: Any) -> None:
+        super().__init__(*args, **extra)
+        job = click.Option(
+            ["--job"], type=click.Path(path_type=Path), metavar="FILE", help="Options in a YAML file."
+        )
+        every = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_everything,
+            help="Show every option.",
+        )
+        self.params = [job, *self.params, every]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        settings = self._settings_of(given)
+        words = [word for text in settings for word in self._as_option(ctx, text)]
+        if isinstance(given.get("job"), str):
+            job = read_job(Path(given["job"]), self, ctx)
+            if given.keys() & AXES or any(_name(text) in AXES for text in settings):
+                job.values.pop("dp", None)
+            ctx.default_map = {**(ctx.default_map or {}), **job.values}
+            args = [*job.changes, *args]
+        return super().parse_args(ctx, [*args, *words])
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+        shown = [option for option in options if ctx.meta.get(ALL) or option.name in DAILY]
+        with formatter.section("Options"):
+            formatter.write_dl([record for option in shown if (record := option.get_help_record(ctx))])
+        if len(shown) < len(options):
+            formatter.write_paragraph()
+            further = len(options) - len(shown)
+            formatter.write_text(
+                f"{further} more with --help-all and in docs/projection.md. Each may stand in the job file "
+                "(tp: 4) and as KEY=VALUE (tp=4, factors.gemm=x1.1)."
+            )
+
+    def _settings_of(self, given: Mapping[str, Any]) -> tuple[str, ...]:
+        texts = given.get(self.settings_argument)  # click has a sentinel for "none"
+        return tuple(texts) if isinstance(texts, list | tuple) else ()
+
+    def _as_option(self, ctx: click.Context, text: str) -> Iterator[str]:
+        """A KEY=VALUE as the words of an option: tp=4 is --tp 4, factors.gemm=x1.1 is a --set."""
+        key, equals, value = text.partition("=")
+        if "." in key and equals:
+            yield from ("--set", text)
+            return
+        options = _options(self)
+        option = options.get(_name(text))
+        if not equals or option is None:
+            known = sorted({str(option.name) for option in options.values()})
+            hint = did_you_mean(_name(text), known, f"; there is {', '.join(known)}" if equals else "")
+            raise ConfigError(f"{text}: write KEY=VALUE with an option as KEY, such as tp=4{hint}")
+        if option.is_flag:
+            is_set = click.BOOL.convert(value, option, ctx)
+            yield from (option.opts[:1] if is_set else option.secondary_opts[:1])
+        else:
+            yield from (option.opts[0], value)
+
+
+class SweepCommand(JobCommand):
+    """The last of its KEY=VALUE arguments is what is swept, not a setting."""
+
+    def _settings_of(self, given: Mapping[str, Any]) -> tuple[str, ...]:
+        return super()._settings_of(given)[:-1]
+
+
+class CompareCommand(JobCommand):
+    """Its KEY=VALUE arguments change the second job and not the first."""
+
+    settings_argument = ""
+
+
+class JobFile:
+    """Values of a job file by the name of their option, and its what-ifs as words of the command line."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.changes: list[str] = []
+
+
+def read_job(path: Path, command: click.Command, ctx: click.Context) -> JobFile:
+    """The job of a file, checked key by key; keys that only other project commands read are left out."""
+    document = read_yaml(path)
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: must hold options of a job, such as model: llama3-8b")
+    options, known, job = _options(command), job_keys(), JobFile()
+    for key, value in document.items():
+        name = str(key).replace("-", "_")
+        if name == "set":
+            job.changes = list(_changes(path, value))
+            continue
+        if name not in known and name not in options:
+            raise ConfigError(
+                f"{path}: {key} is not a setting of a job"
+                f"{did_you_mean(name, known, '; docs/projection.md lists them')}"
+            )
+        option = options.get(name)
+        if option is None or value is None:
+            continue
+        plain = ",".join(map(str, value)) if isinstance(value, list) else value
+        if isinstance(plain, dict):
+            raise ConfigError(f"{path}: {key} must be one value")
+        try:
+            job.values[str(option.name)] = option.type_cast_value(ctx, plain)
+        except click.BadParameter as error:
+            raise ConfigError(f"{path}: {key}: {error.message}") from None
+    if "nodes" in document and "gpus" in options and "gpus" not in document:
+        job.values["gpus"] = _gpus(path, document)
+    for key in ("set", "calibration"):
+        if key in document and key not in options and "gpus" in options:  # else it changes no number
+            raise ConfigError(f"{path}: {key} is not read by {command.name}; leave it out of this job")
+    return job
+
+
+def job_keys() -> frozenset[str]:
+    """Every key that some project command reads from a job."""
+    from aorta.projection.options import BACKEND_OPTIONS, PLAN_OPTIONS, WHAT_IF_OPTIONS
+
+    @click.command()
+    def every() -> None: ...
+
+    for option in (*PLAN_OPTIONS, *BACKEND_OPTIONS, *WHAT_IF_OPTIONS):
+        every = option(every)
+    return frozenset({"gpus", "top", "set", *_options(every)})
+
+
+def _options(command: click.Command) -> dict[str, click.Option]:
+    """Options by name and by what stands after the dashes; not those that only say what to print."""
+    options: dict[str, click.Option] = {}
+    for option in command.params:
+        if isinstance(option, click.Option) and option.name not in ("job", "as_json", "help", "help_all"):
+            for name in (str(option.name), *(text.lstrip("-").replace("-", "_") for text in option.opts)):
+                options[name] = option
+    return options
+
+
+def _name(text: str) -> str:
+    return text.partition("=")[0].strip().lstrip("-").replace("-", "_")
+
+
+def _changes(path: Path, value: Any) -> Iterator[str]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: set must hold KEY: VALUE, such as factors.gemm: x1.1")
+    for key, change in value.items():
+        yield from ("--set", f"{key}={change}")
+
+
+def _gpus(path: Path, document: Mapping[str, Any]) -> int:
+    """GPUs of a job that names its nodes, for `search`."""
+    nodes, node = document["nodes"], document.get("gpus_per_node", document.get("gpus-per-node", 8))
+    if not isinstance(nodes, int) or not isinstance(node, int):
+        raise ConfigError(f"{path}: nodes and gpus_per_node must be whole numbers")
+    return nodes * node
+
+
+def _show_everything(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not ctx.resilient_parsing:
+        ctx.meta[ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
