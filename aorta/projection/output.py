@@ -9,7 +9,7 @@ import msgspec
 from aorta.hardware import Hardware, RatioInterval, numbers
 from aorta.projection.memory import MemoryEstimate
 from aorta.projection.model import Model
-from aorta.projection.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp, Op
+from aorta.projection.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp, Op, Scan
 from aorta.projection.plan import Plan, layout_text
 from aorta.projection.prices import Priced, Pricer
 from aorta.projection.step import Projection, build_stages, project
@@ -265,7 +265,8 @@ def _size(op: Op) -> str:
         return f"{op.batch} x {op.seq_q} x {op.seq_kv}, {heads} of {op.qk_dim}/{op.v_dim}"
     if isinstance(op, Elementwise):
         return f"{(op.bytes_read + op.bytes_written) / 1e6:.1f} MB {op.access}"
-    assert isinstance(op, CollectiveOp)
+    if isinstance(op, Scan):
+        return f"{op.flops / 1e9:.1f} GFLOP, {op.size_bytes / 1e6:.1f} MB"
     return f"{op.op} {op.size_bytes / 1e6:.1f} MB over {op.axis}"
 
 
