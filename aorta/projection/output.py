@@ -9,7 +9,7 @@ import msgspec
 from aorta.hardware import Hardware, RatioInterval, numbers
 from aorta.projection.memory import MemoryEstimate
 from aorta.projection.model import Model
-from aorta.projection.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp, Op, Scan
+from aorta.projection.ops import AttentionOp, Elementwise, GemmOp, Op, Scan
 from aorta.projection.plan import Plan, layout_text
 from aorta.projection.prices import Priced, Pricer
 from aorta.projection.step import Projection, build_stages, project
