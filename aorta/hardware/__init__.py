@@ -1,4 +1,4 @@
-"""What GPUs, nodes and networks can do: one file for each part, every number with its source."""
+"""GPUs, nodes and networks: rates and sizes of each part, every number with its source."""
 
 from aorta.hardware.names import hardware_name_of, hardware_names, part_name
 from aorta.hardware.part import (

@@ -1,16 +1,16 @@
-"""Which part a device's own name means: one look-up for everything that asks what a GPU can do."""
+"""Names of parts: the one look-up from a device's own name to the file of its part."""
 
 import re
 from functools import cache
 from pathlib import Path
 
 PARTS_DIR = Path(__file__).resolve().parent / "parts"
-"""One file for each part, vendor/ with what a vendor's parts share."""
+"""Folder with a file for each part; vendor/ holds what a vendor's parts share."""
 
 
 @cache
 def hardware_names() -> list[str]:
-    """What load_hardware takes by name."""
+    """Names that load_hardware takes."""
     return sorted(path.stem for path in PARTS_DIR.glob("[!.]*.yaml"))
 
 

@@ -1,4 +1,4 @@
-"""What a GPU, its node and its network can do, each number with its source.
+"""Rates and sizes of a GPU, its node and its network, each number with its source.
 
 Rates are in FLOP/s and bytes/s of one GPU and one direction. "Peak" is the data sheet, "sustained" is
 what the best kernels reach for seconds under the power limit. A sustained rate that nobody measured is
@@ -30,12 +30,12 @@ class RatioInterval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 DERIVED_INTERVAL = RatioInterval(low=0.85, high=1.18)
-"""What a derived matrix rate adds to an interval: sustained / peak is 0.54 on MI300X, 0.64 on MI325X, 0.71 on
-H200, so a part that was not measured may well be a sixth off."""
+"""Widening of an interval by a derived matrix rate: sustained / peak is 0.54 on MI300X, 0.64 on MI325X, 0.71
+on H200, so a part that was not measured may well be a sixth off."""
 
 
 class NumberSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a number comes from and when it was read."""
+    """Origin of a number, and the date it was read."""
 
     what: str
     date: str
@@ -70,7 +70,7 @@ class PartMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """HBM and the caches in front of it."""
 
     hbm_bytes: float
-    """As the device reports it to a program (totalGlobalMem): data sheets round, and differ in their GB."""
+    """Capacity as reported to a program (totalGlobalMem): data sheets round, and differ in their GB."""
     hbm_bytes_per_s: float
     sustained_hbm_bytes_per_s: float
     l2_bytes: float
@@ -91,7 +91,7 @@ class ScaleUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gpu_bytes_per_s: float
     """All links of a GPU together, one direction, as in the data sheet."""
     sustained_gpu_bytes_per_s: float
-    """What long collectives approach: payload after headers and protocol."""
+    """Rate that long collectives approach: payload after headers and protocol."""
 
 
 class ScaleOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,24 +100,24 @@ class ScaleOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gpus_per_node: int
     nics_per_node: int
     nic_bytes_per_s: float
-    """One direction."""
+    """Rate of one card in one direction, as in the data sheet."""
     sustained_nic_bytes_per_s: float
 
 
 class HostLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From a GPU to the memory of its host."""
+    """Link from a GPU to the memory of its host."""
 
     sustained_bytes_per_s: float
-    """One direction, pinned memory."""
+    """Rate in one direction, pinned memory."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a kernel costs beside its work."""
+    """Time that a kernel costs beside its work."""
 
     kernel_s: float
-    """From one kernel's end to the work of the next in the same stream, host far ahead."""
+    """Time from one kernel's end to the work of the next in the same stream, host far ahead."""
     ramp_s: float
-    """A kernel that streams from HBM: until memory is busy, and after."""
+    """Time of a kernel that streams from HBM until memory is busy, and after."""
     host_s: float
     """Host time of one element-wise operation of eager PyTorch."""
     host_gemm_s: float
@@ -132,7 +132,7 @@ class GemmEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     issue: float
     """Share of the peak rate at the boost clock that the inner loop of one tile reaches."""
     fill_s: float
-    """Per tile, beside its inner loop: filling the pipeline and writing the result."""
+    """Time of a tile beside its inner loop: filling the pipeline and writing the result."""
     l2: float
     """Share of the L2 rate that all tiles together reach."""
     hbm: float
@@ -140,7 +140,7 @@ class GemmEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     unhidden: float
     """Share of the shorter of arithmetic and HBM traffic that does not overlap the longer."""
     power_knee: float
-    """How sharply the schedule and the power limit take over from each other (exponent; large is sharp)."""
+    """Exponent that joins the schedule and the power limit; large: one takes over from the other sharply."""
     interval: RatioInterval
 
 
@@ -151,11 +151,11 @@ class SdpaEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Rate of QK^T and PV over the peak at the boost clock, softmax and power limit apart. Those two are
     joined to it, so a fit of all three may end above 1."""
     backward: float
-    """The same for the five GEMMs of the backward pass."""
+    """Rate of the five GEMMs of the backward pass, in the same terms."""
     softmax_forward: float
     """Time of the softmax that the matrix units wait for, in times of its exponentials."""
     softmax_backward: float
-    """The same in the backward pass."""
+    """Time of the softmax in the backward pass, in the same terms."""
     interval: RatioInterval
 
 
@@ -167,7 +167,7 @@ class CollectiveEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     hop_s: float
     """Each step over links of the domain."""
     low_latency_hop_s: float
-    """The same in the protocol of the library that sends flags with the data."""
+    """Each step in the protocol of the library that sends flags with the data."""
     low_latency_rate: float
     """Share of the link rate that is left for data in that protocol."""
     nic_hop_s: float
@@ -177,9 +177,9 @@ class CollectiveEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     nic_peer_s: float
     """Each further peer of an all-to-all over the network."""
     half_bytes: float
-    """Bytes over the wire at which half of the rate is reached; see time.py."""
+    """Bytes over the wire at which half of the rate is reached; see projection/collectives.py."""
     own_chunk: float
-    """What handling the rank's own chunk costs, in chunks over the link."""
+    """Cost of handling the rank's own chunk, in chunks over the link."""
     all_to_all_link: float
     """Share of the sustained link rate that all-to-all reaches."""
     all_to_all_nic: float
@@ -197,24 +197,25 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     memory_interval: RatioInterval
 
     def sdpa(self, family: Literal["flash", "cudnn"]) -> SdpaEfficiency:
-        """Of an attention kernel family."""
+        """The constants of an attention kernel family."""
         return self.flash if family == "flash" else self.cudnn
 
 
 class StepFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What whole training steps told about a part."""
+    """Factors of a part that whole training steps told."""
 
     gemm: float
     """Time of a bf16 GEMM in a step over the tile model's: below 1, because the memory-bound work between
     GEMMs leaves power for higher clocks."""
     fp8_gemm: float
-    """The same in FP8. Where nobody published a sustained FP8 rate it stands for that rate as well."""
+    """Time of an FP8 GEMM in a step over the tile model's. Stands for the sustained FP8 rate as well where
+    nobody published one."""
     fp4_gemm: float
-    """The same in FP4."""
+    """Time of an FP4 GEMM in a step over the tile model's."""
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One GPU in its usual node."""
+    """A GPU in its usual node."""
 
     name: str
     title: str
@@ -242,13 +243,13 @@ def load_hardware(name_or_path: str | Path, gpu_clock_mhz: float | None = None) 
 
 @cache
 def vendor_step(vendor: str) -> StepFactors:
-    """What holds for the vendor's parts that say nothing of their own."""
+    """Factors of the vendor's parts that say nothing of their own."""
     values = sourced_values(read_yaml(PARTS_DIR / "vendor" / f"{vendor}.yaml")["step"], "step.", vendor, {})
     return convert(values, StepFactors, vendor)
 
 
 def at_clock(hardware: Hardware, sustained_clock_hz: float) -> Hardware:
-    """The same GPU with its compute units held at another clock. HBM, links and launches keep their speed."""
+    """The GPU with its compute units held at another clock. HBM, links and launches keep their speed."""
     old = hardware.compute
     low_mhz, high_mhz = 0.1 * old.boost_clock_hz / 1e6, old.boost_clock_hz / 1e6
     if not low_mhz <= sustained_clock_hz / 1e6 <= high_mhz:

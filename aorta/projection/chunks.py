@@ -59,7 +59,7 @@ def chunk_tasks(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[list[Placed],
 
 
 def _placed(parts: list[Lanes], pricer: Pricer) -> list[Placed]:
-    """One part after the other."""
+    """Places the parts one after the other on one clock."""
     placed: list[Placed] = []
     begin = 0.0
     for lanes in parts:
@@ -79,7 +79,7 @@ def chunk_times(model: Model, grid: list[list[Stage]], plan: Plan, pricer: Price
 
 
 class TimedChunk(NamedTuple):
-    """One micro-batch through one chunk."""
+    """Times of one micro-batch through one chunk."""
 
     chunk: Chunk
     forward: StreamRun
@@ -108,7 +108,7 @@ def chunk_key(stage: Stage) -> tuple[int, ...]:
 
 
 def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> TimedChunk:
-    """One micro-batch through one chunk, forward and backward apart; gradients are exchanged elsewhere."""
+    """Times one micro-batch through one chunk, each pass by itself; gradients are exchanged elsewhere."""
     saved = 0.0
     waits = offload_waits_s(stage, pricer)
     host_s = launch_s(model, stage, plan, pricer)
@@ -179,7 +179,7 @@ def _what_if(simulated: StreamRun, tasks: Sequence[StreamTask], plan: Plan) -> S
 def _unit_runs(
     model: Model, unit: Unit, plan: Plan, pricer: Pricer
 ) -> tuple[StreamRun, StreamRun, StreamRun]:
-    """Forward and backward of one unit, and both as they are in the middle of the schedule."""
+    """Runs the forward and the backward pass of one unit, and both as in the middle of the schedule."""
     cached = pricer.unit_runs.get(id(unit))
     if cached is None:
         runs = []
@@ -207,9 +207,9 @@ Parts = tuple[Sequence[Priced], Priced, Sequence[Priced], Priced, Sequence[Price
 
 
 def paired_run(unit: Unit, plan: Plan, pricer: Pricer) -> StreamRun | None:
-    """One layer of both passes side by side; None for a layer without an exchange of tokens.
+    """Runs one layer of both passes side by side; None for a layer without an exchange of tokens.
 
-    What a further layer adds to a chain of them, so that the ends of the chain do not count.
+    Takes what the third layer adds to a chain of two, so that the ends of the chain do not count.
     """
     forward, backward = _parts(unit.forward), _parts(unit.backward)
     if forward is None or backward is None:

@@ -237,7 +237,7 @@ def _ring(
 
 
 def _hierarchical(op: str, size_bytes: float, group: RankGroup, hardware: Hardware) -> Cost:
-    """Inside the domain, one chunk per rank across, inside again; one phase after the other."""
+    """Adds the phases: inside the domain, one chunk per rank across, inside again."""
     inner = RankGroup(group.ranks_per_domain, group.ranks_per_domain)
     outer = RankGroup(group.num_domains, 1)
     chunk = size_bytes / group.ranks_per_domain

@@ -2,7 +2,7 @@
 
 Widths are logarithms that hold about seven of eight measurements; independent ones are added as squares.
 They were set from the errors of whole groups of published runs (part, model, framework, scale) under factors
-fitted without the group, see `leave_one_group_out` of validate, and rounded upwards.
+fitted without the group, see benchmarks/projection/leave_out.py, and rounded upwards.
 """
 
 import math
@@ -77,13 +77,13 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """State spaces; half of it for windows and latent attention."""
     large_scale: float
     context_parallel: float
-    """Times the share of attention, as the next."""
+    """Multiplied by the share of attention, like the next."""
     other_rings: float
     dtensor: float
     host: float
-    """Times the root of the share of the step."""
+    """Multiplied by the root of the host's share of the step."""
     exposed: float
-    """Times the share of the step, as the next."""
+    """Multiplied by the exposed share of the step, like the next."""
     long_sequence: float
     recomputed_part: float
     skew_low: float
@@ -98,7 +98,7 @@ NOT_IN_VIEW = "not in view when the model was made"
 
 
 class Widening(NamedTuple):
-    """One reason for a wider interval."""
+    """A reason for a wider interval."""
 
     reason: str
     width: float

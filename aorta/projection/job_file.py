@@ -102,14 +102,14 @@ class JobCommand(click.Command):
 
 
 class SweepCommand(JobCommand):
-    """The last of its KEY=VALUE arguments is what is swept, not a setting."""
+    """A command that sweeps the last of its KEY=VALUE arguments; the others are settings."""
 
     def _settings_of(self, given: Mapping[str, Any]) -> tuple[str, ...]:
         return super()._settings_of(given)[:-1]
 
 
 class CompareCommand(JobCommand):
-    """Its KEY=VALUE arguments change the second job and not the first."""
+    """A command whose KEY=VALUE arguments change the second job and not the first."""
 
     settings_argument = ""
 

@@ -30,7 +30,7 @@ GEMM_COLUMNS = ("op", "dtype", "m", "n", "k", "median_ms")
 
 
 class MeasuredGemm(msgspec.Struct, frozen=True):
-    """One row."""
+    """A row of a table of GEMMs."""
 
     op: str
     layout: str
@@ -51,7 +51,7 @@ def read_gemms(path: str | Path) -> list[MeasuredGemm]:
 
 
 def gemm_of(row: dict[str, str]) -> MeasuredGemm:
-    """One row; ValueError where a number is none."""
+    """Reads a row; ValueError where a number is none."""
     return MeasuredGemm(
         op=row["op"],
         layout=row["op"].rpartition("_")[2],
@@ -89,7 +89,7 @@ SDPA_COLUMNS = ("backend", "batch", "heads", "kv_heads", "seqlen", "head_dim", "
 
 
 class MeasuredSdpa(msgspec.Struct, frozen=True):
-    """One direction of one row; all are bf16."""
+    """A direction of a row of a table of attention; all are bf16."""
 
     family: str
     batch: int
@@ -125,7 +125,7 @@ def read_sdpa(path: str | Path) -> list[MeasuredSdpa]:
 
 
 def sdpa_of(row: dict[str, str]) -> list[MeasuredSdpa]:
-    """Forward and backward of one row; ValueError where a number is none."""
+    """Reads the forward and the backward pass of a row; ValueError where a number is none."""
     return [
         MeasuredSdpa(
             family=row["backend"],

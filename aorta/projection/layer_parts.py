@@ -19,7 +19,7 @@ class PassOps(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """One GEMM with weights, several projections of the same input possibly joined in it."""
+    """A GEMM with weights; several projections of the same input may be joined in it."""
 
     name: str
     tokens: int

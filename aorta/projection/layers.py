@@ -42,7 +42,7 @@ from aorta.projection.plan import Plan
 
 
 def block(model: Model, plan: Plan, kind: str, domain: int | None = None) -> PassOps:
-    """One decoder layer of one of KINDS. backward holds no recomputation; see recomputed().
+    """Operations of a decoder layer of one of KINDS. backward holds no recomputation; see recomputed().
 
     domain: GPUs that scale-up links join, None: a node's.
     """
@@ -122,7 +122,7 @@ KEPT_OF_FFN = ("ffn_norm", "ffn_residual", "ffn_down", "ffn_scatter", "ffn_sum")
 OF_EXPERTS = ("router", "permute", "dispatch", "experts", "combine", "shared", "moe_gather")
 
 KEPT_OF_EXPERTS = ("combine", "shared_down", "shared_scatter", "shared_sum")
-"""Nothing of the backward pass reads the outputs of these."""
+"""Operations whose outputs the backward pass does not read."""
 
 RECOMPUTED = {
     "norm": ("attention_norm", "ffn_norm", "latent_norm"),

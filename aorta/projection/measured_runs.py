@@ -30,13 +30,13 @@ MOST_FOLDERS = 10_000
 
 
 class Row(NamedTuple):
-    """One measured step."""
+    """A measured step and the job that it is of."""
 
     name: str
     model: Model
     hardware: Hardware
     plans: tuple[tuple[str, Plan], ...]
-    """One where everything is known; else one for each alternative, with what it assumes."""
+    """A single plan where everything is known, else a plan for each alternative, with what it assumes."""
     step_ms: float | None
     tokens_per_s_per_gpu: float
     complete: bool

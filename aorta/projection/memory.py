@@ -31,7 +31,7 @@ class MemoryConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Share of activations that Megatron can do with: recomputed norms and activations of experts, offloaded
     inputs."""
     torch_activations: float
-    """The same of PyTorch, compiled or not."""
+    """Share of activations that PyTorch can do with, compiled or not."""
     logits: float
     """Share of logits with a loss in place."""
 

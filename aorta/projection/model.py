@@ -37,9 +37,9 @@ class StateSpace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     num_heads: int
     value_dim: int
-    """Per head (Mamba's head dimension)."""
+    """Width of a head (Mamba's head dimension)."""
     key_dim: int
-    """Per head (Mamba's state size)."""
+    """Width of a head's key (Mamba's state size)."""
     num_key_heads: int
     """Groups that share keys and queries (Mamba's groups)."""
     conv: int = 4
@@ -58,7 +58,7 @@ class StateSpace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return 2 * self.inner + 2 * self.num_key_heads * self.key_dim + scalars
 
     def flops_per_token(self) -> float:
-        """Forward, of the products inside chunks and with the state."""
+        """Forward FLOPs of the products inside chunks and with the state."""
         inside = self.num_heads * self.chunk * (self.key_dim + self.value_dim)  # causal half of a chunk
         with_state = 4 * self.num_heads * self.key_dim * self.value_dim
         solved = 2 * self.num_heads * self.chunk * (self.key_dim + self.value_dim) if self.delta_rule else 0
@@ -188,7 +188,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def qk_dim(self) -> int:
-        """Per head, of queries and keys."""
+        """Width of a head's queries and keys."""
         if self.latent:
             return self.latent.qk_nope_dim + self.latent.qk_rope_dim
         return self.head_dim or self.hidden // self.num_heads
@@ -336,14 +336,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         embeddings = self.embedding_params * (1 if self.tied_embeddings else 2)
         return layers + embeddings + self.norm_params + self.max_positions * self.hidden
 
-    @cached_property
-    def num_active_params(self) -> int:
-        """Parameters that one token passes, embeddings included."""
-        if self.experts is None:
-            return self.num_params
-        idle = self.experts.num_experts - self.experts.num_active
-        return self.num_params - self.num_moe_layers * idle * self.expert_params
-
     def matrix_flops_per_token(self) -> int:
         """Forward FLOPs per token in matrix multiplies with weights, the output layer included."""
         attention = sum(rows * columns for rows, columns in self.attention_matrices.values())
@@ -377,7 +369,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return flops
 
     def train_flops_per_token(self, seq_len: int, frozen: bool = False) -> float:
-        """Forward and backward (twice the forward), nothing recomputed.
+        """FLOPs of the forward and backward pass (twice the forward), nothing recomputed.
 
         Frozen weights have no gradient of their own, only that of their input: 4 FLOPs per token instead of
         6. Attention has no weights, its backward pass stays what it is.

@@ -1,4 +1,4 @@
-"""Forward and backward pass of a stage: gathers of weights, compute, reductions of gradients."""
+"""The two passes of a stage as tasks on streams: gathers of weights, compute, reductions of gradients."""
 
 from typing import Literal
 
@@ -119,7 +119,7 @@ def forward(
     start: tuple[int, ...] = (),
     host: HostCost = FREE,
 ) -> None:
-    """Forward pass of a chunk. gathers: weights come from the other ranks first.
+    """Issues the forward pass of a chunk. gathers: weights come from the other ranks first.
 
     FSDP gathers two units ahead of the one that computes, as the host runs ahead of the device and the buffer
     of a gather is free again when its unit has been copied out. An optimizer that left the weights sharded

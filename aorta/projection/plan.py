@@ -157,7 +157,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def tokens(self) -> int:
-        """Per micro-batch and context-parallel rank."""
+        """Tokens of a micro-batch on a context-parallel rank."""
         return self.micro_batch_size * self.seq_len // self.cp
 
     @property

@@ -44,13 +44,13 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Time of a bf16 GEMM in a step over the same GEMM repeated alone. This and the next two come from the
     hardware file, which says what they were fitted on."""
     fp8_gemm: float
-    """The same for FP8."""
+    """Time of an FP8 GEMM in a step over the same GEMM repeated alone."""
     fp4_gemm: float
-    """The same for FP4."""
+    """Time of an FP4 GEMM in a step over the same GEMM repeated alone."""
     grouped: float
-    """The same of the GEMMs of many experts in FP8 or FP4, conversions expert by expert included."""
+    """Further factor on batched GEMMs of experts in FP8 or FP4: conversions run expert by expert."""
     attention: float
-    """The same for attention."""
+    """Time of an attention in a step over the same attention alone."""
     scan: float
     """Share of the sustained matrix rate that scans of state spaces reach. Assumed from the kernels' small
     products; none was measured."""
@@ -74,21 +74,21 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Host time of one layer of experts in Megatron, forward and backward: each asks the GPU for the tokens
     of every expert, so that the host cannot run ahead."""
     expert_host_s: float
-    """The same of each expert of a rank beside that: a GEMM and conversions of its own."""
+    """Host time of each expert of a rank beside that: a GEMM and conversions of its own."""
     graph_host: float
     """Share of the launches of a layer, and of the first of these two, that is left with recorded graphs."""
     eager_launch_s: float
     """Host time per operation of eager PyTorch, autograd included."""
     dtensor_launch_s: float
-    """The same where operands are distributed tensors."""
+    """Host time per operation where operands are distributed tensors."""
     compiled_launch_s: float
-    """The same in code from torch.compile."""
+    """Host time per operation in code from torch.compile."""
     megatron_launch_s: float
-    """The same in Megatron with Transformer Engine."""
+    """Host time per operation in Megatron with Transformer Engine."""
     fsdp_unit_s: float
     """Host time that FSDP2 takes per layer, forward and backward together."""
     fsdp_dtensor_unit_s: float
-    """The same where its parameters are already split by tp."""
+    """Host time that FSDP2 takes per layer where parameters are already split by tp."""
 
     @property
     def contention(self) -> Contention:
@@ -170,7 +170,7 @@ class Pricer:
         return clone
 
     def with_factors(self, factors: Factors) -> "Pricer":
-        """The same part under other factors."""
+        """A pricer for the same plan and part under other factors."""
         clone = self.with_plan(self.plan)
         clone.factors = factors
         clone.contention = factors.contention
@@ -183,7 +183,7 @@ class Pricer:
         return clone
 
     def without_term(self, term: str) -> "Pricer":
-        """The same with one term switched off."""
+        """A pricer with one term switched off."""
         if term == "contention":
             return self.with_factors(
                 msgspec.structs.replace(self.factors, contention_compute=1.0, contention_communication=1.0)
@@ -364,7 +364,7 @@ class BackendKind(NamedTuple):
     entry_points: str
     """Group under which other packages add theirs: callables that take the hardware and the options."""
     places: Mapping[str, str]
-    """By name, module:class. Imported when asked for: some need packages that may be absent."""
+    """Place of each model, module:class. Imported when asked for: some need packages that may be absent."""
 
 
 GEMM = BackendKind(

@@ -54,7 +54,7 @@ def write_record(folder: Path, projection: Projection, pricer: Pricer) -> Path:
 
 
 def _of_rank(record: StepRecord, rank: int, pricer: Pricer) -> StepRecord:
-    """The same step with the groups that the rank belongs to."""
+    """The record of the step with the groups that the rank belongs to."""
     collectives = record.collectives
     if collectives is not None:
         groups = {collective.group: group_of(rank, collective.group, pricer) for collective in collectives}
@@ -177,7 +177,7 @@ MOST_TASKS = 200_000
 
 
 def to_timeline(projection: Projection, pricer: Pricer, step: int = 0, stage: int = 0) -> Timeline:
-    """One rank's step: all ranks are alike, under pipeline parallelism those of one stage.
+    """The step of a rank: all ranks are alike, under pipeline parallelism those of one stage.
 
     Every kernel is a span.
     """

@@ -185,7 +185,7 @@ class TileSdpa:
     def _step_s(
         self, size: AttentionSize, backward: bool, fitted: SdpaEfficiency, block: Block
     ) -> tuple[float, str]:
-        """One step of one tile that has a compute unit to itself, and what bounds it."""
+        """Seconds of a step of a tile that has a compute unit to itself, and what bounds it."""
         compute, memory = self.hardware.compute, self.hardware.memory
         share = fitted.backward if backward else fitted.forward
         per_cu = boost_flops(self.hardware, size.dtype) * share / compute.num_cus

@@ -120,7 +120,7 @@ class Quick:
         return forward_s + backward_s + again_s, ends_s
 
     def _passes(self, plan: Plan) -> tuple[float, float, float, float]:
-        """Forward passes of all layers, their attention alone, backward passes, and embedding with output."""
+        """Seconds of all forward passes, their attention, all backward passes, embedding and output."""
         once = msgspec.structs.replace(plan, recompute="none", recompute_layers=None)
         pricer = self.pricer.with_plan(once)
         stage = stages.build(self.model, once, pricer, range(self.model.num_layers), True, True)

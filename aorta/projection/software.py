@@ -46,7 +46,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One framework."""
+    """A framework: its settings, the rules of its releases, its names."""
 
     name: str
     source: str

@@ -23,7 +23,7 @@ class Unit(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """One chunk of a pipeline rank."""
+    """A chunk of a pipeline rank: its units, priced."""
 
     first: Unit | None
     """Embedding; with the output layer where one rank has both."""
@@ -116,7 +116,7 @@ def recomputes(model: Model, plan: Plan, layer: int) -> bool:
 
 
 def mtp_params(model: Model, plan: Plan) -> tuple[float, float]:
-    """The same of one layer that predicts a token further on; embedding and output are the model's."""
+    """Dense and expert parameters of a layer that predicts a token further on, as in local_params."""
     dense, expert = local_params(model, plan, layers.mtp_kind(model))
     return dense + 2 * model.hidden**2 + 2 * model.hidden, expert
 
@@ -140,7 +140,7 @@ class HostCost(NamedTuple):
     """Host seconds of a whole layer of experts, forward and backward, beside its launches."""
 
     def of_block(self, unit: Unit) -> float:
-        """Per launch of a layer."""
+        """Host seconds per launch of a layer."""
         if not self.experts_s or not unit.expert_params:
             return self.block_s
         launches = sum(priced.op.launches for priced in (*unit.forward, *unit.backward))

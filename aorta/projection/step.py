@@ -57,7 +57,7 @@ class Projection(NamedTuple):
 
     @property
     def model_flops_per_s(self) -> float:
-        """Per GPU: what the task needs. Recomputation and LoRA's adapters, which are not priced, stay out."""
+        """FLOP/s per GPU that the task needs, without recomputation and without LoRA's adapters."""
         frozen = self.plan.task == "lora"
         return self.tokens_per_s_per_gpu * self.model.train_flops_per_token(self.plan.seq_len, frozen)
 
@@ -163,8 +163,8 @@ def _built(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: 
 def micro_batches(
     model: Model, stage: Stage, plan: Plan, pricer: Pricer, count: int, skipped: int = 0
 ) -> tuple[Lanes, list[int]]:
-    """Forward and backward of some micro-batches, the last with the exchange of gradients; the first
-    `skipped` of them are over already.
+    """Issues the passes of some micro-batches, the last with the exchange of gradients; the first `skipped`
+    are over already.
 
     FSDP gathers and reduces in each; other shardings gather in the first and reduce in the last.
     """

@@ -63,7 +63,10 @@ ALONE = Contention()
 
 
 def run(tasks: Sequence[StreamTask], contention: Contention = ALONE) -> StreamRun:
-    """Times of every task. The compute stream's work, slow-down and stalls add up to the total."""
+    """Plays the tasks: when each starts and ends.
+
+    The compute stream's work, slow-down and stalls add up to the total.
+    """
     queues: dict[str, list[int]] = defaultdict(list)
     for number, task in enumerate(tasks):
         queues[task.stream].append(number)
@@ -223,7 +226,7 @@ def scaled(seconds: dict[str, float], times: float) -> dict[str, float]:
 
 
 def waiting(seconds: float, cause: str) -> StreamRun:
-    """Nothing but a wait."""
+    """A run that does nothing but wait."""
     return StreamRun([0.0], [seconds], {}, 0.0, {cause: seconds})
 
 

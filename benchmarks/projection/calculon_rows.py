@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def describes(line: dict[str, str]) -> bool:
-    """Whether Calculon has the model, the part and the number format of a row."""
+    """True if Calculon has the model, the part and the number format of a row."""
     known = line["model"] in MODELS and line["gpu"] in SYSTEMS
     return known and line["precision"] in ("fp16", "bf16") and line["complete"] == "yes"
 

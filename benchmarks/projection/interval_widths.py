@@ -86,7 +86,7 @@ class Rows:
 
 
 def drawn(rows: Rows, draws: int) -> dict[str, Any]:
-    """What the draws choose, and how the choices do on the other half."""
+    """Draws halves, and judges the widths that each half chooses on the other half."""
     generator = np.random.default_rng(2)
     sources = sorted({rows.value(number, "source") for number in range(len(rows.slopes))})
     chosen: dict[str, list[float]] = {key: [] for key in KEYS}

@@ -165,7 +165,7 @@ def _hardware(line: Line) -> Hardware:
 
 
 def with_network(hardware: Hardware, node_bytes_per_s: float) -> Hardware:
-    """The same part in nodes that send so much, all network cards together."""
+    """The part in nodes that send so much, all network cards together."""
     old = hardware.scale_out
     nic = node_bytes_per_s / old.nics_per_node
     share = old.sustained_nic_bytes_per_s / old.nic_bytes_per_s

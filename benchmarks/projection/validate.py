@@ -149,7 +149,7 @@ def steps_report(rows: Sequence[Row], left_out: Sequence[LeftOut] = ()) -> dict[
 
 
 def runs_report(rows: Sequence[Row], left_out: Sequence[LeftOut] = ()) -> dict[str, Any]:
-    """The same of folders that aorta.training left; nothing was fitted to them."""
+    """Errors of step time of folders that aorta.training left; nothing was fitted to them."""
     judged, left_out = with_projections(rows, left_out)
     run_rows = [_step_row(row, projection) | {"calibration": False} for row, projection in judged]
     return {
@@ -185,7 +185,7 @@ def _step_row(row: Row, projection: Projection) -> dict[str, Any]:
 
 
 def _memory_errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Errors of peak allocated memory; runs of one GPU apart, see docs/projection.md for the others."""
+    """Errors of peak allocated memory; runs of one GPU apart, see README.md for the others."""
 
     def errors_of(chosen: Iterable[dict[str, Any]]) -> dict[str, Any]:
         return _errors([{"error_pct": row["peak_error_pct"]} for row in chosen if "peak_error_pct" in row])
