@@ -141,11 +141,12 @@ def read_job(path: Path, command: click.Command, ctx: click.Context) -> JobFile:
         option = options.get(name)
         if option is None or value is None:
             continue
-        plain = ",".join(map(str, value)) if isinstance(value, list) else value
-        if isinstance(plain, dict):
+        if isinstance(value, dict):
             raise ConfigError(f"{path}: {key} must be one value")
+        # As text, as on the command line: int(2.5) would be 2.
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         try:
-            job.values[str(option.name)] = option.type_cast_value(ctx, plain)
+            job.values[str(option.name)] = option.type_cast_value(ctx, text)
         except click.BadParameter as error:
             raise ConfigError(f"{path}: {key}: {error.message}") from None
     if "nodes" in document and "gpus" in options and "gpus" not in document:

@@ -8,8 +8,7 @@ import pytest
 
 from aorta.errors import ConfigError
 from aorta.projection.calibrate import quantile
-from tests.projection.measured_data import DATA, needs_data
-from tests.projection.test_measured_runs import STEP
+from tests.projection.measured_data import DATA, STEP, needs_data
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 

@@ -9,10 +9,11 @@ import pytest
 
 from aorta.errors import ConfigError
 from aorta.hardware import load_hardware
+from aorta.projection.cli import main
 from aorta.projection.memory import memory
 from aorta.projection.model import load_model
+from aorta.projection.options import read
 from tests.projection.measured_data import DATA, needs_data
-from tests.projection.test_software import flags
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -27,6 +28,13 @@ from projection.published import (
     task_kind,
     whole_number,
 )
+
+
+def flags(*arguments):
+    """What the command line reads from options."""
+    command = main.commands["memory"]
+    context = command.make_context("memory", [str(argument) for argument in arguments])
+    return read(context.params)
 
 
 @pytest.mark.parametrize(

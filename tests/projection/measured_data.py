@@ -1,4 +1,4 @@
-"""The folder of measurements that some tests compare with: larger than a repository should hold."""
+"""Measurements: the folder that some tests compare with, larger than a repository should hold, and a run."""
 
 import os
 from pathlib import Path
@@ -9,3 +9,19 @@ DATA = Path(os.environ.get("AORTA_DATA") or "AORTA_DATA is not set")
 needs_data = pytest.mark.skipif(
     not DATA.is_dir(), reason="compares with measurements; set AORTA_DATA to the folder that holds them"
 )
+
+STEP = {
+    "name": "tiny",
+    "world": 1,
+    "dp": 1,
+    "tp": 1,
+    "ep": 1,
+    "mbs": 1,
+    "seq": 4096,
+    "grad_accum": 1,
+    "compile": False,
+    "model": {"h": 4096, "f": 14336, "nh": 32, "nkv": 8, "V": 128256, "L": 6},
+    "step_ms": 95.0,
+    "tok_s_gpu": 43000.0,
+}
+"""A line of steps.jsonl."""

@@ -7,8 +7,7 @@ from click.testing import CliRunner
 
 from aorta.projection.calibrate import calibrate, quantile
 from aorta.projection.cli import main
-from tests.projection.measured_data import DATA, needs_data
-from tests.projection.test_measured_runs import STEP
+from tests.projection.measured_data import DATA, STEP, needs_data
 
 
 @pytest.mark.heavy

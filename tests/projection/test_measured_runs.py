@@ -14,6 +14,7 @@ from aorta.projection import measured_runs
 from aorta.projection.cli import main as project_command
 from aorta.projection.measured_runs import read_runs, read_steps
 from aorta.records.reader import read_steps as read_lines
+from tests.projection.measured_data import STEP
 
 
 def test_files_are_sorted_and_links_not_followed(tmp_path: Path) -> None:
@@ -53,22 +54,6 @@ def test_the_root_of_a_machine_is_one_line(tmp_path: Path, monkeypatch) -> None:
     assert result.output == "error: /: holds more than 50 folders; give the one with the measurements\n"
     with pytest.raises(ConfigError, match="is not a folder"):
         measured_runs.folders_below(tmp_path / "none")
-
-
-STEP = {
-    "name": "tiny",
-    "world": 1,
-    "dp": 1,
-    "tp": 1,
-    "ep": 1,
-    "mbs": 1,
-    "seq": 4096,
-    "grad_accum": 1,
-    "compile": False,
-    "model": {"h": 4096, "f": 14336, "nh": 32, "nkv": 8, "V": 128256, "L": 6},
-    "step_ms": 95.0,
-    "tok_s_gpu": 43000.0,
-}
 
 
 @pytest.mark.parametrize(
