@@ -114,9 +114,9 @@ def widenings(
     reasons = [Widening("any run", WIDTHS.base)]
     if plan.software != "aorta":
         reasons.append(Widening(NOT_IN_VIEW, WIDTHS.unseen))
-    reasons += _of_hardware(plan, hardware)
-    reasons += _of_software(plan)
-    reasons += _of_model(model, plan)
+    reasons += _hardware_reasons(plan, hardware)
+    reasons += _software_reasons(plan)
+    reasons += _model_reasons(model, plan)
     total = sum(breakdown_s.values())
     shares = {name: seconds / total for name, seconds in breakdown_s.items()} if total else {}
     host = shares.get("host", 0.0)
@@ -142,7 +142,7 @@ def widenings(
     return reasons
 
 
-def _of_hardware(plan: Plan, hardware: Hardware) -> list[Widening]:
+def _hardware_reasons(plan: Plan, hardware: Hardware) -> list[Widening]:
     name = hardware.name
     reasons = []
     dtypes = MEASURED_PARTS.get(name)
@@ -157,7 +157,7 @@ def _of_hardware(plan: Plan, hardware: Hardware) -> list[Widening]:
     return reasons
 
 
-def _of_software(plan: Plan) -> list[Widening]:
+def _software_reasons(plan: Plan) -> list[Widening]:
     name, _, release = plan.software.partition("@")
     reasons = []
     if name in UNNAMED_STACKS:
@@ -179,7 +179,7 @@ def _of_software(plan: Plan) -> list[Widening]:
     return reasons
 
 
-def _of_model(model: Model, plan: Plan) -> list[Widening]:
+def _model_reasons(model: Model, plan: Plan) -> list[Widening]:
     reasons = []
     if model.experts is not None:
         is_own_software = plan.software == "aorta"

@@ -111,17 +111,17 @@ def _is_recomputed(op: Op, plan: Plan) -> bool:
         return True
     name = op.name.partition("_to_fp")[0]
     if "ffn" in plan.recompute_modules and name.startswith("ffn_"):
-        return name not in KEPT_OF_FFN
-    if "experts" in plan.recompute_modules and name.startswith(OF_EXPERTS):
-        return name not in KEPT_OF_EXPERTS
+        return name not in KEPT_FFN_OPS
+    if "experts" in plan.recompute_modules and name.startswith(EXPERT_OPS):
+        return name not in KEPT_EXPERT_OPS
     return any(name in RECOMPUTED[module] for module in plan.recompute_modules)
 
 
-KEPT_OF_FFN = ("ffn_norm", "ffn_residual", "ffn_down", "ffn_scatter", "ffn_sum")
+KEPT_FFN_OPS = ("ffn_norm", "ffn_residual", "ffn_down", "ffn_scatter", "ffn_sum")
 
-OF_EXPERTS = ("router", "permute", "dispatch", "experts", "combine", "shared", "moe_gather")
+EXPERT_OPS = ("router", "permute", "dispatch", "experts", "combine", "shared", "moe_gather")
 
-KEPT_OF_EXPERTS = ("combine", "shared_down", "shared_scatter", "shared_sum")
+KEPT_EXPERT_OPS = ("combine", "shared_down", "shared_scatter", "shared_sum")
 """Operations whose outputs the backward pass does not read."""
 
 RECOMPUTED = {

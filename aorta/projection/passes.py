@@ -158,7 +158,7 @@ def forward(
         if root is None or unit in stage.blocks:
             enter(position)
             position += 1
-        lanes.add(unit.forward, plan, host.of_block(unit) if unit in stage.blocks else host.other_s)
+        lanes.add(unit.forward, plan, host.block_launch_s(unit) if unit in stage.blocks else host.other_s)
     lanes.flush()
 
 
@@ -189,7 +189,7 @@ def backward(
             following = blocks[number + 1] if number + 1 < len(blocks) else None
             waiting = exchange.gather(lanes, following, begun) if following is not None else None
         lanes.issue(host.unit_s * 2 / 3)
-        lanes.add(unit.backward, plan, host.of_block(unit))
+        lanes.add(unit.backward, plan, host.block_launch_s(unit))
         if reduces:
             last = exchange.reduce(lanes, unit, last) or last
     if stage.first is not None:

@@ -42,18 +42,18 @@ def write_record(folder: Path, projection: Projection, pricer: Pricer) -> Path:
     except OSError as error:
         raise ConfigError(f"--log-dir {folder}: cannot be written: {error.strerror}") from None
     pricer = pricer.with_plan(plan)
-    of_stage = plan.world_size // plan.pp
+    ranks_per_stage = plan.world_size // plan.pp
     for stage in range(plan.pp):
         record = _step(projection, to_timeline(projection, pricer, stage=stage), pricer)
-        for rank in range(stage * of_stage, (stage + 1) * of_stage):
+        for rank in range(stage * ranks_per_stage, (stage + 1) * ranks_per_stage):
             with RunFolder(folder, rank) as writer:
                 if rank == 0:
                     writer.write_run(_run(projection))
-                writer.steps.write(_of_rank(record, rank, pricer))
+                writer.steps.write(_record_of_rank(record, rank, pricer))
     return folder
 
 
-def _of_rank(record: StepRecord, rank: int, pricer: Pricer) -> StepRecord:
+def _record_of_rank(record: StepRecord, rank: int, pricer: Pricer) -> StepRecord:
     """The record of the step with the groups that the rank belongs to."""
     collectives = record.collectives
     if collectives is not None:

@@ -139,7 +139,7 @@ class HostCost(NamedTuple):
     experts_s: float = 0.0
     """Host seconds of a whole layer of experts, forward and backward, beside its launches."""
 
-    def of_block(self, unit: Unit) -> float:
+    def block_launch_s(self, unit: Unit) -> float:
         """Host seconds per launch of a layer."""
         if not self.experts_s or not unit.expert_params:
             return self.block_s
@@ -184,5 +184,5 @@ def launch_s(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> float:
     total = len(stage.blocks) * host.unit_s
     for unit in stage.units:
         launches = sum(priced.op.launches for priced in (*unit.forward, *unit.backward))
-        total += launches * (host.of_block(unit) if unit in stage.blocks else host.other_s)
+        total += launches * (host.block_launch_s(unit) if unit in stage.blocks else host.other_s)
     return total

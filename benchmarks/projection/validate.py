@@ -63,7 +63,7 @@ BASELINES = Path(__file__).with_name("baselines.yaml")
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--data", type=Path, default=os.environ.get("AORTA_DATA"), help="Default: AORTA_DATA."
+        "--data", type=Path, default=os.environ.get("AORTA_DATA") or None, help="Default: AORTA_DATA."
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object with every row.")
     options = parser.parse_args()
