@@ -231,7 +231,7 @@ def flags_of(texts: list[str], command: click.Command, option_values: dict[str, 
 
 
 def job_of(option_values: dict[str, Any]) -> "Job":
-    """All that the options name, with what-ifs."""
+    """The job that the options name, with its what-ifs."""
     from aorta.projection.whatif import Job, changed
 
     model, plan, hardware = read(option_values)

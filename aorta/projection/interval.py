@@ -204,7 +204,7 @@ def _model_reasons(model: Model, plan: Plan) -> list[Widening]:
 
 
 def width_of(reasons: list[Widening]) -> float:
-    """All reasons together, as a logarithm."""
+    """The width of all reasons together, as a logarithm."""
     return math.sqrt(sum(reason.width**2 for reason in reasons))
 
 

@@ -158,7 +158,7 @@ def read_job(path: Path, command: click.Command, ctx: click.Context) -> JobFile:
 
 
 def job_keys() -> frozenset[str]:
-    """Every key that some project command reads from a job."""
+    """Keys that a job may hold: those that any project command reads."""
     from aorta.projection.options import BACKEND_OPTIONS, PLAN_OPTIONS, WHAT_IF_OPTIONS
 
     @click.command()

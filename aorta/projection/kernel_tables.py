@@ -43,7 +43,7 @@ class MeasuredGemm(msgspec.Struct, frozen=True):
 
 
 def read_gemms(path: str | Path) -> list[MeasuredGemm]:
-    """All rows; the layout is what follows the last underscore of op, as in fwd_TN."""
+    """Reads all rows; the layout is what follows the last underscore of op, as in fwd_TN."""
     try:
         return [gemm_of(row) for row in read_rows(path, GEMM_COLUMNS)]
     except ValueError as error:
@@ -236,7 +236,7 @@ SDPA_REACH = math.log(8.0)
 
 
 class TableSdpa:
-    """Measured attention of one GPU; path is a CSV file in the form of measured.py."""
+    """Measured attention of one GPU; path is a CSV file with the columns of SDPA_COLUMNS."""
 
     def __init__(self, hardware: Hardware, path: str | Path) -> None:
         self.model = TileSdpa(hardware)

@@ -431,7 +431,7 @@ def _ring_merge(model: Model, plan: Plan, heads: int) -> PassOps:
 
 
 def after_exchange(ops: Iterable[Op], plan: Plan) -> tuple[Op, ...]:
-    """Back from split heads to a split sequence, where the way there was an all-to-all."""
+    """The exchange from split heads back to a split sequence; nothing unless it is an all-to-all."""
     if plan.cp == 1 or plan.cp_exchange != "all_to_all":
         return ()
     return tuple(op._replace(name=f"{op.name}_back") for op in ops if isinstance(op, CollectiveOp))[:1]

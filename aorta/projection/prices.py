@@ -321,7 +321,7 @@ class Pricer:
         return estimate(time_s, "memory", "attention by GEMMs", self.hardware.efficiency.flash.interval)
 
     def _ring(self, masked: KernelEstimate, size: AttentionSize, op: AttentionOp) -> KernelEstimate:
-        """All kernels of a ring: own keys with the mask, half of the pairs of every other rank without."""
+        """Adds the kernels of a ring: own keys under the mask, half of every other rank's pairs without."""
         seq_kv = op.seq_kv if op.window is None else min(op.seq_kv, op.window)
         unmasked_size = msgspec.structs.replace(size, causal=False, window=None, seq_kv=max(1, seq_kv // 2))
         unmasked = self._sdpa.simulate(unmasked_size, op.backward, self.family)

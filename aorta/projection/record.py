@@ -214,7 +214,7 @@ def _spans(task: StreamTask, start: float, end: float) -> Iterator[Span]:
 
 
 def _pipeline_spans(projection: Projection, pricer: Pricer, stage: int) -> Iterator[Span]:
-    """Every pass of a stage with the tasks inside it, and what of the gradients' exchange nothing hides."""
+    """Draws every pass of a stage with its tasks, and the part of the gradients' exchange that is exposed."""
     model, plan = projection.model, projection.plan
     grid = build_stages(model, plan, pricer)
     chunks = chunk_times(model, grid, plan, pricer)

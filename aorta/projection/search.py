@@ -110,7 +110,7 @@ class Quick:
         return compute_s + self._exchange_s(plan, compute_s)
 
     def _pass_s(self, plan: Plan) -> tuple[float, float]:
-        """All layers of a micro-batch, and embedding with output; recomputation adds forward passes."""
+        """Seconds of all layers of a micro-batch, recomputation included, and of embedding with output."""
         key = (plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.micro_batch_size)
         if key not in self._pass_seconds:
             self._pass_seconds[key] = self._passes(plan)

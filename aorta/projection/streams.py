@@ -17,15 +17,18 @@ from aorta.projection.plan import Plan
 from aorta.projection.prices import Contention, Priced
 
 COMPUTE = "compute"
+HOST = "host"
 
 
 class StreamTask(NamedTuple):
+    """Work of one stream that starts when what it waits for has ended."""
+
     stream: str
     name: str
     category: str
     """Category that the breakdown counts it under."""
     seconds: float
-    """Alone on the device."""
+    """Time alone on the device."""
     dependencies: tuple[int, ...] = ()
     """Tasks that must have ended, by their number; earlier tasks of the stream always must."""
     parts: tuple[tuple[str, str, float], ...] = ()
@@ -41,18 +44,17 @@ class StreamTask(NamedTuple):
     network between nodes, which compute beside it does not slow down."""
 
 
-HOST = "host"
-
-
 class StreamRun(NamedTuple):
+    """Times of every task, and what the compute stream's total is made of."""
+
     start_s: list[float]
     end_s: list[float]
     compute_s: dict[str, float]
-    """Compute stream by category, as if it were alone."""
+    """Work of the compute stream by category, as if it were alone."""
     slowed_s: float
-    """Slow-down by communication beside it."""
+    """Time that communication beside it adds to that work."""
     stalled_s: dict[str, float]
-    """Compute stream waiting, by the category of what it waits for."""
+    """Waits of the compute stream, by the category of what it waits for."""
 
     @property
     def total_s(self) -> float:

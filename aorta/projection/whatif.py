@@ -1,4 +1,4 @@
-"""What-ifs by hand: single numbers of hardware, plan or factors changed, and the step that follows."""
+"""Jobs with single numbers of hardware, plan, factors or model changed; comparisons and sweeps of jobs."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ INSTEAD = {
 
 
 class Job(NamedTuple):
-    """All that a projection reads."""
+    """A job: everything that a projection reads."""
 
     model: Model
     plan: Plan
