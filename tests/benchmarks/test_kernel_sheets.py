@@ -8,7 +8,7 @@ import pytest
 
 from aorta.hardware import load_hardware
 from aorta.projection.kernel_tables import TableGemm, read_gemms
-from tests.projection.measured_data import DATA, needs_data
+from tests.larger_data import FOLDER, needs_data
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -26,11 +26,11 @@ from projection.kernel_sheets import (
 
 @cache
 def report():
-    folder = DATA / "h200"
+    folder = FOLDER / "h200"
     return {name: file_report(folder / name, load_hardware("h200")) for name in sheet_names(folder)}
 
 
-@needs_data
+@needs_data()
 @pytest.mark.parametrize(
     ("name", "median_pct", "p90_pct"),
     [
@@ -48,7 +48,7 @@ def test_held_out_half_is_predicted(name, median_pct, p90_pct):
     assert held_out.p90_abs_error_pct < p90_pct
 
 
-@needs_data
+@needs_data()
 @pytest.mark.parametrize("name", ["gemm.csv", "sdpa.csv", "collectives_x2.csv", "collectives_x4.csv"])
 def test_the_fit_is_not_much_better_than_the_rest(name):
     """Few constants: what was fitted may be at most 4 points of median error ahead."""
@@ -56,7 +56,7 @@ def test_the_fit_is_not_much_better_than_the_rest(name):
     assert file.held_out.median_abs_error_pct - file.calibration.median_abs_error_pct < 4
 
 
-@needs_data
+@needs_data()
 def test_intervals_of_the_vendor_file_are_the_residuals():
     fitted = load_hardware("h200").efficiency
     rows = {name: [row for row in file.rows if row.judged] for name, file in report().items()}
@@ -75,25 +75,25 @@ def test_intervals_of_the_vendor_file_are_the_residuals():
         assert getattr(fitted, name).interval.high == pytest.approx(interval.high, abs=0.01)
 
 
-@needs_data
+@needs_data()
 def test_intervals_hold_about_as_many_as_they_say():
     held_out = report()["gemm.csv"].held_out
     assert 0.7 < held_out.in_interval < 0.9
 
 
-@needs_data
+@needs_data()
 def test_every_row_of_every_file_is_in_the_report():
     for name, file in report().items():
-        lines = len((DATA / "h200" / name).read_text().splitlines()) - 1
+        lines = len((FOLDER / "h200" / name).read_text().splitlines()) - 1
         assert len(file.rows) == lines * (2 if name == "sdpa.csv" else 1)
         assert file.calibration.num_rows + file.held_out.num_rows + file.not_judged.num_rows == len(file.rows)
 
 
 @pytest.mark.heavy
-@needs_data
+@needs_data()
 def test_the_table_predicts_rows_it_has_not_seen(tmp_path):
     """Held-out GEMMs inside the calibration rows, interpolated from these alone."""
-    source = DATA / "h200" / "gemm.csv"
+    source = FOLDER / "h200" / "gemm.csv"
     head, *lines = source.read_text().splitlines()
     halves = [half_of("x".join(str(d) for d in sorted((r.m, r.n, r.k)))) for r in read_gemms(source)]
     path = tmp_path / "gemm.csv"

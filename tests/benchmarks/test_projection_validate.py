@@ -8,7 +8,8 @@ import pytest
 
 from aorta.errors import ConfigError
 from aorta.projection.calibrate import quantile
-from tests.projection.measured_data import DATA, STEP, needs_data
+from tests.larger_data import FOLDER, needs_data
+from tests.projection.step_line import STEP
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -28,8 +29,8 @@ model can explain of them; they say nothing about tables that came later."""
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("measurements")
     for name in IN_VIEW:
-        (folder / name).symlink_to(DATA / "public" / name)
-    shutil.copytree(DATA / "h200", folder / "h200")
+        (folder / name).symlink_to(FOLDER / "public" / name)
+    shutil.copytree(FOLDER / "h200", folder / "h200")
     return validate(folder)
 
 
@@ -39,7 +40,7 @@ def report(whole):
 
 
 @pytest.mark.heavy
-@needs_data
+@needs_data()
 def test_measured_steps(report):
     steps = report["steps.jsonl"]
     assert steps["median_abs_error_pct"] <= 6
@@ -49,7 +50,7 @@ def test_measured_steps(report):
 
 
 @pytest.mark.heavy
-@needs_data
+@needs_data()
 def test_published_throughput(report):
     published = report["measured_throughput.csv"]
     assert published["median_abs_error_pct"] <= 8
@@ -62,9 +63,9 @@ def test_published_throughput(report):
 
 
 @pytest.mark.heavy
-@needs_data
+@needs_data()
 def test_nothing_is_dropped_silently(report):
-    for path in (DATA / "public" / name for name in IN_VIEW):
+    for path in (FOLDER / "public" / name for name in IN_VIEW):
         published = report[path.name]
         shown = published["rows"] + published["incomplete_rows"] + published["left_out"]
         assert len(shown) == len(path.read_text().splitlines()) - 1
@@ -72,7 +73,7 @@ def test_nothing_is_dropped_silently(report):
 
 
 @pytest.mark.heavy
-@needs_data
+@needs_data()
 def test_published_runs_by_family(whole):
     """The page of record: every family of some size is met better than by plain utilisation, and held."""
     published = whole["published"]
@@ -92,7 +93,7 @@ def test_published_runs_by_family(whole):
 
 
 @pytest.mark.heavy
-@needs_data
+@needs_data()
 def test_sources_held_out_at_random(whole):
     """Three in ten sources at a time: the worst draw in ten stays near what is promised for unseen rows."""
     held_out = whole["published"]["sources_held_out"]
@@ -208,7 +209,7 @@ def test_kernel_sheets_survive_bad_lines_and_other_sizes(tmp_path):
 
 
 @pytest.mark.heavy
-@needs_data
+@needs_data()
 def test_leaving_groups_out_is_reported_whole(report):
     """Each way of grouping holds every judged row once, and is not better than what was fitted to all."""
     for name, by in (("steps.jsonl", "family"), ("measured_throughput.csv", "gpu")):

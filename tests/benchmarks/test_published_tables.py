@@ -13,7 +13,7 @@ from aorta.projection.cli import main
 from aorta.projection.memory import memory
 from aorta.projection.model import load_model
 from aorta.projection.options import read
-from tests.projection.measured_data import DATA, needs_data
+from tests.larger_data import FOLDER, needs_data
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -207,18 +207,18 @@ def test_what_a_row_says_in_words_is_a_setting():
 
 
 @pytest.mark.heavy
-@needs_data
+@needs_data()
 def test_no_row_in_view_that_ran_is_refused_for_its_memory():
     for name in ("measured_throughput.csv", "measured_throughput_2026-11.csv"):
-        for row in read_published(DATA / "public" / name)[0]:
+        for row in read_published(FOLDER / "public" / name)[0]:
             capacity = row.hardware.memory.hbm_bytes
             assert any(memory(row.model, plan, capacity).fits for _, plan in row.plans), row.name
 
 
-@needs_data
+@needs_data()
 def test_a_published_row_and_its_flags_agree():
     """e70-gb200-mx from the table and from options, to the last digit."""
-    with (DATA / "public" / "measured_throughput_2026-11.csv").open(encoding="utf-8") as file:
+    with (FOLDER / "public" / "measured_throughput_2026-11.csv").open(encoding="utf-8") as file:
         line = next(row for row in csv.DictReader(file) if row["id"] == "e70-gb200-mx")
     model, hardware = load_model(line["model"]), load_hardware("gb200")
     _, plan, _ = flags(

@@ -7,13 +7,14 @@ from click.testing import CliRunner
 
 from aorta.projection.calibrate import calibrate, quantile
 from aorta.projection.cli import main
-from tests.projection.measured_data import DATA, STEP, needs_data
+from tests.larger_data import FOLDER, needs_data
+from tests.projection.step_line import STEP
 
 
 @pytest.mark.heavy
-@needs_data
+@needs_data()
 def test_calibration_beats_or_keeps_what_it_starts_from():
-    found = calibrate(DATA)
+    found = calibrate(FOLDER)
     assert found["calibration"]["median_abs_error_pct"] <= 4
     assert found["held_out"]["median_abs_error_pct"] <= 6
 

@@ -14,7 +14,7 @@ from aorta.projection import measured_runs
 from aorta.projection.cli import main as project_command
 from aorta.projection.measured_runs import read_runs, read_steps
 from aorta.records.reader import read_steps as read_lines
-from tests.projection.measured_data import STEP
+from tests.projection.step_line import STEP
 
 
 def test_files_are_sorted_and_links_not_followed(tmp_path: Path) -> None:
