@@ -35,10 +35,6 @@ part kernel-cost "${ranks[@]}" benchmarks/overhead.py --pin --together --pairs 4
   --variants records native events --output "$folder/kernel_cost.json"
 part kernel-memory "$python" benchmarks/kernel_memory.py --steps 60000 --output "$folder/kernel_memory.json"
 part library-events "${ranks[@]}" benchmarks/library_events.py --output "$folder/library_events.json"
-part gloo-functional "$python" benchmarks/reliability/gloo_functional.py --trials 40 --jobs 8 \
-  --output "$folder/gloo_functional.json"
-part gloo-alone "$python" benchmarks/reliability/gloo_alone.py --trials 3 --output "$folder/gloo_alone.json"
-part gloo-ends "${ranks[@]}" benchmarks/gloo_ends.py --output "$folder/gloo_ends.json"
 part restarts "$python" benchmarks/reliability/restarts.py --trials 10 --backend nccl --ranks 2 \
   --output "$folder/restarts.json"
 part planted-causes "$python" benchmarks/planted_causes.py --device cuda --steps 40 \
@@ -59,15 +55,12 @@ fi
 part calibrated-lines "$python" benchmarks/calibrated_lines.py --ranks "$num_gpus" \
   --output "$folder/calibrated_lines.json"
 part hangs "$python" benchmarks/reliability/hangs.py --backend nccl --jobs 2 --output "$folder/hangs.json"
-part hang "$python" benchmarks/hang.py --ranks 2 --output "$folder/hang.json"
 part capture "$python" benchmarks/capture.py --ranks "$num_gpus" --output "$folder/capture.json"
 part queues "${ranks[@]}" benchmarks/queues.py --output "$folder/queues"
 part pipelining "$python" benchmarks/pipelining.py --gpus "$num_gpus" --output "$folder/pipelining" --budget-s 200
 if ((num_gpus == 2)); then
   part queue-truth "$python" benchmarks/queue_truth.py --output "$folder/queue_truth.json"
-  part host-calls "$python" benchmarks/host_calls.py --output "$folder/host_calls.json"
   part waiting-streams "$python" benchmarks/waiting_streams.py --output "$folder/waiting_streams.json"
-  part event-cost "$python" benchmarks/event_cost.py --output "$folder/event_cost.json"
   part queues-one "$python" benchmarks/queues.py --output "$folder/queues"
 fi
 if ((num_gpus == 4)); then

@@ -1,4 +1,4 @@
-"""Damaged traces give a run or one clear line: no traceback, no hang. benchmarks/fuzz_traces.py makes
+"""Damaged traces give a run or one clear line: no traceback, no hang. benchmarks/reliability/fuzz.py makes
 many more."""
 
 from functools import partial
