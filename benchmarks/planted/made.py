@@ -1,26 +1,28 @@
 """How often `aorta why` names a cause that is none, and how well it tells a loss that is not in every step.
 
-    python benchmarks/false_causes.py --runs 40 --output false_causes.json
+    python benchmarks/planted_losses.py made --runs 40 --output made.csv
 
 Records are made: two ranks that work 30 ms with noise of a known shape and meet in an all_reduce of 2 ms.
 Clean runs have nothing else; planted ones lose a fifth of the mean step, with a period or at random.
 """
 
-import argparse
-import json
 import math
 import random
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cases import environment
+from harness import ROOT, arguments, write
 
 from aorta.causes.rank import causes
 from aorta.records.schema import HostUse
 from aorta.report.judge.judged import judge
 from aorta.report.load.open import load_run
+
+sys.path.insert(0, str(ROOT))
+
 from tests.causes.runs import Host, run_of
 
 WORK_MS, COMM_MS, NUM_STEPS = 30.0, 2.0, 42
@@ -145,24 +147,17 @@ def planted_row(period: int | None, noise: str, is_of_all: bool, num_runs: int) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--runs", type=int, default=40, help="of each row")
-    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    clean = []
+    rows: list[dict[str, Any]] = []
     for noise in CLEAN:
-        clean.append(clean_row(noise, options.runs))
-        print(f"{noise:45s} {clean[-1]['named']}", flush=True)
-    rows = []
+        rows.append(clean_row(noise, options.runs))
+        print(f"{noise:45s} {rows[-1]['named']}", flush=True)
     for is_of_all in (False, True):
         for noise in NOISE:
             for period in OFTEN:
                 rows.append(planted_row(period, noise, is_of_all, options.runs))
-                print(json.dumps(rows[-1]), flush=True)
-    if options.output is not None:
-        document = environment() | {"steps": NUM_STEPS, "part": PART, "clean": clean, "planted": rows}
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+                print(" ".join(f"{value!s:>14}" for value in rows[-1].values()), flush=True)
+                write(options.output, rows)
+    write(options.output, rows)
