@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from cases import CASES, Job, config_of, environment, process_group
-from overhead import interval, synchronise
+from cost import interval, synchronise
 
 import aorta
 from aorta.device.collective_events import configure

@@ -31,22 +31,22 @@ ranks=("$python" -m torch.distributed.run --standalone --nproc_per_node "$num_gp
 part tests "$python" -m pytest tests/gpu
 part harmless "${ranks[@]}" benchmarks/harmless.py --output "$folder/harmless.json"
 part kernel-truth "${ranks[@]}" benchmarks/kernel_truth.py --rounds 3 --output "$folder/kernel_truth.json"
-part kernel-cost "${ranks[@]}" benchmarks/overhead.py --pin --together --pairs 40 --cases fsdp_short tp ddp fsdp \
+part kernel-cost "${ranks[@]}" benchmarks/cost.py --pin --together --pairs 40 --cases fsdp_short tp ddp fsdp \
   --variants records native events --output "$folder/kernel_cost.json"
 part kernel-memory "$python" benchmarks/kernel_memory.py --steps 60000 --output "$folder/kernel_memory.json"
 part library-events "${ranks[@]}" benchmarks/library_events.py --output "$folder/library_events.json"
 part restarts "$python" benchmarks/reliability/restarts.py --trials 10 --backend nccl --ranks 2 \
   --output "$folder/restarts.json"
-part planted-causes "$python" benchmarks/planted_causes.py --device cuda --steps 40 \
+part planted-causes "$python" benchmarks/planted_losses.py --device cuda --set first fourth \
   --output "$folder/planted_causes.json"
 part what-ifs "${ranks[@]}" benchmarks/whatif_runs.py --second --output "$folder/what-ifs"
 part predictions "$python" benchmarks/replay.py --runs "$folder/what-ifs" --output "$folder/predictions.json"
-part overhead "${ranks[@]}" benchmarks/overhead.py --pin --cases fsdp fsdp_short ddp tp --pairs 24 \
+part overhead "${ranks[@]}" benchmarks/cost.py --pin --cases fsdp fsdp_short ddp tp --pairs 24 \
   --variants native dedicated timed_every_4 \
   --output "$folder/overhead.json"
-part overhead-parts "${ranks[@]}" benchmarks/overhead.py --pin --cases fsdp_short tp --pairs 24 \
+part overhead-parts "${ranks[@]}" benchmarks/cost.py --pin --cases fsdp_short tp --pairs 24 \
   --variants native twice unrecorded --output "$folder/overhead_parts.json"
-part host-share "${ranks[@]}" benchmarks/host_share.py --output "$folder/host_share.json"
+part host-share "${ranks[@]}" benchmarks/cost.py share --output "$folder/host_share.json"
 part truth "${ranks[@]}" benchmarks/truth.py --cases fsdp fsdp_short ddp fsdp_compile \
   --output "$folder/truth.json"
 if ((num_gpus == 2)); then

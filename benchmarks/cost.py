@@ -1,7 +1,7 @@
-"""What the instrument costs, interleaved in one process.
+"""What the instrument costs a step, interleaved in one process. Needs a GPU for every rank.
 
-    torchrun --nproc_per_node 2 benchmarks/overhead.py --output overhead.json
-    python benchmarks/overhead.py --host-cost                 # no GPU: a fake process group
+    torchrun --nproc_per_node 2 benchmarks/cost.py --pin --together --output cost.csv      # 10 min
+    torchrun --nproc_per_node 2 benchmarks/cost.py share      # its own functions within a step, 1 min
 
 Pairs of blocks, with and without, in an order that changes from pair to pair: the instrument (both
 placements; it is paused for the blocks without), torch.profiler, and a device synchronisation per step.
@@ -15,38 +15,45 @@ with / block without, with a bootstrap interval; peak memory likewise. With --to
 take turns with two blocks without, whose mean is what each is compared with, and the ratio of the two is
 printed too: what the method makes of nothing. Garbage is collected before the first block, and what is left
 is frozen, so that a full collection, which takes as long as a step, falls into no block.
+
+`share` times each function of the instrument where it runs, in the middle of training, so with the caches
+that the model leaves it. A call of another listed function within it is in both. `launch` is the backend's
+own part of `observe`. What the timing itself takes (about 0.2 us per call), what entering Python from the
+dispatcher takes, and what the model's own code loses because the instrument's has displaced it from the
+caches, is in none of them.
 """
 
 import argparse
 import gc
-import os
 import random
-import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
-from cases import CASES, Job, config_of, environment, process_group
+from cases import CASES, Job, config_of, process_group
+from harness import arguments, choose, need_gpus, write
 from pinning import pin_threads
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
-from aorta.device.backend import accelerator
+from aorta.device import cuda
+from aorta.recording import recorder as recorder_module
+from aorta.recording.handles import StepHandle
 from aorta.recording.run_folder import numbers
 from aorta.timeline.statistics import median_interval
 
 CASE_NAMES = ("fsdp", "fsdp_short", "tp", "ddp")
 WARM_STEPS = 6
 SWITCH_STEPS = 2
-RECORD = accelerator().record
+RECORD = cuda._record
 EVENTS_POLL_S, NEVER_S = numbers.POLL_S, 3600.0
 SPARE = cycle([torch.cuda.Event(enable_timing=True) for _ in range(512 * torch.cuda.is_available())])
 PARTS = ("timed_every_4", "waiting", "dispatcher", "twice", "unresolved", "unrecorded", "untimed")
@@ -66,10 +73,11 @@ UNWATCHED = "unwatched"
 """native without the methods of tensors that wait for the device: their class stays as it is at a switch."""
 VARIANTS = ("native", "dedicated", RECORDS, UNWATCHED, *EVENTS, *PARTS, "profiler", "synchronise")
 USUAL = ("native", "dedicated", "events", "profiler", "synchronise")
+WARM_STEPS, SHARE_STEPS = 8, 30
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--cases", nargs="+", default=list(CASE_NAMES), choices=list(CASES))
     parser.add_argument("--variants", nargs="+", default=list(USUAL), choices=VARIANTS)
     parser.add_argument("--pairs", type=int, default=24)
@@ -83,16 +91,49 @@ def main() -> None:
         help="backward passes on the script's thread; its CPU time is compared",
     )
     parser.add_argument("--pin", action="store_true", help="give the threads that launch cores of their own")
-    parser.add_argument("--host-cost", action="store_true", help="cost of a collective with a fake group")
-    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    result = host_cost() if options.host_cost else step_cost(options)
-    if result is not None and options.output is not None:
-        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(environment() | result), indent=1))
+    rows = step_cost(options)
+    if rows is not None:
+        write(options.output, rows)
 
 
-def step_cost(options: argparse.Namespace) -> dict[str, Any] | None:
-    results = []
+def share() -> None:
+    parser = arguments("Host time per step in the instrument's own functions, by function.")
+    parser.add_argument("--cases", nargs="+", default=["fsdp_short", "tp"], choices=list(CASES))
+    options = parser.parse_args()
+    need_gpus()
+    rows: list[dict[str, Any]] = []
+    with process_group() as device:
+        for name in options.cases:
+            job = Job(config_of(CASES[name]), device)
+            result = measure_share(job)
+            for label, row in sorted(result["per_step"].items()):
+                rows.append({"case": name, "step_ms": result["step_ms"], "function": label, **row})
+                if dist.get_rank() == 0:
+                    us, calls = row["us"], row["calls"]
+                    each = us / calls if calls else 0.0
+                    print(f"{name:10s} {label:32s} {us:8.1f} us {calls:6.1f} calls, {each:5.1f} us each")
+            job.close()
+        if dist.get_rank() == 0:
+            write(options.output, rows)
+
+
+def show(result: dict[str, Any]) -> None:
+    ratio = result["step_ratio_to_without"]
+    low, high = ratio["interval"]
+    cpu = result.get("cpu_ratio_to_without")
+    cpu_text = "  CPU {:.4f} [{:.4f}, {:.4f}]".format(cpu["median"], *cpu["interval"]) if cpu else ""
+    print(
+        f"{result['case']:11s} {result['variant']:11s} {np.median(result['step_ms_without']):7.2f} ms  "
+        f"with/without {ratio['median']:.4f} [{low:.4f}, {high:.4f}]  "
+        f"peak memory {result['peak_memory_ratio_to_without']:.4f}{cpu_text}",
+        flush=True,
+    )
+
+
+def step_cost(options: argparse.Namespace) -> list[dict[str, Any]] | None:
+    """Rows of all cases and variants on rank 0, None on the others."""
+    results: list[dict[str, Any]] = []
     torch.autograd.set_multithreading_enabled(not options.one_thread)
     with process_group() as device, tempfile.TemporaryDirectory() as folder:
         for place, name in enumerate(options.cases):
@@ -113,11 +154,7 @@ def step_cost(options: argparse.Namespace) -> dict[str, Any] | None:
                 if dist.get_rank() == 0:
                     show(result)
             job.close()
-        return (
-            {"world_size": dist.get_world_size(), "pinned": options.pin, "results": results}
-            if dist.get_rank() == 0
-            else None
-        )
+        return results if dist.get_rank() == 0 else None
 
 
 def compare(job: Job, variant: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -275,18 +312,12 @@ class Instrument(Subject):
                 self.recorder._writer._extractor.ready = lambda step, closing: closing
             if self.variant == "unrecorded":
                 self.recorder.journal.closed.clear()  # none of it can be read
-                self._record_by(lambda event, stream: None)
+                cuda._record = lambda event, stream: None
             if self.variant == "twice":
-                self._record_by(recorded_twice)
+                cuda._record = recorded_twice
         else:
             self.recorder.pause()
-            self._record_by(RECORD)
-
-    def _record_by(self, record: Any) -> None:
-        """Have the recorder put its events on streams by this function."""
-        accelerator().record = record
-        if self.recorder._clock is not None and self.recorder._clock.is_device:
-            self.recorder._clock._record = self.recorder._event_observer._order._record = record
+            cuda._record = RECORD
 
     def step(self) -> None:
         noted = self.on and not (self.variant == "untimed" or (self.variant == RECORDS and self.opened))
@@ -361,109 +392,94 @@ def interval(values: Any) -> dict[str, Any]:
     return {"median": median, "interval": [low, high]}
 
 
-def show(result: dict[str, Any]) -> None:
-    ratio = result["step_ratio_to_without"]
-    low, high = ratio["interval"]
-    cpu = result.get("cpu_ratio_to_without")
-    print(
-        f"{result['case']:11s} {result['variant']:11s} {np.median(result['step_ms_without']):7.2f} ms  "
-        f"with/without {ratio['median']:.4f} [{low:.4f}, {high:.4f}]  "
-        f"peak memory {result['peak_memory_ratio_to_without']:.4f}"
-        + (
-            ""
-            if cpu is None
-            else f"  CPU {cpu['median']:.4f} [{cpu['interval'][0]:.4f}, {cpu['interval'][1]:.4f}]"
-        ),
-        flush=True,
-    )
+class Spent:
+    """Time and number of calls by label."""
+
+    def __init__(self) -> None:
+        self.ns: Counter[str] = Counter()
+        self.num: Counter[str] = Counter()
+
+    def timed(self, label: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            start_ns = time.perf_counter_ns()
+            try:
+                return function(*args, **named)
+            finally:
+                self.ns[label] += time.perf_counter_ns() - start_ns
+                self.num[label] += 1
+
+        return call
+
+    def per_step(self, num_steps: int) -> dict[str, dict[str, float]]:
+        return {
+            label: {"us": ns / 1e3 / num_steps, "calls": self.num[label] / num_steps}
+            for label, ns in self.ns.items()
+        }
 
 
-def host_cost() -> dict[str, Any]:
-    """Host microseconds that a collective costs more with the instrument, on a group that does nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    os.environ.update(RANK="0", WORLD_SIZE="2")
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    tensor, gathered = torch.ones(1024), torch.ones(2048)
-    # torch 2.13 renamed it; the old name warns there.
-    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-    calls: dict[str, Callable[[], Any]] = {
-        "all_reduce": lambda: dist.all_reduce(tensor),
-        "all_reduce async": lambda: dist.all_reduce(tensor, async_op=True).wait(),
-        "all_gather_into_tensor": lambda: all_gather(gathered, tensor),
-    }
-
-    def us_per_call(call: Callable[[], Any], num: int = 200) -> float:
-        start = time.perf_counter()
-        for _ in range(num):
-            call()
-        return (time.perf_counter() - start) / num * 1e6
-
-    def us_in_cleared_caches(call: Callable[[], Any], num: int = 20) -> float:
-        times = []
-        for _ in range(num):
-            clear_caches()
-            start = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - start)
-        return float(np.median(times)) * 1e6
-
-    costs: dict[str, Any] = {}
+def measure_share(job: Job) -> dict[str, Any]:
+    spent = Spent()
     with tempfile.TemporaryDirectory() as folder:
-        for name, call, through_dispatcher in [
-            (f"{name}{', dispatcher' * through}", call, through)
-            for through in (False, True)
-            for name, call in calls.items()
-        ]:
-            us_per_call(call, 2000)
-            warm, cleared = [], []
-            functions_off = python_functions(call)
-            for _ in range(40):
-                off = us_per_call(call), us_in_cleared_caches(call)
-                instrument: Any = aorta.instrument(folder)
-                with instrument as recorder, recorder.step():
-                    if through_dispatcher:  # as calls from C++ come
-                        recorder._interception.method_calls.uninstall()
-                    us_per_call(call, 20)
-                    warm.append(us_per_call(call) - off[0])
-                    cleared.append(us_in_cleared_caches(call) - off[1])
-                    functions = python_functions(call) - functions_off
-            costs[name] = interval(np.array(warm))
-            costs[name] |= {"cleared_caches": interval(np.array(cleared)), "python_functions": functions}
-            low, high = costs[name]["interval"]
-            print(
-                f"{name:36s} +{costs[name]['median']:.1f} us per call [{low:.1f}, {high:.1f}]  "
-                f"in cleared caches +{costs[name]['cleared_caches']['median']:.1f} us  "
-                f"+{functions} Python functions",
-                flush=True,
-            )
-    dist.destroy_process_group()
-    return {"added_host_us_per_collective": costs}
+        recorder: Any = aorta.instrument(folder)
+        log, memory = StepHandle.log, recorder_module._memory
+        with recorder:
+            for _ in range(WARM_STEPS):
+                job.step(recorder)
+            recorder.pause()
+            watch(recorder, spent)
+            recorder.resume()
+            originals = watch_waits(spent)
+            for _ in range(WARM_STEPS):
+                job.step(recorder)
+            torch.cuda.synchronize()
+            spent.ns.clear()
+            spent.num.clear()
+            start = time.perf_counter()
+            for _ in range(SHARE_STEPS):
+                job.step(recorder)
+            torch.cuda.synchronize()
+            step_ms = (time.perf_counter() - start) / SHARE_STEPS * 1e3
+            torch.cuda.Event.wait, torch.cuda.Stream.wait_event = originals  # type: ignore[method-assign]
+            StepHandle.log = log  # type: ignore[method-assign]
+            recorder_module._memory = memory
+            time.sleep(0.3)  # the last steps are read meanwhile
+    return {"step_ms": step_ms, "per_step": spent.per_step(SHARE_STEPS)}
 
 
-_SWEPT = torch.zeros(4 << 20)
+def watch(recorder: Any, spent: Spent) -> None:
+    """Time the recorder's functions. While it is paused: what it installs refers to them."""
+    observer = recorder._cuda_observer
+    observe = spent.timed("observe", observer.observe)
+
+    def with_launch(
+        group: Any, op: str, tensors: Any, num_bytes: int, dtype: str, is_async: bool, launch: Any, *peer: Any
+    ) -> Any:
+        launch = spent.timed("launch", launch)
+        return observe(group, op, tensors, num_bytes, dtype, is_async, launch, *peer)
+
+    observer.observe = with_launch
+    observer.wait = spent.timed("wait for a work", observer.wait)
+    recorder._clock.mark = spent.timed("mark", recorder._clock.mark)
+    recorder._open = spent.timed("step starts", recorder._open)
+    recorder._end_body = spent.timed("step ends", recorder._end_body)
+    recorder._keep = spent.timed("step is kept (in: step starts)", recorder._keep)
+    recorder._kernels.mark = spent.timed("mark among kernels", recorder._kernels.mark)
+    names = recorder._module_names
+    names.begin_step = spent.timed("names (in: step starts)", names.begin_step)
+    names.end_body = spent.timed("names (in: step ends)", names.end_body)
+    recorder_module._memory = spent.timed("memory (in: step ends)", recorder_module._memory)
+    StepHandle.log = spent.timed("log", StepHandle.log)  # type: ignore[method-assign]
+    extractor = recorder._writer._extractor
+    extractor.ready = spent.timed("ready (other thread)", extractor.ready)
+    extractor.extract = spent.timed("extract (other thread)", extractor.extract)
 
 
-def clear_caches() -> None:
-    """What a model does to its host's caches between two collectives: 16 MB read and written."""
-    _SWEPT.add_(1.0)
-
-
-def python_functions(call: Callable[[], Any]) -> int:
-    """How many Python functions one call enters."""
-    entered = []
-
-    def note(frame: Any, event: str, _: object) -> None:
-        if event == "call":
-            entered.append(frame.f_code.co_name)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return len(entered)
+def watch_waits(spent: Spent) -> tuple[Any, Any]:
+    originals = torch.cuda.Event.wait, torch.cuda.Stream.wait_event
+    torch.cuda.Event.wait = spent.timed("wait of a stream", originals[0])  # type: ignore[method-assign]
+    torch.cuda.Stream.wait_event = spent.timed("wait of a stream", originals[1])  # type: ignore[method-assign]
+    return originals
 
 
 if __name__ == "__main__":
-    main()
+    choose(__doc__, {"steps": main, "share": share})
