@@ -1,46 +1,67 @@
-"""Lines of kernel records against torch.profiler in neighbouring steps, and against stamps of spin kernels.
+"""Kernel records against the kernels themselves. Needs GPUs; 3 min with 2.
 
-    torchrun --nproc_per_node 2 benchmarks/kernel_truth.py --output kernel_truth.json
+    torchrun --nproc_per_node 2 benchmarks/kernel_truth.py --output kernels.csv
+    python benchmarks/kernel_truth.py beside FOLDER...                  records of any run beside its traces
+    python benchmarks/kernel_truth.py memory --steps 60000              does the process grow? one GPU
 
-Rounds of recorded steps and of steps under torch.profiler (CUDA activities only) alternate in one process.
-The profiler takes the driver's records and gives them back each time, so this tests the handing over too.
+Stamps: kernels that read the device's clock at their own start and end, beside their records. Then each case
+trains under the instrument and torch.profiler traces some of its steps in between (the driver serves one).
+
+`beside` compares lines of source `kernels` with traces below torch_profiler/rank<n>/ of other steps of the
+same run: medians over steps, per rank, as a share of the median communication (compute: of itself). A step of
+a trace is all that ran between its line's start and end; the first and last step of each trace are left out.
+How long ranks wait for each other differs between recorded and traced steps, since the profiler slows the
+host. What does not differ is the transfer: of each collective the shortest kernel of any rank, which is that
+of the rank that came last (a rank's kernel begins when its rank has come and ends when all are through).
 """
 
-import argparse
 import json
+import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from cases import CASES, Job, config_of, environment, process_group
-from lines_beside_traces import judge, show
+from cases import CASES, Job, config_of, process_group
+from harness import arguments, choose, need_gpus, write
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
+from aorta.calibration.kernel_lines import read_lines, whole_steps
 from aorta.device.kernel_records import KernelRecords
-from aorta.queues.probe.kernels import NEVER, NUM_SLOTS, open_kernels
+from aorta.queues.probe.gpu.kernels import NEVER, NUM_SLOTS, open_kernels
+from aorta.records.reader import read_run, read_steps
+from aorta.records.schema import StepRecord
 from aorta.steps.kernel_chunk import RECORD_DTYPE, What
+from aorta.timeline.overlap import overlap
+from aorta.timeline.types import Kind
+from aorta.traces.kineto.reader import read_kineto
 
 CASE_NAMES = ("fsdp", "fsdp_short", "ddp", "tp", "moe")
 RECORDED_STEPS, TRACED_STEPS = 8, 6
+NAMES = ("comm_ms", "hidden_ms", "exposed_ms", "compute_ms", "idle_ms")
+SAMPLE_EVERY = 50
+SYNCHRONISE_EVERY = 500
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", nargs="+", default=list(CASE_NAMES), choices=list(CASES))
+def records() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--cases", nargs="+", default=CASE_NAMES, choices=list(CASES))
     parser.add_argument("--placements", nargs="+", default=["native"])
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--output", type=Path, default=Path("kernel_truth.json"))
     options = parser.parse_args()
+    need_gpus()
     rows: list[dict[str, Any]] = []
     with process_group() as device, tempfile.TemporaryDirectory() as shared:
         folders: list[Any] = [shared]
         dist.broadcast_object_list(folders)
         stamps = compare_with_stamps(device)
+        rows.append({"case": "stamps", **stamps})
         for name in options.cases:
             job = Job(config_of(CASES[name]), device)
             for _ in range(4):
@@ -60,8 +81,50 @@ def main() -> None:
             job.close()
         if dist.get_rank() == 0:
             print("stamps:", json.dumps(stamps))
-            about = environment() | {"world_size": dist.get_world_size(), "stamps": stamps, "results": rows}
-            options.output.write_text(json.dumps(about, indent=1))
+            write(options.output, rows)
+
+
+def beside() -> None:
+    parser = arguments(
+        "Lines of kernel records beside torch.profiler's kernels in other steps of the same run."
+    )
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--skip", type=int, default=6, help="first steps that are left out")
+    options = parser.parse_args()
+    rows = []
+    for folder in options.folders:
+        own = judge(folder, options.skip)
+        for row in own:
+            show(row)
+        rows += own
+    write(options.output, rows)
+
+
+def memory() -> None:
+    parser = arguments("""Memory over many short steps with kernel records, on one GPU: does the process grow?
+
+A step is 20 products of 256 x 256. Printed: resident memory at the first and the last sample (one in 50
+steps), and the slope of a straight line through the second half. Without a pause steps are faster than lines
+can be written; with --pause-ms 2 they are not.
+""")
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--pause-ms", type=float, default=0.0, help="host time between two steps")
+    parser.add_argument("--off", action="store_true", help="without the instrument")
+    options = parser.parse_args()
+    need_gpus()
+    row: dict[str, Any] = {"steps": options.steps, "instrument": not options.off}
+    if options.off:
+        samples = run_short_steps(nullcontext, options.steps, options.pause_ms)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            with aorta.instrument(folder, kernels="on") as recorder:
+                samples = run_short_steps(recorder.step, options.steps, options.pause_ms)
+            row |= lines_of(Path(folder))
+    half = np.array(samples[len(samples) // 2 :], dtype=np.float64)
+    slope = float(np.polyfit(half[:, 0], half[:, 1], 1)[0])
+    row |= {"first_kb": samples[0][1], "last_kb": samples[-1][1], "slope_kb_per_1000_steps": 1000 * slope}
+    print(row)
+    write(options.output, [row])
 
 
 def run(job: Job, folder: Path, placement: Any, num_rounds: int) -> None:
@@ -114,5 +177,166 @@ def compare_with_stamps(device: torch.device, num: int = 200) -> dict[str, Any]:
     }
 
 
+def judge(folder: Path, skip: int = 6) -> list[dict[str, Any]]:
+    """One row per rank."""
+    rows = []
+    for path in sorted(folder.glob("rank_*_metrics.jsonl")):
+        rank = int(path.name.split("_")[1])
+        lines = [
+            line
+            for line in read_steps(path, [])
+            if line.source == "kernels" and line.global_step >= skip and line.overlap.comm_ms is not None
+        ]
+        own = read_lines(folder, rank).steps
+        traced = [step for trace in traces_of(folder, rank) for step in steps_of(trace, own)]
+        if not lines or not traced:
+            print(
+                f"{folder.name} rank {rank}: {len(lines)} lines, {len(traced)} traced steps", file=sys.stderr
+            )
+            continue
+        recorded = {name: [getattr(line.overlap, name) for line in lines] for name in NAMES}
+        recorded |= {"step_ms": [line.step_ms for line in lines]}
+        expected = {name: [step[name] for step in traced] for name in (*NAMES, "step_ms")}
+        medians = {name: float(np.median(recorded[name])) for name in recorded}
+        truth = {name: float(np.median(expected[name])) for name in expected}
+        comm = truth["comm_ms"] or float("nan")
+        error = {name: (medians[name] - truth[name]) / comm * 100 for name in NAMES[:3]}
+        error["compute_ms"] = (medians["compute_ms"] / truth["compute_ms"] - 1) * 100
+        rows.append(
+            {
+                "case": folder.name,
+                "rank": rank,
+                "num_lines": len(lines),
+                "num_traced": len(traced),
+                "collectives_per_line": sorted({line.num_collectives for line in lines}),
+                "with_kernel": sorted(
+                    {sum(c.start_ms is not None for c in line.collectives or ()) for line in lines}
+                ),
+                "recorded": medians,
+                "traced": truth,
+                "spread_traced": {name: spread(expected[name]) for name in expected},
+                "error_percent": error,
+            }
+        )
+    if rows:
+        rows[0]["transfer"] = transfer(folder, skip)
+    return rows
+
+
+def transfer(folder: Path, skip: int) -> dict[str, Any] | None:
+    """Transfer time of a step, recorded and traced (medians), and their difference in per cent."""
+    recorded: dict[int, list[list[float]]] = {}
+    traced: dict[int, list[list[float]]] = {}
+    paths = sorted(folder.glob("rank_*_metrics.jsonl"))
+    for path in paths:
+        rank = int(path.name.split("_")[1])
+        for line in read_steps(path, []):
+            if line.source != "kernels" or line.global_step < skip or not line.collectives:
+                continue
+            spans = sorted(
+                (c.start_ms, c.end_ms)
+                for c in line.collectives
+                if c.start_ms is not None and c.end_ms is not None
+            )
+            recorded.setdefault(line.global_step, []).append([end - start for start, end in spans])
+        own = read_lines(folder, rank).steps
+        for trace_path in traces_of(folder, rank):
+            trace = read_kineto(trace_path)
+            for line in whole_steps(trace, own)[1:-1]:
+                window = trace.window(line.start_unix_ns, line.end_unix_ns)
+                comm = window.kind == Kind.COMM
+                order = np.argsort(window.start_ms[comm])
+                lengths = (window.end_ms[comm] - window.start_ms[comm])[order]
+                traced.setdefault(line.global_step, []).append(lengths.tolist())
+    totals = [shortest(steps, len(paths)) for steps in (recorded, traced)]
+    if not all(totals):
+        return None
+    lines, truth = (float(np.median(total)) for total in totals)
+    return {
+        "recorded_ms": lines,
+        "traced_ms": truth,
+        "num_recorded": len(totals[0]),
+        "num_traced": len(totals[1]),
+        "error_percent": (lines / truth - 1) * 100,
+    }
+
+
+def shortest(steps: dict[int, list[list[float]]], num_ranks: int) -> list[float]:
+    """Per step that all ranks have with as many collectives: the sum of the shortest of each."""
+    return [
+        float(np.min(ranks, axis=0).sum())
+        for ranks in steps.values()
+        if len(ranks) == num_ranks and ranks[0] and len({len(rank) for rank in ranks}) == 1
+    ]
+
+
+def traces_of(folder: Path, rank: int) -> list[Path]:
+    below = folder / "torch_profiler" / f"rank{rank}"
+    return sorted(path for path in below.rglob("*") if path.name.endswith((".json", ".json.gz")))
+
+
+def steps_of(path: Path, own: dict[int, StepRecord]) -> list[dict[str, float]]:
+    trace = read_kineto(path)
+    steps = []
+    for line in whole_steps(trace, own)[1:-1]:
+        window = trace.window(line.start_unix_ns, line.end_unix_ns)
+        record = overlap(window)
+        steps.append({name: float(getattr(record, name)) for name in NAMES} | {"step_ms": window.span_ms})
+    return steps
+
+
+def spread(values: list[float]) -> list[float]:
+    return [float(q) for q in np.percentile(values, (25, 75))]
+
+
+def show(row: dict[str, Any]) -> None:
+    errors = "  ".join(f"{name[:-3]} {row['error_percent'][name]:+.2f} %" for name in (*NAMES[:4],))
+    traced = row["traced"]
+    times = "  ".join(f"{name[:-3]} {traced[name]:.2f}" for name in ("step_ms", *NAMES[:4]))
+    print(
+        f"{row['case']:18s} rank {row['rank']}  {times} ms   {errors}   ({row['num_lines']} lines, "
+        f"{row['num_traced']} traced; collectives {row['collectives_per_line']}, with kernel "
+        f"{row['with_kernel']})",
+        flush=True,
+    )
+    if transferred := row.get("transfer"):
+        print(
+            f"{row['case']:18s} transfer without waiting: {transferred['recorded_ms']:.3f} ms, traced "
+            f"{transferred['traced_ms']:.3f}: {transferred['error_percent']:+.2f} %",
+            flush=True,
+        )
+
+
+def run_short_steps(
+    step: Callable[[], AbstractContextManager[Any]], num_steps: int, pause_ms: float
+) -> list[tuple[int, int]]:
+    """(step, resident kB) of every SAMPLE_EVERY-th step."""
+    matrix = torch.randn(256, 256, device="cuda")
+    samples = []
+    for number in range(1, num_steps + 1):
+        with step():
+            for _ in range(20):
+                matrix @ matrix
+        if pause_ms:
+            time.sleep(pause_ms / 1000)
+        if number % SAMPLE_EVERY == 0:
+            samples.append((number, resident_kb()))
+        if number % SYNCHRONISE_EVERY == 0:
+            torch.cuda.synchronize()
+    return samples
+
+
+def resident_kb() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+
+
+def lines_of(folder: Path) -> dict[str, Any]:
+    records = list(read_steps(folder / "rank_0_metrics.jsonl", []))
+    timed = sum(record.source == "kernels" and record.overlap.compute_ms is not None for record in records)
+    left_out = read_run(folder).coverage["left_out_steps"]
+    return {"lines": len(records), "timed_by_kernels": timed, "left_out_steps": left_out}
+
+
 if __name__ == "__main__":
-    main()
+    choose(__doc__, {"records": records, "beside": beside, "memory": memory})

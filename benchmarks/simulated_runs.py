@@ -1,4 +1,4 @@
-"""Simulated runs without a difference, and with one: the cells of false_alarms.py.
+"""Simulated runs without a difference, and with one: the cells of comparison.py.
 
 Steps of 40 ms, noise that all ranks share and noise of each rank. Groups: what the method was made with, what
 it was made with because blocks of steps break there (two states, drifts, settling), cells written down

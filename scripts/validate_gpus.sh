@@ -33,7 +33,7 @@ part harmless "${ranks[@]}" benchmarks/harmless.py --output "$folder/harmless.js
 part kernel-truth "${ranks[@]}" benchmarks/kernel_truth.py --rounds 3 --output "$folder/kernel_truth.json"
 part kernel-cost "${ranks[@]}" benchmarks/cost.py --pin --together --pairs 40 --cases fsdp_short tp ddp fsdp \
   --variants records native events --output "$folder/kernel_cost.json"
-part kernel-memory "$python" benchmarks/kernel_memory.py --steps 60000 --output "$folder/kernel_memory.json"
+part kernel-memory "$python" benchmarks/kernel_truth.py memory --steps 60000 --output "$folder/kernel_memory.json"
 part library-events "${ranks[@]}" benchmarks/library_events.py --output "$folder/library_events.json"
 part restarts "$python" benchmarks/reliability/restarts.py --trials 10 --backend nccl --ranks 2 \
   --output "$folder/restarts.json"
@@ -52,7 +52,7 @@ part truth "${ranks[@]}" benchmarks/truth.py --cases fsdp fsdp_short ddp fsdp_co
 if ((num_gpus == 2)); then
   part truth-tp-moe "${ranks[@]}" benchmarks/truth.py --cases tp moe --output "$folder/truth-tp-moe.json"
 fi
-part calibrated-lines "$python" benchmarks/calibrated_lines.py --ranks "$num_gpus" \
+part calibrated-lines "$python" benchmarks/truth.py lines --ranks "$num_gpus" \
   --output "$folder/calibrated_lines.json"
 part hangs "$python" benchmarks/reliability/hangs.py --backend nccl --jobs 2 --output "$folder/hangs.json"
 part capture "$python" benchmarks/capture.py --ranks "$num_gpus" --output "$folder/capture.json"

@@ -30,7 +30,7 @@ from aorta.timeline.statistics import (
 )
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-from false_alarms import simulate
+from comparison import simulate
 from simulated_runs import (
     BLOCKS_BREAK,
     NO_DIFFERENCE,
@@ -431,7 +431,7 @@ def test_the_interval_of_independent_values_needs_no_scipy():
 
 
 # ---- what it promises ----------------------------------------------------------------------------
-# benchmarks/false_alarms.py has the long version.
+# benchmarks/comparison.py has the long version.
 
 PAIRS = 200
 USUAL = (

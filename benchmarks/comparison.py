@@ -1,37 +1,79 @@
-"""How often the comparison sees a difference that is not there, and one that is.
+"""How often the comparison sees a difference that is not there, and one that is. Simulated; no GPU.
 
-Simulated pairs of runs with the seeds fixed: steps of 40 ms, noise that all ranks share and noise of each
-rank (simulated_runs.py has the cells).
+    python benchmarks/comparison.py --pairs 400 --output false_alarms.csv       hours; --only TEXT: some cells
+    python benchmarks/comparison.py family --pairs 400                          any of twenty metrics
 
-python benchmarks/false_alarms.py [--pairs N] [--only TEXT] [--output FILE.json] [--markdown FILE.md]
+Pairs of runs with the seeds fixed: steps of 40 ms, noise that all ranks share and noise of each rank
+(simulated_runs.py has the cells). In `family` each metric of a run is a mixture of noise that all its metrics
+share and noise of its own, on two ranks; half of the rate of false alarms is for the first metric, as for the
+step time in a report.
 """
 
-import argparse
-import json
 import math
-import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import arguments, choose, write
+from numpy.typing import NDArray
 from simulated_runs import GROUPS, STEP_MS, Simulation
 
-from aorta.timeline.statistics import (
-    ALPHA,
-    POWER,
-    Contrast,
-    Estimate,
-    contrast,
-    estimate,
-    holm,
-    warmup_steps,
-)
+from aorta.timeline.statistics import ALPHA, Contrast, Estimate, contrast, estimate, holm, warmup_steps
 
 SHARES = [0.5, *[0.5 / 11] * 11]
 """As in a report: half of the rate of false alarms is for the step time."""
 PLANTED_SHARE = 0.03
 """Of the step time: the difference whose power is given for every cell."""
+NUM_METRICS = 20
+FAMILY_SHARES = [0.5, *[0.5 / (NUM_METRICS - 1)] * (NUM_METRICS - 1)]
+CELLS = (
+    "independent steps",
+    "correlated 0.6",
+    "linear drift, 2 % between runs, 50 steps",
+    "3 runs a side that differ by 1 %",
+)
+SHARED = (0.8, 0.0)
+"""Of the variance."""
+
+
+def pairs() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--pairs", type=int, default=1000)
+    parser.add_argument("--only", default="", help="cells whose name has this in it")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for group, simulations in GROUPS.items():
+        print(
+            f"{group:46} {'seen':>7} {'95 % of it':>13} {'of 12':>6} {'untold':>6}"
+            f" {'smallest':>11} {'power':>6} {'3 %':>6} {'untold':>7}"
+        )
+        for simulation in simulations:
+            if options.only not in simulation.name:
+                continue
+            outcome = simulate(simulation, options.pairs)
+            low, high = outcome.interval
+            figures = {name: value for name, value in asdict(outcome).items() if name != "simulation"}
+            rows.append({"group": group, "cell": simulation.name, **figures, "low": low, "high": high})
+            print(line_of(outcome), flush=True)
+            write(options.output, rows)
+
+
+def families() -> None:
+    parser = arguments("How often any of twenty metrics is called in runs without a difference.")
+    parser.add_argument("--pairs", type=int, default=400)
+    options = parser.parse_args()
+    simulations = {one.name: replace(one, num_ranks=2) for group in GROUPS.values() for one in group}
+    rows = []
+    for shared in SHARED:
+        for name in CELLS:
+            rows.append(family(simulations[name], shared, options.pairs))
+            row = rows[-1]
+            print(
+                f"{name:42} {100 * shared:3.0f} % shared  any called {row['any_called']:4d}"
+                f"  alone {row['any_alone']:4d}  of {options.pairs}",
+                flush=True,
+            )
+            write(options.output, rows)
 
 
 @dataclass(frozen=True)
@@ -63,41 +105,6 @@ class Outcome:
         return wilson(self.seen, self.pairs)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--markdown", type=Path, help="the table of docs/validation.md")
-    parser.add_argument("--pairs", type=int, default=1000)
-    parser.add_argument("--only", default="", help="cells whose name has this in it")
-    args = parser.parse_args()
-    start = time.perf_counter()
-    result: dict[str, Any] = {"pairs": args.pairs, "alpha": ALPHA, "power": POWER}
-    lines = [
-        "| cell | called | 95 % of it | cannot tell | detectable | seen of that | 3 % seen | cannot tell |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for group, simulations in GROUPS.items():
-        print(
-            f"{group:46} {'seen':>7} {'95 % of it':>13} {'of 12':>6} {'untold':>6}"
-            f" {'smallest':>11} {'power':>6} {'3 %':>6} {'untold':>7}"
-        )
-        rows = []
-        for simulation in simulations:
-            if args.only not in simulation.name:
-                continue
-            outcome = simulate(simulation, args.pairs)
-            rows.append(asdict(outcome) | {"interval": outcome.interval})
-            print(line_of(outcome), flush=True)
-            lines.append(row_of(outcome))
-        result[group] = rows
-    result["seconds"] = time.perf_counter() - start
-    if args.output:
-        args.output.write_text(json.dumps(result, indent=2) + "\n")
-        print(f"wrote {args.output}")
-    if args.markdown:
-        args.markdown.write_text("\n".join(lines) + "\n")
-
-
 def line_of(outcome: Outcome) -> str:
     low, high = outcome.interval
     rates = [outcome.seen, outcome.seen_of_twelve, outcome.seen_detectable, outcome.seen_three_percent]
@@ -108,19 +115,6 @@ def line_of(outcome: Outcome) -> str:
         f"{outcome.simulation.name:46} {seen:5.1f} % {100 * low:5.1f} to {100 * high:4.1f} {of_twelve:6.1f}"
         f" {untold:6.1f}"
         f" {outcome.detectable_percent:9.2f} % {power:5.0f} % {three:5.0f} % {three_untold:6.0f}"
-    )
-
-
-def row_of(outcome: Outcome) -> str:
-    low, high = outcome.interval
-    seen, untold, power, three, three_untold = (
-        100 * rate / outcome.pairs
-        for rate in (outcome.seen, outcome.not_told, outcome.seen_detectable, outcome.seen_three_percent,
-                     outcome.three_percent_not_told)
-    )  # fmt: skip
-    return (
-        f"| {outcome.simulation.name} | {seen:.1f} % | {100 * low:.1f} to {100 * high:.1f} | {untold:.1f} % |"
-        f" {outcome.detectable_percent:.2f} % | {power:.0f} % | {three:.0f} % | {three_untold:.0f} % |"
     )
 
 
@@ -194,5 +188,44 @@ def wilson(count: int, of: int) -> tuple[float, float]:
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
+def family(simulation: Simulation, shared: float, pairs: int, seed: int = 0) -> dict[str, Any]:
+    """Pairs in which any metric is called, with Holm's method and each alone."""
+    rng = np.random.default_rng(seed)
+    any_called = any_alone = 0
+    for _ in range(pairs):
+        sides = [metrics_of_a_side(simulation, shared, rng, is_candidate) for is_candidate in (False, True)]
+        contrasts: list[Contrast] = [contrast(*both) for both in zip(*sides, strict=True)]
+        p_values = [1.0 if one.withheld else one.p_with_drift for one in contrasts]
+        any_called += min(holm(p_values, FAMILY_SHARES)) <= ALPHA
+        any_alone += min(p_values) <= ALPHA
+    return {
+        "cell": simulation.name,
+        "shared": shared,
+        "pairs": pairs,
+        "any_called": any_called,
+        "interval": wilson(any_called, pairs),
+        "any_alone": any_alone,
+    }
+
+
+def metrics_of_a_side(
+    simulation: Simulation, shared: float, rng: np.random.Generator, is_candidate: bool
+) -> list[list[Estimate]]:
+    """[metric][run]"""
+    metrics: list[list[Estimate]] = [[] for _ in range(NUM_METRICS)]
+    for _ in range(simulation.num_runs(is_candidate)):
+        common = deviations(simulation, rng, is_candidate)
+        for estimates in metrics:
+            own = deviations(simulation, rng, is_candidate)
+            mixed = estimate(STEP_MS + math.sqrt(shared) * common + math.sqrt(1 - shared) * own)
+            assert mixed is not None
+            estimates.append(mixed)
+    return metrics
+
+
+def deviations(simulation: Simulation, rng: np.random.Generator, is_candidate: bool) -> NDArray[np.float64]:
+    return simulation.run(rng, is_candidate) - STEP_MS
+
+
 if __name__ == "__main__":
-    main()
+    choose(__doc__, {"pairs": pairs, "family": families})
