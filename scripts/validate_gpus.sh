@@ -29,38 +29,38 @@ part() {  # part NAME COMMAND...
 
 ranks=("$python" -m torch.distributed.run --standalone --nproc_per_node "$num_gpus")
 part tests "$python" -m pytest tests/gpu
-part harmless "${ranks[@]}" benchmarks/harmless.py --output "$folder/harmless.json"
-part kernel-truth "${ranks[@]}" benchmarks/kernel_truth.py --rounds 3 --output "$folder/kernel_truth.json"
+part harmless "${ranks[@]}" benchmarks/harmless.py --output "$folder/harmless.csv"
+part kernel-truth "${ranks[@]}" benchmarks/kernel_truth.py --rounds 3 --output "$folder/kernel_truth.csv"
 part kernel-cost "${ranks[@]}" benchmarks/cost.py --pin --together --pairs 40 --cases fsdp_short tp ddp fsdp \
-  --variants records native events --output "$folder/kernel_cost.json"
-part kernel-memory "$python" benchmarks/kernel_truth.py memory --steps 60000 --output "$folder/kernel_memory.json"
-part library-events "${ranks[@]}" benchmarks/library_events.py --output "$folder/library_events.json"
+  --variants records native events --output "$folder/kernel_cost.csv"
+part kernel-memory "$python" benchmarks/kernel_truth.py memory --steps 60000 --output "$folder/kernel_memory.csv"
+part library-events "${ranks[@]}" benchmarks/library_events.py --output "$folder/library_events.csv"
 part restarts "$python" benchmarks/reliability/restarts.py --trials 10 --backend nccl --ranks 2 \
-  --output "$folder/restarts.json"
+  --output "$folder/restarts.csv"
 part planted-causes "$python" benchmarks/planted_losses.py --device cuda --set first fourth \
-  --output "$folder/planted_causes.json"
-part what-ifs "${ranks[@]}" benchmarks/whatif_runs.py --second --output "$folder/what-ifs"
-part predictions "$python" benchmarks/replay.py --runs "$folder/what-ifs" --output "$folder/predictions.json"
+  --output "$folder/planted_causes.csv"
+part what-ifs "${ranks[@]}" benchmarks/what_if.py runs --set second --output "$folder/what-ifs"
+part predictions "$python" benchmarks/what_if.py predict "$folder/what-ifs" --output "$folder/predictions.csv"
 part overhead "${ranks[@]}" benchmarks/cost.py --pin --cases fsdp fsdp_short ddp tp --pairs 24 \
   --variants native dedicated timed_every_4 \
-  --output "$folder/overhead.json"
+  --output "$folder/overhead.csv"
 part overhead-parts "${ranks[@]}" benchmarks/cost.py --pin --cases fsdp_short tp --pairs 24 \
-  --variants native twice unrecorded --output "$folder/overhead_parts.json"
-part host-share "${ranks[@]}" benchmarks/cost.py share --output "$folder/host_share.json"
+  --variants native twice unrecorded --output "$folder/overhead_parts.csv"
+part host-share "${ranks[@]}" benchmarks/cost.py share --output "$folder/host_share.csv"
 part truth "${ranks[@]}" benchmarks/truth.py --cases fsdp fsdp_short ddp fsdp_compile \
-  --output "$folder/truth.json"
+  --output "$folder/truth.csv"
 if ((num_gpus == 2)); then
-  part truth-tp-moe "${ranks[@]}" benchmarks/truth.py --cases tp moe --output "$folder/truth-tp-moe.json"
+  part truth-tp-moe "${ranks[@]}" benchmarks/truth.py --cases tp moe --output "$folder/truth-tp-moe.csv"
 fi
 part calibrated-lines "$python" benchmarks/truth.py lines --ranks "$num_gpus" \
-  --output "$folder/calibrated_lines.json"
-part hangs "$python" benchmarks/reliability/hangs.py --backend nccl --jobs 2 --output "$folder/hangs.json"
-part capture "$python" benchmarks/capture.py --ranks "$num_gpus" --output "$folder/capture.json"
+  --output "$folder/calibrated_lines.csv"
+part hangs "$python" benchmarks/reliability/hangs.py --backend nccl --jobs 2 --output "$folder/hangs.csv"
+part capture "$python" benchmarks/capture.py --ranks "$num_gpus" --output "$folder/capture.csv"
 part queues "${ranks[@]}" benchmarks/queues.py --output "$folder/queues"
 part pipelining "$python" benchmarks/pipelining.py --gpus "$num_gpus" --output "$folder/pipelining" --budget-s 200
 if ((num_gpus == 2)); then
-  part queue-truth "$python" benchmarks/queue_truth.py --output "$folder/queue_truth.json"
-  part waiting-streams "$python" benchmarks/waiting_streams.py --output "$folder/waiting_streams.json"
+  part queue-truth "$python" benchmarks/queue_truth.py --output "$folder/queue_truth.csv"
+  part waiting-streams "$python" benchmarks/waiting_streams.py --output "$folder/waiting_streams.csv"
   part queues-one "$python" benchmarks/queues.py --output "$folder/queues"
 fi
 if ((num_gpus == 4)); then
