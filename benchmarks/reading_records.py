@@ -1,19 +1,25 @@
-"""Time and memory of a report of many ranks, read from JSON lines and from columns, beside a bare decode.
+"""How fast step records are read, from lines and from columns. On a CPU; nothing else should run.
 
-python benchmarks/report_scale.py [--ranks 1024] [--steps 100] [--detail-every 1] [--runs 2] [--jobs 2]
-    [--folder FOLDER] [--output FILE]
+    python benchmarks/reading_records.py --ranks 64 --steps 1000 --runs 1           10 min
+    python benchmarks/reading_records.py --columns --ranks 1024 --steps 10000 --runs 1
+    python benchmarks/reading_records.py lines                                      a line's cost, 2 min
 
-Runs of step records are written to FOLDER, with their columns beside them as a recorder on a GPU writes them,
-and removed at the end. Every command runs in a process of its own: the floors, which read every line and
-decode it with msgspec (plain; the fields that a summary is made of; the fewest), the first reading alone and
-without the columns beside the lines, the report with an empty cache, and the report again. CPU seconds are of
-all its processes, the peak memory is that of the largest one.
+Runs are made in a folder, with their columns beside them as a recorder on a GPU writes them, and removed at
+the end. Every command runs in a process of its own: the floors, which read every line and decode it with
+msgspec (plain; the fields that a summary is made of; the fewest), the first reading alone and without the
+columns beside the lines, the report with an empty cache, and the report again. CPU seconds are of all its
+processes, the peak memory is that of the largest one.
+
+`lines`: lines without columns are what a training process on a CPU writes, lines with them what the second
+process of a rank on a GPU does. The floor is a plain decode of every line by msgspec. Microseconds a line by
+the process's own clock, smallest and median of rounds in turn.
 """
 
 import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +32,7 @@ from zlib import crc32
 
 import msgspec
 import numpy as np
+from harness import ROOT, arguments, choose, write
 
 from aorta.records.columns.block import Lines, block_bytes
 from aorta.records.columns.flat import FlatColumns, flat_columns
@@ -34,6 +41,7 @@ from aorta.records.columns.writer import MOST_LINES
 from aorta.records.files import COLUMNS_FILES, STEPS_FILE, STEPS_FILES, columns_name, steps_name
 from aorta.records.schema import CollectiveRecord, HostSpan, StepRecord
 from aorta.records.seal import sealed
+from aorta.records.writer import LineWriter
 from aorta.report.load.rank.cache import SUFFIX, columns_of_run, state_of
 from aorta.report.load.rank.reduce import reduce_file
 from aorta.report.load.rank.stored import write_columns
@@ -41,7 +49,6 @@ from aorta.timeline.collective import GroupKey
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
 
-ROOT = Path(__file__).parent.parent
 SIZE = 1 << 26
 GROUP_SIZE = 8
 LEFT_OUT = {
@@ -53,45 +60,64 @@ MEASURED = (
     "report again", "with steps.parquet",
 )  # fmt: skip
 NO_OUTPUTS = ("--no-page", "--no-perfetto", "--no-parquet", "--no-pictures")
+WHAT = ("write", "write with columns", "plain decode", "first reading", "first reading of lines alone")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def reports() -> None:
+    parser = arguments(__doc__)
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--collectives", type=int, default=8, help="of a step")
     parser.add_argument("--detail-every", type=int, default=1, metavar="N", help="1 step in N has details")
     parser.add_argument("--runs", type=int, default=2, help="2: they are compared")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument(
-        "--only", nargs="+", choices=MEASURED, default=list(MEASURED), help="what is measured; default: all"
-    )
+    parser.add_argument("--only", nargs="+", choices=MEASURED, default=list(MEASURED), metavar="WHAT")
     parser.add_argument("--outputs", action="store_true", help="page, Perfetto, Parquet and pictures too")
-    parser.add_argument(
-        "--columns",
-        action="store_true",
-        help="columns are written directly, lines are not (one run, no outputs)",
-    )
+    parser.add_argument("--columns", action="store_true", help="columns alone are written (one run)")
     parser.add_argument("--folder", type=Path, help="where runs are written; default: a temporary folder")
     parser.add_argument("--floor", choices=("plain", "needed", "fewest", "columns"), help=argparse.SUPPRESS)
     parser.add_argument("files", nargs="*", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path)
-    args = parser.parse_args()
-    args.files = [path for path in args.files if STEPS_FILE.fullmatch(path.name)]
-    if args.floor == "columns":
-        for path in args.files:
+    options = parser.parse_args()
+    options.files = [path for path in options.files if STEPS_FILE.fullmatch(path.name)]
+    if options.floor == "columns":
+        for path in options.files:
             reduce_file(path)
         return
-    if args.floor:
-        decode_all(args.files, args.floor)
+    if options.floor:
+        decode_all(options.files, options.floor)
         return
-    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        result = measure_columns(Path(folder), args) if args.columns else measure(Path(folder), args)
-    for name, row in result["measured"].items():
-        print(f"{name:16} {row['cpu_s']:8.1f} CPU s   {row['wall_s']:8.1f} s   {row['peak_mib']:7.0f} MiB")
-    if args.output:
-        args.output.write_text(json.dumps(result, indent=2) + "\n")
-        print(f"wrote {args.output}")
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        place = Path(folder)
+        result = measure_columns(place, options) if options.columns else measure(place, options)
+    about = {name: value for name, value in result.items() if name != "measured"}
+    rows = [{"what": name, **row, **about} for name, row in result["measured"].items()]
+    for row in rows:
+        figures = f"{row['cpu_s']:8.1f} CPU s   {row['wall_s']:8.1f} s   {row['peak_mib']:7.0f} MiB"
+        print(f"{row['what']:18} {figures}")
+    write(options.output, rows)
+
+
+def lines() -> None:
+    parser = arguments("CPU time that a line takes its writer and its first reading.")
+    parser.add_argument("--lines", type=int, default=8192)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for detail_every in (1, 100):
+        rng = np.random.default_rng(0)
+        records = [step_of(i, 8, 8, rng, i % detail_every == 0) for i in range(options.lines)]
+        rounds = [one_round(records) for _ in range(options.rounds)]
+        for what, of_what in zip(WHAT, zip(*rounds, strict=True), strict=True):
+            row = {"detail_every": detail_every, "what": what, "least_us": min(of_what)}
+            rows.append(row | {"median_us": statistics.median(of_what)})
+        ratios = [of_round[3] / of_round[2] for of_round in rounds]
+        row = {"detail_every": detail_every, "what": "first reading / plain decode", "least_us": min(ratios)}
+        rows.append(row | {"median_us": statistics.median(ratios)})
+    for row in rows:
+        print(
+            f"1 in {row['detail_every']:3}  {row['what']:32} {row['least_us']:8.2f} {row['median_us']:8.2f}"
+        )
+    write(options.output, rows)
 
 
 def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -344,5 +370,35 @@ def host_spans(window_ms: float) -> list[HostSpan]:
     ]
 
 
+def one_round(records: list[StepRecord]) -> list[float]:
+    """Microseconds a line, in the order of WHAT."""
+    with tempfile.TemporaryDirectory() as folder:
+        alone, path = Path(folder, "alone", steps_name(0)), Path(folder, "columns", steps_name(0))
+        return [
+            1e6 * cpu_s / len(records)
+            for cpu_s in (
+                cpu_of(lambda: write_lines(alone, records, with_columns=False)),
+                cpu_of(lambda: write_lines(path, records, with_columns=True)),
+                cpu_of(lambda: decode_all([path], "plain")),
+                cpu_of(lambda: reduce_file(path)),
+                cpu_of(lambda: reduce_file(alone)),
+            )
+        ]
+
+
+def cpu_of(function: Callable[[], object]) -> float:
+    start_s = time.process_time()
+    function()
+    return time.process_time() - start_s
+
+
+def write_lines(path: Path, records: list[StepRecord], with_columns: bool) -> None:
+    path.parent.mkdir()
+    LineWriter.create(path).close()
+    with LineWriter.append(path, with_columns=with_columns) as writer:
+        for record in records:
+            writer.write(record)
+
+
 if __name__ == "__main__":
-    main()
+    choose(__doc__, {"reports": reports, "lines": lines})

@@ -1,16 +1,15 @@
-"""How fast traces and step records are read: 64 ranks of one trace, and a file of records.
+"""How fast traces are read, to totals and to a report, alone and beside other tools. On a CPU.
 
-python benchmarks/ingest.py --trace TRACE.json.gz [--ranks 64] [--jobs 2] [--output FILE.json]
+    python benchmarks/reading_traces.py [--trace FILE] [--ranks 64]        without it: one of AORTA_DATA
+    python benchmarks/reading_traces.py beside --ranks 4 --hta PYTHON --tracelens PYTHON
 
-The trace (Kineto, gzip) is written once per rank with the rank's number in it. Measured are the wall
-time to every rank's totals and to everything that a report needs, the start of the processes included,
-and the memory of each process; no cache is read or written. --hta PYTHON adds HolisticTraceAnalysis on the
-same folder, run once by an interpreter that has it.
+The trace (Kineto, gzip) is written once per rank with the rank's number in it. Measured are the wall time to
+every rank's totals and to everything that a report needs, the start of the processes included, and the memory
+of each process; no cache is read or written. --hta PYTHON adds HolisticTraceAnalysis on the same folder, run
+once by an interpreter that has it. Takes 2 min.
 
-python benchmarks/ingest.py --trace TRACE.json.gz --ranks 8 --beside --hta PYTHON --tracelens PYTHON
-
-One run of each in turn, as often as --repeats says, each in a process of its own: the whole command aorta
-report (import, steps, statistics, summary; no pictures) and each rank's overlap by the others. Ratios are of
+`beside`: one run of each in turn, as often as --repeats says, each in a process of its own: the whole command
+aorta report (without outputs and with the usual ones) and each rank's overlap by the others. Ratios are of
 neighbours in time; CPU seconds and the peak are of all processes and of the largest one.
 """
 
@@ -29,17 +28,15 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
-from report_scale import timed
+from harness import arguments, choose, data_folder, write
+from reading_records import timed
 
 from aorta.garbage import no_garbage_collection
-from aorta.records.reader import read_steps
-from aorta.report.load.rank.reduce import reduce_file
 from aorta.report.load.traces.matched import match_traces
 from aorta.report.load.traces.reduce import RankSummary, reduce_rank
-from aorta.report.load.traces.steps import step_records
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Total
 from aorta.traces.files import inflate
@@ -50,9 +47,79 @@ from aorta.traces.sources import Source, map_ranks, open_source
 RANK = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*)\d+')
 WORLD = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}]*?"world_size"\s*:\s*)\d+')
 WORLD_AFTER = re.compile(rb'("world_size"\s*:\s*)\d+')
-JSONL_BYTES = 100_000_000
 UNCACHED = Reading(cache=False)
 GZIP_HEADER = bytes((0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255))
+HTA = """
+import resource, sys, time
+from hta.trace_analysis import TraceAnalysis
+start = time.perf_counter()
+overlap = TraceAnalysis(trace_dir=sys.argv[1]).get_comm_comp_overlap(visualize=False)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(f"measured {time.perf_counter() - start} {peak} {len(overlap)}")
+"""
+TRACELENS = """
+import pathlib, sys
+from TraceLens import TreePerfAnalyzer
+for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
+    table = TreePerfAnalyzer.from_file(str(path)).get_df_gpu_timeline()
+    print("measured", table.loc[table.type == "total_comm_time", "time ms"].item())
+"""
+
+READINGS = ("totals", "report")
+
+
+def traces() -> None:
+    options = options_of(__doc__)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        replicate(options.trace, Path(folder), options.ranks)
+        for name, measure in (("totals", measure_totals), ("report", measure_report)):
+            runs = [measure(Path(folder), options.jobs) for _ in range(options.repeats)]
+            best = min(runs, key=lambda run: run["wall_s"])
+            rows.append({"what": name, "ranks": options.ranks, **best})
+            print(
+                f"{name:8} {best['wall_s']:6.2f} s   {best['cpu_s_per_rank']:.3f} CPU s per rank"
+                f"   {best['peak_gb']:.3f} GB per process"
+            )
+        floor = measure_floor(options.trace, options.repeats)
+        alone = measure_alone(options.trace, options.repeats)
+        rows.append({"what": "floor", **floor})
+        over = {
+            f"{name}_over_floor": alone[f"{name}_cpu_s"] / floor["cpu_s"] for name in ("totals", "report")
+        }
+        rows.append({"what": "alone", **alone, **over, "inflate": inflate.NAME})
+        print(f"floor    {floor['cpu_s']:.3f} CPU s: Python's gunzip and a decode of the fewest fields")
+        print(
+            f"alone    {alone['totals_cpu_s']:.3f} and {alone['report_cpu_s']:.3f} CPU s in a warm process, "
+            + " and ".join(f"{ratio:.2f}" for ratio in over.values())
+            + f" of the floor, by {inflate.NAME}"
+        )
+        if options.hta is not None:
+            rows.append({"what": "hta", **measure_hta(options.hta, Path(folder))})
+            print(f"hta      {rows[-1]['wall_s']:6.2f} s   {rows[-1]['peak_gb']:.3f} GB in its first process")
+    write(options.output, rows)
+
+
+def beside_others() -> None:
+    options = options_of("aorta report, HolisticTraceAnalysis and TraceLens in turn on copies of a trace.")
+    result = beside(
+        options.trace, options.ranks, options.jobs, options.repeats, options.hta, options.tracelens
+    )
+    rounds: Any = result["rounds"]
+    write(options.output, [{"command": name, **row} for name, rows in rounds.items() for row in rows])
+
+
+def options_of(doc: str | None) -> argparse.Namespace:
+    parser = arguments(doc)
+    parser.add_argument("--trace", type=Path, help="a Kineto trace that tells its rank")
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--hta", type=Path, metavar="PYTHON", help="interpreter with HolisticTraceAnalysis")
+    parser.add_argument("--tracelens", type=Path, metavar="PYTHON", help="interpreter with TraceLens")
+    options = parser.parse_args()
+    options.trace = options.trace or data_folder() / "traces" / "a100_rank3of8_kineto.json.gz"
+    return options
 
 
 class Measured(NamedTuple):
@@ -60,68 +127,6 @@ class Measured(NamedTuple):
     sums: Total
     peak_bytes: int
     cpu_s: float
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--trace", type=Path, required=True, help="a Kineto trace that tells its rank")
-    parser.add_argument("--ranks", type=int, default=64)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--hta", type=Path, metavar="PYTHON", help="interpreter with HolisticTraceAnalysis")
-    parser.add_argument("--tracelens", type=Path, metavar="PYTHON", help="interpreter with TraceLens")
-    parser.add_argument("--beside", action="store_true", help="whole commands in turn, nothing else")
-    parser.add_argument("--output", type=Path)
-    args = parser.parse_args()
-
-    if args.beside:
-        result = beside(args.trace, args.ranks, args.jobs, args.repeats, args.hta, args.tracelens)
-        if args.output:
-            args.output.write_text(json.dumps(result, indent=2) + "\n")
-            print(f"wrote {args.output}")
-        return
-    result = {
-        "trace": args.trace.name,
-        "ranks": args.ranks,
-        "jobs": args.jobs,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "load_average_before": os.getloadavg()[0],
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        replicate(args.trace, Path(folder), args.ranks)
-        for name, measure in (("totals", measure_totals), ("report", measure_report)):
-            runs = [measure(Path(folder), args.jobs) for _ in range(args.repeats)]
-            walls = sorted(run["wall_s"] for run in runs)
-            best = min(runs, key=lambda run: run["wall_s"])
-            result[name] = best | {"all_wall_s": walls}
-            print(
-                f"{name:8} {best['wall_s']:6.2f} s (of {', '.join(f'{w:.2f}' for w in walls)})"
-                f"   {best['cpu_s_per_rank']:.3f} CPU s per rank   {best['peak_gb']:.3f} GB per process"
-            )
-        result["floor"] = floor = measure_floor(args.trace, args.repeats)
-        print(
-            f"floor    {floor['cpu_s']:.3f} CPU s per rank: Python's gunzip and a decode of the fewest fields"
-        )
-        alone = measure_alone(args.trace, args.repeats)
-        over_floor = {name: alone[f"{name}_cpu_s"] / floor["cpu_s"] for name in ("totals", "report")}
-        result["alone"] = alone | over_floor | {"inflate": inflate.NAME}
-        print(
-            f"alone    {alone['totals_cpu_s']:.3f} and {alone['report_cpu_s']:.3f} CPU s in a warm process,"
-            f" {over_floor['totals']:.2f} and {over_floor['report']:.2f} of the floor, by {inflate.NAME}"
-        )
-        if args.hta is not None:
-            result["hta"] = hta = measure_hta(args.hta, Path(folder))
-            print(f"hta      {hta['wall_s']:6.2f} s   {hta['peak_gb']:.3f} GB in its first process")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "rank_0_metrics.jsonl")
-        write_records(args.trace, path)
-        for name, speed in measure_records(path, args.repeats).items():
-            result[name] = speed
-            print(f"{name:24} {speed:6.0f} MB/s per core")
-    if args.output:
-        args.output.write_text(json.dumps(result, indent=2) + "\n")
-        print(f"wrote {args.output}")
 
 
 def replicate(trace: Path, folder: Path, num_ranks: int) -> None:
@@ -217,25 +222,6 @@ def least_cpu_s(work: Callable[[], object], repeats: int) -> float:
     return min(seconds)
 
 
-HTA = """
-import resource, sys, time
-from hta.trace_analysis import TraceAnalysis
-start = time.perf_counter()
-overlap = TraceAnalysis(trace_dir=sys.argv[1]).get_comm_comp_overlap(visualize=False)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(f"measured {time.perf_counter() - start} {peak} {len(overlap)}")
-"""
-
-
-TRACELENS = """
-import pathlib, sys
-from TraceLens import TreePerfAnalyzer
-for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
-    table = TreePerfAnalyzer.from_file(str(path)).get_df_gpu_timeline()
-    print("measured", table.loc[table.type == "total_comm_time", "time ms"].item())
-"""
-
-
 def beside(
     trace: Path, num_ranks: int, jobs: int, rounds: int, hta: Path | None, tracelens: Path | None
 ) -> dict[str, object]:
@@ -323,35 +309,5 @@ def peak_bytes() -> int:
     return int(text.split("VmHWM:")[1].split()[0]) * 1024
 
 
-def write_records(trace: Path, path: Path) -> None:
-    """Step records with all details, again and again until there are JSONL_BYTES."""
-    source = open_source(trace, partial=True)
-    rank = source.ranks[0]
-    records = list(step_records(source.read(rank), len(source.ranks)))
-    written = number = 0
-    with open(path, "wb") as file:
-        while written < JSONL_BYTES:
-            for record in records:
-                line = msgspec.json.encode(msgspec.structs.replace(record, global_step=number)) + b"\n"
-                written += file.write(line)
-                number += 1
-
-
-def measure_records(path: Path, repeats: int) -> dict[str, float]:
-    size = path.stat().st_size
-    speeds = {}
-    for name, work in (
-        ("jsonl_decoded", lambda: sum(1 for _ in read_steps(path))),
-        ("jsonl_reduced", lambda: reduce_file(path)),
-    ):
-        seconds = []
-        for _ in range(repeats):
-            start = time.process_time()
-            work()
-            seconds.append(time.process_time() - start)
-        speeds[f"{name}_mb_s"] = size / min(seconds) / 1e6
-    return speeds
-
-
 if __name__ == "__main__":
-    main()
+    choose(__doc__, {"traces": traces, "beside": beside_others})
