@@ -1,13 +1,12 @@
 """Does `aorta run` record training loops that do not know of it, and leave them as they were?
 
-    python benchmarks/attach_clients.py [CLIENT...] [--output benchmarks/results/attach_clients_cpu.json]
-        [--python PYTHON_WITH_THE_LIBRARIES] [--clients ../shared/clients]
+    python benchmarks/attach_clients.py [CLIENT...] --output clients.csv [--python PYTHON_WITH_LIBRARIES]
 
 Each client of 2 gloo ranks runs without and with `aorta run`, nothing else changed. A client is right where
 losses and parameters are bit by bit the same, aorta says its closing line alone, all iterations have a step
 on both ranks, the collectives seen are as many as the process groups counted, and each step from the fourth
 on has as many as were counted between the ends of its iterations. torchtitan and nanochat are read from
---clients, and left out where it is not there.
+the folder of --clients, and left out without it. About 30 s a client on two cores.
 
 Exit status 1 where a client is not right.
 """
@@ -15,7 +14,6 @@ Exit status 1 where a client is not right.
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -24,7 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from harness import ROOT, arguments, write
+
 HERE = ROOT / "benchmarks"
 LEARNED_STEPS = 3
 """The first steps also hold what happens once, and the cut between them is learned there."""
@@ -119,13 +118,12 @@ class Result:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("client", nargs="*", metavar="CLIENT", help="all where none")
     parser.add_argument("--python", default=sys.executable, help="that has the libraries")
-    parser.add_argument("--clients", type=Path, default=ROOT.parent / "shared" / "clients")
+    parser.add_argument("--clients", type=Path, help="folder with launch.py of torchtitan and nanochat")
     parser.add_argument("--limit-s", type=float, default=300.0, help="for one launch")
     parser.add_argument("--keep", type=Path, help="folder for logs and records")
-    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
@@ -133,27 +131,8 @@ def main() -> int:
         for client in options.client or CLIENTS:
             rows.append(judged(client, folder / client, options))
             print(json.dumps(vars(rows[-1])), flush=True)
-            if options.output is not None:
-                write(options.output, rows, options)
+            write(options.output, [vars(row) for row in rows])
     return int(not all(row.right for row in rows if row.wrong != ["not installed"]))
-
-
-def write(path: Path, rows: list[Result], options: argparse.Namespace) -> None:
-    packages = ("torch", "transformers", "accelerate", "lightning", "deepspeed")
-    code = (
-        "import json, importlib.metadata as m\n"
-        f"versions = {{}}\nfor name in {packages!r}:\n"
-        "    try: versions[name] = m.version(name)\n    except m.PackageNotFoundError: pass\n"
-        "print(json.dumps(versions))"
-    )
-    document = {
-        "command": "python benchmarks/attach_clients.py",
-        "device": f"{os.cpu_count()} CPU cores, shared with other work; 2 ranks over gloo",
-        "python": platform.python_version(),
-        "versions": json.loads(subprocess.check_output([options.python, "-c", code], text=True)),
-        "rows": [vars(row) for row in rows],
-    }
-    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def judged(name: str, folder: Path, options: argparse.Namespace) -> Result:
@@ -184,7 +163,7 @@ def is_there(client: Client, options: argparse.Namespace) -> bool:
     if client.package is None:
         return True
     if client.package in ("torchtitan", "nanochat"):
-        return bool((options.clients / "launch.py").exists())
+        return options.clients is not None and (options.clients / "launch.py").exists()
     code = f"import importlib.util as u; raise SystemExit(u.find_spec({client.package!r}) is None)"
     return subprocess.run([options.python, "-c", code], check=False).returncode == 0
 

@@ -1,15 +1,13 @@
 """Does `aorta run` record published training programs, and leave them as they were?
 
-    python benchmarks/foreign_clients.py --sources FOLDER --keep FOLDER [PROGRAM...] [--limit-s 300]
-        [--python PYTHON_WITH_THE_LIBRARIES] [--output benchmarks/results/foreign_clients_cpu.json]
+    python benchmarks/foreign_clients.py --sources FOLDER --keep FOLDER [PROGRAM...] --output published.csv
 
-FOLDER of --sources holds checkouts named OWNER+REPOSITORY. An --output that is there keeps its rows of other
-programs. Each program runs without and with `aorta run`, as published, tiny, over gloo on CPUs. Beside it, in
-both runs, `benchmarks/foreign/witness` writes what each process did: losses, a hash of the parameters after
-each call of an optimizer, how many collectives the process groups and PyTorch's Flight Recorder counted. A
-program is right where all that is bit by bit the same in both runs, every rank that trains has as many steps
-as its arguments say, as many collectives were seen as were counted, and steps from the fourth on have as many
-as were counted between the optimizer's calls.
+FOLDER of --sources holds checkouts named OWNER+REPOSITORY. Each program runs without and with `aorta run`, as
+published, tiny, over gloo on CPUs; about a minute each. Beside it, in both runs, foreign/witness writes what
+each process did: losses, a hash of the parameters after each call of an optimizer, how many collectives the
+process groups and PyTorch's Flight Recorder counted. A program is right where all that is bit by bit the same
+in both runs, every rank that trains has as many steps as its arguments say, as many collectives were seen as
+were counted, and steps from the fourth on have as many as were counted between the optimizer's calls.
 
 Exit status 1 where a program is not right.
 """
@@ -17,7 +15,6 @@ Exit status 1 where a program is not right.
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -25,11 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from foreign.programs import PROGRAMS, Program, prepare
+from harness import ROOT, arguments, write
 
-ROOT = Path(__file__).resolve().parents[1]
 LEARNED_STEPS = 3
 
 
@@ -59,13 +54,12 @@ class Result:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("program", nargs="*", metavar="PROGRAM", help="all where none")
     parser.add_argument("--sources", type=Path, required=True)
     parser.add_argument("--python", default=sys.executable, help="that has the libraries")
     parser.add_argument("--limit-s", type=float, default=300.0, help="for one launch")
     parser.add_argument("--keep", type=Path, required=True, help="folder for logs, data and records")
-    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     rows: list[Result] = []
     prepare(options.keep, options.python)
@@ -77,39 +71,8 @@ def main() -> int:
             f"{row.seen} collectives of {row.counted}; {'; '.join(row.wrong)}",
             flush=True,
         )
-        if options.output is not None:
-            write(options.output, rows, options)
+        write(options.output, [vars(row) for row in rows])
     return 0 if all(row.right for row in rows) else 1
-
-
-def write(path: Path, rows: list[Result], options: argparse.Namespace) -> None:
-    names = [
-        "torch",
-        "transformers",
-        "trl",
-        "accelerate",
-        "lightning",
-        "deepspeed",
-        "ray",
-        "timm",
-        "torchvision",
-    ]
-    code = (
-        "import importlib.metadata as m, json\n"
-        f"all = [(n, list(m.distributions(name=n))) for n in {names}]\n"
-        "print(json.dumps({n: d[0].version for n, d in all if d}))"
-    )
-    earlier = json.loads(path.read_text())["rows"] if path.exists() else []
-    again = {row.program for row in rows}
-    kept = [row for row in earlier if row["program"] not in again]
-    document = {
-        "command": " ".join(["python", *sys.argv]),
-        "device": f"{os.cpu_count()} CPU cores, gloo, load {os.getloadavg()[0]:.1f} at the end",
-        "python": platform.python_version(),
-        "versions": json.loads(subprocess.check_output([options.python, "-c", code], text=True)),
-        "rows": kept + [vars(row) for row in rows],
-    }
-    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def judged(name: str, folder: Path, options: argparse.Namespace) -> Result:

@@ -1,22 +1,21 @@
 """Training with the instrument is bit-identical to training without it.
 
-    torchrun --nproc_per_node 2 benchmarks/harmless.py --output harmless.json
+    torchrun --nproc_per_node 2 benchmarks/harmless.py --output harmless.csv
 
 For DDP, FSDP2, TP and MoE: 20 steps with deterministic algorithms and one seed, without a
 recorder, with native and with dedicated placement. Losses and parameters must be equal bit by
-bit. On a CPU it runs with gloo.
+bit. On a CPU it runs with gloo. Takes a minute.
 """
 
-import argparse
 import hashlib
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
-from cases import TINY, Job, config_of, environment, process_group
+from cases import TINY, Job, config_of, process_group
+from harness import arguments, write
 
 import aorta
 
@@ -24,9 +23,8 @@ NUM_STEPS = 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--cases", nargs="+", default=list(TINY), choices=list(TINY))
-    parser.add_argument("--output", type=Path, default=Path("harmless.json"))
     options = parser.parse_args()
     results = []
     with process_group() as device, tempfile.TemporaryDirectory() as folder:
@@ -39,12 +37,11 @@ def main() -> None:
             mine = {variant: run == runs["off"] for variant, run in runs.items() if variant != "off"}
             dist.all_gather_object(equal, mine)
             same = {variant: all(rank[variant] for rank in equal) for variant in mine}
-            results.append({"case": name, "bit_identical_to_off": same, "losses": runs["off"]["losses"]})
+            results.append({"case": name, "bit_identical_to_off": same})
             if dist.get_rank() == 0:
                 print(f"{name:5s} bit-identical to a run without: {same}", flush=True)
         if dist.get_rank() == 0:
-            about = environment() | {"world_size": dist.get_world_size(), "results": results}
-            options.output.write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=1))
+            write(options.output, results)
     if not all(all(result["bit_identical_to_off"].values()) for result in results):
         raise SystemExit(1)
 

@@ -1,13 +1,11 @@
 """Planted damage of records: is each refused in one line or noted?
 
-    python benchmarks/reliability/damage.py --output damage.json
+    python benchmarks/reliability/damage.py --output damage.csv
 
 A run of two ranks and 30 steps is written with its columns, damaged in one way, and read as a report reads
 it. Exit status 1 where a damage passes without a word, or raises anything but an error in one line.
 """
 
-import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -17,7 +15,9 @@ from typing import Any
 import msgspec
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from harness import arguments, write  # noqa: E402
 
 from aorta.errors import AortaError  # noqa: E402
 from aorta.records.files import steps_name  # noqa: E402
@@ -73,8 +73,7 @@ OF_LINES: dict[str, Callable[[Lines, Lines], Lines]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output", type=Path)
+    parser = arguments(__doc__)
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as name:
@@ -100,8 +99,7 @@ def main() -> int:
         print(f"{row['what']:32}{row['how']:10}{'' if row['noticed'] else 'NOT NOTICED  '}{row['words'][:1]}")
     num = sum(bool(row["noticed"]) for row in rows)
     print(f"{num} of {len(rows)} noticed")
-    if options.output is not None:
-        options.output.write_text(json.dumps({"noticed": num, "rows": rows}, indent=1) + "\n")
+    write(options.output, rows)
     return 0 if num == len(rows) else 1
 
 

@@ -1,6 +1,6 @@
 """Damaged files of every kind that aorta reads: each a number, a warning or one line, never a traceback.
 
-    python benchmarks/reliability/fuzz.py --number 21525 --limit-s 3600 --output fuzz.json
+    python benchmarks/reliability/fuzz.py --number 21525 --limit-s 3600 --output fuzz.csv
     python benchmarks/reliability/fuzz.py --only traces --first 812 --number 1 --keep DIR     # one again
 
 Subjects (records, run.json, states, checkpoints, traces, configurations, ...) come in turn. Mutation n of a
@@ -10,7 +10,6 @@ CPU time (limited.py). Ends after --limit-s. Exit status 1 where one failed; its
 
 import argparse
 import io
-import json
 import os
 import random
 import shutil
@@ -29,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402, F401  # once, for all that is forked
+from harness import arguments, write  # noqa: E402
 from reliability.fuzz_subjects import SUBJECTS, Subject  # noqa: E402
 from reliability.limited import Ended, ended  # noqa: E402
 
@@ -49,14 +49,13 @@ class Outcome:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--number", type=int, default=21_525, help="mutations, of all subjects together")
     parser.add_argument("--first", type=int, default=0, help="number of a subject's first mutation")
     parser.add_argument("--limit-s", type=float, default=3600.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", help="names of subjects")
     parser.add_argument("--keep", type=Path, help="folder for what failed")
-    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     subjects = [subject for subject in SUBJECTS if options.only is None or subject.name in options.only]
     began_s, outcomes = time.monotonic(), {subject.name: Outcome() for subject in subjects}
@@ -134,19 +133,17 @@ def told(outcomes: dict[str, Outcome], seconds: float, options: argparse.Namespa
         print(f"| {name} | {outcome.counts.total()} | {' | '.join(cells)} | {most} |")
     total = sum((outcome.counts for outcome in outcomes.values()), Counter[str]())
     print(f"{total.total()} mutations in {seconds:.0f} s, {total['FAILED']} failed")
-    if options.output is not None:
-        about = {"seed": options.seed, "seconds": round(seconds), "load": os.getloadavg()[0]}
-        rows = {
-            name: {
-                "counts": {kind: outcome.counts[kind] for kind in kinds},
-                "most_cpu_s": outcome.most_cpu_s,
-                "most_mb": round(outcome.most_mb),
-                "failures": outcome.failures,
-            }
-            for name, outcome in outcomes.items()
+    rows: list[dict[str, Any]] = [
+        {
+            "read": name,
+            **{kind: outcome.counts[kind] for kind in kinds},
+            "most_cpu_s": outcome.most_cpu_s,
+            "most_mb": round(outcome.most_mb),
         }
-        with suppress(OSError):
-            options.output.write_text(json.dumps(about | {"subjects": rows}, indent=1) + "\n")
+        for name, outcome in outcomes.items()
+    ]
+    with suppress(OSError):
+        write(options.output, rows)
     return 1 if total["FAILED"] or not total else 0
 
 

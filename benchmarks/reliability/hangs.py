@@ -1,7 +1,7 @@
 """Planted hangs, and pauses that are none: who is named, which call, after how long.
 
-    python benchmarks/reliability/hangs.py --output hangs_gloo.json
-    python benchmarks/reliability/hangs.py --backend nccl --output hangs_nccl.json      # 12 cases, 2 GPUs
+    python benchmarks/reliability/hangs.py --output hangs_gloo.csv
+    python benchmarks/reliability/hangs.py --backend nccl --output hangs_nccl.csv      # 12 cases, 2 GPUs
 
 The cases are those of hang_cases.py. hang.action is abort: every rank has to end itself. A case is right
 where the finding names the rank that was tampered with (only that one) and the collective that the others
@@ -13,7 +13,6 @@ not right.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import signal
@@ -32,6 +31,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from harness import arguments  # noqa: E402
+from harness import write as write_table  # noqa: E402
 from reliability import hang_cases  # noqa: E402
 from reliability.hang_cases import CASES, PAUSES, Case, Pause, Program  # noqa: E402
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # noqa: E402
@@ -55,7 +56,7 @@ _fork = multiprocessing.get_context("fork")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--timeout", type=float, default=3.0, help="hang.timeout_s")
     parser.add_argument("--allowed-s", type=float, default=5.0, help="beyond the timeout, for the reports")
@@ -64,7 +65,6 @@ def main() -> int:
     parser.add_argument("--two-ranks", action="store_true", help="the twelve cases for NCCL, on any backend")
     parser.add_argument("--only", nargs="+", help="names of cases and pauses")
     parser.add_argument("--keep", type=Path, help="folder for the runs; default: none is kept")
-    parser.add_argument("--output", type=Path, default=Path("hangs.json"))
     options = parser.parse_args()
     on_nccl = options.two_ranks = options.two_ranks or options.backend == "nccl"
     chosen: list[Case | Pause] = [case for case in CASES if case.on_nccl or not on_nccl]
@@ -102,21 +102,10 @@ def run_all(cases: list[Case | Pause], folder: Path, options: argparse.Namespace
                 except EOFError:
                     results.append({"case": name, "kind": "hang", "right": False, "fault": "no result"})
                 show(results[-1])
-                write(options, results)
+                write_table(options.output, results)
                 process.join()
                 del running[name]
     return results
-
-
-def write(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
-    about = {
-        "command": " ".join(["python", *sys.argv]),
-        "backend": options.backend,
-        "timeout_s": options.timeout,
-        "torch": str(torch.__version__),
-        "load": os.getloadavg()[0],
-    }
-    options.output.write_text(json.dumps(about | {"results": results}, indent=1) + "\n")
 
 
 # ---- one case ----------------------------------------------------------------------------------

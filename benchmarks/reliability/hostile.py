@@ -1,6 +1,6 @@
 """Hostile input: each gives numbers or one line, within 1 GB and 5 s of CPU time, and nothing leaks.
 
-    python benchmarks/reliability/hostile.py --output hostile.json [-k WORD]
+    python benchmarks/reliability/hostile.py --output hostile.csv [-k WORD]
 
 Groups: bomb (traces that grow or never end), folder (output folders that vanish or are not what they seem),
 disk (a limit on file size instead of a full disk), clock (the system clock jumps), process (what a program
@@ -8,7 +8,6 @@ does to itself and to the process that writes), injection (markup and escapes in
 arguments and environment). Exit status 1 where one case fails.
 """
 
-import argparse
 import gzip
 import io
 import json
@@ -24,6 +23,10 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from harness import arguments, write  # noqa: E402
+
 EXAMPLE = ROOT / "docs" / "example" / "ddp"
 MAX_CPU_S, MAX_RSS_MB, LIMIT_S = 5.0, 1024, 120
 LOOP = """
@@ -420,8 +423,7 @@ def secrets(row: Case, place: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output", type=Path)
+    parser = arguments(__doc__)
     parser.add_argument("-k", dest="word", default="", help="only cases with this word")
     options = parser.parse_args()
     rows = []
@@ -439,8 +441,7 @@ def main() -> int:
         rows.append(row)
     failed = sum(row.verdict == "FAILED" for row in rows)
     print(f"{len(rows)} tried, {len(rows) - failed} survived")
-    if options.output is not None:
-        options.output.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write(options.output, [asdict(row) for row in rows])
     return 1 if failed else 0
 
 

@@ -1,13 +1,11 @@
 """SIGKILL at a random moment of a recorded run on a CPU: which closed steps are lost?
 
-    python benchmarks/reliability/kills.py --trials 20 --output kills.json
+    python benchmarks/reliability/kills.py --trials 20 --output kills.csv
 
 The run says on its standard output which step it has begun; every step before that one was closed, and the
 report has to have it. Exit status 1 where one is missing.
 """
 
-import argparse
-import json
 import random
 import signal
 import subprocess
@@ -18,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from harness import arguments, write  # noqa: E402
 
 from aorta.report.load.open import load_run  # noqa: E402
 
@@ -34,17 +34,14 @@ with aorta.instrument(sys.argv[1]) as recorder:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     rows = [trial(number) for number in range(options.trials)]
     num_lost = sum(row["lost"] for row in rows)
     print(f"{len(rows)} trials, {num_lost} closed steps lost, "
           f"{sum('killed' in row['story'] for row in rows)} reports begin with the kill")  # fmt: skip
-    if options.output is not None:
-        about = {"command": " ".join(["python", *sys.argv]), "lost": num_lost, "trials": rows}
-        options.output.write_text(json.dumps(about, indent=1) + "\n")
+    write(options.output, rows)
     return 1 if num_lost else 0
 
 

@@ -1,7 +1,7 @@
 """Does a job recover under `torchrun --max-restarts`, and is it one run afterwards?
 
-    python benchmarks/reliability/restarts.py --trials 40 --output restarts_gloo.json
-    python benchmarks/reliability/restarts.py --trials 10 --backend nccl --output restarts_nccl.json
+    python benchmarks/reliability/restarts.py --trials 40 --output restarts_gloo.csv
+    python benchmarks/reliability/restarts.py --trials 10 --backend nccl --output restarts_nccl.csv
 
 In each trial one or two faults (exception, SIGKILL, out of memory, hang with hang.action=abort) strike
 random ranks at random steps of train.py, which resumes from its latest checkpoint. A trial is right where the
@@ -28,7 +28,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from harness import arguments, write  # noqa: E402
 
 from aorta.errors import AortaError  # noqa: E402
 from aorta.records.reader import read_run, read_steps  # noqa: E402
@@ -42,7 +44,7 @@ MODEL = {"hidden": 16, "ffn": 24, "num_layers": 1, "vocab_size": 32}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--first", type=int, default=0, help="number of the first trial, which seeds it")
     parser.add_argument("--ranks", type=int, default=2)
@@ -55,7 +57,6 @@ def main() -> int:
     parser.add_argument(
         "--against-none", action="store_true", help="run each trial without a hang again, without aorta"
     )
-    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     until_s = time.monotonic() + options.total_s
     results: list[dict[str, Any]] = []
@@ -84,8 +85,7 @@ def main() -> int:
                 continue
             results.append(result)
             print(json.dumps(result), flush=True)
-            if options.output is not None:
-                write(options, results)
+            write(options.output, results)
     num_right = sum(result["right"] for result in results)
     print(f"{num_right} of {len(results)} recovered and are one run; {len(numbers)} were asked for")
     without = [result["without_aorta"]["status"] for result in results if "without_aorta" in result]
@@ -128,7 +128,7 @@ def launch(
         overrides.append("training.device=cpu")
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "3",
-        "--nproc_per_node", str(options.ranks), str(HERE / "planted.py"), "--override", *overrides,
+        "--nproc_per_node", str(options.ranks), str(HERE / "faulty_training.py"), "--override", *overrides,
     ]  # fmt: skip
     environment = {**os.environ, "FAULTS": json.dumps(faults), "OMP_NUM_THREADS": "1"}
     start_s = time.monotonic()
@@ -205,21 +205,6 @@ def wrong_endings(attempts: list[dict[str, Any]], faults: list[dict[str, Any]]) 
         or fault["kind"] == "hang"
         and f"rank {fault['rank']} " not in (attempt["why"] or "")
     ]
-
-
-def write(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
-    import torch
-
-    about = {
-        "command": " ".join(["python", *sys.argv]),
-        "backend": options.backend,
-        "ranks": options.ranks,
-        "mode": options.mode,
-        "torch": str(torch.__version__),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "num_right": sum(result["right"] for result in results),
-    }
-    options.output.write_text(json.dumps(about | {"trials": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

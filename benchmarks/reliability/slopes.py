@@ -1,9 +1,9 @@
 """Does a long run with aorta grow or slow down more than the same run without it?
 
-    python benchmarks/reliability/slopes.py --ranks 8 --steps 20000 --output slopes_gloo.json
-    python benchmarks/reliability/slopes.py --backend nccl --ranks 2 --steps 5000 --output slopes_nccl.json
+    python benchmarks/reliability/slopes.py --ranks 8 --steps 20000 --output slopes_gloo.csv
+    python benchmarks/reliability/slopes.py --backend nccl --ranks 2 --steps 5000 --output slopes_nccl.csv
 
-Each case (DDP, fully_shard) runs `benchmarks/growth.py` with aorta and without. On CPUs all runs go at the
+Each case (DDP, fully_shard) runs `growing.py` with aorta and without. On CPUs all runs go at the
 same time, so that both see the same machine; on GPUs one after another. A slope is that of a rank's resident
 memory (kB a step) or CPU (ms a step, per 1000 steps) over the second half of the run. The difference is that
 of the means over ranks. Its interval is the wider of two: Welch's 95 % between the ranks, and that of a
@@ -27,6 +27,10 @@ from numpy.typing import NDArray
 from scipy import stats
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from harness import arguments, write  # noqa: E402
+
 KINDS = {
     "resident_kb": 1.0,
     "children_resident_kb": 1.0,
@@ -44,14 +48,13 @@ GRACE_S = 60.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--cases", nargs="+", default=["ddp", "fsdp"])
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--limit-s", type=float, default=190.0, help="for all together; fewer steps then")
     parser.add_argument("--in-turn", action="store_true", help="one run after another on CPUs too")
-    parser.add_argument("--output", type=Path, default=Path("slopes.json"))
     options = parser.parse_args()
     start_s = time.time()
     in_turn = options.in_turn or options.backend == "nccl"
@@ -70,13 +73,12 @@ def main() -> int:
     results = [compared(case, documents) for case in options.cases]
     for result in results:
         print(*lines(result), sep="\n", flush=True)
-    about = {"command": " ".join(["python", *sys.argv]), "num_cpus": os.cpu_count()}
-    options.output.write_text(json.dumps(about | {"results": results, "runs": documents}, indent=1) + "\n")
+    write(options.output, results)
     return 0 if all(result["within_noise"] for result in results) else 1
 
 
 class Run:
-    """One run of growth.py, started at once."""
+    """One run of growing.py, started at once."""
 
     def __init__(
         self, case: str, is_on: bool, until_s: float, folder: Path, options: argparse.Namespace
@@ -86,7 +88,7 @@ class Run:
         self._output, self._log = folder / f"{self.name}.json", folder / f"{self.name}.log"
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone",
-            "--nproc_per_node", str(options.ranks), str(ROOT / "benchmarks" / "growth.py"),
+            "--nproc_per_node", str(options.ranks), str(ROOT / "benchmarks" / "reliability" / "growing.py"),
             "--case", case, "--steps", str(options.steps), "--backend", options.backend,
             "--until-unix-s", str(until_s - END_S), "--output", str(self._output),
             *([] if is_on else ["--off"]),

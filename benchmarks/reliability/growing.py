@@ -1,6 +1,6 @@
 """Whether a long run grows: memory and CPU time per step, and what the recorder holds, over short steps.
 
-    torchrun --standalone --nproc_per_node 2 benchmarks/growth.py --case ddp --steps 100000 --output g.json
+    torchrun --standalone --nproc_per_node 2 benchmarks/reliability/growing.py --case ddp --steps 100000
 
 Slopes are those of straight lines through the second half of the run. `--off` runs the same without the
 instrument. CPUs and gloo; on GPUs `--backend nccl`.

@@ -1,6 +1,6 @@
 """Odd but possible inputs whose right numbers are known: the numbers, null with a reason, or one line.
 
-    python benchmarks/odd_inputs.py [--output FILE.json] [-k WORD]
+    python benchmarks/reliability/odd_inputs.py [--output inputs.csv] [-k WORD]
 
 Traces of six steps of 1 ms, with 0.1 ms of compute and 0.1 ms of communication of which 40 % is hidden, in
 formats of other years and with oddities that captures have; and folders of records with what jobs do to them.
@@ -8,7 +8,6 @@ Each case says which medians `aorta report` must print, which words beside them,
 with. Exit status 1 where one differs.
 """
 
-import argparse
 import gzip
 import json
 import math
@@ -24,9 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from made_trace import Event, Trace, trace
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-ROOT = Path(__file__).resolve().parents[1]
+from harness import ROOT, arguments, write  # noqa: E402
+from reliability.made_trace import Event, Trace, trace  # noqa: E402
+
 EXAMPLE = ROOT / "docs" / "example" / "ddp"
 QUICK = ["--no-page", "--no-pictures", "--no-perfetto", "--no-parquet", "--no-cache"]
 RIGHT: dict[str, float | None] = {"compute_ms": 0.1, "comm_ms": 0.1, "hidden_ms": 0.04, "exposed_ms": 0.06}
@@ -415,8 +416,7 @@ def problem(case: OddInput, status: int, text: str, medians: dict[str, float | N
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output", type=Path)
+    parser = arguments(__doc__)
     parser.add_argument("-k", dest="word", default="")
     options = parser.parse_args()
     rows = []
@@ -438,8 +438,7 @@ def main() -> int:
             if wrong is not None or options.word:
                 print("    " + "\n    ".join(shown.splitlines()[-14:]))
                 print("   ", {name: medians.get(name) for name in (*RIGHT, "step_ms")})
-    if options.output:
-        options.output.write_text(json.dumps(rows, indent=1) + "\n")
+    write(options.output, rows)
     num_wrong = sum(row["wrong"] is not None for row in rows)
     print(f"{len(rows)} odd inputs, {num_wrong} wrong")
     return 1 if num_wrong else 0

@@ -1,13 +1,12 @@
 """What hostile traces, records and budgets give: a number, a warning, or one line; never a traceback.
 
-    python benchmarks/hostile_inputs.py [--output FILE.json] [--markdown FILE.md] [-k WORD]
+    python benchmarks/reliability/hostile_inputs.py [--output inputs.csv] [-k WORD]
 
 Cases are generated from tables: every field of a good input takes every wrong value, then come wrong
 structures, wrong bytes and wrong files. Each goes through `aorta report` (or the gate) in a process of its
 own with limits of 1 GB above what the program takes by itself and 5 s of CPU. Exit status 1 where one fails.
 """
 
-import argparse
 import gzip
 import io
 import json
@@ -24,13 +23,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from made_trace import Trace, trace
-from reliability.limited import ended
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from aorta.cli import main as aorta_command
-from aorta.records.reader import read_steps  # noqa: F401
+from harness import ROOT, arguments, write  # noqa: E402
+from reliability.limited import ended  # noqa: E402
+from reliability.made_trace import Trace, trace  # noqa: E402
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "docs" / "example" / "ddp"
+from aorta.cli import main as aorta_command  # noqa: E402
+from aorta.records.reader import read_steps  # noqa: E402, F401
+
+EXAMPLE = ROOT / "docs" / "example" / "ddp"
 QUICK = ["--no-page", "--no-pictures", "--no-perfetto", "--no-parquet", "--no-cache"]
 WRONG: dict[str, Any] = {
     "null": None,
@@ -322,9 +324,7 @@ def give(given: HostileInput) -> Given:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--markdown", type=Path)
+    parser = arguments(__doc__)
     parser.add_argument("-k", dest="word", default="")
     options = parser.parse_args()
     start = time.perf_counter()
@@ -353,10 +353,7 @@ def main() -> int:
     print("\n".join(lines))
     num_failed = sum(row.outcome == "FAILED" for row in rows)
     print(f"{len(rows)} inputs, {num_failed} failed, {time.perf_counter() - start:.0f} s")
-    if options.markdown:
-        options.markdown.write_text("\n".join(lines) + "\n")
-    if options.output:
-        options.output.write_text(json.dumps([asdict(row) for row in rows], indent=0) + "\n")
+    write(options.output, [asdict(row) for row in rows])
     return 1 if num_failed else 0
 
 
