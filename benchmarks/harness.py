@@ -6,9 +6,11 @@ A harness ends with `write(options.output, rows)`: one row a case, nested figure
 import argparse
 import csv
 import os
+import platform
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -53,6 +55,22 @@ def write(path: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(flat)
+    print(f"{path}: {len(rows)} rows; {machine()}", file=sys.stderr)
+
+
+def machine() -> str:
+    """Device, versions, date and load: what a row of docs/evidence.md says beside its number."""
+    parts = [
+        f"{os.cpu_count()} cores",
+        f"load {os.getloadavg()[0]:.1f}",
+        f"Python {platform.python_version()}",
+    ]
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        parts.append(f"torch {torch.__version__}")
+        if torch.cuda.is_available():
+            parts.insert(0, f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}")
+    return ", ".join([*parts, time.strftime("%Y-%m-%d")])
 
 
 def flattened(row: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

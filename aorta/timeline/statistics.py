@@ -4,7 +4,7 @@ Neighbouring steps resemble each other and the ranks of a step move together, so
 are not 400 measurements, nor 50. What is resampled is blocks of whole steps, all ranks with them. On
 runs of usual length blocks alone call noise a difference two to five times too often (they cut the
 autocorrelation, and its estimate from few steps is too small), hence the corrections, each checked
-by benchmarks/false_alarms.py:
+by benchmarks/comparison.py:
 
 1. The autocorrelation is estimated from ranks of the values (a rare slow step does not hide it),
    corrected for its bias in short series, and moved up by part of a standard error.

@@ -1,4 +1,4 @@
-"""Training programs for the fourth set of whatif_runs.py: plain PyTorch, none of aorta's trainer.
+"""Training programs for the fourth set of what-ifs (sets.py): plain PyTorch, none of aorta's trainer.
 
 Each has the interface of cases.Job: step(), close(), `run.optimizer`, `feed.take` and `losses`. On a CPU a
 program takes the sizes of TINY, which only shows that it runs.
