@@ -38,7 +38,7 @@ class Client:
     steps: int = 12
     """Iterations that have a step."""
     steps_rank_1: int | None = None
-    """Where rank 1 has another number of them."""
+    """Iterations of rank 1, if their number is another."""
     outside: bool = False
     """Collectives between iterations (evaluation) make single steps or gaps differ from what was counted."""
     package: str | None = None
@@ -114,7 +114,7 @@ class Result:
     """Collectives of the last four steps of rank 0."""
     steps_at: str | None = None
     messages: list[str] = field(default_factory=list)
-    """What aorta said beside its closing line."""
+    """Lines that aorta printed beside its closing line."""
 
 
 def main() -> int:
@@ -276,7 +276,7 @@ def is_identical(folder: Path, rank: int, at_iterations: bool) -> bool:
 
 
 def outcome(folder: Path, rank: int) -> dict[str, Any]:
-    """What the client wrote itself."""
+    """The document that the client itself wrote."""
     path = folder / f"{rank}.json"
     document: dict[str, Any] = json.loads(
         (path if path.exists() else folder / f"plain_rank{rank}.json").read_text()

@@ -104,7 +104,7 @@ def windows(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare(folder: Path, rank: int, traces: Iterable[Path]) -> list[dict[str, Any]]:
-    """Per line of source kineto: its numbers and those of the trace that holds its window."""
+    """Numbers of each line of source kineto beside those of the trace that holds its window."""
     read = [(path.name, *device_work(path)) for path in traces]
     if not read:
         return []
@@ -225,7 +225,7 @@ def visible(first: int, num: int) -> list[str]:
 
 
 def child_export(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Whether a forked child can export on CUDA; informative, its trace may lack the device's properties."""
+    """Let a forked child export on CUDA; its trace may lack the device's properties."""
     settings = [*options.settings, "training.max_steps=12", *WINDOWS, "profiling.export=child"]
     fault, wall_s = launch(folder, [*settings, "profiling.export_timeout_s=20"], [{}])
     if fault is not None:

@@ -1,4 +1,4 @@
-"""How often the comparison sees a difference that is not there, and one that is. Simulated; no GPU.
+"""Does the comparison see a difference that is not there, and one that is? Simulated; no GPU.
 
     python benchmarks/comparison.py --pairs 400 --output false_alarms.csv       hours; --only TEXT: some cells
     python benchmarks/comparison.py family --pairs 400                          any of twenty metrics
@@ -21,9 +21,9 @@ from simulated_runs import GROUPS, STEP_MS, Simulation
 from aorta.timeline.statistics import ALPHA, Contrast, Estimate, contrast, estimate, holm, warmup_steps
 
 SHARES = [0.5, *[0.5 / 11] * 11]
-"""As in a report: half of the rate of false alarms is for the step time."""
+"""Shares of the rate of false alarms, as in a report: half is for the step time."""
 PLANTED_SHARE = 0.03
-"""Of the step time: the difference whose power is given for every cell."""
+"""Difference whose power is given for every cell, as a part of the step time."""
 NUM_METRICS = 20
 FAMILY_SHARES = [0.5, *[0.5 / (NUM_METRICS - 1)] * (NUM_METRICS - 1)]
 CELLS = (
@@ -33,7 +33,7 @@ CELLS = (
     "3 runs a side that differ by 1 %",
 )
 SHARED = (0.8, 0.0)
-"""Of the variance."""
+"""Parts of the variance that all metrics share."""
 
 
 def pairs() -> None:

@@ -1,4 +1,4 @@
-"""What the instrument costs a step, interleaved in one process. Needs a GPU for every rank.
+"""Cost of the instrument in a step, measured in turn in one process. Needs a GPU for every rank.
 
     torchrun --nproc_per_node 2 benchmarks/cost.py --pin --together --output cost.csv      # 10 min
     torchrun --nproc_per_node 2 benchmarks/cost.py share      # its own functions within a step, 1 min
@@ -231,7 +231,7 @@ def compare_together(
 
 
 def agreed(go_on: bool) -> bool:
-    """What rank 0 says, on all ranks."""
+    """Rank 0's answer, on all ranks."""
     answer = [go_on]
     dist.broadcast_object_list(answer)
     return answer[0]
@@ -259,7 +259,7 @@ class Subject:
         return None
 
     def switch(self, on: bool) -> None:
-        """For the steps from now on."""
+        """Turn it on or off for the steps from now on."""
         self.on = on
 
     def step(self) -> None:

@@ -38,16 +38,16 @@ class Result:
     identical: bool | None = None
     losses: int | None = None
     calls: int | None = None
-    """Of optimizers on rank 0, as the witness counted."""
+    """Calls of optimizers on rank 0 that the witness counted."""
     steps: int | None = None
     expected: int | None = None
     seen: int | None = None
     counted: int | None = None
-    """By the process groups, as the witness read them."""
+    """Collectives that the process groups counted, as the witness read them."""
     before: int | None = None
     """Counted before the process had a group and an optimizer, or a backward pass, when recording starts."""
     traced: int | None = None
-    """By PyTorch's Flight Recorder: without sends and receives, with those before training."""
+    """Entries of PyTorch's Flight Recorder, which starts before training and has no sends and receives."""
     per_step: list[int] = field(default_factory=list)
     steps_at: str | None = None
     messages: list[str] = field(default_factory=list)
@@ -147,7 +147,7 @@ def launch(program: Program, source: Path, folder: Path, mode: str, options: arg
 
 
 def witnessed(folder: Path) -> list[dict[str, Any]]:
-    """What each process did, those of one rank and program in the order of their losses."""
+    """Documents of all processes; those of one rank and program are in the order of their losses."""
     documents = [json.loads(path.read_text()) for path in folder.glob("rank*.json")]
     return sorted(
         documents, key=lambda document: (document["rank"], -len(document["digests"]), document["argv"])

@@ -1,4 +1,4 @@
-"""What every harness shares: its command line, the table it prints and the CSV it writes.
+"""Parts that every harness shares: its command line and the CSV that it writes.
 
 A harness ends with `write(options.output, rows)`: one row a case, nested figures in columns of their own.
 """
@@ -59,7 +59,7 @@ def write(path: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def machine() -> str:
-    """Device, versions, date and load: what a row of docs/evidence.md says beside its number."""
+    """Device, versions, load and date, which a row of docs/evidence.md gives beside its number."""
     parts = [
         f"{os.cpu_count()} cores",
         f"load {os.getloadavg()[0]:.1f}",

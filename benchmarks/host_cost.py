@@ -1,4 +1,4 @@
-"""What aorta costs the host: a collective, a name, a process, a command. On a CPU; nothing else may run.
+"""Cost of aorta on the host: a collective, a name, a process, a command. On a CPU; nothing else may run.
 
     python benchmarks/host_cost.py collective       a collective of a process group that does nothing, 1 min
     python benchmarks/host_cost.py names            naming collectives by their modules, half a minute
@@ -117,7 +117,7 @@ looked at; `look`: in those, where a reading of the clock (0.3 us) is in each co
 
 
 def attach() -> None:
-    parser = arguments("""What `aorta run` costs a process: without torch, with torch alone, one that trains.
+    parser = arguments("""Cost of `aorta run` in processes without torch, with torch, and in one that trains.
 
 Whole processes with and without aorta in turn, and what aorta alone takes inside them. The process of
 `aorta run` itself is beside the command, and is given apart.
@@ -243,12 +243,12 @@ def host_cost() -> dict[str, Any]:
 
 
 def clear_caches() -> None:
-    """What a model does to its host's caches between two collectives: 16 MB read and written."""
+    """Read and write 16 MB, as a model does to its host's caches between two collectives."""
     _SWEPT.add_(1.0)
 
 
 def python_functions(call: Callable[[], Any]) -> int:
-    """How many Python functions one call enters."""
+    """Number of Python functions that one call enters."""
     entered = []
 
     def note(frame: Any, event: str, _: object) -> None:

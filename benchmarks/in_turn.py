@@ -6,7 +6,7 @@ import numpy as np
 
 
 def us_in_turn(variants: Mapping[str, Callable[[], float]], num_rounds: int) -> dict[str, list[float]]:
-    """Per variant what it gave in each round but a first one, in µs a kernel. Prints the medians."""
+    """Measure each variant in each round, leave out a first round, print medians in µs a kernel."""
     us: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(num_rounds + 1):
         for name, measure in variants.items():

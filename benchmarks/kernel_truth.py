@@ -262,7 +262,7 @@ def transfer(folder: Path, skip: int) -> dict[str, Any] | None:
 
 
 def shortest(steps: dict[int, list[list[float]]], num_ranks: int) -> list[float]:
-    """Per step that all ranks have with as many collectives: the sum of the shortest of each."""
+    """Sum of each collective's shortest kernel, for steps that all ranks have with as many collectives."""
     return [
         float(np.min(ranks, axis=0).sum())
         for ranks in steps.values()

@@ -1,4 +1,4 @@
-"""What NCCL's own events say of collectives, beside kernel records of the same steps, and their cost.
+"""NCCL's own events beside kernel records of the same steps, and their cost.
 
     torchrun --nproc_per_node 2 benchmarks/library_events.py --output library_events.csv
 
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def goes_on(end_s: float) -> bool:
-    """Whether another part begins: rank 0 decides."""
+    """True where another part may begin; rank 0 decides."""
     late = torch.tensor(
         [float(time.monotonic() > end_s)], device="cuda" if torch.cuda.is_available() else "cpu"
     )

@@ -8,11 +8,11 @@ import psutil
 
 _CPUS = Path("/sys/devices/system/cpu")
 _LAUNCHING = "pt_autograd"
-"""What torch names the threads of its autograd engine."""
+"""Name that torch gives the threads of its autograd engine."""
 
 
 def pin_threads() -> None:
-    """Of this rank's cores one goes to this thread, one to the autograd engine, the rest to all else.
+    """Give one of this rank's cores to this thread, one to the autograd engine, the rest to all else.
 
     A core is all its hardware threads, of which a launching thread uses the first and leaves the others idle.
     New threads inherit their maker's core, so call this again once the last is made. Does nothing where the
@@ -35,7 +35,7 @@ def pin_threads() -> None:
 
 
 _seen: frozenset[int] = frozenset(os.sched_getaffinity(0))
-"""What this process might use before anything was pinned."""
+"""CPUs of this process before anything was pinned."""
 
 
 def _local(name: str) -> int:

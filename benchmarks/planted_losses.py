@@ -141,7 +141,7 @@ def work(names: list[str], folder: Path, num_steps: int, device: str) -> None:
 
 
 def trial(name: str, repeat: int, place: Path, failure: str) -> dict[str, Any]:
-    """What is said of a run that has been made."""
+    """Ask `aorta why` about a run that has been made, and judge the answer."""
     case = CASES[name]
     row: dict[str, Any] = {"case": name, "repeat": repeat, "planted": case.planted}
     try:

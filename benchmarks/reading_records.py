@@ -1,4 +1,4 @@
-"""How fast step records are read, from lines and from columns. On a CPU; nothing else should run.
+"""Speed of reading step records, from lines and from columns. On a CPU; nothing else should run.
 
     python benchmarks/reading_records.py --ranks 64 --steps 1000 --runs 1           10 min
     python benchmarks/reading_records.py --columns --ranks 1024 --steps 10000 --runs 1
@@ -201,7 +201,7 @@ def num_bytes_below(folder: Path) -> int:
 
 
 def timed(command: Sequence[str], environment: dict[str, str]) -> dict[str, float]:
-    """In a process of its own, of which this one then knows the children's sums and peak."""
+    """Run a command below a process of its own, whose children's sums and peak can then be read."""
     script = (
         "import json, resource, subprocess, sys, time\n"
         "start = time.perf_counter()\n"
@@ -233,7 +233,7 @@ def decode_all(files: Sequence[Path], fields: str) -> None:
 
 
 class FewestOverlap(msgspec.Struct, gc=False):
-    """What a table of five rows shows."""
+    """The numbers that a table of five rows shows."""
 
     comm_ms: float | None
     compute_ms: float | None
@@ -281,7 +281,7 @@ def write_run(
 def write_columns_beside(
     path: Path, lines: Sequence[bytes], rank: int, blocks: Sequence[FlatColumns]
 ) -> None:
-    """What a recorder's second process writes beside these lines; blocks: of rank 0."""
+    """Write the columns that a recorder's second process puts beside these lines, from blocks of rank 0."""
     offset = number = 0
     with open(path, "wb") as file:
         for block in blocks:
@@ -362,7 +362,7 @@ def step_of(
 
 
 def host_spans(window_ms: float) -> list[HostSpan]:
-    """As a recorder notes them in every line."""
+    """The spans that a recorder notes in every line."""
     return [
         HostSpan("backward", 1.2, 2.9),
         HostSpan("optimizer", 3.0, 3.9, "AdamW (fused=True, capturable=False)", 1 << 30),

@@ -1,4 +1,4 @@
-"""How fast traces are read, to totals and to a report, alone and beside other tools. On a CPU.
+"""Speed of reading traces, to totals and to a report, alone and beside other tools. On a CPU.
 
     python benchmarks/reading_traces.py [--trace FILE] [--ranks 64]        without it: one of AORTA_DATA
     python benchmarks/reading_traces.py beside --ranks 4 --hta PYTHON --tracelens PYTHON
@@ -189,7 +189,7 @@ class _FewestOfTrace(msgspec.Struct):
 
 
 def measure_floor(trace: Path, repeats: int) -> dict[str, float]:
-    """What no reader in Python that builds events can be faster than by much."""
+    """The floor: no reader in Python that builds events can be much faster."""
     data = trace.read_bytes()
     decoder = msgspec.json.Decoder(_FewestOfTrace)
 
@@ -301,7 +301,7 @@ def measured(wall_s: float, rows: list[Measured]) -> dict[str, float]:
 
 
 def peak_bytes() -> int:
-    """Of this process since it began; getrusage also counts what it was before it became this program."""
+    """Peak memory of this process; getrusage would also count the program that it was before."""
     try:
         text = Path("/proc/self/status").read_text()
     except OSError:

@@ -32,13 +32,13 @@ class Simulation:
     noise: float = 0.02
     """Standard deviation of the shared noise."""
     white: float = 0.0
-    """Of shared noise beside it that is independent from step to step."""
+    """Standard deviation of further shared noise, independent from step to step."""
     own_noise: float = 0.005
-    """Of each rank's own noise, independent from step to step."""
+    """Standard deviation of each rank's own noise, independent from step to step."""
     slow_share: float = 0.0
     """Share of steps that take 1.5 times as long."""
     shape: Literal["normal", "skewed", "t2", "pareto"] = "normal"
-    """Of the shared noise."""
+    """Distribution of the shared noise."""
     gap: float = 0.0
     """Between two states of the clock."""
     dwell: float = 10.0
@@ -50,7 +50,7 @@ class Simulation:
     slope: float = 0.0
     """Standard deviation, between runs, of a linear change over the run."""
     settling: float = 0.0
-    """Of the first step, decaying to nothing (or, below 0, rising from it)."""
+    """Extra time of the first step, which decays to nothing (below 0: rises from it)."""
     settling_steps: float = 30.0
     wave: float = 0.0
     """Amplitude of one slow wave of random phase and 0.7 to 3 periods."""
@@ -64,10 +64,10 @@ class Simulation:
     jump: float = 0.0
     """Height of one step of the level, up or down, at a random place."""
     cold_steps: int = 0
-    """From half to one and a half times as many leading steps, drawn for each run, are slower by cold."""
+    """Leading steps that are slower by cold; each run draws 0.5 to 1.5 times as many."""
     cold: float = 0.0
     ramp: float = 0.0
-    """By which the reference alone gets slower over its run: its machine warms up."""
+    """Slowdown of the reference alone over its run, since its machine warms up."""
     pause_every: int = 0
     """Every so many steps one takes pause longer, as for a checkpoint."""
     pause: float = 0.0

@@ -47,7 +47,7 @@ from aorta.traces.model import RankTrace
 JUDGED_CASES = [name for name in CASES if not name.startswith("tiny_")]
 CALIBRATION_STEPS = 12
 PROFILING_STEPS = 6
-"""Of which three are used, about as many as the defaults of profiling.* keep."""
+"""Steps of a full profiler window; three are used, about as many as the defaults of profiling.* keep."""
 JUDGED_STEPS = 14
 CUDA, CPU = ProfilerActivity.CUDA, ProfilerActivity.CPU
 LINE_CASES = ("fsdp", "fsdp_short", "ddp", "tp", "moe")
@@ -156,7 +156,7 @@ def traced_window(
 def calibration_of_all_ranks(
     trace: RankTrace, steps: list[int], records: dict[int, StepRecord]
 ) -> Calibration:
-    """From the steps of all ranks, for this one."""
+    """Calibration for this rank, learned from the steps of all."""
     rows = [records[step] for step in steps]
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, traced_steps(rows, trace, match_kernels(rows, trace)))
@@ -168,7 +168,7 @@ def calibration_of_all_ranks(
 def kernel_overlaps(
     trace: RankTrace, steps: list[int], records: dict[int, StepRecord]
 ) -> dict[int, OverlapRecord]:
-    """By global step: everything that ran in the step's window, as the record has it."""
+    """Overlap of the kernels in each step's window, by global step."""
     overlaps = {}
     for step in steps:
         record = records[step]
@@ -303,7 +303,7 @@ def judged(run: Path, num_ranks: int) -> list[dict[str, Any]]:
 
 
 def traced(run: Path, rank: int) -> list[TracedStep]:
-    """Of the rank, in order; the first of them is a step of the start and nobody uses it."""
+    """Traced steps of the rank, in order. The first is from the start of the run and nobody uses it."""
     lines = read_lines(run, rank)
     steps: list[TracedStep] = []
     for path in sorted((run / "torch_profiler" / f"rank{rank}").glob("kernels/step_*.json.gz")):
@@ -315,7 +315,7 @@ def traced(run: Path, rank: int) -> list[TracedStep]:
 
 
 def errors(step: TracedStep, calibrator: Calibrator) -> dict[str, float] | None:
-    """In % of the kernels' comm: calibrated, and raw."""
+    """Errors in % of the kernels' comm, calibrated and raw."""
     record, kernels = step.record, overlap(step.kernels)
     truth = kernels.compute_stream
     numbers = calibrator.apply(record)

@@ -1,4 +1,4 @@
-"""How well a replay gives a measured step back, and what-ifs against runs in which the change was made.
+"""Replays of measured steps, and what-ifs against runs in which the change was made.
 
     torchrun --nproc_per_node 2 benchmarks/what_if.py runs --output RUNS --set fourth --pin   2 GPUs, 10 min
     python benchmarks/what_if.py predict RUNS --output what_if.csv     of what `runs` wrote, 5 min
@@ -463,7 +463,7 @@ def timed_alone(case: str, device: torch.device) -> list[float]:
 
 
 def slower_collectives(change: Change) -> list[str]:
-    """What is asked of fewer channels: by how much each collective is slower by itself."""
+    """Words to ask for fewer channels: how much slower each collective is by itself."""
     group = limited_group(change.settings["program"]["channels"])
     return [
         f"{op} x{probe(op, size, group) / probe(op, size):.4f}" for op, size in (change.probed or {}).items()

@@ -216,7 +216,7 @@ class Change:
             case, name, asked, hook, after, settings,
         )  # fmt: skip
         self.probed = probed
-        """Of fewer channels: operations and their bytes whose times by themselves are asked."""
+        """Operations and bytes that fewer channels are probed with."""
 
 
 CHANGES = [

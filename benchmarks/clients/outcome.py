@@ -50,7 +50,7 @@ def loader(num_items: int = 512) -> Any:
 
 
 class Outcome:
-    """What a rank saw of its own training."""
+    """Losses and counts that a rank saw of its own training."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -75,7 +75,7 @@ class Outcome:
 
 
 def sequence_numbers() -> dict[str, int]:
-    """Of each process group of this rank, as its backend counts."""
+    """Sequence number of each process group of this rank, as its backend counts."""
     if not dist.is_initialized():
         return {}
     return {

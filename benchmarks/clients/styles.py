@@ -292,7 +292,7 @@ def sharpness_aware() -> None:
 
 
 class Tee(io.TextIOBase):
-    """What some launchers put in the place of sys.stdout: no fileno, no buffer."""
+    """A stream that some launchers put in the place of sys.stdout: no fileno, no buffer."""
 
     def __init__(self, stream: Any) -> None:
         self.stream, self.lines = stream, list[str]()

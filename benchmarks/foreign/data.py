@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
 
 
 def tokens(folder: Path) -> None:
-    """For nanoGPT."""
+    """Write tokens for nanoGPT."""
     folder.mkdir(exist_ok=True)
     numbers = np.random.default_rng(0).integers(0, 200, 20_000)
     for name in ("train", "val"):

@@ -20,7 +20,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folder: str
     """That it is started in, below the checkout."""
     command: str
-    """What follows the Python, or torchrun; {data} is the folder of data made here."""
+    """Words behind python or torchrun; {data} is the folder of data made here."""
     steps: int
     """Optimizer steps of each rank."""
     ranks: int = 2
@@ -31,7 +31,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outside: bool = False
     """Collectives between the optimizer's calls belong to no step (evaluation), or to the next."""
     options: list[str] = []
-    """Of `aorta run`."""
+    """Options of `aorta run`."""
     links: dict[str, str] = {}
     """Names in the folder that stand for data made here."""
     variables: dict[str, str] = {}

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class SlowSGD(torch.optim.Optimizer):
-    """As plain as an optimizer that a researcher writes: a Python loop over slices of every parameter."""
+    """A plain optimizer as a researcher writes it: a Python loop over slices of every parameter."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 1e-3})

@@ -1,4 +1,4 @@
-"""How often `aorta why` names a cause that is none, and how well it tells a loss that is not in every step.
+"""Does `aorta why` name a cause where there is none, and does it tell a loss that is not in every step?
 
     python benchmarks/planted_losses.py made --runs 40 --output made.csv
 
@@ -25,15 +25,15 @@ from aorta.report.load.open import load_run
 sys.path.insert(0, str(ROOT))
 
 RECORDS: Any = importlib.import_module("tests.causes.runs")
-"""What the tests make records with."""
+"""The module that the tests make records with."""
 
 
 WORK_MS, COMM_MS, NUM_STEPS = 30.0, 2.0, 42
 PART = 0.2
-"""Of the mean step that is lost."""
+"""Part of the mean step that is lost."""
 
 Needs = Callable[[random.Random, int], list[tuple[float, float]]]
-"""By rank: ms of work in a step, and ms that others take of its core."""
+"""Gives each rank's ms of work in a step, and the ms that others take of its core."""
 
 
 def _alone(work: Callable[[random.Random], float]) -> Needs:
@@ -78,7 +78,7 @@ OFTEN = (2, 3, 5, 10, None)
 
 
 def planted(period: int | None, noise: str, is_of_all: bool, slow_steps: list[int]) -> tuple[Needs, float]:
-    """What the ranks need, and the ms that a slow step takes longer. slow_steps: of the last run."""
+    """The ranks' needs, and the ms that a slow step takes longer. slow_steps are those of the last run."""
     taken_ms = 30.0 if "others" in noise else 0.0
     usual_ms = WORK_MS + COMM_MS + taken_ms
     each_ms = (period or 5) * usual_ms * PART / (1 - PART)

@@ -35,12 +35,12 @@ from reliability.limited import Ended, ended  # noqa: E402
 from aorta.errors import AortaError  # noqa: E402
 
 MOST_FAILURES = 5
-"""Of one kind that are listed and kept."""
+"""Failures of one kind that are listed and kept."""
 
 
 @dataclass
 class Outcome:
-    """Of one subject."""
+    """Counts and maxima of one subject."""
 
     counts: Counter[str] = field(default_factory=Counter)
     most_cpu_s: float = 0.0

@@ -1,4 +1,4 @@
-"""What fuzz.py damages: a good folder for each kind of file that aorta reads, and the calls that read it."""
+"""Good folders that fuzz.py damages, one for each kind of file that aorta reads, and who reads them."""
 
 import json
 import os
@@ -47,7 +47,7 @@ Call = Callable[[], object]
 Damage = Callable[[Path, random.Random], None]
 """Changes one file of a folder."""
 Ask = Callable[[Path, random.Random], Call]
-"""What reads the folder."""
+"""Reads the folder."""
 VALUES_OF_TEXT = (
     "2001-13-45", "9" * 5000, "[" * 300, "!!timestamp 99", "&a [*a]", "\ud800", "\0", "~", "{}", "[]", ".nan",
     "-.inf", "1e999", "0x7fffffffffffffff1", "!!python/name:os.system", "? a", "- - -", "x: y: z", "'", "",
@@ -63,9 +63,9 @@ class Subject:
     damage: Damage
     ask: Ask
     folder: Path = field(default=Path())
-    """Of the good files, once made."""
+    """Folder of the good files, once made."""
     is_asked_whole: bool = True
-    """What is made can be asked as it is, and is answered."""
+    """Check that the undamaged folder is read without an error."""
 
 
 def aorta(*arguments: str | Path) -> Call:
@@ -84,7 +84,7 @@ def bytes_of(*patterns: str) -> Damage:
 
 
 def values_of(*patterns: str) -> Damage:
-    """Of JSON: values replaced, removed, doubled; each third time bytes."""
+    """Mutate JSON: values are replaced, removed or doubled; each third time bytes are."""
 
     def damage(folder: Path, rng: random.Random) -> None:
         path = chosen(folder, patterns, rng)
@@ -95,7 +95,7 @@ def values_of(*patterns: str) -> Damage:
 
 
 def texts_of(*patterns: str) -> Damage:
-    """Of YAML and programs: bytes, values after a colon or a sign of equality, whole documents."""
+    """Mutate YAML and programs: bytes, values behind a colon or an equals sign, or whole documents."""
 
     def damage(folder: Path, rng: random.Random) -> None:
         path = chosen(folder, patterns, rng)
@@ -181,7 +181,7 @@ with aorta.instrument(sys.argv[1]) as recorder:
 
 
 def killed(folder: Path) -> None:
-    """As SIGKILL leaves it: steps that are no lines yet, no end in run.json."""
+    """Make a run that SIGKILL ended: steps without lines, no end in run.json."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", KILLED, str(folder / "run")]
     end = subprocess.run(command, env=environment, capture_output=True)
@@ -339,7 +339,7 @@ def damaged_trace(folder: Path, rng: random.Random) -> None:
 
 
 def checkpointed(folder: Path) -> None:
-    """In a process of its own: this one forks."""
+    """Make it in another process, since this one forks."""
     script = "import sys; from pathlib import Path; from reliability.fuzz_subjects import save_checkpoint\n"
     search = os.pathsep.join((str(ROOT), str(ROOT / "benchmarks")))
     environment = {**os.environ, "PYTHONPATH": search}
@@ -368,7 +368,7 @@ def resume(folder: Path, rng: random.Random) -> Call:
 
 
 def files_with_fitting_checksums(folder: Path, rng: random.Random) -> None:
-    """What the checksums would refuse goes on to what reads tensors and pickles."""
+    """Remove the checksums, so that damage reaches the readers of tensors and pickles."""
     path = next(iter(sorted(folder.glob("step_*"))))
     bytes_of(".metadata", "*.distcp", "*.pt")(folder, rng)
     meta = json.loads((path / "aorta.json").read_bytes())

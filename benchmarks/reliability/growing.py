@@ -1,4 +1,4 @@
-"""Whether a long run grows: memory and CPU time per step, and what the recorder holds, over short steps.
+"""Memory and CPU time per step of a long run of short steps, and how much the recorder holds.
 
     torchrun --standalone --nproc_per_node 2 benchmarks/reliability/growing.py --case ddp --steps 100000
 
@@ -31,7 +31,7 @@ from aorta.recording.interception.works import TimedWork
 
 SAMPLES = 200
 SLOPES = ("resident_kb", "children_resident_kb", "main_thread_cpu_ms", "process_cpu_ms")
-"""Of which slopes are given, from rows every `steps / SAMPLES` steps."""
+"""Columns whose slopes are given, from rows every `steps / SAMPLES` steps."""
 
 
 def main() -> None:
@@ -202,7 +202,7 @@ def resident_kb(pid: int | None = None) -> int:
 
 
 def slopes_of(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Per step, of straight lines through the second half: resident memory in kB, CPU in ms a step."""
+    """Slopes per step of lines through the second half: resident memory in kB, CPU in ms."""
     half = rows[len(rows) // 2 :]
     steps = [row["step"] for row in half]
     return {name: float(np.polyfit(steps, [row[name] for row in half], 1)[0]) for name in SLOPES}

@@ -236,7 +236,7 @@ class Case:
     name: str
     fault: Fault
     op: str | None
-    """Of the collective that is to be named; None: nothing to be named."""
+    """Operation that must be named; None: none."""
     step: int = USUAL_STEP
     group: str = "default"
     ranks: int = 3
@@ -339,7 +339,7 @@ class Pause:
 
     name: str
     act: Callable[[float], Callable[[Program], None]]
-    """Of the watchdog's limit."""
+    """Length as a part of the watchdog's limit."""
     on: tuple[int, ...] = (0, 1)
     steps: tuple[int, ...] = (USUAL_STEP,)
     hang: dict[str, Any] = field(default_factory=dict)

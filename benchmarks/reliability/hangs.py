@@ -48,9 +48,9 @@ from aorta.records.reader import read_steps  # noqa: E402
 
 NUM_STEPS = 12
 START_LIMIT_S = 90.0
-"""For the ranks of a case to come to its fault, or to the end of a pause's run."""
+"""Time that the ranks of a case have to reach its fault or the end of a pause's run."""
 END_LIMIT_S = 20.0
-"""From the last report to the end of the last rank."""
+"""Time from the last report to the end of the last rank."""
 PLANTED, STARTED = "planted_unix_ns", "started"
 _fork = multiprocessing.get_context("fork")
 

@@ -339,13 +339,13 @@ threading.Timer(0.3, resource.setrlimit, free).start()
 
 @dataclass(frozen=True)
 class Mishap:
-    """Of a loop of 30 steps."""
+    """Code that runs within a loop of 30 steps."""
 
     at_step_10: str
     num_lines: int = 30
-    """In the file at least."""
+    """Lines that the file must have at least."""
     word: str = ""
-    """In the report where lines are missing."""
+    """Words that the report must have where lines are missing."""
     first: str = ""
     """Runs before the recorder starts."""
 

@@ -1,4 +1,4 @@
-"""What hostile traces, records and budgets give: a number, a warning, or one line; never a traceback.
+"""Hostile traces, records and budgets must give a number, a warning or one line, never a traceback.
 
     python benchmarks/reliability/hostile_inputs.py [--output inputs.csv] [-k WORD]
 

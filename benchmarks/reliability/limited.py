@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MOST_BYTES = 1_000_000_000
-"""Of address space beyond what the forking process has."""
+"""Address space that a call may take beyond the forking process's."""
 MOST_CPU_S = 5
 LIMIT_S = 120
-"""By the clock: behind the limit of CPU time, for what waits for ever."""
+"""Limit by the clock, for calls that wait for ever and so use no CPU."""
 RAISED = 98
 
 
@@ -26,7 +26,7 @@ class Ended:
     errors: str
     cpu_s: float
     peak_mb: float
-    """Of resident memory, what the forking process had included."""
+    """Peak of resident memory; includes what the forking process had."""
 
     @property
     def verdict(self) -> str:
@@ -45,7 +45,7 @@ class Ended:
 
     @property
     def error_lines(self) -> list[str]:
-        """Without click's hints how to ask."""
+        """Lines of the error without click's hints."""
         lines = self.errors.strip().splitlines()
         return [line for line in lines if line and not line.startswith(("Usage", "Try"))]
 
@@ -68,7 +68,7 @@ def ended(call: Callable[[], object]) -> Ended:
 
 
 def _run(call: Callable[[], object], out: Path) -> None:
-    """In the child; never returns."""
+    """Call in the child; never returns."""
     text, errors = io.StringIO(), io.StringIO()
     status: int | str | None = 99
     own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

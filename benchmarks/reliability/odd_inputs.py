@@ -40,9 +40,9 @@ class OddInput:
     make: Callable[[Path], Path]
     """Writes into the folder; what is to be reported."""
     medians: dict[str, float | None] | None
-    """By metric; None: it is refused with one line."""
+    """Right medians by metric; None: the input is refused with one line."""
     words: tuple[str, ...] = ()
-    """Of the output, or of the line."""
+    """Words that the output, or the line, must have."""
 
 
 def events_of(document: Trace, kind: str) -> list[Event]:
@@ -119,7 +119,7 @@ def shuffled(document: Trace) -> None:
 
 
 def noisy(document: Trace) -> None:
-    """What Chrome's format has beside spans."""
+    """Add events of Chrome's format that are no spans."""
     for phase in "MCsfiPNOD":
         for i in range(20):
             document["traceEvents"].append(
@@ -137,7 +137,7 @@ def noisy(document: Trace) -> None:
 
 
 def two_devices(document: Trace) -> None:
-    """What the second one does hides nothing of the first."""
+    """Add a second device, whose kernels must hide none of the first's."""
     for event in list(events_of(document, "kernel")):
         other = event | {"pid": 1, "args": event["args"] | {"device": 1}, "name": "gemm"}
         document["traceEvents"].append(other | {"ts": event["ts"] + 400})
@@ -230,7 +230,7 @@ def world_of_four(folder: Path) -> None:
 
 
 def example_medians() -> dict[str, float | None]:
-    """Of the example's own report, as it is."""
+    """Medians of the example's own report."""
     names = ("step_ms", "compute_ms", "comm_ms", "exposed_ms")
     with tempfile.TemporaryDirectory() as folder:
         _, _, medians = report(EXAMPLE, Path(folder) / "out")
@@ -397,7 +397,7 @@ def report(path: Path, output: Path) -> tuple[int, str, dict[str, float | None]]
 
 
 def problem(case: OddInput, status: int, text: str, medians: dict[str, float | None]) -> str | None:
-    """What is wrong with an outcome."""
+    """The fault of an outcome, None if it is right."""
     if "Traceback" in text or status not in (0, 2):
         return f"status {status}"
     if (status == 2) != (case.medians is None):

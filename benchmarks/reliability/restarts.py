@@ -143,7 +143,7 @@ def launch(
 
 
 def losses(folder: Path, num_ranks: int) -> list[dict[int, float | None]]:
-    """By rank and global step; of a step that ran twice the later one."""
+    """Losses by rank and global step; a step that ran twice has the later one."""
     return [
         {
             record.global_step: record.loss

@@ -42,7 +42,7 @@ KINDS = {
 BLOCKS, DRAWS = 8, 2000
 """Blocks that the second half of a run is cut into, and how often they are drawn."""
 END_S = 8.0
-"""From a run's last step to its end."""
+"""Time from a run's last step to its end."""
 GRACE_S = 60.0
 """After which a run that has not ended is ended."""
 
@@ -99,7 +99,7 @@ class Run:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder)
 
     def document(self) -> dict[str, Any]:
-        """What the run wrote, or its fault; waits for its end."""
+        """Wait for the run's end; return its document, or its fault."""
         try:
             status = self._process.wait(max(1.0, self._until_s + GRACE_S - time.time()))
         except subprocess.TimeoutExpired:
@@ -115,7 +115,7 @@ class Run:
 
 
 def compared(case: str, documents: dict[str, Any]) -> dict[str, Any]:
-    """By kind of slope: means with and without aorta, their difference and its 95 % interval."""
+    """Means of each slope with and without aorta, their difference and its 95 % interval."""
     on, off = documents.get(f"{case}_on", {}), documents.get(f"{case}_off", {})
     faults = {name: run["fault"] for name, run in (("on", on), ("off", off)) if "fault" in run}
     if faults:

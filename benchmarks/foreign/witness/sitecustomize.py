@@ -45,7 +45,7 @@ def watch(loader: "Any") -> None:
 
 
 class Witness:
-    """What one process does."""
+    """Notes of what one process does."""
 
     def __init__(self, torch: "Any") -> None:
         from torch.optim import optimizer
