@@ -1,7 +1,6 @@
 """Cost of the instrument in a step, measured in turn in one process. Needs a GPU for every rank.
 
     torchrun --nproc_per_node 2 benchmarks/cost.py --pin --together --output cost.csv      # 10 min
-    torchrun --nproc_per_node 2 benchmarks/cost.py share      # its own functions within a step, 1 min
 
 Pairs of blocks, with and without, in an order that changes from pair to pair: the instrument (both
 placements; it is paused for the blocks without), torch.profiler, and a device synchronisation per step.
@@ -15,12 +14,6 @@ with / block without, with a bootstrap interval; peak memory likewise. With --to
 take turns with two blocks without, whose mean is what each is compared with, and the ratio of the two is
 printed too: what the method makes of nothing. Garbage is collected before the first block, and what is left
 is frozen, so that a full collection, which takes as long as a step, falls into no block.
-
-`share` times each function of the instrument where it runs, in the middle of training, so with the caches
-that the model leaves it. A call of another listed function within it is in both. `launch` is the backend's
-own part of `observe`. What the timing itself takes (about 0.2 us per call), what entering Python from the
-dispatcher takes, and what the model's own code loses because the instrument's has displaced it from the
-caches, is in none of them.
 """
 
 import argparse
@@ -28,10 +21,7 @@ import gc
 import random
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import cycle
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,41 +29,24 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from cases import CASES, Job, config_of, process_group
-from harness import arguments, choose, need_gpus, write
+from harness import arguments, write
 from pinning import pin_threads
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
-from aorta.device import cuda
-from aorta.recording import recorder as recorder_module
-from aorta.recording.handles import StepHandle
 from aorta.recording.run_folder import numbers
 from aorta.timeline.statistics import median_interval
 
 CASE_NAMES = ("fsdp", "fsdp_short", "tp", "ddp")
 WARM_STEPS = 6
 SWITCH_STEPS = 2
-RECORD = cuda._record
 EVENTS_POLL_S, NEVER_S = numbers.POLL_S, 3600.0
-SPARE = cycle([torch.cuda.Event(enable_timing=True) for _ in range(512 * torch.cuda.is_available())])
-PARTS = ("timed_every_4", "waiting", "dispatcher", "twice", "unresolved", "unrecorded", "untimed")
-"""Native placement with something changed, to see what it costs.
-
-timed_every_4: times in one step of four; blocks hold whole fours (--steps 4). waiting: ends of asynchronous
-collectives are marked on a stream that waits for them. dispatcher: calls from Python are taken in the
-dispatcher too. twice: a second event is recorded with each mark. unresolved: nobody reads the marks, and
-each takes a new event. unrecorded: nor does the device get them, so Python is left. untimed: collectives
-are seen and counted, nothing is marked.
-"""
-EVENTS = ("events", "events_dedicated")
-"""native and dedicated without kernel records; so are PARTS."""
+EVENTS = ("events", "events_dedicated", "timed_every_4")
+"""Variants without kernel records. timed_every_4 times one step of four; its blocks hold whole fours."""
 RECORDS = "records"
 """Kernel records alone: no step is entered, so no collective is noted and no line written."""
-UNWATCHED = "unwatched"
-"""native without the methods of tensors that wait for the device: their class stays as it is at a switch."""
-VARIANTS = ("native", "dedicated", RECORDS, UNWATCHED, *EVENTS, *PARTS, "profiler", "synchronise")
+VARIANTS = ("native", "dedicated", RECORDS, *EVENTS, "profiler", "synchronise")
 USUAL = ("native", "dedicated", "events", "profiler", "synchronise")
-WARM_STEPS, SHARE_STEPS = 8, 30
 
 
 def main() -> None:
@@ -95,27 +68,6 @@ def main() -> None:
     rows = step_cost(options)
     if rows is not None:
         write(options.output, rows)
-
-
-def share() -> None:
-    parser = arguments("Host time per step in the instrument's own functions, by function.")
-    parser.add_argument("--cases", nargs="+", default=["fsdp_short", "tp"], choices=list(CASES))
-    options = parser.parse_args()
-    need_gpus()
-    rows: list[dict[str, Any]] = []
-    with process_group() as device:
-        for name in options.cases:
-            job = Job(config_of(CASES[name]), device)
-            result = measure_share(job)
-            for label, row in sorted(result["per_step"].items()):
-                rows.append({"case": name, "step_ms": result["step_ms"], "function": label, **row})
-                if dist.get_rank() == 0:
-                    us, calls = row["us"], row["calls"]
-                    each = us / calls if calls else 0.0
-                    print(f"{name:10s} {label:32s} {us:8.1f} us {calls:6.1f} calls, {each:5.1f} us each")
-            job.close()
-        if dist.get_rank() == 0:
-            write(options.output, rows)
 
 
 def show(result: dict[str, Any]) -> None:
@@ -266,11 +218,6 @@ class Subject:
         self.job.step()
 
 
-def recorded_twice(event: Any, stream: Any) -> None:
-    RECORD(event, stream)
-    RECORD(next(SPARE), stream)
-
-
 class Instrument(Subject):
     def __init__(self, job: Job, folder: Path, variant: str) -> None:
         super().__init__(job)
@@ -278,24 +225,17 @@ class Instrument(Subject):
         self.opened = False
         placement: Any = "dedicated" if variant.endswith("dedicated") else "native"
         every = 4 if variant == "timed_every_4" else 1
-        kernels: Any = "off" if variant in (*EVENTS, *PARTS) else "on"
+        kernels: Any = "off" if variant in EVENTS else "on"
         self.recorder: Any = aorta.instrument(
             folder / "records", placement=placement, timed_every=every, kernels=kernels
         )
 
     def __enter__(self) -> Self:
-        if self.variant == UNWATCHED:
-            self.recorder._host_watch._watch_waits = lambda: None
         self.recorder.__enter__()
-        if self.variant == "waiting":
-            for group in dist.distributed_c10d._world.pg_map:
-                self.recorder.journal.group(group).sought = True
         return self
 
     def __exit__(self, *_: object) -> None:
         self.switch(False)
-        if self.variant == "unrecorded":
-            self.recorder.journal.closed.clear()
         self.recorder.close()
 
     def switch(self, on: bool) -> None:
@@ -306,21 +246,11 @@ class Instrument(Subject):
             self.recorder.resume()
             if self.recorder._writer is not None:
                 self.recorder._writer.wake()
-            if self.variant == "dispatcher":
-                self.recorder._interception.method_calls.uninstall()
-            if self.variant in ("unresolved", "unrecorded") and self.recorder._writer is not None:
-                self.recorder._writer._extractor.ready = lambda step, closing: closing
-            if self.variant == "unrecorded":
-                self.recorder.journal.closed.clear()  # none of it can be read
-                cuda._record = lambda event, stream: None
-            if self.variant == "twice":
-                cuda._record = recorded_twice
         else:
             self.recorder.pause()
-            cuda._record = RECORD
 
     def step(self) -> None:
-        noted = self.on and not (self.variant == "untimed" or (self.variant == RECORDS and self.opened))
+        noted = self.on and not (self.variant == RECORDS and self.opened)
         self.opened = self.opened or self.on  # the device is found at the first step
         self.job.step(self.recorder if noted else None)
 
@@ -392,94 +322,5 @@ def interval(values: Any) -> dict[str, Any]:
     return {"median": median, "interval": [low, high]}
 
 
-class Spent:
-    """Time and number of calls by label."""
-
-    def __init__(self) -> None:
-        self.ns: Counter[str] = Counter()
-        self.num: Counter[str] = Counter()
-
-    def timed(self, label: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **named: Any) -> Any:
-            start_ns = time.perf_counter_ns()
-            try:
-                return function(*args, **named)
-            finally:
-                self.ns[label] += time.perf_counter_ns() - start_ns
-                self.num[label] += 1
-
-        return call
-
-    def per_step(self, num_steps: int) -> dict[str, dict[str, float]]:
-        return {
-            label: {"us": ns / 1e3 / num_steps, "calls": self.num[label] / num_steps}
-            for label, ns in self.ns.items()
-        }
-
-
-def measure_share(job: Job) -> dict[str, Any]:
-    spent = Spent()
-    with tempfile.TemporaryDirectory() as folder:
-        recorder: Any = aorta.instrument(folder)
-        log, memory = StepHandle.log, recorder_module._memory
-        with recorder:
-            for _ in range(WARM_STEPS):
-                job.step(recorder)
-            recorder.pause()
-            watch(recorder, spent)
-            recorder.resume()
-            originals = watch_waits(spent)
-            for _ in range(WARM_STEPS):
-                job.step(recorder)
-            torch.cuda.synchronize()
-            spent.ns.clear()
-            spent.num.clear()
-            start = time.perf_counter()
-            for _ in range(SHARE_STEPS):
-                job.step(recorder)
-            torch.cuda.synchronize()
-            step_ms = (time.perf_counter() - start) / SHARE_STEPS * 1e3
-            torch.cuda.Event.wait, torch.cuda.Stream.wait_event = originals  # type: ignore[method-assign]
-            StepHandle.log = log  # type: ignore[method-assign]
-            recorder_module._memory = memory
-            time.sleep(0.3)  # the last steps are read meanwhile
-    return {"step_ms": step_ms, "per_step": spent.per_step(SHARE_STEPS)}
-
-
-def watch(recorder: Any, spent: Spent) -> None:
-    """Time the recorder's functions. While it is paused: what it installs refers to them."""
-    observer = recorder._cuda_observer
-    observe = spent.timed("observe", observer.observe)
-
-    def with_launch(
-        group: Any, op: str, tensors: Any, num_bytes: int, dtype: str, is_async: bool, launch: Any, *peer: Any
-    ) -> Any:
-        launch = spent.timed("launch", launch)
-        return observe(group, op, tensors, num_bytes, dtype, is_async, launch, *peer)
-
-    observer.observe = with_launch
-    observer.wait = spent.timed("wait for a work", observer.wait)
-    recorder._clock.mark = spent.timed("mark", recorder._clock.mark)
-    recorder._open = spent.timed("step starts", recorder._open)
-    recorder._end_body = spent.timed("step ends", recorder._end_body)
-    recorder._keep = spent.timed("step is kept (in: step starts)", recorder._keep)
-    recorder._kernels.mark = spent.timed("mark among kernels", recorder._kernels.mark)
-    names = recorder._module_names
-    names.begin_step = spent.timed("names (in: step starts)", names.begin_step)
-    names.end_body = spent.timed("names (in: step ends)", names.end_body)
-    recorder_module._memory = spent.timed("memory (in: step ends)", recorder_module._memory)
-    StepHandle.log = spent.timed("log", StepHandle.log)  # type: ignore[method-assign]
-    extractor = recorder._writer._extractor
-    extractor.ready = spent.timed("ready (other thread)", extractor.ready)
-    extractor.extract = spent.timed("extract (other thread)", extractor.extract)
-
-
-def watch_waits(spent: Spent) -> tuple[Any, Any]:
-    originals = torch.cuda.Event.wait, torch.cuda.Stream.wait_event
-    torch.cuda.Event.wait = spent.timed("wait of a stream", originals[0])  # type: ignore[method-assign]
-    torch.cuda.Stream.wait_event = spent.timed("wait of a stream", originals[1])  # type: ignore[method-assign]
-    return originals
-
-
 if __name__ == "__main__":
-    choose(__doc__, {"steps": main, "share": share})
+    main()

@@ -1,7 +1,6 @@
 """Cost of aorta on the host: a collective, a name, a process, a command. On a CPU; nothing else may run.
 
     python benchmarks/host_cost.py collective       a collective of a process group that does nothing, 1 min
-    python benchmarks/host_cost.py names            naming collectives by their modules, half a minute
     python benchmarks/host_cost.py attach           `aorta run` on a process, 3 min
     python benchmarks/host_cost.py help             `--help` of every command, 2 min
     python benchmarks/host_cost.py trees OLD NEW    imports and a step in two trees of this project, 5 min
@@ -26,20 +25,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from harness import arguments, choose, cpu_s, write
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import aorta
 from aorta.attach.settings import AttachSettings, environment_for
 from aorta.cli import main as aorta_command
 from aorta.command_line import module_environment
-from aorta.recording import module_names
 from aorta.timeline.statistics import median_interval
 
 _SWEPT = torch.zeros(4 << 20)
-NUM_BLOCKS, NUM_PLAIN = 16, 200
 INSIDE = """
 import sys, time
 began, cpu_began = time.perf_counter(), time.process_time()
@@ -98,22 +92,6 @@ print(loaded - with_torch, middle(plain), middle(recorded), middle(steps))
 def collective() -> None:
     options = arguments("Host microseconds that a collective costs more with the instrument.").parse_args()
     write(options.output, [{"call": name, **row} for name, row in host_cost().items()])
-
-
-def names() -> None:
-    parser = arguments("""CPU time within what names collectives, per collective.
-
-A step is a forward and a backward pass of 16 blocks, parallelized over the two ranks of torch's fake process
-group (32 all_reduces), or 200 all_reduces outside of any module. `names`: in all steps but the few that are
-looked at; `look`: in those, where a reading of the clock (0.3 us) is in each collective's time.
-""")
-    parser.add_argument("--steps", type=int, default=40)
-    options = parser.parse_args()
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    rows = [{"step": make.__name__, **measure_names(make, options.steps)} for make in (layers, plain)]
-    dist.destroy_process_group()
-    print(*rows, sep="\n")
-    write(options.output, rows)
 
 
 def attach() -> None:
@@ -181,7 +159,6 @@ def interval(values: Any) -> dict[str, Any]:
 
 def host_cost() -> dict[str, Any]:
     """Host microseconds that a collective costs more with the instrument, on a group that does nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     os.environ.update(RANK="0", WORLD_SIZE="2")
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -211,11 +188,7 @@ def host_cost() -> dict[str, Any]:
 
     costs: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, call, through_dispatcher in [
-            (f"{name}{', dispatcher' * through}", call, through)
-            for through in (False, True)
-            for name, call in calls.items()
-        ]:
+        for name, call in calls.items():
             us_per_call(call, 2000)
             warm, cleared = [], []
             functions_off = python_functions(call)
@@ -223,8 +196,6 @@ def host_cost() -> dict[str, Any]:
                 off = us_per_call(call), us_in_cleared_caches(call)
                 instrument: Any = aorta.instrument(folder)
                 with instrument as recorder, recorder.step():
-                    if through_dispatcher:  # as calls from C++ come
-                        recorder._interception.method_calls.uninstall()
                     us_per_call(call, 20)
                     warm.append(us_per_call(call) - off[0])
                     cleared.append(us_in_cleared_caches(call) - off[1])
@@ -261,61 +232,6 @@ def python_functions(call: Callable[[], Any]) -> int:
     finally:
         sys.setprofile(None)
     return len(entered)
-
-
-def layers() -> tuple[Callable[[], None], int]:
-    mesh = init_device_mesh("cpu", (2,))
-    model = nn.Sequential(
-        *(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(NUM_BLOCKS))
-    )
-    for block in model:
-        parallelize_module(block, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-
-    def step() -> None:
-        model(torch.ones(4, 8, requires_grad=True)).sum().backward()
-
-    return step, 2 * NUM_BLOCKS
-
-
-def plain() -> tuple[Callable[[], None], int]:
-    tensor = torch.ones(4)
-
-    def step() -> None:
-        for _ in range(NUM_PLAIN):
-            dist.all_reduce(tensor)
-
-    return step, NUM_PLAIN
-
-
-def measure_names(make: Callable[[], tuple[Callable[[], None], int]], steps: int) -> dict[str, float]:
-    body, num_calls = make()
-    spent: dict[str, list[float]] = {"names": [], "look": []}
-    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder) as recorder:
-        names: Any = recorder._module_names
-        end_body, look_at = names.end_body, names._look_at
-        num_ns = [0]
-
-        def timed(function: Callable[[Any], None]) -> Callable[[Any], None]:
-            def call(argument: Any) -> None:
-                begin = time.thread_time_ns()
-                function(argument)
-                num_ns[0] += time.thread_time_ns() - begin
-
-            return call
-
-        names.end_body, names._look_at = timed(end_body), timed(look_at)
-        for number in range(8 + steps):
-            is_looked_at = number % 4 == 0
-            if number >= 8:
-                names._num_steps = module_names.LOOKS_EVERY if is_looked_at else 3
-            num_ns[0] = 0
-            with recorder.step():
-                body()
-            if number >= 8:
-                spent["look" if is_looked_at else "names"].append(num_ns[0] / 1e3 / num_calls)
-    return {"collectives": num_calls} | {
-        f"{name}_us_per_collective": statistics.median(values) for name, values in spent.items()
-    }
 
 
 def measure_attach(folder: Path, rounds: int) -> list[dict[str, Any]]:
@@ -409,7 +325,6 @@ if __name__ == "__main__":
         __doc__,
         {
             "collective": collective,
-            "names": names,
             "attach": attach,
             "help": help_of_commands,
             "trees": trees,

@@ -8,8 +8,7 @@
 `runs` writes RUNS/<case>_rank<n>.json.gz (five traced steps of the unchanged case) and RUNS/measured.json:
 per case the untraced step, and per change the untraced step, taken in turns with the unchanged one. --set
 takes other cases and changes (changes/sets.py); --pin gives every rank cores of its own; --traces-only
-measures no change. A second call with NCCL_MAX_NCHANNELS set and --channels writes RUNS/channels.json: the
-same cases with slower collectives, and how much slower each collective is by itself. `predict` takes a case's
+measures no change. `predict` takes a case's
 traced steps and its untraced step time alone.
 """
 
@@ -37,10 +36,8 @@ from changes.programs import PROGRAMS, limited_group, synchronize
 from changes.sets import (
     CASES,
     CHANGES,
-    CHANNEL_CASES,
     LENGTHS,
     PLANTED,
-    PROBED,
     Change,
     choose_set,
     second_optimizer_step,
@@ -79,10 +76,8 @@ def replay_traces() -> None:
 def predict_runs() -> None:
     parser = arguments("Predicted and measured steps of every change that `runs` made.")
     parser.add_argument("runs", type=Path, metavar="RUNS")
-    parser.add_argument("--quiet", action="store_true", help="judge by the quietest blocks")
     options = parser.parse_args()
     measured_runs = json.loads((options.runs / "measured.json").read_text())
-    channels = channel_ratios(options.runs, measured_runs)
     rows: list[dict[str, Any]] = []
     for case, row in measured_runs["cases"].items():
         started = time.perf_counter()
@@ -92,7 +87,7 @@ def predict_runs() -> None:
             print(f"{case}: {error}", file=sys.stderr)
             continue
         show_as_it_is(as_it_is(case, steps, time.perf_counter() - started))
-        rows += predictions(case, steps, row, channels, quiet_ms if options.quiet else median_ms)
+        rows += predictions(case, steps, row)
     show_predictions(rows)
     write(options.output, rows)
 
@@ -111,7 +106,6 @@ def make_runs() -> None:
         description="Trace cases and make their changes; needs GPUs for all but the fourth set."
     )
     parser.add_argument("--output", type=Path, required=True, metavar="RUNS")
-    parser.add_argument("--channels", action="store_true")
     parser.add_argument("--cases", nargs="*")
     parser.add_argument("--seconds", type=float, default=150.0, help="no case is begun after this long")
     parser.add_argument("--set", choices=("first", "second", "third", "fourth"), default="first")
@@ -124,16 +118,12 @@ def make_runs() -> None:
     if options.traces_only:
         CHANGES[:] = [Change(case, "", []) for case in dict.fromkeys(change.case for change in CHANGES)]
     begun = time.monotonic()
-    name = "channels" if options.channels else "traces_only" if options.traces_only else "measured"
+    name = "traces_only" if options.traces_only else "measured"
     with process_group() as device:
         rank = dist.get_rank()
         options.output.mkdir(parents=True, exist_ok=True)
         document: dict[str, Any] = {"environment": environment(), "cases": {}, "failed": {}}
-        document["channels"] = os.environ.get("NCCL_MAX_NCHANNELS")
-        document["probes_ms"] = {op: probe(op, size) for op, size in PROBED.items()}
-        names = options.cases or (
-            CHANNEL_CASES if options.channels else list(dict.fromkeys(change.case for change in CHANGES))
-        )
+        names = options.cases or list(dict.fromkeys(change.case for change in CHANGES))
         for case in names:
             late = torch.tensor([float(time.monotonic() - begun > options.seconds)], device=device)
             dist.all_reduce(late)
@@ -141,11 +131,7 @@ def make_runs() -> None:
                 document["failed"][case] = "no time left"
                 continue
             try:
-                document["cases"][case] = (
-                    {"base_ms": timed_alone(case, device)}
-                    if options.channels
-                    else measured(case, device, options.output, rank, document["failed"])
-                )
+                document["cases"][case] = measured(case, device, options.output, rank, document["failed"])
                 synchronize()
             except Exception as error:  # a case that fails must not cost the others
                 document["failed"][case] = repr(error)[:300]
@@ -244,43 +230,17 @@ def median_ms(lengths: list[float]) -> float:
     return float(np.median(lengths))
 
 
-def quiet_ms(lengths: list[float], num_steps: int = 4) -> float:
-    """The median step of the quietest block: other programs of a machine only add to a step."""
-    blocks = [lengths[i : i + num_steps] for i in range(0, len(lengths), num_steps)]
-    return float(min(np.median(block) for block in blocks))
-
-
-def predictions(
-    case: str,
-    steps: list[StepGraph],
-    row: dict[str, Any],
-    channels: dict[str, Any] | None,
-    typical_ms: Callable[[list[float]], float] = median_ms,
-) -> list[dict[str, Any]]:
+def predictions(case: str, steps: list[StepGraph], row: dict[str, Any]) -> list[dict[str, Any]]:
     """Predicted and measured steps of every change of a case."""
-    changes = [dict(change) for change in row["changes"]]
-    if channels is not None and case in channels["cases"]:
-        changes.append(
-            {
-                "name": f"{channels['channels']} channels",
-                "asked": [f"{op} x{ratio:.4f}" for op, ratio in channels["ratios"].items()],
-                "optional": True,
-                "base_ms": row["base_ms"],
-                "changed_ms": channels["cases"][case]["base_ms"],
-            }
-        )
     found = []
-    for change in changes:
-        measured_ms, own_base = typical_ms(change["changed_ms"]), typical_ms(change["base_ms"])
+    for change in row["changes"]:
+        measured_ms, own_base = median_ms(change["changed_ms"]), median_ms(change["base_ms"])
         one: dict[str, Any] = {
             "case": case, "change": change["name"], "asked": change["asked"], "base_ms": own_base,
             "measured_ms": measured_ms,
         }  # fmt: skip
         try:
             asked = parse_changes(change["asked"])
-            if change.get("optional"):
-                there = {collective.op for collective in steps[0].trace.collectives}
-                asked = [a for a in asked if a.text.split()[0] in there]
             quartiles = tuple(float(ms) for ms in np.percentile(change["base_ms"], (25, 75)))
             made = predict(
                 steps, asked, untraced_ms=own_base, untraced_quartiles_ms=(quartiles[0], quartiles[1])
@@ -324,17 +284,6 @@ def scale(path: Path, num_ranks: int = 8, num_events: int = 20_000) -> dict[str,
         "cpu_s": usage.ru_utime + usage.ru_stime, "max_rss_mb": usage.ru_maxrss / 1024,
         "load_average": os.getloadavg()[0],
     }  # fmt: skip
-
-
-def channel_ratios(folder: Path, measured: dict[str, Any]) -> dict[str, Any] | None:
-    path = folder / "channels.json"
-    if not path.exists():
-        return None
-    channels: dict[str, Any] = json.loads(path.read_text())
-    channels["ratios"] = {
-        op: channels["probes_ms"][op] / ms for op, ms in measured["probes_ms"].items() if ms > 0
-    }
-    return channels
 
 
 class HostMark:
@@ -453,13 +402,6 @@ def pin() -> None:
     rank, num_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     num_cores = len(cores) // num_ranks
     os.sched_setaffinity(0, cores[rank * num_cores : (rank + 1) * num_cores])
-
-
-def timed_alone(case: str, device: torch.device) -> list[float]:
-    job, as_it_is = made(case, {}, device), unchanged(case)
-    lengths = timed(job, as_it_is) + timed(job, as_it_is)
-    job.close()
-    return lengths
 
 
 def slower_collectives(change: Change) -> list[str]:

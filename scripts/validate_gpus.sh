@@ -44,9 +44,6 @@ part predictions "$python" benchmarks/what_if.py predict "$folder/what-ifs" --ou
 part overhead "${ranks[@]}" benchmarks/cost.py --pin --cases fsdp fsdp_short ddp tp --pairs 24 \
   --variants native dedicated timed_every_4 \
   --output "$folder/overhead.csv"
-part overhead-parts "${ranks[@]}" benchmarks/cost.py --pin --cases fsdp_short tp --pairs 24 \
-  --variants native twice unrecorded --output "$folder/overhead_parts.csv"
-part host-share "${ranks[@]}" benchmarks/cost.py share --output "$folder/host_share.csv"
 part truth "${ranks[@]}" benchmarks/truth.py --cases fsdp fsdp_short ddp fsdp_compile \
   --output "$folder/truth.csv"
 if ((num_gpus == 2)); then

@@ -141,9 +141,6 @@ FOURTH_CASES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 _TWICE = ["optimizer x2", "host of Optimizer.step x2"]
-CHANNEL_CASES = ("fsdp", "ddp")
-PROBED = {"all_gather": 416 << 20, "reduce_scatter": 832 << 20, "all_reduce": 50 << 20}
-"""Bytes of the whole buffer."""
 
 
 def delay(seconds: float, rank: int | None = None) -> Hook:

@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -96,47 +95,9 @@ def fsdp(device: torch.device) -> Callable[[], None]:
     return lambda: model(inputs).sum().backward()
 
 
-def futures(device: torch.device) -> Callable[[], None]:
-    tensors = [torch.ones(64, device=device) for _ in range(4)]
-
-    def step() -> None:
-        taken = [dist.all_reduce(tensor, async_op=True).get_future() for tensor in tensors]
-        for future in taken:
-            future.wait()
-
-    return step
-
-
-def never_waited(device: torch.device) -> Callable[[], None]:
-    tensors = [torch.ones(64, device=device) for _ in range(4)]
-
-    def step() -> None:
-        for tensor in tensors:
-            dist.all_reduce(tensor, async_op=True)
-        dist.barrier()
-
-    return step
-
-
-def tensor_parallel(device: torch.device) -> Callable[[], None]:
-    group = dist.group.WORLD
-    assert group is not None
-    tensor = torch.ones(64, device=device)
-
-    def step() -> None:
-        for _ in range(2):
-            part = functional.reduce_scatter_tensor(tensor, "sum", 0, group)
-            functional.all_gather_tensor(part, 0, group) + 1
-
-    return step
-
-
 CASES: dict[str, Callable[[torch.device], Callable[[], None]]] = {
     "ddp": ddp,
     "fsdp": fsdp,
-    "futures": futures,
-    "never_waited": never_waited,
-    "tensor_parallel": tensor_parallel,
 }
 
 
