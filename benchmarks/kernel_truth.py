@@ -34,7 +34,7 @@ from torch.profiler import ProfilerActivity, profile
 import aorta
 from aorta.calibration.kernel_lines import read_lines, whole_steps
 from aorta.device.kernel_records import KernelRecords
-from aorta.queues.probe.gpu.kernels import NEVER, NUM_SLOTS, open_kernels
+from aorta.queues.probe.kernels import NEVER, NUM_SLOTS, open_kernels
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord
 from aorta.steps.kernel_chunk import RECORD_DTYPE, What
