@@ -15,7 +15,7 @@ from aorta.replay.run import Replayed, drafted, host_floor_ms, replay, replay_dr
 
 EVENT_COST_US = 1.3
 """What torch.profiler takes to record one event of the host, where the untraced step does not tell: the mean
-of two hosts (1.7 and 0.9; torch 2.11, CUPTI 13; docs/validation.md)."""
+of two hosts (1.7 and 0.9; torch 2.11, CUPTI 13; docs/evidence.md)."""
 EVENT_COSTS_US = (0.8, 2.0)
 """Of all cases that tell it."""
 LEAST_SPEED = 0.25
@@ -26,7 +26,7 @@ MOST_SLOWER = 1.0
 HALVINGS = 6
 MODEL_ERROR = 0.08
 """Of 44 changes that were really made on 2 H200, 80 % took a step within this part of the predicted one
-(docs/validation.md, "Replay and what-ifs")."""
+(docs/evidence.md, "Replay and what-ifs")."""
 MODEL_ERROR_BEYOND_QUARTILES = 0.03
 """Of 48 changes, half of them predicted blind, 45 took a step within the range that the quartiles of the
 unchanged steps give and this part of the predicted one."""

@@ -35,7 +35,7 @@ SPANS_EVERY = 20
 NUM_TOP = 64
 """Kernels by name in each line: those with most time. Most programs have fewer names in all."""
 CLOCK_ERROR_US = 10.0
-"""How far the driver's records were seen outside of a host's bracket (docs/validation.md)."""
+"""How far the driver's records were seen outside of a host's bracket (docs/evidence.md)."""
 _MOST_ROWS = 4_000_000
 _SHOWN = 5
 

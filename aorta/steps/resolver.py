@@ -36,7 +36,7 @@ STARVED_LAG_MS = 0.05
 LAUNCH_TAIL_MS = 0.03
 """Host time between the launch of a collective's kernel and the return of the call that launched it:
 a kernel cannot have started earlier than this before the return. On H200 with NCCL 2.28 the median
-was 0.026 (docs/validation.md)."""
+was 0.026 (docs/evidence.md)."""
 
 HOST_BOUND_SHARE = 0.2
 """A step whose starved bound exceeds this share of it is called host-bound."""

@@ -50,7 +50,7 @@ RAW_PARTS = (
 """Beside comm_ms and exposed_ms of an operation: parts of metrics of LED that are known as measured only, and
 need not fit what leads."""
 ACCURACY = {"comm_ms": 0.05, "hidden_ms": 0.05, "exposed_ms": 0.05, "compute_ms": 0.1, "idle_ms": 0.1}
-"""Of calibrated numbers, as a part of comm: what most runs of docs/validation.md keep to. A calibration is
+"""Of calibrated numbers, as a part of comm: what most runs of docs/evidence.md keep to. A calibration is
 off by the same in all steps of its run, which no interval over steps can know."""
 HOST_BOUND_ACCURACY = {"hidden_ms": 0.08, "exposed_ms": 0.08}
 """Of runs in which most steps are host-bound, on whichever rank: that rank's numbers are off by so much, and
