@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
-from aorta.errors import AortaError, ConfigError, did_you_mean
-from aorta.exit_codes import BAD_INPUT, FINE, INTERRUPTED
+from aorta.errors import BAD_INPUT, FINE, INTERRUPTED, AortaError, ConfigError, did_you_mean
 from aorta.launcher import is_first_rank
 
 FIXABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM)

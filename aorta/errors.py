@@ -1,4 +1,4 @@
-"""What a user of aorta can fix. Everything else is a bug and keeps its traceback."""
+"""What a user of aorta can fix, and the exit codes of every command."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -56,3 +56,26 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
     near = difflib.get_close_matches(name, list(known), n=1)
     return f", did you mean '{near[0]}'?" if near else otherwise
+
+
+FINE = 0
+"""The command did what was asked; every limit holds."""
+VIOLATED = 1
+"""A limit is violated, or a difference was found where the command was asked to fail on it."""
+BAD_INPUT = 2
+"""An option, a file or the machine does not allow it. One line on stderr says what would work."""
+CANNOT_TELL = 3
+"""Nothing is violated, but the data do not suffice to say that all is fine."""
+INTERRUPTED = 130
+
+EXIT_CODES = {
+    "met": FINE,
+    "violated": VIOLATED,
+    "not judged": CANNOT_TELL,
+    "no regression": FINE,
+    "regression": VIOLATED,
+    "cannot tell": CANNOT_TELL,
+}
+"""By the verdict on all limits of a budget, or on all metrics of two results with a threshold. A comparison
+of runs without limits says better, worse, no difference seen or cannot tell of each metric; its exit code is
+FINE unless --fail-on-difference is given."""

@@ -34,7 +34,7 @@ import msgspec
 from harness import arguments, choose, data_folder, write
 from reading_records import timed
 
-from aorta.garbage import no_garbage_collection
+from aorta.processes import no_garbage_collection
 from aorta.report.load.traces.matched import match_traces
 from aorta.report.load.traces.reduce import RankSummary, reduce_rank
 from aorta.timeline.overlap import total

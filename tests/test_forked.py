@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from aorta.errors import ReportError
-from aorta.forked import forked
+from aorta.processes import forked
 
 pytestmark = [
     pytest.mark.processes,

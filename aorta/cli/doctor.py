@@ -16,7 +16,7 @@ import click
 
 from aorta.cli.options import json_option
 from aorta.command_line import OneScreenCommand, output_of_verdict
-from aorta.exit_codes import CANNOT_TELL, FINE
+from aorta.errors import CANNOT_TELL, FINE
 
 State = Literal["works", "missing", "broken", "not needed"]
 

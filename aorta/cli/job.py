@@ -9,8 +9,7 @@ import click
 
 from aorta.cli.options import PATH, json_option
 from aorta.command_line import OneScreenCommand, rare
-from aorta.errors import RecordError
-from aorta.exit_codes import CANNOT_TELL, FINE
+from aorta.errors import CANNOT_TELL, FINE, RecordError
 
 run_folder = click.argument("run", metavar="[RUN]", default="artifacts", type=PATH)
 

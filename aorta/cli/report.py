@@ -12,8 +12,7 @@ import click
 
 from aorta.cli.options import PATH, label_option, output_option, report_options
 from aorta.command_line import OneScreenCommand, output_of_verdict, rare
-from aorta.errors import ReportError
-from aorta.exit_codes import CANNOT_TELL, FINE, VIOLATED
+from aorta.errors import CANNOT_TELL, FINE, VIOLATED, ReportError
 
 if TYPE_CHECKING:
     from aorta.report.model import Comparison, Progress
@@ -114,7 +113,7 @@ def write_and_print(
     aorta.report.write.Outputs.
     """
     from aorta.causes.lines import causes_lines
-    from aorta.parallel_map import usable_cores
+    from aorta.processes import usable_cores
     from aorta.report.write import Outputs, write_report
 
     reference, candidate = sides or (None, None)

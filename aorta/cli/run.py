@@ -16,7 +16,7 @@ import click
 
 from aorta.cli.options import output_option
 from aorta.command_line import OneScreenCommand, discard_output, rare
-from aorta.exit_codes import BAD_INPUT
+from aorta.errors import BAD_INPUT
 from aorta.launcher import is_first_launch
 
 

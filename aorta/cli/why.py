@@ -14,8 +14,7 @@ import click
 
 from aorta.cli.options import PATH, json_option, reading_options, steps_and_ranks, warmup_option
 from aorta.command_line import OneScreenCommand
-from aorta.errors import ReplayError, ReportError
-from aorta.exit_codes import FINE
+from aorta.errors import FINE, ReplayError, ReportError
 from aorta.records.files import STEPS_FILES
 
 if TYPE_CHECKING:

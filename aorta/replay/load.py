@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from aorta.errors import TraceError
-from aorta.garbage import no_garbage_collection
+from aorta.processes import no_garbage_collection
 from aorta.ranks.waits import match_ranks
 from aorta.replay.activity import RankActivity
 from aorta.replay.build import build

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.parallel_map import usable_cores
+from aorta.processes import usable_cores
 
 Floats = NDArray[np.float64]
 Result = TypeVar("Result")

@@ -10,10 +10,9 @@ from typing import Any
 
 import msgspec
 
-from aorta.errors import ReportError
-from aorta.exit_codes import FINE
+from aorta.errors import FINE, ReportError
 from aorta.files import write_whole
-from aorta.forked import forked
+from aorta.processes import forked
 from aorta.records.files import kernels_name
 from aorta.records.reader import read_kernel_names
 from aorta.records.schema import StepRecord
@@ -58,7 +57,7 @@ class Outputs:
     junit: Path | str | None = None
     markdown: Path | str | None = None
     jobs: int = 1
-    """Processes that write them at the same time: copies of this one (aorta.forked), which holds no
+    """Processes that write them at the same time: copies of this one (aorta.processes), which holds no
     thread that works and no GPU then."""
 
 

@@ -13,8 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from aorta.errors import ReportError
-from aorta.exit_codes import EXIT_CODES
+from aorta.errors import EXIT_CODES, ReportError
 from aorta.results.schema import Document, Interval, Metric, Point, Value
 from aorta.timeline.statistics import Estimate, contrast
 

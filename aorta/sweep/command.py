@@ -10,7 +10,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from aorta.exit_codes import FINE, VIOLATED
+from aorta.errors import FINE, VIOLATED
 from aorta.results.leading import described, lead_of
 from aorta.results.schema import Point, to_json
 from aorta.sweep.run import DOCUMENT, run_sweep

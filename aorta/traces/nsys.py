@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from aorta.errors import TraceError
-from aorta.garbage import no_garbage_collection
+from aorta.processes import no_garbage_collection
 from aorta.timeline.collective import canonical_op
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier

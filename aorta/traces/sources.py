@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from aorta.errors import TraceError
-from aorta.parallel_map import parallel_map
+from aorta.processes import parallel_map
 from aorta.records.files import STEPS_FILE
 from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.files.archive import archive_members, read_member
@@ -373,7 +373,7 @@ def _list(ranks: Sequence[int]) -> str:
 def map_ranks(
     function: Callable[[Source, int], Result], source: Source, *, jobs: int = 1, dask: str | None = None
 ) -> Iterator[Result]:
-    """function(source, rank) of every rank, in order of ranks (aorta.parallel_map)."""
+    """function(source, rank) of every rank, in order of ranks (aorta.processes)."""
     items = [(source.only(rank), rank) for rank in source.ranks]
     return parallel_map(partial(_apply, function), items, jobs=jobs, dask=dask, error=TraceError)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aorta.cli import COMMANDS, main
-from aorta.exit_codes import BAD_INPUT, CANNOT_TELL, FINE, VIOLATED
+from aorta.errors import BAD_INPUT, CANNOT_TELL, FINE, VIOLATED
 from tests.cli.examples import ELSEWHERE, JSON, NO_RESULTS, QUIET, run
 from tests.cli.tree import commands
 from tests.records.run_folders import noisy_run

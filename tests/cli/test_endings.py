@@ -19,7 +19,7 @@ import pytest
 
 import aorta
 from aorta.cli import main
-from aorta.exit_codes import FINE, INTERRUPTED, VIOLATED
+from aorta.errors import FINE, INTERRUPTED, VIOLATED
 from tests.cli.examples import ELSEWHERE, EXAMPLES, JSON, NO_RESULTS, QUIET, ROOT, run
 from tests.limits import LIMIT_S
 

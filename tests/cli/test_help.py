@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from aorta.cli import COMMANDS, SECTIONS, main
 from aorta.command_line import OneLineGroup, rare
-from aorta.exit_codes import FINE
+from aorta.errors import FINE
 from tests.cli.examples import run
 
 COLUMNS = 80

@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from aorta.cli import main
-from aorta.errors import ConfigError
-from aorta.exit_codes import BAD_INPUT
+from aorta.errors import BAD_INPUT, ConfigError
 from aorta.projection import measured_runs
 from aorta.projection.cli import main as project_command
 from aorta.projection.measured_runs import read_runs, read_steps

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from aorta.device.ranks import Ranks, own_group
 from aorta.device.streams import MAIN, StreamEvent, Streams, make_streams
-from aorta.garbage import no_garbage_collection
+from aorta.processes import no_garbage_collection
 from aorta.queues.catalogue import Size, SyncMode
 from aorta.queues.harness.pieces import PieceRecorder, Window
 from aorta.queues.workload import Context, Workload, WorkloadOptions

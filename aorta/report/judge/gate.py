@@ -21,8 +21,7 @@ from typing import Any, Literal
 from xml.etree import ElementTree
 
 from aorta.config.yaml_files import read_yaml
-from aorta.errors import ConfigError, did_you_mean
-from aorta.exit_codes import EXIT_CODES
+from aorta.errors import EXIT_CODES, ConfigError, did_you_mean
 from aorta.report.judge.alike import estimates
 from aorta.report.judge.judged import bandwidths, why_missing
 from aorta.report.judge.leading import LED, WORDS, leading, with_word

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from aorta.errors import ReportError, TraceError
-from aorta.parallel_map import parallel_map, usable_cores
+from aorta.processes import parallel_map, usable_cores
 from aorta.records.columns.column_block import ColumnBlock
 from aorta.records.files import STEPS_FILE
 from aorta.records.reader import kernel_names_beside, read_run

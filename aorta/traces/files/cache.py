@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from aorta.files import replacing
-from aorta.garbage import no_garbage_collection
+from aorta.processes import no_garbage_collection
 from aorta.timeline.types import Source as TimelineSource
 from aorta.timeline.types import Timeline
 from aorta.traces.classify import COMM_RULES, CommRule

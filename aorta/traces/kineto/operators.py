@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from aorta.errors import TraceError
-from aorta.garbage import no_garbage_collection
+from aorta.processes import no_garbage_collection
 from aorta.traces.files.inflate import unpack
 from aorta.traces.kineto.reader import CATEGORIES, EARLIER_CATEGORIES, LAUNCH_CATEGORIES
 

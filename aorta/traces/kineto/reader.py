@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from aorta.errors import TraceError
-from aorta.garbage import no_garbage_collection
+from aorta.processes import no_garbage_collection
 from aorta.timeline.types import STEP_ANNOTATION
 from aorta.traces.assemble import (
     UNLINKED,

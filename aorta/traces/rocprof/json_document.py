@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from aorta.errors import TraceError
-from aorta.garbage import no_garbage_collection
+from aorta.processes import no_garbage_collection
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aorta.errors import TraceError
-from aorta.garbage import no_garbage_collection
+from aorta.processes import no_garbage_collection
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.files.sqlite import Database, open_database, quoted

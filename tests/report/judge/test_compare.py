@@ -547,7 +547,7 @@ def test_an_error_of_another_process_is_one_line(tmp_path):
 
 
 def test_a_scheduler_that_is_not_there_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("aorta.parallel_map.SCHEDULER_TIMEOUT_S", 1)
+    monkeypatch.setattr("aorta.processes.SCHEDULER_TIMEOUT_S", 1)
     folder = detailed_run(tmp_path / "run")
     with pytest.raises(AortaError, match="dask"):
         make_report([folder], ["x"], dask="tcp://127.0.0.1:9")

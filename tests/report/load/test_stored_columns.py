@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from aorta import parallel_map
+from aorta import processes as parallel_map
 from aorta.errors import AortaError
 from aorta.records.rotation import DROPPED
 from aorta.records.schema import DeviceRecord, HostSpan, MemoryRecord

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from aorta.errors import RecordError, ReportError
-from aorta.garbage import no_garbage_collection
+from aorta.processes import no_garbage_collection
 from aorta.records.columns.blocks import read_blocks, read_columns
 from aorta.records.columns.column_block import ColumnBlock, part_of_records
 from aorta.records.columns.flat import NotPlain
