@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import TraceError
-from aorta.ranks.match_by_order import RankCalls
-from aorta.ranks.waits import RankView
 from aorta.replay.activity import CallKind, RankActivity, StepAnnotation, WorkKind
 from aorta.replay.graph import (
     ArcKind,
@@ -26,6 +24,8 @@ from aorta.replay.graph import (
 from aorta.replay.labels import is_data_loading
 from aorta.replay.streams import BLOCKED_NS, EARLY_NS, Dependencies, dependencies
 from aorta.timeline.collective import POINT_TO_POINT
+from aorta.timeline.matching import RankCalls
+from aorta.timeline.waits import RankView
 
 UNEXPLAINED_NS = 20_000
 """A start later than this after everything it waits for is counted as unexplained."""

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from aorta.errors import TraceError
 from aorta.processes import no_garbage_collection
-from aorta.ranks.waits import match_ranks
 from aorta.replay.activity import RankActivity
 from aorta.replay.build import build
 from aorta.replay.graph import StepGraph, TraceGraph
 from aorta.replay.kineto import read_activity
+from aorta.timeline.waits import match_ranks
 from aorta.traces.calls import rank_calls
 from aorta.traces.files.archive import read_member
 from aorta.traces.files.inflate import read_bytes

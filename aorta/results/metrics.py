@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.results.schema import Better, Interval, Metric
-from aorta.timeline.persistence import persistence, variance_inflation
+from aorta.timeline.noise_memory import persistence, variance_inflation
 from aorta.timeline.statistics import MIN_STEPS, side
 from aorta.timeline.statistics import estimate as estimate_of
 

@@ -12,10 +12,10 @@ by benchmarks/comparison.py:
    cut the correlation and because they vary about the mean of the very steps they are drawn from.
 3. Intervals use Student's t with half the number of effective steps as degrees of freedom.
 4. Where the level drifts as long as the run, or jumps between two states, blocks of the run do not tell
-   what another run would give (aorta.timeline.persistence): the error then allows for the drift, or for
+   what another run would give (aorta.timeline.noise_memory): the error then allows for the drift, or for
    the distance between the states, and says so.
 5. A drift of the size of the noise does not show in a run, and moves its level all the same. Of single runs a
-   second p-value and interval therefore hold what such drifts explain (aorta.timeline.unseen_drift): what is
+   second p-value and interval therefore hold what such drifts explain (aorta.timeline.noise_memory): what is
    within these alone is not told.
 6. Runs of unlike length are also compared over the steps that both have: by how much that changes the
    difference, the error grows.
@@ -29,19 +29,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.timeline.persistence import (
+from aorta.timeline.noise_memory import (
     DRIFT_FREEDOM,
     SAME,
     Averaging,
     Floats,
+    SlowPower,
     TwoStates,
+    UnseenDrift,
     block_length,
     movement,
     persistence,
+    slow_power,
+    steps_that_tell,
     two_states,
+    unseen_drift,
     variance_inflation,
 )
-from aorta.timeline.unseen_drift import SlowPower, UnseenDrift, slow_power, steps_that_tell, unseen_drift
 
 Counts = NDArray[np.signedinteger[Any]]
 

@@ -1,10 +1,10 @@
-"""The collectives of a trace as aorta.ranks.match_by_order matches them."""
+"""The collectives of a trace as aorta.timeline.matching matches them."""
 
 import numpy as np
 
-from aorta.ranks.match_by_order import RankCalls
 from aorta.timeline.collective import GroupKey
 from aorta.timeline.intervals import subtract, union
+from aorta.timeline.matching import RankCalls
 from aorta.timeline.types import Kind
 from aorta.traces.model import NS_PER_MS, RankTrace
 

@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given
 
 from aorta.timeline import statistics
-from aorta.timeline.persistence import (
-    block_length,
-    movement,
-    persistence,
-    two_states,
-    variance_inflation,
-)
+from aorta.timeline.noise_memory import block_length, movement, persistence, two_states, variance_inflation
 from aorta.timeline.statistics import (
     ALPHA,
     MIN_STEPS,

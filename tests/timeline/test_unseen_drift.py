@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from aorta.timeline.statistics import ALPHA, contrast, estimate
-from aorta.timeline.unseen_drift import (
+from aorta.timeline.noise_memory import (
     GREATEST_SIZE,
     LEAST_SIZE,
     NO_DRIFT,
@@ -18,6 +17,7 @@ from aorta.timeline.unseen_drift import (
     steps_that_tell,
     unseen_drift,
 )
+from aorta.timeline.statistics import ALPHA, contrast, estimate
 
 
 def flat(num_steps: int, variance: float = 3.2) -> SlowPower:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from aorta.queues.workloads import workloads
 from aorta.results.schema import Point, Scaling, streams_of, without_streams
-from aorta.timeline.persistence import block_length, persistence
+from aorta.timeline.noise_memory import block_length, persistence
 from aorta.timeline.statistics import MIN_STEPS
 
 Floats = NDArray[np.float64]

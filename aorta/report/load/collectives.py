@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.ranks.waits import Waits
 from aorta.report.load.rank.call_totals import few_sizes, operations_of_many_sizes, shared_kind
 from aorta.report.load.rank.calls import Floats, Ints
 from aorta.report.load.rank.columns import CollectiveKey
 from aorta.report.load.sides import Sides
 from aorta.report.model import CollectiveKind
+from aorta.timeline.waits import Waits
 
 
 def collectives(sides: Sides, waits: Sequence[Waits] | None) -> list[CollectiveKind]:

@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.ranks.common_clock import Clock, clock_of, why_vague
-from aorta.ranks.match_by_number import NumberedCalls, match_by_number
-from aorta.ranks.waits import NOBODY, Waits, exposed_waiting, split_waits
 from aorta.report.load.bandwidths import busbw_by_transfer
 from aorta.report.load.rank.calls import UNKNOWN_END, Floats, RecordedCalls
 from aorta.report.load.sides import Sides
 from aorta.report.metrics import of_operation
 from aorta.report.numbers import number
 from aorta.timeline.collective import POINT_TO_POINT, ROOTED
+from aorta.timeline.common_clock import Clock, clock_of, why_vague
 from aorta.timeline.intervals import Intervals, length_before, pairs, union
+from aorta.timeline.matching import NumberedCalls, match_by_number
+from aorta.timeline.waits import NOBODY, Waits, exposed_waiting, split_waits
 
 FEWEST_WITH_SEGMENTS = 0.5
 """Part of the steps with collectives that need segments too, if exposed communication is to be split into

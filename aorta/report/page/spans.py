@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from aorta.ranks.waits import exposed_waiting
 from aorta.records.perfetto import COMPUTE, EXPOSED, HIDDEN, IDLE, states
 from aorta.records.reader import OP_OF_STREAM
 from aorta.records.schema import CollectiveRecord, StepRecord
@@ -18,6 +17,7 @@ from aorta.timeline.collective import stream_of
 from aorta.timeline.intervals import intervals, subtract_normalised
 from aorta.timeline.overlap import unions
 from aorta.timeline.types import COPY, TRACE_SOURCES
+from aorta.timeline.waits import exposed_waiting
 
 MAX_MARKS = 80_000
 """Spans and stretches in the page, all runs together: about 2 MB."""

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aorta.errors import TraceError
-from aorta.ranks.waits import (
+from aorta.report.load.traces.reduce import RankSummary
+from aorta.timeline.waits import (
     Doing,
     ExposedSplit,
     RankView,
@@ -15,7 +16,6 @@ from aorta.ranks.waits import (
     split_exposed,
     stragglers,
 )
-from aorta.report.load.traces.reduce import RankSummary
 from aorta.traces.reading import Reading
 from aorta.traces.sources import Source
 

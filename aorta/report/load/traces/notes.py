@@ -4,13 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aorta.ranks.waits import (
-    Doing,
-)
 from aorta.report.load.rank.kernels import kernel_name
 from aorta.report.load.traces.matched import MAX_DOING, MatchedTraces
 from aorta.report.load.traces.reduce import RankSummary
 from aorta.report.numbers import number
+from aorta.timeline.waits import Doing
 from aorta.traces.model import NS_PER_MS
 from aorta.traces.quality import verdict_of_ranks
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.ranks.match_by_order import RankCalls
-from aorta.ranks.waits import RankView, match_ranks
 from aorta.records.schema import StepRecord
 from aorta.report.model import Run
 from aorta.timeline.collective import GroupKey
 from aorta.timeline.intervals import Intervals, intervals, of_run_lengths, subtract, union
+from aorta.timeline.matching import RankCalls
+from aorta.timeline.waits import RankView, match_ranks
 from aorta.traces.model import NS_PER_MS
 
 Row = tuple[RankCalls, NDArray[np.int64], dict[int, tuple[float, float]]]

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.ranks.match_by_order import RankCalls
 from aorta.records.schema import Source as RecordSource
 from aorta.records.schema import StepRecord
 from aorta.report.load.rank.columns import RankFile
@@ -16,6 +15,7 @@ from aorta.report.load.rank.kernels import kernel_name
 from aorta.report.load.rank.reduce import reduce_records
 from aorta.report.load.traces.steps import WHOLE_WINDOW, step_records, windows_of
 from aorta.report.model import NamedSpan, Progress
+from aorta.timeline.matching import RankCalls
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Kind, Total
 from aorta.traces.calls import rank_calls

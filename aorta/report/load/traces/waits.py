@@ -5,17 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.ranks.match_by_order import RankCalls
-from aorta.ranks.waits import (
-    RankView,
-    exposed_parts,
-)
 from aorta.report.load.arrivals import RankWaits, arrivals
 from aorta.report.load.collectives import add_waits_of_kinds
 from aorta.report.load.traces.record_calls import Row
 from aorta.report.load.waits import StepWaits, add_waits
 from aorta.report.model import Arrivals, CollectiveKind, Run
 from aorta.timeline.intervals import clip, length_ms, union
+from aorta.timeline.matching import RankCalls
+from aorta.timeline.waits import RankView, exposed_parts
 from aorta.traces.model import NS_PER_MS
 
 

@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from aorta.ranks.sequences import CallSequence, align_sequences
+from aorta.timeline.sequences import CallSequence, align_sequences
 
 MS = 1_000_000
 HOUR = 3_600_000 * MS

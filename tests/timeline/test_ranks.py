@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from aorta.ranks.common_clock import align
-from aorta.ranks.match_by_order import RankCalls
-from aorta.ranks.waits import NOBODY, doing, late_windows, match_ranks, split_exposed, stragglers
 from aorta.timeline.collective import GroupKey
+from aorta.timeline.common_clock import align
 from aorta.timeline.intervals import EMPTY, intervals, length_ms
+from aorta.timeline.matching import RankCalls
 from aorta.timeline.types import Kind, Span, Timeline
+from aorta.timeline.waits import NOBODY, doing, late_windows, match_ranks, split_exposed, stragglers
 
 MS = 1_000_000
 WORLD = GroupKey((0, 1), "0")

@@ -11,9 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.ranks.common_clock import Clock, clock_of
-from aorta.ranks.groups import Ints, MatchedGroup, TimedCalls
-from aorta.ranks.match_by_order import RankCalls, between_ranks, match_by_order
+from aorta.timeline.common_clock import Clock, clock_of
 from aorta.timeline.intervals import (
     Intervals,
     distinct,
@@ -24,6 +22,7 @@ from aorta.timeline.intervals import (
     subtract_normalised,
     union,
 )
+from aorta.timeline.matching import Ints, MatchedGroup, RankCalls, TimedCalls, between_ranks, match_by_order
 from aorta.timeline.overlap import on_compute_stream
 from aorta.timeline.types import Kind, Timeline
 

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from aorta.ranks.common_clock import FEW_SMALL, clock_of
-from aorta.ranks.match_by_number import NumberedCalls, match_by_number
-from aorta.ranks.match_by_order import RankCalls
-from aorta.ranks.waits import NOBODY, match_ranks, split_waits
 from aorta.timeline.collective import GroupKey
+from aorta.timeline.common_clock import FEW_SMALL, clock_of
+from aorta.timeline.matching import NumberedCalls, RankCalls, match_by_number
+from aorta.timeline.waits import NOBODY, match_ranks, split_waits
 
 WORLD = GroupKey((0, 1), "0")
 MS = 1_000_000

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.ranks.groups import Ints, MatchedGroup, TimedCalls
+from aorta.timeline.matching import Ints, MatchedGroup, TimedCalls
 
 Floats = NDArray[np.float64]
 

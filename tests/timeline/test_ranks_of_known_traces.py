@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aorta.ranks.waits import doing, late_windows, match_ranks, split_exposed, stragglers
 from aorta.timeline.types import Timeline
+from aorta.timeline.waits import doing, late_windows, match_ranks, split_exposed, stragglers
 from aorta.traces.calls import rank_calls
 from aorta.traces.sources import open_source
 from tests.larger_data import TRACES, needs_data

@@ -1,1 +1,0 @@
-"""The ranks of a run side by side: matched collectives, one clock, waiting and transfer."""
