@@ -40,7 +40,7 @@ from aorta.records.schema import StepRecord
 from aorta.steps.kernel_chunk import RECORD_DTYPE, What
 from aorta.timeline.overlap import overlap
 from aorta.timeline.types import Kind
-from aorta.traces.kineto.reader import read_kineto
+from aorta.traces.kineto import read_kineto
 
 CASE_NAMES = ("fsdp", "fsdp_short", "ddp", "tp", "moe")
 RECORDED_STEPS, TRACED_STEPS = 8, 6

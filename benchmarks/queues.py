@@ -51,7 +51,7 @@ from aorta.results.schema import Document, Metric, Point, write_document  # noqa
 from aorta.timeline.intervals import intersect, length_ms, union  # noqa: E402
 from aorta.timeline.statistics import median_interval  # noqa: E402
 from aorta.timeline.types import Kind  # noqa: E402
-from aorta.traces.kineto.reader import read_kineto  # noqa: E402
+from aorta.traces.kineto import read_kineto  # noqa: E402
 
 CALLS = ("sync", "async")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

@@ -39,9 +39,9 @@ from aorta.report.load.traces.matched import match_traces
 from aorta.report.load.traces.reduce import RankSummary, reduce_rank
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Total
-from aorta.traces.files import inflate
-from aorta.traces.files.inflate import read_bytes
-from aorta.traces.reading import Reading
+from aorta.traces import files as inflate
+from aorta.traces.cache import Reading
+from aorta.traces.files import read_bytes
 from aorta.traces.sources import Source, map_ranks, open_source
 
 RANK = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*)\d+')

@@ -41,7 +41,7 @@ from aorta.records.schema import StepRecord
 from aorta.steps.calibration import Calibration, Calibrator, TracedStep, calibrate
 from aorta.timeline.overlap import overlap
 from aorta.timeline.types import OverlapRecord
-from aorta.traces.kineto.reader import read_kineto
+from aorta.traces.kineto import read_kineto
 from aorta.traces.model import RankTrace
 
 JUDGED_CASES = [name for name in CASES if not name.startswith("tiny_")]

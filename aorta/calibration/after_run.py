@@ -32,7 +32,7 @@ from aorta.records.schema import RunRecord, StepRecord
 from aorta.records.writer import write_json
 from aorta.steps.calibration import Calibration, TracedStep, calibrate
 from aorta.timeline.types import OWN_SOURCES
-from aorta.traces.kineto.reader import read_kineto
+from aorta.traces.kineto import read_kineto
 from aorta.traces.model import RankTrace
 
 log = logging.getLogger(__name__)

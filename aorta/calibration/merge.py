@@ -35,7 +35,7 @@ from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
 from aorta.steps.calibration import TracedStep, calibrate
 from aorta.traces.model import NS_PER_MS, RankTrace
-from aorta.traces.rocprof.rocm import BOOT_CLOCK
+from aorta.traces.rocprof import BOOT_CLOCK
 from aorta.traces.sources import open_source
 
 _APART_NS = 5_000_000

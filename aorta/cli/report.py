@@ -16,7 +16,7 @@ from aorta.errors import CANNOT_TELL, FINE, VIOLATED, ReportError
 
 if TYPE_CHECKING:
     from aorta.report.model import Comparison, Progress
-    from aorta.traces.reading import Reading
+    from aorta.traces.cache import Reading
 
 
 @click.command("report", cls=OneScreenCommand)
@@ -187,8 +187,8 @@ def trace_reading(
     cache: bool = True,
 ) -> "Reading":
     """The rules by which traces are read. comm_rules: a file for aorta.traces.classify.load_rules."""
+    from aorta.traces.cache import Reading
     from aorta.traces.classify import COMM_RULES, load_rules
-    from aorta.traces.reading import Reading
     from aorta.traces.steps import StepRule
 
     rules = COMM_RULES if comm_rules is None else load_rules(comm_rules)

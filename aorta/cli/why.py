@@ -49,7 +49,7 @@ class RecordsReading:
 
     def load(self, path: Path, label: str) -> "Run":
         from aorta.report.load.open import load_run
-        from aorta.traces.reading import Reading
+        from aorta.traces.cache import Reading
 
         return load_run(path, label, jobs=self.jobs, dask=self.dask, reading=Reading(cache=self.cache))
 

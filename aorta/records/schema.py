@@ -216,7 +216,7 @@ class KernelSums(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     num_graph_nodes: int = 0
     """Kernels and copies that were nodes of a CUDA graph."""
     classes: dict[str, tuple[float, int]]
-    """By aorta.traces.kernel_classes.KERNEL_CLASSES: ms and number; copies and sets count under copy."""
+    """By aorta.traces.classify.KERNEL_CLASSES: ms and number; copies and sets count under copy."""
     top: list[tuple[int, float, int]]
     """(index into the names in rank_<n>_kernels.json, ms, number) of the kernels with most time."""
     spans: list[KernelSpan] | None = None

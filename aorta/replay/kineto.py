@@ -23,8 +23,8 @@ from aorta.replay.activity import (
 from aorta.timeline.types import STEP_ANNOTATION
 from aorta.traces.classify import COMM_RULES, classifier
 from aorta.traces.host_calls import step_marks
-from aorta.traces.kineto.file import GraphEvent, GraphTrace, nanoseconds
-from aorta.traces.kineto.reader import CATEGORIES, LAUNCH_CATEGORIES
+from aorta.traces.kineto import CATEGORIES, LAUNCH_CATEGORIES
+from aorta.traces.kineto_file import GraphEvent, GraphTrace, nanoseconds
 from aorta.traces.model import NS_PER_MS, RankTrace
 
 SYNC_CATEGORY = "cuda_sync"

@@ -3,7 +3,7 @@
 import re
 from functools import lru_cache
 
-from aorta.traces.kernel_classes import COPY, kernel_class
+from aorta.traces.classify import COPY, kernel_class
 
 OPTIMIZER_SCOPE = re.compile(r"Optimizer\.|optimizer|clip_grad", re.IGNORECASE)
 SHARDING_SCOPE = re.compile(r"FSDP::(?!cast_forward_inputs)|torch::autograd::AccumulateGrad|Reducer")

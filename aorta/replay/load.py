@@ -10,12 +10,11 @@ from aorta.replay.build import build
 from aorta.replay.graph import StepGraph, TraceGraph
 from aorta.replay.kineto import read_activity
 from aorta.timeline.waits import match_ranks
-from aorta.traces.calls import rank_calls
-from aorta.traces.files.archive import read_member
-from aorta.traces.files.inflate import read_bytes
-from aorta.traces.kineto.file import decode_for_graph
-from aorta.traces.kineto.reader import rank_trace
-from aorta.traces.model import RankTrace
+from aorta.traces.files import read_bytes
+from aorta.traces.kineto import rank_trace
+from aorta.traces.kineto_file import decode_for_graph
+from aorta.traces.model import RankTrace, rank_calls
+from aorta.traces.sniff import read_member
 from aorta.traces.sources import Source, TraceFile, open_source
 
 

@@ -27,7 +27,7 @@ from aorta.report.judge.summary import summary
 from aorta.report.load.open import load_run
 from aorta.report.model import Causes, Comparison, Dataset, Progress, Report, Run
 from aorta.report.output.table import comparison_table, dataset_table, differences_list
-from aorta.traces.reading import Reading
+from aorta.traces.cache import Reading
 
 OWN_FILES = (
     "*_timeline.png",

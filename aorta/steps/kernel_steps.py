@@ -25,8 +25,7 @@ from aorta.steps.record import NO_OVERLAP, collective_record, host_spans, scalar
 from aorta.timeline.intervals import EMPTY, Intervals, length_before, run_lengths_ns
 from aorta.timeline.overlap import active_segments, exposed_intervals, overlap, stream_uses
 from aorta.timeline.types import Kind, Timeline
-from aorta.traces.classify import COMM_RULES, classifier
-from aorta.traces.kernel_classes import COMMUNICATION, COPY, kernel_class
+from aorta.traces.classify import COMM_RULES, COMMUNICATION, COPY, classifier, kernel_class
 
 Rows = NDArray[np.void]
 

@@ -19,8 +19,7 @@ from aorta.timeline.intervals import distinct, length_ms, pairs, subtract_normal
 from aorta.timeline.overlap import on_compute_stream
 from aorta.timeline.types import Kind, Source, Timeline
 from aorta.traces.classify import COPY_KERNEL, HELPERS, UNKNOWN, Classifier, compute_op
-from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective, TraceQuality
-from aorta.traces.names import listed_names
+from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective, TraceQuality, listed_names
 
 UNLINKED = np.iinfo(np.int64).min
 """Launch time of an activity whose launch the trace lacks."""

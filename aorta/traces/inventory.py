@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from aorta.errors import TraceError
 from aorta.timeline.types import Kind
-from aorta.traces.classify import COMM_RULES, CommRule, classifier
-from aorta.traces.files.archive import read_member
-from aorta.traces.files.inflate import read_bytes
-from aorta.traces.kernel_classes import COMMUNICATION, COPY, kernel_class
-from aorta.traces.kineto.operators import LaunchedBy, launchers
+from aorta.traces.cache import Reading
+from aorta.traces.classify import COMM_RULES, COMMUNICATION, COPY, CommRule, classifier, kernel_class
+from aorta.traces.files import read_bytes
+from aorta.traces.kineto import LaunchedBy, launchers
 from aorta.traces.model import RankTrace, TraceCollective
-from aorta.traces.reading import Reading
+from aorta.traces.sniff import read_member
 from aorta.traces.sources import Source
 
 Floats = NDArray[np.float64]
@@ -28,7 +27,7 @@ class WorkKey(NamedTuple):
 
     kind: Literal["kernel", "copy", "collective"]
     work_class: str
-    """Of aorta.traces.kernel_classes; communication of collectives."""
+    """Of aorta.traces.classify; communication of collectives."""
     name: str
     """The kernel's, or the collective's operation."""
     operator: str = ""

@@ -1,13 +1,18 @@
-"""What every reader of traces returns: one rank's device work as a Timeline, cut into steps."""
+"""Every reader of traces returns a RankTrace: one rank's device work as a Timeline, cut into steps."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.timeline.types import Source, Timeline
+from aorta.timeline.collective import GroupKey
+from aorta.timeline.intervals import subtract, union
+from aorta.timeline.matching import RankCalls
+from aorta.timeline.types import Kind, Source, Timeline
 
 NS_PER_MS = 1_000_000
 
@@ -113,3 +118,51 @@ class RankTrace:
         """Everything that ran in a window of time, whoever launched it."""
         origin = self.timeline.origin_unix_ns
         return self.timeline.clipped((start_unix_ns - origin) / NS_PER_MS, (end_unix_ns - origin) / NS_PER_MS)
+
+
+def rank_calls(trace: RankTrace) -> RankCalls:
+    line = trace.timeline
+    collectives = trace.collectives
+    keys: dict[tuple[tuple[int, ...] | None, str | None], GroupKey] = {}
+    for call in collectives:
+        ranks = None if call.ranks is None else tuple(call.ranks)
+        keys.setdefault((ranks, call.group), GroupKey(ranks, call.group))
+    start_ms = np.array([call.start_ms for call in collectives])
+    end_ms = np.array([call.end_ms for call in collectives])
+    return RankCalls(
+        rank=trace.rank,
+        op=[call.op for call in collectives],
+        group=[keys[None if call.ranks is None else tuple(call.ranks), call.group] for call in collectives],
+        size_bytes=[call.bytes for call in collectives],
+        start_ns=line.origin_unix_ns + np.rint(start_ms * NS_PER_MS).astype(np.int64),
+        end_ns=line.origin_unix_ns + np.rint(end_ms * NS_PER_MS).astype(np.int64),
+        exposed=subtract(
+            union(line.intervals(line.kind == Kind.COMM)), union(line.intervals(line.kind == Kind.COMPUTE))
+        ),
+        origin_ns=line.origin_unix_ns,
+    )
+
+
+MOST = 16
+LONGEST = 60
+
+RANK = r"(?:rank|worker)[-_]?(\d{1,6})(?!\d)"
+
+
+def rank_in_name(location: str) -> int | None:
+    """Of rank3.json, worker3_step_12.json or rank_3/trace.json; the file's own name comes before its
+    folder's, which must say nothing else."""
+    path = PurePath(location)
+    numbers = re.findall(RANK, path.name)
+    if numbers:
+        return int(numbers[-1])
+    folder = re.fullmatch(RANK, path.parent.name)
+    return int(folder[1]) if folder else None
+
+
+def listed_names(names: Iterable[object]) -> str:
+    """Names that a trace gives, listed in one line whatever is in them."""
+    listed = list(names)
+    texts = ["".join(c if c.isprintable() else "?" for c in str(name)) for name in listed[:MOST]]
+    shortened = [text if len(text) <= LONGEST else text[: LONGEST - 3] + "..." for text in texts]
+    return ", ".join([*shortened, *(["..."] if len(listed) > MOST else [])])

@@ -19,18 +19,15 @@ from aorta.errors import TraceError
 from aorta.processes import parallel_map
 from aorta.records.files import STEPS_FILE
 from aorta.traces.classify import COMM_RULES, CommRule
-from aorta.traces.files.archive import archive_members, read_member
-from aorta.traces.files.inflate import read_bytes
-from aorta.traces.files.sniff import Content, Format, sniff
-from aorta.traces.kineto.reader import parse_kineto
-from aorta.traces.model import RankTrace
-from aorta.traces.names import rank_in_name
+from aorta.traces.files import read_bytes
+from aorta.traces.jax_profiler import SUFFIX as XPLANE
+from aorta.traces.jax_profiler import parse_xplane
+from aorta.traces.kineto import parse_kineto
+from aorta.traces.model import RankTrace, rank_in_name
 from aorta.traces.nsys import nsys_processes, read_nsys
-from aorta.traces.rocprof.csv_tables import read_rocprofv3_csv
-from aorta.traces.rocprof.json_document import parse_rocprofv3_json
-from aorta.traces.rocprof.rocpd import read_rocpd, rocpd_processes
-from aorta.traces.xplane import SUFFIX as XPLANE
-from aorta.traces.xplane import parse_xplane
+from aorta.traces.rocpd import read_rocpd, rocpd_processes
+from aorta.traces.rocprof import parse_rocprofv3_json, read_rocprofv3_csv
+from aorta.traces.sniff import Content, Format, archive_members, read_member, sniff
 
 Result = TypeVar("Result")
 

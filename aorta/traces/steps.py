@@ -15,8 +15,7 @@ from aorta.errors import TraceError
 from aorta.timeline.intervals import distinct
 from aorta.timeline.overlap import on_compute_stream
 from aorta.timeline.types import Kind
-from aorta.traces.model import RankTrace
-from aorta.traces.names import listed_names
+from aorta.traces.model import RankTrace, listed_names
 
 Ints = NDArray[np.int64]
 

@@ -21,7 +21,7 @@ import aorta
 from aorta.calibration.coverage import match_kernels
 from aorta.recording.interception.stalls import ASK_EVERY
 from aorta.records.schema import StepRecord
-from aorta.traces.kineto.reader import read_kineto
+from aorta.traces.kineto import read_kineto
 
 
 def enter(

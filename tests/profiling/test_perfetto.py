@@ -15,7 +15,7 @@ from aorta.profiling import ProfilerWindow
 from aorta.records.perfetto import write_perfetto
 from aorta.records.reader import read_steps
 from aorta.timeline.types import COPY, Kind
-from aorta.traces.kineto.reader import read_kineto
+from aorta.traces.kineto import read_kineto
 from tests.larger_data import TRACES, needs_data
 from tests.profiling.perfetto_ui import Opened, Perfetto, absent, perfetto
 

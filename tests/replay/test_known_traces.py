@@ -7,7 +7,7 @@ from aorta.replay.changes import parse_changes
 from aorta.replay.load import steps_of
 from aorta.replay.path import critical_path
 from aorta.replay.run import replay
-from aorta.traces.kineto.reader import read_kineto
+from aorta.traces.kineto import read_kineto
 from tests.larger_data import TRACES, needs_data
 
 RUNS = {

@@ -7,7 +7,7 @@ import pytest
 
 from aorta.timeline.types import Timeline
 from aorta.timeline.waits import doing, late_windows, match_ranks, split_exposed, stragglers
-from aorta.traces.calls import rank_calls
+from aorta.traces.model import rank_calls
 from aorta.traces.sources import open_source
 from tests.larger_data import TRACES, needs_data
 

@@ -2,7 +2,7 @@
 
 import json
 
-from aorta.traces.kineto.reader import parse_kineto
+from aorta.traces.kineto import parse_kineto
 
 
 def kernel(ts, dur, correlation=None, stream=7, name="gemm", cat="kernel", **args):

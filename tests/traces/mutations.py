@@ -11,7 +11,7 @@ from typing import Any
 
 from aorta.errors import AortaError
 from aorta.report.load.traces.open import load_traces
-from aorta.traces.reading import Reading
+from aorta.traces.cache import Reading
 from tests.traces.trace_writers import WRITERS, kineto, write_tar
 
 VALUES: tuple[Any, ...] = (

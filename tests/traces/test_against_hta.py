@@ -11,7 +11,7 @@ import tarfile
 import pytest
 
 from aorta.timeline.overlap import total
-from aorta.traces.kineto.reader import read_kineto
+from aorta.traces.kineto import read_kineto
 from tests.larger_data import TRACES, needs_data
 
 pytest.importorskip("hta", reason="needs HolisticTraceAnalysis (extra hta)")

@@ -11,9 +11,8 @@ from aorta.timeline.types import Kind
 from aorta.traces.classify import COMM_RULES, CommRule, load_rules
 from aorta.traces.host_calls import CollectiveCalls, HostCall
 from aorta.traces.nsys import nsys_processes, read_nsys
-from aorta.traces.rocprof.csv_tables import read_rocprofv3_csv
-from aorta.traces.rocprof.json_document import parse_rocprofv3_json
-from aorta.traces.rocprof.rocpd import read_rocpd, rocpd_processes
+from aorta.traces.rocpd import read_rocpd, rocpd_processes
+from aorta.traces.rocprof import parse_rocprofv3_json, read_rocprofv3_csv
 from aorta.traces.sources import open_source
 from tests.traces.trace_writers import (
     KERNELS,

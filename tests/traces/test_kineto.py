@@ -9,7 +9,7 @@ from aorta.errors import TraceError
 from aorta.timeline.overlap import overlap, total
 from aorta.timeline.types import STEP_ANNOTATION, Kind
 from aorta.traces.classify import COMM_RULES, CommRule
-from aorta.traces.kineto.reader import parse_kineto, read_kineto
+from aorta.traces.kineto import parse_kineto, read_kineto
 from tests.traces.kineto_events import kernel, launch, mark, parse
 
 

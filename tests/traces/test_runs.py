@@ -12,8 +12,8 @@ from aorta.records.schema import StepRecord
 from aorta.report.judge.judged import judge
 from aorta.report.load.traces.open import load_traces
 from aorta.report.load.traces.steps import step_records
-from aorta.traces.files.cache import cache_folder
-from aorta.traces.kineto.reader import parse_kineto
+from aorta.traces.cache import cache_folder
+from aorta.traces.kineto import parse_kineto
 from aorta.traces.sources import open_source
 from tests.traces.trace_writers import WRITERS, kineto, rocprofv3_json
 

@@ -11,10 +11,9 @@ import pytest
 from aorta.errors import TraceError
 from aorta.report.load.traces.open import load_traces
 from aorta.timeline.overlap import overlap
-from aorta.traces.files import inflate
-from aorta.traces.files.cache import cache_folder
-from aorta.traces.kineto import file as kineto_file
-from aorta.traces.reading import Reading
+from aorta.traces import files as inflate
+from aorta.traces import kineto_file
+from aorta.traces.cache import Reading, cache_folder
 from aorta.traces.sources import open_source
 from aorta.traces.steps import StepRule
 from tests.dist.launch import run_python

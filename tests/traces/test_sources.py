@@ -14,10 +14,9 @@ import pytest
 
 from aorta.errors import TraceError
 from aorta.timeline.overlap import total
-from aorta.traces.files import cache
-from aorta.traces.files.cache import cache_folder, read_cached
+from aorta.traces import cache
+from aorta.traces.cache import Reading, cache_folder, read_cached
 from aorta.traces.quality import facts, verdict, verdict_of_ranks
-from aorta.traces.reading import Reading
 from aorta.traces.sources import map_ranks, open_source, recognise
 from tests.traces.trace_writers import (
     WRITERS,
@@ -415,7 +414,7 @@ def texts(trace):
 
 
 def changed(change):
-    from aorta.traces.kineto.reader import parse_kineto
+    from aorta.traces.kineto import parse_kineto
 
     data = json.loads(kineto())
     data["traceEvents"] = [event for event in data["traceEvents"] if change(event) is not False]

@@ -7,9 +7,8 @@ import pytest
 
 from aorta.errors import TraceError
 from aorta.timeline.overlap import total
-from aorta.traces.jax_trace import parse_jax
+from aorta.traces.jax_profiler import parse_jax, parse_xplane
 from aorta.traces.sources import open_source
-from aorta.traces.xplane import parse_xplane
 
 BASE_NS = 1_790_000_000_123_456_789
 EVENTS = {1: "gemm_fusion", 2: "ncclDevKernel_AllReduce", 3: "cuLaunchKernel", 4: "train"}

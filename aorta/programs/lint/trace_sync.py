@@ -14,7 +14,7 @@ from aorta.errors import NOT_JSON
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.graph import Graph, Node, Why
 from aorta.traces.classify import COMM_RULES, Classifier
-from aorta.traces.files.inflate import read_bytes
+from aorta.traces.files import read_bytes
 
 WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 SYNC = "cuda_sync"

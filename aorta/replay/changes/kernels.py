@@ -18,7 +18,7 @@ from aorta.replay.labels import (
     work_class,
 )
 from aorta.replay.run import replay_draft
-from aorta.traces.kernel_classes import COMMUNICATION, KERNEL_CLASSES
+from aorta.traces.classify import COMMUNICATION, KERNEL_CLASSES
 
 FIXED_NS = 2_000.0
 """Of a kernel's time, whatever the batch: its start and end on the device."""

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from aorta.report.load.rank.kernels import kernel_name
+from aorta.traces.classify import COMMUNICATION
 from aorta.traces.inventory import Floats, Inventory, WorkKey, WorkTimes
-from aorta.traces.kernel_classes import COMMUNICATION
 
 Table = Literal["class", "kernel", "operator", "collective"]
 MATCHED = Literal["all", "operator and shapes", "name", "operator", "order", "class", "one side only"]

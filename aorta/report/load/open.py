@@ -27,7 +27,7 @@ from aorta.report.load.rank.reduce import columns_with_unwritten, reduce_file, w
 from aorta.report.load.run import RunFiles, assemble
 from aorta.report.load.traces.open import load_traces
 from aorta.report.model import NamedSpan, Progress, Run
-from aorta.traces.reading import Reading
+from aorta.traces.cache import Reading
 
 MUCH_BYTES = 16 << 20
 """Reading less takes about as long as starting processes."""

@@ -10,8 +10,8 @@ from aorta.cli import main
 from aorta.errors import ReportError
 from aorta.report.judge.trace_changes import certainty, trace_changes
 from aorta.report.output import changes
+from aorta.traces.cache import Reading
 from aorta.traces.inventory import rank_inventory
-from aorta.traces.reading import Reading
 from aorta.traces.sources import open_source
 from tests.traces.kineto_events import kernel, launch, mark
 

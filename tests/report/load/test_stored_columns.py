@@ -17,7 +17,7 @@ from aorta.report.judge.summary import summary
 from aorta.report.load import arrays, attempts, open, run, sides
 from aorta.report.load.open import load_run
 from aorta.report.load.rank import cache, reduce, stored
-from aorta.traces.reading import Reading
+from aorta.traces.cache import Reading
 from tests.records.run_folders import run_record, write_run
 from tests.report.reports_in_memory import records_of
 

@@ -12,8 +12,7 @@ from aorta.records.schema import StepRecord
 from aorta.report.metrics import of_operation, operations
 from aorta.report.model import Comparison, Dataset, MetricComparison, NamedSpan
 from aorta.report.numbers import number, percent, quantity
-from aorta.traces.classify import COMM_RULES, classifier
-from aorta.traces.kernel_classes import KERNEL_CLASSES
+from aorta.traces.classify import COMM_RULES, KERNEL_CLASSES, classifier
 
 TIME, COUNT = "kernel_ms", "kernel_count"
 """Metrics of each class of kernels: kernel_ms.gemm, kernel_count.gemm."""

@@ -16,7 +16,7 @@ from aorta.timeline.waits import (
     split_exposed,
     stragglers,
 )
-from aorta.traces.reading import Reading
+from aorta.traces.cache import Reading
 from aorta.traces.sources import Source
 
 EARLIEST_UNIX_NS = 10**18

@@ -17,7 +17,7 @@ from aorta.report.load.traces.reduce import kernels_of, reduce_ranks
 from aorta.report.load.traces.run import run_of_summaries
 from aorta.report.load.traces.waits import add_waits_of_traces, arrivals_of_traces
 from aorta.report.model import Progress, Run
-from aorta.traces.reading import Reading
+from aorta.traces.cache import Reading
 from aorta.traces.sources import open_source
 from aorta.traces.steps import StepRule
 

@@ -18,9 +18,9 @@ from aorta.report.model import NamedSpan, Progress
 from aorta.timeline.matching import RankCalls
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Kind, Total
-from aorta.traces.calls import rank_calls
+from aorta.traces.cache import Reading
+from aorta.traces.model import rank_calls
 from aorta.traces.quality import Finding, RankFacts, facts, truncated, verdict
-from aorta.traces.reading import Reading
 from aorta.traces.sources import Source, map_ranks
 
 

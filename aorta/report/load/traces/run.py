@@ -13,7 +13,7 @@ from aorta.report.load.traces.reduce import RankSummary, records_of
 from aorta.report.load.traces.steps import NOT_IN_TRACE, OF_KIND
 from aorta.report.metrics import of_operation
 from aorta.report.model import Run
-from aorta.traces.reading import Reading
+from aorta.traces.cache import Reading
 from aorta.traces.sources import Source
 
 

@@ -2,14 +2,16 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from aorta.errors import TraceError
 from aorta.processes import no_garbage_collection
+from aorta.timeline.collective import canonical_op
 from aorta.timeline.types import STEP_ANNOTATION
 from aorta.traces.assemble import (
     UNLINKED,
@@ -21,13 +23,119 @@ from aorta.traces.assemble import (
     indexed,
 )
 from aorta.traces.classify import COMM_RULES, Classifier, CommRule, classifier
-from aorta.traces.files.inflate import read_bytes
+from aorta.traces.files import read_bytes, unpack
 from aorta.traces.host_calls import KERNEL_LAUNCH, STEP_NAME, step_marks
-from aorta.traces.jax_trace import parse_jax
-from aorta.traces.kineto.collectives import PARAMS, collective_args, information, range_op, read_ranges
-from aorta.traces.kineto.file import Args, KinetoEvent, Trace, decode, is_coarse, nanoseconds
-from aorta.traces.model import RankTrace, TraceCollective, TraceQuality
-from aorta.traces.names import rank_in_name
+from aorta.traces.jax_profiler import parse_jax
+from aorta.traces.kineto_file import Args, Distributed, KinetoEvent, Trace, decode, is_coarse, nanoseconds
+from aorta.traces.model import RankTrace, TraceCollective, TraceQuality, rank_in_name
+
+NCCL_RANGE = "nccl:"
+"""User annotations of ProcessGroupNCCL: the operation of traces without metadata."""
+PARAMS = "record_param_comms"
+DTYPE_BYTES = {
+    "byte": 1, "char": 1, "bool": 1, "half": 2, "bfloat16": 2, "short": 2, "int": 4, "float": 4,
+    "long": 8, "double": 8, "complexfloat": 8, "complexdouble": 16,
+}  # fmt: skip
+
+MOST_ELEMENTS = 2**58
+"""More is damage."""
+
+Ranges = dict[tuple[Any, Any], list[tuple[float, float, str]]]
+
+
+def collective_args(
+    events: Iterable[KinetoEvent], activities: Sequence[KinetoEvent], launch_of: Sequence[KinetoEvent | None]
+) -> dict[int, Args]:
+    """Metadata by activity: the kernel's own, else that of the record_param_comms (among events) to
+    which the kernel or its launch is linked."""
+    by_id: dict[int | str | None, Args] = {
+        e.args.external_id: e.args
+        for e in events
+        if e.name == PARAMS and e.args is not None and e.args.collective
+    }
+    by_id.pop(None, None)
+    args_of = {i: e.args for i, e in enumerate(activities) if e.args is not None and e.args.collective}
+    if by_id:
+        for i, (e, launch) in enumerate(zip(activities, launch_of, strict=True)):
+            if i in args_of:
+                continue
+            args = by_id.get(e.args.external_id) if e.args is not None else None
+            if args is None and launch is not None and launch.args is not None:
+                args = by_id.get(launch.args.external_id)
+            if args is not None:
+                args_of[i] = args
+    return args_of
+
+
+def information(args: Args, distributed: Distributed | None) -> CollectiveInfo:
+    return CollectiveInfo(
+        op=canonical_op(str(args.collective)),
+        group=None if args.group is None else str(args.group),
+        ranks=group_ranks(args, distributed),
+        bytes=size_bytes(args),
+        dtype=None if args.dtype is None else str(args.dtype),
+    )
+
+
+def read_ranges(annotations: Iterable[KinetoEvent]) -> Ranges:
+    """Per thread: start, end and operation of the annotations nccl:<operation>."""
+    ranges: Ranges = {}
+    for e in annotations:
+        if e.name.startswith(NCCL_RANGE):
+            op = canonical_op(e.name.removeprefix(NCCL_RANGE))
+            if op is not None:
+                ranges.setdefault((e.pid, e.tid), []).append((e.ts, e.ts + (e.dur or 0), op))
+    return ranges
+
+
+def range_op(launch: KinetoEvent | None, ranges: Ranges) -> str | None:
+    """The operation of the innermost annotation around the launch."""
+    if launch is None:
+        return None
+    inside = [
+        (end - start, op)
+        for start, end, op in ranges.get((launch.pid, launch.tid), ())
+        if start <= launch.ts <= end
+    ]
+    return min(inside)[1] if inside else None
+
+
+def size_bytes(args: Args) -> int | None:
+    """The larger of this rank's input and output; None where the trace does not tell."""
+    element = dtype_bytes(args.dtype)
+    nelems = [n for n in (args.in_nelems, args.out_nelems) if type(n) is int and 0 <= n <= MOST_ELEMENTS]
+    return max(nelems) * element if nelems and element else None
+
+
+def dtype_bytes(dtype: Any) -> int | None:
+    name = str(dtype).lower()
+    if name.startswith("float8"):
+        return 1
+    return DTYPE_BYTES.get(name)
+
+
+def group_ranks(args: Args, distributed: Distributed | None) -> list[int] | None:
+    """Ranks of the collective's group, from its own metadata or the trace's table of groups.
+
+    Kineto abbreviates long lists ("[0, 1, ..., 63]"); the table has them whole.
+    """
+    text = str(args.ranks or "")
+    if re.fullmatch(r"\[\d+(, ?\d+)*\]", text):
+        return [int(number) for number in re.findall(r"\d+", text)]
+    for row in (distributed.pg_config if distributed else None) or ():
+        try:
+            group = msgspec.convert(row, _Group)
+        except msgspec.ValidationError:
+            continue
+        if group.pg_name == str(args.group) and group.ranks:
+            return group.ranks
+    return None
+
+
+class _Group(msgspec.Struct):
+    pg_name: str
+    ranks: list[int] = []
+
 
 __all__ = ["TraceCollective", "TraceQuality", "parse_kineto", "read_kineto"]
 
@@ -233,3 +341,108 @@ def _device_name(trace: Trace, args: list[Args]) -> str | None:
     device = next((a.device for a in args if a.device is not None), None)
     row = next((row for row in trace.devices if row.get("id") == device), {})
     return None if row.get("name") is None else str(row["name"])
+
+
+MODULE = "nn.Module: "
+MOST_LETTERS = 200
+
+
+class LaunchedBy(NamedTuple):
+    """'' where the trace does not tell."""
+
+    operator: str = ""
+    shapes: str = ""
+    module: str = ""
+
+
+class _Args(msgspec.Struct, gc=False):
+    correlation: int | str | None = None
+    dims: Any = msgspec.field(name="Input Dims", default=None)
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    ts: int | float = 0
+    dur: int | float | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    args: _Args | None = None
+
+
+class _Trace(msgspec.Struct):
+    events: list[_Event] = msgspec.field(name="traceEvents")
+
+
+def launchers(data: bytes, location: str) -> dict[int | str, LaunchedBy]:
+    """Correlation id -> what launched it; empty where the trace has no operators. TraceError where the bytes
+    are no Kineto trace."""
+    with no_garbage_collection():
+        try:
+            events = msgspec.json.decode(unpack(data, location), type=_Trace, strict=False).events
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise TraceError(f"{location} is not a readable Kineto trace: {error}") from error
+        threads: dict[Any, tuple[list[_Event], list[_Event]]] = defaultdict(lambda: ([], []))
+        device_ids = {
+            e.args.correlation
+            for e in events
+            if e.args is not None and EARLIER_CATEGORIES.get(e.cat or "", e.cat) in CATEGORIES
+        }
+        for e in events:
+            category = EARLIER_CATEGORIES.get(e.cat or "", e.cat)
+            is_module = category == "python_function" and e.name.startswith(MODULE)
+            if (category == "cpu_op" or is_module) and e.dur is not None:
+                threads[e.pid, e.tid][0].append(e)
+            elif category in LAUNCH_CATEGORIES and e.args is not None and e.args.correlation in device_ids:
+                threads[e.pid, e.tid][1].append(e)
+        return {
+            key: launched_by
+            for ranges, launches in threads.values()
+            for key, launched_by in _of_thread(ranges, launches)
+        }
+
+
+def _of_thread(
+    ranges: Sequence[_Event], launches: Sequence[_Event]
+) -> Iterable[tuple[int | str, LaunchedBy]]:
+    """Launches with the innermost operator and module about each. Ranges of a thread nest."""
+    ranges = sorted(ranges, key=lambda e: (e.ts, -(e.dur or 0)))
+    open_ranges: list[_Event] = []
+    number = 0
+    for launch in sorted(launches, key=lambda e: e.ts):
+        while number < len(ranges) and ranges[number].ts <= launch.ts:
+            while open_ranges and _end(open_ranges[-1]) <= ranges[number].ts:
+                open_ranges.pop()
+            open_ranges.append(ranges[number])
+            number += 1
+        while open_ranges and _end(open_ranges[-1]) < launch.ts:
+            open_ranges.pop()
+        operator = next((e for e in reversed(open_ranges) if not e.name.startswith(MODULE)), None)
+        module = next((e for e in reversed(open_ranges) if e.name.startswith(MODULE)), None)
+        key = launch.args.correlation if launch.args is not None else None
+        if key is not None:
+            yield (
+                key,
+                LaunchedBy(
+                    "" if operator is None else operator.name[:MOST_LETTERS],
+                    "" if operator is None or operator.args is None else _shapes(operator.args.dims),
+                    "" if module is None else module.name.removeprefix(MODULE)[:MOST_LETTERS],
+                ),
+            )
+
+
+def _end(event: _Event) -> float:
+    return event.ts + (event.dur or 0)
+
+
+def _shapes(dims: Any) -> str:
+    """'64x128, 128x256' of tensors; scalars have no shape."""
+    if not isinstance(dims, list):
+        return ""
+    shapes = ["x".join(map(str, dim)) for dim in dims if isinstance(dim, list) and dim and not _nests(dim)]
+    return ", ".join(shapes)[:MOST_LETTERS]
+
+
+def _nests(dim: list[Any]) -> bool:
+    return any(isinstance(size, list) for size in dim)

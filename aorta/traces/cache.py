@@ -1,16 +1,10 @@
-"""What was read of a trace, as Parquet in the user's cache folder: the next reading needs no decoding.
-
-The folder is $AORTA_CACHE_DIR, or aorta/traces in $XDG_CACHE_HOME or ~/.cache (on Windows in %LOCALAPPDATA%).
-It is kept below LARGEST_CACHE_BYTES: what was not used for longest goes first. The name of a file is a hash
-of the trace's content, of the rules and of this reader's version, so that a cache is never stale. One that is
-damaged is ignored and written again.
-"""
+"""Traces read once: what was read is kept as Parquet in the user's cache folder, and the next reading decodes nothing."""
 
 import hashlib
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +18,7 @@ from aorta.timeline.types import Timeline
 from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.model import RankTrace, TraceCollective, TraceQuality
 from aorta.traces.sources import Source, TraceFile
+from aorta.traces.steps import StepRule, with_steps
 
 LARGEST_CACHE_BYTES = 4 << 30
 VERSION = 3
@@ -223,3 +218,20 @@ def _trace(metadata: _Metadata, columns: dict[str, Any]) -> RankTrace:
         devices=metadata.devices,
         untimed=metadata.untimed,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Travels to other processes."""
+
+    rules: Sequence[CommRule] = COMM_RULES
+    cache: bool = True
+    steps: StepRule = StepRule()
+
+    def read(self, source: Source, rank: int) -> RankTrace:
+        """One rank's trace."""
+        if self.cache:
+            trace = read_cached(source, rank, rules=self.rules)
+        else:
+            trace = source.read(rank, rules=self.rules)
+        return with_steps(trace, self.steps)

@@ -18,11 +18,10 @@ from aorta.errors import TraceError
 from aorta.processes import no_garbage_collection
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
-from aorta.traces.files.sqlite import Database, open_database, quoted
+from aorta.traces.files import Database, open_database, quoted
 from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
-from aorta.traces.model import RankTrace
-from aorta.traces.names import listed_names
-from aorta.traces.rocprof.rocm import BOOT_CLOCK, dispatch_gaps, finish, stream_labels
+from aorta.traces.model import RankTrace, listed_names
+from aorta.traces.rocprof import BOOT_CLOCK, dispatch_gaps, finish, stream_labels
 
 
 class _Kernel(NamedTuple):

@@ -1,20 +1,20 @@
-"""What a file is, by its content: a few bytes of it, as a rule."""
+"""What a file is, by its first bytes; traces inside a tar file are read where they are, nothing is unpacked to disk."""
 
 import json
 import re
+import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 from aorta.errors import TraceError
-from aorta.traces.files.inflate import open_regular, read_bytes
-from aorta.traces.files.sqlite import MAGIC as SQLITE
-from aorta.traces.files.sqlite import open_database
-from aorta.traces.names import rank_in_name
+from aorta.traces.files import LARGEST_BYTES, SQLITE_MAGIC, open_database, open_regular, read_bytes, unpack
+from aorta.traces.model import rank_in_name
 from aorta.traces.nsys import is_nsys
-from aorta.traces.rocprof.csv_tables import kind_of_header
-from aorta.traces.rocprof.rocpd import is_rocpd
+from aorta.traces.rocpd import is_rocpd
+from aorta.traces.rocprof import kind_of_header
 
 Format = Literal[
     "kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd", "nsys", "xplane", "tar", "records", "json", "other"
@@ -41,7 +41,7 @@ def sniff(path: Path) -> Content:
             raise TraceError(f"cannot read {path}: {error.strerror}") from error
     if not start:
         raise TraceError(f"{path} is empty")
-    if start.startswith(SQLITE):
+    if start.startswith(SQLITE_MAGIC):
         with open_database(path) as database:
             if is_rocpd(database):
                 return Content("rocpd")
@@ -111,3 +111,84 @@ def unpacked_head(start: bytes, path: Path) -> bytes:
 
 def is_tar(head: bytes) -> bool:
     return head[TAR_MAGIC] == b"ustar"
+
+
+def archive_members(path: Path) -> dict[str, Content]:
+    """The traces in a tar file, by the name of the member."""
+    contents: dict[str, Content] = {}
+    unread = []
+    with _opened(path) as archive:
+        for member in _members(archive, path):
+            if Path(member.name).name.startswith("._"):
+                continue  # resource forks of a Mac
+            file = archive.extractfile(member)
+            if file is None:
+                continue
+            location = f"{path}:{member.name}"
+            head = file.read(HEAD_BYTES)
+            if head.startswith(SQLITE_MAGIC):
+                unread.append(member.name)
+                continue
+            if head[:2] == b"\x1f\x8b":
+                head = unpacked_head(head, path)
+            if not head.lstrip()[:1] or head.lstrip()[:1] not in b"{[":
+                continue
+            content = sniff_text(
+                head, len(head) < HEAD_BYTES, partial(read_member, path, member.name), location
+            )
+            if content.format in ("kineto", "rocprofv3-json"):
+                contents[member.name] = content
+    if not contents:
+        hint = f"; unpack it to read {unread[0]}" if unread else ""
+        raise TraceError(f"{path} holds no trace{hint}")
+    return contents
+
+
+def read_member(path: Path, name: str) -> bytes:
+    with _opened(path) as archive:
+        for member in _members(archive, path):
+            if member.name == name:
+                file = archive.extractfile(member)
+                if file is not None:
+                    return unpack(file.read(), f"{path}:{name}")
+    raise TraceError(f"{path} holds no {name}")
+
+
+class _opened:
+    """A tar file whose faults are TraceErrors."""
+
+    FAULTS = (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, OverflowError, MemoryError)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> tarfile.TarFile:
+        self._file: BinaryIO = open_regular(self._path)
+        try:
+            self._archive = tarfile.open(fileobj=self._file, mode="r:*")
+        except self.FAULTS as error:
+            self._file.close()
+            raise TraceError(f"{self._path} is no archive that can be read: {_line(error)}") from error
+        return self._archive
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._archive.close()
+        self._file.close()
+        if isinstance(error, self.FAULTS) or type(error).__module__ == "lzma":
+            raise TraceError(f"{self._path} is a damaged archive: {_line(error)}") from error
+
+
+def _members(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
+    for member in archive:
+        parts = member.name.replace("\\", "/").split("/")
+        if member.name.startswith("/") or ".." in parts:
+            raise TraceError(f"{path} holds the name {member.name!r}, which leaves the archive's folder")
+        if not member.isreg() or not member.name.isprintable():
+            continue
+        if member.size > LARGEST_BYTES:
+            raise TraceError(f"{path}:{member.name} is larger than 16 GiB")
+        yield member
+
+
+def _line(error: BaseException | None) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,1 +1,0 @@
-"""Files and containers of traces: kind, archive, decompression, SQLite, cache."""

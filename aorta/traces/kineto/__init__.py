@@ -1,1 +1,0 @@
-"""Reader of Kineto (torch.profiler) traces."""

@@ -1,0 +1,486 @@
+"""Reads rocprofv3's output: JSON documents, and the CSV files <prefix>_kernel_trace.csv and its companions."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.errors import TraceError
+from aorta.processes import no_garbage_collection
+from aorta.traces.assemble import UNLINKED, Activities, Category, Ints, assemble, indexed, nanoseconds
+from aorta.traces.classify import COMM_RULES, CommRule, classifier
+from aorta.traces.files import read_bytes
+from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
+from aorta.traces.model import RankTrace, rank_in_name
+
+BOOT_CLOCK = "times are those of the machine's boot clock, not of the Unix clock"
+STEPS_UNLINKED = "steps are marked, but without --hip-trace nothing ties kernels to them: they are left out"
+
+
+class Place(TypedDict):
+    rank: int
+    world_size: int | None
+
+
+def finish(work: Activities, calls: CollectiveCalls, location: str, rank: int | None) -> Place:
+    """The rank by the best evidence: the communicator's, the file's name, what the caller assumed.
+
+    Leaves out, and says so: activities without times; steps where no host call links work to them.
+    """
+    _drop_without_time(work)
+    if work.marks and not (work.launch_ns != UNLINKED).any():
+        work.marks = []
+        work.notes.append(STEPS_UNLINKED)
+    for candidate in (calls.rank, rank_in_name(location), rank):
+        if candidate is not None:
+            return Place(rank=candidate, world_size=calls.num_ranks)
+    work.notes.append("the trace does not say its rank: 0 is assumed")
+    return Place(rank=0, world_size=calls.num_ranks)
+
+
+def stream_labels(
+    device: Sequence[object], stream: Sequence[object], otherwise: Sequence[str]
+) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+    """'7', or '2:7' (device:stream) where there are several devices; otherwise where no stream is known."""
+    labels = [fallback if s is None else str(s) for s, fallback in zip(stream, otherwise, strict=True)]
+    if len(set(device)) > 1:
+        labels = [f"{d}:{label}" for d, label in zip(device, labels, strict=True)]
+    return indexed(labels)
+
+
+def dispatch_gaps(numbers: Sequence[int], location: str) -> int:
+    """How many numbers the sequence of dispatches lacks."""
+    try:
+        unique = np.unique(np.array([number for number in numbers if number > 0], dtype=np.int64))
+    except OverflowError as error:
+        raise TraceError(f"{location} has dispatch numbers that no tool writes: {error}") from error
+    return int(unique[-1] - unique[0]) + 1 - len(unique) if len(unique) else 0
+
+
+def _drop_without_time(work: Activities) -> None:
+    keep = (work.start_ns > 0) & (work.end_ns > 0)
+    work.num_without_time += int(np.count_nonzero(~keep))
+    work.keep(keep)
+
+
+TIMES = frozenset(("Start_Timestamp", "End_Timestamp"))
+LONGEST_FIELD = 1 << 24
+
+
+class CsvTable(NamedTuple):
+    location: str
+    columns: dict[str, int]
+    rows: list[list[str]]
+
+    def texts(self, *names: str, missing: str = "") -> list[str]:
+        """The first of these columns that the file has."""
+        for name in names:
+            if name in self.columns:
+                i = self.columns[name]
+                return [row[i] for row in self.rows]
+        return [missing] * len(self.rows)
+
+    def numbers(self, name: str) -> list[int]:
+        try:
+            return [int(text) if text else 0 for text in self.texts(name)]
+        except ValueError as error:
+            raise TraceError(f"{self.location}: column {name} holds no whole number: {error}") from error
+
+    def times(self, name: str) -> Ints:
+        return nanoseconds(self.numbers(name), self.location)
+
+
+def kind_of_header(header: Sequence[str]) -> str | None:
+    """kernel, copy or api; None where the table is none of rocprofv3's traces."""
+    columns = set(header)
+    if not columns >= TIMES:
+        return None
+    if "Kernel_Name" in columns:
+        return "kernel"
+    if columns >= {"Domain", "Function"}:
+        return "api"
+    return "copy" if "Direction" in columns else None
+
+
+def read_rocprofv3_csv(
+    paths: Iterable[Path | str],
+    *,
+    rules: Sequence[CommRule] = COMM_RULES,
+    device_index: str | None = None,
+    rank: int | None = None,
+) -> RankTrace:
+    """The trace of the files of one process. rank is used where no file's name tells one."""
+    with no_garbage_collection():
+        tables: dict[str, list[CsvTable]] = {"kernel": [], "copy": [], "api": []}
+        location = ""
+        for path in sorted(map(str, paths)):
+            table, kind = _read(path)
+            if kind is not None:
+                tables[kind].append(table)
+                location = path if kind == "kernel" or not location else location
+        if not tables["kernel"] and not tables["copy"]:
+            raise TraceError(f"{location or 'the CSV set'} has no kernel_trace: was --kernel-trace given?")
+        work, calls = _columns(tables, location)
+        return assemble(
+            work,
+            location,
+            classifier(tuple(rules)),
+            source="rocprofv3",
+            device=None,
+            device_index=device_index,
+            **finish(work, calls, location, rank),
+        )
+
+
+def _read(path: str) -> tuple[CsvTable, str | None]:
+    data = read_bytes(path)
+    csv.field_size_limit(LONGEST_FIELD)
+    try:
+        reader = csv.reader(data.decode("utf-8", "replace").splitlines(keepends=True), strict=True)
+        header = next(reader, [])
+        rows = [row for row in reader if row]
+    except csv.Error as error:
+        raise TraceError(f"{path} is damaged CSV: {error}") from error
+    kind = kind_of_header(header)
+    if kind is not None:
+        ragged = next((i for i, row in enumerate(rows, start=2) if len(row) != len(header)), None)
+        if ragged is not None:
+            raise TraceError(f"{path}: line {ragged} has {len(rows[ragged - 2])} columns, not {len(header)}")
+    return CsvTable(path, {name: i for i, name in enumerate(header)}, rows), kind
+
+
+def _columns(tables: dict[str, list[CsvTable]], location: str) -> tuple[Activities, CollectiveCalls]:
+    kernels, copies, apis = tables["kernel"], tables["copy"], tables["api"]
+    device = [text for t in kernels for text in t.texts("Agent_Id")]
+    device += [text for t in copies for text in _copy_device(t)]
+    work_tables = [*kernels, *copies]
+    streams, stream = stream_labels(
+        device,
+        [text or None for t in work_tables for text in t.texts("Stream_Id")],
+        [f"queue {text}" for t in kernels for text in t.texts("Queue_Id")]
+        + ["copies" for t in copies for _ in t.rows],
+    )
+    names, name = indexed(
+        [text or "unnamed" for t in kernels for text in t.texts("Kernel_Name")]
+        + [text or "copy" for t in copies for text in t.texts("Direction")]
+    )
+    correlation = [number for t in work_tables for number in t.numbers("Correlation_Id")]
+    rows = [row for t in apis for row in _api_rows(t)]
+    links = link(
+        nanoseconds(correlation, location),
+        HostCalls.from_rows(
+            [(c, start, thread, f) for domain, f, c, start, _, thread in rows if "MARKER" not in domain]
+        ),
+    )
+    collectives = CollectiveCalls(
+        HostCall(function, start, end, thread, {})
+        for domain, function, _, start, end, thread in rows
+        if "RCCL" in domain
+    )
+    work = Activities(
+        start_ns=np.concatenate([t.times("Start_Timestamp") for t in work_tables]),
+        end_ns=np.concatenate([t.times("End_Timestamp") for t in work_tables]),
+        category=np.array(
+            [int(Category.KERNEL) for t in kernels for _ in t.rows]
+            + [int(category) for t in copies for category in _copy_categories(t)],
+            dtype=np.int8,
+        ),
+        name=name,
+        names=names,
+        stream=stream,
+        streams=streams,
+        launch_ns=links.launch_ns,
+        correlation=correlation,
+        info=collectives.information(links),
+        marks=step_marks((f, 0, start, end) for d, f, _, start, end, _ in rows if "MARKER" in d),
+        num_launches=links.num_launches,
+        dropped_ns=links.dropped_ns,
+        num_missing_dispatches=dispatch_gaps(
+            [n for t in kernels for n in t.numbers("Dispatch_Id")], location
+        ),
+        notes=[BOOT_CLOCK],
+    )
+    return work, collectives
+
+
+def _api_rows(table: CsvTable) -> Iterable[tuple[str, str, int, int, int, int]]:
+    """Domain, function, correlation, start, end, thread."""
+    return zip(
+        table.texts("Domain"),
+        table.texts("Function"),
+        nanoseconds(table.numbers("Correlation_Id"), table.location).tolist(),
+        table.times("Start_Timestamp").tolist(),
+        table.times("End_Timestamp").tolist(),
+        nanoseconds(table.numbers("Thread_Id"), table.location).tolist(),
+        strict=True,
+    )
+
+
+def _copy_device(table: CsvTable) -> list[str]:
+    """The device of a copy: where it goes, or where it comes from if it goes to the host."""
+    to_host = ["DEVICE_TO_HOST" in text.upper() for text in table.texts("Direction")]
+    ends = zip(to_host, table.texts("Source_Agent_Id"), table.texts("Destination_Agent_Id"), strict=True)
+    return [source if host else destination for host, source, destination in ends]
+
+
+def _copy_categories(table: CsvTable) -> list[Category]:
+    rows = zip(
+        table.texts("Direction"),
+        table.texts("Source_Agent_Id"),
+        table.texts("Destination_Agent_Id"),
+        strict=True,
+    )
+    return [
+        Category.PEER_COPY if "DEVICE_TO_DEVICE" in text.upper() and source != destination else Category.COPY
+        for text, source, destination in rows
+    ]
+
+
+class _Handle(msgspec.Struct, gc=False, frozen=True):
+    handle: int = 0
+
+
+class _Correlation(msgspec.Struct, gc=False, frozen=True):
+    internal: int = 0
+
+
+class _Info(msgspec.Struct, gc=False, frozen=True):
+    kernel_id: int
+    agent_id: _Handle = _Handle()
+    queue_id: _Handle = _Handle()
+    dispatch_id: int = 0
+
+
+class _Dispatch(msgspec.Struct, gc=False, frozen=True):
+    start_timestamp: int
+    end_timestamp: int
+    dispatch_info: _Info
+    correlation_id: _Correlation = _Correlation()
+    stream_id: _Handle | None = None
+
+
+class _Copy(msgspec.Struct, gc=False, frozen=True):
+    start_timestamp: int
+    end_timestamp: int
+    kind: int = 0
+    operation: int = 0
+    correlation_id: _Correlation = _Correlation()
+    dst_agent_id: _Handle = _Handle()
+    src_agent_id: _Handle = _Handle()
+    stream_id: _Handle | None = None
+
+
+class _Argument(msgspec.Struct, gc=False, frozen=True):
+    name: str = ""
+    value: Any = None
+
+
+class _Call(msgspec.Struct, gc=False, frozen=True):
+    start_timestamp: int
+    end_timestamp: int
+    kind: int = 0
+    operation: int = 0
+    thread_id: int = 0
+    correlation_id: _Correlation = _Correlation()
+    args: list[_Argument] | dict[str, Any] | None = None
+
+
+class _Records(msgspec.Struct, frozen=True):
+    kernel_dispatch: list[_Dispatch] = []
+    memory_copy: list[_Copy] = []
+    hip_api: list[_Call] = []
+    hsa_api: list[_Call] = []
+    rccl_api: list[_Call] = []
+    marker_api: list[_Call] = []
+
+
+class _Symbol(msgspec.Struct, gc=False, frozen=True):
+    kernel_id: int
+    kernel_name: str = ""
+    formatted_kernel_name: str = ""
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    kind: str = ""
+    operations: list[str] = []
+
+
+class _Text(msgspec.Struct, frozen=True):
+    key: int
+    value: str
+
+
+class _Strings(msgspec.Struct, frozen=True):
+    buffer_records: list[_Kind] = []
+    marker_api: list[_Text] = []
+
+
+class _Agent(msgspec.Struct, frozen=True):
+    id: _Handle = _Handle()
+    type: int = 0
+    name: str = ""
+    product_name: str = ""
+
+
+class _Node(msgspec.Struct, frozen=True):
+    hostname: str | None = None
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    pid: int | None = None
+    node: _Node = _Node()
+
+
+class Tool(msgspec.Struct, frozen=True):
+    buffer_records: _Records
+    metadata: _Metadata = _Metadata()
+    agents: list[_Agent] = []
+    kernel_symbols: list[_Symbol] = []
+    strings: _Strings = _Strings()
+
+
+class _File(msgspec.Struct, frozen=True):
+    tool: Tool | list[Tool] = msgspec.field(name="rocprofiler-sdk-tool")
+
+
+def parse_rocprofv3_json(
+    data: bytes,
+    location: str,
+    *,
+    rules: Sequence[CommRule] = COMM_RULES,
+    device_index: str | None = None,
+    rank: int | None = None,
+) -> RankTrace:
+    with no_garbage_collection():
+        tool = _decode(data, location)
+        work, calls = _columns_of_document(tool, location)
+        agents_in_use = {
+            record.dispatch_info.agent_id.handle for record in tool.buffer_records.kernel_dispatch
+        }
+        device = next((a.product_name or a.name for a in tool.agents if a.id.handle in agents_in_use), None)
+        return assemble(
+            work,
+            location,
+            classifier(tuple(rules)),
+            source="rocprofv3",
+            device=device or None,
+            host=tool.metadata.node.hostname,
+            device_index=device_index,
+            **finish(work, calls, location, rank),
+        )
+
+
+def _decode(data: bytes, location: str) -> Tool:
+    try:
+        tool = msgspec.json.decode(data, type=_File).tool
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        text = str(error)
+        if "missing" in text and "rocprofiler-sdk-tool" in text:
+            raise TraceError(
+                f"{location} is JSON but not from rocprofv3: it has no rocprofiler-sdk-tool"
+            ) from error
+        raise TraceError(f"{location} is not readable output of rocprofv3: {text}") from error
+    tools = tool if isinstance(tool, list) else [tool]
+    busy = [
+        candidate
+        for candidate in tools
+        if candidate.buffer_records.kernel_dispatch or candidate.buffer_records.memory_copy
+    ]
+    if len(busy) > 1:
+        raise TraceError(f"{location} holds {len(busy)} captures; give one file per rank")
+    if not busy:
+        raise TraceError(f"{location} holds no GPU activity (kernels, copies): was --kernel-trace given?")
+    return busy[0]
+
+
+def _columns_of_document(tool: Tool, location: str) -> tuple[Activities, CollectiveCalls]:
+    kernels, copies = tool.buffer_records.kernel_dispatch, tool.buffer_records.memory_copy
+    symbol = {s.kernel_id: s.formatted_kernel_name or s.kernel_name for s in tool.kernel_symbols}
+    kinds = tool.strings.buffer_records
+    of_kernel = [symbol.get(k.dispatch_info.kernel_id) or "unnamed" for k in kernels]
+    names, name = indexed(of_kernel + [_operation(kinds, c.kind, c.operation) for c in copies])
+    rows: list[_Dispatch | _Copy] = [*kernels, *copies]
+    gpus = {agent.id.handle for agent in tool.agents if agent.type == 2}
+    category = [int(Category.KERNEL)] * len(kernels) + [
+        int(Category.PEER_COPY)
+        if c.src_agent_id.handle != c.dst_agent_id.handle
+        and {c.src_agent_id.handle, c.dst_agent_id.handle} <= gpus
+        else int(Category.COPY)
+        for c in copies
+    ]
+    streams, stream = stream_labels(
+        [k.dispatch_info.agent_id.handle for k in kernels]
+        + [c.dst_agent_id.handle if c.dst_agent_id.handle in gpus else c.src_agent_id.handle for c in copies],
+        [k.stream_id.handle if k.stream_id else None for k in kernels]
+        + [c.stream_id.handle if c.stream_id else None for c in copies],
+        [f"queue {k.dispatch_info.queue_id.handle}" for k in kernels] + ["copies"] * len(copies),
+    )
+    correlation = [row.correlation_id.internal for row in rows]
+    rccl = [
+        HostCall(
+            _operation(kinds, c.kind, c.operation),
+            c.start_timestamp,
+            c.end_timestamp,
+            c.thread_id,
+            _arguments(c),
+        )
+        for c in tool.buffer_records.rccl_api
+    ]
+    nanoseconds([time for call in rccl for time in (call.start_ns, call.end_ns)], location)
+    calls = [
+        (c.correlation_id.internal, c.start_timestamp, c.thread_id, _operation(kinds, c.kind, c.operation))
+        for part in (tool.buffer_records.hsa_api, tool.buffer_records.hip_api, tool.buffer_records.rccl_api)
+        for c in part
+    ]
+    try:
+        links = link(np.array(correlation, np.int64), HostCalls.from_rows(calls))
+    except OverflowError as error:
+        raise TraceError(f"{location} has numbers that no tool writes: {error}") from error
+    messages = {text.key: text.value for text in tool.strings.marker_api}
+    collectives = CollectiveCalls(rccl)
+    work = Activities(
+        start_ns=nanoseconds([row.start_timestamp for row in rows], location),
+        end_ns=nanoseconds([row.end_timestamp for row in rows], location),
+        category=np.array(category, dtype=np.int8),
+        name=name,
+        names=names,
+        stream=stream,
+        streams=streams,
+        launch_ns=links.launch_ns,
+        correlation=correlation,
+        info=collectives.information(links),
+        marks=step_marks(
+            (
+                messages.get(c.correlation_id.internal) or _operation(kinds, c.kind, c.operation),
+                0,
+                c.start_timestamp,
+                c.end_timestamp,
+            )
+            for c in tool.buffer_records.marker_api
+        ),
+        num_launches=links.num_launches,
+        dropped_ns=links.dropped_ns,
+        num_missing_dispatches=dispatch_gaps([k.dispatch_info.dispatch_id for k in kernels], location),
+        notes=[BOOT_CLOCK],
+    )
+    return work, collectives
+
+
+def _operation(kinds: list[_Kind], kind: int, operation: int) -> str:
+    """What the tool's table calls it; the numbers differ between versions."""
+    try:
+        if kind >= 0 and operation >= 0:
+            return kinds[kind].operations[operation]
+    except IndexError:
+        pass
+    return f"operation {kind}.{operation}"
+
+
+def _arguments(call: _Call) -> dict[str, str]:
+    if isinstance(call.args, dict):
+        return {name: str(value) for name, value in call.args.items()}
+    return {argument.name: str(argument.value) for argument in call.args or ()}

@@ -1,1 +1,0 @@
-"""Readers of rocprofv3's formats."""
