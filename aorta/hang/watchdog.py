@@ -49,7 +49,7 @@ from aorta.hang.stacks import call_stacks, in_debugger, launch_stacks, main_thre
 from aorta.hang.state import group_states, journal_of
 from aorta.recording.calls import CollectiveCall
 from aorta.records.files import call_counts_name, last_calls_name
-from aorta.records.launch import is_stopped
+from aorta.records.run_identity import is_stopped
 from aorta.records.schema import Ending
 from aorta.records.state import first_line, lost_a_peer, read_states
 from aorta.records.writer import move_aside, write_json

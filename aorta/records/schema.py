@@ -418,7 +418,7 @@ class RunRecord(msgspec.Struct, kw_only=True):
     peak_flops: PeakRecord | None = None
     run_id: str | None = None
     launch: dict[str, Any] = {}
-    """What started it, as far as that tells one run from another (aorta.records.launch)."""
+    """What started it, as far as that tells one run from another (aorta.records.run_identity)."""
     attempts: list[AttemptRecord] = []
     """In order; the last one is this record's own."""
     not_measured: dict[str, str] = {}

@@ -17,8 +17,8 @@ import msgspec
 
 from aorta.errors import NOT_JSON
 from aorta.records.files import STATE_FILE, state_name, steps_name
-from aorta.records.launch import process_start
 from aorta.records.reader import last_line
+from aorta.records.run_identity import process_start
 from aorta.records.schema import Ending, StepRecord
 from aorta.records.secrets import redacted
 

@@ -10,7 +10,7 @@ from aorta.errors import RecordError
 from aorta.recording.run_folder import place
 from aorta.recording.run_folder.place import claim_folder
 from aorta.records.files import RUN_FILES, state_name, steps_name
-from aorta.records.launch import process_start
+from aorta.records.run_identity import process_start
 from aorta.records.state import ProcessState, StateFile
 
 

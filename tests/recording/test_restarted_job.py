@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from aorta.recording.run_folder.place import _earlier_run
-from aorta.records.launch import RunLaunch, continues
 from aorta.records.reader import read_run
+from aorta.records.run_identity import RunLaunch, continues
 from aorta.records.schema import AttemptRecord
 from aorta.records.writer import write_json
 from aorta.report.load.open import load_run

@@ -11,7 +11,7 @@ import pytest
 
 from aorta.recording.run_folder.unwritten import KILLED_BEFORE_READ, SPARE_BYTES, UnwrittenSteps
 from aorta.records.files import state_name, steps_name, unwritten_name
-from aorta.records.launch import process_start
+from aorta.records.run_identity import process_start
 from aorta.records.state import ProcessState, StateFile
 from aorta.records.writer import LineWriter
 from aorta.report.load.rank.reduce import with_unwritten

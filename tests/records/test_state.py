@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from aorta.records.launch import RunLaunch, continues, launch_of, process_start
+from aorta.records.run_identity import RunLaunch, continues, launch_of, process_start
 from aorta.records.schema import Ending
 from aorta.records.secrets import REDACTED, is_secret_name, is_secret_value, redacted, redacted_command
 from aorta.records.state import LinesState, ProcessState, RankState, attempt_ending, first_line

@@ -25,7 +25,8 @@ from aorta.records.files import (
     steps_name,
     unwritten_name,
 )
-from aorta.records.launch import (
+from aorta.records.reader import last_line, read_run
+from aorta.records.run_identity import (
     RunLaunch,
     continues,
     derived_run_id,
@@ -33,7 +34,6 @@ from aorta.records.launch import (
     may_continue,
     new_run_id,
 )
-from aorta.records.reader import last_line, read_run
 from aorta.records.schema import AttemptRecord, Ending, RunRecord
 from aorta.records.state import RankState, attempt_ending, last_step, read_states
 from aorta.records.writer import LineWriter, move_aside, wait_until_closed

@@ -10,7 +10,7 @@ import msgspec
 
 from aorta.recording.run_folder.place import Claim
 from aorta.records.files import state_name
-from aorta.records.launch import process_start
+from aorta.records.run_identity import process_start
 from aorta.records.schema import Ending
 from aorta.records.state import HEARTBEAT_S, ProcessState, StateFile, first_line
 

@@ -17,8 +17,7 @@ from aorta.records.columns.column_block import ColumnBlock, part_of_records
 from aorta.records.columns.number_block import NumberBlock
 from aorta.records.columns.reader import read_pieces
 from aorta.records.columns.step_block import StepBlock, StepNumbers
-from aorta.records.lines import LineReader
-from aorta.records.possible import are_possible
+from aorta.records.lines import LineReader, are_possible
 from aorta.records.schema import READABLE_VERSIONS
 
 try:  # ten times as fast as zlib's

@@ -14,9 +14,8 @@ from aorta.records.columns.block import Block, read_block
 from aorta.records.columns.column_block import ColumnBlock, Details, Part, part_of
 from aorta.records.columns.flat import LIMIT, SPANS
 from aorta.records.files import files_beside
-from aorta.records.lines import LineOrder, opened_lines, whole_lines_of
-from aorta.records.possible import LIMIT as MOST
-from aorta.records.possible import are_possible
+from aorta.records.lines import LIMIT as MOST
+from aorta.records.lines import LineOrder, are_possible, opened_lines, whole_lines_of
 from aorta.records.schema import HOST_KINDS, READABLE_VERSIONS, Source
 
 try:  # ten times as fast as zlib's
