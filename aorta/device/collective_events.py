@@ -14,7 +14,7 @@ import numpy as np
 
 from aorta.device.native.build import NativeError, library_path, load_path
 from aorta.errors import AortaError
-from aorta.steps.collective_chunk import EVENT_DTYPE
+from aorta.steps.raw import EVENT_DTYPE
 
 VARIABLE = "NCCL_PROFILER_PLUGIN"
 DEFAULT_PLUGIN = "libnccl-profiler.so"

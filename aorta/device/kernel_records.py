@@ -16,7 +16,7 @@ import torch
 from aorta.device.kernel_records_rocm import rocm_library
 from aorta.device.kernel_tracer import BUFFER_BYTES, CAPACITY, KernelRecordsUnavailable, mapped_files
 from aorta.device.native.build import NativeError, load_library
-from aorta.steps.kernel_chunk import RECORD_DTYPE, What
+from aorta.steps.raw import RECORD_DTYPE, What
 
 MOST_TAKEN = 1 << 16
 NUM_MARKS = 1 << 28

@@ -5,7 +5,7 @@ import os
 
 from aorta.device.kernel_tracer import BUFFER_BYTES, CAPACITY, KernelRecordsUnavailable, mapped_files
 from aorta.device.native.build import NativeError, load_library
-from aorta.steps.kernel_chunk import RECORD_DTYPE
+from aorta.steps.raw import RECORD_DTYPE
 
 NOTE = "read through roctracer, a path that has not been run on a device: compare with kernels='off'"
 NOT_BY_ITSELF = "kernel records of ROCm have not been run on a device: ask for them with kernels='on'"

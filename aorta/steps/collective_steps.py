@@ -1,7 +1,7 @@
 """What the collective library says of the calls of a step: one to one, in the order of launch.
 
 The events of one kernel have one plan, so plans are matched to calls as kernels are
-(aorta.steps.kernel_calls). A communicator belongs to one group: a match that says otherwise is none.
+(aorta.steps.kernel_steps). A communicator belongs to one group: a match that says otherwise is none.
 """
 
 from collections import Counter
@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.records.schema import CollectiveRecord, LibraryCall, LibraryCoverage, StepRecord
-from aorta.steps.collective_chunk import EVENT_DTYPE, CollectiveChunk, Flag, TimedBy
-from aorta.steps.device_timer import DeviceTimer
-from aorta.steps.exact_calls import Span
-from aorta.steps.kernel_calls import LaunchedKernel, kernel_op, match_calls
-from aorta.steps.raw import RawStep
+from aorta.steps.clocks import DeviceTimer
+from aorta.steps.event_steps import ExactSpan
+from aorta.steps.kernel_steps import LaunchedKernel, kernel_op, match_calls
+from aorta.steps.raw import EVENT_DTYPE, CollectiveChunk, Flag, RawStep, TimedBy
 
 Events = NDArray[np.void]
 
@@ -184,7 +183,7 @@ class CollectiveSteps:
             texts.append(f"step {step.global_step}: {lone_plans} launches of the library: no call")
         self._leftovers += texts[: _SHOWN - len(self._leftovers)]
 
-    def exact(self, events: list[CallEvents | None] | None) -> list[Span | None] | None:
+    def exact(self, events: list[CallEvents | None] | None) -> list[ExactSpan | None] | None:
         """Starts and ends in ns of the device's timer; None where a step has none."""
         unit_ns = self.timer.unit_ns
         if events is None or unit_ns is None:

@@ -1,32 +1,199 @@
-"""A process that turns raw steps into lines of the record file.
-
-    python -m aorta.steps.process FILE SETTINGS [STATE] < frames > records
-
-Beside a training loop in Python every millisecond of work in another thread is a millisecond
-that the loop waits for the interpreter lock, and more where it launches kernels late because of
-it. So on a GPU the work is done over here. Frames are MessagePack, each behind its length (four
-bytes, little endian). When the pipe ends, for whatever reason, what came through it is written, and where
-the training process was killed also what the host knew of the steps that had not come.
-"""
+"""The process that turns raw steps into lines of the record file, in the order in which the steps ran."""
 
 import contextlib
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
-from aorta.records.files import kernels_name, unwritten_name
+from aorta.records.columns.number_block import LineKey
+from aorta.records.files import files_beside, kernels_name, steps_name, unwritten_name
 from aorta.records.reader import read_kernel_names
 from aorta.records.schema import KernelCoverage, KernelNames, LibraryCoverage, StepRecord
-from aorta.records.state import Tally
+from aorta.records.state import Tally, read_states
 from aorta.records.writer import LineWriter, write_json
 from aorta.steps.calibration import Calibration
-from aorta.steps.raw import Frame, ResolverSettings
-from aorta.steps.step_queue import StepQueue
-from aorta.steps.unwritten import unwritten_steps
+from aorta.steps.collective_steps import CollectiveSteps
+from aorta.steps.event_steps import Resolver
+from aorta.steps.kernel_steps import KernelSteps
+from aorta.steps.raw import CollectiveChunk, Frame, KernelChunk, RawStep, ResolverSettings
+
+_LATER = 8
+"""Steps after one whose marks are looked at: a step waits for the next one or two as a rule."""
+MOST_WAITING = 2048
+"""Steps that wait for kernel records before the oldest is written without them."""
+
+
+class StepQueue:
+    """Resolves the steps of one rank in order; a step behind one that waits for its kernels waits too."""
+
+    def __init__(self, settings: ResolverSettings, kernel_names: Sequence[str] = ()) -> None:
+        """kernel_names: those that lines of earlier attempts refer to."""
+        self._by_events = Resolver(settings)
+        self._by_kernels = KernelSteps(settings, kernel_names)
+        self._library = CollectiveSteps()
+        self._unix_minus_monotonic_ns = settings.unix_minus_monotonic_ns
+        self._waiting: deque[tuple[RawStep, bool]] = deque()
+
+    @property
+    def kernel_names(self) -> list[str]:
+        return list(self._by_kernels.names)
+
+    def kernel_coverage(self) -> KernelCoverage | None:
+        """None where no step was timed by kernel records."""
+        coverage = self._by_kernels.coverage()
+        return coverage if coverage.num_steps else None
+
+    def library_coverage(self) -> LibraryCoverage | None:
+        """None where no step had events of the collective library."""
+        return self._library.coverage()
+
+    def calibrate(self, calibration: Calibration | None) -> None:
+        self._by_events.calibrate(calibration)
+
+    def put(self, step: RawStep, reply: bool) -> Iterator[tuple[StepRecord, bool]]:
+        """The records that are ready now, each with whether somebody listens for it."""
+        self._waiting.append((step, reply))
+        return self._ready()
+
+    def add_kernels(self, chunk: KernelChunk) -> Iterator[tuple[StepRecord, bool]]:
+        """The records that are ready now."""
+        self._by_kernels.add(chunk)
+        return self._ready()
+
+    def add_collectives(self, chunk: CollectiveChunk) -> Iterator[tuple[StepRecord, bool]]:
+        """The records that are ready now."""
+        self._library.add(chunk)
+        return self._ready()
+
+    def finish(self) -> Iterator[tuple[StepRecord, bool]]:
+        """What is left, with the kernel records that have come."""
+        while self._waiting:
+            yield self._resolve_first()
+
+    def _ready(self) -> Iterator[tuple[StepRecord, bool]]:
+        while self._waiting:
+            step = self._waiting[0][0]
+            if len(self._waiting) <= MOST_WAITING and not self._is_complete(step):
+                return
+            yield self._resolve_first()
+
+    def _resolve_first(self) -> tuple[StepRecord, bool]:
+        step, reply = self._waiting.popleft()
+        events = self._library.of_step(step)
+        if step.kernel_marks is not None:
+            record = self._by_kernels.resolve(step)
+        else:
+            record = self._by_events.resolve(step, self._library.exact(events))
+        return self._library.with_events(
+            record, record.start_unix_ns - self._unix_minus_monotonic_ns, events
+        ), reply
+
+    def _is_complete(self, step: RawStep) -> bool:
+        """Whether everything that was recorded beside the step has come."""
+        if not self._library.is_complete(step):
+            return False
+        if step.kernel_marks is None:
+            return True
+        later = [step, *(waiting for waiting, _ in islice(self._waiting, 1, _LATER))]
+        return self._by_kernels.is_complete(step, later)
+
+
+_HEAD_BYTES = 8
+_MOST_BYTES = 1 << 28
+
+Written = tuple[int, int]
+"""rollbacks and global step of a line: they rise within an attempt."""
+
+
+class _Packed(msgspec.Struct, array_like=True):
+    number: int
+    settings: dict[str, Any]
+    step: RawStep
+
+
+def packed(number: int, settings: ResolverSettings, step: RawStep) -> bytes:
+    """Length, checksum, content. number: of the step among those that were kept."""
+    body = msgspec.msgpack.encode((number, settings, step))
+    return len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body
+
+
+def unwritten_steps(
+    path: Path, attempt: tuple[str | None, int] | None, last: Written | None
+) -> list[StepRecord]:
+    """The steps kept at path that follow the last line; none where nothing usable is there.
+
+    of: run id and attempt that they must be of, None where there is no line to tell.
+    """
+    try:
+        return list(_records(path, attempt, last))
+    except (OSError, msgspec.MsgspecError, ValueError, ArithmeticError, LookupError, AssertionError):
+        return []
+
+
+def unwritten_after(path: Path, last: LineKey | StepRecord | None) -> list[StepRecord]:
+    """The steps kept beside the rank's lines at path that follow `last`, the last one read.
+
+    Empty while another process makes lines of the rank's steps: it has some that are neither kept nor lines.
+    """
+    beside = files_beside(path)
+    if beside is None or not beside.unwritten.exists() or _has_writer(path):
+        return []
+    if last is None:
+        return unwritten_steps(beside.unwritten, None, None)
+    return unwritten_steps(beside.unwritten, (last.run_id, last.attempt), (last.rollbacks, last.global_step))
+
+
+def _has_writer(path: Path) -> bool:
+    """Whether another process writes the lines at path."""
+    return any(
+        state.has_writer and path.name == steps_name(rank) for rank, state in read_states(path.parent).items()
+    )
+
+
+def _records(
+    path: Path, attempt: tuple[str | None, int] | None, last: Written | None
+) -> Iterator[StepRecord]:
+    # Here: nobody else who reads a run needs them, and hardly any run was killed.
+    from aorta.steps.event_steps import Resolver
+    from aorta.steps.kernel_steps import without_kernels
+
+    resolver: Resolver | None = None
+    for packed_step in _frames(path):
+        settings = msgspec.convert(packed_step.settings, ResolverSettings)
+        if attempt is not None and (settings.run_id, settings.attempt) != attempt:
+            return
+        if last is None or (packed_step.step.rollbacks, packed_step.step.global_step) > last:
+            if packed_step.step.kernels_lost is not None:
+                yield without_kernels(packed_step.step, settings, packed_step.step.kernels_lost)
+                continue
+            resolver = resolver or Resolver(settings)
+            yield resolver.resolve(packed_step.step)
+
+
+def _frames(path: Path) -> Iterator[_Packed]:
+    """Those that follow each other: behind them lies what is left of earlier ones."""
+    with open(path, "rb") as file:
+        data = file.read(_MOST_BYTES)
+    position, number = 0, None
+    while len(data) >= position + _HEAD_BYTES:
+        size, checksum = (int.from_bytes(data[position + i : position + i + 4], "little") for i in (0, 4))
+        body = data[position + _HEAD_BYTES : position + _HEAD_BYTES + size]
+        if len(body) < size or zlib.crc32(body) != checksum:
+            return
+        packed_step = msgspec.msgpack.decode(body, type=_Packed)
+        if number is not None and packed_step.number != number + 1:
+            return
+        number = packed_step.number
+        yield packed_step
+        position += _HEAD_BYTES + size
+
 
 LENGTH_BYTES = 4
 

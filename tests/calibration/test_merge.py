@@ -13,8 +13,8 @@ from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import RunRecord
 from aorta.records.writer import LineWriter, write_json
 from aorta.report.load.open import load_run
+from aorta.steps.event_steps import Resolver
 from aorta.steps.raw import ResolverSettings
-from aorta.steps.resolver import Resolver
 from tests.steps.raw_steps import Made
 from tests.traces.trace_writers import NSYS_EPOCH_NS, START_NS, write_csv_set, write_nsys, write_rocpd
 

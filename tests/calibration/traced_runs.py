@@ -7,8 +7,8 @@ from typing import Any
 from aorta.records.files import steps_name
 from aorta.records.schema import RunRecord
 from aorta.records.writer import LineWriter, write_json
+from aorta.steps.event_steps import Resolver
 from aorta.steps.raw import ResolverSettings
-from aorta.steps.resolver import Resolver
 from tests.steps.raw_steps import Made
 
 STEP_MS = 10

@@ -11,7 +11,7 @@ from aorta.device.marks import Mark
 from aorta.recording.calls import CollectiveCall, Group, RecordedStep
 from aorta.recording.journal import Journal
 from aorta.recording.observers.kernel_source import KernelSource
-from aorta.steps.kernel_chunk import RECORD_DTYPE, What
+from aorta.steps.raw import RECORD_DTYPE, What
 
 
 class Function:

@@ -15,7 +15,7 @@ from aorta.records.run_identity import process_start
 from aorta.records.state import ProcessState, StateFile
 from aorta.records.writer import LineWriter
 from aorta.report.load.rank.reduce import with_unwritten
-from aorta.steps.unwritten import unwritten_steps
+from aorta.steps.process import unwritten_steps
 from tests.dist.launch import run_python
 from tests.recording.ended_runs import run
 from tests.recording.sink_steps import SETTINGS, closed_step

@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from aorta.steps.kernel_chunk import RECORD_DTYPE, KernelChunk, What
-from aorta.steps.raw import RawCall, RawGroup, RawStep, ResolverSettings
+from aorta.steps.raw import RECORD_DTYPE, KernelChunk, RawCall, RawGroup, RawStep, ResolverSettings, What
 
 COMPUTE, SIDE = 7, 19
 GEMM, GATHER, REDUCE, SENDRECV = (

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from aorta.steps.event_steps import Resolver
 from aorta.steps.raw import CallId, RawCall, RawGroup, RawMark, RawStep, ResolverSettings
-from aorta.steps.resolver import Resolver
 
 AHEAD_MS = 10.0
 """The host of these tests queues everything this long before the device passes it."""

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from aorta.records.schema import StepRecord
-from aorta.steps.collective_chunk import EVENT_DTYPE, CollectiveChunk, Flag, TimedBy
-from aorta.steps.device_timer import WINDOW_NS, DeviceTimer
-from aorta.steps.exact_calls import ExactCalls
-from aorta.steps.step_queue import StepQueue
+from aorta.steps.clocks import WINDOW_NS, DeviceTimer
+from aorta.steps.event_steps import ExactCalls
+from aorta.steps.process import StepQueue
+from aorta.steps.raw import EVENT_DTYPE, CollectiveChunk, Flag, TimedBy
 from tests.steps.kernel_rows import GATHER, MS, ORIGIN_NS, REDUCE, SETTINGS, call, chunk, kernel, mark, step
 from tests.steps.raw_steps import Made
 

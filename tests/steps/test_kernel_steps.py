@@ -3,10 +3,9 @@
 import pytest
 
 from aorta.records.schema import StepRecord
-from aorta.steps.kernel_chunk import What
 from aorta.steps.kernel_steps import KernelSteps
-from aorta.steps.raw import RawMember, RawStep
-from aorta.steps.step_queue import StepQueue
+from aorta.steps.process import StepQueue
+from aorta.steps.raw import RawMember, RawStep, What
 from tests.steps.kernel_rows import (
     GATHER,
     GEMM,

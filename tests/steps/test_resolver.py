@@ -2,7 +2,7 @@
 
 import pytest
 
-from aorta.steps.resolver import LAUNCH_TAIL_MS
+from aorta.steps.event_steps import LAUNCH_TAIL_MS
 from tests.steps.raw_steps import Made, resolver
 
 

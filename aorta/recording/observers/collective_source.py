@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from aorta.device.collective_events import CollectiveEvents, LibraryEventsUnavailable, open_events
 from aorta.errors import InstrumentError
-from aorta.steps.collective_chunk import CollectiveChunk
+from aorta.steps.raw import CollectiveChunk
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from aorta.device.kernel_records import KernelRecords
 from aorta.device.kernel_tracer import KernelRecordsUnavailable
 from aorta.errors import InstrumentError
 from aorta.recording.interception.uncompiled import uncompiled
-from aorta.steps.kernel_chunk import KernelChunk
+from aorta.steps.raw import KernelChunk
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from aorta.recording.journal import Journal
 from aorta.recording.observers.collective_source import CollectiveSource
 from aorta.recording.observers.kernel_source import KernelSource
 from aorta.recording.run_folder.sink import RecordSink
-from aorta.steps.kernel_chunk import RECORD_DTYPE
+from aorta.steps.raw import RECORD_DTYPE
 
 logger = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from aorta.records.run_identity import (
 from aorta.records.schema import AttemptRecord, Ending, RunRecord
 from aorta.records.state import RankState, attempt_ending, last_step, read_states
 from aorta.records.writer import LineWriter, move_aside, wait_until_closed
-from aorta.steps.unwritten import unwritten_steps
+from aorta.steps.process import unwritten_steps
 
 WRITERS_S = 30.0
 """How long the lines of a killed rank may take to be written."""

@@ -20,11 +20,9 @@ from aorta.records.schema import KernelCoverage, LibraryCoverage, StepRecord
 from aorta.records.state import Tally
 from aorta.records.writer import LineWriter, next_line_number
 from aorta.steps.calibration import Calibration
-from aorta.steps.collective_chunk import CollectiveChunk
-from aorta.steps.kernel_chunk import KernelChunk
+from aorta.steps.event_steps import Resolver
 from aorta.steps.process import Closed, Reply, frame_bytes, read_frame
-from aorta.steps.raw import Frame, RawStep, ResolverSettings
-from aorta.steps.resolver import Resolver
+from aorta.steps.raw import CollectiveChunk, Frame, KernelChunk, RawStep, ResolverSettings
 
 logger = logging.getLogger(__name__)
 

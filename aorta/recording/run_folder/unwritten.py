@@ -2,7 +2,7 @@
 
 On a CPU a step is safe once it is a line. The thread that writes lines shares the interpreter with the
 training; the raw numbers of a step are a few kB, and giving them to the page cache costs a tenth of making a
-line of them. Whoever reads the folder next makes the lines (aorta.steps.unwritten).
+line of them. Whoever reads the folder next makes the lines (aorta.steps.process).
 
 On a GPU a step is safe once the process that writes lines has it, which is up to half a second later. What
 the host knows of it is kept until then, and that process makes a line of it when this one is gone. A step
@@ -18,8 +18,8 @@ from pathlib import Path
 from aorta.device.marks import HostClock
 from aorta.recording.calls import RecordedStep
 from aorta.recording.extract import Extractor, Telemetry, of_host
+from aorta.steps.process import packed
 from aorta.steps.raw import RawStep, ResolverSettings
-from aorta.steps.unwritten import packed
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ PREAMBLE = """
 import ctypes, json, os, sys, time
 import numpy as np
 from aorta.device.collective_events import VARIABLE, open_events
-from aorta.steps.collective_chunk import EVENT_DTYPE
+from aorta.steps.raw import EVENT_DTYPE
 
 events = open_events()
 nccl = ctypes.CDLL(sys.argv[1])

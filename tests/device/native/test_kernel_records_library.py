@@ -37,7 +37,7 @@ import ctypes, json, sys
 import numpy as np
 from aorta.device.native.build import load_library
 from aorta.device.kernel_records import _Taken
-from aorta.steps.kernel_chunk import RECORD_DTYPE, What
+from aorta.steps.raw import RECORD_DTYPE, What
 
 class Planned(ctypes.Structure):
     words = ("kind", "value", "stream", "device", "correlation", "in_graph")

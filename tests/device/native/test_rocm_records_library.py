@@ -31,7 +31,7 @@ PREAMBLE = """
 import ctypes, json, sys, time
 import numpy as np
 from aorta.device.native.build import load_library
-from aorta.steps.kernel_chunk import RECORD_DTYPE, What
+from aorta.steps.raw import RECORD_DTYPE, What
 
 class Taken(ctypes.Structure):
     _fields_ = [("num_taken", ctypes.c_uint64), ("num_lost", ctypes.c_uint64), ("lost_start", ctypes.c_int64)]

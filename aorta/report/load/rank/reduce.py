@@ -20,7 +20,7 @@ from aorta.report.load.rank.columns import RankFile
 from aorta.report.load.rank.contradictions import contradictions
 from aorta.report.load.rank.impossible import check_block, impossible_record
 from aorta.report.load.rank.kernels import NamedKernels
-from aorta.steps.unwritten import unwritten_after
+from aorta.steps.process import unwritten_after
 
 BLOCK_RECORDS = 512
 COLUMNS_VERSION = 2

@@ -1,9 +1,6 @@
-"""From the marks of a step to its StepRecord.
+"""From the marks of a step to its StepRecord."""
 
-Two time axes: ms since the start of the step that is resolved (what records hold), and ms since
-the run's first mark ("run ms", what calls that cross a step boundary are kept in).
-"""
-
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,15 +17,66 @@ from aorta.records.schema import (
     StepRecord,
 )
 from aorta.steps.calibration import Calibration, Calibrator
-from aorta.steps.clock import DeviceClock
-from aorta.steps.exact_calls import ExactCalls
-from aorta.steps.exact_calls import Span as ExactSpan
+from aorta.steps.clocks import DeviceClock
 from aorta.steps.raw import CallId, RawCall, RawMark, RawStep, ResolverSettings
 from aorta.steps.record import NO_OVERLAP, collective_record, host_spans, scalar_reasons, step_record
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.intervals import EMPTY, Intervals, clip, intersect, length_ms, subtract, union
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
+
+ExactSpan = tuple[int, int]
+"""Start and end in ns of the device's timer."""
+Marks = tuple[float, float] | None
+"""Run ms at which a call's start and end marks passed."""
+
+_NUM_CALLS = 2048
+_GATHERED_MS = 0.02
+_SHARE_GATHERED = 0.25
+_OUTSIDE_MS = 0.02
+"""By which a time may lie outside of its marks."""
+
+
+class ExactCalls:
+    def __init__(self) -> None:
+        self._origin_ns: int | None = None
+        """Differences from it are small enough for floats."""
+        self._distances_ms: deque[float] = deque(maxlen=_NUM_CALLS)
+        """From the end marks of the last calls to their ends, less the origin."""
+
+    def run_ms(
+        self, spans: Sequence[ExactSpan | None], marks: Sequence[Marks]
+    ) -> list[tuple[float, float] | None]:
+        """Start and end in run ms of the calls of a step; None where they are not known for certain."""
+        pairs = [
+            (span, around)
+            for span, around in zip(spans, marks, strict=True)
+            if span is not None and around is not None
+        ]
+        if pairs and self._origin_ns is None:
+            self._origin_ns = pairs[0][0][0]
+        origin_ns = self._origin_ns or 0
+        self._distances_ms.extend((span[1] - origin_ns) / 1e6 - around[1] for span, around in pairs)
+        offset_ms = self._offset_ms()
+        if offset_ms is None:
+            return [None] * len(spans)
+        result: list[tuple[float, float] | None] = []
+        for span, around in zip(spans, marks, strict=True):
+            times = None
+            if span is not None and around is not None:
+                start, end = ((time_ns - origin_ns) / 1e6 - offset_ms for time_ns in span)
+                if around[0] - _OUTSIDE_MS <= start <= end <= around[1] + _OUTSIDE_MS:
+                    times = (start, end)
+            result.append(times)
+        return result
+
+    def _offset_ms(self) -> float | None:
+        """The greatest distance at the top of a quarter of all; None where they gather nowhere."""
+        distances = np.sort(np.array(self._distances_ms))
+        num_within = np.arange(1, len(distances) + 1) - np.searchsorted(distances, distances - _GATHERED_MS)
+        gathered = np.flatnonzero(num_within >= max(1.0, _SHARE_GATHERED * len(distances)))
+        return float(distances[gathered[-1]]) if len(gathered) else None
+
 
 STARVED_LAG_MS = 0.05
 """A mark that the device passes within this time of being queued found the queue empty."""
