@@ -32,8 +32,7 @@ from harness import ROOT, arguments, choose, need_gpus, write
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
-from aorta.calibration.coverage import Coverage, match_kernels, traced_steps
-from aorta.calibration.kernel_lines import coverage_of, read_lines
+from aorta.calibration.kernel_lines import Coverage, coverage_of, match_kernels, read_lines, traced_steps
 from aorta.profiling.window import step_of_kernels
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps

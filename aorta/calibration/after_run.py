@@ -1,41 +1,119 @@
-"""After a run: what its profiled steps' kernels say, beside what its records say.
-
-Each rank adds the kernels' numbers of those steps to its file, as lines of source kineto, and calibrates its
-own lines of all other steps by them. Into run.json go the steps that the profiler disturbed
-(coverage.profiled_steps), whether every communication kernel of the windows has exactly one record
-(coverage.kernel_windows), and by how much event numbers differ from the kernels' (calibration); these three
-are of rank 0. A run that asked for traces and has no such window says why in not_measured.
-"""
+"""After a run: what the kernels of its profiled steps say beside its records, and calibrated numbers in its lines."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import pickle
+import time
+import zlib
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+from torch._C._distributed_c10d import PrefixStore, Store
 
-from aorta.calibration.apply import calibrate_lines
-from aorta.calibration.coverage import Coverage, traced_steps
 from aorta.calibration.kernel_lines import (
+    Coverage,
     RankLines,
     append_lines,
     coverage_of,
     kernel_lines,
     read_lines,
+    traced_steps,
     whole_steps,
 )
 from aorta.config import ProfilingConfig
 from aorta.errors import AortaError
+from aorta.files import replacing
 from aorta.profiling.window import step_of_kernels, why_no_kernels
+from aorta.records.files import columns_name, steps_name
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord, StepRecord
+from aorta.records.seal import seal_of, sealed
 from aorta.records.writer import write_json
-from aorta.steps.calibration import Calibration, TracedStep, calibrate
+from aorta.steps.calibration import Calibration, Calibrator, TracedStep, calibrate
 from aorta.timeline.types import OWN_SOURCES
 from aorta.traces.kineto import read_kineto
 from aorta.traces.model import RankTrace
 
 log = logging.getLogger(__name__)
+
+UNKNOWN_STATE = "the traced steps show too little of the state that this step was in"
+_NAME = "overlap.calibrated"
+
+
+def calibrate_lines(
+    output_dir: Path | str, rank: int, calibration: Calibration, traced: Container[int]
+) -> int:
+    """Give the rank's lines of source events their calibrated numbers; how many lines have them now.
+
+    traced: global steps that the calibration knows or that a profiler slowed; they get none. The file is
+    replaced whole or not at all, and every other line stays as it is, byte by byte. A failing disk is one
+    line in the log.
+    """
+    path = Path(output_dir) / steps_name(rank)
+    num_calibrated = 0
+    try:
+        with open(path, "rb") as old, replacing(path) as new:
+            for line, has_numbers in _lines(old, Calibrator(calibration), traced):
+                new.write(line)
+                num_calibrated += has_numbers
+        path.with_name(columns_name(rank)).unlink(missing_ok=True)  # of the lines as they were
+    except OSError as error:
+        log.warning("rank %d: no calibrated numbers in %s: %s", rank, path, error.strerror)
+        return 0
+    return num_calibrated
+
+
+def _lines(
+    lines: Iterator[bytes], calibrator: Calibrator, traced: Container[int]
+) -> Iterator[tuple[bytes, bool]]:
+    """Each line, new where it changes, and whether it has calibrated numbers of these."""
+    decoder, encoder = msgspec.json.Decoder(StepRecord), msgspec.json.Encoder()
+    reaching: list[tuple[float, float]] = []
+    """Communication of earlier steps that goes on, in ns of Unix time."""
+    for line in lines:
+        try:
+            record = decoder.decode(line)
+        except msgspec.DecodeError:  # cut short, or of another version: not ours to judge
+            yield line, False
+            continue
+        seal = seal_of(line)
+        if record.source != "events" or (seal is not None and not seal.is_whole):
+            yield line, False
+            continue
+        new, reaching = _calibrated(record, calibrator, reaching, record.global_step in traced)
+        body = encoder.encode(new)
+        yield body + b"\n" if seal is None else sealed(body, seal.number), new.overlap.calibrated is not None
+
+
+def _calibrated(
+    record: StepRecord, calibrator: Calibrator, reaching: list[tuple[float, float]], is_traced: bool
+) -> tuple[StepRecord, list[tuple[float, float]]]:
+    """The record with its numbers, and what reaches beyond its window."""
+    reaching = [span for span in reaching if span[1] > record.start_unix_ns]
+    not_measured = {name: reason for name, reason in record.not_measured.items() if name != _NAME}
+    calibrated = None
+    if not is_traced:
+        carried = (np.array(reaching, dtype=np.float64).reshape(-1, 2) - record.start_unix_ns) / 1e6
+        calibrated = calibrator.apply(record, carried)
+        if calibrated is None and record.collectives is not None and record.overlap.comm_ms is not None:
+            not_measured[_NAME] = UNKNOWN_STATE
+    reaching += _beyond(record)
+    overlap = msgspec.structs.replace(record.overlap, calibrated=calibrated)
+    return msgspec.structs.replace(record, overlap=overlap, not_measured=not_measured), reaching
+
+
+def _beyond(record: StepRecord) -> list[tuple[float, float]]:
+    """Communication of the step that ended after its window, in ns of Unix time."""
+    return [
+        (record.start_unix_ns + call.start_ms * 1e6, record.start_unix_ns + call.end_ms * 1e6)
+        for call in record.collectives or ()
+        if len(call.ranks) > 1 and call.start_ms is not None and call.end_ms is not None
+        if record.step_ms is not None and call.end_ms > record.step_ms
+    ]
+
 
 _WINDOWS = "coverage.kernel_windows"
 _NO_TRACE = "no trace of a step was written"
@@ -202,3 +280,74 @@ def _why_no_window(settings: ProfilingConfig | None, faults: Sequence[str]) -> s
     if settings is None or not (settings.enabled or settings.kernels_every):
         return None
     return why_no_kernels(settings) or (faults[0] if faults else _NO_TRACE)
+
+
+NUM_PEERS = 8
+MOST_STEPS = 12
+"""Of a rank, spread over the run."""
+FEW_STEPS, MANY_RANKS = 3, 64
+"""In larger jobs, whose store serves all ranks at once."""
+MOST_RANKS = 1024
+"""In still larger jobs each rank calibrates by its own steps."""
+PATIENCE_S = 120.0
+"""With peers that still read their traces, and then with those that have not fetched what they need."""
+
+
+def peers_of(rank: int, world_size: int) -> range:
+    first = rank - rank % NUM_PEERS
+    return range(first, min(first + NUM_PEERS, world_size))
+
+
+def some_of(traced: list[TracedStep], world_size: int = 1) -> list[TracedStep]:
+    """At most as many as a job of this size exchanges, evenly spread."""
+    max_steps = MOST_STEPS if world_size <= MANY_RANKS else FEW_STEPS
+    if len(traced) <= max_steps:
+        return traced
+    return [traced[i * len(traced) // max_steps] for i in range(max_steps)]
+
+
+class Peers:
+    """The ranks that calibrate with this one."""
+
+    def __init__(self, store: Store, rank: int, world_size: int, patience_s: float = PATIENCE_S) -> None:
+        self._store = PrefixStore("aorta/traced", store)
+        self._rank = rank
+        self._world_size = world_size
+        self._patience_s = patience_s
+
+    def traced_with(self, traced: list[TracedStep]) -> list[TracedStep]:
+        """The steps of this rank and of its peers; of those that are late or gone none.
+
+        Every rank of the job calls it once. Rank 0, which may serve the store, leaves when all have what they
+        need or its patience ends.
+        """
+        shared_steps = some_of(traced, self._world_size)
+        if self._world_size > MOST_RANKS:
+            return shared_steps
+        until_s = time.monotonic() + self._patience_s
+        gathered: list[TracedStep] = []
+        try:
+            self._store.set(str(self._rank), zlib.compress(pickle.dumps(shared_steps), 1))  # type: ignore[arg-type]
+            for peer in peers_of(self._rank, self._world_size):
+                gathered += shared_steps if peer == self._rank else self._steps_of(peer, until_s)
+            self._leave()
+        except RuntimeError as error:  # the store is gone
+            log.warning("rank %d: calibrated by fewer ranks than it could be: %s", self._rank, error)
+        return gathered or shared_steps
+
+    def _steps_of(self, peer: int, until_s: float) -> list[TracedStep]:
+        left_s = max(0.1, until_s - time.monotonic())
+        try:
+            self._store.wait([str(peer)], timedelta(seconds=left_s))
+        except RuntimeError:  # timed out, by its name in this version of torch
+            log.warning("rank %d: rank %d has not given its traced steps", self._rank, peer)
+            return []
+        steps: list[TracedStep] = pickle.loads(zlib.decompress(self._store.get(str(peer))))
+        return steps
+
+    def _leave(self) -> None:
+        num_done = self._store.add("done", 1)
+        until_s = time.monotonic() + self._patience_s
+        while self._rank == 0 and num_done < self._world_size and time.monotonic() < until_s:
+            time.sleep(0.02)
+            num_done = self._store.add("done", 0)

@@ -15,8 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
 
-from aorta.calibration.after_run import WindowCheck, add_to_run, apply_calibration, window_check
-from aorta.calibration.coverage import traced_steps
+from aorta.calibration.after_run import (
+    WindowCheck,
+    add_to_run,
+    apply_calibration,
+    peers_of,
+    some_of,
+    window_check,
+)
 from aorta.calibration.kernel_lines import (
     RankLines,
     append_lines,
@@ -25,9 +31,9 @@ from aorta.calibration.kernel_lines import (
     read_lines,
     shift_by_steps,
     shifted,
+    traced_steps,
     whole_steps,
 )
-from aorta.calibration.peers import peers_of, some_of
 from aorta.errors import AortaError, TraceError
 from aorta.profiling.window import step_of_kernels
 from aorta.records.files import STEPS_FILE

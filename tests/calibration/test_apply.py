@@ -11,10 +11,8 @@ import msgspec
 import pytest
 from torch.distributed import HashStore
 
-from aorta.calibration.after_run import check_run
-from aorta.calibration.apply import UNKNOWN_STATE
+from aorta.calibration.after_run import UNKNOWN_STATE, Peers, check_run, peers_of, some_of
 from aorta.calibration.merge import merge
-from aorta.calibration.peers import Peers, peers_of, some_of
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
-from aorta.calibration.coverage import match_kernels
+from aorta.calibration.kernel_lines import match_kernels
 from aorta.recording.interception.stalls import ASK_EVERY
 from aorta.records.schema import StepRecord
 from aorta.traces.kineto import read_kineto
