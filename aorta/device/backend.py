@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from aorta.device.event_clock import DeviceStream, EventClock
-from aorta.device.kernel_tracer import KernelRecordsUnavailable
+from aorta.device.kernel_records import KernelRecordsUnavailable
 from aorta.device.marks import HostClock, MarkClock
 from aorta.records.schema import DeviceKind
 
 if TYPE_CHECKING:
-    from aorta.device.elapsed import Elapsed
     from aorta.device.kernel_records import KernelRecords
+    from aorta.device.marks import Elapsed
 
 MemoryUse = tuple[int, int, int, int | None]
 """Allocated, reserved and peak allocated bytes of torch's allocator, and how often it freed its cache to

@@ -15,10 +15,9 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from aorta.device.backend import Backend, MemoryUse
-from aorta.device.elapsed import Elapsed, runtime_elapsed
 from aorta.device.event_clock import DeviceStream
-from aorta.device.kernel_records import KernelRecords
-from aorta.device.kernel_records_rocm import NOT_BY_ITSELF, NOTE
+from aorta.device.kernel_records import NOT_BY_ITSELF, NOTE, KernelRecords
+from aorta.device.marks import Elapsed, runtime_elapsed
 from aorta.device.streams import loaded_function, runtime
 from aorta.records.schema import DeviceKind
 

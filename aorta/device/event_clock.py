@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aorta.device.elapsed import ElapsedReader
-from aorta.device.marks import Mark, NotPassedError
+from aorta.device.marks import ElapsedReader, Mark, NotPassedError
 
 if TYPE_CHECKING:
     from aorta.device.backend import Backend

@@ -19,13 +19,12 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from aorta.device.anchors import clock_anchor
 from aorta.device.backend import CPU, Backend, accelerator
 from aorta.device.environment import (
     environment_warnings,
 )
 from aorta.device.event_clock import EventClock
-from aorta.device.marks import HostClock, Mark, MarkClock
+from aorta.device.marks import HostClock, Mark, MarkClock, clock_anchor
 from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import InstrumentError
 from aorta.launcher import rank_and_world_size

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aorta.device.elapsed import ElapsedReader, forget_runtime_error, runtime_elapsed
-from aorta.device.marks import NotPassedError
+from aorta.device.marks import ElapsedReader, NotPassedError, forget_runtime_error, runtime_elapsed
 
 NOT_READY, INVALID = 600, 400
 

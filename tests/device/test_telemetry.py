@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from aorta.device import telemetry
-from aorta.device.telemetry import TelemetrySampler
-from aorta.device.telemetry_sources import Command, DeviceIdentity, NotMeasured, clock_limit_names
+from aorta.device.telemetry import Command, DeviceIdentity, NotMeasured, TelemetrySampler, clock_limit_names
 from aorta.records.schema import DeviceRecord
 from tests.limits import AT_ONCE_S, LIMIT_S
 

@@ -21,8 +21,7 @@ import torch
 from torch.autograd import profiler as autograd_profiler
 
 from aorta.device.backend import accelerator
-from aorta.device.kernel_records import KernelRecords
-from aorta.device.kernel_tracer import KernelRecordsUnavailable
+from aorta.device.kernel_records import KernelRecords, KernelRecordsUnavailable
 from aorta.errors import InstrumentError
 from aorta.recording.interception.uncompiled import uncompiled
 from aorta.steps.raw import KernelChunk
