@@ -11,7 +11,7 @@ import torch.distributed as dist
 from aorta.config import Config, resolve_layout
 from aorta.config.load import config_from_settings
 from aorta.launcher import launched_rank
-from aorta.recording import Recorder
+from aorta.record import Recorder
 from aorta.training.data import BatchFeed
 from aorta.training.environment import choose_device, set_arithmetic, start_process_group
 from aorta.training.recorder import HostRecorder

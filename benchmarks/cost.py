@@ -34,7 +34,7 @@ from pinning import pin_threads
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
-from aorta.recording.run_folder import numbers
+from aorta.record import sending as numbers
 from aorta.timeline.statistics import median_interval
 
 CASE_NAMES = ("fsdp", "fsdp_short", "tp", "ddp")

@@ -61,7 +61,7 @@ import sys, time
 start = time.process_time()
 import torch, torch.distributed as dist
 with_torch = time.process_time()
-import aorta, aorta.recording.recorder
+import aorta, aorta.record.recorder
 loaded = time.process_time()
 from torch.testing._internal.distributed.fake_pg import FakeStore
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -301,7 +301,7 @@ def measured_tree(tree: Path) -> dict[str, float]:
         line = run_in_tree(tree, ["-c", STEP, folder])[1].split()
     loading_s, plain_us, recorded_us, step_us = map(float, line[-4:])
     return row | {
-        "import aorta.recording after torch, s": loading_s,
+        "import aorta.record after torch, s": loading_s,
         "all_reduce outside a step, us": plain_us,
         "all_reduce in a step, us": recorded_us,
         "an empty step, us": step_us,

@@ -33,7 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import aorta
 from aorta.calibration.kernel_lines import Coverage, coverage_of, match_kernels, read_lines, traced_steps
-from aorta.profiling.window import step_of_kernels
+from aorta.record.profiler import step_of_kernels
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord

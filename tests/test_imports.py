@@ -61,7 +61,7 @@ print(load_config("default").training.epochs)
 
 def test_the_public_function_is_found_when_it_is_used() -> None:
     import aorta
-    import aorta.recording
+    import aorta.record
 
     assert aorta.instrument is aorta.attach.instrument.instrument
     assert "instrument" in dir(aorta)

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from aorta.attach.notice import say
+from aorta.attach.session import say
 from aorta.attach.settings import AttachSettings, read_settings
 
 attachment: "Attachment | None" = None

@@ -17,13 +17,13 @@ from aorta.config import HangConfig, ProfilingConfig
 from aorta.device.backend import accelerator
 from aorta.errors import InstrumentError
 from aorta.hang.watchdog import Watchdog
-from aorta.profiling.scalars import ScalarFile
-from aorta.profiling.window import ProfilerWindow
-from aorta.recording import Calibration, Recorder, RecorderSettings
-from aorta.recording.companion import Accompanied, Cause, Companion
-from aorta.recording.observers.collective_source import Collectives
-from aorta.recording.observers.kernel_source import Kernels
-from aorta.recording.settings import Placement
+from aorta.record import Calibration, Recorder, RecorderSettings
+from aorta.record.collective_source import Collectives
+from aorta.record.companions import Accompanied, Cause, Companion
+from aorta.record.kernel_source import Kernels
+from aorta.record.profiler import ProfilerWindow
+from aorta.record.settings import Placement
+from aorta.record.tensorboard import ScalarFile
 
 log = logging.getLogger(__name__)
 

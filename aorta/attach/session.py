@@ -1,23 +1,38 @@
-"""The recorder of a process that trains, and what goes with it, driven by what the hooks see."""
+"""The recorder of a process that trains, driven by what the hooks see; what `aorta run` says of it."""
 
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from aorta.attach.instrument import instrument
-from aorta.attach.notice import say
-from aorta.attach.steps import MAX_CALLS, MAX_PASSES, BackwardCycle, Ends, LoaderSign, OptimizerCycle
+from aorta.attach.step_detection import MAX_CALLS, MAX_PASSES, BackwardCycle, Ends, LoaderSign, OptimizerCycle
 from aorta.errors import AortaError
-from aorta.profiling.requested import RequestedCapture
-from aorta.recording.handles import StepHandle
-from aorta.recording.interception.switch import Interception
-from aorta.recording.recorder import Recorder
-from aorta.recording.split import Cut
+from aorta.launcher import rank_text
+from aorta.record.handles import Cut, StepHandle
+from aorta.record.interception.switch import Interception
+from aorta.record.profiler import RequestedCapture
+from aorta.record.recorder import Recorder
+from aorta.records.files import steps_name
+from aorta.records.schema import RunRecord
 
 if TYPE_CHECKING:
     from aorta.attach.hooks import Attachment
+
+
+def say(message: str) -> None:
+    """One line on stderr."""
+    rank = rank_text()
+    rank_note = "" if rank is None else f" (rank {rank})"
+    try:
+        sys.stderr.write(f"aorta{rank_note}: {message}\n")
+        sys.stderr.flush()
+    except Exception:
+        pass
 
 
 class AttachedSession:
@@ -400,3 +415,70 @@ def _remove_records(folder: Path, rank: int) -> None:
     names = [steps_name(rank)] + (["run.json"] if rank == 0 else [])
     for name in names:
         (folder / name).unlink(missing_ok=True)
+
+
+class StepNumber(msgspec.Struct):
+    """The part of a line that is counted: a step may have lines of several sources."""
+
+    global_step: int
+
+
+def recorded_steps(folder: Path) -> set[int]:
+    """Numbers of the steps that rank 0 recorded."""
+    decoder = msgspec.json.Decoder(StepNumber)
+    with open(folder / steps_name(0), "rb") as lines:
+        return {decoder.decode(line).global_step for line in lines}
+
+
+def coverage_lines(run: RunRecord, folder: Path) -> Iterator[str]:
+    """One line when all is covered; more where something is missing, with what to do."""
+    coverage = run.coverage
+    num_steps = len(recorded_steps(folder))
+    groups = coverage.get("groups") or {}
+    place_text = f", steps at {coverage['steps_at']}" if "steps_at" in coverage else ""
+    yield f"aorta: rank 0: {num_steps} step{'s' * (num_steps != 1)} recorded{place_text}; {_collectives(run)}"
+    for name, group in groups.items():
+        if group["backend"] > group["seen"]:
+            yield (
+                f"aorta: group {name}: {group['backend'] - group['seen']} collectives were called on the "
+                "backend itself and not seen"
+            )
+    if num_steps == 0 and run.finished_unix_ns is not None:
+        yield (
+            "aorta: no step was found: name the function whose calls are the steps with "
+            "--step-at module:function"
+        )
+
+
+def _collectives(run: RunRecord) -> str:
+    """How many of the collectives were seen, or why that is not known."""
+    groups = run.coverage.get("groups") or {}
+    if groups:
+        counted = sum(group["backend"] for group in groups.values())
+        num_seen = sum(group["seen"] for group in groups.values())
+        outside = sum((run.coverage.get("outside_step") or {}).values())
+        return f"{num_seen} of {counted} collectives seen, {outside} of them outside of steps"
+    if run.finished_unix_ns is None:
+        return (
+            "the process left without closing its records (killed, or os._exit): the last step may be "
+            "missing, collectives were not counted"
+        )
+    return "no process group, so no collectives"
+
+
+def other_runs(folder: Path, began_ns: int) -> Iterator[str]:
+    """Lines about further runs that the same command recorded.
+
+    began_ns: when the command began, in ns since the epoch.
+    """
+    for pattern, text in (
+        ("previous-*", "the command trained more than once; earlier runs are in"),
+        ("process_*", "more processes trained, each alone; their records are in"),
+    ):
+        runs = [path.parent for path in folder.glob(f"{pattern}/run.json") if _is_since(path, began_ns)]
+        if runs:
+            yield f"aorta: {text} {', '.join(map(str, sorted(runs)))}"
+
+
+def _is_since(path: Path, began_ns: int) -> bool:
+    return path.stat().st_mtime_ns >= began_ns

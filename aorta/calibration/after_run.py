@@ -26,7 +26,7 @@ from aorta.calibration.kernel_lines import (
 from aorta.config import ProfilingConfig
 from aorta.errors import AortaError
 from aorta.files import replacing
-from aorta.profiling.window import step_of_kernels, why_no_kernels
+from aorta.record.profiler import step_of_kernels, why_no_kernels
 from aorta.records.files import columns_name, steps_name
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord, StepRecord

@@ -35,7 +35,7 @@ from aorta.calibration.kernel_lines import (
     whole_steps,
 )
 from aorta.errors import AortaError, TraceError
-from aorta.profiling.window import step_of_kernels
+from aorta.record.profiler import step_of_kernels
 from aorta.records.files import STEPS_FILE
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord

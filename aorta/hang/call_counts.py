@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aorta.hang.mapped import new_mapped_file
 
 if TYPE_CHECKING:
-    from aorta.recording.calls import CollectiveCall, RecordedStep
+    from aorta.record.calls import CollectiveCall, RecordedStep
 
 MOST_GROUPS = 256
 """Groups that come later are not counted."""

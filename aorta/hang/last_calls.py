@@ -21,7 +21,7 @@ from aorta.hang.schema import FOLDER, CallState, GroupState, HangReport
 from aorta.records.files import call_counts_name, last_calls_name
 
 if TYPE_CHECKING:
-    from aorta.recording.calls import CollectiveCall, RecordedStep
+    from aorta.record.calls import CollectiveCall, RecordedStep
 
 MOST_SILENT = 1024
 """More ranks without a report are a run whose folders are not together."""

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 from aorta.hang.schema import CallStack, GroupState
-from aorta.recording.calls import CollectiveCall
+from aorta.record.calls import CollectiveCall
 
 FRAMES = 20
 """Of a stack, that a report holds."""

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from aorta.device.marks import Mark
 from aorta.hang.schema import LISTED_AFTER, LISTED_BEFORE, CallState, GroupState
-from aorta.recording.calls import CollectiveCall, Group, RecordedStep
-from aorta.recording.journal import Journal
+from aorta.record.calls import CollectiveCall, Group, RecordedStep
+from aorta.record.journal import Journal
 
 
 def journal_of(recorder: Any) -> Journal | None:

@@ -47,7 +47,7 @@ from aorta.hang.schema import (
 )
 from aorta.hang.stacks import call_stacks, in_debugger, launch_stacks, main_thread_frames
 from aorta.hang.state import group_states, journal_of
-from aorta.recording.calls import CollectiveCall
+from aorta.record.calls import CollectiveCall
 from aorta.records.files import call_counts_name, last_calls_name
 from aorta.records.run_identity import is_stopped
 from aorta.records.schema import Ending

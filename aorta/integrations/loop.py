@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from aorta.attach.instrument import instrument
-from aorta.recording import Recorder, StepHandle
+from aorta.record import Recorder, StepHandle
 
 
 class LibraryLoop:

@@ -16,7 +16,7 @@ from aorta.device.backend import accelerator, backend_of
 from aorta.device.collective_events import LibraryEventsUnavailable, configure
 from aorta.errors import ConfigError
 from aorta.launcher import LaunchedRank
-from aorta.recording.run_folder.announcement import announce, announced
+from aorta.record.run_folder import announce, announced
 
 log = logging.getLogger("aorta")
 

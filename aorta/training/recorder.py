@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aorta.device.backend import accelerator
-from aorta.recording.companion import Companion, Companions
+from aorta.record.companions import Companion, Companions
 from aorta.records.schema import StepRecord
 from aorta.steps.record import partial_record
 

@@ -15,8 +15,8 @@ from torch._C._distributed_c10d import Store
 from aorta.attach.instrument import companions, instrument
 from aorta.config import Config, HangConfig, Layout, validate
 from aorta.launcher import LaunchedRank, launched_rank
-from aorta.profiling.ranges import Ranges
-from aorta.profiling.window import why_nothing_is_traced
+from aorta.record.profiler import why_nothing_is_traced
+from aorta.record.ranges import Ranges
 from aorta.training.build import build_model, build_optimizer
 from aorta.training.checkpoint import Checkpoints, claim_checkpoint_folder
 from aorta.training.data import BatchFeed

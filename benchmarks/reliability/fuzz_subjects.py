@@ -26,7 +26,7 @@ from aorta.cli import main as aorta_command
 from aorta.config.load import load_config
 from aorta.hang.last_calls import LastCalls
 from aorta.hang.schema import FOLDER, report_name
-from aorta.recording.calls import CollectiveCall, Group, RecordedStep
+from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.records.files import last_calls_name, state_name, steps_name
 from aorta.records.schema import Ending
 from aorta.records.seal import sealed

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import aorta
-from aorta.recording.interception.works import TimedWork
+from aorta.record.interception.works import TimedWork
 
 SAMPLES = 200
 SLOPES = ("resident_kb", "children_resident_kb", "main_thread_cpu_ms", "process_cpu_ms")

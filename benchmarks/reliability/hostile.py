@@ -290,8 +290,8 @@ for _name, _jump in {"an hour back": -3600, "a year ahead": 31_536_000}.items():
 
 
 WRITER = """
-import aorta.recording.recorder as recorder_module
-from aorta.recording.run_folder.sink import ProcessSink
+import aorta.record.recorder as recorder_module
+from aorta.record.sending import ProcessSink
 sinks = []
 def in_a_process(settings, writer, tell, tally):  # as on a GPU
     writer.close()

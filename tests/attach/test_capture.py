@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-import aorta.profiling.requested as requested
-from aorta.profiling.requested import RequestedCapture
+import aorta.record.profiler as requested
+from aorta.record.profiler import RequestedCapture
 from aorta.records.requests import CaptureRequest, ask_for_capture, read_plan, trace_name
 
 

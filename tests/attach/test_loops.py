@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from aorta.attach import hooks
 from aorta.attach.settings import AttachSettings
-from aorta.recording.interception.switch import Interception
+from aorta.record.interception.switch import Interception
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord, StepRecord
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aorta.attach.steps import MAX_PASSES, BackwardCycle, Ends, OptimizerCycle
+from aorta.attach.step_detection import MAX_PASSES, BackwardCycle, Ends, OptimizerCycle
 
 
 def iterations(calls: str, optimizers: str = "") -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aorta.calibration.after_run import check_run
-from aorta.profiling.window import kernels_name
+from aorta.record.profiler import kernels_name
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.writer import write_json

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import aorta
 from aorta.calibration.kernel_lines import match_kernels
-from aorta.recording.interception.stalls import ASK_EVERY
+from aorta.record.interception.stalls import ASK_EVERY
 from aorta.records.schema import StepRecord
 from aorta.traces.kineto import read_kineto
 

@@ -11,8 +11,8 @@ from aorta.hang.find import find, sentence
 from aorta.hang.last_calls import with_last_calls
 from aorta.hang.schema import CallState, GroupState, HangReport
 from aorta.hang.watchdog import Watchdog
-from aorta.recording.calls import CollectiveCall, Group, RecordedStep
-from aorta.recording.journal import Journal
+from aorta.record.calls import CollectiveCall, Group, RecordedStep
+from aorta.record.journal import Journal
 from aorta.records.files import call_counts_name
 from tests.hang.reports_by_hand import report
 

@@ -6,9 +6,9 @@ import torch
 from aorta.device.marks import HostClock, Mark
 from aorta.hang.find import find
 from aorta.hang.state import group_states
-from aorta.recording.calls import CollectiveCall, Group, RecordedStep
-from aorta.recording.journal import Journal
-from aorta.recording.observers.cpu import CpuObserver
+from aorta.record.calls import CollectiveCall, Group, RecordedStep
+from aorta.record.cpu_observer import CpuObserver
+from aorta.record.journal import Journal
 from tests.hang.reports_by_hand import report
 
 GROUP = Group("0", "default", [0, 1], "gloo")

@@ -7,7 +7,7 @@ import pytest
 from aorta.hang.find import find, sentence
 from aorta.hang.last_calls import NUM_SLOTS, LastCalls, with_last_calls
 from aorta.hang.schema import CallState, GroupState, HangReport
-from aorta.recording.calls import CollectiveCall, Group, RecordedStep
+from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.records.files import last_calls_name
 from tests.hang.reports_by_hand import report
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from aorta.hang.schema import CallState, GroupState
 from aorta.hang.stacks import call_stacks, launch_stacks
-from aorta.recording.calls import CollectiveCall, Group
+from aorta.record.calls import CollectiveCall, Group
 
 OBSERVER = "def observe(call, launch):\n    launch()\n"
 

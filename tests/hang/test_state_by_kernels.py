@@ -6,8 +6,8 @@ from aorta.device.marks import Mark
 from aorta.hang.find import find, sentence
 from aorta.hang.schema import LISTED_AFTER
 from aorta.hang.state import group_states
-from aorta.recording.calls import CollectiveCall, Group, RecordedStep
-from aorta.recording.journal import Journal
+from aorta.record.calls import CollectiveCall, Group, RecordedStep
+from aorta.record.journal import Journal
 from tests.hang.reports_by_hand import report
 
 GROUP = Group("0", "default", [0, 1], "nccl")

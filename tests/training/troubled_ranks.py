@@ -4,7 +4,7 @@ import os
 import resource
 import time
 
-from aorta.recording.recorder import Recorder
+from aorta.record.recorder import Recorder
 from aorta.training import command
 
 

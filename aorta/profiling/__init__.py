@@ -1,5 +1,0 @@
-"""Kernel traces taken by the run itself."""
-
-from aorta.profiling.window import ProfilerWindow
-
-__all__ = ["ProfilerWindow"]

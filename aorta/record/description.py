@@ -1,0 +1,153 @@
+"""run.json: what is known of a run at its start and at its end."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aorta.device.environment import collect_devices, collect_environment, collect_versions
+from aorta.errors import AortaError
+from aorta.record.journal import Journal
+from aorta.record.run_folder import Claim, states_of, with_ending
+from aorta.record.settings import RecorderSettings
+from aorta.records.schema import GPU_KINDS, AttemptRecord, Ending, PeakRecord, RunRecord
+from aorta.records.secrets import redacted_command, redacted_settings
+from aorta.steps.calibration import Calibration
+
+
+class UnknownPeak(AortaError):
+    """The message is the reason, for not_measured."""
+
+
+def precision_of(config: Mapping[str, Any] | None) -> str | None:
+    """train.py's training.precision, where a configuration of that form was given."""
+    training = (config or {}).get("training")
+    precision = training.get("precision") if isinstance(training, Mapping) else None
+    return precision if isinstance(precision, str) else None
+
+
+def peak_record(devices: Sequence[Mapping[str, Any]], precision: str | None) -> PeakRecord:
+    """The dense rate of matrix multiplies of one device in this precision. UnknownPeak where there is none:
+    an unlike device is never priced as its namesake."""
+    from aorta.hardware import hardware_name_of, load_hardware  # PyYAML, once a run
+
+    names = sorted({str(row.get("name")) for row in devices if row.get("kind") in GPU_KINDS})
+    if not names:
+        raise UnknownPeak("config/hardware holds GPUs only, and this run used none")
+    if len(names) > 1:
+        raise UnknownPeak(f"the devices differ: {', '.join(names)}")
+    if precision is None:
+        raise UnknownPeak("the precision is not known: give aorta.instrument precision, such as 'bf16'")
+    hardware_name = hardware_name_of(names[0])
+    if hardware_name is None:
+        raise UnknownPeak(f"config/hardware has no file for {names[0]}")
+    try:
+        hardware = load_hardware(hardware_name)
+    except AortaError as error:
+        raise UnknownPeak(str(error)) from error
+    rates = hardware.compute.peak_flops
+    if precision not in rates:
+        raise UnknownPeak(f"config/hardware has {', '.join(rates)} for {hardware.title}, not {precision}")
+    source = hardware.sources.get(f"compute.peak_flops.{precision}")
+    return PeakRecord(
+        flops_per_s=rates[precision],
+        precision=precision,
+        hardware=hardware.title,
+        origin="derived" if source is None else f"{source.what}, {source.date}",
+    )
+
+
+OTHERS_END_S = 2.0
+"""How long rank 0 waits for the others' last words, after a run that has ended well."""
+
+NOT_SEEN_BY_DESIGN = (
+    "communication that does not pass through torch.distributed (symmetric memory, "
+    "NVSHMEM, custom all-reduce kernels)",
+    "collectives replayed by a CUDA or HIP graph",
+    "in a step, waits for collectives that were issued outside of any step",
+)
+
+
+def describe_run(
+    settings: RecorderSettings,
+    claim: Claim,
+    world_size: int,
+    clock_anchors: list[dict[str, int]],
+    calibration: Calibration | None,
+) -> RunRecord:
+    """The record of a run that begins. clock_anchors: the list that the recorder goes on adding to."""
+    devices = collect_devices()
+    peak, not_measured = _peak(settings, devices)
+    started_unix_ns = clock_anchors[0]["unix_ns"]
+    attempt = AttemptRecord(attempt=claim.attempt, world_size=world_size, started_unix_ns=started_unix_ns)
+    return RunRecord(
+        run_id=claim.run_id,
+        launch=msgspec.to_builtins(claim.launch),
+        attempts=[*claim.earlier, attempt],
+        started_unix_ns=started_unix_ns,
+        world_size=world_size,
+        command=redacted_command(sys.argv),
+        config=redacted_settings(settings.config),  # type: ignore[arg-type]
+        model=settings.model,
+        layout=settings.layout,
+        versions=collect_versions(),
+        devices=devices,
+        environment=collect_environment(),
+        clock_anchors=clock_anchors,
+        coverage={},
+        placement=settings.placement,
+        calibration=None if calibration is None else msgspec.to_builtins(calibration),
+        flops_per_token=settings.flops_per_token,
+        peak_flops=peak,
+        not_measured=not_measured,
+    )
+
+
+def _peak(
+    settings: RecorderSettings, devices: list[dict[str, Any]]
+) -> tuple[PeakRecord | None, dict[str, str]]:
+    """The FLOP/s that model FLOPs are a share of, or the reason why they are not known."""
+    if settings.flops_per_token is None:
+        return None, {"flops_per_token": "not given: pass flops_per_token to aorta.instrument"}
+    try:
+        return peak_record(devices, settings.precision or precision_of(settings.config)), {}
+    except UnknownPeak as error:
+        return None, {"peak_flops": str(error)}
+
+
+def finish_run(output_dir: Path, run: RunRecord, ending: Ending) -> None:
+    """Put the ending of all ranks into the run's last attempt, by what they wrote of themselves."""
+    attempt = run.attempts[-1]
+    assert run.run_id is not None
+    end_s = time.monotonic() + (OTHERS_END_S if ending.kind in ("finished", "stopped") else 0.0)
+    while True:
+        states = states_of(output_dir, run.run_id, attempt.attempt)
+        if all(state.process.ending is not None for state in states) or time.monotonic() > end_s:
+            break
+        time.sleep(0.02)
+    attempt = with_ending(output_dir, attempt, states, is_over=False)
+    if attempt.ending is None:
+        attempt = msgspec.structs.replace(attempt, ending=ending)
+    run.attempts = [*run.attempts[:-1], attempt]
+
+
+def collectives_seen(journal: Journal, groups: Any) -> dict[str, Any]:
+    """Collectives by operation, in steps and outside. groups: what the backends counted themselves."""
+    return {
+        "interception": "c10d dispatcher kernels",
+        "seen": dict(journal.num_seen),
+        "outside_step": dict(journal.num_outside),
+        "groups": groups,
+    }
+
+
+def end_marks(journal: Journal) -> dict[str, str]:
+    """Where the ends of asynchronous collectives are marked, by NCCL group."""
+    return {
+        group.name: "group's stream" if group.own_stream is not None else "waiting stream"
+        for group in journal.groups()
+        if group.sought and group.backend == "nccl"
+    }

@@ -1,0 +1,511 @@
+"""Times collectives on CUDA and HIP by events, without waiting for the device."""
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from time import monotonic_ns
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import ProcessGroup, Work
+
+from aorta.device.backend import Backend
+from aorta.device.event_clock import DeviceStream, EventClock, NamedStreams, Order
+from aorta.record.calls import CollectiveCall, Group, Launch, RecordedStep, Stall, StreamWait
+from aorta.record.interception.stalls import BackwardWatch, CaptureWatch, current_graph_task
+from aorta.record.interception.works import DoneWork, TimedWork
+from aorta.record.journal import Journal
+
+POOL_SIZE = 32
+"""torch hands out as many in turn. Asking for all of them leaves the turn where it was."""
+PER_LOOK = 4
+"""Streams asked per collective, about a microsecond each: small collectives end while one asks for more."""
+MOST_LOOKS = 800
+NUM_CHECKS, NUM_TOGETHER, MOST_CHECKS = 8, 6, 40
+"""Of that many comparisons so many have to agree, and none may refute."""
+TOGETHER_MS, REFUTED_MS = 0.06, -0.01
+"""By how much the waiting stream comes later: a few µs where nothing delays it, never earlier."""
+
+
+class GroupStreamFinder:
+    """Of one process group. Ask after each asynchronous collective until `found` or `given_up`."""
+
+    def __init__(self, pool: Sequence[DeviceStream], new_event: Callable[[], Any]) -> None:
+        """new_event: makes a timing event."""
+        self.stream: DeviceStream | None = None
+        self.given_up = not pool
+        self._candidates: deque[DeviceStream] = deque(pool)
+        self._new_event = new_event
+        self._num_looks = 0
+        self._num_checks = 0
+        self._pending: deque[tuple[Any, Any]] = deque()
+        """Events on the candidate and on the waiting stream that have not passed yet."""
+        self._later_ms: list[float] = []
+
+    def look(self, work: Work, caller: int) -> None:
+        """Rule out streams, right after the launch of `work`. Never blocks.
+
+        caller: handle of the stream that it was called on. That is never the group's, however busy it is.
+        """
+        self._num_looks += 1
+        candidates = self._candidates
+        examined = [candidates[i] for i in range(min(PER_LOOK, len(candidates)))]
+        candidates.rotate(-len(examined))
+        idle = [stream for stream in examined if stream.stream.query()]
+        # Asked last: what was idle before is so too when the work is pending now.
+        ruled_out = idle if idle and not work.is_completed() else []
+        for stream in examined:
+            if stream in ruled_out or stream.raw == caller:
+                candidates.remove(stream)
+        if not candidates or self._num_looks >= MOST_LOOKS:
+            self.given_up = True
+
+    def check(self, waiting: Any) -> None:
+        """Compare the last candidate with a stream that has just been told to wait for the work alone."""
+        self._compare_passed()
+        if self.stream is not None or self.given_up or len(self._candidates) != 1:
+            return
+        if self._num_checks >= MOST_CHECKS:
+            self.given_up = True
+            return
+        self._num_checks += 1
+        on_candidate, on_waiting = self._new_event(), self._new_event()
+        on_candidate.record(self._candidates[0].stream)
+        on_waiting.record(waiting)
+        self._pending.append((on_candidate, on_waiting))
+
+    def _compare_passed(self) -> None:
+        pending = self._pending
+        while pending and pending[0][0].query() and pending[0][1].query():
+            on_candidate, on_waiting = pending.popleft()
+            self._later_ms.append(on_candidate.elapsed_time(on_waiting))
+        if any(ms < REFUTED_MS for ms in self._later_ms):
+            self.given_up = True
+        together = sum(ms <= TOGETHER_MS for ms in self._later_ms)
+        if len(self._later_ms) >= NUM_CHECKS and together >= NUM_TOGETHER and not self.given_up:
+            self.stream = self._candidates[0]
+
+
+def finder_of(
+    group: ProcessGroup, clock: EventClock, recorder_streams: Sequence[DeviceStream]
+) -> GroupStreamFinder:
+    """A search on the clock's device. recorder_streams: the recorder's own, which wait for the works too."""
+    backend, device = clock.backend, clock.device
+    priority = _priority(group, device)
+    pool = [backend.new_stream(device, priority) for _ in range(POOL_SIZE)]
+    distinct = {stream.raw: stream for stream in map(backend.device_stream, pool)}
+    if any(stream.raw in distinct for stream in recorder_streams):
+        distinct = {}  # the group may have been given the same one
+    return GroupStreamFinder(list(distinct.values()), lambda: backend.new_event(True))
+
+
+def _priority(group: ProcessGroup, device: torch.device) -> int:
+    if os.environ.get("TORCH_NCCL_HIGH_PRIORITY", "0").lower() in ("1", "true", "t", "yes", "y", "on"):
+        return -100
+    options = getattr(group._get_backend(device), "options", None)
+    high = getattr(options, "is_high_priority_stream", False)
+    return -100 if high else 0  # torch takes the highest that there is
+
+
+logger = logging.getLogger(__name__)
+
+_DEDICATED = {
+    "all_reduce": "allreduce",
+    "reduce_scatter": "reducescatter",
+    "all_gather": "allgather",
+    "all_to_all": "alltoall",
+}
+"""Operations that dedicated placement moves, and the stream each runs on."""
+
+_ON_GROUP_STREAM = frozenset(
+    ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
+)
+"""Operations that run on the one stream of their group. Sends and receives have one per peer; what a barrier
+waits for is the host's."""
+
+_OUTSIDE = "outside of any step"
+_CAPTURED = "captured into a graph"
+"""Why a call is not timed."""
+
+
+class EventObserver:
+    def __init__(self, journal: Journal, dedicated: bool, captures: CaptureWatch) -> None:
+        self._journal = journal
+        self._moved = _DEDICATED if dedicated else {}
+        self._done_work = DoneWork()
+        self._captures = captures
+        # Set by attach, before the first step; until then nothing is timed.
+        self._clock: EventClock
+        self._backend: Backend
+        self._collectives: str
+        self._current_stream: Callable[[int], DeviceStream]
+        self._current_raw_stream: Callable[[int], int]
+        self._order: Order
+        self._streams: NamedStreams
+        self._backward: BackwardWatch
+        self._device_index = 0
+        # A blocking wait would stop the host at the probe, and NCCL_BLOCKING_WAIT asks for that.
+        self._wait_blocks = any(
+            os.environ.get(name, "0") not in ("", "0")
+            for name in ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+        )
+
+    def attach(self, clock: EventClock) -> None:
+        """The device is known: time the calls of the steps from now on."""
+        backend = clock.backend
+        self._clock, self._backend, self._collectives = clock, backend, backend.collectives
+        self._current_stream, self._current_raw_stream = backend.current_stream, backend.current_raw_stream
+        self._order = Order(backend)
+        self._streams = NamedStreams(clock.device, backend)
+        self._backward = BackwardWatch(self._journal, clock)
+        self._device_index = clock.device.index
+
+    def observe(
+        self,
+        group: ProcessGroup,
+        op: str,
+        tensors: Any,
+        num_bytes: int,
+        dtype: str,
+        is_async: bool,
+        launch: Launch,
+        peer: int | None = None,
+    ) -> Work:
+        journal = self._journal
+        noted_group = journal.group(group)
+        call = CollectiveCall(noted_group, op, num_bytes, dtype, is_async, peer)
+        step = journal.current
+        if step is not None and not noted_group.placed:
+            self._place(noted_group, tensors, step)
+        if noted_group.coalescing is not None:
+            noted_group.coalescing.append(call)
+            if step is None or not step.by_kernels:
+                noted_group.coalesced_tensors.append(tensors)
+            return launch() or self._done_work
+        if step is not None and step.by_kernels:
+            return self._noted_by_kernels(call, step, launch)
+        if step is None or step.untimed is not None or self._captures.num_open:
+            call.reason = self._why_not(step)
+            if step is None or call.reason is not None:
+                return _finished(self._noted(call, launch), call, self._done_work)
+        if is_async:
+            if not noted_group.sought:
+                self._seek_stream(group, call)
+            return self._asynchronous(call, step, tensors, launch)
+        name = self._moved.get(op)
+        if name is None:
+            self._in_place(call, step, launch)
+        else:
+            self._run_on(name, call, step, launch)
+        journal.add_call(call)
+        return self._done_work
+
+    def numbered_itself(self, group: ProcessGroup, num_calls: int) -> None:
+        self._journal.group(group).num_internal += num_calls
+
+    def coalescing_started(self, group: ProcessGroup) -> None:
+        self._journal.coalescing_started(group)
+
+    def coalescing_ended(self, group: ProcessGroup, launch: Launch) -> Work | None:
+        work: Work | None
+        step = self._journal.current
+        noted_group = self._journal.group(group)
+        tensors, noted_group.coalesced_tensors = noted_group.coalesced_tensors, []
+        call = self._journal.coalescing_ended(group)
+        if call is not None and step is not None and step.by_kernels:
+            return self._launched(call, step, launch)
+        if call is not None:
+            call.reason = self._why_not(step)
+            if call.reason is not None:
+                return self._noted(call, launch)
+        if call is None or step is None:
+            work = launch()
+            return work
+        # NCCL launches the whole group here; sync or async shows in whether it returns a work.
+        caller = self._current_stream(self._device_index)
+        start = self._clock.mark(caller.stream)
+        work = launch()
+        call.launched_ns = monotonic_ns()
+        call.is_async = work is not None
+        call.start = start
+        if work is None:
+            self._ended_in_place(call, step, caller)
+        else:
+            call.on_compute = caller.raw == step.compute_raw_stream
+        self._journal.add_call(call)
+        return None if work is None else self._probe(call, caller, tensors, work)
+
+    # -- steps that kernel records time ------------------------------------------------------------
+
+    def _noted_by_kernels(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> Work:
+        """Launch a call and note when. What it returns is the process group's own."""
+        name = None if call.is_async else self._moved.get(call.op)
+        if name is not None and not self._captures.num_open:
+            self._journal.add_call(call)
+            self._move_to(name, call, launch)
+            return self._done_work
+        work = self._launched(call, step, launch)
+        if work is None:
+            return self._done_work
+        if not call.is_async:
+            work.wait()
+            return self._done_work
+        return work
+
+    def _launched(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> Work | None:
+        if self._captures.num_open and self._captures.is_capturing():
+            call.reason = _CAPTURED
+        caller = self._current_raw_stream(self._device_index)
+        call.stream = "group" if call.is_async else "compute" if caller == step.compute_raw_stream else "side"
+        call.issued_ns = monotonic_ns()
+        work = self._noted(call, launch)
+        call.launched_ns = monotonic_ns()
+        return work
+
+    def _move_to(self, name: str, call: CollectiveCall, launch: Launch) -> None:
+        """Run a synchronous call on the stream of its name, ordered as it would be on the caller's."""
+        caller, dedicated = self._current_stream(self._device_index), self._streams[name]
+        self._order(caller, dedicated)
+        dedicated.make_current()
+        call.stream = name
+        call.issued_ns = monotonic_ns()
+        try:
+            work = launch()
+            call.launched_ns = monotonic_ns()
+            if work is not None:
+                work.wait()
+        except BaseException:
+            self._journal.withdraw_call(call)
+            raise
+        finally:
+            caller.make_current()
+        self._order(dedicated, caller)
+
+    # -- steps that events time --------------------------------------------------------------------
+
+    def _noted(self, call: CollectiveCall, launch: Launch) -> Work | None:
+        """Launch a call that is not timed."""
+        self._journal.add_call(call)
+        try:
+            work: Work | None = launch()
+        except BaseException:
+            self._journal.withdraw_call(call)
+            raise
+        return work
+
+    def _why_not(self, step: RecordedStep | None) -> str | None:
+        """Why a call is not timed now."""
+        if step is None:
+            return _OUTSIDE
+        if step.untimed is not None:
+            return step.untimed
+        return _CAPTURED if self._captures.is_capturing() else None
+
+    def _place(self, group: Group, tensors: Any, step: RecordedStep) -> None:
+        """At a group's first call: marks belong on the device of its tensors, which has to be current.
+
+        A script may name its device in every call and leave the current one at cuda:0. Marks there would tell
+        of an idle device, and going over to a stream of ours and back would change the current device.
+        """
+        tensor = _first_tensor(tensors)
+        if tensor is None:  # a barrier
+            return
+        index = self._backend.index_of(tensor)
+        group.placed = True
+        current, name = self._backend.current_index(), self._backend.torch_type
+        if not index == current == self._device_index:
+            reason = (
+                f"collectives run on {name}:{index}, the current device is {name}:{current} and the "
+                f"recorder's {name}:{self._device_index}: call torch.{name}.set_device({index}) before "
+                "the first step"
+            )
+            step.untimed = reason
+            if step.by_kernels:
+                step.kernels_lost = reason
+            if self._journal.away is None:
+                logger.warning("nothing is timed: %s", reason)
+            self._journal.away = reason
+
+    # -- one call -----------------------------------------------------------------------------
+
+    def _asynchronous(self, call: CollectiveCall, step: RecordedStep, tensors: Any, launch: Launch) -> Work:
+        task = current_graph_task()
+        if task != -1:
+            self._backward.async_call(task)
+        caller = self._current_stream(self._device_index)
+        start = self._clock.mark(caller.stream)
+        work = launch()
+        call.launched_ns = monotonic_ns()
+        call.start = start
+        if work is None:
+            self._ended_in_place(call, step, caller)
+            self._journal.add_call(call)
+            return self._done_work
+        call.on_compute = caller.raw == step.compute_raw_stream
+        self._journal.add_call(call)
+        group_stream = call.group.own_stream
+        if group_stream is None or call.op not in _ON_GROUP_STREAM:
+            return self._probe(call, caller, tensors, work)
+        call.stream = "group"
+        call.end = self._clock.mark(group_stream.stream)
+        return TimedWork(work, call, self, None)  # the real one has kept the tensors
+
+    def _seek_stream(self, group: ProcessGroup, call: CollectiveCall) -> None:
+        """Begin to look for the stream of the group's collectives."""
+        if call.op in _ON_GROUP_STREAM:
+            sought_group, probes = call.group, [self._streams["probe"]]
+            sought_group.sought = True
+            if self._probes(call):
+
+                def begin() -> None:
+                    sought_group.finder = finder_of(group, self._clock, probes)
+
+                self._search(sought_group, begin)
+
+    @staticmethod
+    def _search(group: Group, act: Callable[[], None]) -> None:
+        """The search is a convenience: whatever goes wrong in it ends it, and never a step of training."""
+        try:
+            act()
+        except (RuntimeError, ValueError, IndexError, AttributeError) as error:
+            group.finder = None
+            logger.info("the stream of group %s is not sought any more: %s", group.name, error)
+
+    def _probes(self, call: CollectiveCall) -> bool:
+        """Whether a stream may wait for this call: with NCCL the host goes on meanwhile."""
+        return call.group.backend == self._collectives and not self._wait_blocks and call.op != "barrier"
+
+    @staticmethod
+    def _conclude(group: Group) -> None:
+        """Once the search for the group's stream has ended either way."""
+        finder = group.finder
+        if finder is None or not (finder.given_up or finder.stream is not None):
+            return
+        if finder.stream is not None and not finder.given_up:
+            group.own_stream = finder.stream
+        group.finder = None
+
+    def _in_place(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> None:
+        caller = self._current_stream(self._device_index)
+        call.start = self._clock.mark(caller.stream)
+        work = launch()
+        call.launched_ns = monotonic_ns()
+        if work is not None:
+            work.wait()
+        self._ended_in_place(call, step, caller)
+
+    def _ended_in_place(self, call: CollectiveCall, step: RecordedStep, caller: DeviceStream) -> None:
+        """The call has been queued on the caller's stream, which stands still until it has ended."""
+        call.end = self._clock.mark(caller.stream)
+        if caller.raw == step.compute_raw_stream:
+            call.on_compute = call.blocks = True
+            call.stream = "compute"
+        else:
+            call.stream = "side"
+
+    def _run_on(self, name: str, call: CollectiveCall, step: RecordedStep, launch: Launch) -> None:
+        caller, dedicated = self._current_stream(self._device_index), self._streams[name]
+        mark = self._clock.mark
+        start = mark(caller.stream)
+        self._order(caller, dedicated)  # the inputs were written by the caller
+        dedicated.make_current()
+        try:
+            work = launch()
+            call.launched_ns = monotonic_ns()
+            if work is not None:
+                work.wait()
+            end = mark(dedicated.stream)
+        finally:
+            caller.make_current()
+        # The caller goes on after the collective, as after a synchronous call on its own stream.
+        self._order(dedicated, caller)
+        call.start, call.end = start, end
+        call.on_compute = call.blocks = caller.raw == step.compute_raw_stream
+        call.stream = name
+
+    def _probe(self, call: CollectiveCall, caller: DeviceStream, tensors: Any, work: Work) -> Work:
+        call.stream = "group"
+        if not self._probes(call) or _has_hidden_inputs(call, tensors):
+            # Waiting here would stop the host, or let go of memory. The end is marked when the caller waits.
+            return TimedWork(work, call, self, tensors)
+        finder = call.group.finder if call.op in _ON_GROUP_STREAM else None
+        if finder is not None:
+            self._search(call.group, lambda: finder.look(work, caller.raw))
+        probe = self._streams["probe"]
+        probe.make_current()
+        try:
+            work.wait()
+            call.end = self._clock.mark(probe.stream)
+        finally:
+            caller.make_current()
+        if finder is not None:
+            self._search(call.group, lambda: finder.check(probe.stream))
+            self._conclude(call.group)
+        timed = TimedWork(work, call, self, tensors)
+        self._journal.in_flight(timed.in_flight)
+        return timed
+
+    # -- waits --------------------------------------------------------------------------------
+
+    def wait(self, call: CollectiveCall, wait: Callable[..., Any], *timeout: timedelta) -> Any:
+        step = self._journal.current
+        if step is not None and step.untimed is None and not call.waited:
+            caller = self._current_stream(self._device_index)
+            if caller.raw == step.compute_raw_stream:
+                call.waited = True
+                step.waits.append(StreamWait(self._clock.mark(caller.stream), call))
+        result = wait(*timeout)
+        if call.end is None:
+            call.end = self._clock.mark()
+        return result
+
+    def wait_beyond(self, calls: Sequence[CollectiveCall], wait: Callable[..., Any]) -> Any:
+        """A future follows these calls and perhaps more: the stream stands still until it has passed."""
+        step = self._journal.current
+        start = caller = None
+        if step is not None and step.untimed is None and not self._captures.is_capturing():
+            caller = self._current_stream(self._device_index)
+            if caller.raw == step.compute_raw_stream:
+                start = self._clock.mark(caller.stream)
+        result = wait()
+        for call in calls:
+            if call.end is None:
+                call.end = self._clock.mark()
+        if step is not None and caller is not None and start is not None:
+            step.stalls.append(Stall(start, self._clock.mark(caller.stream)))
+            for call in calls:
+                call.waited = True
+        return result
+
+    def lost(self, calls: Sequence[CollectiveCall]) -> None:
+        self._journal.lost_futures(calls)
+
+
+def _has_hidden_inputs(call: CollectiveCall, tensors: Any) -> bool:
+    """A list reduce-scatter reads a copy of its inputs that only the work keeps, until somebody waits for it:
+    a wait on a stream of ours would let the allocator give that memory away too early."""
+    is_pair = call.op == "reduce_scatter" and isinstance(tensors, list | tuple) and len(tensors) > 0
+    return is_pair and isinstance(tensors[0], list | tuple)
+
+
+def _first_tensor(tensors: Any) -> Tensor | None:
+    """The first tensor in nested lists of them; None where there is none."""
+    while isinstance(tensors, list | tuple):
+        if not tensors:
+            return None
+        tensors = tensors[0]
+    first: Tensor = tensors
+    return first
+
+
+def _finished(work: Work | None, call: CollectiveCall, done_work: Work) -> Work:
+    """What an untimed call returns, as the process group would."""
+    if work is None:
+        return done_work
+    if not call.is_async:
+        work.wait()
+        return done_work
+    return work

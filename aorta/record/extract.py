@@ -1,0 +1,323 @@
+"""From a closed step's marks to plain numbers, once the device has passed them.
+
+This is all that is done beside the training loop in its own process on a GPU: one question to the
+device per mark. What the numbers mean is worked out elsewhere (aorta.steps).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from aorta.device.marks import Mark, MarkClock, NotPassedError
+from aorta.record.calls import CollectiveCall, RecordedStep
+from aorta.record.handles import read_scalars
+from aorta.record.host import Phases, use_ms
+from aorta.record.kernel_source import KernelSource
+from aorta.records.schema import DeviceRecord
+from aorta.steps.raw import CallId, RawCall, RawGroup, RawHostNote, RawMark, RawMember, RawStep
+
+
+class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes into a step's record beside its own numbers."""
+
+    device: DeviceRecord | None = None
+    rocm_smi_output: str | None = None
+    not_measured: dict[str, str] = {}
+
+
+class Extractor:
+    def __init__(
+        self, clock: MarkClock, kernels: KernelSource | None = None, first_mark: Mark | None = None
+    ) -> None:
+        """first_mark: the run's first, from which the resolver counts the device's time."""
+        self._clock = clock
+        self._kernels = kernels
+        self._last_end: Mark | None = first_mark
+        """Where the window of the step before ended: this step's start, unless the recorder was paused."""
+
+    def ready(self, step: RecordedStep, is_late: bool) -> bool:
+        """Whether the step's window has ended on the device and every call has an end to ask for.
+
+        Never blocks. Asks the device about one mark only: the others are asked for their time by `extract`,
+        which says whether one is missing.
+        """
+        assert step.window_end is not None
+        if step.by_kernels:
+            assert self._kernels is not None
+            return step.kernels_lost is not None or self._kernels.has_passed(step.window_end.number)
+        if not self._clock.passed(step.window_end):
+            return False
+        for call in step.calls:
+            if call.reason is None and call.end is None:
+                if call.ends_unseen:  # when it ended would be known from a wait in the same step
+                    call.reason = "not waited for within its step"
+                elif not is_late:
+                    return False
+                else:
+                    call.reason = "never waited for"
+        return True
+
+    def extract(self, step: RecordedStep, telemetry: Telemetry) -> RawStep | None:
+        """The numbers of a step that is ready; None while something in it goes on.
+
+        Gives the step's marks back to their clock.
+        """
+        start, body_end, window_end = step.start, step.body_end, step.window_end
+        assert start is not None
+        assert body_end is not None
+        assert window_end is not None
+        noted = _Seen(step)
+        if step.by_kernels:
+            return self._by_kernels(step, noted, telemetry)
+        marks = [window_end, body_end, *noted.marks()]
+        try:
+            distances_ms = self._clock.distances_ms(start, marks)
+        except NotPassedError:
+            return None
+        window_ms, body_ms = distances_ms[:2]
+        assert window_ms is not None
+        assert body_ms is not None
+        # One after the other, in the order of _Seen.marks: a call of this costs no Python frame.
+        raw = iter([(ms, mark.host_ns) for ms, mark in zip(distances_ms, marks, strict=True)][2:]).__next__
+        groups = {id(call.group): call.group for call in noted.calls}
+        index = {group: i for i, group in enumerate(groups)}
+        result = RawStep(
+            **_host_numbers(step),
+            window_ms=window_ms,
+            body_ms=body_ms,
+            groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
+            calls=[
+                _raw_call_by_marks(call, index[id(call.group)], raw, timed, noted)
+                for call, timed in zip(noted.calls, noted.timed, strict=True)
+            ],
+            waits=[(raw(), _call_id(wait.call)) for wait in noted.waits] if noted.waits else [],
+            stalls=[
+                (stall_start := raw(), stall_start if stall.end is stall.start else raw())
+                for stall in noted.stalls
+            ]
+            if noted.stalls
+            else [],
+            final_waits=[
+                (raw(), raw() if ended else None, [_call_id(call) for call in wait.calls])
+                for wait, ended in zip(noted.final_waits, noted.ended, strict=True)
+            ]
+            if noted.final_waits
+            else [],
+            ranges=[(r.name, raw(), raw()) for r in noted.ranges] if noted.ranges else [],
+            scalars=read_scalars(step.scalars),
+            device=telemetry.device,
+            rocm_smi_output=telemetry.rocm_smi_output,
+            not_measured=telemetry.not_measured,
+            gap_ms=self._gap_ms(start),
+            untimed=step.untimed or _unseen_waits(step),
+            by_library=step.by_library,
+            modules=list(noted.modules),
+            host_notes=_host_notes(step),
+        )
+        # The window's end is still needed: the next step starts there, or at a distance from it.
+        last_end, self._last_end = self._last_end, window_end
+        if self._clock.is_device:
+            passed_marks = [start, *marks] if last_end is None else [start, *marks, last_end]
+            self._clock.recycle([mark for mark in passed_marks if mark is not window_end])
+        return result
+
+    @staticmethod
+    def _by_kernels(step: RecordedStep, noted: "_Seen", telemetry: Telemetry) -> RawStep:
+        """The numbers of a step whose times are in the kernel records: those of the host."""
+        groups = {id(call.group): call.group for call in noted.calls}
+        index = {group: i for i, group in enumerate(groups)}
+        return RawStep(
+            **_host_numbers(step),
+            window_ms=0.0,
+            body_ms=0.0,
+            groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
+            calls=[_raw_call_by_kernels(call, index[id(call.group)], noted) for call in noted.calls],
+            waits=[],
+            stalls=[],
+            final_waits=[],
+            ranges=[],
+            scalars=read_scalars(step.scalars),
+            device=telemetry.device,
+            rocm_smi_output=telemetry.rocm_smi_output,
+            not_measured=telemetry.not_measured,
+            kernel_marks=_kernel_marks(step),
+            kernels_lost=step.kernels_lost,
+            by_library=step.by_library,
+            modules=list(noted.modules),
+            host_notes=_host_notes(step),
+        )
+
+    def _gap_ms(self, start: Mark) -> float:
+        last = self._last_end
+        return 0.0 if last is None or last is start else self._clock.distance_ms(last, start)
+
+
+def of_host(step: RecordedStep, reason: str) -> RawStep:
+    """What the host knows of a closed step that kernel records time, and why the rest is not known.
+
+    The device is not asked: numbers that are on their way from it are left out. So are the collectives, but
+    for their number.
+    """
+    scalars = {name: value for name, value in step.scalars.items() if isinstance(value, float)}
+    not_there = ("device", "collectives", *(name for name in step.scalars if name not in scalars))
+    return RawStep(
+        **_host_numbers(step),
+        window_ms=0.0,
+        body_ms=0.0,
+        groups=[],
+        calls=[],
+        waits=[],
+        stalls=[],
+        final_waits=[],
+        ranges=[],
+        scalars=scalars,
+        device=None,
+        rocm_smi_output=None,
+        not_measured=dict.fromkeys(not_there, reason),
+        kernel_marks=_kernel_marks(step),
+        kernels_lost=reason,
+        num_calls=len(step.calls),
+    )
+
+
+def _host_numbers(step: RecordedStep) -> dict[str, Any]:
+    """What a RawStep has of the host, whatever times the device."""
+    assert step.start is not None
+    assert step.body_end is not None
+    assert step.window_end is not None
+    return {
+        "global_step": step.global_step,
+        "step": step.step,
+        "epoch": step.epoch,
+        "tokens": step.tokens,
+        "start_ns": step.start.host_ns,
+        "body_end_ns": step.body_end.host_ns,
+        "window_end_ns": step.window_end.host_ns,
+        "host_ms": (step.host_end_ns - step.host_start_ns) / 1e6,
+        "memory": step.memory,
+        "rollbacks": step.rollbacks,
+        "gap": step.gap,
+        "host_use": use_ms(step.use_at_start, step.use_at_end),
+    }
+
+
+def _kernel_marks(step: RecordedStep) -> tuple[int, int, int]:
+    assert step.start is not None
+    assert step.body_end is not None
+    assert step.window_end is not None
+    return step.start.number, step.body_end.number, step.window_end.number
+
+
+class _Seen:
+    """What a closed step holds, as it was at one moment: another thread may still be about to add to it."""
+
+    def __init__(self, step: RecordedStep) -> None:
+        self.calls = list(step.calls)
+        self.timed = [c.reason is None and c.start is not None and c.end is not None for c in self.calls]
+        self.waits = list(step.waits)
+        self.stalls = list(step.stalls)
+        self.final_waits = list(step.final_waits)
+        self.ended = [wait.end is not None for wait in self.final_waits]
+        self.ranges = [r for r in step.ranges if r.end is not None]
+        self.modules: dict[str, int] = {}
+        self.phases = Phases(step)
+
+    def module(self, call: CollectiveCall) -> int | None:
+        """Index of what the call is for among the step's modules."""
+        if call.module is None:
+            return None
+        return self.modules.setdefault(call.module, len(self.modules))
+
+    def marks(self) -> list[Mark]:
+        """Every mark that has a time, in the order in which a RawStep holds them."""
+        if not (self.calls or self.waits or self.stalls or self.final_waits or self.ranges):
+            return []
+        marks: list[Mark | None] = []
+        for call, timed in zip(self.calls, self.timed, strict=True):
+            if timed:
+                marks += (call.start, call.end)
+        marks += [wait.start for wait in self.waits]
+        for stall in self.stalls:
+            marks += (stall.start,) if stall.end is stall.start else (stall.start, stall.end)
+        for wait, ended in zip(self.final_waits, self.ended, strict=True):
+            marks += (wait.start, wait.end) if ended else (wait.start,)
+        for stretch in self.ranges:
+            marks += (stretch.start, stretch.end)
+        return marks  # type: ignore[return-value]  # those that may be None were left out
+
+
+def _unseen_waits(step: RecordedStep) -> str | None:
+    """Why nobody knows how long compute stood still; None: every wait was seen."""
+    if not step.lost_futures:
+        return None
+    unseen = [call for call in step.lost_futures if not (call.waited or call.backward_waited)]
+    if not unseen:
+        return None
+    return (
+        f"the futures of {len(unseen)} collectives ({unseen[0].op}) were taken, and nobody was seen to wait "
+        "for them"
+    )
+
+
+def _call_id(call: CollectiveCall) -> CallId:
+    return (call.group.key, call.seq)
+
+
+def _host_notes(step: RecordedStep) -> list[RawHostNote]:
+    if not step.host_notes:
+        return []
+    return [
+        RawHostNote(note.kind, note.start_ns, note.end_ns, note.where, note.bytes) for note in step.host_notes
+    ]
+
+
+def _members(call: CollectiveCall) -> list[RawMember] | None:
+    if call.members is None:
+        return None
+    return [RawMember(m.op, m.bytes, m.dtype, m.peer) for m in call.members]
+
+
+def _raw_call_by_kernels(call: CollectiveCall, group: int, noted: _Seen) -> RawCall:
+    """A call whose times are those of its kernels; one of CPU tensors has its own, on the host's clock."""
+    if call.start is not None and call.end is not None:
+        return _raw_call(call, group, noted, (None, call.start.host_ns), (None, call.end.host_ns))
+    return _raw_call(call, group, noted, None, None)
+
+
+def _raw_call_by_marks(
+    call: CollectiveCall, group: int, raw: Callable[[], RawMark], timed: bool, noted: _Seen
+) -> RawCall:
+    start = raw() if timed else None
+    end = raw() if timed else None
+    return _raw_call(call, group, noted, start, end, blocks=call.blocks, on_compute=call.on_compute)
+
+
+def _raw_call(
+    call: CollectiveCall,
+    group: int,
+    noted: _Seen,
+    start: RawMark | None,
+    end: RawMark | None,
+    *,
+    blocks: bool = False,
+    on_compute: bool = False,
+) -> RawCall:
+    return RawCall(
+        group=group,
+        op=call.op,
+        stream=call.stream,
+        bytes=call.bytes,
+        dtype=call.dtype,
+        seq=call.seq,
+        is_async=call.is_async,
+        blocks=blocks,
+        start=start,
+        launched_ns=call.launched_ns,
+        end=end,
+        reason=call.reason,
+        members=_members(call),
+        on_compute=on_compute,
+        module=noted.module(call),
+        phase=noted.phases.of_call(call),
+    )

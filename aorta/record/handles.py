@@ -1,0 +1,192 @@
+"""What a training script holds of an open step and of a range; scalars read late; steps that end retroactively."""
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from aorta.device.backend import accelerator
+from aorta.device.marks import Mark, Pool
+from aorta.record.calls import MarkedRange, RecordedStep
+from aorta.record.interception.replaced import uncompiled
+from aorta.record.journal import Journal
+from aorta.timeline.types import STEP_ANNOTATION
+
+if TYPE_CHECKING:
+    from aorta.record.recorder import Recorder
+
+
+_pinned: Pool[torch.Tensor] = Pool()
+
+
+class DeviceScalar:
+    """A copy of a one-element tensor on its way to pinned host memory.
+
+    The copy is queued on the caller's current stream, so it sees the value as the program would,
+    and the tensor itself is not kept. `read` may be called once the device has passed a later
+    mark of that stream.
+    """
+
+    __slots__ = ("_host",)
+
+    def __init__(self, value: torch.Tensor) -> None:
+        host = _pinned.take()
+        self._host = torch.empty((), dtype=torch.float32, pin_memory=True) if host is None else host
+        self._host.copy_(value if value.dim() == 0 else value.reshape(()), non_blocking=True)
+
+    def read(self) -> float:
+        value = float(self._host)
+        _pinned.give(self._host)
+        return value
+
+
+def scalar(value: Any) -> float | DeviceScalar:
+    """A number as it is; a tensor copied asynchronously (CPU tensors are read at once).
+
+    A DTensor gives its local value: scalars of training are replicated.
+    """
+    if isinstance(value, torch.Tensor):
+        # A DTensor's own methods are Python, dispatched twice; this is what they would give.
+        tensor = value._local_tensor if hasattr(value, "_local_tensor") else value
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if tensor.numel() != 1:
+            raise ValueError(
+                f"step.log takes numbers and one-element tensors, got shape {tuple(value.shape)}"
+            )
+        if accelerator().holds(tensor):
+            return DeviceScalar(tensor)
+        return float(tensor)
+    return float(value)
+
+
+def read_scalars(scalars: dict[str, "float | DeviceScalar"]) -> dict[str, float]:
+    """The numbers of a step whose marks the device has passed."""
+    return {name: v.read() if isinstance(v, DeviceScalar) else v for name, v in scalars.items()}
+
+
+profiler_is_on = torch._C._autograd._profiler_enabled
+
+
+class StepHandle:
+    """One open step; made by Recorder.step."""
+
+    __slots__ = ("_annotation", "_recorder", "_step")
+
+    def __init__(self, recorder: "Recorder", step: RecordedStep) -> None:
+        self._recorder = recorder
+        self._step = step
+        self._annotation: Any = None
+
+    @uncompiled
+    def log(self, **scalars: Any) -> None:
+        """Note scalars of this step by name, such as loss, lr and grad_norm: numbers or one-element tensors.
+
+        A device tensor is copied asynchronously and read steps later; nothing waits here.
+        """
+        for name, value in scalars.items():
+            if value is not None:
+                self._step.scalars[name] = scalar(value)
+
+    @property
+    def step(self) -> RecordedStep:
+        """What is noted of the step."""
+        return self._step
+
+    def drop(self) -> None:
+        """End the step without a line: it was none. Its number is free again."""
+        self._recorder._forget(self._step)
+
+    def close_window(self, at_body_end: bool = False) -> None:
+        """End the window of a step whose body has ended: what follows belongs to no step."""
+        self._recorder._close_window(self._step, at_body_end)
+
+    @uncompiled
+    def __enter__(self) -> Self:
+        self._recorder.companions.step_begins(self._step.global_step)
+        self._recorder._open(self._step)
+        if profiler_is_on():
+            # A trace of this step then names it, and the reader assigns kernels to it.
+            self._annotation = torch.profiler.record_function(f"{STEP_ANNOTATION}{self._step.global_step}")
+            self._annotation.__enter__()
+        return self
+
+    @uncompiled
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._annotation is not None:
+            self._annotation.__exit__(None, None, None)
+        if kind is None:
+            self._recorder._end_body(self._step)
+            self._recorder.companions.step_ended(self._step.global_step)
+        else:
+            self._recorder._drop(self._step)
+
+
+class RangeHandle:
+    __slots__ = ("_name", "_range", "_recorder")
+
+    def __init__(self, recorder: "Recorder", name: str) -> None:
+        self._recorder = recorder
+        self._name = name
+        self._range: MarkedRange | None = None
+
+    @uncompiled
+    def __enter__(self) -> None:
+        recorder = self._recorder
+        step = recorder._journal.current
+        timed = step is not None and step.untimed is None and not step.by_kernels
+        if timed and step is not None and recorder._clock is not None:
+            self._range = MarkedRange(self._name, recorder._clock.mark())
+            step.ranges.append(self._range)
+
+    @uncompiled
+    def __exit__(self, *_: object) -> None:
+        if self._range is not None and self._recorder._clock is not None:
+            self._range.end = self._recorder._clock.mark()
+
+
+LISTS = ("calls", "host_notes", "waits", "stalls", "final_waits", "ranges")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A place in an open step."""
+
+    mark: Mark
+    host_ns: int
+    use: tuple[int, int, int | None]
+    """Of the step's thread, as ThreadUse reads it."""
+    lengths: tuple[int, ...]
+    """Of the step's lists there."""
+
+    def after(self, earlier: "Cut | None") -> "Cut":
+        """The same place once the step has been split at an earlier one."""
+        if earlier is None:
+            return self
+        lengths = zip(self.lengths, earlier.lengths, strict=True)
+        return replace(self, lengths=tuple(length - gone for length, gone in lengths))
+
+
+def cut(step: RecordedStep, mark: Mark, use: tuple[int, int, int | None]) -> Cut:
+    """The place where the step stands now."""
+    return Cut(mark, time.monotonic_ns(), use, tuple(len(getattr(step, name)) for name in LISTS))
+
+
+def split(journal: Journal, place: Cut, following: RecordedStep) -> None:
+    """End the open step at place; what came after it belongs to `following`, which is open from there on."""
+    step = journal.current
+    assert step is not None
+    for name, length in zip(LISTS, place.lengths, strict=True):
+        entries = getattr(step, name)
+        getattr(following, name).extend(entries[length:])
+        del entries[length:]
+    following.start = place.mark
+    following.host_start_ns = place.host_ns
+    following.use_at_start = step.use_at_end = place.use
+    for name in ("thread", "compute_raw_stream", "untimed", "by_kernels", "kernels_lost"):
+        setattr(following, name, getattr(step, name))
+    step.body_end = step.window_end = place.mark
+    step.host_end_ns = place.host_ns
+    journal.current = following
+    journal.closed.append(step)

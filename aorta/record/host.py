@@ -1,0 +1,365 @@
+"""What the program does on the host in a step: batches, backward passes, optimizers, checkpoints, garbage; and its use of the cores."""
+
+import gc
+import os
+import sys
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import get_native_id
+from time import monotonic_ns
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim import optimizer as optimizers
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from aorta.device.backend import accelerator
+from aorta.record.calls import CollectiveCall, HostNote, RecordedStep
+from aorta.record.interception.replaced import uncompiled
+from aorta.record.journal import Journal
+from aorta.records.schema import HostKind, Phase
+
+MOST_NOTES = 256
+"""Notes of one step; what comes after is not noted."""
+NOTED_WAIT_NS = 20_000
+"""A call that may wait for the device is noted from this length on."""
+FULL_COLLECTION = 2
+"""Younger generations take microseconds."""
+TENSOR_WAITS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
+CHECKPOINTS = (
+    ("torch", "save"),
+    ("torch.serialization", "save"),
+    ("torch.distributed.checkpoint", "save"),
+    ("torch.distributed.checkpoint.state_dict_saver", "save"),
+    ("torch.serialization", "_save"),
+    ("torch.distributed.checkpoint.state_dict_saver", "_save_state_dict"),
+)
+"""Functions, by the modules that programs take them from; last what they call, for a program that took them
+before this watch was installed."""
+
+_TORCH = str(Path(torch.__file__).parent)
+_AORTA = str(Path(__file__).parents[1])
+_MISSING: Any = object()
+
+Function = Callable[..., Any]
+
+
+class HostWatch:
+    """Replaces the functions that it notes while it is installed."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        """Owner, attribute, what its dict held, what it holds now."""
+        self._handles: list[Any] = []
+        self._collecting_since_ns = 0
+        self._updating: dict[int, int] = {}
+        """Optimizers whose step() runs, by id: since when."""
+        self._about_optimizer: dict[int, tuple[str, int]] = {}
+        self._missing: list[tuple[str, str]] = []
+        """CHECKPOINTS that are not imported yet."""
+        self._depth = 0
+        """Of what is noted as one call: torch.save within a checkpoint's save."""
+
+    def install(self, waits_for_device: bool) -> None:
+        """waits_for_device: note calls that wait for a GPU."""
+        if self._handles:
+            return
+        from torch.utils.data import dataloader
+
+        self._around(dataloader._BaseDataLoaderIter, "__next__", "data")
+        original = torch.autograd.graph._engine_run_backward
+        for module in (torch.autograd, torch.autograd.graph):
+            if getattr(module, "_engine_run_backward", None) is original:
+                self._around(module, "_engine_run_backward", "backward")
+        self._missing = list(CHECKPOINTS)
+        self.look()
+        if waits_for_device:
+            self._watch_waits()
+        self._handles = [
+            register_optimizer_step_pre_hook(_unless_compiling(self._update_begins)),
+            register_optimizer_step_post_hook(_unless_compiling(self._update_ended)),
+        ]
+        # First of all such hooks: another one may end the step.
+        with suppress(AttributeError, KeyError):
+            hooks: Any = optimizers._global_optimizer_post_hooks
+            hooks.move_to_end(self._handles[1].id, last=False)
+        gc.callbacks.append(self._collection)
+
+    def look(self) -> None:
+        """Between two steps: the program may have imported what is to be noted by now."""
+        if not self._missing or self._missing[0][0] not in sys.modules:
+            return
+        for name, function in self._missing:
+            module = sys.modules.get(name)
+            if module is not None and hasattr(module, function):
+                self._around(module, function, "checkpoint")
+        self._missing = [place for place in self._missing if place[0] not in sys.modules]
+
+    def uninstall(self) -> None:
+        for owner, name, original, wrapper in reversed(self._replaced):
+            if vars(owner).get(name) is not wrapper:
+                continue  # somebody has wrapped it since, and calls it
+            if original is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+        self._replaced.clear()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._missing = []
+        with suppress(ValueError):
+            gc.callbacks.remove(self._collection)
+
+    # -- what is replaced ----------------------------------------------------------------------
+
+    def _replace(self, owner: Any, name: str, replacement: Function) -> None:
+        self._replaced.append((owner, name, vars(owner).get(name, _MISSING), replacement))
+        setattr(owner, name, replacement)
+
+    def _around(self, owner: Any, name: str, kind: HostKind) -> None:
+        original = getattr(owner, name)
+
+        def call(*args: Any, **named: Any) -> Any:
+            step = self._journal.current
+            if self._depth or step is None:
+                return original(*args, **named)
+            self._depth += 1
+            start_ns = monotonic_ns()
+            try:
+                return original(*args, **named)
+            finally:
+                self._depth -= 1
+                # Where steps begin and end is seen in some of these calls: a batch belongs to the step that
+                # it begins, everything else to the step in which it began.
+                self._note(kind, start_ns, "", step=None if kind == "data" else step)
+
+        # A backward pass may run compiled frames, which a skipped frame would keep from being compiled.
+        self._replace(owner, name, _like(call, original))
+
+    def _watch_waits(self) -> None:
+        for name in TENSOR_WAITS:
+            self._replace(torch.Tensor, name, self._tensor_wait(name, getattr(torch.Tensor, name)))
+        for owner, name in accelerator().host_waits():
+            self._replace(owner, name, self._wait(f"{owner.__name__}.{name}", getattr(owner, name)))
+
+    def _tensor_wait(self, name: str, original: Function) -> Function:
+        journal, wait = self._journal, self._waited
+        function_name, is_on_device = name.strip("_"), accelerator().holds
+
+        def call(self: torch.Tensor, *args: Any, **named: Any) -> Any:
+            if journal.current is None or not is_on_device(self):
+                return original(self, *args, **named)
+            start_ns = monotonic_ns()
+            try:
+                return original(self, *args, **named)
+            finally:
+                wait(function_name, start_ns)
+
+        return uncompiled(_like(call, original))
+
+    def _wait(self, name: str, original: Function) -> Function:
+        def call(*args: Any, **named: Any) -> Any:
+            if self._journal.current is None:
+                return original(*args, **named)
+            start_ns = monotonic_ns()
+            try:
+                return original(*args, **named)
+            finally:
+                self._waited(name, start_ns)
+
+        return uncompiled(_like(call, original))
+
+    def _waited(self, name: str, start_ns: int) -> None:
+        if monotonic_ns() - start_ns >= NOTED_WAIT_NS:
+            self._note("synchronisation", start_ns, f"{name} in {caller()}")
+
+    # -- hooks ---------------------------------------------------------------------------------
+
+    def _update_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._updating[id(optimizer)] = monotonic_ns()
+
+    def _update_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        start_ns = self._updating.pop(id(optimizer), 0)
+        if start_ns:
+            description, num_bytes = self._of_optimizer(optimizer)
+            self._note("optimizer", start_ns, description, num_bytes)
+
+    def _of_optimizer(self, optimizer: Optimizer) -> tuple[str, int]:
+        """'AdamW (foreach=False)' and the bytes of its parameters on this rank."""
+        entry = self._about_optimizer.get(id(optimizer))
+        if entry is None:
+            num_bytes = sum(
+                _local(parameter).nbytes
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+                if parameter.grad is not None
+            )
+            flags = [
+                f"{name}={value}"
+                for name in ("foreach", "fused", "capturable")
+                if (value := optimizer.defaults.get(name)) is not None
+            ]
+            description = type(optimizer).__name__ + (f" ({', '.join(flags)})" if flags else "")
+            entry = self._about_optimizer[id(optimizer)] = description, num_bytes
+        return entry
+
+    def _collection(self, phase: str, info: dict[str, int]) -> None:
+        if info["generation"] < FULL_COLLECTION:
+            return
+        if phase == "start":
+            self._collecting_since_ns = monotonic_ns()
+        elif self._collecting_since_ns:
+            self._note("garbage_collection", self._collecting_since_ns, "")
+            self._collecting_since_ns = 0
+
+    def note_pause(self, activity: str, start_ns: int) -> None:
+        """The program announced a pause, and it has ended."""
+        kind: HostKind = "checkpoint" if activity == "checkpoint" else "pause"
+        self._note(kind, start_ns, activity)
+
+    def _note(
+        self,
+        kind: HostKind,
+        start_ns: int,
+        place: str,
+        num_bytes: int | None = None,
+        step: RecordedStep | None = None,
+    ) -> None:
+        """step: to note it in, None for the one that is open."""
+        step = step or self._journal.current
+        if step is None or len(step.host_notes) >= MOST_NOTES:
+            return
+        if kind != "garbage_collection" and step.thread != threading.get_ident():
+            return  # of another thread: the step's own goes on beside it
+        step.host_notes.append(HostNote(kind, start_ns, monotonic_ns(), place, num_bytes))
+
+
+def caller() -> str:
+    """'train.py:88': the innermost place that is neither torch's nor aorta's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith((_TORCH, _AORTA, "<")):
+            return f"{Path(path).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "torch"
+
+
+def _unless_compiling(hook: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+    """The hook of optimizers, which is nothing where torch.compile traces it.
+
+    Not `uncompiled`: a function that must not be traced is an error in a step compiled with fullgraph=True.
+    """
+    is_compiling = torch.compiler.is_compiling
+
+    def call(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not is_compiling():
+            hook(optimizer, args, kwargs)
+
+    return call
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    """Of a DTensor the shard of this rank."""
+    shard: torch.Tensor = getattr(parameter, "_local_tensor", parameter)
+    return shard
+
+
+def _like(call: Function, original: Function) -> Function:
+    """With the name and the documentation of what it stands in for."""
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        with suppress(AttributeError):
+            setattr(call, name, getattr(original, name))
+    return call
+
+
+PHASES: dict[str, Phase] = {"data": "data", "backward": "backward", "optimizer": "optimizer"}
+
+
+class Phases:
+    """The phases of one step. Costs a search per call, off the training's path."""
+
+    _spans: Sequence[tuple[int, int, Phase]] = ()
+    _starts: Sequence[int] = ()
+    _last_backward_ns: int | None = None
+
+    def __init__(self, step: RecordedStep) -> None:
+        if not step.host_notes:
+            return
+        spans = sorted(
+            (note.start_ns, note.end_ns, PHASES[note.kind]) for note in step.host_notes if note.kind in PHASES
+        )
+        self._spans = spans
+        self._starts = [start for start, _, _ in spans]
+        self._last_backward_ns = max((end for _, end, phase in spans if phase == "backward"), default=None)
+
+    def of_call(self, call: CollectiveCall) -> Phase | None:
+        """None where the program was seen to run no backward pass, so that nothing tells the phases apart."""
+        at_ns = issued_ns(call)
+        if self._last_backward_ns is None or not at_ns:
+            return None
+        place = bisect_right(self._starts, at_ns) - 1
+        if place >= 0 and at_ns <= self._spans[place][1]:
+            return self._spans[place][2]
+        return "forward" if at_ns < self._last_backward_ns else "optimizer"
+
+
+def issued_ns(call: CollectiveCall) -> int:
+    """Monotonic host time at which the call was launched, or nearly; 0 where unknown."""
+    return call.launched_ns or call.issued_ns or (call.start.host_ns if call.start is not None else 0)
+
+
+SCHEDSTAT = "/proc/thread-self/schedstat"
+
+
+class ThreadUse:
+    """Reads the counters of the calling thread; 2 to 3 us a reading."""
+
+    def __init__(self) -> None:
+        self._thread: int | None = None
+        self._file: int | None = None
+
+    def read(self) -> tuple[int, int, int | None]:
+        """The thread, its ns of CPU time, and its ns of being ready to run without a core, since it began;
+        None where the system does not count these."""
+        thread = get_native_id()  # another one in a forked process, unlike get_ident()
+        if thread != self._thread:
+            self.close()
+            self._thread = thread
+            try:
+                self._file = os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:  # no Linux, or a kernel without CONFIG_SCHED_INFO
+                self._file = None
+        ready_ns = None
+        if self._file is not None:
+            try:
+                ready_ns = int(os.pread(self._file, 64, 0).split()[1])
+            except (OSError, ValueError, IndexError):  # a thread that is gone had this one's number
+                self.close()
+        return thread, time.thread_time_ns(), ready_ns
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+        self._file = self._thread = None
+
+
+def use_ms(
+    begin: tuple[int, int, int | None] | None, end: tuple[int, int, int | None] | None
+) -> tuple[float, float | None] | None:
+    """CPU and ready ms between two readings; None where they are of two threads, or missing."""
+    if begin is None or end is None or begin[0] != end[0]:
+        return None
+    ready_ns = None if begin[2] is None or end[2] is None else end[2] - begin[2]
+    return (end[1] - begin[1]) / 1e6, None if ready_ns is None else ready_ns / 1e6

@@ -1,0 +1,156 @@
+"""Sees every collective of the process, by whatever path it comes, and compares with what the backends counted."""
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup
+
+from aorta.record.calls import Observer
+from aorta.record.interception.method_calls import MethodCalls
+from aorta.record.interception.operators import kernels
+from aorta.record.interception.replaced import ReplacedMethods, uncompiled
+from aorta.record.interception.works import FutureMethods
+from aorta.record.journal import Journal
+
+logger = logging.getLogger(__name__)
+
+
+class Interception:
+    """Installed once per process; a second one is refused by `install`."""
+
+    _installed: "Interception | None" = None
+
+    _was_installed = False
+    """In this process, once at least."""
+
+    give_way: "Callable[[], None] | None" = None
+    """Takes the recorder off that is on only as long as the program has none of its own."""
+
+    def __init__(self, observers: dict[str, Observer]) -> None:
+        """observers: by dispatch key, the CPU's and an accelerator's."""
+        self._observers = observers
+        self._libraries: list[torch.library.Library] = []
+        self._coalescing = ReplacedMethods(ProcessGroup)
+        self.method_calls = MethodCalls(observers)
+        self._futures = FutureMethods()
+
+    def install(self) -> None:
+        assert Interception._installed is None
+        if hasattr(ProcessGroup, "register_pre_hook"):
+            logger.info("hooks registered on process groups do not fire while aorta records")
+        Interception._installed = self
+        library = torch.library.Library("c10d", "IMPL")
+        self._libraries.append(library)
+        if Interception._was_installed:
+            self._register_kernels(library)
+        else:
+            # torch may warn, once per process, that a kernel is overridden: that is what we are here for. Not
+            # at every resume: the end of this context makes Python show every other warning once more.
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*[Oo]verrid")
+                self._register_kernels(library)
+            Interception._was_installed = True
+        self._bracket_coalescing()
+        self.method_calls.install()
+        self._futures.install()
+
+    def uninstall(self) -> None:
+        self._futures.uninstall()
+        self.method_calls.uninstall()
+        for library in self._libraries:
+            library._destroy()
+        self._libraries.clear()
+        self._coalescing.restore()
+        Interception._installed = None
+
+    def _register_kernels(self, library: torch.library.Library) -> None:
+        for name, kernel in kernels(self._observers).items():
+            library.impl(name, uncompiled(kernel), "BackendSelect", with_keyset=True, allow_override=True)
+
+    def _bracket_coalescing(self) -> None:
+        observers = self._observers
+
+        def observer_of(device: Any) -> Observer | None:
+            return observers.get(torch.device(device).type.upper())
+
+        def start(original: Callable[..., Any]) -> Callable[..., Any]:
+            def _start_coalescing(group: ProcessGroup, device: Any) -> None:
+                original(group, device)  # before we believe it: not every backend can
+                observer = observer_of(device)
+                if observer is not None:
+                    observer.coalescing_started(group)
+
+            return _start_coalescing
+
+        def end(original: Callable[..., Any]) -> Callable[..., Any]:
+            def _end_coalescing(group: ProcessGroup, device: Any) -> Any:
+                observer = observer_of(device)
+                if observer is None:
+                    return original(group, device)
+                return observer.coalescing_ended(group, lambda: original(group, device))
+
+            return _end_coalescing
+
+        self._coalescing.replace("_start_coalescing", start)
+        self._coalescing.replace("_end_coalescing", end)
+
+
+class BackendCounts:
+    """Counts per process group, over the times in which the instrument is on."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._began: dict[str, tuple[int, int]] = {}
+        """By the group's name: the backend's number and ours when the instrument was put on."""
+        self._grown: dict[str, tuple[int, int]] = {}
+        """Grown since, in the earlier times in which it was on."""
+
+    def begin(self) -> None:
+        """The instrument is put on."""
+        self._began = self._read()
+
+    def end(self) -> None:
+        """The instrument is taken off."""
+        for name, (backend, num_seen) in self._read().items():
+            first_backend, first_seen = self._began.get(name, (0, 0))
+            grown_backend, grown_seen = self._grown.get(name, (0, 0))
+            self._grown[name] = (
+                grown_backend + max(0, backend - first_backend),
+                grown_seen + max(0, num_seen - first_seen),
+            )
+        self._began = {}
+
+    def result(self) -> dict[str, dict[str, int]]:
+        """For each group that is alive at the end: what its backend counted, and what was seen."""
+        return {
+            self._journal.name_of(name): {"backend": backend, "seen": num_seen}
+            for name, (backend, num_seen) in self._grown.items()
+            if backend or num_seen
+        }
+
+    def _read(self) -> dict[str, tuple[int, int]]:
+        if not (dist.is_available() and dist.is_initialized()):
+            return {}
+        by_key = {group.key: group for group in self._journal.groups()}
+        counts: dict[str, tuple[int, int]] = {}
+        for group in list(dist.distributed_c10d._world.pg_map):
+            number = _sequence_number(group)
+            if number is None:
+                continue
+            noted = by_key.get(group.group_name)
+            counts[group.group_name] = (
+                (number, 0) if noted is None else (number - noted.num_internal, noted.next_seq)
+            )
+        return counts
+
+
+def _sequence_number(group: Any) -> int | None:
+    """Collectives that the group's backend counted so far; None where it keeps no count."""
+    try:
+        return int(group._get_sequence_number_for_group())
+    except (RuntimeError, AttributeError):
+        return None

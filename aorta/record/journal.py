@@ -1,0 +1,248 @@
+"""The journal: which step is open, which groups are known, what was seen.
+
+Observers, patches and the recorder write here from any thread of the process; the resolving
+thread takes closed steps out at the other end. Everything on the hot path is a list append.
+"""
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from weakref import ref
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup
+
+from aorta.record.calls import CollectiveCall, Group, RecordedStep
+from aorta.record.interception.works import Kept, TimedWork
+
+REMEMBERED_GROUPS = 1000
+"""Destroyed process groups whose numbering goes on if they return."""
+
+
+class Journal:
+    def __init__(self) -> None:
+        self.current: RecordedStep | None = None
+        """The step whose window is open: from its start to the next step's start."""
+        self.failed: RecordedStep | None = None
+        """The step whose body raised last, until the next one begins: for a watchdog that tells where."""
+        self.closed: deque[RecordedStep] = deque()
+        """Steps whose window has ended, oldest first, for the resolving thread."""
+        self.num_seen: Counter[str] = Counter()
+        self.num_outside: Counter[str] = Counter()
+        """Collectives before the first step and after the last, and of checkpoints that a thread saves."""
+        self.away: str | None = None
+        """Why nothing can be timed here: collectives run on another device than the recorder's."""
+        self.pause: str | None = None
+        """What the program is about between two steps, as far as it has announced it."""
+        self.pause_ended_s = 0.0
+        """Monotonic time of the last such pause's end."""
+        self.module: str | None = None
+        """The unit that communicates now, where a library tells."""
+        self.look_at: Callable[[CollectiveCall], None] | None = None
+        """Looks which module a call comes from, in few steps."""
+        self.trail: Callable[[RecordedStep, CollectiveCall], None] | None = None
+        """Notes each call of a step outside of this process, for a watchdog."""
+        self.stopped = False
+        """The resolving thread gave up: note nothing more, or memory would grow."""
+        self._groups: dict[str, Group] = {}
+        self._num_named: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        self._groups_by_id: dict[int, tuple[ref[ProcessGroup], Group]] = {}
+        """By the object's id, with what tells whether the object is still the one that had it."""
+        self._in_flight: deque[Kept] = deque()
+
+    def group(self, process_group: ProcessGroup) -> Group:
+        entry = self._groups_by_id.get(id(process_group))
+        if entry is not None and entry[0]() is process_group:
+            return entry[1]
+        group = self._named_group(process_group)
+        group.forget_stream()
+        key = id(process_group)
+        self._groups_by_id[key] = (ref(process_group, lambda _: self._groups_by_id.pop(key, None)), group)
+        return group
+
+    def _named_group(self, process_group: ProcessGroup) -> Group:
+        """Keys return after a destroy, for other ranks or another purpose; descriptions may be given twice.
+
+        Group and number name a collective, so groups of the same ranks have names of their own, counted in
+        the order of their first calls.
+        """
+        key = process_group.group_name
+        group, described = self._groups.get(key), _describe(key, process_group)
+        if group is not None and (group.described_as, group.ranks) == (
+            described.described_as,
+            described.ranks,
+        ):
+            return group
+        self._groups[key] = described
+        self._num_named[described.name, tuple(described.ranks)] += 1
+        number = self._num_named[described.name, tuple(described.ranks)]
+        if number > 1:
+            described.name = f"{described.name}#{number}"
+        if len(self._groups) > 2 * REMEMBERED_GROUPS:
+            self._forget_groups()
+        return described
+
+    def _forget_groups(self) -> None:
+        """Drop the oldest groups that are gone: a script may make and destroy one in every step."""
+        alive = {id(group) for _, group in list(self._groups_by_id.values())}
+        for key, group in list(self._groups.items())[:-REMEMBERED_GROUPS]:
+            if id(group) not in alive:
+                del self._groups[key]
+                name = group.described_as, tuple(group.ranks)
+                if self._num_named[name] == 1:
+                    del self._num_named[name]
+
+    def groups(self) -> list[Group]:
+        """The process groups that communicated so far."""
+        return list(self._groups.values())
+
+    def name_of(self, key: str) -> str:
+        """The name in records of the process group with this key."""
+        return self._groups[key].name if key in self._groups else key
+
+    def add_call(self, call: CollectiveCall) -> None:
+        """Number the call within its group and note it in the open step."""
+        group = call.group
+        call.seq = group.next_seq
+        group.next_seq += 1
+        self.num_seen[call.op] += 1
+        call.module = self.module
+        step = self.current
+        if self.stopped:
+            return
+        if step is None or (step.thread != get_ident() and _saves_a_checkpoint()):
+            self.num_outside[call.op] += 1
+        else:
+            step.calls.append(call)
+            if self.look_at is not None:
+                self.look_at(call)
+            if self.trail is not None:
+                self.trail(step, call)
+
+    def withdraw_call(self, call: CollectiveCall) -> None:
+        """Its launch raised, so there is no such collective, and the others must not wait for its end."""
+        group, step = call.group, self.current
+        call.reason = "its launch raised an error"
+        if group.next_seq != call.seq + 1:  # another thread has gone on counting: the number stays taken
+            return
+        group.next_seq = call.seq
+        self.num_seen[call.op] -= 1
+        if step is None:
+            self.num_outside[call.op] -= 1
+        elif step.calls and step.calls[-1] is call:
+            step.calls.pop()
+
+    def lost_futures(self, calls: Sequence[CollectiveCall]) -> None:
+        """Python let go of the futures of these calls; who waits for them now is not seen."""
+        step = self.current
+        if step is not None:
+            step.lost_futures += calls
+
+    # -- coalesced groups: one call with members -------------------------------------------------
+
+    def coalescing_started(self, process_group: ProcessGroup) -> None:
+        group = self.group(process_group)
+        group.coalescing, group.coalesced_tensors = [], []
+
+    def coalescing_ended(self, process_group: ProcessGroup) -> CollectiveCall | None:
+        """The call that stands for the group that is open; None where nothing was put into it."""
+        group = self.group(process_group)
+        members, group.coalescing = group.coalescing, None
+        return self._coalesced(group, members) if members else None
+
+    def _coalesced(self, group: Group, members: list[CollectiveCall]) -> CollectiveCall:
+        """Its operation is its members', or 'coalesced' if they differ."""
+        ops = {member.op for member in members}
+        op = members[0].op if len(ops) == 1 else "send_recv" if ops == {"send", "recv"} else "coalesced"
+        dtypes = {member.dtype for member in members}
+        call = CollectiveCall(
+            group,
+            op,
+            sum(member.bytes for member in members),
+            members[0].dtype if len(dtypes) == 1 else "mixed",
+            is_async=True,
+        )
+        call.members = members
+        return call
+
+    # -- tensors of asynchronous calls ----------------------------------------------------------
+
+    def in_flight(self, work: Kept) -> None:
+        """Keep an eye on an asynchronous call, so that its tensors go when the device is done."""
+        if self._in_flight:  # not asked about the call itself, which has only just been launched
+            self.release_finished(2)
+        self._in_flight.append(work)
+
+    def release_finished(self, at_most: int = 1000) -> None:
+        """Drop the tensors of the oldest calls that were waited for or have ended. Never blocks."""
+        in_flight = self._in_flight
+        for _ in range(at_most):
+            try:
+                work = in_flight[0]
+            except IndexError:
+                return
+            if work.tensors is not None:
+                end = work.call.end
+                event = None if end is None else end.event
+                if event is not None and not event.query():  # type: ignore[attr-defined]
+                    return
+                work.tensors = None  # what the device read and wrote is no longer needed
+            try:
+                in_flight.popleft()
+            except IndexError:  # another thread was faster
+                return
+
+    def finish_current(self) -> None:
+        """End the open window where its body ended; nothing where the body goes on, or no step is open."""
+        step, self.current = self.current, None
+        if step is None:
+            return
+        if step.body_end is None:
+            self.current = step
+            return
+        if step.window_end is None:
+            self.end_at_body(step)
+        self.closed.append(step)
+
+    def end_at_body(self, step: RecordedStep) -> None:
+        """No step follows that would end the window. What was issued after the body is then in no step: its
+        kernels are not among those that were launched between the step's marks."""
+        body_end = step.window_end = step.body_end
+        assert body_end is not None
+        if not step.by_kernels:
+            return
+        late = [call for call in step.calls if call.issued_ns > body_end.host_ns]
+        if late:
+            step.calls = [call for call in step.calls if call.issued_ns <= body_end.host_ns]
+            self.num_outside.update(call.op for call in late)
+
+    def tidy(self) -> None:
+        """Between two steps: drop what finished calls still hold. Never blocks."""
+        self.release_finished()
+
+    def close(self) -> None:
+        """Stop listening to works that are still in flight; they only delegate from now on."""
+        for work in list(TimedWork._alive):
+            work.stop_listening()
+        self._in_flight.clear()
+
+
+def _saves_a_checkpoint() -> bool:
+    """Whether this thread is the one on which torch.distributed.checkpoint saves beside the training."""
+    thread = threading._active.get(get_ident())  # type: ignore[attr-defined]  # of torch's own threads it has none
+    return thread is not None and thread.name.startswith("AsyncCheckpointExecutor")
+
+
+def _describe(key: str, process_group: ProcessGroup) -> Group:
+    description = getattr(process_group, "group_desc", "") or ""
+    if description in ("", "undefined", "default_pg"):
+        name = "default" if key == "0" or description == "default_pg" else key
+    else:
+        name = description.removeprefix("mesh_")
+    try:
+        ranks = dist.get_process_group_ranks(process_group)
+    except (KeyError, ValueError, RuntimeError):
+        # Not made through torch.distributed (a bare group): only its size is known.
+        ranks = list(range(process_group.size()))
+    return Group(key, name, ranks, process_group.name().lower())

@@ -1,0 +1,310 @@
+"""Kernel records beside a training loop: when they are on, who else wants them, and what has come.
+
+    off ──open──▶ on ◀──────────────▶ resting     (one step in N)
+                  │ ▲
+    profiler      ▼ │ profiler has stopped, next step
+    prepares    yielded
+
+The driver serves one client. torch.profiler takes the buffers when it prepares (in the warm-up of a schedule,
+before it is active), so ours are taken back first, and the steps until it has stopped are timed by events.
+"""
+
+import gc
+import logging
+import os
+import threading
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any, Literal
+
+import torch
+from torch.autograd import profiler as autograd_profiler
+
+from aorta.device.backend import accelerator
+from aorta.device.kernel_records import KernelRecords, KernelRecordsUnavailable
+from aorta.errors import InstrumentError
+from aorta.record.interception.replaced import uncompiled
+from aorta.steps.raw import KernelChunk
+
+logger = logging.getLogger(__name__)
+
+Kernels = Literal["auto", "on", "off"]
+
+FLUSH_EVERY_NS = 500_000_000
+"""How often the driver is asked for buffers that are not full: launching threads may wait meanwhile."""
+OFF = "not asked for (kernels='off')"
+
+
+class KernelSource:
+    """The kernel records of one recorder.
+
+    Steps are begun on the training thread; `poll` may run on another.
+    """
+
+    def __init__(self, mode: Kernels, period: int) -> None:
+        """every: steps of which one is recorded."""
+        if mode not in ("auto", "on", "off"):
+            raise InstrumentError(f"kernels must be 'auto', 'on' or 'off', got {mode!r}")
+        self._mode = mode
+        self._period = period
+        self._records: KernelRecords | None = None
+        self._pid = os.getpid()
+        self._profiler = ProfilerWatch(self._yield, self._profiler_stopped)
+        self._yielded = False
+        self._reading = threading.Lock()
+        self._flushed_ns = 0
+        self._num_names_sent = 0
+        self._before_yield: Callable[[], None] = _do_nothing
+        self._device_later: torch.device | None = None
+        self.reason: str | None = OFF if mode == "off" else "no step has begun"
+        """Why there are none; None where there are."""
+        self.note: str | None = None
+        """What to know of those that there are."""
+        self.num_yields = 0
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def watch(self, before_yield: Callable[[], None]) -> None:
+        """Notice profilers from now on. before_yield: called before the records go to one of them."""
+        self._before_yield = before_yield
+        if self._mode != "off":
+            self._profiler.install()
+            self._yielded = self._profiler.is_busy()
+
+    def open(self, device: torch.device) -> None:
+        """Turn the records on for a device. Synchronises it. Raises InstrumentError where they are demanded
+        and cannot be had."""
+        if self._mode == "off":
+            return
+        if self._yielded:
+            self.reason = "torch.profiler had the driver's records when the first step began"
+            self._device_later = device
+            return
+        self._open(device)
+
+    def _open(self, device: torch.device) -> None:
+        devices = accelerator()
+        if devices.kernels_unasked is not None and self._mode != "on":
+            self.reason = devices.kernels_unasked
+            return
+        try:
+            self._records = devices.kernel_records(device)
+        except KernelRecordsUnavailable as error:
+            self.reason = str(error)
+            if self._mode == "on":
+                self._profiler.uninstall()
+                raise InstrumentError(f"kernels='on': {error}") from None
+            logger.info("kernel records are not used, events are: %s", error)
+            return
+        self._num_names_sent = 0
+        self.reason = None
+        self.note = devices.kernels_note
+
+    def close(self) -> None:
+        """Turn the records off for good; those that have not been polled are lost."""
+        self._profiler.uninstall()
+        records, self._records = self._records, None
+        if records is not None and os.getpid() == self._pid:
+            records.stop()
+            records.flush(forced=True)
+            records.discard()
+
+    # -- steps (training thread) -----------------------------------------------------------------
+
+    def begin_step(self, global_step: int) -> bool:
+        """Whether the step that begins now is timed by kernel records."""
+        if self._yielded and not self._profiler.is_busy():
+            self._resume()
+        if self._yielded or self._records is None:
+            return False
+        place = global_step % self._period
+        # On a step before the one that is recorded, since work of that one may run in it, and for one after.
+        is_recorded = place in (0, 1) or place == self._period - 1
+        if is_recorded and not self._records.is_on:
+            self._start()
+        elif not is_recorded and self._records.is_on:
+            self._records.stop()
+        return place == 0 and self.is_on
+
+    def mark(self, stream: int) -> int:
+        """Put a mark on a stream; its number, 0 where that was not possible."""
+        records = self._records
+        return records.mark(stream) if records is not None and records.is_on else 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are kernel records, on or at rest."""
+        return self._records is not None
+
+    @property
+    def is_on(self) -> bool:
+        return self._records is not None and self._records.is_on
+
+    # -- reading (any thread) ----------------------------------------------------------------------
+
+    def has_passed(self, number: int) -> bool:
+        """Whether the device has reached a mark; true where nobody can say any more."""
+        records = self._records
+        return records is None or records.has_passed(number)
+
+    def poll(self, closing: bool = False, forced: bool = False) -> list[KernelChunk]:
+        """What has come since the last poll. Does not wait for the device.
+
+        closing: ask the driver for buffers that are not full now and not at an interval. forced: ask for all,
+        whether their kernels have ended or not.
+        """
+        records = self._records
+        if records is None:
+            return []
+        chunks = []
+        while True:
+            with self._reading:
+                before_ns = monotonic_ns()
+                flushes = forced or closing or before_ns - self._flushed_ns >= FLUSH_EVERY_NS
+                if flushes and not self._yielded:  # a profiler's buffers are not ours to ask for
+                    records.flush(forced)
+                    self._flushed_ns = before_ns
+                drained = records.take()
+            has_rest = drained.settled == 0 and len(drained.records) > 0
+            all_came = flushes and drained.num_lent == 0 and not has_rest and records.has_every_mark()
+            names = records.names(self._num_names_sent, drained.num_names)
+            self._num_names_sent = drained.num_names
+            chunks.append(
+                KernelChunk(
+                    records=drained.records,
+                    names=names,
+                    settled=drained.settled,
+                    complete_ns=before_ns
+                    if not self._yielded and (all_came or (forced and not has_rest))
+                    else 0,
+                    num_lost=drained.num_lost,
+                    lost_ns=drained.lost_ns,
+                    num_dropped=drained.num_dropped,
+                )
+            )
+            if not has_rest:
+                return chunks
+
+    # -- profilers ---------------------------------------------------------------------------------
+
+    def _yield(self) -> None:
+        """A profiler is about to take the records."""
+        if self._yielded:
+            return
+        if self._records is not None and os.getpid() == self._pid:
+            self._before_yield()
+            with self._reading:
+                self._records.yield_buffers()
+        self._yielded = True
+        self.num_yields += 1
+
+    def _profiler_stopped(self) -> None:
+        """Nothing is done here: the step that is open is timed by events, and the next one asks."""
+
+    def _resume(self) -> None:
+        self._yielded = False
+        if self._records is not None:
+            self.wake()
+        elif self._device_later is not None:
+            self._open(self._device_later)
+
+    def pause(self) -> None:
+        """Turn the records off between two steps, until `wake`."""
+        if self._records is not None and self._records.is_on:
+            self._records.stop()
+
+    def wake(self) -> None:
+        """Turn them on again. Waits for the device: what was launched unrecorded must not run in a step."""
+        if self._records is not None and not self._yielded and not self._records.is_on:
+            self._records.synchronize()
+            self._start()
+
+    def _start(self) -> None:
+        assert self._records is not None
+        try:
+            self._records.start()
+        except KernelRecordsUnavailable as error:
+            self.reason = str(error)
+            self._records = None
+            logger.warning("kernel records ended, events go on: %s", error)
+
+
+class ProfilerWatch:
+    """Notices when torch.profiler takes the device's records and when it has stopped."""
+
+    def __init__(self, taking: Callable[[], None], stopped: Callable[[], None]) -> None:
+        self._taking = taking
+        self._stopped = stopped
+        self._originals: dict[str, Any] = {}
+        self._has_device = False
+
+    def install(self) -> None:
+        if self._originals:
+            return
+        self._has_device = _profiler_has_device()
+        watch, activity = self, accelerator().profiler_activity()
+
+        def taking(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(config: Any, activities: Any, *args: Any, **named: Any) -> Any:
+                if activity in activities:
+                    watch._has_device = True
+                    watch._say(watch._taking)
+                return original(config, activities, *args, **named)
+
+            return uncompiled(call)
+
+        def stopping(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **named: Any) -> Any:
+                try:
+                    return original(*args, **named)
+                finally:
+                    if watch._has_device:
+                        watch._has_device = False
+                        watch._say(watch._stopped)
+
+            return uncompiled(call)
+
+        for name, make in (
+            ("_prepare_profiler", taking),
+            ("_enable_profiler", taking),
+            ("_disable_profiler", stopping),
+        ):
+            original = getattr(autograd_profiler, name, None)
+            if original is not None:
+                self._originals[name] = original
+                setattr(autograd_profiler, name, make(original))
+
+    def uninstall(self) -> None:
+        for name, original in self._originals.items():
+            setattr(autograd_profiler, name, original)
+        self._originals.clear()
+
+    def is_busy(self) -> bool:
+        """Whether a profiler has the device's records, or may."""
+        return self._has_device
+
+    @staticmethod
+    def _say(listener: Callable[[], None]) -> None:
+        try:
+            listener()
+        except Exception:  # never the program's profiler's trouble
+            logger.exception("aorta: kernel records could not make room for a profiler")
+
+
+def _profiler_has_device() -> bool:
+    """Whether a profiler of torch's was prepared or started before anybody watched.
+
+    It cannot be asked: its objects are looked for, once.
+    """
+    if torch._C._autograd._profiler_enabled():
+        return True
+    return any(
+        type(candidate) is autograd_profiler.profile
+        and candidate.entered
+        and candidate.kineto_results is None
+        for candidate in gc.get_objects()
+    )
+
+
+def _do_nothing() -> None:
+    return None

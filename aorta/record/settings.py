@@ -1,0 +1,91 @@
+"""Options of a recorder, checked before anything is made."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import torch
+
+from aorta.device.backend import accelerator
+from aorta.errors import InstrumentError
+from aorta.record.collective_source import Collectives
+from aorta.record.kernel_source import Kernels
+from aorta.steps.calibration import Calibration
+
+Placement = Literal["native", "dedicated"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecorderSettings:
+    """Options of `aorta.instrument`, which says what each does. Raises InstrumentError for what is none."""
+
+    placement: Placement = "native"
+    detail_every: int = 1
+    timed_every: int = 1
+    telemetry_interval_s: float = 1.0
+    rocm_metrics: bool = False
+    config: dict[str, Any] | None = None
+    model: dict[str, Any] | None = None
+    layout: dict[str, Any] | None = None
+    calibration: Calibration | None = None
+    device: torch.device | str | None = None
+    kernels: Kernels = "auto"
+    collectives: Collectives = "calls"
+    flops_per_token: float | None = None
+    precision: str | None = None
+    max_mb: float | None = 1024.0
+
+    def __post_init__(self) -> None:
+        if self.placement not in ("native", "dedicated"):
+            raise InstrumentError(f"placement must be 'native' or 'dedicated', got {self.placement!r}")
+        for name, period in (("detail_every", self.detail_every), ("timed_every", self.timed_every)):
+            if type(period) is not int or period < 1:
+                raise InstrumentError(f"{name} must be an integer at least 1, got {period!r}")
+        interval_s = self.telemetry_interval_s
+        if not isinstance(interval_s, int | float) or not 0 < interval_s < math.inf:
+            raise InstrumentError(f"telemetry_interval_s must be a number above 0, got {interval_s!r}")
+        flops = self.flops_per_token
+        if flops is not None and not (is_number(flops) and flops > 0):
+            raise InstrumentError(f"flops_per_token must be a number above 0, got {value_text(flops)}")
+        if self.max_mb is not None and not (is_number(self.max_mb) and self.max_mb > 0):
+            raise InstrumentError(
+                f"max_mb must be a number above 0, or None for no limit, got {value_text(self.max_mb)}"
+            )
+        _ = self.torch_device
+
+    @property
+    def max_bytes(self) -> int | None:
+        """Of a rank's file of lines; None: no limit."""
+        return None if self.max_mb is None else int(min(self.max_mb, 2**42) * 2**20)
+
+    @property
+    def torch_device(self) -> torch.device | None:
+        """The device given; None: the one in use at the first step."""
+        try:
+            return None if self.device is None else torch.device(self.device)
+        except RuntimeError:
+            raise InstrumentError(
+                f"device must be one of torch's, as in '{accelerator().torch_type}:0', got {self.device!r}"
+            ) from None
+
+    def check_writable(self) -> None:
+        """Raise InstrumentError where config, model or layout cannot be written to run.json."""
+        for name in ("config", "model", "layout"):
+            try:
+                msgspec.json.encode(getattr(self, name))
+            except (TypeError, ValueError, RecursionError) as error:
+                raise InstrumentError(f"{name} cannot be written as JSON: {error}") from None
+
+
+def is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def value_text(value: Any) -> str:
+    """A value in a message: a tensor's would have to be waited for."""
+    return "a tensor: count on the host" if isinstance(value, torch.Tensor) else repr(value)[:80]

@@ -1,1 +1,0 @@
-"""What the host does in a step: spans of the program, phases of its calls, the thread's use of the cores."""

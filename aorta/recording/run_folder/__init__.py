@@ -1,1 +1,0 @@
-"""The folder of a run from the side of the training process."""

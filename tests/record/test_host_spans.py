@@ -1,0 +1,168 @@
+"""What the host did in a step, and what a collective was for."""
+
+import gc
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import save as taken_save
+from torch.distributed.checkpoint.state_dict_saver import save as taken_dcp_save
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import DataLoader, TensorDataset
+
+import aorta
+from aorta.device.marks import Mark
+from aorta.record.calls import CollectiveCall, Group, HostNote, RecordedStep
+from aorta.record.host import HostWatch, Phases
+from aorta.record.journal import Journal
+from aorta.records.reader import read_steps
+
+
+@pytest.fixture
+def journal():
+    journal = Journal()
+    journal.current = RecordedStep(0, 0, 0, None)
+    watch = HostWatch(journal)
+    watch.install(waits_for_device=False)
+    yield journal
+    watch.uninstall()
+
+
+def kinds(journal):
+    return [note.kind for note in journal.current.host_notes]
+
+
+@pytest.mark.heavy
+def test_parts_of_a_step_are_noted_in_order(journal, tmp_path):
+    loader = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=4)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    (batch,) = next(iter(loader))
+    model(batch).sum().backward()
+    optimizer.step()
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    gc.collect()
+    assert kinds(journal)[-1] == "garbage_collection"
+    notes = [note for note in journal.current.host_notes if note.kind != "garbage_collection"]
+    assert [note.kind for note in notes] == ["data", "backward", "optimizer", "checkpoint"]
+    assert all(note.start_ns < note.end_ns for note in notes)
+    assert "foreach=False" in notes[2].where
+    assert notes[2].bytes == 4 * (16 + 4)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "save",
+    [
+        pytest.param(taken_save, id="torch.save"),
+        pytest.param(lambda state, path: taken_dcp_save(state, checkpoint_id=path, no_dist=True), id="dcp"),
+    ],
+)
+def test_a_save_that_was_imported_before_the_watch_is_noted_once(journal, tmp_path, save):
+    save({"weight": torch.ones(64)}, tmp_path / "state")
+    assert [kind for kind in kinds(journal) if kind != "garbage_collection"] == ["checkpoint"]
+
+
+def test_nothing_is_noted_outside_of_a_step_or_by_another_thread(journal):
+    thread = threading.Thread(target=lambda: torch.ones(1, requires_grad=True).sum().backward())
+    thread.start()
+    thread.join()
+    assert kinds(journal) == []
+    journal.current = None
+    torch.ones(1, requires_grad=True).sum().backward()
+
+
+def test_an_error_passes_and_what_was_replaced_is_put_back():
+    before = torch.save, torch.autograd.graph._engine_run_backward, len(gc.callbacks)
+    journal = Journal()
+    journal.current = RecordedStep(0, 0, 0, None)
+    watch = HostWatch(journal)
+    watch.install(waits_for_device=True)
+    with pytest.raises(RuntimeError):
+        torch.ones(1).sum().backward()
+    assert torch.ones(1).item() == 1.0
+    assert kinds(journal) == ["backward"]
+    watch.uninstall()
+    assert (torch.save, torch.autograd.graph._engine_run_backward, len(gc.callbacks)) == before
+    assert "item" not in vars(torch.Tensor)
+
+
+def test_phases_of_calls_follow_what_the_host_did():
+    step = RecordedStep(0, 0, 0, None)
+    step.host_notes = [
+        HostNote("data", 0, 10, ""),
+        HostNote("backward", 100, 200, ""),
+        HostNote("optimizer", 300, 400, ""),
+    ]
+    phases = Phases(step)
+    group = Group("0", "default", [0, 1], "gloo")
+
+    def at(time_ns):
+        call = CollectiveCall(group, "all_reduce", 4, "float32", False)
+        call.launched_ns = time_ns
+        return phases.of_call(call)
+
+    assert [at(5), at(50), at(150), at(250), at(350)] == [
+        "data",
+        "forward",
+        "backward",
+        "optimizer",
+        "optimizer",
+    ]
+    started = CollectiveCall(group, "all_reduce", 4, "float32", False, start=Mark(150))
+    assert phases.of_call(started) == "backward"
+    assert Phases(RecordedStep(0, 0, 0, None)).of_call(started) is None
+
+
+@pytest.fixture
+def two_ranks(monkeypatch):
+    """A process group whose calls do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def lines(folder):
+    return list(read_steps(folder / "rank_0_metrics.jsonl", []))
+
+
+@pytest.mark.heavy
+def test_collectives_of_fully_shard_name_their_unit_and_phase(two_ranks, tmp_path):
+    from torch.distributed.fsdp import fully_shard
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(2)))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    with aorta.instrument(tmp_path) as recorder:
+        for _ in range(2):
+            with recorder.step():
+                model(torch.ones(2, 8)).sum().backward()
+    record = lines(tmp_path)[1]
+    named = {(call.op, record.module_of(call), call.phase) for call in record.collectives}
+    assert {("all_gather", "0", "forward"), ("reduce_scatter", "1", "backward")} <= named
+
+
+@pytest.mark.heavy
+def test_collectives_of_ddp_name_their_bucket(one_rank, tmp_path):
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+    replica = DistributedDataParallel(model, bucket_cap_mb=0.02)
+    with aorta.instrument(tmp_path / "run") as recorder:
+        for _ in range(5):
+            with recorder.step():
+                replica(torch.ones(2, 64)).sum().backward()
+    record = lines(tmp_path / "run")[4]
+    calls = [call for call in record.collectives if call.op == "all_reduce"]
+    assert record.module_of(calls[0]).startswith("bucket 0: 3.")
+    assert {call.phase for call in calls} == {"backward"}
+    assert len({record.module_of(call) for call in calls}) == len(calls)

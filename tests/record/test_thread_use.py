@@ -1,0 +1,80 @@
+"""What a thread had of the cores."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from aorta.record import host as thread_use
+from aorta.record.host import ThreadUse, use_ms
+
+
+@pytest.fixture
+def use():
+    use = ThreadUse()
+    yield use
+    use.close()
+
+
+def test_work_is_cpu_time_and_sleep_is_neither(use):
+    begin = use.read()
+    time.sleep(0.05)
+    asleep = use.read()
+    end_ns = time.thread_time_ns() + 20_000_000
+    while time.thread_time_ns() < end_ns:
+        pass
+    worked = use.read()
+
+    cpu_ms, _ = use_ms(begin, asleep)
+    assert cpu_ms < 20
+    assert use_ms(asleep, worked)[0] >= 20
+
+
+def test_readings_of_two_threads_are_not_compared(use):
+    readings = [use.read()]
+    thread = threading.Thread(target=lambda: readings.append(use.read()))
+    thread.start()
+    thread.join()
+    readings.append(use.read())
+
+    assert use_ms(readings[0], readings[1]) is None
+    assert use_ms(readings[0], readings[2]) is not None
+    assert use_ms(readings[0], None) is None
+
+
+def test_a_system_that_does_not_count_says_so(use, monkeypatch):
+    monkeypatch.setattr(thread_use, "SCHEDSTAT", "/proc/no-such-file")
+    begin, end = use.read(), use.read()
+    cpu_ms, ready_ms = use_ms(begin, end)
+    assert cpu_ms >= 0
+    assert ready_ms is None
+
+
+def test_what_the_file_holds_may_be_anything(use, monkeypatch, tmp_path):
+    path = tmp_path / "schedstat"
+    path.write_text("nothing\n")
+    monkeypatch.setattr(thread_use, "SCHEDSTAT", str(path))
+    assert use.read()[2] is None
+    assert use.read()[2] is None
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(not os.path.exists(thread_use.SCHEDSTAT), reason="needs /proc/thread-self/schedstat")
+def test_a_forked_process_reads_its_own_counters(use):
+    """The file that the parent opened tells of the parent's thread."""
+    parent = use.read()[0]
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            thread = use.read()[0]
+            os.write(writing, f"{thread} {os.readlink(f'/proc/self/fd/{use._file}')}".encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    thread, path = os.read(reading, 200).decode().split()
+    os.close(reading)
+    assert int(thread) == child != parent
+    assert f"/{child}/" in path
