@@ -12,8 +12,8 @@ import msgspec
 
 from aorta.errors import AortaError
 from aorta.hang.find import HangFinding, find, sentence
-from aorta.hang.last_calls import with_last_calls
-from aorta.hang.schema import FOLDER, HangReport, read_reports
+from aorta.hang.report import FOLDER, HangReport, read_reports
+from aorta.hang.standing import with_last_calls
 from aorta.records.state import attempt_ending, ending_text, read_states
 
 MOST_ROWS = 64

@@ -16,7 +16,7 @@ from itertools import pairwise, takewhile
 from typing import Literal
 
 from aorta.hang.order import Signature, comparable, departure, next_keys, signature
-from aorta.hang.schema import LISTED_BEFORE, CallState, GroupState, HangReport
+from aorta.hang.report import LISTED_BEFORE, CallState, GroupState, HangReport
 from aorta.timeline.collective import POINT_TO_POINT
 
 Kind = Literal["absent", "mismatch", "cycle", "all_inside", "nobody_waits"]

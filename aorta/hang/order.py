@@ -6,7 +6,7 @@ them alike in every step: a rank that did not is the one to blame for ranks that
 
 from typing import NamedTuple
 
-from aorta.hang.schema import LISTED_BEFORE, CallState, HangReport
+from aorta.hang.report import LISTED_BEFORE, CallState, HangReport
 from aorta.timeline.collective import UNEVEN
 
 OF_ANY_SIZE = UNEVEN | {"coalesced"}

@@ -1,13 +1,4 @@
-"""A thread of every rank that notices when no step ends any more, and writes where the rank stands.
-
-The rank that notices first tells the others through the store, so that all reports are of one moment.
-Progress is the host beginning a step, and the device finishing those that the host has left behind.
-
-On a device that hangs, calls of its runtime may block, and one that keeps the interpreter lock blocks every
-thread of Python. So this thread asks about events alone, which do not wait; all else is asked for by other
-threads, with a limit, once the report is on disk. Behind that stands a timer of faulthandler, which needs no
-lock: it writes the stacks to stderr and, with hang.action abort, ends the process.
-"""
+"""A thread of every rank that notices when no step ends any more, and calls the other ranks to report."""
 
 import faulthandler
 import logging
@@ -23,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import msgspec
 import torch
@@ -31,28 +22,147 @@ import torch
 from aorta.config import HangConfig
 from aorta.device.backend import backend_of
 from aorta.errors import AortaError
-from aorta.hang.call_counts import CallCounts
-from aorta.hang.extras import ask_once, in_thread, sample, write_flight_recorder
 from aorta.hang.find import find, sentence
-from aorta.hang.last_calls import LastCalls, with_last_calls
-from aorta.hang.meeting import Meeting, MeetingStore
-from aorta.hang.schema import (
+from aorta.hang.report import (
     FOLDER,
     GroupState,
     HangReport,
+    ask_once,
+    call_stacks,
     flight_recorder_name,
+    in_debugger,
+    in_thread,
+    launch_stacks,
+    main_thread_frames,
     read_reports,
     report_name,
+    sample,
     stacks_name,
+    write_flight_recorder,
 )
-from aorta.hang.stacks import call_stacks, in_debugger, launch_stacks, main_thread_frames
-from aorta.hang.state import group_states, journal_of
+from aorta.hang.standing import CallCounts, LastCalls, group_states, journal_of, with_last_calls
 from aorta.record.calls import CollectiveCall
 from aorta.records.files import call_counts_name, last_calls_name
 from aorta.records.run_identity import is_stopped
 from aorta.records.schema import Ending
 from aorta.records.state import first_line, lost_a_peer, read_states
 from aorta.records.writer import move_aside, write_json
+
+ANSWER_S = 2.0
+"""A store whose machine is gone may not answer for minutes."""
+
+
+class MeetingStore(Protocol):
+    """The part of torch.distributed.Store that is used here."""
+
+    def add(self, key: str, amount: int, /) -> int: ...
+    def check(self, keys: list[str], /) -> bool: ...
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+
+
+class Meeting:
+    """Every question is asked in a thread of its own: the caller never waits longer than a limit."""
+
+    def __init__(self, store: MeetingStore | None, world_size: int, rank: int = 0) -> None:
+        self._store, self._world_size, self._rank = store, world_size, rank
+        self._number = 0
+        """Of the hang that is reported next."""
+        self._asking: threading.Thread | None = None
+
+    def connect(self) -> None:
+        """Take a connection of its own: one connection answers one question at a time, and the main thread
+        may hang in its own."""
+        clone = getattr(self._store, "clone", None)
+        if clone is not None:
+            with suppress(RuntimeError, NotImplementedError):
+                self._store = clone()
+
+    def is_called(self) -> bool:
+        """Whether another rank reports a hang that this one has not reported."""
+        key = self._key(self._number)
+        return bool(self._ask(lambda store: store.check([key])))
+
+    def count_pause(self, change: int, place: int = 0) -> None:
+        """This rank begins a pause that it has announced (1) or ends it (-1).
+
+        place: how far it is in its run, in a measure that all ranks share.
+        """
+
+        def tell(store: MeetingStore) -> None:
+            store.set(f"pausing/{self._rank}", str(place) if change > 0 else "")
+            store.add("pausing", change)
+
+        self._ask(tell)
+
+    def waits_for_pause(self, place: int) -> bool:
+        """Whether a rank that is no further than this one is in a pause. One that is further waits for this
+        one, in a checkpoint say, and has nothing to do with this one's standstill."""
+        if self.num_pausing() == 0:
+            return False
+
+        def is_waited_for(store: MeetingStore) -> bool:
+            for rank in range(self._world_size):
+                key = f"pausing/{rank}"
+                if rank != self._rank and store.check([key]):
+                    text = store.get(key).decode()
+                    if text and int(text) <= place:
+                        return True
+            return False
+
+        return self._ask(is_waited_for) is not False
+
+    def num_pausing(self) -> int:
+        """Ranks in such a pause; 0 where the store does not tell."""
+        return self._ask(lambda store: store.add("pausing", 0)) or 0
+
+    def count_in(self) -> int:
+        """This rank has reported; which one it is to do so, 1 where the store does not tell."""
+        key = self._key(self._number)
+        self._number += 1
+        return self._ask(lambda store: store.add(key, 1)) or 1
+
+    def wait_for_all(self, limit_s: float) -> int:
+        """How many ranks have reported when all have, or after limit_s."""
+        return self._wait(self._key(self._number - 1), self._world_size, limit_s)
+
+    def leave_together(self, num_ranks: int, limit_s: float) -> None:
+        """Returns when so many ranks have nothing left to write, this one included, or after limit_s: a
+        launcher ends the others when the first one ends."""
+        key = self._key(self._number - 1) + "/left"
+        self._ask(lambda store: store.add(key, 1))
+        self._wait(key, num_ranks, limit_s)
+
+    def _wait(self, key: str, num_expected: int, limit_s: float) -> int:
+        num = 1
+        end_s = time.monotonic() + limit_s
+        while self._store is not None and num < num_expected and (left_s := end_s - time.monotonic()) > 0:
+            num = self._ask(lambda store: store.add(key, 0), left_s) or num
+            if num < num_expected:
+                time.sleep(min(0.5, 0.1 * max(1.0, self._world_size / 64)))  # all ranks may ask one store
+        return num
+
+    def _key(self, number: int) -> str:
+        return f"hang/{number}"
+
+    def _ask(self, question: Callable[[MeetingStore], Any], limit_s: float = ANSWER_S) -> Any:
+        """None where there is no answer."""
+        store = self._store
+        if store is None or (self._asking is not None and self._asking.is_alive()):
+            return None
+        answers: list[Any] = []
+
+        def ask() -> None:
+            try:
+                answers.append(question(store))
+            except RuntimeError:  # the store went away with the rank that holds it
+                self._store = None
+
+        self._asking = threading.Thread(target=ask, name="aorta-hang-store", daemon=True)
+        self._asking.start()
+        self._asking.join(min(limit_s, ANSWER_S))
+        return answers[0] if answers else None
+
 
 log = logging.getLogger(__name__)
 

@@ -38,12 +38,12 @@ def kernels_name(rank: int) -> str:
 
 
 def last_calls_name(rank: int) -> str:
-    """The file of a rank's latest collectives (aorta.hang.last_calls)."""
+    """The file of a rank's latest collectives (aorta.hang.standing)."""
     return f".rank_{rank}_calls"
 
 
 def call_counts_name(rank: int) -> str:
-    """The file that says how many collectives a rank has issued (aorta.hang.call_counts)."""
+    """The file that says how many collectives a rank has issued (aorta.hang.standing)."""
     return f".rank_{rank}_counts"
 
 

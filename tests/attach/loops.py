@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import aorta
-from aorta.hang.schema import read_reports
+from aorta.hang.report import read_reports
 
 
 def _step() -> None:

@@ -1,6 +1,6 @@
 """Reports of hangs as the watchdog writes them."""
 
-from aorta.hang.schema import GroupState, HangReport
+from aorta.hang.report import GroupState, HangReport
 
 
 def report(rank: int, *groups: GroupState, world_size: int = 2, num_steps: int = 6) -> HangReport:

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from aorta.config import HangConfig
-from aorta.hang.call_counts import MOST_GROUPS, CallCounts, GroupCount, read_counts
 from aorta.hang.find import find, sentence
-from aorta.hang.last_calls import with_last_calls
-from aorta.hang.schema import CallState, GroupState, HangReport
+from aorta.hang.report import CallState, GroupState, HangReport
+from aorta.hang.standing import MOST_GROUPS, CallCounts, GroupCount, read_counts, with_last_calls
 from aorta.hang.watchdog import Watchdog
 from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.journal import Journal

@@ -5,7 +5,7 @@ import torch
 
 from aorta.device.marks import HostClock, Mark
 from aorta.hang.find import find
-from aorta.hang.state import group_states
+from aorta.hang.standing import group_states
 from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.cpu_observer import CpuObserver
 from aorta.record.journal import Journal

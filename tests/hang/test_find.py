@@ -12,7 +12,7 @@ import pytest
 from aorta.errors import RecordError
 from aorta.hang.__main__ import main
 from aorta.hang.find import find, sentence
-from aorta.hang.schema import CallState, GroupState, HangReport, read_reports
+from aorta.hang.report import CallState, GroupState, HangReport, read_reports
 from tests.hang.reports_by_hand import report
 from tests.unprivileged import mode, python_without_rights
 

@@ -5,7 +5,7 @@ import time
 
 from torch._C._distributed_c10d import HashStore
 
-from aorta.hang.meeting import Meeting
+from aorta.hang.watchdog import Meeting
 from tests.limits import AT_ONCE_S, LIMIT_S
 
 

@@ -5,8 +5,7 @@ import pickle
 import threading
 from typing import Any
 
-from aorta.hang.schema import CallState, GroupState
-from aorta.hang.stacks import call_stacks, launch_stacks
+from aorta.hang.report import CallState, GroupState, call_stacks, launch_stacks
 from aorta.record.calls import CollectiveCall, Group
 
 OBSERVER = "def observe(call, launch):\n    launch()\n"

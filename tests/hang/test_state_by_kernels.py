@@ -4,8 +4,8 @@ import pytest
 
 from aorta.device.marks import Mark
 from aorta.hang.find import find, sentence
-from aorta.hang.schema import LISTED_AFTER
-from aorta.hang.state import group_states
+from aorta.hang.report import LISTED_AFTER
+from aorta.hang.standing import group_states
 from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.journal import Journal
 from tests.hang.reports_by_hand import report

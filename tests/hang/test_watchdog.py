@@ -8,9 +8,8 @@ import torch.distributed as dist
 
 from aorta.config import HangConfig
 from aorta.hang.find import find, sentence
-from aorta.hang.meeting import Meeting
-from aorta.hang.schema import read_reports
-from aorta.hang.watchdog import MOST_REMEMBERED_STEPS, Watchdog
+from aorta.hang.report import read_reports
+from aorta.hang.watchdog import MOST_REMEMBERED_STEPS, Meeting, Watchdog
 from aorta.records.reader import read_steps
 from tests.dist.launch import RankFailure, run_ranks
 from tests.hang import stuck_ranks

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from aorta.errors import AortaError
-from aorta.hang.schema import read_reports
+from aorta.hang.report import read_reports
 from aorta.live.follow import Follower
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.lint.cuda_graph import read_graph
