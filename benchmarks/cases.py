@@ -12,9 +12,8 @@ from aorta.config import Config, resolve_layout
 from aorta.config.load import config_from_settings
 from aorta.launcher import launched_rank
 from aorta.record import Recorder
-from aorta.training.data import BatchFeed
-from aorta.training.environment import choose_device, set_arithmetic, start_process_group
 from aorta.training.recorder import HostRecorder
+from aorta.training.setup import BatchFeed, choose_device, set_arithmetic, start_process_group
 from aorta.training.trainer import TrainingRun
 
 _DENSE = {"num_heads": 32, "num_kv_heads": 8, "vocab_size": 32000}

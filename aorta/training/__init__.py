@@ -1,6 +1,6 @@
 """The training loop: from a Config to a trained model, records, checkpoints."""
 
-from aorta.training.environment import AgreedError
+from aorta.training.setup import AgreedError
 from aorta.training.trainer import Summary, train
 
 __all__ = ["AgreedError", "Summary", "train"]

@@ -1,13 +1,17 @@
-"""Checkpoints with torch.distributed.checkpoint: complete or absent, whatever the parallel layout."""
+"""Checkpoints with torch.distributed.checkpoint: complete or absent, whatever the parallel layout; read without running what they hold."""
 
 import errno
+import hashlib
 import io
 import logging
+import os
+import pathlib
+import pickle
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -25,10 +32,122 @@ from aorta.config import Config
 from aorta.device.backend import accelerator
 from aorta.errors import NOT_JSON, ConfigError
 from aorta.files import write_whole
-from aorta.training.disk import Disk, checksum, replace, sync_folder
-from aorta.training.environment import AgreedError, agree
-from aorta.training.safe_reading import SafePlanner, SafeReader
-from aorta.training.schedule import LossScale
+from aorta.training.setup import AgreedError, LossScale, agree
+
+
+class Disk(FileSystem):
+    """Raises what the system said, and gives the room of a file that is not whole back at once.
+
+    torch.save makes of an OSError a RuntimeError about positions in its archive. And a disk that stays
+    full until all ranks have noticed would stop the records too.
+    """
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
+        try:
+            with super().create_stream(path, mode) as stream:
+                yield stream
+        except Exception as error:
+            reason = _system_error(error)
+            if reason is None:
+                raise
+            if "w" in mode:
+                Path(path).unlink(missing_ok=True)
+            raise OSError(reason.errno, reason.strerror, os.fspath(path)) from error
+
+
+def _system_error(error: BaseException | None) -> OSError | None:
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def checksum(path: Path) -> str:
+    """blake2b of a file's content, 16 bytes in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def sync_folder(path: Path) -> None:
+    """Have the names in a folder on disk, where the file system can."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def replace(partial: Path, path: Path) -> None:
+    """Give partial the name path. An OSError leaves what has that name where it is."""
+    old = path.with_name(f".{path.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)
+    try:
+        partial.rename(path)
+    except OSError:
+        if old.is_dir():
+            old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+_MODULES = ("torch.distributed.checkpoint.metadata",)
+_NAMES = {
+    ("pathlib", "Path"),
+    ("pathlib", "PosixPath"),
+    ("torch", "Size"),
+    ("torch", "device"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("collections", "OrderedDict"),
+    ("builtins", "set"),
+    ("builtins", "frozenset"),
+}
+
+
+class SafeReader(FileSystemReader):
+    """Refuses metadata that names anything else than what metadata is made of: pickle.UnpicklingError."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = self._get_metadata_path(kwargs.get("rank"))
+        with self.fs.create_stream(path, "rb") as file:
+            metadata = _Unpickler(file).load()
+        if not isinstance(metadata, Metadata):
+            raise pickle.UnpicklingError(f"metadata is a {type(metadata).__name__}")
+        for info in (metadata.storage_data or {}).values():
+            inside = pathlib.PurePath(info.relative_path)
+            if inside.is_absolute() or ".." in inside.parts:
+                raise pickle.UnpicklingError(f"metadata names {inside}, which is not in the checkpoint")
+        if getattr(metadata, "storage_meta", None) is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id  # type: ignore[union-attr]
+        return metadata
+
+
+class SafePlanner(DefaultLoadPlanner):
+    """Loads what is no tensor with weights_only: numbers, texts, lists."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        plain = io.BytesIO()
+        torch.save(torch.load(value, weights_only=True), plain)
+        plain.seek(0)
+        super().load_bytes(read_item, plain)
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_allowed = module in _MODULES and "." not in name
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout):
+            is_allowed = True
+        if is_allowed or (module, name) in _NAMES:
+            result = super().find_class(module, name)
+            if is_allowed and not isinstance(result, type | torch.dtype | torch.layout):
+                raise pickle.UnpicklingError(f"{module}.{name} is no class")
+            return result
+        raise pickle.UnpicklingError(f"it wants {module}.{name}, which no checkpoint needs")
+
 
 log = logging.getLogger("aorta")
 

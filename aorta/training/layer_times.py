@@ -32,10 +32,9 @@ from aorta.hardware import hardware_name_of
 from aorta.launcher import is_first_rank, launched_rank
 from aorta.projection.benchmarked import MeasuredUnit, Measurements, ModelShape, shape_of
 from aorta.projection.model import Model, load_model
-from aorta.training.build import build_model
-from aorta.training.environment import choose_device, set_arithmetic, start_process_group
 from aorta.training.model import Transformer
 from aorta.training.parallel import make_meshes
+from aorta.training.setup import build_model, choose_device, set_arithmetic, start_process_group
 
 BF16 = torch.bfloat16
 

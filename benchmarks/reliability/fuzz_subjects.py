@@ -34,7 +34,7 @@ from aorta.records.state import LinesState, ProcessState, StateFile
 from aorta.records.writer import write_json
 from aorta.results.schema import write_document
 from aorta.training.checkpoint import Checkpoints
-from aorta.training.schedule import LossScale
+from aorta.training.setup import LossScale
 from tests.hang.reports_by_hand import report as hang_report
 from tests.queues.documents import document, point
 from tests.traces import mutations

@@ -423,9 +423,8 @@ def train_digest(folder: str, parallel: dict[str, Any], model: dict[str, Any], r
     from aorta.config import resolve_layout
     from aorta.config.load import config_from_settings
     from aorta.launcher import launched_rank
-    from aorta.training.data import BatchFeed
-    from aorta.training.environment import set_arithmetic
     from aorta.training.recorder import HostRecorder
+    from aorta.training.setup import BatchFeed, set_arithmetic
     from aorta.training.trainer import TrainingRun
 
     settings = {

@@ -18,7 +18,7 @@ from aorta.config import ModelConfig
 from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.collective_names import LearnedNames
 from aorta.records.reader import read_steps
-from aorta.training.model.moe import MixtureOfExperts
+from aorta.training.model import MixtureOfExperts
 
 pytestmark = pytest.mark.heavy
 

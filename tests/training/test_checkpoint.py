@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.training import AgreedError
-from aorta.training.disk import Disk, replace
+from aorta.training.checkpoint import Disk, replace
 from tests.dist.launch import run_ranks
 from tests.training.tiny_runs import Settings, content, settings, train_all
 

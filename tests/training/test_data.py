@@ -1,6 +1,6 @@
 import torch
 
-from aorta.training.data import SyntheticTokens
+from aorta.training.setup import SyntheticTokens
 
 
 def tokens(seed=0, dp_rank=0, vocab_size=32):

@@ -6,8 +6,7 @@ import pickle
 import pytest
 from torch.distributed.checkpoint.metadata import Metadata
 
-from aorta.training.disk import checksum
-from aorta.training.safe_reading import SafeReader
+from aorta.training.checkpoint import SafeReader, checksum
 
 
 class Runs:

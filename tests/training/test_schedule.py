@@ -1,7 +1,7 @@
 import pytest
 
 from aorta.config import SchedulerConfig
-from aorta.training.schedule import LossScale, learning_rate
+from aorta.training.setup import LossScale, learning_rate
 
 
 @pytest.mark.parametrize(

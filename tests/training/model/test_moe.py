@@ -3,8 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from aorta.config import ModelConfig
-from aorta.training.model import MixtureOfExperts
-from aorta.training.model.moe import route
+from aorta.training.model import MixtureOfExperts, route
 
 
 def make_mixture(capacity_factor: float | None) -> MixtureOfExperts:

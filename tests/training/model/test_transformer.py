@@ -3,8 +3,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from aorta.config import ModelConfig
-from aorta.training.model import Transformer, initial_value, train_flops_per_token
-from aorta.training.model.transformer import Rope
+from aorta.training.model import Rope, Transformer, initial_value, train_flops_per_token
 
 CONFIG = ModelConfig(hidden=16, ffn=24, num_heads=4, num_kv_heads=2, num_layers=2, vocab_size=32)
 CPU = torch.device("cpu")

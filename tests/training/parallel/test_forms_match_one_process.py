@@ -15,10 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from aorta.config import Config, Layout, validate
 from aorta.config.load import config_from_settings
-from aorta.training.build import build_model
-from aorta.training.data import SyntheticTokens
 from aorta.training.model import Transformer, initial_value
 from aorta.training.parallel import clip_grad_norm, make_meshes
+from aorta.training.setup import SyntheticTokens, build_model
 from tests.dist.launch import run_ranks
 
 CPU = torch.device("cpu")

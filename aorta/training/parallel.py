@@ -1,12 +1,20 @@
-"""Turn a model on the meta device into its parallel form.
+"""Device meshes. Ranks of one tp group are neighbours, and so are those of one ep group.
+
+Turn a model on the meta device into its parallel form.
 
 Order: tensor parallel and expert parallel split the parameters, compile wraps each block's forward, then
 DDP or fully_shard keeps the dp axis equal. Whatever the form, a parameter's gradient is the mean over dp
 ranks of the gradients of their own losses.
+
+Parameters that this rank holds a part of.
+
+The norm of a gradient whose parts live on different meshes.
+
+Data, tensor and expert parallelism over device meshes, with gradients and norms right across them.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,7 +22,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -24,10 +32,38 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.distributed.tensor.placement_types import Placement
 from torch.nn.parallel import DistributedDataParallel
 
 from aorta.config import CompileConfig, Config, Layout
-from aorta.training.parallel.mesh import Meshes
+
+
+@dataclass(frozen=True)
+class Meshes:
+    """The world seen as dp x tp, and, where experts are sharded or copied apart, as expert_dp x ep."""
+
+    dense: DeviceMesh
+    expert: DeviceMesh | None
+
+    @property
+    def dp(self) -> DeviceMesh:
+        return self.dense["dp"]
+
+    @property
+    def tp(self) -> DeviceMesh:
+        return self.dense["tp"]
+
+
+def make_meshes(layout: Layout, device_type: str) -> Meshes:
+    """Creates the process groups: every rank calls it, in the same order."""
+    dense = init_device_mesh(device_type, (layout.dp, layout.tp), mesh_dim_names=("dp", "tp"))
+    expert = None
+    if layout.ep > 1:  # tp is 1 then
+        expert = init_device_mesh(
+            device_type, (layout.expert_dp, layout.ep), mesh_dim_names=("expert_dp", "ep")
+        )
+    return Meshes(dense, expert)
+
 
 log = logging.getLogger("aorta")
 
@@ -235,3 +271,119 @@ def _compile_blocks(blocks: Sequence[nn.Module], config: CompileConfig, device: 
     torch._dynamo.config.optimize_ddp = False
     for block in blocks:
         block.forward = torch.compile(block.forward, mode=config.mode, dynamic=config.dynamic)
+
+
+@torch.no_grad()
+def fill(parameter: Tensor, value: Tensor) -> None:
+    """Give a parameter the values that every rank knows in full; each keeps its part, nothing is sent."""
+    if not isinstance(parameter, DTensor):
+        parameter.copy_(value)
+        return
+    # FSDP's axis comes first in the mesh and splits what tp or ep has split before it.
+    for axis in reversed(range(parameter.device_mesh.ndim)):
+        dim = shard_dim(parameter.placements[axis])
+        if dim is not None:
+            value = _chunk(value, dim, parameter.device_mesh, axis)
+    local = parameter.to_local()
+    assert local.shape == value.shape, (local.shape, value.shape, parameter.placements)
+    local.copy_(value)
+
+
+def shard_dim(placement: Placement) -> int | None:
+    """The tensor dim that an axis shards. Also where FSDP shards what tp has: that is no Shard to DTensor."""
+    assert not placement.is_partial(), placement
+    return None if placement.is_replicate() else placement.dim  # type: ignore[attr-defined]
+
+
+def _chunk(value: Tensor, dim: int, mesh: DeviceMesh, axis: int) -> Tensor:
+    """This rank's piece as torch.chunk cuts it; the last ranks may have none."""
+    chunks = value.chunk(mesh.size(axis), dim)
+    index = mesh.get_local_rank(axis)
+    return chunks[index] if index < len(chunks) else value.narrow(dim, 0, 0)
+
+
+def parameter_groups(
+    parameters: Iterable[nn.Parameter], weight_decay: float
+) -> list[dict[str, list[nn.Parameter] | float]]:
+    """Groups for an optimizer: vectors without decay; and one mesh each, as its fused operators need."""
+    groups: dict[tuple[bool, str], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        key = (parameter.ndim > 1, mesh_key(parameter))
+        groups.setdefault(key, []).append(parameter)
+    return [
+        {"params": members, "weight_decay": weight_decay if decays else 0.0}
+        for (decays, _), members in groups.items()
+    ]
+
+
+def mesh_key(tensor: Tensor) -> str:
+    """Equal for tensors whose operators can be batched: the same mesh, or none."""
+    return str(tensor.device_mesh) if isinstance(tensor, DTensor) else "local"
+
+
+@torch.no_grad()
+def global_grad_norm(parameters: Iterable[Tensor]) -> Tensor:
+    """L2 norm over the whole model, every element once, as a scalar on their device; does not synchronise.
+
+    Sharded gradients are summed over the axes that shard them, replicated ones are counted once.
+    Sums in float32. Every rank calls it, with its parameters in the same order.
+    """
+    by_axes: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            local, groups = _local_and_groups(parameter.grad)
+            by_axes.setdefault(groups, []).append(local)
+    if not by_axes:
+        return torch.zeros(())
+    total: Tensor | None = None
+    for groups, gradients in by_axes.items():
+        norms = torch._foreach_norm(gradients, 2.0, dtype=torch.float32)
+        square = torch.stack(list(norms)).square().sum()
+        for group in groups:
+            dist.all_reduce(square, group=group)
+        total = square if total is None else total + square
+    assert total is not None
+    return total.sqrt()
+
+
+@torch.no_grad()
+def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float | None, unscale: float = 1.0) -> Tensor:
+    """Scale the gradients so that their global norm is at most max_norm, and return the norm before.
+
+    unscale multiplies the gradients first (fp16 loss scaling); the norm is that of the unscaled gradients.
+    A norm that is not finite leaves inf or nan in the gradients.
+    """
+    parameters = list(parameters)
+    norm = global_grad_norm(parameters) * unscale
+    factor = torch.full_like(norm, unscale)
+    if max_norm is not None:
+        factor = factor * (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    local = [_local_and_groups(p.grad)[0] for p in parameters if p.grad is not None]
+    if local and (max_norm is not None or unscale != 1.0):
+        torch._foreach_mul_(local, factor)
+    return norm
+
+
+def _local_and_groups(gradient: Tensor) -> tuple[Tensor, tuple[dist.ProcessGroup, ...]]:
+    """This rank's part, and the groups over which the parts make the whole."""
+    if not isinstance(gradient, DTensor):
+        return gradient, ()
+    mesh = gradient.device_mesh
+    groups = tuple(
+        mesh.get_group(axis)
+        for axis, placement in enumerate(gradient.placements)
+        if shard_dim(placement) is not None and mesh.size(axis) > 1
+    )
+    return gradient.to_local(), groups
+
+
+__all__ = [
+    "Meshes",
+    "ParallelModel",
+    "WrappedParts",
+    "clip_grad_norm",
+    "fill",
+    "make_meshes",
+    "parallelize",
+    "parameter_groups",
+]
