@@ -11,11 +11,10 @@ from torch.distributed.elastic.multiprocessing.api import PContext
 from aorta.errors import RecordError
 from aorta.records.schema import RunRecord
 from aorta.results.schema import Interval, Metric, Point, read_document
-from aorta.sweep import trial
-from aorta.sweep.run import run_sweep
+from aorta.sweep import trials as trial
 from aorta.sweep.show import answer, ranked
 from aorta.sweep.spec import ChoiceRange, Scalar, SweepSpec
-from aorta.sweep.trial import ineffective, trial_command, trial_environment
+from aorta.sweep.trials import ineffective, run_sweep, trial_command, trial_environment
 from tests.dist.launch import run_python
 
 ROOT = Path(__file__).resolve().parents[2]

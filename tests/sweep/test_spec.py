@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from aorta.errors import ConfigError
-from aorta.sweep import knobs
+from aorta.sweep import spec as knobs
 from aorta.sweep.spec import FILES, load_spec
 
 ROOT = Path(__file__).resolve().parents[2]
