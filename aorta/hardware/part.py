@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from aorta.config.strict import convert, near
-from aorta.config.yaml_files import read_yaml
+from aorta.config.yaml_files import convert, near, read_yaml
 from aorta.errors import ProjectionError
 from aorta.hardware.names import PARTS_DIR, hardware_names, packaged, part_name
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from aorta.config.strict import convert
+from aorta.config.yaml_files import convert
 from aorta.errors import NOT_JSON, ConfigError
 from aorta.projection import stages
 from aorta.projection.model import Model

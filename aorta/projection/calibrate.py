@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from aorta.config.strict import near
+from aorta.config.yaml_files import near
 from aorta.errors import NOT_JSON, ConfigError
 from aorta.hardware import Hardware
 from aorta.projection.measured_runs import STEPS, LeftOut, Row, find, read_runs, read_steps

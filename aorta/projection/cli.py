@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from aorta.command_line import OneLineGroup
-from aorta.config.strict import near
+from aorta.config.yaml_files import near
 from aorta.errors import AortaError, ConfigError
 from aorta.projection import output
 from aorta.projection.job_file import CompareCommand, JobCommand, SweepCommand

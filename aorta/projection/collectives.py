@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from aorta.config.strict import near
+from aorta.config.yaml_files import near
 from aorta.errors import ProjectionError
 from aorta.hardware import Hardware
 from aorta.projection.estimates import KernelEstimate, estimate

@@ -4,8 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aorta.config.strict import convert
-from aorta.config.yaml_files import read_yaml
+from aorta.config.yaml_files import convert, read_yaml
 from aorta.errors import ConfigError
 from aorta.hardware import NumberSource, sourced_values
 

@@ -11,8 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from aorta.config.strict import convert
-from aorta.config.yaml_files import read_yaml
+from aorta.config.yaml_files import convert, read_yaml
 from aorta.errors import ConfigError, did_you_mean
 from aorta.hardware.names import packaged
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from aorta.config.strict import near
+from aorta.config.yaml_files import near
 from aorta.errors import ProjectionError
 from aorta.hardware import Hardware, StepFactors, sustained_flops
 from aorta.projection.collectives import collective_time, domain_size, rank_group

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from aorta.config.strict import convert, near
-from aorta.config.yaml_files import read_yaml
+from aorta.config.yaml_files import convert, near, read_yaml
 from aorta.errors import ConfigError
 from aorta.hardware import Hardware
 from aorta.projection.model import Model

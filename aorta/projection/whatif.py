@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from aorta.config.strict import near
+from aorta.config.yaml_files import near
 from aorta.errors import NOT_JSON, AortaError, ConfigError
 from aorta.hardware import Hardware
 from aorta.projection.memory import memory

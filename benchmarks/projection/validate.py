@@ -33,8 +33,7 @@ from projection.leave_out import (
 )
 from projection.published import PUBLISHED, read_published
 
-from aorta.config.strict import convert
-from aorta.config.yaml_files import read_yaml
+from aorta.config.yaml_files import convert, read_yaml
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import load_hardware, sustained_flops, vendor_step
 from aorta.projection.calibrate import is_calibration, pricer_of, quantile

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import aorta.projection
-from aorta.config.strict import convert
+from aorta.config.yaml_files import convert
 from aorta.errors import ConfigError
 from aorta.hardware import load_hardware
 from aorta.projection import layers
