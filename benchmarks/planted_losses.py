@@ -7,7 +7,7 @@
 
 Each case of planted/cases.yaml trains a small model for 40 steps on two ranks with one known loss, or with
 none. Three losses are planted in the records afterwards (clock, allocator, memory), since no program can make
-them. The rules of aorta.causes know nothing of these files. Takes about 10 s a case on two cores.
+them. The rules of aorta.why.causes know nothing of these files. Takes about 10 s a case on two cores.
 
 Exit status 1 where a case could not be judged.
 """

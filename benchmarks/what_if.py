@@ -48,12 +48,12 @@ from pipeline_job import PipelineJob
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from aorta.errors import AortaError
-from aorta.replay.changes import parse_changes
-from aorta.replay.graph import StepGraph
-from aorta.replay.load import steps_of
-from aorta.replay.path import critical_path, summed
-from aorta.replay.run import replay
-from aorta.replay.whatif import predict
+from aorta.why.replay.changes import parse_changes
+from aorta.why.replay.graph import StepGraph
+from aorta.why.replay.load import steps_of
+from aorta.why.replay.path import critical_path, summed
+from aorta.why.replay.run import replay
+from aorta.why.replay.whatif import predict
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TRACED_STEPS = 5

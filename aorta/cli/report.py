@@ -112,9 +112,9 @@ def write_and_print(
     step_kernel, step_period, cache: for runs that are traces (trace_reading). outputs: other fields of
     aorta.report.write.Outputs.
     """
-    from aorta.causes.lines import causes_lines
     from aorta.processes import usable_cores
     from aorta.report.write import Outputs, write_report
+    from aorta.why.causes.lines import causes_lines
 
     reference, candidate = sides or (None, None)
     with progress_bar() as progress:

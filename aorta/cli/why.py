@@ -1,6 +1,6 @@
 """aorta why: the causes of a long step, from the records of a run or from the traces of its ranks.
 
-Records are judged by aorta.causes.rank. Traces become a graph of the step (aorta.replay): its critical path
+Records are judged by aorta.why.causes.rank. Traces become a graph of the step (aorta.why.replay): its critical path
 tells the causes, and --if replays it with changes.
 """
 
@@ -18,11 +18,11 @@ from aorta.errors import FINE, ReplayError, ReportError
 from aorta.records.files import STEPS_FILES
 
 if TYPE_CHECKING:
-    from aorta.causes.cause import Cause
-    from aorta.replay.graph import StepGraph
-    from aorta.replay.path import PathPart
-    from aorta.replay.whatif import Prediction
     from aorta.report.model import Run
+    from aorta.why.causes.cause import Cause
+    from aorta.why.replay.graph import StepGraph
+    from aorta.why.replay.path import PathPart
+    from aorta.why.replay.whatif import Prediction
 
 MOST_PARTS = 12
 BEFORE = "before the trace"
@@ -104,11 +104,11 @@ def _is_run(paths: tuple[Path, ...]) -> bool:
 
 
 def _why_records(path: Path, selection: Selection, reading: RecordsReading, as_json: bool) -> int:
-    from aorta.causes.rank import causes_of
-    from aorta.causes.run_text import causes_text, nothing_text
-    from aorta.causes.selection import selected
     from aorta.report.judge.judged import dataset, judge
     from aorta.report.judge.leading import settled
+    from aorta.why.causes.rank import causes_of
+    from aorta.why.causes.run_text import causes_text, nothing_text
+    from aorta.why.causes.selection import selected
 
     label = path.resolve().name or "run"
     run = reading.load(path, label)
@@ -180,9 +180,9 @@ def _why_traces(
     untraced_ms: quartiles of the run's steps without a profiler, if records tell them; the second is the
         median.
     """
-    from aorta.replay.changes import parse_changes
-    from aorta.replay.load import steps_of
-    from aorta.replay.whatif import predict
+    from aorta.why.replay.changes import parse_changes
+    from aorta.why.replay.load import steps_of
+    from aorta.why.replay.whatif import predict
 
     parsed_changes = parse_changes(changes)  # a misspelt change must not cost the reading of traces
     if selection.ranks is not None:
@@ -202,7 +202,7 @@ def _why_traces(
             else _prediction_text(predicted, all_steps)
         )
         return FINE
-    from aorta.causes.from_path import causes_of_steps
+    from aorta.why.causes.from_path import causes_of_steps
 
     label = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} traces)"
     causes = causes_of_steps(chosen, str(paths[0]) if len(paths) == 1 else "TRACES")
@@ -222,10 +222,10 @@ def _chosen(steps: "list[StepGraph]", span: tuple[int, int] | None) -> "list[Ste
 
 
 def _causes_text(causes: "Sequence[Cause]", steps: "Sequence[StepGraph]", label: str) -> str:
-    from aorta.causes.text import cause_lines
-    from aorta.replay.path import critical_path, summed
-    from aorta.replay.run import replay
-    from aorta.replay.whatif import settled
+    from aorta.why.causes.text import cause_lines
+    from aorta.why.replay.path import critical_path, summed
+    from aorta.why.replay.run import replay
+    from aorta.why.replay.whatif import settled
 
     step = _typical(settled(steps))
     replayed = replay(step)
@@ -249,7 +249,7 @@ def _causes_text(causes: "Sequence[Cause]", steps: "Sequence[StepGraph]", label:
 
 
 def _prediction_text(predicted: "Prediction", steps: "Sequence[StepGraph]") -> str:
-    from aorta.causes.text import wrapped
+    from aorta.why.causes.text import wrapped
 
     low, high = predicted.interval_ms
     change = predicted.change_ms / predicted.base_ms
@@ -287,7 +287,7 @@ def _path_lines(parts: "Sequence[PathPart]", step_ms: float, max_parts: int = MO
 
 def _ground_lines(step: "StepGraph") -> list[str]:
     """How many calls and waits the graph holds, and the notes on it."""
-    from aorta.causes.text import wrapped
+    from aorta.why.causes.text import wrapped
 
     graph = step.trace
     text = (
@@ -307,9 +307,9 @@ def _typical(steps: "Sequence[StepGraph]") -> "StepGraph":
 
 
 def _causes_json(causes: "Sequence[Cause]", steps: "Sequence[StepGraph]", label: str) -> dict[str, Any]:
-    from aorta.replay.path import critical_path, summed
-    from aorta.replay.run import replay
-    from aorta.replay.whatif import settled
+    from aorta.why.replay.path import critical_path, summed
+    from aorta.why.replay.run import replay
+    from aorta.why.replay.whatif import settled
 
     step = _typical(settled(steps))
     replayed = replay(step)

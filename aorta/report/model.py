@@ -363,7 +363,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class CauseLine(msgspec.Struct, frozen=True):
-    """Why a step is as long as it is, in words: aorta.causes makes them, a report only shows them."""
+    """Why a step is as long as it is, in words: aorta.why.causes makes them, a report only shows them."""
 
     headline: str
     evidence: tuple[str, ...]

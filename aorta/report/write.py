@@ -100,7 +100,7 @@ def make_report(
 
     A label that is given several times has several runs. reference and candidate default to the
     first and the second of two labels; with one label, or more than two, there is no comparison
-    unless they are given. explain: finds the causes of a dataset's losses (aorta.causes.lines).
+    unless they are given. explain: finds the causes of a dataset's losses (aorta.why.causes.lines).
     """
     _check_labels(log_dirs, labels)
     names = list(dict.fromkeys(labels))

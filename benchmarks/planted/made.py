@@ -17,14 +17,14 @@ from typing import Any
 
 from harness import ROOT, arguments, write
 
-from aorta.causes.rank import causes
 from aorta.records.schema import HostUse
 from aorta.report.judge.judged import judge
 from aorta.report.load.open import load_run
+from aorta.why.causes.rank import causes
 
 sys.path.insert(0, str(ROOT))
 
-RECORDS: Any = importlib.import_module("tests.causes.runs")
+RECORDS: Any = importlib.import_module("tests.why.causes.runs")
 """The module that the tests make records with."""
 
 

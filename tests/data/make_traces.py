@@ -6,8 +6,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tests.replay.by_hand import COMM, COMPUTE, HandTrace
 from tests.traces import trace_writers
+from tests.why.replay.by_hand import COMM, COMPUTE, HandTrace
 
 FOLDER = Path(__file__).parent
 NUM_STEPS = 5

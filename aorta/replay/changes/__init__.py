@@ -1,6 +1,0 @@
-"""What-ifs: edits of a graph before it is replayed."""
-
-from aorta.replay.changes.change import Change
-from aorta.replay.changes.parse import forms, parse_change, parse_changes
-
-__all__ = ["Change", "forms", "parse_change", "parse_changes"]

@@ -1,0 +1,28 @@
+"""Causes as plain data for reports, which know nothing of how they are found."""
+
+import msgspec
+
+from aorta.report.model import CauseLine, Causes, Dataset
+from aorta.why.causes.rank import causes_of
+from aorta.why.causes.run_text import nothing_text
+from aorta.why.causes.text import headline, place_text
+from aorta.why.causes.whatifs import whatifs_of
+
+
+def causes_lines(dataset: Dataset) -> Causes:
+    """Of the dataset's first run."""
+    lines = [
+        CauseLine(
+            headline=headline(cause),
+            evidence=cause.evidence,
+            place=place_text(cause),
+            change=cause.change,
+            check=cause.check,
+            rank=cause.rank,
+            global_step=cause.global_step,
+            at_ms=cause.at_ms,
+            data=msgspec.to_builtins(cause),
+        )
+        for cause in causes_of(dataset)
+    ]
+    return Causes(lines, " ".join(nothing_text(dataset).split()), whatifs_of(dataset))

@@ -1,0 +1,118 @@
+"""Losses that the step records of a run show; no ms of a step is in two of them.
+
+A step's loss is waiting for ranks, exposed transfer, what all ranks spend on the host (or the device idles
+for), and compute at a low clock. What one rank alone spends on the host is in the waiting of the others.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.report.model import JudgedRun, Lead
+from aorta.why.causes.finding import CauseFinding
+from aorta.why.causes.losses.parts import Parts, parts_of
+from aorta.why.causes.losses.slow_steps import slow_steps
+from aorta.why.causes.losses.telemetry import clocks, memory_limit, retries
+from aorta.why.causes.losses.transfer import exposure, small_calls, transfer
+from aorta.why.causes.losses.waiting import PART_KINDS, exposed_of, unbalanced_stages, waiting
+from aorta.why.causes.occasional import are_alike, without_traces
+
+MIN_OTHER_STEPS = 3
+WORTH_SAYING = 0.1
+"""Of the loss, from which on it is said what others took of the core."""
+IN_MODEL = (
+    "the host is in the program's own code then: in no batch, optimizer, checkpoint or wait for the device"
+)
+ANNOUNCED = "pause that the program announced,"
+ASLEEP = "sleep of the host within the step,"
+NOT_RECORDED = "what the host does then is not in these records"
+
+
+def findings(judged: JudgedRun, lead: Lead) -> list[CauseFinding]:
+    """What is lost, in no order; some of it too little to name."""
+    details = exposure(judged)
+    launching_ms = 0.0 if details is None or small_calls(judged) is None else details.small_launch_ms
+    parts = parts_of(judged, lead, launching_ms)
+    step_ms = np.median(parts.step_ms, axis=0)
+    exposed = exposed_of(judged)
+    losses: list[CauseFinding] = []
+    if exposed is not None:
+        # The clock has all of its loss below.
+        losses += [finding for finding in waiting(judged, parts, exposed) if finding.kind != "clock"]
+        losses += unbalanced_stages(judged, parts, exposed)
+        losses += transfer(judged, parts, exposed, details)
+    losses += _of_all_ranks(parts)
+    losses += slow_steps(judged, parts)
+    losses = _one_of_small_messages(judged, losses)
+    losses += clocks(judged, parts)
+    for finding, is_retry in retries(judged, step_ms):
+        if finding.ms.any():
+            _leave_to(is_retry > 0, losses)
+        losses.append(finding)
+    losses += memory_limit(judged)
+    return losses
+
+
+def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
+    """What every rank spends: the least of the ranks in each step."""
+    for name, kind in PART_KINDS:
+        by_rank = parts.ms_by_kind.get(name)
+        if by_rank is None:
+            continue
+        common = without_traces(by_rank.min(axis=0))
+        if not common.any():
+            continue
+        part_ms = float(np.median(common[common > 0]))
+        yield CauseFinding(
+            kind,
+            common,
+            facts={
+                "who": "all ranks" if len(by_rank) > 1 else "the rank",
+                "others_ms": part_ms,
+                "in_steps": int((common > 0).sum()),
+                "num_steps": len(common),
+                "waits": False,
+                "host": IN_MODEL if parts.knows_host else NOT_RECORDED,
+                **_words(name, parts, part_ms),
+            },
+            is_sure=name == "between_steps" and are_alike(common),
+        )
+
+
+def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
+    """Facts that the texts of one part have; part_ms: what it takes in a step that has it."""
+    if name == "asleep":
+        return {"op": "asleep", "what": ASLEEP, "asleep_ms": part_ms}
+    facts: dict[str, object] = {"part_ms": part_ms}
+    if name == "pause":
+        facts["what"] = ANNOUNCED
+    if name == "launch" and parts.taken_ms is not None:
+        taken_ms = float(np.median(parts.taken_ms))
+        if taken_ms >= WORTH_SAYING * part_ms:
+            facts["taken_ms"] = taken_ms
+    return facts
+
+
+def _one_of_small_messages(judged: JudgedRun, losses: list[CauseFinding]) -> list[CauseFinding]:
+    """Their time on the device, what launching them costs the host, and who waits for that: one remedy."""
+    small = [finding for finding in losses if finding.kind == "small_messages"]
+    if not small:
+        return losses
+    facts = small_calls(judged) or {}
+    for finding in small:
+        facts |= {name: value for name, value in finding.facts.items() if name == "per_call_ms"}
+    host_ms = [np.median(finding.ms) for finding in small if "per_call_ms" not in finding.facts]
+    if host_ms:
+        facts["host_ms"] = float(sum(host_ms))
+    merged = CauseFinding("small_messages", np.sum([finding.ms for finding in small], axis=0), facts=facts)
+    return [*(finding for finding in losses if finding.kind != "small_messages"), merged]
+
+
+def _leave_to(steps: NDArray[np.bool_], losses: list[CauseFinding]) -> None:
+    """In steps that are longer for a reason of their own, the other findings have what they usually have."""
+    if (~steps).sum() < MIN_OTHER_STEPS:
+        return
+    for finding in losses:
+        usual = float(np.nanmedian(finding.ms[~steps]))
+        finding.ms = np.where(steps, np.minimum(finding.ms, usual), finding.ms)

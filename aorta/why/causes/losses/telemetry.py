@@ -1,0 +1,114 @@
+"""Losses that the device's samples and the allocator's counters show."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aorta.report.judge.ranks import NEARLY_FULL
+from aorta.report.load.measures import memory_limit_bytes
+from aorta.report.metrics import THROTTLED
+from aorta.report.model import JudgedRun
+from aorta.report.numbers import percent
+from aorta.why.causes.finding import CauseFinding, Floats, positive
+from aorta.why.causes.losses.parts import Parts
+
+MIN_OTHER_STEPS = 3
+RETRY_SHARE = 0.1
+"""Part of the steps with retries, from which on they are named though no time shows."""
+
+
+def clocks(judged: JudgedRun, parts: Parts) -> Iterator[CauseFinding]:
+    """Compute that takes longer because a clock is held down, on the rank that loses most."""
+    loss = parts.clock_loss_ms
+    if parts.usual_clock_mhz is None or not loss.any():
+        return
+    worst = int(np.argmax(loss.sum(axis=1)))
+    slow = loss[worst] > 0
+    num = int((loss.sum(axis=1) > 0).sum())
+    ranks = judged.run.ranks
+    reasons = []
+    for name, values in judged.run.metrics.items():
+        if name.startswith(f"{THROTTLED}."):
+            share = float(np.nanmean(values[worst, judged.num_warmup :]))
+            if share > 0:
+                reasons.append(f"{name.partition('.')[2]} in {percent(share)} of the steps")
+    yield CauseFinding(
+        "clock",
+        loss.max(axis=0),
+        facts={
+            "who": f"rank {ranks[worst]}" if num < len(ranks) or num == 1 else f"all {num} ranks",
+            "low_mhz": float(np.median(parts.clock_mhz[worst][slow])),
+            "usual_mhz": parts.usual_clock_mhz,
+            "in_steps": int(slow.sum()),
+            "num_steps": len(slow),
+        },
+        evidence=[f"the driver's reasons: {', '.join(reasons)}"] if reasons else [],
+        rank=ranks[worst],
+        source="telemetry",
+    )
+
+
+def retries(judged: JudgedRun, step_ms: Floats) -> Iterator[tuple[CauseFinding, Floats]]:
+    """Steps in which the allocator had to free its cache, against the others; and which steps those are."""
+    counts = judged.run.metrics.get("alloc_retries")
+    if counts is None:
+        return
+    counts = positive(counts[:, judged.num_warmup :])
+    has = counts.sum(axis=0) > 0
+    if not has.any():
+        return
+    num_others = int((~has).sum())
+    ms = np.zeros(len(step_ms))
+    if num_others >= MIN_OTHER_STEPS:
+        ms[has] = np.maximum(step_ms[has] - np.median(step_ms[~has]), 0.0)
+    worst = int(np.argmax(counts.sum(axis=1)))
+    yield (
+        CauseFinding(
+            "memory",
+            ms,
+            facts={
+                "what": "allocation retries",
+                "who": f"rank {judged.run.ranks[worst]}",
+                "num_retries": float(counts.sum()),
+                "in_steps": int(has.sum()),
+                "num_steps": len(has),
+                "with_ms": float(np.median(step_ms[has])),
+                "without_ms": float(np.median(step_ms[~has])) if num_others else float("nan"),
+            },
+            rank=judged.run.ranks[worst],
+            source="telemetry",
+            is_risk=bool(has.mean() >= RETRY_SHARE),
+        ),
+        has.astype(np.float64),
+    )
+
+
+def memory_limit(judged: JudgedRun) -> Iterator[CauseFinding]:
+    limit = memory_limit_bytes(judged.run.run)
+    if limit is None:
+        return
+    worst: tuple[float, int] | None = None
+    for name in ("device_memory_bytes", "reserved_memory_bytes", "peak_memory_bytes"):
+        values = judged.run.metrics.get(name)
+        if values is None or not np.isfinite(values[:, judged.num_warmup :]).any():
+            continue
+        used_bytes = np.nanmax(np.nan_to_num(values[:, judged.num_warmup :]), axis=1)
+        row = int(np.argmax(used_bytes))
+        if worst is None or used_bytes[row] > worst[0]:
+            worst = float(used_bytes[row]), judged.run.ranks[row]
+    if worst is None or worst[0] < NEARLY_FULL * limit:
+        return
+    yield CauseFinding(
+        "memory",
+        np.zeros(judged.num_steps),
+        facts={
+            "what": "device memory nearly full",
+            "who": f"rank {worst[1]}",
+            "used_bytes": worst[0],
+            "limit_bytes": limit,
+            "part": worst[0] / limit,
+        },
+        rank=worst[1],
+        source="telemetry",
+        is_risk=True,
+    )

@@ -1,0 +1,340 @@
+"""Why communication is exposed after the last rank came: small calls, gathers without prefetch, a busy
+communicator; what remains is the transfer itself, of the operation that is exposed longest.
+
+Which collectives stick out is read from a few steps whose details were kept.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from aorta.records.schema import CollectiveRecord, StepRecord
+from aorta.report.model import JudgedRun
+from aorta.report.numbers import counted
+from aorta.timeline.collective import POINT_TO_POINT, busbw_factor
+from aorta.timeline.intervals import Intervals, intersect, length_ms, subtract, union
+from aorta.timeline.types import TRACE_SOURCES
+from aorta.why.causes.finding import CauseFinding, Floats, positive
+from aorta.why.causes.losses.parts import Parts
+from aorta.why.causes.losses.waiting import Exposed
+
+DETAILED_STEPS = 24
+SMALL_BYTES = 1 << 20
+"""A call below it may be bound by latency."""
+BARRIER = "barrier"
+"""The one operation that moves no bytes."""
+MANY_CALLS = 8
+"""Small calls of an operation in a step, from which on merging them is worth a thought."""
+SHORT_PERCENTILE = 25
+"""Of the times between two launches of small calls."""
+SLOWEST_LINK_GB_S = 0.5
+"""busbw that any network of a training job reaches; where the run itself reaches more, that counts."""
+MERGED_BYTES = 25 << 20
+"""As DDP's buckets."""
+HIDDEN_ENOUGH = 0.6
+"""Hidden part of gathers, from which on they are prefetched: of few, the first one cannot be hidden."""
+MIN_GATHERS = 3
+MOST_OF_ALL = 0.9
+"""Part of exposed time above which an operation is named without the others."""
+QUEUED_RATIO = 4
+"""Bytes of the call in front over those of the call that waits behind it."""
+
+
+@dataclass(slots=True)
+class Exposure:
+    """Means over the detailed steps of the ranks that were read, per step."""
+
+    by_call: dict[tuple[str, str, str], tuple[float, int, int]]
+    """(op, module or '', group) -> exposed ms, bytes of a call, calls."""
+    queued_ms: float
+    """Exposed while a call waited behind a larger one of its communicator."""
+    queued_what: str
+    small_launch_ms: float
+    """Of the host, to launch the small calls of a step."""
+    example: tuple[int, int, float, float] | None
+    """Rank, global step, start and end of the longest exposed stretch."""
+
+
+def transfer(
+    judged: JudgedRun, parts: Parts, exposed: Exposed, details: Exposure | None
+) -> Iterator[CauseFinding]:
+    left = np.median(exposed.transfer_ms, axis=0)
+    if not left.any():
+        return
+    for finding in (
+        _small_messages(judged, left),
+        _shared_communicator(details, left),
+        _no_prefetch(judged, parts, left),
+        _bubble(judged, left),
+    ):
+        if finding is not None:
+            finding.ms = np.minimum(finding.ms, left)
+            left = left - finding.ms
+            yield finding
+    facts = _largest(judged, details)
+    if not exposed.is_split:
+        facts["unsplit"] = "waiting for ranks is in it: the ranks could not be matched"
+    yield CauseFinding("transfer", left, facts=facts)
+
+
+def small_calls(judged: JudgedRun) -> dict[str, object] | None:
+    """The operation with most small calls in a step, and what is known of them; None where there are few."""
+    best = _best_busbw(judged)
+    calls_of_op: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for kind in judged.run.collectives:
+        count = float(np.median(positive(kind.count))) if kind.count.size else 0.0
+        if count and (kind.num_ranks or 0) > 1:
+            calls_of_op[kind.op].append(
+                (count, kind.bytes if kind.bytes is not None else _mean_bytes(judged, kind.op))
+            )
+    worst: tuple[float, dict[str, object]] | None = None
+    for op, kinds in calls_of_op.items():
+        small = [
+            (count, size) for count, size in kinds if (size > 0 or op == BARRIER) and size <= SMALL_BYTES
+        ]
+        count = sum(call[0] for call in small)
+        if count < max(MANY_CALLS, 0.5 * sum(call[0] for call in kinds)):
+            continue
+        num_bytes = sum(number * size for number, size in small)
+        ideal_ms = num_bytes * busbw_factor(op, _num_ranks(judged, op)) / best / 1e6
+        facts: dict[str, object] = {
+            "op": op,
+            "count": count,
+            "bytes": num_bytes / count,
+            "total_bytes": num_bytes,
+            "ideal_ms": ideal_ms / count,
+            "merged": max(1.0, np.ceil(num_bytes / MERGED_BYTES)),
+            "best": best,
+        }
+        if worst is None or count > worst[0]:
+            worst = count, facts
+    return None if worst is None else worst[1]
+
+
+def _mean_bytes(judged: JudgedRun, op: str) -> float:
+    """Of a call, where an operation has too many sizes to tell them apart."""
+    size, count = (positive(judged.run.metrics[f"{name}.{op}"]) for name in ("bytes", "count"))
+    return float(np.median(size) / max(np.median(count), 1.0))
+
+
+def _small_messages(judged: JudgedRun, exposed: Floats) -> CauseFinding | None:
+    """Calls that take much longer than their bytes would: merged, they would pay the latency once."""
+    facts = small_calls(judged)
+    run, judged_steps = judged.run, slice(judged.num_warmup, None)
+    names = () if facts is None else [f"{name}.{facts['op']}" for name in ("comm_ms", "exposed_ms", "bytes")]
+    if facts is None or not set(names) <= run.metrics.keys():
+        return None
+    comm, bare, size = (np.median(positive(run.metrics[name][:, judged_steps]), axis=0) for name in names)
+    op = str(facts["op"])
+    # The large calls of the operation have their time.
+    ideal_ms = size * busbw_factor(op, _num_ranks(judged, op)) / float(facts["best"]) / 1e6  # type: ignore[arg-type]
+    latency_share = np.clip(1 - ideal_ms / np.maximum(comm, 1e-9), 0.0, 1.0)
+    merged = float(facts["merged"]) / float(facts["count"])  # type: ignore[arg-type]
+    saved = np.minimum(bare, exposed) * latency_share * (1 - merged)
+    per_call = float(np.median(comm)) / float(facts["count"])  # type: ignore[arg-type]
+    return CauseFinding("small_messages", saved, facts=facts | {"per_call_ms": per_call})
+
+
+def _bubble(judged: JudgedRun, exposed: Floats) -> CauseFinding | None:
+    """Sends and receives that take longer than their bytes would: they wait for a neighbour in a pipeline."""
+    run, judged_steps = judged.run, slice(judged.num_warmup, None)
+    best = _best_busbw(judged)
+    waited = np.zeros_like(exposed)
+    facts: dict[str, object] = {"best": best}
+    longest = 0.0
+    for op in sorted(POINT_TO_POINT):
+        names = [f"{name}.{op}" for name in ("comm_ms", "exposed_ms", "bytes")]
+        if not set(names) <= run.metrics.keys():
+            continue
+        comm, bare, size = (np.median(positive(run.metrics[name][:, judged_steps]), axis=0) for name in names)
+        ideal_ms = size / best / 1e6
+        waited += bare * np.clip(1 - ideal_ms / np.maximum(comm, 1e-9), 0.0, 1.0)
+        if float(np.median(bare)) > longest:
+            longest = float(np.median(bare))
+            facts |= {"op": op, "op_ms": longest, "ideal_ms": float(np.median(ideal_ms))}
+    return CauseFinding("bubble", np.minimum(waited, exposed), facts=facts) if longest else None
+
+
+def _best_busbw(judged: JudgedRun) -> float:
+    rates = [row.busbw_gb_s for row in judged.collectives if row.busbw_gb_s is not None]
+    return max([SLOWEST_LINK_GB_S, *rates])
+
+
+def _num_ranks(judged: JudgedRun, op: str) -> int:
+    sizes = [row.num_ranks for row in judged.collectives if row.op == op and row.num_ranks]
+    return max(sizes, default=len(judged.run.ranks))
+
+
+def _no_prefetch(judged: JudgedRun, parts: Parts, exposed: Floats) -> CauseFinding | None:
+    """Gathers that nothing hides, though there is as much compute as they take."""
+    run, judged_steps = judged.run, slice(judged.num_warmup, None)
+    if not {f"{name}.all_gather" for name in ("comm_ms", "exposed_ms", "count")} <= run.metrics.keys():
+        return None
+    gather = np.median(positive(run.metrics["comm_ms.all_gather"][:, judged_steps]), axis=0)
+    bare = np.median(positive(run.metrics["exposed_ms.all_gather"][:, judged_steps]), axis=0)
+    count = float(np.median(positive(run.metrics["count.all_gather"][:, judged_steps])))
+    total, alone = float(gather.sum()), float(bare.sum())
+    if count < MIN_GATHERS or total <= 0 or 1 - alone / total >= HIDDEN_ENOUGH:
+        return None
+    compute = np.median(parts.compute_ms, axis=0)
+    hideable = np.minimum(np.minimum(bare, exposed) * (1 - 1 / count), compute)
+    facts = {
+        "count": count,
+        "gather_ms": float(np.median(gather)),
+        "hidden": 1 - alone / total,
+        "compute_ms": float(np.median(compute)),
+    }
+    return CauseFinding("no_prefetch", hideable, facts=facts)
+
+
+def _shared_communicator(details: "Exposure | None", exposed: Floats) -> CauseFinding | None:
+    if details is None or details.queued_ms <= 0:
+        return None
+    usual = float(np.median(exposed))
+    share = min(1.0, details.queued_ms / usual) if usual > 0 else 0.0
+    return CauseFinding(
+        "shared_communicator",
+        share * exposed,
+        facts={"what": details.queued_what, "queued_ms": details.queued_ms},
+    )
+
+
+def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]:
+    """What sticks out most, for the words."""
+    facts: dict[str, object] = {"what": "communication", "op": ""}
+    if details is not None and details.by_call:
+        (op, module, group), (ms, size, num) = max(details.by_call.items(), key=lambda item: item[1][0])
+        same_op = sum(entry[0] for key, entry in details.by_call.items() if key[0] == op)
+        name = f"{op} of {module}" if module else op
+        if ms < 0.5 * same_op and module:
+            name = f"{op} (most: {module})"
+            ms, num = same_op, sum(entry[2] for key, entry in details.by_call.items() if key[0] == op)
+        all_ms = sum(entry[0] for entry in details.by_call.values())
+        others = "" if same_op >= MOST_OF_ALL * all_ms else ", then other operations"
+        facts |= {
+            "what": f"{name} ({group} group){others}",
+            "op": op,
+            "op_ms": ms,
+            "bytes": size,
+            "calls": counted(num, "call"),
+        }
+        facts["example"] = details.example
+        return facts
+    by_op = {
+        name.partition(".")[2]: float(np.nanmedian(values[:, judged.num_warmup :]))
+        for name, values in judged.run.metrics.items()
+        if name.startswith("exposed_ms.") and np.isfinite(values[:, judged.num_warmup :]).any()
+    }
+    if by_op:
+        op = max(by_op, key=lambda name: by_op[name])
+        others = "" if by_op[op] >= MOST_OF_ALL * sum(by_op.values()) else ", then other operations"
+        facts |= {"what": op + others, "op": op, "op_ms": by_op[op]}
+    return facts
+
+
+def exposure(judged: JudgedRun) -> Exposure | None:
+    """From the first judged steps with details, of the first and the last rank."""
+    run = judged.run
+    detailed_steps = set(run.global_step[judged.num_warmup :][run.has_details[judged.num_warmup :]].tolist())
+    if not detailed_steps:
+        return None
+    by_call: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    queued: dict[str, float] = defaultdict(float)
+    num = 0
+    launching_ms = 0.0
+    longest: tuple[float, tuple[int, int, float, float]] | None = None
+    ranks = {run.ranks[0]} if run.source in TRACE_SOURCES else {run.ranks[0], run.ranks[-1]}
+    for rank in sorted(ranks):
+        steps = (record for record in run.records(rank) if record.global_step in detailed_steps)
+        for record in islice(steps, DETAILED_STEPS):
+            bare = exposed_spans(record)
+            num += 1
+            launching_ms += _small_launches_ms(record)
+            for ms, call in _shares(record, bare):
+                key = (call.op, record.module_of(call), call.group)
+                entry = by_call[key]
+                entry[0] += ms
+                entry[1] = max(entry[1], call.bytes or 0)
+                entry[2] += 1
+            for queued_call, ms in _queued(record, bare):
+                queued[queued_call] += ms
+            for start, end in bare.tolist():
+                if longest is None or end - start > longest[0]:
+                    longest = end - start, (rank, record.global_step, start, end)
+    if not num:
+        return None
+    worst = max(queued, key=lambda queued_call: queued[queued_call], default="")
+    return Exposure(
+        {key: (ms / num, int(size), max(1, round(n / num))) for key, (ms, size, n) in by_call.items()},
+        sum(queued.values()) / num,
+        worst,
+        launching_ms / num,
+        None if longest is None else longest[1],
+    )
+
+
+def _small_launches_ms(record: StepRecord) -> float:
+    """Number of small calls of a step times what one costs the host: a short time between two launches, since
+    the program may do something else in a longer one."""
+    launches = np.sort(
+        [
+            call.launch_ms
+            for call in record.collectives or ()
+            if call.launch_ms is not None and call.bytes is not None and call.bytes <= SMALL_BYTES
+        ]
+    )
+    if len(launches) < MANY_CALLS:
+        return 0.0
+    return len(launches) * float(np.percentile(np.diff(launches), SHORT_PERCENTILE))
+
+
+def exposed_spans(record: StepRecord) -> Intervals:
+    """Stretches of the window with communication and no compute."""
+    rows = [
+        (segment.start_ms, segment.end_ms)
+        for segment in record.active_segments or ()
+        if "compute" not in segment.active_streams and any(name != "copy" for name in segment.active_streams)
+    ]
+    return union(np.array(rows, dtype=np.float64).reshape(-1, 2))
+
+
+def _shares(record: StepRecord, bare: Intervals) -> Iterator[tuple[float, CollectiveRecord]]:
+    """What each call sticks out, of concurrent ones the one that ends last: it is what compute waits for."""
+    calls = [
+        call for call in record.collectives or () if call.start_ms is not None and call.end_ms is not None
+    ]
+    left = bare
+    for call in sorted(calls, key=lambda call: -(call.end_ms or 0.0)):
+        call_span = np.array([[call.start_ms, call.end_ms]], dtype=np.float64)
+        part = intersect(left, call_span)
+        ms = length_ms(part)
+        if ms > 0:
+            yield ms, call
+            left = subtract(left, call_span)
+
+
+def _queued(record: StepRecord, bare: Intervals) -> Iterator[tuple[str, float]]:
+    """Exposed time in which a call that had been launched stood behind a larger one of its communicator."""
+    by_group: dict[tuple[str, tuple[int, ...]], list[CollectiveRecord]] = defaultdict(list)
+    for call in record.collectives or ():
+        if call.start_ms is not None and call.end_ms is not None:
+            by_group[call.group, tuple(call.ranks)].append(call)
+    for calls in by_group.values():
+        calls.sort(key=lambda call: call.seq)
+        for front, behind in zip(calls, calls[1:], strict=False):
+            assert front.end_ms is not None
+            assert behind.start_ms is not None
+            assert behind.end_ms is not None
+            asked_ms = behind.start_ms if behind.launch_ms is None else min(behind.launch_ms, behind.start_ms)
+            is_behind = front.is_async and not behind.is_async and behind.end_ms >= front.end_ms - 0.05
+            if not is_behind or front.end_ms <= asked_ms:
+                continue
+            if (front.bytes or 0) < QUEUED_RATIO * max(behind.bytes or 0, 1):
+                continue
+            waiting = np.array([[asked_ms, min(front.end_ms, behind.end_ms)]])
+            ms = length_ms(intersect(bare, waiting))
+            if ms > 0:
+                yield f"{behind.op} of {behind.bytes} bytes behind {front.op} of {front.bytes} bytes", ms

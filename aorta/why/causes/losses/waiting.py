@@ -1,0 +1,416 @@
+"""Why ranks wait for each other: for whom, and what that rank did meanwhile.
+
+A rank that comes last to a collective costs the others their wait. What it spends more time on than the
+others do, in the same step, is the reason, the most specific first; each ms of waiting has one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.report.model import JudgedRun
+from aorta.report.numbers import quantity
+from aorta.timeline.collective import POINT_TO_POINT
+from aorta.why.causes.cause import CauseKind
+from aorta.why.causes.finding import CauseFinding, Floats, of_the_others, positive
+from aorta.why.causes.losses.parts import Parts
+from aorta.why.causes.occasional import Occasions, occasions
+
+ONE_RANK = 0.6
+"""Part of a loss from which on it is that of one rank."""
+LEAST_SIGNS = 3.3
+"""Standard deviations of a sum with signs by chance: seen in one of 2000."""
+STRETCHES = 4
+"""Of the run."""
+MIN_STRETCH = 8
+"""Steps of it."""
+LASTING = 0.4
+"""Lateness of a stretch over that of the run."""
+UNLIKE_CORES = 0.25
+"""By which one core may be slower at the same work than another, where programs share its caches and its
+other thread: up to 0.18 was seen, for whole runs."""
+UNEQUAL = 1.1
+"""Bytes of a rank's all_to_all over the mean of the ranks."""
+PART_KINDS: tuple[tuple[str, CauseKind], ...] = (
+    ("garbage_collection", "garbage_collection"),
+    ("checkpoint", "checkpoint"),
+    ("data", "data_loading"),
+    ("pause", "pause"),
+    ("optimizer", "optimizer"),
+    ("between_steps", "between_steps"),
+    ("synchronisation", "synchronisation"),
+    ("small_messages", "small_messages"),
+    ("launch", "launch_bound"),
+    ("asleep", "pause"),
+)
+FREQUENT = 3
+"""Times its usual launching that a rank may take in a step: every step launches about as much."""
+
+
+@dataclass(slots=True)
+class Exposed:
+    """Exposed communication of the judged steps, [rank, step] in ms."""
+
+    wait_ms: Floats
+    transfer_ms: Floats
+    caused_ms: Floats
+    """Waiting of each of the others for the rank; 0 where nobody knows for whom."""
+    is_split: bool
+    """Waiting is known; otherwise all of it counts as transfer."""
+
+
+def exposed_of(judged: JudgedRun) -> Exposed | None:
+    """None where overlap was not measured.
+
+    Where all ranks communicate in the same groups, they leave together, and the last to come waits least:
+    what another rank is exposed beyond that is waiting, even while other calls move. That needs no common
+    clock. Elsewhere it is what matched collectives tell.
+    """
+    run, judged_steps = judged.run, slice(judged.num_warmup, None)
+    exposed = positive(run.metrics["exposed_ms"][:, judged_steps])
+    if not exposed.any():
+        return None
+    wait = np.zeros_like(exposed)
+    matched = run.metrics.get("exposed_wait_ms")
+    is_split = matched is not None
+    if matched is not None:
+        wait = np.minimum(positive(matched[:, judged_steps]), exposed)
+    num_ranks = len(run.ranks)
+    if num_ranks > 1 and _is_one_group(judged):
+        wait = np.maximum(wait, exposed - exposed.min(axis=0))
+        is_split = True
+    caused = np.zeros_like(exposed)
+    if num_ranks > 1 and is_split:
+        total = wait.sum(axis=0) / (num_ranks - 1)
+        share = _blame(judged, exposed)
+        caused = share * total
+    return Exposed(wait, exposed - wait, caused, is_split)
+
+
+def unbalanced_stages(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[CauseFinding]:
+    """The stage of a pipeline that computes longest, beyond the mean of the stages: what equal stages would
+    take less, as far as the others are exposed meanwhile. That part of their exposed time is no transfer."""
+    if exposed.is_split or len(judged.run.ranks) < 2 or not _has_point_to_point(judged):
+        return
+    ranks, compute = judged.run.ranks, parts.compute_ms
+    worst = int(np.argmax(np.median(compute, axis=1)))
+    balanced = compute.mean(axis=0)
+    others = [row for row in range(len(ranks)) if row != worst]
+    loss = np.minimum(positive(compute[worst] - balanced), exposed.transfer_ms[others].max(axis=0))
+    if not loss.any():
+        return
+    exposed.transfer_ms[others] = positive(exposed.transfer_ms[others] - (compute[worst] - compute[others]))
+    compute_ms, others_ms = float(np.median(compute[worst])), float(np.median(compute[others]))
+    yield CauseFinding(
+        "late_rank",
+        loss,
+        facts={
+            "who": f"rank {ranks[worst]}",
+            "op": "stage",
+            "compute_ms": compute_ms,
+            "others_compute_ms": others_ms,
+            "more_ms": compute_ms - others_ms,
+            "balanced_ms": float(np.median(balanced)),
+            "what": _what_takes_longer(parts),
+        },
+        rank=ranks[worst],
+    )
+
+
+def _has_point_to_point(judged: JudgedRun) -> bool:
+    return any(kind.op in POINT_TO_POINT for kind in judged.run.collectives)
+
+
+def _what_takes_longer(parts: Parts) -> str:
+    return "its compute kernels take" if parts.on_device else "its code between collectives takes"
+
+
+def _is_one_group(judged: JudgedRun) -> bool:
+    """Every rank takes part in every collective."""
+    sizes = {kind.num_ranks for kind in judged.run.collectives}
+    return sizes == {len(judged.run.ranks)} and not _has_point_to_point(judged)
+
+
+def _blame(judged: JudgedRun, exposed: Floats) -> Floats:
+    """[rank, step]: shares of 1 of who came last; by arrival where that is known, else by least exposure."""
+    arrivals = judged.run.arrivals
+    share = np.zeros_like(exposed)
+    columns = np.arange(exposed.shape[1])
+    if arrivals is None:
+        share[np.argmin(exposed, axis=0), columns] = 1.0
+        return share
+    caused = arrivals.caused_ms[:, judged.num_warmup :]
+    total = caused.sum(axis=0)
+    np.divide(caused, total, out=share, where=total > 0)
+    return share
+
+
+def waiting(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[CauseFinding]:
+    if not exposed.is_split or len(judged.run.ranks) < 2:
+        return
+    left = exposed.caused_ms.copy()
+    ranks = judged.run.ranks
+    yield from _starved_rank(judged, parts, left)
+    for name, kind in PART_KINDS:
+        by_rank = parts.ms_by_kind.get(name)
+        if by_rank is None or name == "asleep":  # which is a rank's own matter: it is late
+            continue
+        is_launching = by_rank <= FREQUENT * np.median(by_rank, axis=1, keepdims=True)
+        allowed = is_launching if name == "launch" else None
+        yield from _explained(kind, by_rank, left, ranks, allowed=allowed)
+    yield from _explained("clock", parts.clock_loss_ms, left, ranks)
+    work = _more_work(judged)
+    if work is not None:
+        is_busy, facts = work
+        yield from _explained("imbalance", parts.compute_ms, left, ranks, facts, is_busy)
+    yield from _late_rank(judged, parts, left)
+
+
+def _explained(
+    kind: CauseKind,
+    by_rank_ms: Floats,
+    left: Floats,
+    ranks: list[int],
+    facts: dict[str, object] | None = None,
+    allowed: NDArray[np.bool_] | None = None,
+) -> Iterator[CauseFinding]:
+    """Takes from `left` what a part explains. allowed: ranks and steps of which it may."""
+    excess = positive(by_rank_ms - of_the_others(by_rank_ms))
+    if allowed is not None:
+        excess = np.where(allowed, excess, 0.0)
+    explained = np.minimum(excess, left)
+    left -= explained
+    # What comes behind the last collective of a step delays the others in the next one.
+    carried = np.roll(excess - explained, 1, axis=1)
+    carried[:, 0] = 0.0
+    later = np.minimum(carried, left)
+    left -= later
+    explained = explained + later
+    by_rank = explained.sum(axis=1)
+    total = float(by_rank.sum())
+    if total <= 0:
+        return
+    worst = int(np.argmax(by_rank))
+    is_one = by_rank[worst] >= ONE_RANK * total
+    row = by_rank_ms[worst]
+    yield CauseFinding(
+        kind,
+        explained.sum(axis=0),
+        facts={
+            "who": f"rank {ranks[worst]}" if is_one else "different ranks in turn",
+            "part_ms": _usual(row),
+            "others_ms": _usual(of_the_others(by_rank_ms)[worst]),
+            "in_steps": int((explained.sum(axis=0) > 0).sum()),
+            "num_steps": explained.shape[1],
+            "waits": True,
+            **(facts or {}),
+        },
+        rank=ranks[worst] if is_one else None,
+    )
+
+
+def _usual(values: Floats) -> float:
+    """Median; of what is rare, the median of the steps that have it."""
+    median = float(np.median(values))
+    nonzero = values[values > 0]
+    return median if median > 0 or not len(nonzero) else float(np.median(nonzero))
+
+
+def _more_work(judged: JudgedRun) -> tuple[NDArray[np.bool_], dict[str, object]] | None:
+    """Ranks and steps that an all_to_all gave more than the others."""
+    sizes = judged.run.metrics.get("bytes.all_to_all")
+    if sizes is None:
+        return None
+    sizes = sizes[:, judged.num_warmup :]
+    mean = positive(sizes).mean(axis=0)
+    ratio = np.divide(positive(sizes), mean, out=np.ones_like(sizes), where=mean > 0)
+    is_busy = ratio > UNEQUAL
+    if not is_busy.any():
+        return None
+    worst = int(np.argmax(np.median(ratio, axis=1)))
+    return is_busy, {
+        "ratio": float(np.median(ratio[worst])),
+        "bytes": float(np.median(sizes[worst])),
+        "mean_bytes": float(np.median(mean)),
+    }
+
+
+def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseFinding]:
+    late = _one_rank(judged, parts, left)
+    if late is None:
+        return  # nobody in particular: ranks vary, and no record tells why
+    worst, ranks, arrivals = late.row, judged.run.ranks, judged.run.arrivals
+    judged_steps = slice(judged.num_warmup, None)
+    facts: dict[str, object] = {"what": _what_takes_longer(parts)}
+    if arrivals is not None:
+        facts["num_last"] = int(arrivals.num_last[worst, judged_steps].sum())
+        facts["num_judged"] = int(arrivals.num_judged[worst, judged_steps].sum())
+    on_core = _on_core(judged, parts, late)
+    evidence = [] if on_core is None else [on_core.text(late)]
+    if on_core is None:
+        work, others_work = _of_rank(parts.compute_ms, late)
+        facts |= {"compute_ms": work, "others_compute_ms": others_work, "more_ms": work - others_work}
+        asleep = _asleep(parts, late)
+        if asleep is not None:
+            facts["op"], evidence = "sleeps", [asleep]
+            del facts["more_ms"]
+    else:
+        work, others_work = on_core.cpu_ms, on_core.others_cpu_ms
+        facts["op"] = "sleeps" if on_core.sleeps else "works"
+    # A slower core is slower in every step.
+    may_be_core = not parts.on_device and late.occasions is None and facts.get("op") != "sleeps"
+    if may_be_core and work < (1 + UNLIKE_CORES) * others_work:
+        return
+    yield _finding_of(late, ranks[worst], facts, evidence)
+
+
+@dataclass(slots=True)
+class LateRank:
+    """The rank that the others wait for."""
+
+    row: int
+    ms: Floats
+    """[step]"""
+    occasions: Occasions | None
+    """Steps where it is late, if it is not in most."""
+    is_sure: bool
+    """It is late in more steps than chance would have it."""
+
+    @property
+    def steps(self) -> "slice | NDArray[np.bool_]":
+        return slice(None) if self.occasions is None else self.occasions.is_slow
+
+
+def _finding_of(late: LateRank, rank: int, facts: dict[str, object], evidence: list[str]) -> CauseFinding:
+    return CauseFinding(
+        "late_rank",
+        late.ms,
+        facts={"who": f"rank {rank}", **facts},
+        evidence=evidence,
+        rank=rank,
+        occasions=late.occasions,
+        is_sure=late.is_sure,
+    )
+
+
+def _one_rank(judged: JudgedRun, parts: Parts, left: Floats) -> LateRank | None:
+    """None where it is no rank for sure: it must be late in most steps and all along the run, or in steps
+    that come with a period or stand apart."""
+    by_rank = left.sum(axis=1)
+    total = float(by_rank.sum())
+    if total <= 0:
+        return None
+    worst = int(np.argmax(by_rank))
+    # What the others cost this one comes back when it is no longer late; only the balance is lost.
+    net = left[worst] - of_the_others(left)[worst]
+    knows_busy = parts.on_device or parts.taken_ms is not None
+    is_sure = _signs(net) >= LEAST_SIGNS and _lasts(net, knows_busy)
+    is_often = (net > 0).mean() >= ONE_RANK and _lasts(net, knows_busy)
+    is_usual = by_rank[worst] >= ONE_RANK * total and (is_often or is_sure)
+    slow_steps = occasions(net, judged.run.global_step[judged.num_warmup :])
+    if slow_steps is not None and slow_steps.excess_ms.mean() >= np.median(net[~slow_steps.is_slow]):
+        return LateRank(worst, net if is_usual else slow_steps.excess_ms, slow_steps, is_sure=True)
+    return LateRank(worst, net, None, is_sure) if is_usual else None
+
+
+def _signs(net: Floats) -> float:
+    """The sum over what it varies by where each step's sign is chance, as with ranks that are late in turn:
+    one long step makes 1, however long it is."""
+    size = float(np.sqrt((net**2).sum()))
+    return float(net.sum()) / size if size > 0 else 0.0
+
+
+def _lasts(net: Floats, knows_busy: bool) -> bool:
+    """Whether the stretches of the run, all but one, show what the whole shows: a machine that is busy for a
+    while makes no rank late. All of them where no record tells how busy it was."""
+    num_stretches = min(STRETCHES, len(net) // MIN_STRETCH)
+    if num_stretches < 2:
+        return True
+    means = sorted(float(stretch.mean()) for stretch in np.array_split(net, num_stretches))
+    return means[1 if knows_busy and num_stretches == STRETCHES else 0] >= LASTING * float(net.mean()) > 0
+
+
+def _of_rank(values: Floats, late: LateRank) -> tuple[float, float]:
+    """Medians of the rank and of the others, in the steps where it is late."""
+    return tuple(float(np.median(row[late.row, late.steps])) for row in (values, of_the_others(values)))  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class _OnCore:
+    """What a rank's thread and those of the others do outside of collectives, in ms a step."""
+
+    cpu_ms: float
+    others_cpu_ms: float
+    asleep_ms: float
+    others_asleep_ms: float
+
+    @property
+    def more_ms(self) -> float:
+        return max(self.cpu_ms - self.others_cpu_ms, self.asleep_ms - self.others_asleep_ms)
+
+    @property
+    def sleeps(self) -> bool:
+        return self.asleep_ms - self.others_asleep_ms > self.cpu_ms - self.others_cpu_ms
+
+    def text(self, late: LateRank) -> str:
+        when = "a step" if late.occasions is None else "in such a step"
+        if self.sleeps:
+            return (
+                f"outside of collectives its thread sleeps {quantity(self.asleep_ms, 'ms')} {when}, the"
+                f" others' {quantity(self.others_asleep_ms, 'ms')}: a lock, a pipe, a file, other threads"
+            )
+        return (
+            f"its thread uses {quantity(self.cpu_ms, 'ms')} of CPU {when}, the others'"
+            f" {quantity(self.others_cpu_ms, 'ms')}: more work, or a slower core"
+        )
+
+
+def _on_core(judged: JudgedRun, parts: Parts, late: LateRank) -> _OnCore | None:
+    """None where nothing tells."""
+    if parts.cpu_ms is None or parts.taken_ms is None or parts.on_device:
+        return None
+    exposed = positive(judged.values("exposed_ms"))
+    asleep = positive(parts.step_ms - exposed - parts.cpu_ms - parts.taken_ms)
+    parts_ms = (parts.cpu_ms, of_the_others(parts.cpu_ms), asleep, of_the_others(asleep))
+    by_step = np.stack([part[late.row] for part in parts_ms])
+    if late.occasions is None:
+        return _OnCore(*by_step.mean(axis=1).tolist())
+    # What comes behind the last collective of a step delays the others in the next one.
+    within, before = (
+        _OnCore(*np.roll(by_step, num, axis=1)[:, late.occasions.is_slow].mean(axis=1).tolist())
+        for num in (0, 1)
+    )
+    return within if within.more_ms >= before.more_ms else before
+
+
+def _asleep(parts: Parts, late: LateRank) -> str | None:
+    """What its host does while its device idles, where that is most of the lateness."""
+    by_rank = parts.ms_by_kind.get("asleep")
+    if by_rank is None:
+        return None
+    asleep_ms, others_ms = _of_rank(by_rank, late)
+    if not asleep_ms - others_ms >= ONE_RANK * float(np.median(late.ms[late.steps])) > 0:
+        return None
+    return (
+        f"its device idles {quantity(asleep_ms, 'ms')} in such a step while the host's thread sleeps, the"
+        f" others' {quantity(others_ms, 'ms')}: a lock, a pipe, a file, other threads"
+    )
+
+
+def _starved_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseFinding]:
+    """Takes from `left` what other programs cost a rank beyond what they cost all: cores that they had, while
+    its thread was ready to run. A rank with more work loses more of it to them, which is its work's."""
+    if parts.on_device or parts.cpu_ms is None or parts.taken_ms is None or not parts.cpu_ms.any():
+        return
+    usual_ratio = float(parts.taken_ms.sum() / parts.cpu_ms.sum())
+    beyond = parts.taken_ms - usual_ratio * parts.cpu_ms
+    explained = np.minimum(positive(beyond - of_the_others(beyond)), left)
+    left -= explained
+    late = _one_rank(judged, parts, explained)
+    if late is None:
+        return
+    taken_ms, others_ms = _of_rank(parts.taken_ms, late)
+    facts: dict[str, object] = {"op": "starved", "taken_ms": taken_ms, "others_taken_ms": others_ms}
+    yield _finding_of(late, judged.run.ranks[late.row], facts, [])

@@ -1,0 +1,67 @@
+"""Rules as data: from how much on a finding is a cause, its words, what to change, how to check it.
+
+A rule is a YAML file of this folder, named for its kind. docs/report.md describes the keys.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from aorta.errors import ConfigError
+from aorta.why.causes.cause import KINDS, CauseKind
+from aorta.why.causes.stack import STACKS
+
+
+class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to set, where the run uses all of these."""
+
+    stack: list[str]
+    set: str
+    waits: bool | None = None
+    """Only where it is one rank that the others wait for (true), or all ranks alike (false)."""
+    op: str | None = None
+    """Only where the finding is of this operation."""
+
+
+class CauseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    kind: CauseKind
+    least_share: float
+    """Part of the step from which on the loss is a cause."""
+    least_share_on_cpu: float | None = None
+    """The same for ranks on a CPU, whose cores other processes use too; None: as least_share."""
+    least_share_by_op: dict[str, float] = {}
+    """Instead of both, of findings of this operation."""
+    needs_interval: bool = True
+    """Whether the loss must be sure: its interval, or four of five steps, above half of least_share. Not
+    where the program was seen to do it."""
+    statistic: Literal["median", "mean", "auto"] = "auto"
+    """Over steps. auto: the mean where the loss is in few steps."""
+    subject: str
+    """With facts of the finding in braces, as everything below."""
+    evidence: list[str]
+    """A sentence whose facts are not all known is left out."""
+    change: list[RuleChange]
+    """The first that fits the run's stack."""
+    check: str
+
+
+@cache
+def rules() -> dict[CauseKind, CauseRule]:
+    """By kind. ConfigError in one line where a file of the package is not a rule."""
+    from aorta.config.yaml_files import read_yaml
+
+    rule_of: dict[CauseKind, CauseRule] = {}
+    for file in sorted(Path(__file__).parent.glob("*.yaml")):
+        try:
+            rule = msgspec.convert(read_yaml(file), CauseRule)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{file.name}: {error}") from error
+        if file.name != f"{rule.kind}.yaml" or rule.kind not in KINDS:
+            raise ConfigError(f"{file.name}: kind is {rule.kind}: the file must have its name")
+        unknown = {name for change in rule.change for name in change.stack} - set(STACKS)
+        if unknown or rule.change[-1].stack != ["any"]:
+            raise ConfigError(f"{file.name}: the last change must be for 'any'; unknown: {sorted(unknown)}")
+        rule_of[rule.kind] = rule
+    return rule_of

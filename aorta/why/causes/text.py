@@ -1,0 +1,54 @@
+"""Causes in words, for the terminal."""
+
+import textwrap
+from collections.abc import Sequence
+
+from aorta.report.numbers import number, percent, quantity
+from aorta.why.causes.cause import Cause
+
+WIDTH = 100
+
+
+def cause_lines(causes: Sequence[Cause]) -> list[str]:
+    """Each cause under its number: headline, evidence, place, change and check."""
+    lines: list[str] = []
+    for place, cause in enumerate(causes, start=1):
+        lines += ["", f"{place}. {headline(cause)}"]
+        for name, text in (
+            *(("", sentence) for sentence in cause.evidence),
+            ("look at", place_text(cause)),
+            ("change", cause.change),
+            ("check", cause.check),
+        ):
+            if text:
+                lines += wrapped(f"{name}: {text}" if name else text)
+    return lines
+
+
+def headline(cause: Cause) -> str:
+    """'data loading on rank 1: 20.1 ms of the step, 38 % [19.0, 21.2]; 32.8 ms without it'."""
+    if cause.ms <= 0:
+        return f"{cause.subject}: {cause.why_no_interval or 'no time is lost yet'}"
+    text = f"{cause.subject}: {number(cause.ms)} ms a step, {percent(cause.share)}"
+    if cause.interval_ms is not None:
+        text += f" [{number(cause.interval_ms[0])}, {number(cause.interval_ms[1])}]"
+    if cause.bound_ms is not None:
+        text += f"; at best {quantity(cause.bound_ms, 'ms')} without it"
+    return text
+
+
+def place_text(cause: Cause) -> str:
+    """'rank 1, step 12'; '' where no place stands for it."""
+    parts = [f"rank {cause.rank}"] if cause.rank is not None else []
+    parts += [f"step {cause.global_step}"] if cause.global_step is not None else []
+    if cause.at_ms is not None:
+        parts.append(f"{number(cause.at_ms[0])} to {number(cause.at_ms[1])} ms")
+    return ", ".join(parts)
+
+
+def wrapped(text: str) -> list[str]:
+    """Lines of a paragraph below a cause, indented."""
+    return textwrap.wrap(
+        text, WIDTH, initial_indent="   ", subsequent_indent="     ", break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip

@@ -1,0 +1,86 @@
+"""What a finding is worth: ms of the median step; of the mean one where the loss is not in all of them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.report.numbers import quantity
+from aorta.timeline.statistics import MIN_STEPS, estimate, side
+from aorta.why.causes.finding import CauseFinding, Floats
+from aorta.why.causes.occasional import Occasions, occasions
+from aorta.why.causes.rules import CauseRule
+
+NEARLY_ALL = 0.8
+"""Part of the steps."""
+RARE = 0.5
+"""Median over mean below which a loss is in few steps."""
+UNLIKE = 0.75
+"""Mean over median below which it is not in all steps, as a loss in every second one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """Of one finding."""
+
+    ms: float
+    interval_ms: tuple[float, float] | None
+    """95 %"""
+    why_no_interval: str = ""
+    is_mean: bool = False
+    occasions: Occasions | None = None
+    """The steps that have the loss, where they come with a period or stand apart."""
+    lasts: bool = False
+    """The loss is sure, whatever its interval."""
+
+    def is_sure(self, values: Floats, least_ms: float) -> bool:
+        """Whether the loss is above half of what is named, with its interval or in nearly every step: where a
+        run drifts, another one could lose much more or less, and yet there is no doubt of the loss."""
+        if self.lasts or self.interval_ms is None or self.interval_ms[0] > least_ms / 2:
+            return True
+        finite = values[np.isfinite(values)]
+        return bool((finite >= least_ms / 2).mean() >= NEARLY_ALL)
+
+    @property
+    def often(self) -> str:
+        """', every third step'; '' where no period is known."""
+        period = None if self.occasions is None else self.occasions.period
+        return "" if self.occasions is None or period is None else f", {self.occasions.often}"
+
+    def text(self, values: Floats, mean_step: float, median_step: float) -> str:
+        """How a loss in few steps adds up."""
+        if self.occasions is not None:
+            text = self.occasions.text
+        else:
+            nonzero = values[np.nan_to_num(values) > 0]
+            text = (
+                f"{len(nonzero)} of {len(values)} steps, {quantity(float(np.median(nonzero)), 'ms')} in the"
+                " median of these: the mean over all steps is given"
+            )
+        means = f"{quantity(mean_step, 'ms')} in the mean, {quantity(median_step, 'ms')} in the median"
+        return f"in {text}; a step takes {means}"
+
+
+def worth(finding: CauseFinding, rule: CauseRule, global_step: NDArray[np.int64]) -> Worth:
+    """global_step: of each of the finding's steps."""
+    values = finding.ms
+    finite = values[np.isfinite(values)]
+    if not len(finite) or not finite.any():
+        return Worth(0.0, None, "no time is lost yet")
+    if finding.occasions is not None:
+        return Worth(*finding.occasions.mean_ms(), is_mean=True, occasions=finding.occasions, lasts=True)
+    median, mean = float(np.median(finite)), float(finite.mean())
+    is_rare = median < RARE * mean or mean < UNLIKE * median
+    is_mean = rule.statistic == "mean" or (rule.statistic == "auto" and is_rare)
+    slow_steps = occasions(values, global_step) if is_mean else None
+    if slow_steps is not None:
+        slow_ms, interval = slow_steps.mean_ms()
+        usual_ms = mean - slow_ms
+        low, high = (usual_ms + edge for edge in interval)
+        return Worth(mean, (low, high), is_mean=True, occasions=slow_steps, lasts=True)
+    estimated = estimate(values[None, :], "mean" if is_mean else "median")
+    if estimated is None:
+        few = f"{len(finite)} judged steps are too few: {MIN_STEPS} are needed"
+        return Worth(mean if is_mean else median, None, few, is_mean, lasts=finding.is_sure)
+    value, interval = side([estimated])
+    return Worth(value, interval, "", is_mean, lasts=finding.is_sure)

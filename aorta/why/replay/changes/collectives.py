@@ -1,0 +1,508 @@
+"""Changes of communication: speed, ranks, who comes late, prefetch, buckets, resharding."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aorta.errors import ReplayError
+from aorta.timeline.collective import busbw_factor, canonical_op
+from aorta.timeline.intervals import distinct
+from aorta.why.replay.activity import OPTIMIZER_SCOPE, SHARDING_SCOPE
+from aorta.why.replay.changes.change import FACTOR, Change, form
+from aorta.why.replay.graph import ArcKind, Nodes, StepGraph, TracedCollective
+from aorta.why.replay.run import NEVER, Draft, replay_draft
+
+OPS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter",
+    "send", "recv", "send_recv", "barrier",
+)  # fmt: skip
+ANY = ("collectives", "communication", "comm")
+NODE_RANKS = 8
+"""Ranks of one node, where nothing says how many."""
+SMALL_BYTES = 1 << 20
+"""A collective of less is of a loss or a norm, not of gradients or activations."""
+DDP_BUCKET_BYTES = 25 << 20
+"""bucket_cap_mb of DistributedDataParallel, where it is not set."""
+LATENCY_NS = 20_000.0
+"""Of a collective, where the trace holds sizes too few to tell."""
+GATHER_SCOPE = re.compile(r"FSDP::(all_gather|backward_prefetch|all_gather_copy_out)")
+
+
+def ops_named(name: str) -> frozenset[str] | None:
+    """The operations that a word means; None: all of them."""
+    if name.lower() in ANY:
+        return None
+    op = canonical_op(name)
+    return frozenset() if op is None else frozenset((op,))
+
+
+def _chosen(
+    draft: Draft, text: str, ops: frozenset[str] | None, unit: str | None = None
+) -> list[TracedCollective]:
+    chosen = draft.collectives(ops, unit)
+    if not chosen:
+        traced_ops = sorted({collective.op for collective in draft.graph.collectives})
+        asked_ops = " or ".join(ops) if ops else "collective"
+        of_unit = f" of {unit}" if unit else ""
+        raise ReplayError(
+            f"{text!r}: the traces hold no {asked_ops}{of_unit};"
+            f" they hold {', '.join(traced_ops) or 'no collective'}"
+        )
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleCollective:
+    """Transfers take factor times as long; waiting for ranks stays what it is."""
+
+    text: str
+    ops: frozenset[str] | None
+    factor: float
+    unit: str | None = None
+
+    def apply(self, draft: Draft) -> None:
+        chosen = _chosen(draft, self.text, self.ops, self.unit)
+        for collective in chosen:
+            for node in collective.members:
+                draft.set_duration(node, draft.duration_ns(node) * self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleLink:
+    """Links of a kind carry factor times as many bytes per second; latency stays."""
+
+    text: str
+    is_inside: bool
+    """Between ranks of one node; else the network."""
+    factor: float
+
+    def apply(self, draft: Draft) -> None:
+        chosen = [collective for collective in draft.collectives() if self._uses(collective)]
+        if not chosen:
+            extent = "inside a node" if self.is_inside else f"over more than {NODE_RANKS} ranks"
+            raise ReplayError(f"{self.text!r}: the traces hold no collective {extent}")
+        latency = latency_ns(draft)
+        for collective in chosen:
+            fixed = latency.get(collective.op, LATENCY_NS)
+            for node in collective.members:
+                length = draft.duration_ns(node)
+                draft.set_duration(node, min(length, fixed) + max(0.0, length - fixed) / self.factor)
+        draft.notes.append(f"links: groups of up to {NODE_RANKS} ranks are taken to lie in one node")
+
+    def _uses(self, collective: TracedCollective) -> bool:
+        is_inside = collective.num_ranks is None or collective.num_ranks <= NODE_RANKS
+        return is_inside == self.is_inside and (collective.num_ranks or 2) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class OnTime:
+    """A rank that comes last to a collective comes with the last but one: what it did while the others waited
+    is taken out of its time."""
+
+    text: str
+    rank: int
+
+    def apply(self, draft: Draft) -> None:
+        graph = draft.graph
+        if self.rank not in graph.ranks:
+            ranks = ", ".join(map(str, graph.ranks[:8]))
+            raise ReplayError(f"{self.text!r}: there is no rank {self.rank}, but {ranks}")
+        times = replay_draft(StepGraph(graph, 0), draft).time_ns
+        for collective in graph.collectives:
+            if collective.meeting < 0:
+                continue
+            arrivals = sorted((times[2 * node], node) for node in collective.members)
+            last, since = arrivals[-1], arrivals[-2][0]
+            if graph.nodes.rank[last[1]] == self.rank and last[0] > since:
+                self._shorten(draft, times, 2 * last[1], since)
+
+    def _shorten(self, draft: Draft, times: list[float], point: int, since: float) -> None:
+        """Takes the time after `since` out of the arcs that decided when the point came."""
+        arcs = draft.graph.arcs
+        while times[point] > since:
+            candidates = [arc for arc in draft.incoming(point) if draft.length_ns[arc] > NEVER]
+            if not candidates:
+                return
+            arc = max(candidates, key=lambda arc: times[arcs.source[arc]] + draft.length_ns[arc])
+            source = arcs.source[arc]
+            if draft.graph.nodes.rank[source // 2] != self.rank:
+                return
+            excess = times[point] - max(since, times[source])
+            if excess > 0:
+                draft.length_ns[arc] -= excess
+            point = source
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutWaiting:
+    """Nobody waits for anybody: each rank's transfer begins when it comes."""
+
+    text: str
+
+    def apply(self, draft: Draft) -> None:
+        graph = draft.graph
+        for collective in graph.collectives:
+            if collective.meeting < 0:
+                continue
+            for arc in draft.incoming(2 * collective.meeting, ArcKind.ARRIVAL):
+                draft.cut(arc)
+            for node in collective.members:
+                draft.add(2 * node, 2 * node + 1, draft.duration_ns(node), ArcKind.TRANSFER)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherRanks:
+    """A collective runs over another number of ranks, with the same bytes per rank's buffer."""
+
+    text: str
+    ops: frozenset[str] | None
+    num_ranks: int
+    hardware: str | None = None
+
+    def apply(self, draft: Draft) -> None:
+        for collective in _chosen(draft, self.text, self.ops):
+            traced_ranks = collective.num_ranks or len(collective.members)
+            if traced_ranks < 2:
+                continue
+            factor = self._factor(collective, traced_ranks)
+            for node in collective.members:
+                draft.set_duration(node, draft.duration_ns(node) * factor)
+
+    def _factor(self, collective: TracedCollective, traced_ranks: int) -> float:
+        if self.hardware is None or collective.size_bytes is None:
+            return busbw_factor(collective.op, self.num_ranks) / busbw_factor(collective.op, traced_ranks)
+        from aorta.hardware.part import load_hardware
+        from aorta.projection.collectives import collective_time, rank_group
+
+        hardware = load_hardware(self.hardware)
+        times = [
+            collective_time(collective.op, collective.size_bytes, rank_group(n, hardware), hardware).time_s
+            for n in (self.num_ranks, traced_ranks)
+        ]
+        return times[0] / times[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Gathers of parameters are asked for this many units earlier (later where negative)."""
+
+    text: str
+    units: int
+
+    def apply(self, draft: Draft) -> None:
+        graph = draft.graph
+        num_moved = 0
+        for chain in gather_chains(draft):
+            for i in range(len(chain)):
+                j = i - self.units
+                if (
+                    not 0 <= j < len(chain)
+                    or graph.collectives[chain[j].place].step != graph.collectives[chain[i].place].step
+                ):
+                    continue
+                num_moved += 1
+                donor = chain[j].starts(draft)
+                if donor is None:
+                    continue
+                for node in chain[i].nodes:
+                    for arc in draft.incoming(2 * node, ArcKind.LAUNCH) + draft.incoming(
+                        2 * node, ArcKind.EVENT
+                    ):
+                        if self.units > 0 and graph.arcs.source[arc] // 2 not in chain[i].nodes:
+                            draft.cut(arc)
+                    if self.units < 0 or node == chain[i].nodes[0]:
+                        for source, length in donor:
+                            draft.add(source, 2 * node, length, ArcKind.EVENT)
+        if num_moved == 0:
+            raise ReplayError(f"{self.text!r}: the traces hold no series of all_gathers to move")
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """An all_gather on one rank with the copies that fill its input."""
+
+    place: int
+    """Among the graph's collectives."""
+    nodes: tuple[int, ...]
+    """In order; the collective is the last."""
+
+    def starts(self, draft: Draft) -> list[tuple[int, float]] | None:
+        """What the first of them waits for beside its stream: points and lengths."""
+        arcs = draft.graph.arcs
+        starts = [
+            (arcs.source[arc], arcs.length_ns[arc])
+            for node in self.nodes
+            for kind in (ArcKind.LAUNCH, ArcKind.EVENT)
+            for arc in draft.incoming(2 * node, kind)
+            if arcs.source[arc] // 2 not in self.nodes
+        ]
+        return starts or None
+
+
+def gather_chains(draft: Draft) -> list[list[Gather]]:
+    """Per rank, group and step the all_gathers that a sharded model asks for, in order."""
+    graph, nodes = draft.graph, draft.graph.nodes
+    rows: dict[tuple[int, str | None, int], list[Gather]] = defaultdict(list)
+    copies: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for node in draft.device_work():
+        if GATHER_SCOPE.search(nodes.unit[node]) and "copy_out" not in nodes.unit[node]:
+            copies[nodes.rank[node], nodes.unit[node]].append(node)
+    copied: set[int] = set()
+    for place, collective in enumerate(graph.collectives):
+        if collective.op != "all_gather" or collective.step < 0:
+            continue
+        for node in collective.members:
+            copies_in = [
+                c
+                for c in copies.get((nodes.rank[node], nodes.unit[node]), ())
+                if c not in copied and c < node and nodes.step[c] == nodes.step[node]
+                and nodes.start_ns[c] <= nodes.start_ns[node]
+            ]  # fmt: skip
+            copied.update(copies_in)
+            rows[nodes.rank[node], collective.group, collective.step].append(
+                Gather(place, (*copies_in, node))
+            )
+    return list(rows.values())
+
+
+@dataclass(frozen=True, slots=True)
+class KeptParameters:
+    """Parameters stay gathered after forward: what backward gathers again is not gathered."""
+
+    text: str
+
+    def apply(self, draft: Draft) -> None:
+        graph, nodes = draft.graph, draft.graph.nodes
+        gathered: set[tuple[int, str | None, str]] = set()
+        dropped: set[tuple[int, str]] = set()
+        num = 0
+        for collective in graph.collectives:
+            if collective.op != "all_gather" or "(" not in collective.subject or collective.step < 0:
+                continue
+            key = (collective.step, collective.group, collective.subject)
+            if key not in gathered:
+                gathered.add(key)
+                continue
+            num += 1
+            unit = collective.subject.partition("(")[2].rstrip(")")
+            for node in collective.members:
+                draft.set_duration(node, 0.0)
+                dropped.add((nodes.rank[node], f"{collective.step}|{unit}"))
+        if num == 0:
+            raise ReplayError(
+                f"{self.text!r}: no all_gather of one unit comes twice in a step (its unit is told by the"
+                " annotations FSDP::all_gather (...))"
+            )
+        self._drop_copies(draft, dropped)
+
+    def _drop_copies(self, draft: Draft, dropped: set[tuple[int, str]]) -> None:
+        """The copies in and out of the dropped gathers, and the host's part of them: the second half of each
+        unit's."""
+        nodes = draft.graph.nodes
+        of_unit: dict[tuple[int, str], list[int]] = defaultdict(list)
+        for node in draft.device_work():
+            unit = re.search(r"\(([^()]+)\)", nodes.unit[node])
+            if GATHER_SCOPE.search(nodes.unit[node]) and unit:
+                of_unit[nodes.rank[node], f"{nodes.step[node]}|{unit[1]}"].append(node)
+        for key in dropped:
+            rows = sorted(of_unit.get(key, ()), key=lambda node: nodes.start_ns[node])
+            for node in rows[len(rows) // 2 :]:
+                draft.set_duration(node, 0.0)
+                for arc in draft.incoming(2 * node, ArcKind.LAUNCH):
+                    for host in draft.host_arcs(draft.graph.arcs.source[arc] // 2):
+                        draft.cut_to(host, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Gradients are reduced in buckets factor times as large."""
+
+    text: str
+    factor: float
+
+    def apply(self, draft: Draft) -> None:
+        latency = latency_ns(draft)
+        rows: dict[tuple[str, str | None, int], list[TracedCollective]] = defaultdict(list)
+        for collective in draft.graph.collectives:
+            if collective.op == "all_reduce" and (collective.size_bytes or 0) > SMALL_BYTES:
+                rows[collective.op, collective.group, collective.step].append(collective)
+        if not rows:
+            raise ReplayError(
+                f"{self.text!r}: the traces hold no all_reduce above 1 MiB (FSDP reduces units, not buckets)"
+            )
+        for (op, _, _), series in rows.items():
+            fixed = latency.get(op, LATENCY_NS)
+            if self.factor > 1:
+                self._merge(draft, series, fixed)
+            else:
+                self._split(draft, series, fixed)
+
+    def _merge(self, draft: Draft, series: Sequence[TracedCollective], fixed: float) -> None:
+        """The last of each handful carries all; the others take no time. The first bucket is smaller than the
+        rest and stays, so that reducing begins early."""
+        limit = self.factor * _bucket_bytes(series)
+        end = 1
+        while end < len(series):
+            size, first = 0, end
+            while end < len(series) and size < limit:
+                size += series[end].size_bytes or 0
+                end += 1
+            members = series[first:end]
+            for rank_nodes in zip(*(collective.members for collective in members), strict=False):
+                total = sum(max(0.0, draft.duration_ns(node) - fixed) for node in rank_nodes)
+                for node in rank_nodes[:-1]:
+                    draft.set_duration(node, 0.0)
+                draft.set_duration(rank_nodes[-1], total + fixed)
+
+    def _split(self, draft: Draft, series: Sequence[TracedCollective], fixed: float) -> None:
+        """Each bucket has a latency more for every part. Of the last one all parts but one are reduced before
+        the last gradient is there."""
+        parts = max(2, round(1 / self.factor))
+        for previous, collective in zip([None, *series[:-1]], series, strict=True):
+            for row, node in enumerate(collective.members):
+                length = draft.duration_ns(node)
+                part = max(0.0, length - fixed) / parts + fixed
+                draft.set_duration(node, part if collective is series[-1] else parts * part)
+                if collective is series[-1] and previous is not None and row < len(previous.members):
+                    # After the last part of the bucket before, its stream has all parts to carry.
+                    draft.add(2 * previous.members[row], 2 * node + 1, (parts + 1) * part, ArcKind.TRANSFER)
+
+
+def _bucket_bytes(series: Sequence[TracedCollective]) -> int:
+    """From how many bytes on DDP closes a bucket: a bucket is closed by the gradient that reaches it, so all
+    but the first and the last have at least that. DDP's own setting where it agrees."""
+    inner = [collective.size_bytes or 0 for collective in series[1:-1]]
+    least = min(inner, default=max(collective.size_bytes or 0 for collective in series))
+    return DDP_BUCKET_BYTES if least >= DDP_BUCKET_BYTES else least
+
+
+def collectives_of_activations(draft: Draft) -> list[TracedCollective]:
+    """all_to_all, and the large collectives of groups that communicate in forward too, but for those that
+    gather parameters or reduce gradients: tensor and sequence parallelism."""
+    graph, nodes = draft.graph, draft.graph.nodes
+    launched_by = [_launching_thread(draft, collective.members[0]) for collective in graph.collectives]
+    main = {
+        nodes.lane[node]
+        for node in draft.calls()
+        if nodes.step[node] >= 0 and OPTIMIZER_SCOPE.search(nodes.program[node])
+    }
+    in_forward = {
+        collective.group
+        for collective, thread in zip(graph.collectives, launched_by, strict=True)
+        if thread in main and _is_of_activations(nodes, collective)
+    }
+    return [
+        collective
+        for collective in graph.collectives
+        if collective.op == "all_to_all"
+        or (collective.group in in_forward and _is_of_activations(nodes, collective))
+    ]
+
+
+def _is_of_activations(nodes: Nodes, collective: TracedCollective) -> bool:
+    node = collective.members[0]
+    scope = f"{nodes.program[node]} {nodes.unit[node]}"
+    is_large = collective.size_bytes is None or collective.size_bytes > SMALL_BYTES
+    return is_large and not OPTIMIZER_SCOPE.search(scope) and not SHARDING_SCOPE.search(scope)
+
+
+def _launching_thread(draft: Draft, node: int) -> str | None:
+    arcs = draft.incoming(2 * node, ArcKind.LAUNCH)
+    return draft.graph.nodes.lane[draft.graph.arcs.source[arcs[0]] // 2] if arcs else None
+
+
+def latency_ns(draft: Draft) -> dict[str, float]:
+    """By operation: what is left of a transfer at no bytes, from the sizes in the trace; never more than the
+    shortest transfer."""
+    rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for collective in draft.graph.collectives:
+        if collective.size_bytes:
+            length = min(draft.duration_ns(node) for node in collective.members)
+            rows[collective.op].append((float(collective.size_bytes), length))
+    latencies = {}
+    for op, points in rows.items():
+        sizes = np.array([size for size, _ in points])
+        lengths = np.array([length for _, length in points])
+        shortest = float(lengths.min())
+        if len(distinct(sizes)) >= 3 and sizes.max() > 2 * sizes.min():
+            slope, level = np.polyfit(sizes, lengths, 1)
+            latencies[op] = float(np.clip(level, 0.0, shortest)) if slope > 0 else min(LATENCY_NS, shortest)
+        else:
+            latencies[op] = min(LATENCY_NS, shortest)
+    return latencies
+
+
+_OPS = "|".join((*OPS, *ANY, *(op.replace("_", "") for op in OPS)))
+
+
+@form(
+    rf"(?P<op>{_OPS})(?:\s+(?:of\s+)?\(?(?P<unit>[^\s()]+)\)?)?\s+{FACTOR}",
+    "all_gather x0.5",
+    "transfers take this many times as long",
+)
+def _collective(match: re.Match[str]) -> Change:
+    return ScaleCollective(match[0], ops_named(match["op"]), float(match["factor"]), match["unit"])
+
+
+@form(
+    rf"(?P<op>{_OPS})\s+(?:over\s+)?ranks\s+(?P<ranks>\d{{1,6}})(?:\s+on\s+(?P<hardware>\S+))?",
+    "all_gather ranks 16 on h200",
+    "over another number of ranks (with hardware: by the projection's cost model)",
+)
+def _ranks(match: re.Match[str]) -> Change:
+    if int(match["ranks"]) < 2:
+        raise ReplayError(f"{match[0]!r}: a collective needs at least 2 ranks")
+    return OtherRanks(match[0], ops_named(match["op"]), int(match["ranks"]), match["hardware"])
+
+
+@form(
+    rf"(?P<link>nvlink|xgmi|link|nic|network)s?\s+{FACTOR}",
+    "nvlink x2",
+    "bandwidth inside a node (nic: between nodes) times this",
+)
+def _link(match: re.Match[str]) -> Change:
+    if float(match["factor"]) == 0:
+        raise ReplayError(f"{match[0]!r}: a link without bandwidth never ends")
+    return ScaleLink(match[0], match["link"].lower() in ("nvlink", "xgmi", "link"), float(match["factor"]))
+
+
+@form(r"rank\s+(?P<rank>\d{1,7})\s+on\s+time", "rank 3 on time", "this rank comes with the others")
+def _on_time(match: re.Match[str]) -> Change:
+    return OnTime(match[0], int(match["rank"]))
+
+
+@form(r"(?:all\s+ranks|ranks)\s+on\s+time", "ranks on time", "nobody waits for anybody")
+def _all_on_time(match: re.Match[str]) -> Change:
+    return WithoutWaiting(match[0])
+
+
+@form(
+    r"prefetch\s*(?P<sign>[+-])\s*(?P<units>\d{1,3})",
+    "prefetch +1",
+    "gathers are asked for units earlier (-: later)",
+)
+def _prefetch(match: re.Match[str]) -> Change:
+    units = int(match["units"]) * (1 if match["sign"] == "+" else -1)
+    if units == 0:
+        raise ReplayError(f"{match[0]!r}: by how many units? prefetch +1 or prefetch -1")
+    return Prefetch(match[0], units)
+
+
+@form(
+    r"(?:no\s+reshard|parameters\s+kept|reshard\s+off)",
+    "no reshard",
+    "parameters stay gathered after forward",
+)
+def _no_reshard(match: re.Match[str]) -> Change:
+    return KeptParameters(match[0])
+
+
+@form(rf"buckets\s+{FACTOR}", "buckets x4", "gradient buckets this many times as large")
+def _buckets(match: re.Match[str]) -> Change:
+    factor = float(match["factor"])
+    if factor <= 0 or factor == 1:
+        raise ReplayError(f"{match[0]!r}: a size of buckets other than x1, above 0")
+    return Buckets(match[0], factor)

@@ -1,0 +1,260 @@
+"""Changes of work on the device: classes of kernels, contention, the batch."""
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from aorta.errors import ReplayError, did_you_mean
+from aorta.traces.classify import COMMUNICATION, KERNEL_CLASSES
+from aorta.why.replay.activity import (
+    FOREACH,
+    OPTIMIZER,
+    OPTIMIZER_SCOPE,
+    SHARDING_SCOPE,
+    depends_on_batch,
+    work_class,
+)
+from aorta.why.replay.changes.change import FACTOR, Change, form
+from aorta.why.replay.changes.collectives import OPS, SMALL_BYTES, collectives_of_activations
+from aorta.why.replay.graph import ArcKind, NodeKind, Nodes, StepEnd, StepGraph
+from aorta.why.replay.run import Draft, replay_draft
+
+FIXED_NS = 2_000.0
+"""Of a kernel's time, whatever the batch: its start and end on the device."""
+PRODUCTS = ("gemm", "attention", "convolution")
+REDUCTION_SCOPE = "FSDP::post_backward_reduce"
+CLASSES = tuple(name for name in KERNEL_CLASSES if name != COMMUNICATION)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleClass:
+    """Kernels of a class take factor times as long."""
+
+    text: str
+    label: str
+    factor: float
+
+    def apply(self, draft: Draft) -> None:
+        nodes = draft.graph.nodes
+        chosen = [
+            node
+            for node in draft.device_work()
+            if nodes.kind[node] == NodeKind.KERNEL
+            and work_class(nodes.name[node], nodes.program[node], nodes.unit[node]) == self.label
+        ]
+        if not chosen:
+            raise ReplayError(f"{self.text!r}: the traces hold no {self.label} kernel")
+        for node in chosen:
+            for arc in draft.duration_arcs(node):
+                draft.scale(arc, self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleKernel:
+    """Kernels with a text in their name take factor times as long."""
+
+    text: str
+    name: str
+    factor: float
+
+    def apply(self, draft: Draft) -> None:
+        nodes = draft.graph.nodes
+        chosen = [node for node in draft.device_work() if self.name in nodes.name[node]]
+        if not chosen:
+            raise ReplayError(f"{self.text!r}: no kernel has {self.name!r} in its name")
+        for node in chosen:
+            for arc in draft.duration_arcs(node):
+                draft.scale(arc, self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutContention:
+    """Kernels beside collectives take what they take alone, and none waits for room on the device."""
+
+    text: str
+
+    def apply(self, draft: Draft) -> None:
+        draft.has_contention = False
+        of_graph = draft.contention
+        for arc in of_graph.arcs.tolist():
+            draft.cut_to(arc, of_graph.length_ns[arc])
+        for node, delay in draft.graph.roomless.items():
+            for arc in draft.incoming(2 * node):
+                draft.length_ns[arc] -= delay
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleBatch:
+    """Each step has factor times as many samples in one pass."""
+
+    text: str
+    factor: float
+
+    def apply(self, draft: Draft) -> None:
+        nodes = draft.graph.nodes
+        for node in draft.device_work():
+            if not depends_on_batch(nodes.name[node], nodes.program[node], nodes.unit[node]):
+                continue
+            length = draft.duration_ns(node)
+            if length > FIXED_NS:
+                draft.set_duration(node, FIXED_NS + (length - FIXED_NS) * self.factor)
+        for collective in collectives_of_activations(draft):
+            for node in collective.members:
+                draft.set_duration(node, draft.duration_ns(node) * self.factor)
+        draft.notes.append(
+            "batch: kernels but those of the optimizer and of gathering and reducing parameters are taken to"
+            " grow with it, and collectives of activations; the host stays"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate:
+    """Forward and backward run num times in a step; gradients are reduced in the last one alone."""
+
+    text: str
+    num: int
+
+    def apply(self, draft: Draft) -> None:
+        graph = draft.graph
+        passes = _passes(draft)
+        if not passes:
+            raise ReplayError(f"{self.text!r}: no kernel of these traces was launched by an optimizer's step")
+        without_reductions = draft.copy()
+        _drop_reductions(without_reductions)
+        _add_up_gradients(without_reductions)
+        times = replay_draft(StepGraph(graph, 0), without_reductions).time_ns
+        for index, (_, ends) in enumerate(graph.steps):
+            lengths = [
+                times[2 * passes[end.rank, index].after] - times[end.first]
+                for end in ends
+                if (end.rank, index) in passes
+            ]
+            longer = (self.num - 1) * max(lengths, default=0.0)
+            for end in ends:
+                of_rank = passes.get((end.rank, index))
+                self._lengthen(draft, end, None if of_rank is None else of_rank.first, longer)
+
+    def _lengthen(self, draft: Draft, end: StepEnd, work: int | None, longer_ns: float) -> None:
+        """The passes before the last one: the host is busy with them, and the device."""
+        if work is not None:
+            draft.add(end.first, 2 * work + 1, longer_ns + draft.duration_ns(work), ArcKind.DURATION)
+        for arc in draft.incoming(end.first, ArcKind.STEP):
+            host = draft.graph.arcs.source[arc] // 2
+            if draft.graph.nodes.kind[host] == NodeKind.HOST_STEP:
+                for call in draft.incoming(2 * host + 1, ArcKind.CALL):
+                    draft.length_ns[call] += longer_ns
+
+
+def _drop_reductions(draft: Draft) -> None:
+    """Takes out the collectives that reduce gradients, and what launching them costs the host. The copies
+    stay: gradients that are not reduced are added up."""
+    arcs = draft.graph.arcs
+    dropped = [
+        collective
+        for collective in draft.collectives(frozenset(("all_reduce", "reduce_scatter")))
+        if (collective.size_bytes or 0) > SMALL_BYTES
+    ]
+    for collective in dropped:
+        for node in collective.members:
+            draft.set_duration(node, 0.0)
+            for arc in draft.incoming(2 * node, ArcKind.LAUNCH):
+                for host in draft.host_arcs(arcs.source[arc] // 2):
+                    draft.cut_to(host, 0.0)
+
+
+def _add_up_gradients(draft: Draft) -> None:
+    """Gradients of fully_shard that are not reduced stay whole, in the type of the reduction: they are cast,
+    added up and copied where else they are copied once. 12 bytes of a parameter more, at twice the speed of
+    the 6 that the copy moves; a run that accumulates already does it in its trace."""
+    nodes, ops = draft.graph.nodes, Counter(collective.op for collective in draft.graph.collectives)
+    if ops["all_gather"] > 2 * ops["reduce_scatter"]:
+        return
+    for node in draft.device_work():
+        if REDUCTION_SCOPE in nodes.unit[node] and nodes.kind[node] == NodeKind.KERNEL:
+            draft.set_duration(node, 2 * draft.duration_ns(node))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Forward and backward of one step on one rank: kernels."""
+
+    first: int
+    after: int
+    """The first one that works on parameters: clips, or updates."""
+
+
+def _passes(draft: Draft) -> dict[tuple[int, int], _Pass]:
+    """By rank and place of the step."""
+    nodes = draft.graph.nodes
+    rows: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for node in draft.device_work():
+        if nodes.kind[node] == NodeKind.KERNEL and nodes.step[node] >= 0:
+            rows[nodes.rank[node], nodes.step[node]].append(node)
+    passes: dict[tuple[int, int], _Pass] = {}
+    for key, kernels in rows.items():
+        kernels.sort(key=lambda node: nodes.start_ns[node])
+        labels = [work_class(nodes.name[k], nodes.program[k], nodes.unit[k]) for k in kernels]
+        updates = [k for k, label in zip(kernels, labels, strict=True) if label == OPTIMIZER]
+        products = [row for row, label in enumerate(labels) if label in PRODUCTS]
+        if not updates:
+            continue
+        since = products[-1] if products else 0
+        after = [k for k in kernels[since:] if _is_on_parameters(nodes, k)]
+        passes[key] = _Pass(kernels[0], min([*after[:1], updates[0]], key=lambda k: nodes.start_ns[k]))
+    return passes
+
+
+def _is_on_parameters(nodes: Nodes, node: int) -> bool:
+    scope = f"{nodes.program[node]} {nodes.unit[node]}"
+    return bool(OPTIMIZER_SCOPE.search(scope)) or (FOREACH in scope and not SHARDING_SCOPE.search(scope))
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutUnexplained:
+    """Delays that nothing in the traces explains are left out: how much of a replay rests on them."""
+
+    text: str
+
+    def apply(self, draft: Draft) -> None:
+        for node, delay in draft.graph.unexplained.items():
+            for arc in draft.incoming(2 * node):
+                if draft.graph.arcs.kind[arc] != ArcKind.BEGIN:
+                    draft.length_ns[arc] -= delay
+
+
+@form(rf"kernels?\s+(?P<name>\S+)\s+{FACTOR}", "kernel flash_fwd x0.5", "kernels with this in their name")
+def _kernel(match: re.Match[str]) -> Change:
+    return ScaleKernel(match[0], match["name"], float(match["factor"]))
+
+
+@form(rf"batch\s+{FACTOR}", "batch x2", "as many samples in one pass of a step")
+def _batch(match: re.Match[str]) -> Change:
+    return ScaleBatch(match[0], float(match["factor"]))
+
+
+@form(r"accumulation\s+x\s*(?P<num>\d{1,4})", "accumulation x2", "micro-batches of this size in a step")
+def _accumulation(match: re.Match[str]) -> Change:
+    if int(match["num"]) < 1:
+        raise ReplayError(f"{match[0]!r}: a step has at least one micro-batch")
+    return Accumulate(match[0], int(match["num"]))
+
+
+@form(r"no\s+contention", "no contention", "kernels are no slower beside collectives than alone")
+def _contention(match: re.Match[str]) -> Change:
+    return WithoutContention(match[0])
+
+
+@form(r"no\s+unexplained\s+delays?", "no unexplained delays", "leaves out what the graph cannot explain")
+def _unexplained(match: re.Match[str]) -> Change:
+    return WithoutUnexplained(match[0])
+
+
+def kernel_class_change(text: str, label: str, factor: float) -> ScaleClass:
+    """ReplayError for a class that is none."""
+    label = label.lower()
+    if label not in CLASSES:
+        raise ReplayError(
+            f"{text!r}: {label!r} is neither a collective nor a class of kernels"
+            f"{did_you_mean(label, (*CLASSES, *OPS), '; classes are ' + ', '.join(CLASSES))}"
+        )
+    return ScaleClass(text, label, factor)

@@ -1,0 +1,264 @@
+"""Traced steps of a run as dependency graphs: Kineto traces read for host calls, device work and synchronisation."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from aorta.errors import TraceError
+from aorta.processes import no_garbage_collection
+from aorta.timeline.types import STEP_ANNOTATION
+from aorta.timeline.waits import match_ranks
+from aorta.traces.classify import COMM_RULES, classifier
+from aorta.traces.files import read_bytes
+from aorta.traces.host_calls import step_marks
+from aorta.traces.kineto import CATEGORIES, LAUNCH_CATEGORIES, rank_trace
+from aorta.traces.kineto_file import GraphEvent, GraphTrace, decode_for_graph, nanoseconds
+from aorta.traces.model import NS_PER_MS, RankTrace, rank_calls
+from aorta.traces.sniff import read_member
+from aorta.traces.sources import Source, TraceFile, open_source
+from aorta.why.replay.activity import (
+    CallKind,
+    Calls,
+    RankActivity,
+    Scopes,
+    StepAnnotation,
+    SyncRecord,
+    Work,
+    WorkKind,
+    call_kind,
+)
+from aorta.why.replay.build import build
+from aorta.why.replay.graph import StepGraph, TraceGraph
+
+SYNC_CATEGORY = "cuda_sync"
+MARK_NAMES = (STEP_ANNOTATION, "ProfilerStep#")
+
+
+def read_activity(decoded: GraphTrace, source: str, trace: RankTrace) -> RankActivity:
+    """The activity of the rank whose trace, made of the same events, is `trace`.
+
+    TraceError where they hold no device work that can be used.
+    """
+    by_category: dict[str | None, list[GraphEvent]] = defaultdict(list)
+    for event in decoded.events:
+        by_category[event.cat].append(event)
+    device_work = [e for cat in CATEGORIES for e in by_category[cat] if e.dur is not None]
+    if not device_work:
+        raise TraceError(f"{source} holds no device work with a time")
+    devices = {e.args.device for e in device_work if e.args is not None}
+    if len(devices) > 1:
+        raise TraceError(f"{source} holds {len(devices)} GPUs: a replay needs one trace per GPU")
+    device_work.sort(key=lambda e: e.ts)
+    all_calls = [e for cat in LAUNCH_CATEGORIES for e in by_category[cat] if e.args is not None]
+    launching = {e.args.correlation for e in device_work if e.args is not None}
+    calls = _calls(all_calls, launching, source)
+    place = {c: i for i, c in enumerate(calls.correlation) if c is not None}
+    work = _work(device_work, place, source, trace, decoded.base_ns or 0)
+    waits = [
+        SyncRecord(
+            e.args.correlation,
+            e.name,
+            _stream(e.args.stream),
+            _recorded(e.args.recorded),
+            _stream(e.args.wait_on_stream),
+            e.args.event if isinstance(e.args.event, int) else None,
+        )
+        for e in by_category[SYNC_CATEGORY]
+        if e.args is not None and e.args.correlation is not None
+    ]
+    annotations = by_category["user_annotation"]
+    marks = _marks(annotations + by_category["cpu_op"], source)
+    notes = []
+    if not len(calls):
+        notes.append("no host calls: the graph holds device work alone, in the order of its streams")
+    elif not waits:
+        notes.append("no synchronisation events: waits between streams are inferred from times")
+    return RankActivity(
+        rank=trace.rank,
+        source=source,
+        calls=calls,
+        work=work,
+        waits=waits,
+        scopes=_scopes(by_category["cpu_op"], annotations, source),
+        marks=marks,
+        compute_stream=_compute_stream(trace),
+        base_ns=decoded.base_ns or 0,
+        host_events=_host_events(by_category, marks),
+        has_host=bool((work.call >= 0).any()),
+        notes=notes,
+    )
+
+
+def _host_events(by_category: dict[str | None, list[GraphEvent]], marks: list[StepAnnotation]) -> float:
+    num = sum(len(by_category[cat]) for cat in ("cpu_op", "user_annotation", *LAUNCH_CATEGORIES))
+    return num / len(marks) if marks else 0.0
+
+
+def _thread(event: GraphEvent) -> str:
+    return f"{event.pid}/{event.tid}"
+
+
+def _stream(value: int | str | None) -> str | None:
+    return None if value is None or str(value).startswith("-") else str(value)
+
+
+def _recorded(value: int | str | None) -> int | str | None:
+    return None if value is None or str(value).startswith("-") else value
+
+
+def _calls(events: list[GraphEvent], launching: set[int | str | None], source: str) -> Calls:
+    kinds: dict[str, CallKind | None] = {name: call_kind(name) for name in {e.name for e in events}}
+    rows: list[tuple[GraphEvent, CallKind]] = []
+    for e in events:
+        kind = kinds[e.name]
+        if e.args is not None and e.args.correlation in launching and kind is not CallKind.SYNC:
+            kind = CallKind.LAUNCH
+        if kind is not None:
+            rows.append((e, kind))
+    rows.sort(key=lambda row: row[0].ts)
+    start_ns = nanoseconds([e.ts for e, _ in rows], source)
+    length_ns = nanoseconds([e.dur or 0 for e, _ in rows], source)
+    return Calls(
+        start_ns=start_ns,
+        end_ns=start_ns + length_ns,
+        kind=np.array([kind for _, kind in rows], dtype=np.int64),
+        name=[e.name for e, _ in rows],
+        thread=[_thread(e) for e, _ in rows],
+        correlation=[e.args.correlation if e.args is not None else None for e, _ in rows],
+    )
+
+
+def _work(
+    events: list[GraphEvent], place: dict[int | str, int], source: str, trace: RankTrace, base_ns: int
+) -> Work:
+    start_ns = nanoseconds([e.ts for e in events], source)
+    end_ns = start_ns + nanoseconds([e.dur or 0 for e in events], source)
+    rules = classifier(COMM_RULES)
+    origin_ns = trace.timeline.origin_unix_ns - base_ns
+    collectives: dict[tuple[int, str], int] = {
+        (round(traced.start_ms * NS_PER_MS) + origin_ns, traced.kernel): i
+        for i, traced in enumerate(trace.collectives)
+    }
+    kind = np.empty(len(events), dtype=np.int64)
+    collective = np.full(len(events), -1, dtype=np.int64)
+    for i, (e, start) in enumerate(zip(events, start_ns.tolist(), strict=True)):
+        place_of = collectives.get((start, e.name))
+        if place_of is not None:
+            kind[i], collective[i] = WorkKind.COMM, place_of
+        elif rules.comm_op(e.name) is not None:
+            kind[i] = WorkKind.COMM
+        else:
+            kind[i] = WorkKind.COMPUTE if e.cat == "kernel" else WorkKind.COPY
+    return Work(
+        start_ns=start_ns,
+        end_ns=end_ns,
+        kind=kind,
+        name=[e.name for e in events],
+        shape=[f"{e.args.grid}{e.args.block}" if e.args is not None else "" for e in events],
+        stream=[
+            str(e.args.stream if e.args is not None and e.args.stream is not None else e.tid) for e in events
+        ],
+        call=np.array(
+            [place.get(e.args.correlation, -1) if e.args is not None else -1 for e in events],  # type: ignore[arg-type]
+            dtype=np.int64,
+        ),
+        collective=collective,
+    )
+
+
+def _scopes(operators: list[GraphEvent], annotations: list[GraphEvent], source: str) -> Scopes:
+    rows = [(e, False) for e in operators] + [(e, True) for e in annotations]
+    start_ns = nanoseconds([e.ts for e, _ in rows], source).tolist()
+    length_ns = nanoseconds([e.dur or 0 for e, _ in rows], source).tolist()
+    return Scopes(
+        [
+            (_thread(e), start, start + length, e.name, is_annotation)
+            for (e, is_annotation), start, length in zip(rows, start_ns, length_ns, strict=True)
+        ]
+    )
+
+
+def _marks(events: list[GraphEvent], source: str) -> list[StepAnnotation]:
+    rows = [e for e in events if e.name.startswith(MARK_NAMES)]
+    threads: dict[str, int] = {}
+    start_ns = nanoseconds([e.ts for e in rows], source).tolist()
+    length_ns = nanoseconds([e.dur or 0 for e in rows], source).tolist()
+    marks = step_marks(
+        (e.name, threads.setdefault(_thread(e), len(threads)), start, start + length)
+        for e, start, length in zip(rows, start_ns, length_ns, strict=True)
+    )
+    names = list(threads)
+    distinct: dict[int, StepAnnotation] = {}
+    for mark in sorted(marks, key=lambda mark: mark.start_ns):
+        distinct.setdefault(
+            mark.step, StepAnnotation(mark.step, names[mark.process], mark.start_ns, mark.end_ns)
+        )
+    return list(distinct.values())
+
+
+def _compute_stream(trace: RankTrace) -> str:
+    line = trace.timeline
+    return next((line.streams[i] for i in sorted(line.compute_streams)), line.streams[0])
+
+
+def steps_of(paths: Path | str | Iterable[Path | str]) -> list[StepGraph]:
+    """One graph per step that all ranks mark; one of the whole trace where none does.
+
+    paths: a folder, a file or an archive of Kineto traces, or one file per rank. TraceError for what is no
+    Kineto trace or has no device work.
+    """
+    files = _files(paths)
+    traces: list[RankTrace] = []
+    activities: list[RankActivity] = []
+    for rank, file in sorted(files.items()):
+        data = read_member(Path(file.paths[0]), file.member) if file.member else read_bytes(file.paths[0])
+        with no_garbage_collection():
+            decoded = decode_for_graph(data, file.name)
+            trace = rank_trace(decoded, file.name)
+            trace.timeline  # noqa: B018
+            activity = read_activity(decoded, file.name, trace)
+        activity.rank = rank
+        traces.append(trace)
+        activities.append(activity)
+    return steps(build_graph(traces, activities))
+
+
+def build_graph(traces: Sequence[RankTrace], activities: Sequence[RankActivity]) -> TraceGraph:
+    """The graph of ranks that were read."""
+    calls = [rank_calls(trace) for trace in traces]
+    view = match_ranks(calls) if len(traces) > 1 else None
+    graph = build(activities, calls, view)
+    if view is not None:
+        graph.notes += view.notes
+    elif traces[0].world_size is not None and traces[0].world_size > 1:
+        graph.notes.append(
+            f"one rank of {traces[0].world_size}: waiting for other ranks is part of its collectives"
+        )
+    return graph
+
+
+def steps(graph: TraceGraph) -> list[StepGraph]:
+    return [StepGraph(graph, i) for i in range(len(graph.steps))]
+
+
+def _files(paths: Path | str | Iterable[Path | str]) -> dict[int, TraceFile]:
+    sources: list[Source]
+    if isinstance(paths, (Path, str)):
+        sources = [open_source(paths, partial=True)]
+    else:
+        sources = [open_source(path, partial=True) for path in paths]
+    files: dict[int, TraceFile] = {}
+    for source in sources:
+        if source.kind != "kineto":
+            raise TraceError(
+                f"{source.path} holds {source.kind}: a replay needs Kineto traces with host calls"
+            )
+        for rank, file in source.files.items():
+            if rank in files:
+                raise TraceError(f"rank {rank} appears twice, in {files[rank].name} and {file.name}")
+            files[rank] = file
+    if not files:
+        raise TraceError("no trace was given")
+    return files

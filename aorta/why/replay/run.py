@@ -1,0 +1,429 @@
+"""Replays a graph: the time of every point from lengths and dependencies alone; kernels run slower beside a collective."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.errors import ReplayError
+from aorta.why.replay.contention import Contention, contention
+from aorta.why.replay.graph import (
+    ArcKind,
+    Arcs,
+    NodeKind,
+    StepEnd,
+    StepGraph,
+    TracedCollective,
+    TraceGraph,
+    indexed_by_target,
+)
+
+if TYPE_CHECKING:
+    from aorta.why.replay.changes.change import Change
+
+
+NEVER = float("-inf")
+"""Length of an arc that asks for nothing."""
+
+
+@dataclass(slots=True)
+class Draft:
+    graph: TraceGraph
+    length_ns: list[float]
+    """By arc of the graph."""
+    contention: Contention
+    extra: Arcs = field(default_factory=Arcs)
+    """Arcs that changes add."""
+    has_contention: bool = True
+    notes: list[str] = field(default_factory=list)
+    """What a change could not do, or assumed."""
+
+    @classmethod
+    def from_graph(cls, graph: TraceGraph) -> "Draft":
+        of_graph = contention(graph)
+        return cls(graph, list(of_graph.length_ns), of_graph)
+
+    @classmethod
+    def as_measured(cls, graph: TraceGraph) -> "Draft":
+        """Kernels as long as they were, whatever runs beside them: for changes that hardly move them."""
+        return cls(graph, list(graph.arcs.length_ns), contention(graph), has_contention=False)
+
+    def copy(self) -> "Draft":
+        """The same lengths, with arcs of its own."""
+        old = self.extra
+        extra = Arcs(list(old.source), list(old.target), list(old.length_ns), list(old.kind))
+        return Draft(
+            self.graph, list(self.length_ns), self.contention, extra, self.has_contention, list(self.notes)
+        )
+
+    @property
+    def is_unchanged(self) -> bool:
+        return self.has_contention and not len(self.extra) and self.length_ns == self.contention.length_ns
+
+    def incoming(self, point: int, kind: ArcKind | None = None) -> list[int]:
+        """Arcs to a point, of one kind or all."""
+        graph = self.graph
+        arcs = graph.arcs_by_target[graph.first_arc[point] : graph.first_arc[point + 1]]
+        return arcs if kind is None else [arc for arc in arcs if graph.arcs.kind[arc] == kind]
+
+    def scale(self, arc: int, factor: float) -> None:
+        """Multiplies a length that is positive: a negative one is an overlap of clocks, no time."""
+        if self.length_ns[arc] > 0:
+            self.length_ns[arc] *= factor
+
+    def cut(self, arc: int) -> None:
+        self.length_ns[arc] = NEVER
+
+    def cut_to(self, arc: int, most_ns: float) -> None:
+        self.length_ns[arc] = min(self.length_ns[arc], most_ns)
+
+    def add(self, source: int, target: int, length_ns: float, kind: ArcKind) -> None:
+        self.extra.add(source, target, length_ns, kind)
+
+    def duration_arcs(self, node: int) -> list[int]:
+        """What decides the length of device work, of a collective its transfer."""
+        return self.incoming(2 * node + 1, ArcKind.DURATION) + self.incoming(2 * node + 1, ArcKind.TRANSFER)
+
+    def duration_ns(self, node: int) -> float:
+        return max((self.length_ns[arc] for arc in self.duration_arcs(node)), default=0.0)
+
+    def set_duration(self, node: int, length_ns: float) -> None:
+        """Of a collective with a meeting the transfer alone."""
+        arcs = self.incoming(2 * node + 1, ArcKind.TRANSFER) or self.incoming(2 * node + 1, ArcKind.DURATION)
+        for arc in arcs:
+            self.length_ns[arc] = length_ns
+
+    def host_arcs(self, node: int) -> list[int]:
+        """The program before a host call, and the call itself."""
+        return self.incoming(2 * node, ArcKind.HOST) + self.incoming(2 * node + 1, ArcKind.CALL)
+
+    def calls(self) -> list[int]:
+        """Nodes of host calls."""
+        return [node for node, kind in enumerate(self.graph.nodes.kind) if kind == NodeKind.CALL]
+
+    def device_work(self) -> list[int]:
+        """Nodes of kernels and copies, collectives left out."""
+        return [
+            node
+            for node, kind in enumerate(self.graph.nodes.kind)
+            if kind in (NodeKind.KERNEL, NodeKind.COPY)
+        ]
+
+    def collectives(
+        self, ops: frozenset[str] | None = None, unit: str | None = None
+    ) -> list[TracedCollective]:
+        """Those of these operations; None: all. unit: a part of the subject's name in parentheses."""
+        return [
+            collective
+            for collective in self.graph.collectives
+            if (ops is None or collective.op in ops) and (unit is None or f"({unit}" in collective.subject)
+        ]
+
+    def step_ends(self) -> list[StepEnd]:
+        return [end for _, ends in self.graph.steps for end in ends]
+
+
+END, BEGIN, DONE, START = range(4)
+"""What happens at a time, in this order where times are equal."""
+
+
+def contended_times(
+    graph: TraceGraph, arcs: Arcs, lengths: list[float], of_graph: Contention | None
+) -> list[float] | None:
+    """By point the time; lengths, by arc with kernels alone, become what they are beside collectives. Without
+    a Contention they stay. None where arcs form a circle."""
+    run = _Run(graph, arcs, lengths, of_graph)
+    return run.times if run.is_whole() else None
+
+
+def _switches(graph: TraceGraph) -> list[int]:
+    """By point: 0; 1 + rank where one of its collectives begins, the negative where it ends."""
+    switches = [0] * (2 * len(graph.nodes))
+    for collective in graph.collectives:
+        for node in collective.members:
+            switches[2 * node], switches[2 * node + 1] = (
+                1 + graph.nodes.rank[node],
+                -1 - graph.nodes.rank[node],
+            )
+    return switches
+
+
+class _Run:
+    def __init__(
+        self, graph: TraceGraph, arcs: Arcs, lengths: list[float], of_graph: Contention | None
+    ) -> None:
+        num_points = 2 * len(graph.nodes)
+        self.lengths = lengths
+        length = np.array(lengths)
+        source, target = np.array(arcs.source), np.array(arcs.target)
+        live = np.flatnonzero(length != NEVER)
+        order = live[np.argsort(source[live], kind="stable")]
+        self.first = np.searchsorted(source[order], np.arange(num_points + 1)).tolist()
+        self.target, self.length = target[order].tolist(), length[order].tolist()
+        work = np.full(len(length), -1)
+        self.switch = [0] * num_points
+        if of_graph is not None:
+            self.kernel_arcs = of_graph.arcs.tolist()
+            self.speed = (1.0 - of_graph.rates).tolist()
+            self.rank = of_graph.rank.tolist()
+            self.end_point = (2 * of_graph.nodes + 1).tolist()
+            is_slowed = (of_graph.rates > 0) & (length[of_graph.arcs] > 0)
+            work[of_graph.arcs[is_slowed]] = np.flatnonzero(is_slowed)
+            if is_slowed.any():
+                self.switch = _switches(graph)
+        self.work = work[order].tolist()
+        self.left = np.bincount(target[live], minlength=num_points).tolist()
+        self.latest = [NEVER] * num_points
+        self.times = [0.0] * num_points
+        self.events: list[tuple[float, int, int, int]] = []
+        self.num_beside: dict[int, int] = defaultdict(int)
+        self.running: dict[int, set[int]] = defaultdict(set)
+        num_kernels = 0 if of_graph is None else len(of_graph.nodes)
+        self.rest = [0.0] * num_kernels
+        """Of each running kernel: work that is left,"""
+        self.since = [0.0] * num_kernels
+        """as of this time,"""
+        self.version = [0] * num_kernels
+        """and how often its end was told anew."""
+        self.began = [0.0] * num_kernels
+        self._follow = self._follower()
+        self._follow([point for point, num in enumerate(self.left) if num == 0])
+        self._go_on()
+
+    def is_whole(self) -> bool:
+        return not any(self.left)
+
+    def _follower(self) -> Callable[[list[int]], None]:
+        """What gives times to all that comes after points, up to kernels, whose ends take time to tell. A
+        closure, because a replay calls it once for every kernel."""
+        times, latest, left, target, length = self.times, self.latest, self.left, self.target, self.length
+        first, work, switch, events = self.first, self.work, self.switch, self.events
+
+        def follow(points: list[int]) -> None:
+            while points:
+                point = points.pop()
+                time = times[point]
+                for k in range(first[point], first[point + 1]):
+                    if work[k] >= 0:
+                        heappush(events, (time, START, work[k], 0))
+                        continue
+                    following = target[k]
+                    come = time + length[k]
+                    if come > latest[following]:
+                        latest[following] = come
+                    left[following] -= 1
+                    if left[following] == 0:
+                        times[following] = latest[following]
+                        points.append(following)
+                if switch[point]:
+                    heappush(events, (time, BEGIN if switch[point] > 0 else END, abs(switch[point]) - 1, 0))
+
+        return follow
+
+    def _go_on(self) -> None:
+        while self.events:
+            time, kind, which, version = heappop(self.events)
+            if kind == START:
+                self._start(which, time)
+            elif kind == DONE:
+                if version == self.version[which]:
+                    self._end(which, time)
+            else:
+                num = self.num_beside[which] = self.num_beside[which] + (1 if kind == BEGIN else -1)
+                if num == (1 if kind == BEGIN else 0):
+                    self._change_speed(which, time)
+
+    def _start(self, kernel: int, time: float) -> None:
+        rank, length = self.rank[kernel], self.lengths[self.kernel_arcs[kernel]]
+        end = time + (length / self.speed[kernel] if self.num_beside[rank] else length)
+        if not self.events or end <= self.events[0][0]:  # nothing happens meanwhile
+            self.lengths[self.kernel_arcs[kernel]] = end - time
+            self._arrive(kernel, end)
+            return
+        self.running[rank].add(kernel)
+        self.began[kernel] = self.since[kernel] = time
+        self.rest[kernel] = length
+        heappush(self.events, (end, DONE, kernel, self.version[kernel]))
+
+    def _tell_end(self, kernel: int) -> None:
+        speed = self.speed[kernel] if self.num_beside[self.rank[kernel]] > 0 else 1.0
+        end = self.since[kernel] + self.rest[kernel] / speed
+        heappush(self.events, (end, DONE, kernel, self.version[kernel]))
+
+    def _change_speed(self, rank: int, time: float) -> None:
+        """From the other speed to what is right from now on."""
+        for kernel in self.running[rank]:
+            before = 1.0 if self.num_beside[rank] > 0 else self.speed[kernel]
+            past = max(0.0, time - self.since[kernel])
+            self.rest[kernel] = max(0.0, self.rest[kernel] - past * before)
+            self.since[kernel] += past
+            self.version[kernel] += 1
+            self._tell_end(kernel)
+
+    def _end(self, kernel: int, time: float) -> None:
+        self.running[self.rank[kernel]].discard(kernel)
+        self.lengths[self.kernel_arcs[kernel]] = time - self.began[kernel]
+        self._arrive(kernel, time)
+
+    def _arrive(self, kernel: int, time: float) -> None:
+        """What waits for the end of a kernel."""
+        point = self.end_point[kernel]
+        self.latest[point] = max(self.latest[point], time)
+        self.left[point] -= 1
+        if self.left[point] == 0:
+            self.times[point] = self.latest[point]
+            self._follow = self._follower()
+        self._follow([point])
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Times of all points of a graph, with changes or as it is."""
+
+    step: StepGraph
+    time_ns: list[float]
+    """By point, from the graph's zero."""
+    arcs: Arcs
+    length_ns: list[float]
+    first_arc: list[int]
+    arcs_by_target: list[int]
+    notes: tuple[str, ...] = ()
+
+    def step_ms(self, rank: int) -> float:
+        """Length of the replayed step on the rank."""
+        end = next(end for end in self.step.ends if end.rank == rank)
+        return (self.time_ns[end.last] - self.time_ns[end.first]) / 1e6
+
+    @property
+    def slowest_ms(self) -> float:
+        return max(self.step_ms(end.rank) for end in self.step.ends)
+
+    def error(self, rank: int) -> float:
+        """Replayed step over the measured one, less 1. ReplayError where the trace gives it no time."""
+        measured_ms = self.step.measured_ms(rank)
+        if not measured_ms > 0:
+            raise ReplayError(
+                f"the traced step of rank {rank} takes {measured_ms:g} ms: there is no time to replay"
+            )
+        return self.step_ms(rank) / measured_ms - 1
+
+    def of_step(self, step: StepGraph) -> "Replayed":
+        """The same replay, seen for another step of the same trace."""
+        return Replayed(
+            step, self.time_ns, self.arcs, self.length_ns, self.first_arc, self.arcs_by_target, self.notes
+        )
+
+
+def replay(step: StepGraph, changes: "Sequence[Change]" = ()) -> Replayed:
+    """Times of all nodes with these changes applied to every traced step."""
+    return replay_draft(step, drafted(step, changes))
+
+
+def drafted(step: StepGraph, changes: "Sequence[Change]", *, has_contention: bool = True) -> Draft:
+    """The lengths of the step's graph with these changes. Without contention kernels stay as measured,
+    whatever comes to run beside them: four times as quick to replay."""
+    draft = Draft.from_graph(step.trace) if has_contention else Draft.as_measured(step.trace)
+    for change in changes:
+        change.apply(draft)
+    return draft
+
+
+def replay_draft(step: StepGraph, draft: Draft) -> Replayed:
+    """Times of all nodes with the lengths and arcs of a draft."""
+    graph = step.trace
+    if draft.is_unchanged:
+        return _unchanged(step, draft)
+    arcs, lengths = graph.arcs, list(draft.length_ns)
+    first, by_target = graph.first_arc, graph.arcs_by_target
+    if len(draft.extra):
+        arcs = Arcs(
+            graph.arcs.source + draft.extra.source,
+            graph.arcs.target + draft.extra.target,
+            graph.arcs.length_ns + draft.extra.length_ns,
+            graph.arcs.kind + draft.extra.kind,
+        )
+        lengths += draft.extra.length_ns
+        first, by_target = indexed_by_target(arcs, 2 * len(graph.nodes))
+    if not draft.has_contention and not len(draft.extra):
+        plain = _evaluate(arcs, lengths, graph.order, first, by_target)
+        return Replayed(step, plain, arcs, lengths, first, by_target, tuple(draft.notes))
+    of_graph = draft.contention if draft.has_contention else None
+    times = contended_times(graph, arcs, lengths, of_graph)
+    if times is None:
+        raise ReplayError("these changes contradict the order of the program: work would wait for itself")
+    return Replayed(step, times, arcs, lengths, first, by_target, tuple(draft.notes))
+
+
+def _unchanged(step: StepGraph, draft: Draft) -> Replayed:
+    graph = step.trace
+    arcs, first, by_target = graph.arcs, graph.first_arc, graph.arcs_by_target
+    if graph.times_ns is None:
+        graph.times_ns = _evaluate(arcs, arcs.length_ns, graph.order, first, by_target)
+    return Replayed(step, graph.times_ns, arcs, arcs.length_ns, first, by_target, tuple(draft.notes))
+
+
+def host_floor_ms(step: StepGraph, draft: Draft) -> float:
+    """What the slowest host needs for the step if it never waits for the device: no steady step is shorter,
+    though a few may be while the device works off what was launched before."""
+    floor, lengths = 0.0, np.array(draft.length_ns)
+    for end in step.ends:
+        chain = _host_chain(draft, end)
+        if chain is not None:
+            arcs, is_call = chain
+            along = lengths[arcs]
+            floor = max(floor, float(np.where(is_call, np.maximum(along, 0.0), along).sum()) / 1e6)
+    return floor
+
+
+def _host_chain(draft: Draft, end: StepEnd) -> "tuple[NDArray[np.int64], NDArray[np.bool_]] | None":
+    """Arcs of the host's line from the step's beginning to its end, and which of them are calls; None where
+    the line is broken. Changes edit lengths alone, so it is followed once."""
+    graph = draft.graph
+    key = (end.first, end.last)
+    if key not in graph.host_chains:
+        first, point = (_host_point(draft, point) for point in key)
+        arcs: list[int] = []
+        is_call: list[bool] = []
+        while point is not None and point != first:
+            arc = graph.host_arcs.get(point)
+            if arc is None:
+                point = None
+                break
+            arcs.append(arc)
+            is_call.append(point % 2 == 1)
+            point = graph.arcs.source[arc]
+        is_whole = first is not None and point is not None
+        graph.host_chains[key] = (
+            (np.array(arcs, dtype=np.int64), np.array(is_call, dtype=np.bool_)) if is_whole else None
+        )
+    return graph.host_chains[key]
+
+
+def _host_point(draft: Draft, point: int) -> int | None:
+    """The start of the HOST_STEP node at which a step begins."""
+    arcs, nodes = draft.graph.arcs, draft.graph.nodes
+    sources = [arcs.source[arc] // 2 for arc in draft.incoming(point, ArcKind.STEP)]
+    return next((2 * node for node in sources if nodes.kind[node] == NodeKind.HOST_STEP), None)
+
+
+def _evaluate(
+    arcs: Arcs, lengths: list[float], order: list[int], first: list[int], by_target: list[int]
+) -> list[float]:
+    source = arcs.source
+    times = [0.0] * len(order)
+    for point in order:
+        begin, end = first[point], first[point + 1]
+        if begin == end:
+            continue
+        latest = NEVER
+        for k in range(begin, end):
+            arc = by_target[k]
+            time = times[source[arc]] + lengths[arc]
+            if time > latest:
+                latest = time
+        times[point] = latest if latest != NEVER else 0.0
+    return times

@@ -1,0 +1,114 @@
+"""What the host does while a device idles: it launches, sleeps, or works for itself."""
+
+import pytest
+
+from aorta.records.schema import HostSpan, HostUse
+from aorta.report.judge.answer import dataset_answer
+from aorta.report.judge.judged import dataset, judge
+from aorta.report.judge.leading import settled
+from aorta.report.load.open import load_run
+from aorta.why.causes.lines import causes_lines
+from aorta.why.causes.rank import causes
+from tests.why.causes.runs import Host, run_of
+
+pytestmark = pytest.mark.heavy
+
+STEPS = 33
+LONG_MS = 90.0
+KERNELS = {"source": "kernels"}
+
+
+def named(folder, make, steps=STEPS):
+    return causes(judge(load_run(run_of(folder, make, steps=steps), "run"), 1))
+
+
+def usual(noise):
+    return Host().work(28.0 * noise.gauss(1, 0.01)).comm(2.0)
+
+
+def used(cpu_ms):
+    return KERNELS | {"host_use": HostUse(cpu_ms, 0.0)}
+
+
+def rank_0_alone(cpu_ms):
+    """Its device idles in every fourth step, and its thread has the core for cpu_ms."""
+
+    def make(rank, step, noise):
+        if step % 4 != 1:
+            return usual(noise), used(3.0)
+        if rank == 0:
+            return Host().idle(LONG_MS).work(28.0).comm(2.0), used(cpu_ms)
+        return Host().work(28.0).comm(2.0 + LONG_MS), used(3.0)
+
+    return make
+
+
+def test_a_host_that_sleeps_in_some_steps_makes_its_rank_late(tmp_path):
+    first = named(tmp_path / "run", rank_0_alone(4.0))[0]
+    assert (first.kind, first.rank) == ("late_rank", 0)
+    assert first.subject == "waiting for rank 0, every fourth step"
+    assert any("host's thread sleeps" in sentence for sentence in first.evidence)
+    assert first.ms == pytest.approx(LONG_MS / 4, rel=0.05)
+
+
+def test_a_host_with_work_of_its_own_in_some_steps_is_not_bound_by_launches(tmp_path):
+    first = named(tmp_path / "run", rank_0_alone(LONG_MS))[0]
+    assert (first.kind, first.rank) == ("late_rank", 0)
+
+
+@pytest.mark.parametrize(("cpu_ms", "kind", "idle_ms"), [(20.0, "launch_bound", 12.0), (2.0, "pause", 10.0)])
+def test_all_ranks_that_idle_launch_or_sleep(tmp_path, cpu_ms, kind, idle_ms):
+    def make(rank, step, noise):
+        return Host().idle(12.0 * noise.gauss(1, 0.01)).work(28.0).comm(2.0), used(cpu_ms)
+
+    first = named(tmp_path / "run", make)[0]
+    assert first.kind == kind
+    assert first.ms == pytest.approx(idle_ms, rel=0.05)
+
+
+def test_lines_that_do_not_tell_the_use_of_cores_leave_idle_time_to_launches(tmp_path):
+    def make(rank, step, noise):
+        return Host().idle(12.0 * noise.gauss(1, 0.01)).work(28.0).comm(2.0), KERNELS
+
+    assert named(tmp_path / "run", make)[0].kind == "launch_bound"
+
+
+def evaluates(rank, step, noise):
+    host = usual(noise)
+    return (host.after(300.0, is_busy=True) if step % 10 == 9 else host.after(0.004)), used(3.0)
+
+
+def test_an_evaluation_between_steps_counts_though_the_device_is_busy(tmp_path):
+    """Three of 32 judged steps, 300 ms each."""
+    first = named(tmp_path / "run", evaluates)[0]
+    assert first.kind == "between_steps"
+    assert first.ms == pytest.approx(300 * 3 / 32, rel=0.02)
+    assert first.evidence[0].startswith(
+        "300.0 ms lie between the bodies of two steps on all ranks, in 3 of 32"
+    )
+    assert first.global_step in (9, 19, 29)
+
+
+def test_a_report_begins_with_the_largest_cause_where_the_median_step_has_none_of_it(tmp_path):
+    run = load_run(run_of(tmp_path / "run", evaluates, steps=STEPS), "a")
+    single = settled({"a": dataset("a", [judge(run, 1)])})["a"]
+    answer = dataset_answer(single, causes_lines(single))
+    assert answer.startswith(
+        "a: time between steps on all ranks, every 10th step: 28.1 ms a step, 48 %; 7 % of a step is"
+    )
+    assert dataset_answer(single).startswith("a: 7 % of a step is exposed communication")
+
+
+def test_a_batch_behind_the_body_counts_where_lines_keep_no_segments(tmp_path):
+    """Lines that keep them have short waits alone, which the device's queue hides."""
+
+    def make(rank, step, noise):
+        host = usual(noise)
+        if step % 6 == 5:
+            return host.after(LONG_MS, "data"), used(3.0) | {"active_segments": None}
+        host.host.append(HostSpan("data", 1.0, 2.0))
+        return host, used(3.0)
+
+    first = named(tmp_path / "run", make)[0]
+    assert first.kind == "data_loading"
+    assert first.ms == pytest.approx(LONG_MS / 6, rel=0.1)

@@ -1,0 +1,229 @@
+"""The first cause of a run is the one that its numbers were made with; a run without any has none."""
+
+import pytest
+
+from aorta.report.judge.judged import judge
+from aorta.report.load.open import load_run
+from aorta.why.causes.rank import causes
+from aorta.why.causes.rules import rules
+from aorta.why.causes.text import headline
+from tests.why.causes.runs import GPU_RUN, MIB, Host, plain, run_of, sampled, waited
+
+
+def found(folder, make, run=None):
+    return causes(judge(load_run(run_of(folder, make, run), "run")))
+
+
+def late(rank, step, noise):
+    return waited(8.0, rank, step, noise)
+
+
+def slow_loader_of_one(rank, step, noise):
+    return waited(8.0, rank, step, noise, kind="data")
+
+
+def slow_loader(rank, step, noise):
+    return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
+
+
+def loader_behind_the_body(rank, step, noise):
+    return plain(noise).after(9.0, "data")
+
+
+def unknown_between(rank, step, noise):
+    return plain(noise).after(9.0)
+
+
+def saves_sometimes(rank, step, noise):
+    host = plain(noise)
+    return host.work(60.0, "checkpoint") if step % 5 == 0 else host
+
+
+def collects_sometimes(rank, step, noise):
+    pause = 60.0 if step % 5 == 2 else 0.0
+    return waited(pause, rank, step, noise, kind="garbage_collection") if pause else plain(noise)
+
+
+def slow_optimizer(rank, step, noise):
+    return plain(noise).work(12.0, "optimizer", "SGD", size=4 * MIB // 10)
+
+
+def many_small(rank, step, noise):
+    host = Host().work(30.0 * noise.gauss(1, 0.01))
+    for _ in range(40):
+        host.comm(0.3, size=1024)
+    return host
+
+
+def many_barriers(rank, step, noise):
+    host = Host().work(30.0 * noise.gauss(1, 0.01))
+    for _ in range(40):
+        host.comm(0.3, "barrier", size=0)
+    return host
+
+
+def unequal_stages(rank, step, noise):
+    """Rank 1 computes 40 ms, rank 0 twenty; the rest of a step rank 0 waits in recv."""
+    if rank == 1:
+        return Host().comm(2.0, "recv", size=1024).work(40.0).comm(0.1, "send", size=1024)
+    return Host().work(20.0).comm(0.1, "send", size=1024).comm(22.0, "recv", size=1024)
+
+
+def bubble(rank, step, noise):
+    """Equal stages, one after the other."""
+    if rank == 1:
+        return Host().comm(20.0, "recv", size=1024).work(20.0).comm(0.1, "send", size=1024)
+    return Host().work(20.0).comm(0.1, "send", size=1024).comm(20.0, "recv", size=1024)
+
+
+def bare_gathers(rank, step, noise):
+    host = Host()
+    for _ in range(4):
+        host.comm(4.0, "all_gather").work(8.0 * noise.gauss(1, 0.01))
+    return host
+
+
+def stands_behind(rank, step, noise):
+    host = Host().work(20.0 * noise.gauss(1, 0.01))
+    host.comm(9.0, size=64 * MIB, is_async=True, start=host.at)
+    return host.comm(9.1, size=64).work(20.0)
+
+
+def more_tokens(rank, step, noise):
+    if rank == 1:
+        return Host().work(20.0).comm(2.0, "all_to_all", 3 * MIB).work(20.0).comm(2.0, "all_to_all", 3 * MIB)
+    return Host().work(20.0).comm(2.0, "all_to_all", MIB).work(10.0).comm(12.0, "all_to_all", MIB)
+
+
+def bare_transfer(rank, step, noise):
+    return plain(noise, comm=20.0)
+
+
+def low_clock(rank, step, noise):
+    is_low = rank == 1 and step > 8
+    throttling = ["hw_thermal_slowdown"] if is_low else []
+    return plain(noise), sampled(clock=1200.0 if is_low else 1980.0, throttling=throttling)
+
+
+def retries(rank, step, noise):
+    host = plain(noise, compute=50.0 if step % 4 == 0 else 30.0)
+    return host, sampled(retries=step // 4)
+
+
+def nearly_full(rank, step, noise):
+    return plain(noise), sampled(used=int(79.2 * 2**30))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("make", "kind", "subject", "ms"),
+    [
+        pytest.param(late, "late_rank", "rank 1", 8.0, id="late-rank"),
+        pytest.param(slow_loader_of_one, "data_loading", "rank 1", 8.0, id="loader-of-one-rank"),
+        pytest.param(slow_loader, "data_loading", "all ranks", 9.0, id="loader-of-all"),
+        pytest.param(loader_behind_the_body, "data_loading", "all ranks", 9.0, id="loader-between-steps"),
+        pytest.param(unknown_between, "between_steps", "all ranks", 9.0, id="time-between-steps"),
+        pytest.param(saves_sometimes, "checkpoint", "all ranks", 12.0, id="checkpoint"),
+        pytest.param(collects_sometimes, "garbage_collection", "rank 1", 12.0, id="garbage"),
+        pytest.param(slow_optimizer, "optimizer", "all ranks", 10.0, id="optimizer"),
+        pytest.param(many_small, "small_messages", "all_reduce", 11.6, id="small-messages"),
+        pytest.param(many_barriers, "small_messages", "barrier", 11.7, id="barriers"),
+        pytest.param(unequal_stages, "late_rank", "rank 1", 10.0, id="unequal-stages"),
+        pytest.param(bubble, "bubble", "neighbour", 20.0, id="bubble"),
+        pytest.param(bare_gathers, "no_prefetch", "4 gathers", 12.0, id="no-prefetch"),
+        pytest.param(stands_behind, "shared_communicator", "behind", 9.0, id="shared-communicator"),
+        pytest.param(more_tokens, "imbalance", "rank 1", 10.0, id="unbalanced-experts"),
+        pytest.param(bare_transfer, "transfer", "all_reduce", 20.0, id="transfer"),
+    ],
+)
+def test_the_first_cause_is_the_planted_one_with_its_milliseconds(tmp_path, make, kind, subject, ms):
+    first = found(tmp_path / "run", make)[0]
+    assert first.kind == kind
+    assert subject in first.subject
+    assert first.ms == pytest.approx(ms, rel=0.25)
+    assert first.evidence
+    assert first.change
+    assert first.check
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "subject"),
+    [
+        pytest.param(low_clock, "clock", "rank 1", id="clock"),
+        pytest.param(retries, "memory", "allocation retries", id="retries"),
+        pytest.param(nearly_full, "memory", "nearly full", id="memory-limit"),
+    ],
+)
+def test_telemetry_gives_causes(tmp_path, make, kind, subject):
+    first = found(tmp_path / "run", make, GPU_RUN)[0]
+    assert (first.kind, first.source) == (kind, "telemetry")
+    assert subject in first.subject
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda rank, step, noise: plain(noise), id="little-exposed"),
+        pytest.param(lambda rank, step, noise: plain(noise).work(0.5, "data"), id="quick-loader"),
+        pytest.param(
+            lambda rank, step, noise: waited(noise.uniform(0, 3), rank, step, noise, step % 2),
+            id="ranks-late-in-turn",
+        ),
+        pytest.param(
+            lambda rank, step, noise: (plain(noise), sampled(clock=1980 - 20 * rank)), id="clocks-vary"
+        ),
+    ],
+)
+def test_a_run_without_a_cause_has_none(tmp_path, make):
+    assert found(tmp_path / "run", make, GPU_RUN) == []
+
+
+@pytest.mark.heavy
+def test_no_millisecond_is_in_two_causes(tmp_path):
+    """A slow loader of one rank, small messages and a time between steps, all in one run."""
+
+    def make(rank, step, noise):
+        late_ms = 6.0 if rank == 1 else 0.0
+        host = Host().work(late_ms + 1e-3, "data").work(20.0).comm(0.3 + 6.0 - late_ms, size=1024)
+        for _ in range(30):
+            host.comm(0.3, size=1024)
+        return host.after(7.0)
+
+    run = judge(load_run(run_of(tmp_path / "run", make), "run"))
+    seen = causes(run)
+    assert {one.kind for one in seen} == {"data_loading", "small_messages", "between_steps"}
+    step = run.statistics["step_ms"].median
+    assert sum(one.ms for one in seen) <= step - 20.0 + 0.5
+    assert [one.ms for one in seen] == sorted((one.ms for one in seen), reverse=True)
+
+
+@pytest.mark.heavy
+def test_an_old_run_without_host_spans_still_names_the_late_rank(tmp_path):
+    def make(rank, step, noise):
+        return late(rank, step, noise), {"host_spans": None}
+
+    assert found(tmp_path / "run", make)[0].kind == "late_rank"
+
+
+def test_a_cause_of_few_steps_says_that_there_is_no_interval(tmp_path):
+    run = judge(load_run(run_of(tmp_path / "run", late, steps=6), "run"))
+    first = causes(run)[0]
+    assert first.interval_ms is None
+    assert "too few" in first.why_no_interval
+    assert "rank 1" in headline(first)
+
+
+def test_every_rule_has_a_change_for_any_stack_and_a_check():
+    for kind, rule in rules().items():
+        assert rule.kind == kind
+        assert rule.change[-1].stack == ["any"]
+        assert rule.check
+        assert 0 < rule.least_share < 0.5
+
+
+@pytest.mark.heavy
+def test_a_pipelines_longest_stage_is_asked_to_give_layers_away(tmp_path):
+    first = found(tmp_path / "run", unequal_stages)[0]
+    assert "move layers" in first.change
+    assert any("if they were equal" in sentence for sentence in first.evidence)

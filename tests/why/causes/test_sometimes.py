@@ -1,0 +1,167 @@
+"""Losses that are not in every step, and what a busy machine takes: named as what they are, or not at all."""
+
+import numpy as np
+import pytest
+
+from aorta.records.schema import HostUse
+from aorta.report.judge.judged import judge
+from aorta.report.load.open import load_run
+from aorta.why.causes.rank import causes
+from tests.why.causes.runs import MIB, Host, plain, run_of, waited
+
+STEPS = 42
+LONG_MS = 40.0
+
+
+def named(folder, make, steps=STEPS):
+    return causes(judge(load_run(run_of(folder, make, steps=steps), "run"), 1))
+
+
+def every_third_batch(rank, step, noise):
+    return waited(LONG_MS, rank, step, noise) if step % 3 == 2 else plain(noise)
+
+
+def some_batches(rank, step, noise):
+    return waited(LONG_MS, rank, step, noise) if step in SOME else plain(noise)
+
+
+SOME = {3, 4, 9, 13, 14, 20, 26, 27, 33, 38, 40}
+
+
+def evaluates(rank, step, noise):
+    return plain(noise, compute=70.0 if step % 4 == 1 else 30.0)
+
+
+def few_bytes_at_last(rank, step, noise):
+    """Gradients are reduced, and parameters updated, in every fourth step."""
+    host = Host().work(30.0 * noise.gauss(1, 0.01))
+    return host.comm(2.0, size=8 * MIB).work(20.0, "optimizer", "SGD", 400 * MIB) if step % 4 == 3 else host
+
+
+def longer_batches(rank, step, noise):
+    is_long = step % 4 == 1
+    return plain(noise, compute=70.0 if is_long else 30.0), {"tokens": 3000 if is_long else 1000}
+
+
+def with_a_tail(rank, step, noise):
+    return waited(noise.lognormvariate(1.5, 1.0), rank, step, noise, late_rank=noise.choice((0, 1)))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("make", "kind", "subject", "mean_ms"),
+    [
+        pytest.param(every_third_batch, "late_rank", "rank 1, every third step", 13.7, id="every-third"),
+        pytest.param(some_batches, "late_rank", "rank 1", 10.7, id="at-random"),
+        pytest.param(evaluates, "pause", "slow steps on all ranks, every fourth step", 10.2, id="evaluation"),
+    ],
+)
+def test_a_loss_in_some_steps_is_named_with_its_mean(tmp_path, make, kind, subject, mean_ms):
+    first = named(tmp_path / "run", make)[0]
+    assert first.kind == kind
+    assert subject in first.subject
+    assert first.ms == pytest.approx(mean_ms, rel=0.05)
+    low, high = first.interval_ms
+    assert low <= first.ms <= high
+    assert low > 0.4 * first.ms
+    run = judge(load_run(tmp_path / "run", "run"), 1)
+    assert first.bound_ms == pytest.approx(np.nanmean(run.values("step_ms")) - first.ms, rel=1e-6)
+    longest = run.values("step_ms").max(axis=0) > 60
+    assert first.global_step in run.run.global_step[run.num_warmup :][longest]
+    assert any("in the mean" in sentence for sentence in first.evidence)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(few_bytes_at_last, id="accumulation"),
+        pytest.param(longer_batches, id="longer-batches"),
+        pytest.param(with_a_tail, id="ranks-late-in-turn-by-a-tail"),
+    ],
+)
+def test_steps_that_have_more_to_do_are_no_cause(tmp_path, make):
+    assert named(tmp_path / "run", make) == []
+
+
+def taken_from(late_rank, least_ms, most_ms):
+    """Other programs take the cores of one rank for a while in each step, which the other one waits for."""
+
+    def make(rank, step, noise):
+        ms = noise.uniform(least_ms, most_ms) if rank == late_rank else 0.0
+        STOLEN[step] = ms if rank == late_rank else STOLEN.get(step, 0.0)
+        if rank == late_rank:
+            return Host().work(30.0 + ms).comm(2.0), {"host_use": HostUse(30.0, ms)}
+        return Host().work(30.0).comm(2.0 + STOLEN[step]), {"host_use": HostUse(30.0, 0.0)}
+
+    return make
+
+
+STOLEN: dict[int, float] = {}
+
+
+@pytest.mark.heavy
+def test_a_rank_whose_cores_others_take_is_said_to_be_that(tmp_path):
+    first = named(tmp_path / "run", taken_from(0, 30, 50))[0]
+    assert (first.kind, first.rank) == ("late_rank", 0)
+    assert any("its cores were taken by others" in sentence for sentence in first.evidence)
+    assert "cores of its own" in first.change
+
+
+@pytest.mark.heavy
+def test_a_machine_that_is_a_little_busy_on_one_rank_is_no_cause(tmp_path):
+    """12 % of the step: what two ranks on cores that other jobs use see of each other."""
+    assert named(tmp_path / "run", taken_from(0, 2, 8)) == []
+
+
+@pytest.mark.heavy
+def test_a_short_delay_is_seen_through_what_others_take(tmp_path):
+    """30 ms of sleep on rank 1 in every step, beside up to 60 ms by which either rank waits for a core."""
+
+    def make(rank, step, noise):
+        if rank == 0:
+            TAKEN[step] = noise.uniform(0, 60), noise.uniform(0, 60)
+        needs = [20.0 + TAKEN[step][0], 50.0 + TAKEN[step][1]]
+        host = Host().work(needs[rank]).comm(2.0 + max(needs) - needs[rank])
+        return host, {"host_use": HostUse(20.0, TAKEN[step][rank])}
+
+    first = named(tmp_path / "run", make)[0]
+    assert (first.kind, first.rank) == ("late_rank", 1)
+    assert 15.0 < first.ms < 30.0
+    assert any("sleeps" in sentence for sentence in first.evidence)
+
+
+TAKEN: dict[int, tuple[float, float]] = {}
+
+
+@pytest.mark.heavy
+def test_an_optimizer_on_busy_cores_is_judged_by_what_it_needs_itself(tmp_path):
+    """Its 4 MiB need a few ms of a core; it takes ten times as long because others have the core."""
+
+    def make(rank, step, noise):
+        return plain(noise, compute=200.0).work(50.0, "optimizer", "SGD", 4 * MIB), {
+            "host_use": HostUse(25.0, 225.0)
+        }
+
+    assert named(tmp_path / "run", make) == []
+
+
+def saves_every_second_step(rank, step, noise):
+    host = plain(noise)
+    return host.work(60.0, "checkpoint") if step % 2 == 1 else host
+
+
+@pytest.mark.heavy
+def test_a_loss_in_every_second_step_is_half_of_one_step(tmp_path):
+    """Its median is all of it or nothing."""
+    first = named(tmp_path / "run", saves_every_second_step)[0]
+    assert first.subject == "checkpoint on all ranks, every second step"
+    assert first.ms == pytest.approx(60.0 * 21 / 41, rel=0.01)
+
+
+@pytest.mark.heavy
+def test_four_evaluations_of_a_short_run_are_seen(tmp_path):
+    def make(rank, step, noise):
+        return plain(noise, compute=150.0 if step % 10 == 3 else 30.0)
+
+    assert named(tmp_path / "run", make)[0].subject == "slow steps on all ranks, every 10th step"
