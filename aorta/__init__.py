@@ -10,15 +10,15 @@ from aorta._version import __version__
 
 if TYPE_CHECKING:
     from aorta.attach.instrument import instrument as instrument
-    from aorta.notebook import compare as compare
-    from aorta.notebook import load as load
+    from aorta.page.notebook import compare as compare
+    from aorta.page.notebook import load as load
 
 __all__ = ["__version__", "compare", "instrument", "load"]
 
 _HOME = {
-    "compare": "aorta.notebook",
+    "compare": "aorta.page.notebook",
     "instrument": "aorta.attach.instrument",
-    "load": "aorta.notebook",
+    "load": "aorta.page.notebook",
 }
 
 

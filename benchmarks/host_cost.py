@@ -52,7 +52,7 @@ print((time.process_time() - cpu_began) * 1e3, (time.perf_counter() - began) * 1
 PROCESSES = {"without torch": "pass", "torch, no training": "import torch"}
 IMPORTS = {
     "import aorta": ["-c", "import aorta"],
-    "import aorta.report.write": ["-c", "import aorta.report.write"],
+    "import aorta.page.write": ["-c", "import aorta.page.write"],
     "aorta --help": ["-m", "aorta", "--help"],
     "aorta report --help": ["-m", "aorta", "report", "--help"],
 }

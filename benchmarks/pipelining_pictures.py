@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from pipelining_numbers import FACTORIZED, HOISTED
 from pipelining_results import runs_of
 
-from aorta.report.output.palette import LIGHT
+from aorta.page.parts import LIGHT
 
 COLOURS = {
     "gemm": LIGHT["compute"],

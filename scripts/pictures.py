@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from aorta.report.output.palette import DARK  # noqa: E402
-from aorta.report.write import make_report  # noqa: E402
+from aorta.page.parts import DARK  # noqa: E402
+from aorta.page.write import make_report  # noqa: E402
 from tests.chromium import ABSENT, Browser, Page, browser, executable  # noqa: E402
 
 EXAMPLE = "docs/example"
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def write_page(path: Path) -> None:
-    from aorta.report.page import write_page
+    from aorta.page.html import write_page
 
     names = ("fsdp", "ddp")
     write_page(path, make_report([ROOT / EXAMPLE / name for name in names], names, *names))

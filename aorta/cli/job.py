@@ -39,8 +39,7 @@ def top_command(run: Path, every_s: float, once: bool, as_json: bool) -> int:
     from rich.live import Live
 
     from aorta.errors import AortaError
-    from aorta.live.follow import Follower
-    from aorta.live.table import top_table
+    from aorta.page.top import Follower, top_table
     from aorta.records.reader import read_run
     from aorta.records.schema import RunRecord
 
@@ -75,7 +74,7 @@ def top_command(run: Path, every_s: float, once: bool, as_json: bool) -> int:
 def _top_json(states: list) -> str:  # type: ignore[type-arg]
     import msgspec
 
-    from aorta.live.table import straggler
+    from aorta.page.top import straggler
 
     late = straggler(states)
     names = ("step_ms", "exposed_ms", "comm_ms", "compute_ms", "overlap_ratio")

@@ -72,7 +72,7 @@ def compare_command(
     labels = _labels(runs, label)
     folder = output or report_folder(candidate, "comparison")
     if xlsx:
-        from aorta.report.output.changes import load_openpyxl
+        from aorta.page.trace_changes import load_openpyxl
 
         load_openpyxl()  # before anything is read
     status = write_and_print(
@@ -110,10 +110,10 @@ def write_and_print(
 
     sides: labels of the reference and the candidate, where two of the runs are compared. comm_rules,
     step_kernel, step_period, cache: for runs that are traces (trace_reading). outputs: other fields of
-    aorta.report.write.Outputs.
+    aorta.page.write.Outputs.
     """
+    from aorta.page.write import Outputs, write_report
     from aorta.processes import usable_cores
-    from aorta.report.write import Outputs, write_report
     from aorta.why.causes.lines import causes_lines
 
     reference, candidate = sides or (None, None)
@@ -160,9 +160,9 @@ def _changes(
     xlsx: bool,
 ) -> str:
     """Write and return what changed between two traces; '' if one of the two is not a trace."""
+    from aorta.page.trace_changes import changes_text, write_csv, write_xlsx
     from aorta.report.judge.trace_changes import trace_changes
     from aorta.report.load.open import usual_jobs
-    from aorta.report.output.changes import changes_text, write_csv, write_xlsx
     from aorta.traces.inventory import rank_inventory
     from aorta.traces.sources import map_ranks, open_source, recognise
 

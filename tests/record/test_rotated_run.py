@@ -6,11 +6,11 @@ import torch
 import aorta
 from aorta.config import Config
 from aorta.errors import InstrumentError
+from aorta.page.table import dataset_table
+from aorta.page.write import make_report
 from aorta.record import RecorderSettings
 from aorta.records.reader import read_steps
 from aorta.records.rotation import LEFT_OUT, read_dropped
-from aorta.report.output.table import dataset_table
-from aorta.report.write import make_report
 
 NUM_STEPS = 60
 MAX_MB = 0.03

@@ -7,7 +7,7 @@ import pytest
 
 from aorta.errors import AortaError
 from aorta.hang.report import read_reports
-from aorta.live.follow import Follower
+from aorta.page.top import Follower
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.lint.cuda_graph import read_graph
 from aorta.projection.benchmarked import read_measurements

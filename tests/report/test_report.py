@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from aorta.errors import AortaError
+from aorta.page.table import dataset_table
+from aorta.page.write import Outputs, write_report
 from aorta.records.schema import Calibrated, CollectiveRecord
 from aorta.report.judge.judged import dataset, judge, statistic
 from aorta.report.load.open import load_run
-from aorta.report.output.table import dataset_table
-from aorta.report.write import Outputs, write_report
 from tests.dist.launch import run_python
 from tests.records.run_folders import noisy_run, run_record, step_record, step_timeline, write_run
 

@@ -14,11 +14,11 @@ import pytest
 from msgspec.structs import replace
 
 from aorta.errors import AortaError
+from aorta.page.figures import comparison_png
+from aorta.page.html import page
+from aorta.page.write import Outputs, make_report, write_report
 from aorta.records.schema import Calibrated
 from aorta.report.metrics import MEANINGS, meaning
-from aorta.report.output.figure import comparison_png
-from aorta.report.page import page
-from aorta.report.write import Outputs, make_report, write_report
 from tests.records.run_folders import noisy_run, run_record, step_record, step_timeline, write_run
 from tests.report.reports_in_memory import records_of
 
@@ -496,7 +496,7 @@ def test_the_picture_of_a_comparison(tmp_path, slowdown):
 
 RSS = """
 import resource, sys
-from aorta.report.write import make_report
+from aorta.page.write import make_report
 make_report([sys.argv[1]], ["x"])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from aorta.errors import AortaError, ConfigError
+from aorta.page.write import Outputs, make_report, write_report
 from aorta.report.judge.gate import Limit, check_budget, junit_xml, load_budget, markdown
-from aorta.report.write import Outputs, make_report, write_report
 from tests.dist.launch import run_python
 from tests.records.run_folders import noisy_run, run_record, step_record, step_timeline, write_run
 

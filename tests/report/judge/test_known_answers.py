@@ -5,10 +5,10 @@ import json
 import msgspec
 import pytest
 
+from aorta.page.answer import dataset_answer
+from aorta.page.table import dataset_table
+from aorta.page.write import Outputs, make_report, write_report
 from aorta.records.schema import Calibrated, CollectiveRecord
-from aorta.report.output.table import dataset_table
-from aorta.report.page.answer import dataset_answer
-from aorta.report.write import Outputs, make_report, write_report
 from aorta.timeline.types import Kind, Span, Timeline
 from tests.records.run_folders import run_record, step_record, write_run
 

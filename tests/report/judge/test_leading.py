@@ -10,15 +10,14 @@ import pytest
 
 from aorta.calibration.after_run import check_run
 from aorta.errors import RecordError
+from aorta.page.answer import dataset_answer
+from aorta.page.figures import bars_of, comparison_figure, comparison_png, timeline_figure
+from aorta.page.html import page
+from aorta.page.table import comparison_table, dataset_table
+from aorta.page.write import Outputs, make_report, write_report
 from aorta.records.files import steps_name
 from aorta.records.schema import CollectiveRecord
 from aorta.report.judge.gate import check_budget, load_budget
-from aorta.report.output.bars import bars_of
-from aorta.report.output.figure import comparison_figure, comparison_png, timeline_figure
-from aorta.report.output.table import comparison_table, dataset_table
-from aorta.report.page import page
-from aorta.report.page.answer import dataset_answer
-from aorta.report.write import Outputs, make_report, write_report
 from aorta.timeline.types import Calibrated, Kind, Span, Timeline
 from tests.calibration.traced_runs import write_records, write_trace
 from tests.records.run_folders import run_record, sealed_again, step_record, step_timeline, write_run

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from aorta.errors import ReportError
+from aorta.page.write import Outputs, write_report
 from aorta.report.judge import shown
-from aorta.report.write import Outputs, write_report
 from tests.records.run_folders import run_record, write_run
 from tests.report.reports_in_memory import records_of
 

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from aorta.cli import main
 from aorta.errors import ReportError
+from aorta.page import trace_changes as changes
 from aorta.report.judge.trace_changes import certainty, trace_changes
-from aorta.report.output import changes
 from aorta.traces.cache import Reading
 from aorta.traces.inventory import rank_inventory
 from aorta.traces.sources import open_source

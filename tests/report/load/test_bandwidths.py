@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from aorta.page.write import make_report
 from aorta.report.judge.gate import Limit, check_budget
 from aorta.report.load.open import load_run
-from aorta.report.write import make_report
 from tests.records.run_folders import run_record, write_run
 from tests.report.load.late_ranks import SIZE, step_of
 

@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from aorta.page.html import page
+from aorta.page.table import comparison_table, dataset_table
+from aorta.page.write import make_report
 from aorta.records.columns.step_block import StepBlock
 from aorta.records.files import kernels_name
 from aorta.records.schema import KernelNames, KernelSpan, KernelSums
@@ -10,9 +13,6 @@ from aorta.records.writer import write_json
 from aorta.report.judge.judged import judge
 from aorta.report.load.open import load_run
 from aorta.report.load.rank.kernels import NamedKernels
-from aorta.report.output.table import comparison_table, dataset_table
-from aorta.report.page import page
-from aorta.report.write import make_report
 from tests.records import plain_records
 from tests.records.run_folders import run_record, step_record, step_timeline, write_run
 

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from aorta.errors import ConfigError
+from aorta.page.html import page
+from aorta.page.spans import steps_to_show, timeline_data
+from aorta.page.table import comparison_table, dataset_table
+from aorta.page.write import make_report
 from aorta.records.schema import CollectiveRecord, DeviceRecord, MemoryRecord, OverlapRecord, PeakRecord
 from aorta.report.judge.answer import dataset_answer, losses
 from aorta.report.judge.gate import check_budget, load_budget
 from aorta.report.judge.judged import dataset, judge
 from aorta.report.judge.ranks import alerts, rank_rows, straggler_text
 from aorta.report.load.open import load_run
-from aorta.report.output.table import comparison_table, dataset_table
-from aorta.report.page import page
-from aorta.report.page.spans import steps_to_show, timeline_data
-from aorta.report.write import make_report
 from aorta.sweep.spec import SweepSpec, check_spec
 from tests.records.run_folders import run_record, step_record, step_timeline, write_run
 

@@ -7,11 +7,11 @@ import random
 import msgspec
 import pytest
 
+from aorta.page.table import dataset_table
+from aorta.page.write import write_report
 from aorta.records.reader import read_run, read_steps
 from aorta.report.judge.judged import dataset, judge
 from aorta.report.load.open import load_run
-from aorta.report.output.table import dataset_table
-from aorta.report.write import write_report
 from aorta.traces.kineto import read_kineto
 from tests.records.run_folders import run_record, step_record, step_timeline
 from tests.traces.mutations import mutated_bytes, outcome

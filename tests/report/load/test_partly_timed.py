@@ -4,17 +4,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from aorta.page.answer import dataset_answer
+from aorta.page.charts import distribution_data
+from aorta.page.figures import bars_of
+from aorta.page.html import page
+from aorta.page.table import dataset_table
+from aorta.page.write import make_report
 from aorta.records.schema import CollectiveRecord
 from aorta.report.judge.gate import check_budget, load_budget
 from aorta.report.judge.judged import dataset, judge
 from aorta.report.judge.leading import remarks
 from aorta.report.load.open import load_run
-from aorta.report.output.bars import bars_of
-from aorta.report.output.table import dataset_table
-from aorta.report.page import page
-from aorta.report.page.answer import dataset_answer
-from aorta.report.page.distributions import distribution_data
-from aorta.report.write import make_report
 from tests.records.run_folders import sealed_again
 from tests.report.calibrated_runs import numbers, row_of, sparse_run
 

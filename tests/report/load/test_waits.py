@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from aorta.errors import RecordError
+from aorta.page.write import make_report
 from aorta.report.judge.judged import judge
 from aorta.report.load.open import load_run
-from aorta.report.write import make_report
 from tests.records.run_folders import run_record, write_run
 from tests.report.load.late_ranks import SIZE, step_of
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from aorta.errors import ReplayError
-from aorta.report.page import page
-from aorta.report.write import make_report
+from aorta.page.html import page
+from aorta.page.write import make_report
 from aorta.why.causes import whatifs
 from aorta.why.causes.lines import causes_lines
 from aorta.why.replay.changes import parse_change

@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from aorta.errors import ReportError
+from aorta.page import parquet
+from aorta.page.parquet import KEYS, write_parquet
 from aorta.records.schema import Calibrated, DeviceRecord, MemoryRecord
-from aorta.report.output import parquet
-from aorta.report.output.parquet import KEYS, write_parquet
 from tests.report.reports_in_memory import dataset_of, records_of, report_of
 
 

@@ -16,27 +16,24 @@ import msgspec
 from aorta._version import __version__
 from aorta.errors import ReportError
 from aorta.files import write_whole
+from aorta.page import parts as palette
+from aorta.page.answer import answer, causes
+from aorta.page.changes import changes
+from aorta.page.charts import (
+    distribution_data,
+    heat_data,
+    plotly_packed,
+    plotly_source,
+    ranks_by_steps,
+    still,
+)
+from aorta.page.parts import Markup, empty, hatches, json_script, legend, section, tag
+from aorta.page.ranks import where_time_goes
+from aorta.page.sections import collectives, definitions, kernels, longest_exposed, notes, what_ran
+from aorta.page.spans import Steps, steps_to_show, timeline_data
 from aorta.report.judge.shown import Shown
 from aorta.report.load.rank.kernels import KernelTimeRow, kernels_of_dataset, named_kernels
 from aorta.report.model import Report
-from aorta.report.output import palette
-from aorta.report.page.answer import answer
-from aorta.report.page.causes import causes
-from aorta.report.page.changes import changes
-from aorta.report.page.distributions import distribution_data, plotly_packed, plotly_source, still
-from aorta.report.page.heat import heat_data, ranks_by_steps
-from aorta.report.page.markup import Markup, json_script, tag
-from aorta.report.page.parts import empty, hatches, legend, section
-from aorta.report.page.ranks import where_time_goes
-from aorta.report.page.sections import (
-    collectives,
-    definitions,
-    kernels,
-    longest_exposed,
-    notes,
-    what_ran,
-)
-from aorta.report.page.spans import Steps, steps_to_show, timeline_data
 
 SCRIPTS = ("page.js", "timeline.js", "heat.js", "distributions.js")
 KEYS_HELP = (

@@ -7,12 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from aorta.report.output.palette import DARK, LIGHT
-from aorta.report.page import write_page
-from aorta.report.page.words import number
+from aorta.page.html import write_page
+from aorta.page.parts import DARK, LIGHT, number
 from aorta.timeline.types import Segment
 from tests.chromium import ABSENT, browser, executable
-from tests.report.page.hostile_report import HOSTILE, hostile_report
+from tests.page.hostile_report import HOSTILE, hostile_report
 from tests.report.reports_in_memory import dataset_of, records_of, report_of
 
 pytestmark = pytest.mark.skipif(executable() is None, reason=ABSENT)

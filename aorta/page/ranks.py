@@ -8,12 +8,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.page.parts import (
+    STATE_TITLES,
+    Column,
+    Markup,
+    bar,
+    cell,
+    chart,
+    legend,
+    quantity,
+    section,
+    table,
+    tag,
+    title,
+)
 from aorta.report.judge.leading import WORDS, metric_of, partly_timed, with_word
 from aorta.report.judge.ranks import rank_rows
 from aorta.report.model import JudgedRun, Lead, Report
-from aorta.report.page.markup import Markup, tag
-from aorta.report.page.parts import Column, bar, cell, chart, legend, section, table
-from aorta.report.page.words import STATE_TITLES, quantity, title
 
 NEEDED = ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms", "step_ms")
 NUM_LATE = 4

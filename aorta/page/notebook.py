@@ -1,7 +1,8 @@
-"""aorta.load: a run, or traces, as pandas frames."""
+"""Runs and traces as pandas frames, for notebooks: aorta.load(path), aorta.compare(a, b)."""
 
 from collections.abc import Iterator
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,16 +10,33 @@ import msgspec
 import pandas as pd
 
 from aorta.errors import ReportError, TraceError
+from aorta.page.table import comparison_table, dataset_table
+from aorta.page.write import make_report
 from aorta.records.schema import StepRecord
+from aorta.report.judge.compare import compare as compare_datasets
 from aorta.report.judge.judged import dataset, judge
+from aorta.report.judge.leading import settled
 from aorta.report.judge.summary import summary
 from aorta.report.load.open import load_run
-from aorta.report.model import Dataset, JudgedRun, Report
-from aorta.report.output.table import dataset_table
-from aorta.report.write import make_report
+from aorta.report.model import Comparison, Dataset, JudgedRun, Report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def run_html(dataset: Dataset) -> str:
+    """The report's table of one run."""
+    return _preformatted(dataset_table(dataset))
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """The headline and the table of a comparison."""
+    return f"<p><b>{escape(comparison.headline)}</b></p>" + _preformatted(comparison_table(comparison))
+
+
+def _preformatted(text: str) -> str:
+    return f'<pre style="line-height: 1.25; overflow-x: auto">{escape(text)}</pre>'
+
 
 NESTED = ("streams", "active_segments", "collectives", "compute_segments", "not_measured", "rocm_smi_output")
 """Of a record; not in `steps`."""
@@ -94,7 +112,7 @@ class LoadedRun:
 
     def plot(self) -> "Figure":
         """Timeline of the parts of each step, as a matplotlib figure."""
-        from aorta.report.output.figure import timeline_figure
+        from aorta.page.figures import timeline_figure
 
         return timeline_figure(self.dataset)
 
@@ -106,7 +124,6 @@ class LoadedRun:
         return dataset_table(self.dataset)
 
     def _repr_html_(self) -> str:
-        from aorta.notebook.html import run_html
 
         return run_html(self.dataset)
 
@@ -177,3 +194,73 @@ def _kernels(trace: Any) -> pd.DataFrame:
             "duration_ms": timeline.end_ms - timeline.start_ms,
         }
     )
+
+
+COLUMNS = (
+    "unit",
+    "reference",
+    "candidate",
+    "ratio",
+    "difference",
+    "detectable",
+    "p_adjusted",
+    "verdict",
+    "reason",
+)
+
+
+def compare(reference: LoadedRun | Path | str, candidate: LoadedRun | Path | str) -> "RunComparison":
+    """Compare two runs: loaded ones, or paths. ReportError where both are the same run."""
+    runs = [run if isinstance(run, LoadedRun) else load(run) for run in (reference, candidate)]
+    if runs[0].path.resolve() == runs[1].path.resolve():
+        raise ReportError(f"{runs[0].path} is both the reference and the candidate")
+    labels = [run.label for run in runs]
+    if labels[0] == labels[1]:
+        labels = ["reference", "candidate"]
+    datasets = settled(
+        {label: dataset(label, [run.judged]) for label, run in zip(labels, runs, strict=True)}, *labels
+    )
+    return RunComparison(compare_datasets(datasets[labels[0]], datasets[labels[1]]))
+
+
+class RunComparison:
+    """Two runs against each other."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+
+    @property
+    def headline(self) -> str:
+        """The answer in one line."""
+        return self.comparison.headline
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """A row per metric: both values, ratio, difference, the smallest detectable difference, verdict."""
+        rows = {
+            name: {column: getattr(metric, column) for column in COLUMNS}
+            for name, metric in self.comparison.metrics.items()
+        }
+        return pd.DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS))
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """The verdict of each metric that was judged."""
+        return {
+            name: metric.verdict
+            for name, metric in self.comparison.metrics.items()
+            if metric.verdict != "not judged"
+        }
+
+    def plot(self) -> "Figure":
+        """Parts of the step time's change, as a matplotlib figure."""
+        from aorta.page.figures import comparison_figure
+
+        return comparison_figure(self.comparison)
+
+    def __repr__(self) -> str:
+        return f"{self.headline}\n\n{comparison_table(self.comparison)}"
+
+    def _repr_html_(self) -> str:
+
+        return comparison_html(self.comparison)

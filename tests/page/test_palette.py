@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from aorta.report.output.palette import DARK, LIGHT, MARKS
+from aorta.page.parts import DARK, LIGHT, MARKS
 
 TEXT_CONTRAST, MARK_CONTRAST = 4.5, 3.0
 """Success criteria 1.4.3 (AA) and 1.4.11."""

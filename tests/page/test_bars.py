@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from aorta.report.output.bars import MAX_BARS, bars_of
-from aorta.report.output.figure import comparison_figure, timeline_figure, timeline_png
+from aorta.page.figures import MAX_BARS, bars_of, comparison_figure, timeline_figure, timeline_png
 from tests.records.run_folders import step_record, step_timeline
 from tests.report.reports_in_memory import comparison_of, dataset_of
 

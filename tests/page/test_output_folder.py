@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from aorta.errors import ReportError
-from aorta.report.write import Outputs, write_report
+from aorta.page.write import Outputs, write_report
 from tests.dist.launch import run_python
 from tests.records.run_folders import run_record, step_record, step_timeline, write_run
 from tests.unprivileged import mode, python_without_rights

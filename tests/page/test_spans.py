@@ -2,9 +2,9 @@
 
 import pytest
 
+from aorta.page.spans import WAITING, steps_to_show, timeline_data
+from aorta.page.write import make_report
 from aorta.records.schema import CollectiveRecord
-from aorta.report.page.spans import WAITING, steps_to_show, timeline_data
-from aorta.report.write import make_report
 from aorta.timeline.types import Kind, Span, Timeline
 from tests.records.run_folders import run_record, step_record, write_run
 

@@ -12,6 +12,7 @@ import msgspec
 
 from aorta.errors import FINE, ReportError
 from aorta.files import write_whole
+from aorta.page.table import comparison_table, dataset_table, differences_list
 from aorta.processes import forked
 from aorta.records.files import kernels_name
 from aorta.records.reader import read_kernel_names
@@ -26,7 +27,6 @@ from aorta.report.judge.shown import Shown, traced
 from aorta.report.judge.summary import summary
 from aorta.report.load.open import load_run
 from aorta.report.model import Causes, Comparison, Dataset, Progress, Report, Run
-from aorta.report.output.table import comparison_table, dataset_table, differences_list
 from aorta.traces.cache import Reading
 
 OWN_FILES = (
@@ -290,25 +290,25 @@ def _large_outputs(
 
 
 def _write_timeline(single: Dataset, path: Path) -> None:
-    from aorta.report.output.figure import timeline_png  # matplotlib takes a second to load
+    from aorta.page.figures import timeline_png  # matplotlib takes a second to load
 
     write_whole(path, timeline_png(single))
 
 
 def _write_comparison(comparison: Comparison, path: Path) -> None:
-    from aorta.report.output.figure import comparison_png
+    from aorta.page.figures import comparison_png
 
     write_whole(path, comparison_png(comparison))
 
 
 def _write_parquet(path: Path, report: Report) -> None:
-    from aorta.report.output.parquet import write_parquet
+    from aorta.page.parquet import write_parquet
 
     write_parquet(path, report)
 
 
 def _write_page(path: Path, report: Report, shown: Shown) -> None:
-    from aorta.report.page import write_page
+    from aorta.page.html import write_page
 
     write_page(path, report, shown)
 

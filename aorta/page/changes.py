@@ -4,25 +4,29 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from aorta.report.judge.leading import with_word
-from aorta.report.metrics import metric_key
-from aorta.report.model import Comparison, ConfidenceInterval, MetricComparison, Part
-from aorta.report.page.answer import change_text, interval_text, verdict_mark
-from aorta.report.page.markup import Markup, tag
-from aorta.report.page.parts import (
+from aorta.page.answer import change_text, interval_text, verdict_mark
+from aorta.page.parts import (
     Column,
+    Markup,
     at_percent,
     bar,
     bullets,
     cell,
     chart,
+    counted,
     empty,
     filterable,
+    percent,
+    quantity,
     section,
     sentence,
     table,
+    tag,
+    title,
 )
-from aorta.report.page.words import counted, percent, quantity, title
+from aorta.report.judge.leading import with_word
+from aorta.report.metrics import metric_key
+from aorta.report.model import Comparison, ConfidenceInterval, MetricComparison, Part
 
 PART_NAMES = {
     "exposed_wait": "exposed, waiting for a rank",

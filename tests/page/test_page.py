@@ -1,4 +1,4 @@
-"""What is in the file. tests/report/page/test_page_in_browser.py has what a reader sees of it."""
+"""What is in the file. tests/page/test_page_in_browser.py has what a reader sees of it."""
 
 import base64
 import hashlib
@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 
 from aorta.errors import ReportError
+from aorta.page.html import page, write_page
+from aorta.page.parts import Markup, byte_text, json_script, number, percent, tag, title
+from aorta.page.sections import DEFINITIONS
+from aorta.page.spans import MAX_MARKS, steps_to_show, timeline_data
+from aorta.page.write import make_report
 from aorta.records.schema import CollectiveRecord
 from aorta.report.model import ConfidenceInterval, SettingDifference
-from aorta.report.page import page, write_page
-from aorta.report.page.definitions import DEFINITIONS
-from aorta.report.page.markup import Markup, json_script, tag
-from aorta.report.page.spans import MAX_MARKS, steps_to_show, timeline_data
-from aorta.report.page.words import byte_text, number, percent, title
-from aorta.report.write import make_report
+from tests.page.hostile_report import HOSTILE, hostile_report
 from tests.records.run_folders import run_record, step_record, step_timeline, write_run
-from tests.report.page.hostile_report import HOSTILE, hostile_report
 from tests.report.reports_in_memory import comparison_of, dataset_of, records_of, report_of
 
 ROOT = Path(__file__).parents[3]
@@ -370,7 +369,7 @@ def test_a_large_run_embeds_a_few_steps():
 
 
 def test_what_does_not_fit_is_cut_and_said(monkeypatch):
-    monkeypatch.setattr("aorta.report.page.spans.MAX_MARKS", 1)
+    monkeypatch.setattr("aorta.page.spans.MAX_MARKS", 1)
     assert MAX_MARKS > 1
     by_rank = records_of(num_steps=3, num_ranks=1)
     from aorta.timeline.types import Segment

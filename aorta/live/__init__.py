@@ -1,1 +1,0 @@
-"""A running job from its folder: the newest lines of its ranks, read as they are written. No torch."""

@@ -1,0 +1,309 @@
+"""What the page is built of: safe HTML, colours, names and units, tables, small charts."""
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from aorta.report import numbers
+from aorta.report.metrics import meaning, metric_key
+from aorta.report.numbers import MINUS as MINUS
+from aorta.report.numbers import counted as counted
+
+VOID = frozenset(("br", "hr", "input", "link", "meta"))
+
+
+class Markup(str):
+    """HTML or SVG source; a plain str is text."""
+
+    __slots__ = ()
+
+
+Child: TypeAlias = "str | int | Iterable[Child] | None"
+Attribute = str | int | float | bool | None
+
+
+def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
+    """An element. class_='a' gives class="a", data_x=1 gives data-x="1"; None and False leave one out."""
+    attribute_text = "".join(
+        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{html.escape(str(value))}"')
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    if name in VOID:
+        return Markup(f"<{name}{attribute_text}>")
+    return Markup(f"<{name}{attribute_text}>{join(children)}</{name}>")
+
+
+def join(child: Child) -> Markup:
+    """Children after one another, text escaped."""
+    if child is None:
+        return Markup()
+    if isinstance(child, Markup):
+        return child
+    if isinstance(child, (str, int)):
+        return Markup(html.escape(str(child)))
+    return Markup("".join(map(join, child)))
+
+
+def json_script(element_id: str, data: bytes) -> Markup:
+    """JSON as a script element that is never run and cannot be left: <, > and & are escaped within it.
+
+    U+2028 and U+2029 are legal in JSON and are escaped for readers that take it for JavaScript.
+    """
+    text = data.decode()
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(f'<script type="application/json" id="{element_id}">{text}</script>')
+
+
+LIGHT = {
+    "paper": "#ffffff",
+    "panel": "#f6f7f9",
+    "line": "#dfe3e8",
+    "outline": "#868e99",
+    "ink": "#1b2129",
+    "muted": "#59626e",
+    "accent": "#5645b0",
+    "compute": "#2f6299",
+    "hidden": "#3fa096",
+    "exposed": "#ad3706",
+    "wait": "#cf7f2b",
+    "idle": "#e3e6ea",
+    "worse": "#b23c08",
+    "better": "#1d716a",
+}
+
+DARK = {
+    "paper": "#14171c",
+    "panel": "#1c2128",
+    "line": "#313842",
+    "outline": "#737c88",
+    "ink": "#e6e9ed",
+    "muted": "#a3acb8",
+    "accent": "#a99cf5",
+    "compute": "#4583c4",
+    "hidden": "#6fc9be",
+    "exposed": "#ee6c33",
+    "wait": "#f6b877",
+    "idle": "#2a3038",
+    "worse": "#f58b5c",
+    "better": "#6fc9be",
+}
+
+MARKS = ("compute", "hidden", "exposed", "wait", "idle")
+"""Where time goes; wait is the part of exposed in which some rank had not arrived."""
+
+
+TITLES = {
+    "step_ms": "step",
+    "compute_ms": "compute",
+    "comm_ms": "communication",
+    "hidden_ms": "hidden communication",
+    "exposed_ms": "exposed communication",
+    "exposed_wait_ms": "exposed, waiting for a rank",
+    "exposed_transfer_ms": "exposed, transfer",
+    "idle_ms": "idle",
+    "exposed_copy_ms": "copies alone",
+    "overlap_ratio": "overlap ratio (hidden / communication)",
+    "hidden_per_compute": "hidden / compute",
+    "compute_per_step": "compute / step",
+    "comm_per_step": "comm / step",
+    "exposed_per_step": "exposed / step",
+    "idle_per_step": "idle / step",
+    "between_steps_ms": "between steps",
+    "host_ms": "host, step body",
+    "compute_allreduce_ms": "hidden all-reduce",
+    "compute_reducescatter_ms": "hidden reduce-scatter",
+    "stalled_ms": "compute stream stalled",
+    "starved_bound_ms": "compute stream starved, at most",
+    "starved_hidden_bound_ms": "starved inside hidden, at most",
+    "duration_ms": "duration",
+    "wait_ms": "wait",
+    "transfer_ms": "transfer",
+    "busbw_gb_s": "bus bandwidth",
+    "count": "count per step",
+    "bytes": "bytes per step",
+    "tokens_per_step": "tokens per step",
+    "tokens_per_s_per_gpu": "tokens/s per GPU",
+    "tokens_per_s": "tokens/s",
+    "model_tflops_per_gpu": "model FLOP/s per GPU",
+    "mfu": "MFU (model FLOP/s / peak)",
+    "energy_per_token_mj": "energy per token",
+    "peak_memory_bytes": "peak memory",
+    "reserved_memory_bytes": "reserved memory",
+    "device_memory_bytes": "device memory in use",
+    "alloc_retries": "allocator retries",
+    "power_w": "power",
+    "sm_clock_mhz": "SM clock",
+    "memory_clock_mhz": "memory clock",
+    "temperature_c": "temperature",
+    "utilization_percent": "device utilization",
+    "throttled": "clocks held down",
+}
+STATE_TITLES = {
+    "compute": "compute only",
+    "hidden": "communication hidden under compute",
+    "exposed": "exposed communication",
+    "transfer": "exposed, transfer",
+    "wait": "exposed, waiting for a rank",
+    "idle": "idle",
+}
+assert set(MARKS) == set(STATE_TITLES) - {"transfer"}
+DASH, TIMES = "\u2013", "\u00d7"
+
+
+def title(metric: str) -> str:
+    """'exposed communication, all_gather' for exposed_ms.all_gather."""
+    name, op, source = metric_key(metric)
+    text = TITLES.get(name, name) + (f", {op}" if op else "")
+    words = "kernels of the compute stream alone" if source == "compute_stream" else source
+    return f"{text}, {words}" if words else text
+
+
+def unit(metric: str) -> str:
+    return meaning(metric_key(metric).name).unit
+
+
+def number(value: float | None, *, sign: bool = False) -> str:
+    """A number with a real minus sign."""
+    return numbers.number(value, sign=sign, minus=MINUS)
+
+
+def quantity(value: float | None, of_unit: str, *, sign: bool = False) -> str:
+    return numbers.quantity(value, of_unit, sign=sign, minus=MINUS)
+
+
+def percent(share: float | None, *, sign: bool = False, digits: int = 0) -> str:
+    """A share of 1 in percent."""
+    return numbers.percent(share, sign=sign, digits=digits, minus=MINUS)
+
+
+def byte_text(size: float | None) -> str:
+    return numbers.byte_text(size)
+
+
+Column = tuple[str, str, bool]
+"""Title, unit, and whether it is a number."""
+
+
+def section(name: str, heading: str, *children: Any, lead: str = "") -> Markup:
+    return tag(
+        "section",
+        tag("h2", heading, id=f"{name}-title"),
+        tag("p", lead, class_="lead") if lead else None,
+        *children,
+        id=name,
+        aria_labelledby=f"{name}-title",
+    )
+
+
+def empty(reason: str) -> Markup:
+    return tag("p", reason, class_="empty")
+
+
+def table(
+    caption: str,
+    columns: Sequence[Column],
+    rows: Sequence[Markup],
+    *,
+    sortable: bool = False,
+    class_: str = "",
+) -> Markup:
+    heads = []
+    for name, of_unit, is_number in columns:
+        text = [name, f", {of_unit}" if of_unit and name else of_unit or None]
+        content: Any = tag("button", text, type="button") if sortable and name else text
+        heads.append(
+            tag("th", content, scope="col", class_="num" if is_number else None,
+                aria_sort="none" if sortable and name else None)
+        )  # fmt: skip
+    return tag(
+        "div",
+        tag(
+            "table",
+            tag("caption", caption),
+            tag("thead", tag("tr", heads)) if heads else None,
+            tag("tbody", rows),
+            class_=" ".join(filter(None, (class_, "sortable" if sortable else ""))) or None,
+        ),
+        class_="scroll",
+        tabindex="0",
+        role="region",
+        aria_label=caption,
+    )
+
+
+def filterable(name: str, caption: str, columns: Sequence[Column], rows: Sequence[Markup]) -> Markup:
+    """A table that sorts on click of its heads and shows the rows that contain what is typed."""
+    return tag(
+        "div",
+        tag(
+            "p",
+            tag("label", "Filter ", tag("input", type="search", id=f"{name}-filter", autocomplete="off")),
+            " ",
+            tag("output", f"{len(rows)} of {counted(len(rows), 'row')}", for_=f"{name}-filter"),
+            class_="filter needs-script",
+        ),
+        table(caption, columns, rows, sortable=True),
+        class_="filterable",
+    )
+
+
+def cell(
+    value: float | int | None, *, text: str | None = None, sign: bool = False, label: str | None = None
+) -> Markup:
+    """A number; data-value is what a table sorts by, label what stands beside it where columns do not fit."""
+    is_known = value is not None and math.isfinite(value)
+    cell_text = text if text is not None else number(value, sign=sign)
+    return tag(
+        "td",
+        cell_text,
+        class_="num missing" if cell_text == "n/a" else "num",
+        data_value=repr(float(value or 0)) if is_known else "",
+        data_label=label,
+    )
+
+
+def chart(children: Sequence[Markup | None], height: int, spoken: str) -> Markup:
+    return tag("svg", children, height=height, role="img", aria_label=spoken, class_="chart")
+
+
+def bar(low: float, high: float, kind: str, y: int, height: int, hover: str = "") -> Markup:
+    return tag(
+        "rect", tag("title", hover) if hover else None, x=at_percent(low),
+        width=at_percent(max(0.0, high - low)), y=y, height=height, class_=kind,
+    )  # fmt: skip
+
+
+def at_percent(value: float) -> str:
+    return f"{value:.3f}%"
+
+
+def bullets(texts: Sequence[str]) -> Markup | None:
+    return tag("ul", [tag("li", text) for text in texts], class_="notes") if texts else None
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".")
+
+
+def hatches() -> Markup:
+    """Patterns that print fills exposed and waiting time with: their colours are alike in grey."""
+    ground = tag("rect", width=6, height=6, class_="ground")
+    stripes = tag("path", d="M-1,1 l2,-2 M0,6 l6,-6 M5,7 l2,-2", class_="exposed")
+    dots = tag("circle", cx=3, cy=3, r=1.9, class_="wait")
+    patterns = [
+        tag("pattern", ground, mark, id=name, width=6, height=6, patternUnits="userSpaceOnUse")
+        for name, mark in (("print-exposed", stripes), ("print-wait", dots))
+    ]
+    return tag("svg", tag("defs", patterns), class_="hatches", aria_hidden="true")
+
+
+def legend(names: Sequence[str]) -> Markup:
+    items = [
+        tag("li", tag("svg", bar(0, 100, f"m-{name}", 0, 12), class_="swatch", aria_hidden="true"),
+            STATE_TITLES[name])
+        for name in names
+    ]  # fmt: skip
+    return tag("ul", items, class_="legend")

@@ -1,1 +1,0 @@
-"""Outputs of a report: terminal table, pictures, Parquet."""
