@@ -38,6 +38,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
+from aorta.account.results.schema import Document, Metric, Point, write_document  # noqa: E402
 from aorta.device.ranks import Ranks, choose_device, process_group, ranks_from_environment  # noqa: E402
 from aorta.queues.catalogue import SYNC_MODES, SyncMode  # noqa: E402
 from aorta.queues.harness.iterate import PointPlan, WorkloadBench, bench  # noqa: E402
@@ -47,7 +48,6 @@ from aorta.queues.harness.pieces import Window, concurrency  # noqa: E402
 from aorta.queues.harness.scaling import scalings  # noqa: E402
 from aorta.queues.options import read_options  # noqa: E402
 from aorta.queues.workloads import find, workloads  # noqa: E402
-from aorta.results.schema import Document, Metric, Point, write_document  # noqa: E402
 from aorta.timeline.intervals import intersect, length_ms, union  # noqa: E402
 from aorta.timeline.statistics import median_interval  # noqa: E402
 from aorta.timeline.types import Kind  # noqa: E402

@@ -34,6 +34,9 @@ import msgspec
 import numpy as np
 from harness import ROOT, arguments, choose, write
 
+from aorta.account.load.rank.cache import SUFFIX, columns_of_run, state_of
+from aorta.account.load.rank.reduce import reduce_file
+from aorta.account.load.rank.stored import write_columns
 from aorta.records.columns.block import Lines, block_bytes
 from aorta.records.columns.flat import FlatColumns, flat_columns
 from aorta.records.columns.step_block import StepNumbers
@@ -42,9 +45,6 @@ from aorta.records.files import COLUMNS_FILES, STEPS_FILE, STEPS_FILES, columns_
 from aorta.records.schema import CollectiveRecord, HostSpan, StepRecord
 from aorta.records.seal import sealed
 from aorta.records.writer import LineWriter
-from aorta.report.load.rank.cache import SUFFIX, columns_of_run, state_of
-from aorta.report.load.rank.reduce import reduce_file
-from aorta.report.load.rank.stored import write_columns
 from aorta.timeline.collective import GroupKey
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline

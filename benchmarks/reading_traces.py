@@ -34,9 +34,9 @@ import msgspec
 from harness import arguments, choose, data_folder, write
 from reading_records import timed
 
+from aorta.account.load.traces.matched import match_traces
+from aorta.account.load.traces.reduce import RankSummary, reduce_rank
 from aorta.processes import no_garbage_collection
-from aorta.report.load.traces.matched import match_traces
-from aorta.report.load.traces.reduce import RankSummary, reduce_rank
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Total
 from aorta.traces import files as inflate

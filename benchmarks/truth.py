@@ -55,7 +55,7 @@ BOUNDS = {"comm": 3.0, "hidden": 5.0, "exposed": 5.0}
 HOST_BOUND = 8.0
 MAY_LACK = 0.1
 """Share of lines without calibrated numbers, in states that the traces did not show. More, and a report leads
-with raw ones (aorta.report.judge.leading)."""
+with raw ones (aorta.account.judge.leading)."""
 
 
 def steps() -> None:

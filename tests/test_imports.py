@@ -14,7 +14,7 @@ WITHOUT_TORCH = [
     "aorta.records",
     "aorta.steps",
     "aorta.traces",
-    "aorta.report",
+    "aorta.account",
     "aorta.hang.__main__",
     "aorta.hang.find",
 ]

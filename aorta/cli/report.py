@@ -15,7 +15,7 @@ from aorta.command_line import OneScreenCommand, output_of_verdict, rare
 from aorta.errors import CANNOT_TELL, FINE, VIOLATED, ReportError
 
 if TYPE_CHECKING:
-    from aorta.report.model import Comparison, Progress
+    from aorta.account.model import Comparison, Progress
     from aorta.traces.cache import Reading
 
 
@@ -160,9 +160,9 @@ def _changes(
     xlsx: bool,
 ) -> str:
     """Write and return what changed between two traces; '' if one of the two is not a trace."""
+    from aorta.account.judge.trace_changes import trace_changes
+    from aorta.account.load.open import usual_jobs
     from aorta.page.trace_changes import changes_text, write_csv, write_xlsx
-    from aorta.report.judge.trace_changes import trace_changes
-    from aorta.report.load.open import usual_jobs
     from aorta.traces.inventory import rank_inventory
     from aorta.traces.sources import map_ranks, open_source, recognise
 

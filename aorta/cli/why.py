@@ -18,7 +18,7 @@ from aorta.errors import FINE, ReplayError, ReportError
 from aorta.records.files import STEPS_FILES
 
 if TYPE_CHECKING:
-    from aorta.report.model import Run
+    from aorta.account.model import Run
     from aorta.why.causes.cause import Cause
     from aorta.why.replay.graph import StepGraph
     from aorta.why.replay.path import PathPart
@@ -48,7 +48,7 @@ class RecordsReading:
     cache: bool
 
     def load(self, path: Path, label: str) -> "Run":
-        from aorta.report.load.open import load_run
+        from aorta.account.load.open import load_run
         from aorta.traces.cache import Reading
 
         return load_run(path, label, jobs=self.jobs, dask=self.dask, reading=Reading(cache=self.cache))
@@ -104,8 +104,8 @@ def _is_run(paths: tuple[Path, ...]) -> bool:
 
 
 def _why_records(path: Path, selection: Selection, reading: RecordsReading, as_json: bool) -> int:
-    from aorta.report.judge.judged import dataset, judge
-    from aorta.report.judge.leading import settled
+    from aorta.account.judge.judged import dataset, judge
+    from aorta.account.judge.leading import settled
     from aorta.why.causes.rank import causes_of
     from aorta.why.causes.run_text import causes_text, nothing_text
     from aorta.why.causes.selection import selected
@@ -154,7 +154,7 @@ def _untraced_quartiles_ms(
     """Quartiles of the run's steps that no profiler slowed down, the median in the middle."""
     import numpy as np
 
-    from aorta.report.judge.judged import judge
+    from aorta.account.judge.judged import judge
 
     judged = judge(reading.load(path, "run"), warmup)
     step_ms = judged.run.metrics["step_ms"][:, judged.num_warmup :]

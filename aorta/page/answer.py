@@ -2,6 +2,23 @@
 
 import re
 
+from aorta.account.judge.answer import dataset_answer, losses, mfu_text
+from aorta.account.judge.leading import BESIDE_WORDS, WORDS, leading, partly_timed, source_text, timed_step_ms
+from aorta.account.judge.ranks import alerts, straggler_text
+from aorta.account.judge.timed_steps import host_bound_text
+from aorta.account.metrics import RATES
+from aorta.account.model import (
+    CauseLine,
+    Causes,
+    Comparison,
+    ConfidenceInterval,
+    Dataset,
+    JudgedRun,
+    MetricComparison,
+    Report,
+    Statistic,
+    WhatIfs,
+)
 from aorta.page.parts import (
     DASH,
     MINUS,
@@ -19,23 +36,6 @@ from aorta.page.parts import (
     unit,
 )
 from aorta.page.table import elided
-from aorta.report.judge.answer import dataset_answer, losses, mfu_text
-from aorta.report.judge.leading import BESIDE_WORDS, WORDS, leading, partly_timed, source_text, timed_step_ms
-from aorta.report.judge.ranks import alerts, straggler_text
-from aorta.report.judge.timed_steps import host_bound_text
-from aorta.report.metrics import RATES
-from aorta.report.model import (
-    CauseLine,
-    Causes,
-    Comparison,
-    ConfidenceInterval,
-    Dataset,
-    JudgedRun,
-    MetricComparison,
-    Report,
-    Statistic,
-    WhatIfs,
-)
 
 COMPARED = ("step_ms", "exposed_ms", "comm_ms", "compute_ms", "overlap_ratio")
 COMPARED_SHARES = ("exposed_per_step", "comm_per_step", "compute_per_step", "idle_per_step", "overlap_ratio")

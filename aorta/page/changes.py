@@ -4,6 +4,9 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
+from aorta.account.judge.leading import with_word
+from aorta.account.metrics import metric_key
+from aorta.account.model import Comparison, ConfidenceInterval, MetricComparison, Part
 from aorta.page.answer import change_text, interval_text, verdict_mark
 from aorta.page.parts import (
     Column,
@@ -24,9 +27,6 @@ from aorta.page.parts import (
     tag,
     title,
 )
-from aorta.report.judge.leading import with_word
-from aorta.report.metrics import metric_key
-from aorta.report.model import Comparison, ConfidenceInterval, MetricComparison, Part
 
 PART_NAMES = {
     "exposed_wait": "exposed, waiting for a rank",

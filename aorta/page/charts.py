@@ -12,6 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.judge.leading import LED, is_raw_part, metric_of, with_word
+from aorta.account.judge.ranks import RankRow, rank_rows
+from aorta.account.metrics import MEASURES, metric_key, without_source
+from aorta.account.model import Dataset, JudgedRun, Report
 from aorta.page.parts import (
     Column,
     Markup,
@@ -26,10 +30,6 @@ from aorta.page.parts import (
     title,
     unit,
 )
-from aorta.report.judge.leading import LED, is_raw_part, metric_of, with_word
-from aorta.report.judge.ranks import RankRow, rank_rows
-from aorta.report.metrics import MEASURES, metric_key, without_source
-from aorta.report.model import Dataset, JudgedRun, Report
 
 MAX_STEPS = 500
 """Of a longer run every second, third, ... step is shown."""

@@ -12,13 +12,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from aorta.account.judge.leading import metric_of, source_text, with_word
+from aorta.account.judge.sentences import PART_WORDS
+from aorta.account.metrics import MEANINGS, metric_key
+from aorta.account.model import Comparison, Dataset, Decomposition, JudgedRun, Lead, MetricComparison, Part
+from aorta.account.numbers import MINUS, percent, quantity
 from aorta.page.parts import LIGHT
 from aorta.page.table import device_text, elided, row_name
-from aorta.report.judge.leading import metric_of, source_text, with_word
-from aorta.report.judge.sentences import PART_WORDS
-from aorta.report.metrics import MEANINGS, metric_key
-from aorta.report.model import Comparison, Dataset, Decomposition, JudgedRun, Lead, MetricComparison, Part
-from aorta.report.numbers import MINUS, percent, quantity
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -14,6 +14,9 @@ from typing import Any
 import msgspec
 
 from aorta._version import __version__
+from aorta.account.judge.shown import Shown
+from aorta.account.load.rank.kernels import KernelTimeRow, kernels_of_dataset, named_kernels
+from aorta.account.model import Report
 from aorta.errors import ReportError
 from aorta.files import write_whole
 from aorta.page import parts as palette
@@ -31,9 +34,6 @@ from aorta.page.parts import Markup, empty, hatches, json_script, legend, sectio
 from aorta.page.ranks import where_time_goes
 from aorta.page.sections import collectives, definitions, kernels, longest_exposed, notes, what_ran
 from aorta.page.spans import Steps, steps_to_show, timeline_data
-from aorta.report.judge.shown import Shown
-from aorta.report.load.rank.kernels import KernelTimeRow, kernels_of_dataset, named_kernels
-from aorta.report.model import Report
 
 SCRIPTS = ("page.js", "timeline.js", "heat.js", "distributions.js")
 KEYS_HELP = (

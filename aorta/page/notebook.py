@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pandas as pd
 
+from aorta.account.judge.compare import compare as compare_datasets
+from aorta.account.judge.judged import dataset, judge
+from aorta.account.judge.leading import settled
+from aorta.account.judge.summary import summary
+from aorta.account.load.open import load_run
+from aorta.account.model import Comparison, Dataset, JudgedRun, Report
 from aorta.errors import ReportError, TraceError
 from aorta.page.table import comparison_table, dataset_table
 from aorta.page.write import make_report
 from aorta.records.schema import StepRecord
-from aorta.report.judge.compare import compare as compare_datasets
-from aorta.report.judge.judged import dataset, judge
-from aorta.report.judge.leading import settled
-from aorta.report.judge.summary import summary
-from aorta.report.load.open import load_run
-from aorta.report.model import Comparison, Dataset, JudgedRun, Report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

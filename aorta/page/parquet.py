@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from aorta.account.metrics import of_operation, operations
+from aorta.account.model import Report, Run
 from aorta.errors import ReportError
 from aorta.files import replacing
 from aorta.records.columns.column_block import ColumnBlock, part_of_records
 from aorta.records.columns.flat import NOT_MEASURED, NULL, PARTS, THROTTLING, scalar_fields
 from aorta.records.schema import OverlapRecord, StepRecord
-from aorta.report.metrics import of_operation, operations
-from aorta.report.model import Report, Run
 from aorta.timeline.collective import STREAM_OF_OP
 
 Floats = NDArray[np.float64]

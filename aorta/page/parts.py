@@ -5,10 +5,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from aorta.report import numbers
-from aorta.report.metrics import meaning, metric_key
-from aorta.report.numbers import MINUS as MINUS
-from aorta.report.numbers import counted as counted
+from aorta.account import numbers
+from aorta.account.metrics import meaning, metric_key
+from aorta.account.numbers import MINUS as MINUS
+from aorta.account.numbers import counted as counted
 
 VOID = frozenset(("br", "hr", "input", "link", "meta"))
 

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.judge.leading import WORDS, metric_of, partly_timed, with_word
+from aorta.account.judge.ranks import rank_rows
+from aorta.account.model import JudgedRun, Lead, Report
 from aorta.page.parts import (
     STATE_TITLES,
     Column,
@@ -22,9 +25,6 @@ from aorta.page.parts import (
     tag,
     title,
 )
-from aorta.report.judge.leading import WORDS, metric_of, partly_timed, with_word
-from aorta.report.judge.ranks import rank_rows
-from aorta.report.model import JudgedRun, Lead, Report
 
 NEEDED = ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms", "step_ms")
 NUM_LATE = 4

@@ -2,6 +2,10 @@
 
 from typing import Any
 
+from aorta.account.judge.leading import remarks, source_text
+from aorta.account.judge.timed_steps import host_bound_text
+from aorta.account.load.rank.kernels import KernelTimeRow, kernel_name
+from aorta.account.model import CollectiveRow, Dataset, Report
 from aorta.page.answer import device_text, precision
 from aorta.page.parts import (
     Column,
@@ -18,10 +22,6 @@ from aorta.page.parts import (
     tag,
 )
 from aorta.page.spans import Steps, exposed_collectives
-from aorta.report.judge.leading import remarks, source_text
-from aorta.report.judge.timed_steps import host_bound_text
-from aorta.report.load.rank.kernels import KernelTimeRow, kernel_name
-from aorta.report.model import CollectiveRow, Dataset, Report
 
 DEFINITIONS = (
     (

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from aorta.account.judge.ranks import straggler
+from aorta.account.judge.shown import Shown, telling_ranks
+from aorta.account.load.traces.record_calls import match_records
+from aorta.account.model import Arrivals, JudgedRun, NamedSpan, Report, Run
 from aorta.records.perfetto import COMPUTE, EXPOSED, HIDDEN, IDLE, states
 from aorta.records.reader import OP_OF_STREAM
 from aorta.records.schema import CollectiveRecord, StepRecord
-from aorta.report.judge.ranks import straggler
-from aorta.report.judge.shown import Shown, telling_ranks
-from aorta.report.load.traces.record_calls import match_records
-from aorta.report.model import Arrivals, JudgedRun, NamedSpan, Report, Run
 from aorta.timeline.collective import stream_of
 from aorta.timeline.intervals import intervals, subtract_normalised
 from aorta.timeline.overlap import unions

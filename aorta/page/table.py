@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from aorta.report.judge.answer import dataset_answer, mfu_text
-from aorta.report.judge.judged import missing, why_missing
-from aorta.report.judge.leading import (
+from aorta.account.judge.answer import dataset_answer, mfu_text
+from aorta.account.judge.judged import missing, why_missing
+from aorta.account.judge.leading import (
     BESIDE_WORDS,
     WORDS,
     leading,
@@ -17,18 +17,18 @@ from aorta.report.judge.leading import (
     timed_step_ms,
     with_word,
 )
-from aorta.report.judge.ranks import alerts
-from aorta.report.judge.sentences import PART_WORDS
-from aorta.report.judge.timed_steps import host_bound_text
-from aorta.report.load.measures import memory_limit_bytes
-from aorta.report.load.rank.kernels import (
+from aorta.account.judge.ranks import alerts
+from aorta.account.judge.sentences import PART_WORDS
+from aorta.account.judge.timed_steps import host_bound_text
+from aorta.account.load.measures import memory_limit_bytes
+from aorta.account.load.rank.kernels import (
     compared_kernels,
     kernel_name,
     kernel_table,
     kernels_of_dataset,
     named_kernels,
 )
-from aorta.report.metrics import (
+from aorta.account.metrics import (
     ENERGY,
     MEASURES,
     PER_STEP,
@@ -38,7 +38,7 @@ from aorta.report.metrics import (
     of_source,
     operations,
 )
-from aorta.report.model import (
+from aorta.account.model import (
     Causes,
     Comparison,
     ConfidenceInterval,
@@ -50,7 +50,7 @@ from aorta.report.model import (
     Run,
     Statistic,
 )
-from aorta.report.numbers import number, percent, quantity, times
+from aorta.account.numbers import number, percent, quantity, times
 from aorta.timeline.statistics import WARMUP_RULE
 from aorta.timeline.types import TRACE_SOURCES
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from aorta.account.judge.trace_changes import Table, TraceChanges, WorkChange
+from aorta.account.numbers import number
 from aorta.errors import ReportError
 from aorta.files import replacing
-from aorta.report.judge.trace_changes import Table, TraceChanges, WorkChange
-from aorta.report.numbers import number
 
 TITLES: dict[Table, str] = {
     "class": "kernels by class",

@@ -10,6 +10,15 @@ from typing import Any
 
 import msgspec
 
+from aorta.account.judge.answer import add_observed
+from aorta.account.judge.compare import compare
+from aorta.account.judge.gate import Gate, check_budget, junit_xml, load_budget, markdown
+from aorta.account.judge.judged import dataset, judge
+from aorta.account.judge.leading import settled
+from aorta.account.judge.shown import Shown, traced
+from aorta.account.judge.summary import summary
+from aorta.account.load.open import load_run
+from aorta.account.model import Causes, Comparison, Dataset, Progress, Report, Run
 from aorta.errors import FINE, ReportError
 from aorta.files import write_whole
 from aorta.page.table import comparison_table, dataset_table, differences_list
@@ -18,15 +27,6 @@ from aorta.records.files import kernels_name
 from aorta.records.reader import read_kernel_names
 from aorta.records.schema import StepRecord
 from aorta.records.writer import write_json
-from aorta.report.judge.answer import add_observed
-from aorta.report.judge.compare import compare
-from aorta.report.judge.gate import Gate, check_budget, junit_xml, load_budget, markdown
-from aorta.report.judge.judged import dataset, judge
-from aorta.report.judge.leading import settled
-from aorta.report.judge.shown import Shown, traced
-from aorta.report.judge.summary import summary
-from aorta.report.load.open import load_run
-from aorta.report.model import Causes, Comparison, Dataset, Progress, Report, Run
 from aorta.traces.cache import Reading
 
 OWN_FILES = (

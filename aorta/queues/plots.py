@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aorta.results.compare import Compared, ResultComparison
-from aorta.results.schema import (
+from aorta.account.results.compare import Compared, ResultComparison
+from aorta.account.results.schema import (
     Document,
     Metric,
     Point,

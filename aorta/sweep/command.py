@@ -10,9 +10,9 @@ import click
 import msgspec
 from rich.console import Console
 
+from aorta.account.results.leading import described, lead_of
+from aorta.account.results.schema import Point, to_json
 from aorta.errors import FINE, VIOLATED
-from aorta.results.leading import described, lead_of
-from aorta.results.schema import Point, to_json
 from aorta.sweep.show import answer, draw, note, number, table
 from aorta.sweep.spec import SweepSpec, check_spec, load_spec
 from aorta.sweep.trials import DOCUMENT, run_sweep

@@ -5,10 +5,10 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from aorta.report.judge.leading import with_word
-from aorta.report.model import Lead
-from aorta.report.numbers import quantity as report_quantity
-from aorta.results.leading import (
+from aorta.account.judge.leading import with_word
+from aorta.account.model import Lead
+from aorta.account.numbers import quantity as report_quantity
+from aorta.account.results.leading import (
     accuracy_of,
     calibrated,
     described,
@@ -20,7 +20,7 @@ from aorta.results.leading import (
     why_raw,
     word,
 )
-from aorta.results.schema import Metric, Point
+from aorta.account.results.schema import Metric, Point
 from aorta.sweep.spec import SweepSpec
 
 MOST_ROWS = 40

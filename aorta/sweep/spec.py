@@ -12,10 +12,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from aorta.account.metrics import MEANINGS, metric_key
 from aorta.config import configuration_path, load_config, validate
 from aorta.config.yaml_files import read_yaml
 from aorta.errors import ConfigError, did_you_mean
-from aorta.report.metrics import MEANINGS, metric_key
 
 _NCCL = """
 ALGO ALLOC_P2P_NET_LL_BUFFERS BUFFSIZE CGA_CLUSTER_SIZE COLLNET_ENABLE COLLNET_NODE_THRESHOLD

@@ -12,20 +12,21 @@ from typing import Any
 
 import msgspec
 
-from aorta.command_line import module_environment
-from aorta.errors import NOT_JSON, AortaError, ConfigError, RecordError
-from aorta.launcher import RANK_VARIABLES
-from aorta.records.reader import read_run
-from aorta.records.schema import GPU_KINDS, QUEUE_LIMITS, DeviceKind, RunRecord
-from aorta.records.writer import write_json
-from aorta.report.judge.judged import dataset, judge
-from aorta.report.judge.leading import few_calibrated, has_any, metric_of, remarks, settled
-from aorta.report.judge.timed_steps import values_where_timed
-from aorta.report.load.open import load_run
-from aorta.report.metrics import meaning
-from aorta.report.model import Dataset, JudgedRun, Lead
-from aorta.results.leading import SOURCE, accuracies, calibrated, is_of_two_kinds, lead_of, leading_metric
-from aorta.results.schema import (
+from aorta.account.judge.judged import dataset, judge
+from aorta.account.judge.leading import few_calibrated, has_any, metric_of, remarks, settled
+from aorta.account.judge.timed_steps import values_where_timed
+from aorta.account.load.open import load_run
+from aorta.account.metrics import meaning
+from aorta.account.model import Dataset, JudgedRun, Lead
+from aorta.account.results.leading import (
+    SOURCE,
+    accuracies,
+    calibrated,
+    is_of_two_kinds,
+    lead_of,
+    leading_metric,
+)
+from aorta.account.results.schema import (
     Document,
     Interval,
     Metric,
@@ -35,6 +36,12 @@ from aorta.results.schema import (
     read_document,
     write_document,
 )
+from aorta.command_line import module_environment
+from aorta.errors import NOT_JSON, AortaError, ConfigError, RecordError
+from aorta.launcher import RANK_VARIABLES
+from aorta.records.reader import read_run
+from aorta.records.schema import GPU_KINDS, QUEUE_LIMITS, DeviceKind, RunRecord
+from aorta.records.writer import write_json
 from aorta.sweep.spec import ENVIRONMENT, OUTPUT, ChoiceRange, Scalar, SweepSpec, override
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from harness import ROOT, arguments, write
 
+from aorta.account.judge.judged import judge
+from aorta.account.load.open import load_run
 from aorta.records.schema import HostUse
-from aorta.report.judge.judged import judge
-from aorta.report.load.open import load_run
 from aorta.why.causes.rank import causes
 
 sys.path.insert(0, str(ROOT))

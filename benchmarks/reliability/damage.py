@@ -19,11 +19,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from harness import arguments, write  # noqa: E402
 
+from aorta.account.load.open import load_run  # noqa: E402
 from aorta.errors import AortaError  # noqa: E402
 from aorta.records.files import steps_name  # noqa: E402
 from aorta.records.reader import read_run, read_steps  # noqa: E402
 from aorta.records.writer import LineWriter, RunFolder, write_json  # noqa: E402
-from aorta.report.load.open import load_run  # noqa: E402
 
 EXAMPLE = ROOT / "docs" / "example" / "ddp"
 Lines = list[bytes]

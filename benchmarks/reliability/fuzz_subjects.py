@@ -22,6 +22,7 @@ from reliability.damage import made
 from reliability.limited import ended
 from torch._C._distributed_c10d import HashStore
 
+from aorta.account.results.schema import write_document
 from aorta.cli import main as aorta_command
 from aorta.config.load import load_config
 from aorta.hang.report import FOLDER, report_name
@@ -32,7 +33,6 @@ from aorta.records.schema import Ending
 from aorta.records.seal import sealed
 from aorta.records.state import LinesState, ProcessState, StateFile
 from aorta.records.writer import write_json
-from aorta.results.schema import write_document
 from aorta.training.checkpoint import Checkpoints
 from aorta.training.setup import LossScale
 from tests.hang.reports_by_hand import report as hang_report

@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from harness import arguments, write  # noqa: E402
 
-from aorta.report.load.open import load_run  # noqa: E402
+from aorta.account.load.open import load_run  # noqa: E402
 
 SCRIPT = """
 import os, sys, time, aorta

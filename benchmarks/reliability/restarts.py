@@ -32,9 +32,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from harness import arguments, write  # noqa: E402
 
+from aorta.account.load.open import load_run  # noqa: E402
 from aorta.errors import AortaError  # noqa: E402
 from aorta.records.reader import read_run, read_steps  # noqa: E402
-from aorta.report.load.open import load_run  # noqa: E402
 
 KINDS = ("exception", "sigkill", "oom", "hang")
 ENDINGS = {"exception": "crashed", "sigkill": "killed", "oom": "crashed", "hang": "hung"}

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 import torch
 
+from aorta.account.load.open import load_run
 from aorta.calibration.after_run import check_run
 from aorta.record.profiler import kernels_name
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.writer import write_json
-from aorta.report.load.open import load_run
 from tests.calibration.traced_runs import ROUNDED_MS, write_records, write_trace
 from tests.records.run_folders import sealed_again
 

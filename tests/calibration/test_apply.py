@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from torch.distributed import HashStore
 
+from aorta.account.load.open import load_run
 from aorta.calibration.after_run import UNKNOWN_STATE, Peers, check_run, peers_of, some_of
 from aorta.calibration.merge import merge
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord
-from aorta.report.load.open import load_run
 from aorta.steps.calibration import TracedStep
 from tests.calibration.traced_runs import ROUNDED_MS, write_records, write_trace
 from tests.limits import AT_ONCE_S, LIMIT_S

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from aorta.account.load.open import load_run
 from aorta.calibration.merge import main, merge
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import RunRecord
 from aorta.records.writer import LineWriter, write_json
-from aorta.report.load.open import load_run
 from aorta.steps.event_steps import Resolver
 from aorta.steps.raw import ResolverSettings
 from tests.steps.raw_steps import Made

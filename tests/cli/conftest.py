@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aorta.results.schema import write_document
+from aorta.account.results.schema import write_document
 from tests.cli.examples import ROOT, run
 from tests.hang.reports_by_hand import report
 from tests.queues.documents import document, point

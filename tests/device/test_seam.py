@@ -13,7 +13,7 @@ ALLOWED = {
     "aorta/programs/": "runs host programs as CUDA graphs and copies; not moved yet",
     "aorta/records/schema.py": "the words of run.json",
     "aorta/config/structs.py": "training.device, which users write",
-    "aorta/report/load/measures.py": "reads the words of run.json; records.schema.GPU_KINDS has them",
+    "aorta/account/load/measures.py": "reads the words of run.json; records.schema.GPU_KINDS has them",
 }
 """Files and rooms that may name CUDA, and why."""
 

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from aorta.report.model import SettingDifference
+from aorta.account.model import SettingDifference
+from tests.account.reports_in_memory import dataset_of, records_of, report_of
 from tests.records.run_folders import run_record
-from tests.report.reports_in_memory import dataset_of, records_of, report_of
 
 HOSTILE = '</script><script>window.hit=1</script><img src=x onerror="window.hit=1"><!-- \u2028 \'"&'
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from aorta.page.figures import MAX_BARS, bars_of, comparison_figure, timeline_figure, timeline_png
+from tests.account.reports_in_memory import comparison_of, dataset_of
 from tests.records.run_folders import step_record, step_timeline
-from tests.report.reports_in_memory import comparison_of, dataset_of
 
 
 def picture_data(steps, slow=None, num_warmup=0):

@@ -2,9 +2,9 @@
 
 import pytest
 
+from aorta.account.load.rank.kernels import kernel_name, kernel_rows, kernel_table
+from aorta.account.numbers import byte_text, number, percent, quantity, times
 from aorta.page.sections import kernels
-from aorta.report.load.rank.kernels import kernel_name, kernel_rows, kernel_table
-from aorta.report.numbers import byte_text, number, percent, quantity, times
 
 
 @pytest.mark.parametrize(

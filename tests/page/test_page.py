@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from aorta.account.model import ConfidenceInterval, SettingDifference
 from aorta.errors import ReportError
 from aorta.page.html import page, write_page
 from aorta.page.parts import Markup, byte_text, json_script, number, percent, tag, title
@@ -18,10 +19,9 @@ from aorta.page.sections import DEFINITIONS
 from aorta.page.spans import MAX_MARKS, steps_to_show, timeline_data
 from aorta.page.write import make_report
 from aorta.records.schema import CollectiveRecord
-from aorta.report.model import ConfidenceInterval, SettingDifference
+from tests.account.reports_in_memory import comparison_of, dataset_of, records_of, report_of
 from tests.page.hostile_report import HOSTILE, hostile_report
 from tests.records.run_folders import run_record, step_record, step_timeline, write_run
-from tests.report.reports_in_memory import comparison_of, dataset_of, records_of, report_of
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,9 +10,9 @@ import pytest
 from aorta.page.html import write_page
 from aorta.page.parts import DARK, LIGHT, number
 from aorta.timeline.types import Segment
+from tests.account.reports_in_memory import dataset_of, records_of, report_of
 from tests.chromium import ABSENT, browser, executable
 from tests.page.hostile_report import HOSTILE, hostile_report
-from tests.report.reports_in_memory import dataset_of, records_of, report_of
 
 pytestmark = pytest.mark.skipif(executable() is None, reason=ABSENT)
 

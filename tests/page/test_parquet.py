@@ -10,7 +10,7 @@ from aorta.errors import ReportError
 from aorta.page import parquet
 from aorta.page.parquet import KEYS, write_parquet
 from aorta.records.schema import Calibrated, DeviceRecord, MemoryRecord
-from tests.report.reports_in_memory import dataset_of, records_of, report_of
+from tests.account.reports_in_memory import dataset_of, records_of, report_of
 
 
 def written(tmp_path, *datasets):

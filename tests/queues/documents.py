@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from aorta.results.metrics import mean_metric, median_metric, rate_metric
-from aorta.results.schema import Checked, Document, Memory, Metric, Point, RankRun, Setting, Status
+from aorta.account.results.metrics import mean_metric, median_metric, rate_metric
+from aorta.account.results.schema import Checked, Document, Memory, Metric, Point, RankRun, Setting, Status
 
 
 def rank_run(iteration_ms: list[float], rank: int = 0) -> RankRun:

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from click.testing import CliRunner
 
+from aorta.account.results.schema import read_document
 from aorta.device.ranks import Ranks, choose_device, own_group, ranks_from_environment
 from aorta.errors import ConfigError
 from aorta.queues.cli import main
 from aorta.queues.harness.measure import measure_point
-from aorta.results.schema import read_document
 from tests.dist.launch import run_command, run_ranks
 from tests.queues.sleep_workloads import Overlap, plan
 

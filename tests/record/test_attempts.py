@@ -6,9 +6,9 @@ import sys
 import pytest
 
 import aorta
+from aorta.account.load.open import load_run
 from aorta.records.reader import read_run, read_steps
 from aorta.records.state import read_states
-from aorta.report.load.open import load_run
 from tests.record.ended_runs import run
 
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import aorta
+from aorta.account.load.open import load_run
 from aorta.errors import InstrumentError, RecordError
 from aorta.record import Recorder
 from aorta.records.reader import read_run
 from aorta.records.state import read_states
-from aorta.report.load.open import load_run
 from tests.dist.launch import RankFailure, run_ranks
 from tests.limits import LIMIT_S
 from tests.record import rank_programs

@@ -5,12 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from aorta.account.load.open import load_run
 from aorta.record.run_folder import _earlier_run
 from aorta.records.reader import read_run
 from aorta.records.run_identity import RunLaunch, continues
 from aorta.records.schema import AttemptRecord
 from aorta.records.writer import write_json
-from aorta.report.load.open import load_run
 from tests.dist.launch import RankFailure, run_ranks
 from tests.record.restarted_ranks import some_steps
 from tests.records.plain_records import run

@@ -9,12 +9,12 @@ import time
 import msgspec
 import pytest
 
+from aorta.account.load.rank.reduce import with_unwritten
 from aorta.record.sending import KILLED_BEFORE_READ, SPARE_BYTES, UnwrittenSteps
 from aorta.records.files import state_name, steps_name, unwritten_name
 from aorta.records.run_identity import process_start
 from aorta.records.state import ProcessState, StateFile
 from aorta.records.writer import LineWriter
-from aorta.report.load.rank.reduce import with_unwritten
 from aorta.steps.process import unwritten_steps
 from tests.dist.launch import run_python
 from tests.record.ended_runs import run

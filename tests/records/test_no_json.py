@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from aorta.account.results.schema import read_document
 from aorta.errors import AortaError
 from aorta.hang.report import read_reports
 from aorta.page.top import Follower
@@ -14,7 +15,6 @@ from aorta.projection.benchmarked import read_measurements
 from aorta.records.files import steps_name
 from aorta.records.requests import read_plan, read_request
 from aorta.records.rotation import dropped_path, read_dropped
-from aorta.results.schema import read_document
 from aorta.training.checkpoint import read_meta
 
 NO_JSON = {"no-text": b'{"schema": 1, "a": "\xdb\xff"}', "deep": b"[" * 100_000, "cut": b'{"schema": '}

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from aorta.account.results.compare_sweeps import compare_sweeps
+from aorta.account.results.schema import Document, Interval, Metric, Point, Setting, write_document
 from aorta.queues.cli.compare import compare_command
-from aorta.results.compare_sweeps import compare_sweeps
-from aorta.results.schema import Document, Interval, Metric, Point, Setting, write_document
 from tests.dist.launch import run_python
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,11 +5,11 @@ import io
 import pytest
 from rich.console import Console
 
-from aorta.results.schema import Point, read_document
+from aorta.account.results.schema import Point, read_document
 from aorta.sweep.show import answer, draw, note, ranked, table
 from aorta.sweep.spec import ChoiceRange, SweepSpec
 from aorta.sweep.trials import read_trial, run_sweep
-from tests.report.calibrated_runs import numbers, run_of, sparse_run
+from tests.account.calibrated_runs import numbers, run_of, sparse_run
 
 SPEC = SweepSpec(name="s", objective="exposed_ms", parameters={"a.x": [1, 2, 3]})
 EXPOSED = {

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from torch.distributed.elastic.multiprocessing.api import PContext
 
+from aorta.account.results.schema import Interval, Metric, Point, read_document
 from aorta.errors import RecordError
 from aorta.records.schema import RunRecord
-from aorta.results.schema import Interval, Metric, Point, read_document
 from aorta.sweep import trials as trial
 from aorta.sweep.show import answer, ranked
 from aorta.sweep.spec import ChoiceRange, Scalar, SweepSpec

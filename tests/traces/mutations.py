@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from aorta.account.load.traces.open import load_traces
 from aorta.errors import AortaError
-from aorta.report.load.traces.open import load_traces
 from aorta.traces.cache import Reading
 from tests.traces.trace_writers import WRITERS, kineto, write_tar
 

@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from aorta.account.judge.judged import judge
+from aorta.account.load.traces.open import load_traces
+from aorta.account.load.traces.steps import step_records
 from aorta.errors import ReportError, TraceError
 from aorta.records.reader import read_steps
 from aorta.records.schema import StepRecord
-from aorta.report.judge.judged import judge
-from aorta.report.load.traces.open import load_traces
-from aorta.report.load.traces.steps import step_records
 from aorta.traces.cache import cache_folder
 from aorta.traces.kineto import parse_kineto
 from aorta.traces.sources import open_source

@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
+from aorta.account.load.traces.open import load_traces
 from aorta.errors import TraceError
-from aorta.report.load.traces.open import load_traces
 from aorta.timeline.overlap import overlap
 from aorta.traces import files as inflate
 from aorta.traces import kineto_file

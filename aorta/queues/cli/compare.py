@@ -10,14 +10,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from aorta.account.results.compare import Compared, ResultComparison
+from aorta.account.results.schema import Value
 from aorta.command_line import output_of_verdict
 from aorta.errors import ConfigError
 from aorta.queues.cli.show import plain
-from aorta.results.compare import Compared, ResultComparison
-from aorta.results.schema import Value
 
 if TYPE_CHECKING:
-    from aorta.results.compare import ResultComparison
+    from aorta.account.results.compare import ResultComparison
 
 _COLOURS = {"regression": "red", "no regression": "green", "cannot tell": "yellow", "not judged": ""}
 
@@ -53,7 +53,7 @@ def compare_command(
     comparison = compare_files(baseline, test, threshold, any_device)
     with output_of_verdict():
         if as_json:
-            from aorta.results.schema import to_json
+            from aorta.account.results.schema import to_json
 
             sys.stdout.buffer.write(to_json(comparison) + b"\n")
         else:
@@ -67,8 +67,8 @@ def compare_files(
     baseline: tuple[Path, ...], test: tuple[Path, ...], threshold: str, any_device: bool
 ) -> "ResultComparison":
     """The comparison of files as the command line names them: of queues, or of training sweeps."""
-    from aorta.results.compare_sweeps import compare_sweeps
-    from aorta.results.schema import read_document
+    from aorta.account.results.compare_sweeps import compare_sweeps
+    from aorta.account.results.schema import read_document
 
     share = threshold_of(threshold)
     old, new = ([read_document(path) for path in paths] for paths in (baseline, test))

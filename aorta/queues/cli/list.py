@@ -19,7 +19,7 @@ def list_command(category: str | None, verbose: bool, as_json: bool) -> None:
         workload for workload in catalogue.catalogue().values() if category in (None, workload.category)
     ]
     if as_json:
-        from aorta.results.schema import to_json
+        from aorta.account.results.schema import to_json
 
         rows = [
             {

@@ -22,9 +22,9 @@ from aorta.queues.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from aorta.account.results.schema import Document, Point
     from aorta.device.ranks import Ranks
     from aorta.queues.harness.iterate import PointPlan
-    from aorta.results.schema import Document, Point
 
 WRONG = 1
 """Exit code: results that are wrong, or a point that failed."""
@@ -40,9 +40,9 @@ INTERRUPTED = "interrupted before it was measured"
 @measuring_options(iterations=100)
 def run_command(workload: str, streams: str, output: Path | None, **values: Any) -> None:
     """Measure WORKLOAD at one stream count."""
+    from aorta.account.results.schema import write_document
     from aorta.queues.harness.measure import document, refusal
     from aorta.queues.workloads import find
-    from aorta.results.schema import write_document
 
     kind = find(workload)
     common, of_workload = split(values)
@@ -121,9 +121,9 @@ def _sweep(
 ) -> None:
     import msgspec
 
+    from aorta.account.results.schema import check_output, write_document
     from aorta.queues.harness.measure import document
     from aorta.queues.harness.scaling import scalings
-    from aorta.results.schema import check_output, write_document
 
     _check_files(output, plans, common, ranks)
     if plots is not None:
@@ -152,8 +152,8 @@ def _sweep(
 def _check_files(
     output: Path | None, plans: "Sequence[PointPlan]", common: dict[str, Any], ranks: "Ranks"
 ) -> None:
+    from aorta.account.results.schema import check_output
     from aorta.queues.harness.measure import check_folder, trace_name
-    from aorta.results.schema import check_output
 
     if output is not None:
         check_output(output, common["overwrite"])
@@ -197,7 +197,7 @@ def _status(points: "Sequence[Point]") -> int:
 
 
 def _print_json(result: "Document") -> None:
-    from aorta.results.schema import to_json
+    from aorta.account.results.schema import to_json
 
     sys.stdout.buffer.write(to_json(result) + b"\n")
     sys.stdout.buffer.flush()

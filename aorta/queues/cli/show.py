@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from aorta.results.schema import Document, Metric, Point, Scaling, Setting
+from aorta.account.results.schema import Document, Metric, Point, Scaling, Setting
 
 _BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 

@@ -14,6 +14,8 @@ import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from aorta.account.results.metrics import not_measured
+from aorta.account.results.schema import Checked, Document, Memory, Metric, Point, RankRun, Setting
 from aorta.device.environment import (
     collect_devices,
     collect_environment,
@@ -28,8 +30,6 @@ from aorta.queues.harness.iterate import PointPlan, WorkloadBench, bench, time_l
 from aorta.queues.harness.metrics import aggregate, configuration, device_bound_ms, skipped, switch_metrics
 from aorta.queues.harness.pieces import concurrency, summaries
 from aorta.queues.options import check_groups
-from aorta.results.metrics import not_measured
-from aorta.results.schema import Checked, Document, Memory, Metric, Point, RankRun, Setting
 
 NO_HOST_MEMORY = "DefaultCPUAllocator"
 """Part of torch's message, a plain RuntimeError, where the host has too little memory."""

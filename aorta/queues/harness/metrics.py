@@ -16,11 +16,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from aorta.account.results.metrics import (
+    mean_metric,
+    median_metric,
+    not_measured,
+    quantile_metric,
+    rate_metric,
+)
+from aorta.account.results.schema import Interval, Metric, Point, RankRun, Status, Value
 from aorta.errors import AortaError
 from aorta.queues.harness.iterate import ITERATION, PointPlan
 from aorta.queues.workload import DeviceWork
-from aorta.results.metrics import mean_metric, median_metric, not_measured, quantile_metric, rate_metric
-from aorta.results.schema import Interval, Metric, Point, RankRun, Status, Value
 
 NO_PIECES = "the workload marks no pieces, or they were not timed"
 NEEDED = ("compute", "comm", "serial")

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aorta.account.results.schema import Concurrency, PieceSummary
 from aorta.device.streams import Anchor, StreamEvent, Streams, anchor
 from aorta.queues.workload import Piece
-from aorta.results.schema import Concurrency, PieceSummary
 from aorta.timeline.intervals import Intervals, intersect, intervals, length_ms, union
 
 COMM = "comm"

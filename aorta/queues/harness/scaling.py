@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.results.schema import Point, Scaling, streams_of, without_streams
 from aorta.queues.workloads import workloads
-from aorta.results.schema import Point, Scaling, streams_of, without_streams
 from aorta.timeline.noise_memory import block_length, persistence
 from aorta.timeline.statistics import MIN_STEPS
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from aorta.account.numbers import percent, quantity
 from aorta.errors import ReplayError
-from aorta.report.numbers import percent, quantity
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
 from aorta.why.causes.cause import Cause, CauseKind
 from aorta.why.causes.rules import CauseRule, rules

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from aorta.report.model import CauseLine, Causes, Dataset
+from aorta.account.model import CauseLine, Causes, Dataset
 from aorta.why.causes.rank import causes_of
 from aorta.why.causes.run_text import nothing_text
 from aorta.why.causes.text import headline, place_text

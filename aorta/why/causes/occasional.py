@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.report.numbers import quantity
+from aorta.account.numbers import quantity
 
 Floats = NDArray[np.float64]
 MIN_STEPS = 12

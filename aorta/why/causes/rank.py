@@ -3,8 +3,8 @@
 import msgspec
 import numpy as np
 
-from aorta.report.model import Dataset, JudgedRun, Lead
-from aorta.report.numbers import byte_text, number, percent, quantity
+from aorta.account.model import Dataset, JudgedRun, Lead
+from aorta.account.numbers import byte_text, number, percent, quantity
 from aorta.why.causes.cause import Cause
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses.of_a_step import findings

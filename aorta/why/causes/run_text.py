@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aorta.report.judge.leading import source_text
-from aorta.report.load.measures import peak_text
-from aorta.report.load.rank.host import READY
-from aorta.report.model import Dataset, JudgedRun
-from aorta.report.numbers import counted, number, percent, quantity
+from aorta.account.judge.leading import source_text
+from aorta.account.load.measures import peak_text
+from aorta.account.load.rank.host import READY
+from aorta.account.model import Dataset, JudgedRun
+from aorta.account.numbers import counted, number, percent, quantity
 from aorta.why.causes.cause import Cause
 from aorta.why.causes.text import WIDTH, cause_lines
 

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.model import Arrivals, JudgedRun, Run
 from aorta.errors import ReportError
-from aorta.report.model import Arrivals, JudgedRun, Run
 
 MOST_NUMBERS = 1 << 20
 """Ranks times steps that causes are looked for in at once: 220 MB for a million."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from aorta.report.model import JudgedRun
+from aorta.account.model import JudgedRun
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.types import TRACE_SOURCES
 

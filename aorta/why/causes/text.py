@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 
-from aorta.report.numbers import number, percent, quantity
+from aorta.account.numbers import number, percent, quantity
 from aorta.why.causes.cause import Cause
 
 WIDTH = 100

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from aorta.account.model import Dataset, WhatIfLine, WhatIfs
+from aorta.account.numbers import quantity
 from aorta.errors import ReplayError, TraceError
-from aorta.report.model import Dataset, WhatIfLine, WhatIfs
-from aorta.report.numbers import quantity
 from aorta.traces.sources import open_source
 from aorta.why.replay.changes import parse_change
 from aorta.why.replay.graph import StepGraph

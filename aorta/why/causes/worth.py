@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.report.numbers import quantity
+from aorta.account.numbers import quantity
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
 from aorta.why.causes.finding import CauseFinding, Floats
 from aorta.why.causes.occasional import Occasions, occasions

@@ -8,9 +8,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from aorta.account.results.schema import Document, read_document, write_document
 from aorta.queues import catalogue, workloads
 from aorta.queues.cli import COMMANDS, main
-from aorta.results.schema import Document, read_document, write_document
 from scripts import queues_catalogue
 from tests.dist.launch import run_python
 from tests.queues import sleep_workloads

@@ -6,9 +6,9 @@ from statistics import median
 
 import pytest
 
+from aorta.account.results.schema import Point
 from aorta.queues.harness.iterate import bench
 from aorta.queues.harness.measure import measure, measure_point, measure_points
-from aorta.results.schema import Point
 from tests.queues.sleep_workloads import Overlap, Sleeps, alone, plan
 
 

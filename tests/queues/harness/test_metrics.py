@@ -4,10 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from aorta.account.results.schema import RankRun
 from aorta.queues.harness.metrics import efficiency, metrics, overlap_metrics
 from aorta.queues.harness.pieces import Window, concurrency
 from aorta.queues.workload import Piece
-from aorta.results.schema import RankRun
 from tests.queues.documents import rank_run
 from tests.queues.sleep_workloads import Sleeps, plan
 

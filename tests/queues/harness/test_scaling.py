@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from aorta.account.results.schema import Metric
 from aorta.queues.harness.scaling import knee, knee_interval, scalings
-from aorta.results.schema import Metric
 from tests.queues.documents import point
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
+from aorta.account.judge.answer import dataset_answer
+from aorta.account.judge.judged import dataset, judge
+from aorta.account.judge.leading import settled
+from aorta.account.load.open import load_run
 from aorta.records.schema import HostSpan, HostUse
-from aorta.report.judge.answer import dataset_answer
-from aorta.report.judge.judged import dataset, judge
-from aorta.report.judge.leading import settled
-from aorta.report.load.open import load_run
 from aorta.why.causes.lines import causes_lines
 from aorta.why.causes.rank import causes
 from tests.why.causes.runs import Host, run_of

@@ -2,8 +2,8 @@
 
 import pytest
 
-from aorta.report.judge.judged import judge
-from aorta.report.load.open import load_run
+from aorta.account.judge.judged import judge
+from aorta.account.load.open import load_run
 from aorta.why.causes.rank import causes
 from aorta.why.causes.rules import rules
 from aorta.why.causes.text import headline

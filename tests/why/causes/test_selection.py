@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from aorta.report.judge.judged import judge
-from aorta.report.load.open import load_run
+from aorta.account.judge.judged import judge
+from aorta.account.load.open import load_run
 from aorta.why.causes import selection
 from aorta.why.causes.rank import causes
 from aorta.why.causes.selection import last_steps

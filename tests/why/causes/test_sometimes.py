@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from aorta.account.judge.judged import judge
+from aorta.account.load.open import load_run
 from aorta.records.schema import HostUse
-from aorta.report.judge.judged import judge
-from aorta.report.load.open import load_run
 from aorta.why.causes.rank import causes
 from tests.why.causes.runs import MIB, Host, plain, run_of, waited
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.report.model import JudgedRun, Lead
+from aorta.account.model import JudgedRun, Lead
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses.parts import Parts, parts_of
 from aorta.why.causes.losses.slow_steps import slow_steps

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aorta.report.judge.leading import metric_of
-from aorta.report.judge.ranks import HARMLESS
-from aorta.report.load.rank.host import AFTER, BYTES, CPU, IDLE, PREFIX, READY
-from aorta.report.metrics import THROTTLED
-from aorta.report.model import JudgedRun, Lead
+from aorta.account.judge.leading import metric_of
+from aorta.account.judge.ranks import HARMLESS
+from aorta.account.load.rank.host import AFTER, BYTES, CPU, IDLE, PREFIX, READY
+from aorta.account.metrics import THROTTLED
+from aorta.account.model import JudgedRun, Lead
 from aorta.why.causes.finding import Floats, positive
 
 HOST_PARTS = ("garbage_collection", "checkpoint", "data", "pause")

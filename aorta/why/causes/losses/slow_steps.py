@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.report.metrics import WORK
-from aorta.report.model import JudgedRun
+from aorta.account.metrics import WORK
+from aorta.account.model import JudgedRun
 from aorta.why.causes.finding import CauseFinding, positive
 from aorta.why.causes.losses.parts import Parts
 from aorta.why.causes.occasional import occasions

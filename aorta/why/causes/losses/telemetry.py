@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aorta.report.judge.ranks import NEARLY_FULL
-from aorta.report.load.measures import memory_limit_bytes
-from aorta.report.metrics import THROTTLED
-from aorta.report.model import JudgedRun
-from aorta.report.numbers import percent
+from aorta.account.judge.ranks import NEARLY_FULL
+from aorta.account.load.measures import memory_limit_bytes
+from aorta.account.metrics import THROTTLED
+from aorta.account.model import JudgedRun
+from aorta.account.numbers import percent
 from aorta.why.causes.finding import CauseFinding, Floats, positive
 from aorta.why.causes.losses.parts import Parts
 

@@ -11,9 +11,9 @@ from itertools import islice
 
 import numpy as np
 
+from aorta.account.model import JudgedRun
+from aorta.account.numbers import counted
 from aorta.records.schema import CollectiveRecord, StepRecord
-from aorta.report.model import JudgedRun
-from aorta.report.numbers import counted
 from aorta.timeline.collective import POINT_TO_POINT, busbw_factor
 from aorta.timeline.intervals import Intervals, intersect, length_ms, subtract, union
 from aorta.timeline.types import TRACE_SOURCES

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.report.model import JudgedRun
-from aorta.report.numbers import quantity
+from aorta.account.model import JudgedRun
+from aorta.account.numbers import quantity
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.why.causes.cause import CauseKind
 from aorta.why.causes.finding import CauseFinding, Floats, of_the_others, positive

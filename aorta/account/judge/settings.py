@@ -1,0 +1,54 @@
+"""What is configured differently on two sides."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from aorta.account.model import Dataset, SettingDifference
+from aorta.records.schema import RunRecord
+
+SPARE_SETTINGS = frozenset(("training.output_dir", "training.resume"))
+"""Settings of where, not of what."""
+
+
+def setting_differences(reference: Dataset, candidate: Dataset) -> Iterator[SettingDifference]:
+    sides = [side.first.run for side in (reference, candidate)]
+    if len(sides[0].ranks) != len(sides[1].ranks):
+        yield SettingDifference("run", "ranks", *(str(len(side.ranks)) for side in sides))
+    if reference.source != candidate.source:
+        yield SettingDifference("run", "source", reference.source, candidate.source)
+    if sides[0].run is None or sides[1].run is None:
+        return
+    described = [_settings(side.run) for side in sides if side.run is not None]
+    for group in described[0]:
+        r, c = (settings[group] for settings in described)
+        for name in dict.fromkeys((*r, *c)):
+            if r.get(name) != c.get(name):
+                yield SettingDifference(group, name, r.get(name), c.get(name))
+
+
+def _settings(run: RunRecord) -> dict[str, dict[str, str]]:
+    """Settings by group, the most telling first."""
+    return {
+        "devices": _devices(run.devices),
+        "layout": dict(_flat(run.layout or {})),
+        "model": dict(_flat(run.model or {})),
+        "config": {k: v for k, v in _flat(run.config or {}) if k not in SPARE_SETTINGS},
+        "run": {"placement": run.placement} if run.placement is not None else {},
+        "versions": {name: version for name, version in run.versions.items() if version is not None},
+        "environment": dict(run.environment),
+    }
+
+
+def _devices(devices: Sequence[dict[str, Any]]) -> dict[str, str]:
+    names = [str(device.get("name")) for device in devices if device.get("name")]
+    counts = {name: names.count(name) for name in dict.fromkeys(names)}
+    return {"devices": ", ".join(f"{num} x {name}" for name, num in counts.items())} if counts else {}
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)

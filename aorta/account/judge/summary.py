@@ -1,0 +1,149 @@
+"""From the numbers of every step to summary.json: what was seen, over steps and over ranks."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from aorta.account.judge.judged import is_unlike, judge, missing, why_missing
+from aorta.account.judge.timed_steps import host_bound_steps
+from aorta.account.model import Comparison, ConfidenceInterval, Dataset, JudgedRun, MetricComparison, StepWork
+
+SCHEMA = 1
+
+
+def summary(datasets: Iterable[Dataset], comparison: Comparison | None) -> dict[str, Any]:
+    """summary.json."""
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "datasets": {entry.label: _dataset_summary(entry) for entry in datasets},
+        "reference": comparison.reference if comparison else None,
+        "candidate": comparison.candidate if comparison else None,
+        "comparison": {},
+    }
+    if comparison is not None:
+        result["comparison"] = {name: _row(metric) for name, metric in comparison.metrics.items()}
+        result["headline"] = comparison.headline
+        result["main"] = comparison.main
+        result["work"] = None if comparison.work is None else _work(comparison.work)
+        result["scope"] = comparison.scope
+        result["num_judged"] = comparison.num_judged
+        result["differences"] = comparison.differences
+        result["decomposition"] = _decomposition(comparison)
+        result["comparison_notes"] = comparison.notes
+    return result
+
+
+def _dataset_summary(dataset: Dataset) -> dict[str, Any]:
+    result = _run_summary(dataset.runs[0]) | {"leading": dataset.lead}
+    if len(dataset.runs) > 1:
+        runs = [_run_summary(run) | {"path": str(run.run.path)} for run in dataset.runs]
+        for run in runs:
+            del run["ranks"], run["collectives"]
+        host_bound_counts = [run["host_bound_steps"] for run in runs]
+        unlike = {
+            name: why_missing(dataset, name) for name in dataset.statistics if is_unlike(dataset.runs, name)
+        }
+        result["not_measured"] |= unlike
+        result |= {
+            "ranks": {
+                str(rank): {"total": _sum_of_totals(dataset, rank)} for rank in dataset.first.run.ranks
+            },
+            "steps": dataset.statistics,
+            "num_steps": sum(run.num_steps for run in dataset.runs),
+            "warmup": {
+                "num_steps": sum(run.num_warmup for run in dataset.runs),
+                "rule": dataset.first.warmup_rule + ", in each run",
+            },
+            "host_bound_steps": None if None in host_bound_counts else sum(host_bound_counts),
+            "notes": [f"run {i}: {note}" for i, run in enumerate(dataset.runs) for note in run.run.notes],
+            "num_runs": len(runs),
+            "runs": runs,
+        }
+    return result
+
+
+def _run_summary(judged: JudgedRun) -> dict[str, Any]:
+    run = judged.run
+    result: dict[str, Any] = {
+        "source": run.source,
+        "ranks": {str(rank): {"total": total} for rank, total in run.totals.items()},
+        "steps": judged.statistics,
+        "num_steps": judged.num_steps,
+        "warmup": {"num_steps": judged.num_warmup, "rule": judged.warmup_rule},
+        "host_bound_steps": host_bound_steps(judged),
+        "collectives": judged.collectives,
+        "not_measured": missing(judged),
+        "attempts": [] if run.run is None else run.run.attempts,
+        "story": run.story,
+        "notes": run.notes,
+    }
+    if run.other_sources:
+        result["other_sources"] = {
+            source: _run_summary(judge(other_run, 0)) for source, other_run in run.other_sources.items()
+        }
+    return result
+
+
+def _sum_of_totals(dataset: Dataset, rank: int) -> dict[str, float | int | None]:
+    totals = [judged.run.totals[rank] for judged in dataset.runs if rank in judged.run.totals]
+    sums: dict[str, float | int | None] = {}
+    for name in totals[0]:
+        values = [total[name] for total in totals]
+        measured = [value for value in values if value is not None]
+        sums[name] = sum(measured) if len(measured) == len(values) else None
+    return sums
+
+
+def _row(metric: MetricComparison) -> dict[str, Any]:
+    return {
+        "reference": metric.reference,
+        "candidate": metric.candidate,
+        "ratio": metric.ratio,
+        "interval": _bounds(metric.interval),
+        "verdict": metric.verdict,
+        "reason": metric.reason,
+        "unit": metric.unit,
+        "better": metric.direction,
+        "difference": metric.difference,
+        "difference_interval": _bounds(metric.difference_interval),
+        "reference_interval": _bounds(metric.reference_interval),
+        "candidate_interval": _bounds(metric.candidate_interval),
+        "detectable": metric.detectable,
+        "p_value": metric.p_value,
+        "p_adjusted": metric.p_adjusted,
+        "p_with_drift": metric.p_with_drift,
+        "interval_with_drift": _bounds(metric.interval_with_drift),
+        "difference_interval_with_drift": _bounds(metric.difference_interval_with_drift),
+        "reference_metric": metric.reference_metric,
+        "candidate_metric": metric.candidate_metric,
+    }
+
+
+def _decomposition(comparison: Comparison) -> dict[str, Any] | None:
+    decomposition = comparison.decomposition
+    if decomposition is None:
+        return None
+    rows = {}
+    for part in (decomposition.step, *decomposition.parts):
+        rows[part.name] = {
+            "reference_ms": part.reference_ms,
+            "candidate_ms": part.candidate_ms,
+            "difference_ms": part.difference_ms,
+            "interval": _bounds(part.interval),
+        }
+    step = rows.pop(decomposition.step.name)
+    return {
+        "step": step,
+        "parts": rows,
+        "estimator": decomposition.estimator,
+        "of_work": decomposition.of_work,
+        "notes": decomposition.notes,
+    }
+
+
+def _work(work: StepWork) -> dict[str, float]:
+    """Tokens of a step per GPU on both sides."""
+    return {"reference": work.reference, "candidate": work.candidate, "ratio": work.ratio}
+
+
+def _bounds(interval: ConfidenceInterval | None) -> list[float] | None:
+    return None if interval is None else [interval.low, interval.high]

@@ -1,0 +1,103 @@
+"""How a run ended, and what its lines lack, in words."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from aorta.account.load.rank.columns import RankFile
+from aorta.records.schema import AttemptRecord, Ending, RunRecord
+from aorta.records.state import RankState, attempt_ending, ending_text
+
+_MOST_NAMED = 6
+
+
+def story(run: RunRecord | None, states: Iterable[RankState], ranks: Sequence[RankFile]) -> list[str]:
+    """Endings that are no plain finish, attempts, lost lines, steps that were not come to."""
+    if run is None:
+        return []
+    lines: list[str] = []
+    states = [state for state in states if state.process.run_id == run.run_id]
+    if run.run_id is not None and run.attempts:
+        last = run.attempts[-1]
+        current = [state for state in states if state.process.attempt == last.attempt]
+        ending = attempt_ending(current, last.world_size) or last.ending
+        if current and any(state.process.ending is None and state.is_alive for state in current):
+            ending = None
+        lines += _ending(ending, last, ranks, run)
+        lines += [_earlier(attempt) for attempt in run.attempts[:-1][-_MOST_NAMED:]]
+        if len(run.attempts) > 1:
+            lines.append(f"{len(run.attempts)} attempts are joined here, this is one run")
+    elif run.finished_unix_ns is None:
+        lines.append("run.json has no end: the run was cut off, or is still going on")
+    lines += _lost(run, states)
+    lines += _cut(run, states, ranks)
+    return lines
+
+
+def _ending(
+    ending: Ending | None, last: AttemptRecord, ranks: Sequence[RankFile], run: RunRecord
+) -> Iterator[str]:
+    last_step = _last_common_step(ranks)
+    planned = planned_steps(run)
+    step_text = "" if last_step is None else f" after step {last_step}"
+    if planned is not None and last_step is not None:
+        step_text += f" (the last would have been {planned - 1})" if last_step < planned - 1 else ""
+    if ending is None:
+        yield f"still running{step_text}, or nothing tells how it ended"
+    elif ending.kind != "finished":
+        yield ending_text(ending, step_text)
+    elif planned is not None and last_step is not None and last_step < planned - 1:
+        yield f"finished{step_text}"
+
+
+def _earlier(attempt: AttemptRecord) -> str:
+    steps = [step for step in attempt.last_steps if step is not None]
+    reach = ""
+    if attempt.first_step is not None and steps:
+        reach = f", steps {attempt.first_step} to {max(steps)}"
+    ending = "nothing tells how it ended" if attempt.ending is None else ending_text(attempt.ending)
+    return f"attempt {attempt.attempt} ({attempt.world_size} ranks{reach}): {ending}"
+
+
+def _lost(run: RunRecord, states: Iterable[RankState]) -> Iterator[str]:
+    lost = {s.rank: s.lines for s in states if s.lines is not None and s.lines.num_lost}
+    for rank, lines in list(lost.items())[:_MOST_NAMED]:
+        reason = f": {lines.why_lost}" if lines.why_lost else ""
+        yield f"rank {rank}: {lines.num_lost} of {lines.num_steps} steps could not be written{reason}"
+    for name, text in (("lost_lines", "lines were lost"), ("unresolved_steps", "steps were not resolved")):
+        num = run.coverage.get(name)
+        if isinstance(num, int) and num > 0 and not (name == "lost_lines" and lost):
+            yield f"rank {run.coverage.get('rank', 0)}: {num} {text}"
+
+
+def _cut(run: RunRecord, states: Iterable[RankState], ranks: Sequence[RankFile]) -> Iterator[str]:
+    """Ranks whose lines end before the last one that they had written."""
+    by_rank = {state.rank: state.lines for state in states}
+    for rank in ranks:
+        lines = by_rank.get(rank.rank)
+        end = _last_common_step([rank])
+        if lines is None or lines.closed_unix_ns is None or lines.num_lost or lines.last_step is None:
+            continue
+        if len(run.attempts) == 1 and end is not None and end < lines.last_step:
+            yield f"rank {rank.rank} had written lines up to step {lines.last_step}, they end at step {end}"
+
+
+def _last_common_step(ranks: Sequence[RankFile]) -> int | None:
+    lasts = [
+        max((int(c.global_step[-1]) for c in rank.columns.values() if len(c.global_step)), default=None)
+        for rank in ranks
+    ]
+    written = [last for last in lasts if last is not None]
+    return min(written, default=None)
+
+
+def planned_steps(run: RunRecord) -> int | None:
+    """Steps that the settings of a run of train.py ask for."""
+    config = run.config or {}
+    training, data = config.get("training"), config.get("data")
+    if not isinstance(training, dict):
+        return None
+    max_steps = training.get("max_steps")
+    if isinstance(max_steps, int):
+        return max_steps
+    epochs = training.get("epochs")
+    per_epoch = data.get("steps_per_epoch") if isinstance(data, dict) else None
+    return epochs * per_epoch if isinstance(epochs, int) and isinstance(per_epoch, int) else None

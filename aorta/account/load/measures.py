@@ -1,0 +1,197 @@
+"""Work per time, memory and telemetry: what people decide by, beside where the time of a step goes.
+
+Tokens are those of the whole job: ranks of one tensor-parallel group work on the same ones, which run.json's
+layout tells. Rates are of single steps, so that their intervals are found as those of times are. What is not
+known is NaN here, and `reasons` says why.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.account.load.arrays import Arrays
+from aorta.account.load.sides import Sides
+from aorta.account.metrics import (
+    ENERGY,
+    MEMORY,
+    METRIC_SOURCES,
+    PER_STEP,
+    TELEMETRY,
+    THROTTLED,
+    WORK,
+    metric_key,
+    of_operation,
+    of_source,
+    operations,
+)
+from aorta.account.numbers import none_if_nan
+from aorta.records.schema import RunRecord
+
+Floats = NDArray[np.float64]
+
+TOTAL_SUMS = ("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
+NOT_GIVEN = {
+    "tokens": "the program gave recorder.step no tokens",
+    "flops_per_token": "the FLOPs of a token are not known: give aorta.instrument flops_per_token",
+    "peak_flops": "the peak rate of the device is not known",
+    "power_w": "no telemetry in the records",
+    "memory": "the records tell nothing of an allocator",
+}
+
+
+def add_measures(sides: Sides, run: RunRecord | None) -> dict[str, str]:
+    """Completes the metrics by what a step without an operation has of it, by shares of the step and by
+    MEASURES. Reasons why any metric is null."""
+    metrics = sides.metrics
+    _complete_operations(metrics, sides.collectives_kept)
+    for source in METRIC_SOURCES:
+        for name in PER_STEP:
+            part = of_source(source, f"{name}_ms")
+            if part in metrics:
+                metrics.derive(of_source(source, f"{name}_per_step"), _shares, part, "step_ms")
+    num_ranks = metrics.shape[0]
+    unknown = np.broadcast_to(np.nan, metrics.shape)
+    for name in [of_operation(THROTTLED, reason) for reason in operations(metrics, THROTTLED)]:
+        metrics.derive(name, _zero_if_absent, name, THROTTLED)
+    total = metrics.pop("tokens", unknown).sum(axis=0) * distinct_share(run)
+    metrics[WORK] = np.broadcast_to(total, metrics.shape)
+    metrics.derive("tokens_per_s", lambda step_ms: _per_s(total, step_ms), "step_ms")
+    metrics.derive("tokens_per_s_per_gpu", lambda per_s: per_s / num_ranks, "tokens_per_s")
+    flops_per_token = (run.flops_per_token if run is not None else None) or np.nan
+    metrics.derive(
+        "model_tflops_per_gpu", lambda per_s: per_s * flops_per_token / 1e12, "tokens_per_s_per_gpu"
+    )
+    peak = run.peak_flops if run is not None else None
+    peak_flops_per_s = peak.flops_per_s if peak is not None else np.nan
+    metrics.derive("mfu", lambda tflops: tflops * 1e12 / peak_flops_per_s, "model_tflops_per_gpu")
+    for name in (*MEMORY, *TELEMETRY, THROTTLED):
+        if name not in metrics:
+            metrics[name] = unknown
+    if "alloc_retries" in metrics:  # counted since the process began
+        metrics["alloc_retries"] = np.diff(metrics["alloc_retries"], axis=1, prepend=np.nan)
+    energy_mj = _sum_of_products(metrics["power_w"], metrics["step_ms"])  # watts times milliseconds
+    per_token = np.divide(energy_mj, total, out=np.full(total.shape, np.nan), where=total > 0)
+    metrics[ENERGY] = np.broadcast_to(per_token, metrics.shape)
+    return sides.not_measured | _reasons(metrics, run, sides.not_measured)
+
+
+def _complete_operations(metrics: Arrays, collectives_kept: NDArray[np.bool_]) -> None:
+    """An operation that a step does not use took no time, where communication is known, and has no calls,
+    where collectives were kept: in steps that were not timed too."""
+    for name in list(metrics):
+        key = metric_key(name)
+        if key.operation and key.name in ("comm_ms", "exposed_ms"):
+            metrics.derive(name, _zero_if_absent, name, "comm_ms")
+    for op in operations(metrics, "count"):
+        is_absent = np.isnan(metrics[of_operation("count", op)]) & collectives_kept
+        for name in ("count", "bytes"):
+            values = metrics[of_operation(name, op)]
+            if is_absent.any():
+                metrics[of_operation(name, op)] = np.where(is_absent, 0.0, values)
+
+
+def _zero_if_absent(values: Floats, total: Floats) -> Floats:
+    """0 for what is not there while the total that it is a part of is known."""
+    is_absent = np.isnan(values) & ~np.isnan(total)
+    return np.where(is_absent, 0.0, values) if is_absent.any() else values
+
+
+def _per_s(work: Floats, step_ms: Floats) -> Floats:
+    per_s = np.full(step_ms.shape, np.nan)
+    np.divide(1e3 * work, step_ms, out=per_s, where=step_ms > 0)
+    return per_s
+
+
+def _sum_of_products(left: Floats, right: Floats) -> Floats:
+    """Over ranks, one after the other."""
+    total = np.zeros(left.shape[1])
+    for left_of_rank, right_of_rank in zip(left, right, strict=True):
+        total += left_of_rank * right_of_rank
+    return total
+
+
+def distinct_share(run: RunRecord | None) -> float:
+    """Part of all ranks' tokens that are different ones: 1 / tp, by the layout; 1 where it is not known."""
+    layout = run.layout if run is not None else None
+    sizes = [(layout or {}).get(key) for key in ("dp", "world")]
+    num_replicas, world = (float(size) if _is_count(size) else 0.0 for size in sizes)
+    return num_replicas / world if 0 < num_replicas <= world else 1.0
+
+
+def memory_limit_bytes(run: RunRecord | None) -> float | None:
+    """Memory of the smallest device of the run; None where run.json lists no GPU."""
+    sizes = [
+        float(row["memory_bytes"])
+        for row in (run.devices if run is not None else ())
+        if row.get("kind") in ("cuda", "hip") and _is_count(row.get("memory_bytes"))
+    ]
+    return min(sizes, default=None)
+
+
+def peak_text(run: RunRecord | None) -> str:
+    """'989 TFLOP/s bf16, NVIDIA H200 SXM 141 GB (NVIDIA H200 data sheet, dense rates, 2024-11)'; '' where the
+    peak is not known."""
+    peak = run.peak_flops if run is not None else None
+    if peak is None:
+        return ""
+    return f"{peak.flops_per_s / 1e12:,.0f} TFLOP/s {peak.precision}, {peak.hardware} ({peak.origin})"
+
+
+def _reasons(
+    metrics: Mapping[str, Floats], run: RunRecord | None, not_measured: dict[str, str]
+) -> dict[str, str]:
+    of_run = run.not_measured if run is not None else {}
+    tokens, flops, peak = (
+        not_measured.get(name) or of_run.get(name) or NOT_GIVEN[name]
+        for name in ("tokens", "flops_per_token", "peak_flops")
+    )
+    device = not_measured.get("device") or NOT_GIVEN["power_w"]
+    memory = not_measured.get("memory") or NOT_GIVEN["memory"]
+    has_tokens, has_flops = (np.isfinite(metrics[name]).any() for name in (WORK, "model_tflops_per_gpu"))
+    causes = {
+        WORK: tokens,
+        "tokens_per_s": tokens,
+        "tokens_per_s_per_gpu": tokens,
+        "model_tflops_per_gpu": flops if has_tokens else tokens,
+        "mfu": tokens if not has_tokens else flops if not has_flops else peak,
+        ENERGY: tokens if not has_tokens else device,
+        "peak_memory_bytes": memory,
+        "reserved_memory_bytes": memory,
+        "device_memory_bytes": device,
+        **dict.fromkeys((*TELEMETRY, THROTTLED), device),
+    }
+    return {name: reason for name, reason in causes.items() if not np.isfinite(metrics[name]).any()}
+
+
+def _is_count(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _shares(part_ms: Floats, step_ms: Floats) -> Floats:
+    shares = np.full(part_ms.shape, np.nan)
+    np.divide(part_ms, step_ms, out=shares, where=step_ms > 0)
+    return shares
+
+
+def totals_of_ranks(
+    ranks: Sequence[int], metrics: Mapping[str, Floats], num_collectives: NDArray[np.int64]
+) -> dict[int, dict[str, float | int | None]]:
+    """Over every step read, warm-up included.
+
+    Step windows meet and do not overlap, and a step's numbers are clipped to its window, so that
+    their sum is the set arithmetic over all windows together.
+    """
+    sums = {
+        name: [none_if_nan(row.sum()) for row in metrics["step_ms" if name == "span_ms" else name]]
+        for name in ("span_ms", *TOTAL_SUMS)
+    }
+    return {
+        rank: {
+            **{name: of_ranks[i] for name, of_ranks in sums.items()},
+            "num_kernels": None,  # records do not count kernels
+            "num_collectives": int(num_collectives[i].sum()),
+        }
+        for i, rank in enumerate(ranks)
+    }

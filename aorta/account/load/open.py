@@ -1,0 +1,177 @@
+"""Opens a run: a folder of records, or traces, read rank by rank in as many processes as are asked for."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from aorta.account.load.arrays import ArrayFile
+from aorta.account.load.attempts import ranks_of_run
+from aorta.account.load.bandwidths import busbw_by_transfer
+from aorta.account.load.ending import story
+from aorta.account.load.rank.cache import columns_folder
+from aorta.account.load.rank.calls import MAX_CALLS
+from aorta.account.load.rank.columns import RankColumns, RankFile
+from aorta.account.load.rank.kernels import named_spans
+from aorta.account.load.rank.reduce import columns_with_unwritten, reduce_file, with_unwritten
+from aorta.account.load.run import RunFiles, assemble
+from aorta.account.load.traces.open import load_traces
+from aorta.account.model import NamedSpan, Progress, Run
+from aorta.errors import ReportError, TraceError
+from aorta.processes import parallel_map, usable_cores
+from aorta.records.columns.column_block import ColumnBlock
+from aorta.records.files import STEPS_FILE
+from aorta.records.reader import kernel_names_beside, read_run
+from aorta.records.schema import Source, StepRecord
+from aorta.records.state import read_states
+from aorta.traces.cache import Reading
+
+MUCH_BYTES = 16 << 20
+"""Reading less takes about as long as starting processes."""
+
+
+def load_run(
+    path: Path | str,
+    label: str,
+    *,
+    jobs: int | None = 1,
+    dask: str | None = None,
+    progress: Progress | None = None,
+    reading: Reading | None = None,
+) -> Run:
+    """The run at path; ReportError, RecordError or TraceError in one line where it cannot be used.
+
+    jobs: processes that read ranks at the same time, None for as many as pay; dask: the address of a
+    scheduler that does, or local for one with workers on this machine. reading: how traces are read; of
+    records, whether columns of large runs are kept for the next reading and kept ones used
+    (aorta.account.load.rank.cache).
+    """
+    path = Path(path)
+    try:
+        if not path.exists():
+            raise ReportError(f"{label}: there is no folder or trace {path}")
+        files = sorted(p for p in path.iterdir() if STEPS_FILE.fullmatch(p.name)) if path.is_dir() else []
+        (path / "run.json").exists()  # raises in a folder whose names may be listed, and no more
+    except OSError as error:
+        raise ReportError(f"{label}: cannot read {path}: {error.strerror}") from error
+    jobs = usual_jobs(files or [path]) if jobs is None else jobs
+    if files:
+        return _load_records(path, label, files, jobs, dask, progress, reading is None or reading.cache)
+    try:
+        run = load_traces(path, label, jobs=jobs, dask=dask, progress=progress, reading=reading or Reading())
+    except TraceError as error:
+        raise TraceError(f"{label}: {error}") from error
+    busbw_by_transfer(run.metrics)
+    return run
+
+
+def usual_jobs(paths: Iterable[Path]) -> int:
+    """One process per core that this one may use; 1 where there is less to read than starting them takes."""
+    size = 0
+    for path in paths:
+        for file in path.rglob("*") if path.is_dir() else (path,):
+            with suppress(OSError):
+                size += file.stat().st_size
+            if size >= MUCH_BYTES:
+                return usable_cores()
+    return 1
+
+
+def _load_records(
+    folder: Path,
+    label: str,
+    paths: list[Path],
+    jobs: int,
+    dask: str | None,
+    progress: Progress | None,
+    cache: bool,
+) -> Run:
+    run = read_run(folder) if (folder / "run.json").exists() else None
+    notes: list[str] = []
+    if run is None:
+        notes.append("run.json is missing: device and configuration are not known")
+    ranks: list[RankFile] = []
+    num_calls = 0
+    with columns_folder(folder, paths, cache) as stored:
+        reduce = reduce_file if stored is None else stored.reduce
+        results = parallel_map(reduce, paths, jobs=jobs, dask=dask, error=ReportError)
+        for num_read, rank in enumerate(results, start=1):
+            if progress is not None:
+                progress(label, num_read, len(paths))
+            ranks.append(rank.sharing(ranks))
+            notes += rank.notes
+            num_calls += sum(columns.num_calls for columns in rank.columns.values())
+            if num_calls > MAX_CALLS:
+                _forget_calls(ranks)
+        if num_calls > MAX_CALLS:
+            notes.append(f"{num_calls} collectives are too many to match across ranks: waits are unknown")
+        ranks = ranks_of_run(folder, label, ranks, run, notes)
+        files = {rank.rank: rank for rank in ranks}
+        loaded = assemble(
+            RunFiles(
+                folder,
+                label,
+                ranks,
+                run,
+                records=partial(_records_of, files),
+                columns=partial(_columns_of, files),
+                file=ArrayFile(None if stored is None else stored.path),
+                matches=num_calls <= MAX_CALLS,
+            ),
+            notes,
+        )
+    loaded.story[:] = story(run, read_states(folder).values(), ranks)
+    if loaded.source != "kernels":
+        return loaded
+    return msgspec.structs.replace(loaded, kernels=partial(_kernels_of, files))
+
+
+def _kernels_of(files: dict[int, RankFile], rank: int) -> Iterator[tuple[int, list[NamedSpan]]]:
+    """Of the steps whose lines keep every kernel."""
+    names = kernel_names_beside(files[rank].path)
+    for record in _records_of(files, "kernels", rank):
+        if record.kernels is not None and record.kernels.spans is not None:
+            yield record.global_step, named_spans(record, names)
+
+
+def _forget_calls(ranks: list[RankFile]) -> None:
+    for rank in ranks:
+        for columns in rank.columns.values():
+            if isinstance(columns, RankColumns):
+                columns.calls = None
+
+
+def _columns_of(files: dict[int, RankFile], source: Source, rank: int) -> Iterator[ColumnBlock]:
+    """The numbers of _records_of, from columns where there are some."""
+    columns = files[rank].columns[source]
+    for block in columns_with_unwritten(files[rank].path):
+        if source not in block.sources():
+            continue
+        of_source = block.of_source(source)
+        steps = of_source.integers("global_step")
+        place = np.minimum(np.searchsorted(columns.global_step, steps), len(columns.global_step) - 1)
+        counts = columns.global_step[place] == steps
+        for name in ("attempt", "rollbacks"):
+            counts &= getattr(columns.passes, name)[place] == of_source.integers(name)
+        if counts.any():
+            yield of_source.chosen(counts)
+
+
+def _records_of(files: dict[int, RankFile], source: Source, rank: int) -> Iterator[StepRecord]:
+    """Records of a rank; of steps that were done more than once, those that count."""
+    columns = files[rank].columns[source]
+    passes = dict(
+        zip(
+            columns.global_step.tolist(),
+            zip(columns.passes.attempt.tolist(), columns.passes.rollbacks.tolist(), strict=True),
+            strict=True,
+        )
+    )
+    return (
+        record
+        for record in with_unwritten(files[rank].path, [])
+        if record.source == source and passes.get(record.global_step) == (record.attempt, record.rollbacks)
+    )

@@ -1,0 +1,157 @@
+"""Collects the numbers of one rank by one source, block by block."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.account.load.rank.call_totals import few_sizes, totals_by_kind, totals_by_op
+from aorta.account.load.rank.calls import CallsBuilder
+from aorta.account.load.rank.columns import Floats, Passes, RankColumns
+from aorta.account.load.rank.host import host_metrics
+from aorta.account.load.rank.kernels import NamedKernels, kernel_metrics
+from aorta.account.load.rank.overlaps import overlap_metrics
+from aorta.account.load.rank.telemetry import telemetry_metrics
+from aorta.account.metrics import METRICS, of_operation
+from aorta.errors import RecordError
+from aorta.records.columns.number_block import NumberBlock
+from aorta.records.schema import Source
+
+TOLERANCE_NS = 100_000
+"""By which windows of neighbouring steps may overlap before it is said."""
+
+
+class ColumnsBuilder:
+    """Rows as they come; columns that appear late have no value in earlier rows."""
+
+    def __init__(self, path: Path, source: Source, kernels: NamedKernels) -> None:
+        self._path, self._source = path, source
+        self._row_of_step: dict[int, int] = {}
+        self._passes: list[tuple[int, int, int]] = []
+        """Attempt, rollbacks and number of ranks of every row."""
+        self._parts: list[tuple[NDArray[Any], ...]] = []
+        """As _always gives them, of every block."""
+        self._metrics: list[tuple[int, dict[str, Floats]]] = []
+        """First row and columns of every block."""
+        self._calls = CallsBuilder()
+        self._kernels = kernels
+        self._not_measured: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
+        """The last ones, which most lines repeat."""
+        self._repeated: dict[int, list[tuple[int, int]]] = {}
+        self._gaps: list[tuple[int, str]] = []
+
+    def add(self, block: NumberBlock) -> None:
+        """Appends rows. RecordError where a record is none that a run writes, or is there twice."""
+        first_row = len(self._passes)
+        self._place(block)
+        self._parts.append(_always(block))
+        self._note_reasons(block)
+        metrics = overlap_metrics(block) | telemetry_metrics(block) | host_metrics(block)
+        self._metrics.append((first_row, metrics | kernel_metrics(block)))
+        self._kernels.add(first_row, block)
+        self._calls.add(self._path, first_row, block)
+
+    def _place(self, block: NumberBlock) -> None:
+        """Places the rows, of new steps and of those done again by a later attempt or after a rollback."""
+        steps = block.integers("global_step").tolist()
+        columns = (block.integers(name).tolist() for name in ("attempt", "rollbacks", "world_size"))
+        passes = list(zip(*columns, strict=True))
+        if len(set(steps)) == len(steps) and self._row_of_step.keys().isdisjoint(steps):
+            num_rows = len(self._passes)
+            self._row_of_step.update(zip(steps, range(num_rows, num_rows + len(steps)), strict=True))
+            self._passes += passes
+        else:
+            for step, row_pass in zip(steps, passes, strict=True):
+                self._place_again(step, row_pass)
+        self._gaps += block.gaps()
+
+    def _place_again(self, step: int, row_pass: tuple[int, int, int]) -> None:
+        earlier_row = self._row_of_step.get(step)
+        if earlier_row is not None:
+            earlier = self._passes[earlier_row][:2]
+            if row_pass[:2] <= earlier:
+                raise RecordError(
+                    f"{self._path} mixes runs: global step {step} by {self._source} appears twice"
+                )
+            self._repeated.setdefault(step, []).append(earlier)
+        self._row_of_step[step] = len(self._passes)
+        self._passes.append(row_pass)
+
+    def _note_reasons(self, block: NumberBlock) -> None:
+        for reasons in block.reasons:
+            if reasons != self._reasons:
+                self._reasons = reasons
+                for name, reason in reasons.items():
+                    self._not_measured.setdefault(name.rpartition(".")[2], reason)
+
+    def finished(self, kernel_names: Sequence[str]) -> RankColumns:
+        """The columns in order of steps. Raises OverflowError."""
+        steps = np.array(list(self._row_of_step), dtype=np.int64)
+        by_step = np.argsort(steps, kind="stable")
+        # Rows of steps that were done again later are left out here.
+        order = np.array(list(self._row_of_step.values()), dtype=np.int64)[by_step]
+        attempt, rollbacks, world_size = np.array(self._passes, dtype=np.int64)[order].T
+        start, end, tolerance, num, host_bound, details, collectives_kept, exposed_kept = (
+            np.concatenate(parts)[order] for parts in zip(*self._parts, strict=True)
+        )
+        num_rows, num_lines = len(steps), len(self._passes)
+        place = np.full(num_lines, -1, dtype=np.int32)
+        place[order] = np.arange(num_rows, dtype=np.int32)
+        metrics: dict[str, Floats] = {name: np.full(num_rows, np.nan) for name in METRICS}
+        metrics |= {name: values[order] for name, values in _joined(self._metrics, num_lines).items()}
+        named = self._kernels.columns(kernel_names, num_lines)
+        metrics |= {name: values[order] for name, values in named.items()}
+        calls = self._calls.finished(place)
+        duration_ms = calls.duration_ms
+        for op, totals in totals_by_op(calls, duration_ms, num_rows).items():
+            metrics |= {of_operation(name, op): values for name, values in totals.items()}
+        return RankColumns(
+            global_step=steps[by_step],
+            start_ns=start,
+            end_ns=end,
+            tolerance_ns=tolerance,
+            metrics=metrics,
+            num_collectives=num,
+            host_bound=host_bound,
+            has_details=details,
+            has_collectives=collectives_kept,
+            has_exposed=exposed_kept,
+            collectives=totals_by_kind(calls, duration_ms, few_sizes(calls.kinds), num_rows),
+            calls=calls,
+            not_measured=self._not_measured,
+            passes=Passes(attempt, rollbacks, world_size, self._repeated, self._gaps),
+        )
+
+
+def _always(block: NumberBlock) -> tuple[NDArray[Any], ...]:
+    """start_ns, end_ns, tolerance_ns, num_collectives, host_bound, has_details, has_collectives and
+    has_exposed of RankColumns."""
+    start_ns = block.integers("start_unix_ns")
+    step_ms, clock_error_us = block.numbers("step_ms"), block.numbers("clock_error_us")
+    host_bound = block.numbers("host_bound")
+    zeros = np.zeros(len(block))
+    has_segments, has_collectives = block.has("active_segments"), block.has("collectives")
+    return (
+        start_ns,
+        start_ns + (zeros if step_ms is None else np.nan_to_num(step_ms, nan=0.0)) * 1e6,
+        2000 * (zeros if clock_error_us is None else np.nan_to_num(clock_error_us, nan=0.0)) + TOLERANCE_NS,
+        block.integers("num_collectives"),
+        np.full(len(block), np.nan) if host_bound is None else host_bound,
+        has_collectives & has_segments,
+        has_collectives,
+        has_segments | block.has("exposed_run_lengths_ns"),
+    )
+
+
+def _joined(blocks: list[tuple[int, dict[str, Floats]]], num_rows: int) -> dict[str, Floats]:
+    """Columns of all rows; NaN where a block has none."""
+    columns: dict[str, Floats] = {}
+    for first_row, metrics in blocks:
+        for name, values in metrics.items():
+            if name not in columns:
+                columns[name] = np.full(num_rows, np.nan)
+            columns[name][first_row : first_row + len(values)] = values
+    return columns

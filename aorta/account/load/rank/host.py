@@ -1,0 +1,128 @@
+"""What the host did in each step, apart from one another: columns that causes are made from.
+
+Spans of the host nest (a collection of garbage within a backward pass): each ms counts for the innermost
+kind. What lies behind the body of a step delays the next one and has columns of its own.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.account.load.rank.columns import Floats
+from aorta.records.columns.number_block import HostSpans, NumberBlock
+from aorta.records.schema import HOST_KINDS, HostKind
+from aorta.timeline.row_intervals import (
+    NONE,
+    RowIntervals,
+    clip,
+    concat,
+    intersect,
+    lengths_ms,
+    subtract,
+    union,
+)
+
+PREFIX = "host."
+AFTER = ".after"
+IDLE = "host.idle."
+"""Device idle while the host did this; OTHER: while it did none of the kinds."""
+OTHER = "other"
+BYTES = "host.optimizer_bytes"
+CPU = "host.use.cpu"
+"""ms of a core that the thread which trains had, in the whole window."""
+READY = "host.use.ready"
+"""ms in which it was ready to run and others had the cores."""
+INNERMOST_FIRST: tuple[HostKind, ...] = (
+    "garbage_collection",
+    "synchronisation",
+    "checkpoint",
+    "data",
+    "pause",
+    "optimizer",
+    "backward",
+)
+NEVER_IDLE: frozenset[HostKind] = frozenset(("synchronisation", "backward"))
+"""Kinds without a column of idle device: it works while the host waits for it, and backward is the work."""
+
+
+def host_metrics(block: NumberBlock) -> dict[str, Floats]:
+    """Columns of the lines of one source, NaN in those that do not tell.
+
+    host.<kind>: ms in the body without exposed communication; host.<kind>.after: ms behind it;
+    host.idle.<kind>: ms of idle device, where the line has segments and there is a device; host.use.*: what
+    the thread had of the cores.
+    """
+    window_ms = block.numbers("step_ms")
+    is_noted = block.has("host_spans")
+    if window_ms is None or not is_noted.any():
+        return {}
+    metrics: dict[str, Floats] = {}
+    is_noted &= np.isfinite(window_ms)
+    between_ms = block.numbers("between_steps_ms")
+    body_ms = window_ms - (0.0 if between_ms is None else np.nan_to_num(between_ms, nan=0.0))
+    num = len(block)
+    no_time = np.zeros(num)
+    on_device = block.source != "host"
+    exposed, busy, has_segments = _segments(block, is_noted)
+    tells_idle = is_noted & has_segments & on_device
+    rows = np.flatnonzero(tells_idle)
+    left = subtract(union(RowIntervals(rows, no_time[rows], window_ms[rows])), busy)
+
+    host_spans = block.host_spans()
+    none, no_idle = (np.where(is_known, 0.0, np.nan) for is_known in (is_noted, tells_idle))
+    covered = NONE
+    for kind in INNERMOST_FIRST:
+        idles = kind not in NEVER_IDLE and bool(tells_idle.any())
+        of_kind = _of_kind(host_spans, kind, is_noted)
+        if not len(of_kind):
+            metrics[f"{PREFIX}{kind}"] = none
+            metrics[f"{PREFIX}{kind}{AFTER}"] = none
+            if idles:
+                metrics[f"{IDLE}{kind}"] = no_idle
+            continue
+        of_kind = union(of_kind)
+        spans = subtract(of_kind, covered)  # without what an inner kind has
+        covered = union(concat(covered, of_kind))
+        inside = clip(spans, no_time, body_ms)
+        metrics[f"{PREFIX}{kind}"] = none + lengths_ms(
+            inside if on_device else subtract(inside, exposed), num
+        )
+        metrics[f"{PREFIX}{kind}{AFTER}"] = none + lengths_ms(clip(spans, body_ms, window_ms), num)
+        if idles:
+            metrics[f"{IDLE}{kind}"] = no_idle + lengths_ms(intersect(left, spans), num)
+            left = subtract(left, spans)
+    if tells_idle.any():
+        metrics[f"{IDLE}{OTHER}"] = no_idle + lengths_ms(left, num)
+    bytes_by_row = {row: float(size) for row, size in host_spans.optimizer_bytes.items() if is_noted[row]}
+    if bytes_by_row:
+        num_bytes = np.full(num, np.nan)
+        num_bytes[list(bytes_by_row)] = list(bytes_by_row.values())
+        metrics[BYTES] = num_bytes
+    return metrics | _use(block)
+
+
+def _use(block: NumberBlock) -> dict[str, Floats]:
+    """Columns that no line has are left out."""
+    columns = {CPU: block.numbers("host_use.cpu_ms"), READY: block.numbers("host_use.ready_ms")}
+    return {name: np.maximum(values, 0.0) for name, values in columns.items() if values is not None}
+
+
+def _of_kind(spans: HostSpans, kind: HostKind, is_noted: NDArray[np.bool_]) -> RowIntervals:
+    chosen = (spans.kind == HOST_KINDS.index(kind)) & is_noted[spans.row]
+    return RowIntervals(spans.row[chosen], spans.start_ms[chosen], spans.end_ms[chosen])
+
+
+def _segments(
+    block: NumberBlock, is_noted: NDArray[np.bool_]
+) -> tuple[RowIntervals, RowIntervals, NDArray[np.bool_]]:
+    """Exposed communication, whatever is active, and which lines kept their segments."""
+    segments = block.segments
+    is_busy = np.array([bool(active) for active in segments.sets], dtype=bool)
+    is_exposed = is_busy & np.array(
+        [not {"compute", "copy"} & {*active} for active in segments.sets], dtype=bool
+    )
+    spans = RowIntervals(segments.row, segments.start_ms, segments.end_ms)
+    is_counted = is_noted[segments.row]
+    exposed, busy = (
+        union(spans.chosen(is_counted & of_set[segments.active])) for of_set in (is_exposed, is_busy)
+    )
+    return exposed, busy, block.has("active_segments") & is_noted

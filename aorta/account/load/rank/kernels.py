@@ -1,0 +1,232 @@
+"""Kernels by class, and names of kernels that fit a line."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.account.metrics import of_operation, operations
+from aorta.account.model import Comparison, Dataset, MetricComparison, NamedSpan
+from aorta.account.numbers import number, percent, quantity
+from aorta.records.columns.number_block import NumberBlock, TopKernels
+from aorta.records.schema import StepRecord
+from aorta.traces.classify import COMM_RULES, KERNEL_CLASSES, classifier
+
+TIME, COUNT = "kernel_ms", "kernel_count"
+"""Metrics of each class of kernels: kernel_ms.gemm, kernel_count.gemm."""
+NAME_TIME, NAME_COUNT = "kernel_name_ms", "kernel_name_count"
+"""Metrics of the kernels of a name, as kernel_name gives it, that take most time."""
+GRAPH_NODES = "graph_nodes"
+"""Kernels and copies of a step that were nodes of CUDA graphs."""
+GRAPH_NODE_US = 0.5
+"""What the record of a node costs the device at most: 0.47 to 0.52 beside kernels of 1 us on H200."""
+MOST_NAMES = 12
+"""Names with metrics of their own, of each rank."""
+MOST_LETTERS = 60
+_SHORT = re.compile(r"\w+ \(\w*[Ff]unctor\w*\)")
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTimeRow:
+    """Kernels of one class or name in a step: the sum of their times, which may run at once."""
+
+    name: str
+    time_ms: float
+    count: float
+
+
+def kernel_rows(classes: Mapping[str, tuple[float, float]]) -> list[KernelTimeRow]:
+    """Rows from class or kernel name -> (ms, count) of a step, the longest first."""
+    rows = [KernelTimeRow(name, time_ms, count) for name, (time_ms, count) in classes.items() if count > 0]
+    return sorted(rows, key=lambda row: (-row.time_ms, row.name))
+
+
+def kernels_of_dataset(dataset: Dataset) -> tuple[list[KernelTimeRow], float | None]:
+    """Medians by class, and that of the step; no row where the source does not tell kernels apart."""
+    classes: dict[str, tuple[float, float]] = {}
+    for name in KERNEL_CLASSES:
+        pair = [dataset.statistics.get(of_operation(kind, name)) for kind in (TIME, COUNT)]
+        time_ms, count = (None if statistic is None else statistic.median for statistic in pair)
+        if time_ms is not None and count is not None:
+            classes[name] = (time_ms, count)
+    step = dataset.statistics.get("step_ms")
+    return kernel_rows(classes), None if step is None else step.median
+
+
+def graph_text(dataset: Dataset) -> str:
+    """What kernel records cost where CUDA graphs are replayed; '' where none are."""
+    nodes, step = (dataset.statistics.get(name) for name in (GRAPH_NODES, "step_ms"))
+    if nodes is None or not nodes.median:
+        return ""
+    cost_ms = nodes.median * GRAPH_NODE_US / 1e3
+    of_step = "" if step is None or not step.median else f", {percent(cost_ms / step.median, digits=1)} of it"
+    return (
+        f"CUDA graphs: {nodes.median:,.0f} kernels and copies of a step are nodes of graphs, whose records"
+        f" take up to {GRAPH_NODE_US} us of the device each"
+        f" ({quantity(cost_ms, 'ms')} a step at most{of_step}); timed_every=N records one step in N"
+    )
+
+
+def kernel_metrics(block: NumberBlock) -> dict[str, Floats]:
+    """Metrics of every class in lines of kernel records, NaN in other lines; a class without kernels took
+    0 ms."""
+    num_graph_nodes = block.numbers("kernels.num_graph_nodes")
+    if num_graph_nodes is None:
+        return {}
+    rows = np.flatnonzero(block.has("kernels"))
+    metrics = {}
+    for class_name in KERNEL_CLASSES:
+        for metric, values in zip((TIME, COUNT), block.kernel_class(class_name), strict=True):
+            metrics[of_operation(metric, class_name)] = column = np.full(len(block), np.nan)
+            column[rows] = values
+    return metrics | {GRAPH_NODES: num_graph_nodes}
+
+
+class NamedKernels:
+    """Collects what the lines of one rank say of kernels by name."""
+
+    def __init__(self) -> None:
+        self._lines: list[NDArray[np.int64]] = []
+        """Rows that have kernels."""
+        self._kernels: list[TopKernels] = []
+
+    def add(self, first_row: int, block: NumberBlock) -> None:
+        """Notes the kernels of neighbouring rows, of those that have any."""
+        rows = np.flatnonzero(block.has("kernels"))
+        if len(rows):
+            kernels = block.top_kernels()
+            self._lines.append(rows + first_row)
+            self._kernels.append(kernels._replace(row=kernels.row + first_row))
+
+    def columns(self, names: Sequence[str], num_rows: int) -> dict[str, Floats]:
+        """kernel_name_ms.<name> and kernel_name_count.<name> of the names that took most time in all.
+
+        NaN in rows that do not tell: a line lists the names with most time, so that one which is absent from
+        a list that is not all took an unknown time, and none otherwise.
+        """
+        if not self._kernels:
+            return {}
+        row, ids, ms, counts, is_complete_line = map(np.concatenate, zip(*self._kernels, strict=True))
+        lines = np.concatenate(self._lines)
+        is_named = (ids >= 0) & (ids < len(names))
+        if not is_named.any():
+            return {}
+        short_names = [kernel_name(name, 2 * MOST_LETTERS) for name in names]
+        labels, label_of_id = np.unique(short_names, return_inverse=True)
+        row, ids, ms, counts = (column[is_named] for column in (row, ids, ms, counts))
+        label = label_of_id[ids]
+        longest = np.argsort(-np.bincount(label, ms, len(labels)), kind="stable")[:MOST_NAMES]
+        has_kernels, is_complete = np.zeros(num_rows, dtype=bool), np.zeros(num_rows, dtype=bool)
+        has_kernels[lines] = True
+        is_complete[lines] = is_complete_line
+        columns: dict[str, Floats] = {}
+        for place in longest.tolist():
+            chosen = label == place
+            num_members = len(np.unique(ids[chosen]))
+            if not num_members:
+                continue
+            is_known = is_complete | (np.bincount(row[chosen], minlength=num_rows) == num_members)
+            for metric, values in ((NAME_TIME, ms), (NAME_COUNT, counts)):
+                sums = np.bincount(row[chosen], values[chosen], num_rows)
+                columns[of_operation(metric, labels[place])] = np.where(has_kernels & is_known, sums, np.nan)
+        return columns
+
+
+def named_spans(record: StepRecord, names: Sequence[str]) -> list[NamedSpan]:
+    """The kernels of a line that are not communication, where it keeps every kernel."""
+    spans = [] if record.kernels is None else record.kernels.spans or []
+    rules = classifier(COMM_RULES)
+    return [
+        (span.start_ms, span.start_ms + span.duration_ms, kernel_name(names[span.name]))
+        for span in spans
+        if 0 <= span.name < len(names) and rules.comm_op(names[span.name]) is None
+    ]
+
+
+def named_kernels(dataset: Dataset) -> tuple[list[KernelTimeRow], float | None]:
+    """As kernels_of_dataset, by name."""
+    pairs: dict[str, tuple[float, float]] = {}
+    for name in operations(dataset.statistics, NAME_TIME):
+        time, count = (
+            dataset.statistics.get(of_operation(metric, name)) for metric in (NAME_TIME, NAME_COUNT)
+        )
+        if time is not None and time.median is not None and count is not None:
+            pairs[name] = (time.median, count.median or 0.0)
+    step = dataset.statistics.get("step_ms")
+    return kernel_rows(pairs)[:MOST_NAMES], None if step is None else step.median
+
+
+def compared_kernels(comparison: Comparison) -> Iterator[tuple[str, MetricComparison, str]]:
+    """Kernels by class, then by name, each with its time and with its launches where they differ; what
+    changed most comes first."""
+    for time, count in ((TIME, COUNT), (NAME_TIME, NAME_COUNT)):
+        rows = [
+            (name, metric)
+            for name in operations(comparison.metrics, time)
+            if (metric := comparison.metrics[of_operation(time, name)]).reference or metric.candidate
+        ]
+        for name, metric in sorted(rows, key=lambda row: -abs(row[1].difference or 0.0)):
+            yield name, metric, _launches(comparison.metrics.get(of_operation(count, name)))
+
+
+def _launches(metric: MetricComparison | None) -> str:
+    if metric is None or not metric.difference:
+        return ""
+    return f"{_count_text(metric.reference)} to {_count_text(metric.candidate)} launches"
+
+
+def _count_text(count: float | None) -> str:
+    """A median over ranks and steps need not be whole."""
+    return f"{count:,.0f}" if count is not None and count == int(count) else number(count)
+
+
+def kernel_table(rows: list[KernelTimeRow], step_ms: float | None) -> str:
+    """Time, share of the step and number of launches, aligned for a terminal."""
+    cells = [("kernels", "time", "of step", "launches", "mean")]
+    for row in rows:
+        share = percent(row.time_ms / step_ms) if step_ms else "n/a"
+        mean = f"{number(1e3 * row.time_ms / row.count)} us" if row.count else "n/a"
+        cells.append(
+            (kernel_name(row.name), quantity(row.time_ms, "ms"), share, _count_text(row.count), mean)
+        )
+    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+    return "\n".join(
+        "   ".join(
+            [line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]
+        )
+        for line in cells
+    )
+
+
+def kernel_name(name: str, max_letters: int = MOST_LETTERS) -> str:
+    """A kernel's own name without namespaces, parameters and template arguments, but with the functor that
+    tells element-wise kernels apart: 'vectorized_elementwise_kernel (FillFunctor)'. Of such a text itself."""
+    if _SHORT.fullmatch(name) and len(name) <= max_letters:
+        return name
+    plain = re.sub(r"\(anonymous namespace\)::", "", name.strip())
+    head = _without_arguments(plain)
+    last_part = re.split(r"::", head.split()[-1])[-1] if head.split() else plain
+    functors = re.findall(r"\b(\w*[Ff]unctor\w*)\b", plain[len(last_part) :]) if "<" in plain else []
+    functors = [word for word in functors if word not in last_part]
+    text = f"{last_part} ({functors[0]})" if functors else last_part
+    return text if len(text) <= max_letters else f"{text[: max_letters - 1]}\u2026"
+
+
+def _without_arguments(name: str) -> str:
+    """The part outside of < > and before a parameter list."""
+    depth = 0
+    outer: list[str] = []
+    for letter in name:
+        if letter == "<":
+            depth += 1
+        elif letter == ">":
+            depth = max(0, depth - 1)
+        elif depth == 0:
+            if letter == "(" and outer:
+                break
+            outer.append(letter)
+    return "".join(outer)

@@ -1,0 +1,81 @@
+"""The ranks of one run of traces, matched by the order of their collectives."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aorta.account.load.traces.reduce import RankSummary
+from aorta.errors import TraceError
+from aorta.timeline.waits import (
+    Doing,
+    ExposedSplit,
+    RankView,
+    Straggler,
+    doing,
+    late_windows,
+    match_ranks,
+    split_exposed,
+    stragglers,
+)
+from aorta.traces.cache import Reading
+from aorta.traces.sources import Source
+
+EARLIEST_UNIX_NS = 10**18
+"""September 2001: earlier times are of a clock that began with the machine or the trace."""
+LONGEST_APART_NS = 3_600_000_000_000
+"""Between ranks of one run; clocks of machines differ by less."""
+MAX_DOING = 3
+"""Stragglers whose traces are read again for what they were doing."""
+
+
+@dataclass(slots=True)
+class MatchedTraces:
+    """How the collectives of the ranks match."""
+
+    view: RankView
+    splits: list[ExposedSplit]
+    """Exposed communication of each rank over the whole window."""
+    stragglers: list[Straggler]
+    doing: dict[int, Doing]
+    """What the first of the stragglers did while others waited for them."""
+
+
+def match_traces(
+    source: Source,
+    summaries: Sequence[RankSummary],
+    *,
+    reading: Reading = Reading(),  # noqa: B008 (frozen)
+) -> MatchedTraces:
+    """The ranks matched; the traces of the worst stragglers are read again for what they were doing.
+
+    TraceError where the ranks did not run at the same time."""
+    _check_times(source, summaries)
+    view = match_ranks([summary.calls for summary in summaries])
+    splits = [
+        split_exposed(summary.calls, waits) for summary, waits in zip(summaries, view.waits, strict=True)
+    ]
+    late = stragglers(view, splits)
+    doing_by_rank = {}
+    for summary in late[:MAX_DOING]:
+        row = view.ranks.index(summary.rank)
+        trace = reading.read(source, summary.rank)
+        doing_by_rank[summary.rank] = doing(
+            trace.timeline, late_windows(summaries[row].calls, view.waits[row])
+        )
+    return MatchedTraces(view, splits, late, doing_by_rank)
+
+
+def _check_times(source: Source, summaries: Sequence[RankSummary]) -> None:
+    """Ranks of one run run at the same time. Clocks of boots tell nothing of that."""
+    ranks = [rank_facts.facts for rank_facts in summaries]
+    if len(ranks) < 2 or min(rank_facts.start_unix_ns for rank_facts in ranks) < EARLIEST_UNIX_NS:
+        return
+    last, first = (
+        max(ranks, key=lambda rank_facts: rank_facts.start_unix_ns),
+        min(ranks, key=lambda rank_facts: rank_facts.end_unix_ns),
+    )
+    apart_ns = last.start_unix_ns - first.end_unix_ns
+    if apart_ns > LONGEST_APART_NS:
+        raise TraceError(
+            f"{source.path} mixes runs: rank {last.rank} starts {apart_ns / 3.6e12:.1f} hours after rank"
+            f" {first.rank} has ended; keep one run in a folder"
+        )

@@ -1,0 +1,68 @@
+"""Traces as runs of a report: one rank after another is reduced to its numbers, then the ranks are put
+side by side.
+
+Step windows hold all work that ran in them, whoever launched it; a step's list of collectives holds those
+that it launched.
+"""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from aorta.account.load.traces.matched import match_traces
+from aorta.account.load.traces.notes import rank_notes, ranks_text, trace_notes
+from aorta.account.load.traces.reduce import kernels_of, reduce_ranks
+from aorta.account.load.traces.run import run_of_summaries
+from aorta.account.load.traces.waits import add_waits_of_traces, arrivals_of_traces
+from aorta.account.model import Progress, Run
+from aorta.traces.cache import Reading
+from aorta.traces.sources import open_source
+from aorta.traces.steps import StepRule
+
+
+def load_traces(
+    path: Path | str,
+    label: str,
+    *,
+    jobs: int = 1,
+    dask: str | None = None,
+    progress: Progress | None = None,
+    reading: Reading = Reading(),  # noqa: B008 (frozen)
+    partial_ranks: bool = False,
+) -> Run:
+    """The run whose traces are at path. TraceError or ReportError in one line where it cannot be used.
+
+    Without step markers, and where nothing repeats clearly, the whole window is one step. A trace of several
+    devices that is there alone is a rank per device. not_measured["collectives.bytes"] tells where sizes are
+    not known.
+    """
+    source = open_source(path, partial=partial_ranks)
+    reduce = partial(reduce_ranks, label=label, jobs=jobs, dask=dask, progress=progress)
+    summaries = list(reduce(source, reading=reading))
+    if len(summaries) == 1 and len(summaries[0].devices) > 1:
+        source = source.by_device(summaries[0].devices)
+        summaries = list(reduce(source, reading=reading))
+    notes: list[str] = []
+    unmarked = [summary.rank for summary in summaries if not summary.facts.steps]
+    if unmarked and len(unmarked) < len(summaries):
+        notes.append(
+            f"warning: rank {ranks_text(unmarked)} marks no steps while others do: the whole window of each"
+            " rank counts as one step"
+        )
+        reading = replace(reading, steps=StepRule(is_off=True))
+        summaries = list(reduce(source, reading=reading))
+    matched = match_traces(source, summaries, reading=reading)
+    between_ranks = rank_notes(matched)
+    run = run_of_summaries(source, label, summaries, reading)
+    rows = [(summary.calls, summary.step_of_call, summary.windows) for summary in summaries]
+    add_waits_of_traces(run, rows, matched.view)
+    run = msgspec.structs.replace(
+        run,
+        arrivals=arrivals_of_traces(run, rows, matched.view),
+        clock_offset_ns=matched.view.clock.moved_ns,
+        kernels=partial(kernels_of, source, reading),
+    )
+    run.notes[:0] = [*source.notes, *notes, *trace_notes(summaries), *between_ranks]
+    return run

@@ -1,0 +1,173 @@
+"""Waiting and transfer of collectives as metrics of a run, whichever way its ranks were matched."""
+
+from collections import Counter
+from collections.abc import MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.account.load.bandwidths import busbw_by_transfer
+from aorta.account.load.rank.calls import UNKNOWN_END, Floats, RecordedCalls
+from aorta.account.load.sides import Sides
+from aorta.account.metrics import of_operation
+from aorta.account.numbers import number
+from aorta.timeline.collective import POINT_TO_POINT, ROOTED
+from aorta.timeline.common_clock import Clock, clock_of, why_vague
+from aorta.timeline.intervals import Intervals, length_before, pairs, union
+from aorta.timeline.matching import NumberedCalls, match_by_number
+from aorta.timeline.waits import NOBODY, Waits, exposed_waiting, split_waits
+
+FEWEST_WITH_SEGMENTS = 0.5
+"""Part of the steps with collectives that need segments too, if exposed communication is to be split into
+waiting and transfer."""
+MOVED_MS = 1.0
+"""Difference of the ranks' clocks above which a note tells it."""
+
+
+class MatchedRanks(NamedTuple):
+    """The collectives of records matched by number."""
+
+    waits: list[Waits]
+    """In the order of the ranks given."""
+    clock: Clock
+    num_matched: int
+    num_between: int
+    """Collectives between ranks that can wait, of all ranks."""
+    notes: list[str]
+
+
+def match_calls(ranks: list[int], calls: list[RecordedCalls]) -> MatchedRanks:
+    """Every collective with those of the other ranks of its group, on one clock."""
+    numbered = [_numbered(rank_calls) for rank_calls in calls]
+    groups = match_by_number(ranks, numbered)
+    clock = clock_of(ranks, numbered, groups)
+    vague = why_vague(clock, numbered, groups)
+    waits = split_waits(ranks, numbered, groups if vague is None else (), clock)
+    num_between = sum(int(rank_calls.can_wait.sum()) for rank_calls in numbered)
+    num_matched = sum(int((~np.isnan(rank_waits.wait_ms)).sum()) for rank_waits in waits)
+    num_collectives = sum(len(group.call) for group in groups)
+    notes = [vague] if vague else _notes(ranks, waits, clock, num_collectives, num_matched, num_between)
+    return MatchedRanks(waits, clock, num_matched, num_between, notes)
+
+
+def _numbered(calls: RecordedCalls) -> NumberedCalls:
+    """The calls as ranks are matched by."""
+    is_collective = [op not in POINT_TO_POINT | ROOTED and num > 1 for op, _, _, num, _ in calls.kinds]
+    can_wait = np.array(is_collective, dtype=bool)[calls.kind] & (calls.end_ns != UNKNOWN_END)
+    return NumberedCalls(
+        groups=calls.groups,
+        group=calls.group,
+        seq=calls.seq,
+        ops=[kind[0] for kind in calls.kinds],
+        sizes=np.array([kind[1] for kind in calls.kinds], dtype=np.int64),
+        kind=calls.kind,
+        can_wait=can_wait,
+        start_ns=calls.start_ns,
+        end_ns=calls.end_ns,
+    )
+
+
+class StepWaits(NamedTuple):
+    """The waits of one rank's collectives, by step of the run."""
+
+    op: NDArray[np.str_]
+    """Operation of each call."""
+    column: NDArray[np.integer[Any]]
+    """Step that issued each call; -1 where it is none of the run."""
+    waits: Waits
+
+
+def add_waits(metrics: MutableMapping[str, Floats], ranks: Sequence[StepWaits], num_steps: int) -> None:
+    """wait_ms.<op> and transfer_ms.<op>: per rank and step the sums over the collectives that it issued.
+
+    NaN in steps without the operation, or with a collective of it that was not matched.
+    """
+    for op in dict.fromkeys(op for of_rank in ranks for op in dict.fromkeys(of_rank.op.tolist())):
+        for name in ("wait_ms", "transfer_ms"):
+            by_step = np.full((len(ranks), num_steps), np.nan)
+            for row, (op_of_call, column, waits) in enumerate(ranks):
+                chosen = np.flatnonzero((op_of_call == op) & (column >= 0))
+                values = waits.wait_ms if name == "wait_ms" else waits.transfer_ms
+                has_calls = np.bincount(column[chosen], minlength=num_steps) > 0
+                total = np.bincount(column[chosen], weights=values[chosen], minlength=num_steps)
+                by_step[row, has_calls] = total[has_calls]
+            if np.isfinite(by_step).any():
+                metrics[of_operation(name, op)] = by_step
+
+
+def _exposed_wait_ms(calls: RecordedCalls, waits: Waits, window_ns: Intervals) -> Floats:
+    """Exposed time in which nothing moves because a rank has not arrived, per window [step, 2] in ns."""
+    is_matched = ~np.isnan(waits.wait_ms)
+    if len(calls.exposed_ns) == 0 or not is_matched.any() or len(window_ns) == 0:
+        return np.zeros(len(window_ns))
+    origin = int(calls.exposed_ns.min())
+    start = (calls.start_ns[is_matched] - origin) / 1e6
+    end = (calls.end_ns[is_matched] - origin) / 1e6
+    exposed = union((calls.exposed_ns - origin) / 1e6)
+    waiting = exposed_waiting(start, start + waits.wait_ms[is_matched], end, exposed)
+    edges = (window_ns - origin) / 1e6
+    return length_before(waiting, edges[:, 1]) - length_before(waiting, edges[:, 0])
+
+
+def _notes(
+    ranks: list[int], waits: Sequence[Waits], clock: Clock, num_groups: int, matched: int, between: int
+) -> list[str]:
+    """num_groups: collectives, each of which counts once per rank in matched and in between."""
+    notes = list(clock.notes)
+    if matched < between:
+        notes.append(
+            f"{between - matched} of {between} records of collectives were not matched on all ranks:"
+            " no waits there"
+        )
+    if clock.residual_us is not None and matched:
+        apart_ms = float(np.ptp(clock.offset_ns)) / 1e6
+        moved = f", after {number(apart_ms)} ms between them were taken out" if apart_ms > MOVED_MS else ""
+        notes.append(
+            f"ranks are matched by {num_groups} collectives; their clocks agree to"
+            f" {clock.residual_us:.0f} µs{moved}"
+        )
+    late: Counter[int] = Counter()
+    num = 0
+    for rank, rank_waits in zip(ranks, waits, strict=True):
+        judged = rank_waits.late_rank[~np.isnan(rank_waits.wait_ms)]
+        num = max(num, len(judged))
+        late[rank] = int((judged == rank).sum())
+    rank, count = max(late.items(), key=lambda item: item[1], default=(NOBODY, 0))
+    if count and len(ranks) > 1:
+        waited = [
+            float(np.nansum(rank_waits.wait_ms[rank_waits.late_rank == rank]))
+            for waiting_rank, rank_waits in zip(ranks, waits, strict=True)
+            if waiting_rank != rank
+        ]
+        notes.append(
+            f"rank {rank} came last in {count} of {num} collectives; the others waited"
+            f" {number(float(np.median(waited)))} ms for it in all (median rank)"
+        )
+    return notes
+
+
+def split_waits_of_records(sides: Sides, matched: MatchedRanks) -> None:
+    """Adds wait_ms.<op>, transfer_ms.<op>, busbw by transfer, and exposed communication split."""
+    metrics = sides.metrics
+    step_waits = []
+    num_split = 0
+    start_ns, step_ms, exposed_ms = sides.integers["start_unix_ns"], metrics["step_ms"], metrics["exposed_ms"]
+    for i, (columns, waits) in enumerate(zip(sides.calls or (), matched.waits, strict=True)):
+        ops = np.array([kind[0] for kind in columns.kinds], dtype=str)
+        step_waits.append(StepWaits(ops[columns.kind], columns.row, waits))
+        start = start_ns[i].astype(np.float64)
+        window_ns = pairs(start, start + np.nan_to_num(step_ms[i], nan=0.0) * 1e6)
+        wait_ms = _exposed_wait_ms(columns, waits, window_ns)
+        exposed_wait = np.where(sides.knows_waits[i], wait_ms, np.nan)
+        num_split += int(np.isfinite(exposed_wait).sum())
+        metrics.set_row("exposed_wait_ms", i, np.minimum(exposed_wait, exposed_ms[i]))
+    # Lines of kernel records have segments in few steps: a split of those is none of all steps.
+    is_split = num_split >= FEWEST_WITH_SEGMENTS * sides.collectives_kept.sum()
+    if not is_split:
+        del metrics["exposed_wait_ms"]
+    del start_ns, step_ms, exposed_ms  # of a large run 80 MB each
+    add_waits(metrics, step_waits, metrics.shape[1])
+    if is_split:
+        metrics.derive("exposed_transfer_ms", np.subtract, "exposed_ms", "exposed_wait_ms")
+    busbw_by_transfer(metrics)

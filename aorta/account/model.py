@@ -1,0 +1,429 @@
+"""What a report holds in memory: every output (summary.json, table, pictures, page) is made from this.
+
+Report > Dataset (one label) > Run (one folder or trace set) > arrays [rank, step]. The arrays hold sums
+alone; spans and collectives of single steps stay on disk and are read again with Run.records.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.records.columns.column_block import ColumnBlock
+from aorta.records.schema import RunRecord, StepRecord
+from aorta.timeline.types import Source
+
+Value = TypeVar("Value")
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of what is being read, the number of parts read, and the number of all parts."""
+
+Verdict = Literal["better", "worse", "different", "no difference seen", "cannot tell", "not judged"]
+"""Of the candidate. different: of a metric that is neither better nor worse when it grows."""
+
+Direction = Literal["lower", "higher", "neither"]
+"""What is better."""
+
+Lead = Literal["raw", "calibrated", "compute_stream"]
+"""Which numbers of compute, communication and what is made of them a report shows first: as measured,
+corrected by kernel traces, or of the kernels of the compute stream alone (what calibrated ones are compared
+with). aorta.account.judge.leading has the rule."""
+
+
+class Statistic(msgspec.Struct, frozen=True):
+    """A metric over the judged steps; of several runs, the mean of the runs' numbers (min, max: the
+    least and the greatest)."""
+
+    median: float | None
+    """Median over ranks of each rank's median over steps."""
+    p95: float | None
+    """Median over ranks of each rank's 95th percentile over steps."""
+    min: float | None
+    """Least of the ranks' medians."""
+    max: float | None
+
+
+class CollectiveKind(msgspec.Struct, frozen=True):
+    """Collectives of one kind in a run: same operation, size, type and group size.
+
+    Arrays are [rank, step], of the steps whose details every rank kept. Times are means over the
+    collectives of a step, NaN where it has none or one was not measured.
+    """
+
+    op: str
+    bytes: int | None
+    """None where an operation has many sizes, which then are one kind."""
+    dtype: str
+    num_ranks: int | None
+    stream: str
+    """Where they ran, as in CollectiveRecord."""
+    count: NDArray[np.float64]
+    """NaN in every step of a rank that never has this kind."""
+    duration_ms: NDArray[np.float64]
+    """From a rank's own start to its end: waiting for late ranks is in it."""
+    wait_ms: NDArray[np.float64]
+    """Part of the duration until the last rank arrived; NaN where ranks were not matched."""
+    transfer_ms: NDArray[np.float64]
+
+
+class CollectiveRow(msgspec.Struct, frozen=True):
+    """A CollectiveKind in the judged steps.
+
+    Times are the mean over those of a step, then each rank's median over steps, then the median over
+    ranks.
+    """
+
+    op: str
+    bytes: int | None
+    dtype: str
+    num_ranks: int | None
+    stream: str
+    count_per_step: float
+    """Of one rank, the mean over the judged steps whose details were kept."""
+    duration_ms: float | None
+    duration_min_ms: float | None
+    """The least of the ranks' medians, as duration_max_ms the greatest."""
+    duration_max_ms: float | None
+    wait_ms: float | None
+    transfer_ms: float | None
+    busbw_gb_s: float | None
+    """With transfer_ms where it is known, else with duration_ms."""
+
+
+NamedSpan = tuple[float, float, str]
+"""Start and end in ms from the start of the step's window, and a name."""
+
+
+class CallWaits(msgspec.Struct, frozen=True):
+    """The matched collectives of one rank, in order of their starts."""
+
+    start_ns: NDArray[np.int64]
+    """On the rank's own clock."""
+    wait_ms: NDArray[np.float64]
+    """Until the last rank of its group came."""
+
+    def wait_ms_of(self, start_ns: int) -> float | None:
+        """The wait of the collective that starts then, up to rounding; None where it was not matched."""
+        place = int(np.searchsorted(self.start_ns, start_ns))
+        near = [i for i in (place - 1, place) if 0 <= i < len(self.start_ns)]
+        nearest = min(near, key=lambda i: abs(int(self.start_ns[i]) - start_ns), default=None)
+        if nearest is None or abs(int(self.start_ns[nearest]) - start_ns) > ROUNDING_NS:
+            return None
+        return float(self.wait_ms[nearest])
+
+
+ROUNDING_NS = 3
+"""By which a start that went through milliseconds may be off."""
+
+
+class Arrivals(msgspec.Struct, frozen=True):
+    """Ranks that came last to collectives of all ranks of a group. Arrays are [rank, step]."""
+
+    num_last: NDArray[np.integer[Any]]
+    """Collectives in which the rank came last, by more than the clocks may be off."""
+    num_judged: NDArray[np.integer[Any]]
+    """Collectives of the rank that were matched on all ranks of their group."""
+    caused_ms: NDArray[np.float64]
+    """What the rank cost one of the others: the mean wait of the others, summed over the collectives in
+    which it came last."""
+    waits: dict[int, CallWaits]
+    """Per rank."""
+    residual_us: float | None = None
+    """How well the ranks' clocks agree after they were brought together; None where that is not known."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """The steps of one run that every rank recorded, by one source."""
+
+    label: str
+    path: Path
+    """The folder or file that was read."""
+    source: Source
+    ranks: list[int]
+    global_step: NDArray[np.int64]
+    """Of the columns of every metric."""
+    start_unix_ns: NDArray[np.int64]
+    """[rank, step]: start of the step's window."""
+    metrics: MutableMapping[str, NDArray[np.float64]]
+    """[rank, step]; NaN where it was not measured. Of a large run read from a file when they are asked for,
+    and read only. aorta.account.load.run.METRICS, and per operation comm_ms.<op>, exposed_ms.<op>,
+    duration_ms.<op>, wait_ms.<op>, transfer_ms.<op>, busbw_gb_s.<op>, count.<op>, bytes.<op>;
+    calibrated.<metric> where the run was calibrated, compute_stream.<metric> where kernels of the compute
+    stream are told apart."""
+    num_collectives: NDArray[np.int64]
+    """[rank, step]"""
+    host_bound: NDArray[np.float64]
+    """[rank, step]: 1, 0, or NaN where it is not known."""
+    has_details: NDArray[np.bool_]
+    """[step]: every rank kept segments and collectives of it."""
+    has_collectives: NDArray[np.bool_]
+    """[step]: every rank kept its collectives; lines of kernel records have segments more rarely."""
+    totals: dict[int, dict[str, float | int | None]]
+    """Per rank the fields of aorta.timeline.types.Total, over everything that was read."""
+    collectives: list[CollectiveKind]
+    records: Callable[[int], Iterator[StepRecord]]
+    """Reads one rank's records again, one at a time, of this source, in order of the file."""
+    run: RunRecord | None
+    """run.json; None where there is none (traces)."""
+    not_measured: dict[str, str]
+    notes: list[str]
+    """What a reader must know: left-out lines, missing run.json, quality of a trace."""
+    story: list[str] = msgspec.field(default_factory=list)
+    """How the run ended and was started again, in lines that come before any number; empty where it simply
+    finished, and of traces."""
+    clock_offset_ns: dict[int, int] = msgspec.field(default_factory=dict)
+    """Per rank what is added to its times to bring the ranks together; empty where nothing was."""
+    arrivals: Arrivals | None = None
+    """None where ranks were not matched."""
+    kernels: Callable[[int], Iterator[tuple[int, list[NamedSpan]]]] | None = None
+    """Reads one rank's kernels again, step by step: the global step, and the kernels in its window that are
+    not communication. None where the source does not name kernels."""
+    host_parts: Mapping[str, NDArray[np.float64]] = msgspec.field(default_factory=dict)
+    """[rank, step]: columns of aorta.account.host; empty where records do not tell."""
+    columns: Callable[[int], Iterator[ColumnBlock]] | None = None
+    """Reads the numbers of one rank's records again, many records at a time; None where records must do."""
+    other_sources: dict[str, "Run"] = msgspec.field(default_factory=dict)
+    """The same run seen by another source, for other steps or the same; never mixed in."""
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.global_step)
+
+
+class JudgedRun(msgspec.Struct, frozen=True):
+    """A Run with its warm-up steps told apart."""
+
+    run: Run
+    num_warmup: int
+    warmup_rule: str
+    """In words."""
+    statistics: dict[str, Statistic]
+    """Per metric, without the warm-up."""
+    collectives: list[CollectiveRow]
+    """Of what the judged steps have, in order of the time that it takes in a step."""
+    _results: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "_results", {})  # a changed copy has results of its own
+
+    @property
+    def num_steps(self) -> int:
+        """Judged steps."""
+        return self.run.num_steps - self.num_warmup
+
+    def once(self, name: str, compute: Callable[[], Value]) -> Value:
+        """compute(), which outputs ask for again and again; from the second time on its first result."""
+        if name not in self._results:
+            self._results[name] = compute()
+        result: Value = self._results[name]
+        return result
+
+    def values(self, metric: str) -> NDArray[np.float64]:
+        """[rank, step] of the judged steps."""
+        return self.run.metrics[metric][:, self.num_warmup :]
+
+
+class Dataset(msgspec.Struct, frozen=True):
+    """One label: one run, or several runs of the same thing."""
+
+    label: str
+    runs: list[JudgedRun]
+    statistics: dict[str, Statistic]
+    """Per metric over all runs; those of the run where there is one. Names are those of Run.metrics,
+    whatever leads."""
+    lead: Lead = "raw"
+
+    @property
+    def source(self) -> Source:
+        """All runs of a dataset have the same."""
+        return self.runs[0].run.source
+
+    @property
+    def first(self) -> JudgedRun:
+        """The run that pictures and timelines show."""
+        return self.runs[0]
+
+
+class ConfidenceInterval(msgspec.Struct, frozen=True):
+    """A 95 % interval."""
+
+    low: float
+    high: float
+
+
+class MetricComparison(msgspec.Struct, frozen=True):
+    """One metric of the candidate against the reference."""
+
+    name: str
+    unit: str
+    """ms, GB/s, bytes, or '' (a ratio or a count)."""
+    direction: Direction
+    reference: float | None
+    candidate: float | None
+    reference_interval: ConfidenceInterval | None
+    candidate_interval: ConfidenceInterval | None
+    ratio: float | None
+    """candidate / reference"""
+    interval: ConfidenceInterval | None
+    """Of the ratio. Contains 1 exactly where difference_interval contains 0."""
+    difference: float | None
+    """candidate - reference, in unit."""
+    difference_interval: ConfidenceInterval | None
+    detectable: float | None
+    """The smallest true difference, in unit, that such runs show in four comparisons of five."""
+    p_value: float | None
+    """Of this metric alone."""
+    p_adjusted: float | None
+    """Holm: after allowing for all the metrics that were looked at."""
+    verdict: Verdict
+    reason: str
+    """Why it is not judged, or what to know about the verdict; may be ''."""
+    reference_metric: str
+    """Whose statistic of the reference this is: calibrated.exposed_ms for exposed_ms where these lead."""
+    candidate_metric: str
+    numbers: Literal["", "raw", "calibrated"] = ""
+    """Where the name does not say it and the comparison has both."""
+    interval_with_drift: ConfidenceInterval | None = None
+    """As interval, for single runs that may also differ by a drift which neither is long enough to show."""
+    difference_interval_with_drift: ConfidenceInterval | None = None
+    p_with_drift: float | None = None
+    """As p_adjusted, for the same. Above 0.05 where p_adjusted is not, the verdict is 'cannot tell'."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One part of the step time; means over the judged steps of the mean over ranks, in ms."""
+
+    name: str
+    """compute, exposed, exposed_wait, exposed_transfer, exposed_copy, idle: each ms of a step is in one."""
+    reference_ms: float
+    candidate_ms: float
+    difference_ms: float
+    interval: ConfidenceInterval | None
+    """Of the difference."""
+
+
+class StepWork(msgspec.Struct, frozen=True):
+    """Tokens of a step per GPU, which are not the same on both sides."""
+
+    reference: float
+    candidate: float
+
+    @property
+    def ratio(self) -> float:
+        """candidate / reference"""
+        return self.candidate / self.reference
+
+
+class Decomposition(msgspec.Struct, frozen=True):
+    """Sources of the difference of the step times. The parts add up to it exactly."""
+
+    step: Part
+    parts: list[Part]
+    estimator: str
+    """In words: which means, over what."""
+    notes: list[str]
+    of_work: str = ""
+    """Where the work of a step differs: for which work the candidate's times are given."""
+
+
+class SettingDifference(msgspec.Struct, frozen=True):
+    """A setting, version, device or environment variable; None where a side lacks it."""
+
+    group: str
+    """config, model, layout, versions, devices, environment or run."""
+    name: str
+    reference: str | None
+    candidate: str | None
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    reference: str
+    candidate: str
+    headline: str
+    """The answer in one line."""
+    numbers: Literal["", "raw", "calibrated"]
+    """Of compute, communication and what is made of them."""
+    scope: str
+    """What the claim is about: these two runs only, or runs like these."""
+    differences: list[SettingDifference]
+    """What is configured differently, the most telling first."""
+    metrics: dict[str, MetricComparison]
+    num_judged: int
+    """Metrics that Holm's method allows for."""
+    decomposition: Decomposition | None
+    notes: list[str]
+    """Differing sources, few steps, method."""
+    main: str = "step_ms"
+    """The metric that answers the question: work per time where the work of a step differs."""
+    work: StepWork | None = None
+    """None where a step holds the same work on both sides, or it is not known how much."""
+
+
+class CauseLine(msgspec.Struct, frozen=True):
+    """Why a step is as long as it is, in words: aorta.why.causes makes them, a report only shows them."""
+
+    headline: str
+    evidence: tuple[str, ...]
+    place: str
+    """Rank, step and time to look at; '' where none stands for it."""
+    change: str
+    check: str
+    rank: int | None
+    global_step: int | None
+    at_ms: tuple[float, float] | None
+    """In that step's window on that rank."""
+    data: dict[str, Any]
+    """As summary.json and --json hold it."""
+
+
+class WhatIfLine(msgspec.Struct, frozen=True):
+    """A change, and what a replay of the traced steps says of it."""
+
+    change: str
+    """In the words of aorta why --if."""
+    step_ms: float
+    """Without it."""
+    predicted_ms: float
+    interval_ms: tuple[float, float]
+    next_text: str
+    """The longest part of the critical path then."""
+
+
+class WhatIfs(msgspec.Struct, frozen=True):
+    """Of one run, the largest gain first."""
+
+    lines: list[WhatIfLine]
+    empty_text: str = ""
+    """Why there is none."""
+    command: str = ""
+
+
+class Causes(msgspec.Struct, frozen=True):
+    """Of one run, the largest first."""
+
+    lines: list[CauseLine]
+    empty_text: str
+    """What to say where there is none."""
+    whatifs: WhatIfs | None = None
+    """None where the run has no traces."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    datasets: dict[str, Dataset]
+    """By label, in the order given."""
+    comparison: Comparison | None
+    summary: dict[str, Any]
+    """What summary.json holds."""
+    causes: dict[str, Causes] = msgspec.field(default_factory=dict)
+    """By label; empty where nobody looked for causes."""
+
+    @property
+    def reference(self) -> Dataset | None:
+        return self.datasets[self.comparison.reference] if self.comparison else None
+
+    @property
+    def candidate(self) -> Dataset | None:
+        return self.datasets[self.comparison.candidate] if self.comparison else None

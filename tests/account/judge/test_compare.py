@@ -1,0 +1,618 @@
+"""Two sides against each other: verdicts, what is like with like, the step time taken apart."""
+
+import json
+import math
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from aorta.account.metrics import MEANINGS, meaning
+from aorta.errors import AortaError
+from aorta.page.figures import comparison_png
+from aorta.page.html import page
+from aorta.page.write import Outputs, make_report, write_report
+from aorta.records.schema import Calibrated
+from tests.account.reports_in_memory import records_of
+from tests.records.run_folders import noisy_run, run_record, step_record, step_timeline, write_run
+
+SUMMARY_ALONE = Outputs(pictures=False, page=False, perfetto=False, parquet=False)
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def comparison(*folders, labels="ab", **options):
+    return make_report(folders, list(labels), **options).comparison
+
+
+def run_of(folder, num_steps=20, world_size=2, change=None, run=None, **step):
+    """Every step alike: step 10, compute 8, comm 4.5, hidden 3.5, exposed 1, idle 1 ms."""
+    records = []
+    for i in range(num_steps):
+        for rank in range(world_size):
+            record = step_record(step_timeline(rank=rank, step=i, **step), world_size)
+            records.append(record if change is None else change(record))
+    return write_run(folder, records, run or run_record(world_size))
+
+
+def detailed_run(folder, slowdown=1.0, seed=0, num_steps=40, gather="all_gather", **options):
+    """A run whose steps hold their collectives."""
+    by_rank = records_of(num_steps=num_steps, slowdown=slowdown, seed=seed, **options)
+    records = [_gathers_called(gather, record) for rows in by_rank.values() for record in rows]
+    return write_run(folder, records, run_record(2))
+
+
+def _gathers_called(name, record):
+    rows = [replace(row, op=name) if row.op == "all_gather" else row for row in record.collectives]
+    return replace(record, collectives=rows)
+
+
+# ---- verdicts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.heavy
+def test_a_planted_slowdown_is_worse_and_the_rest_is_not(tmp_path):
+    found = comparison(
+        noisy_run(tmp_path / "a", 50), noisy_run(tmp_path / "b", 50, slowdown=1.03, seed=1)
+    ).metrics
+    assert {name: found[name].verdict for name in ("step_ms", "compute_ms", "exposed_ms", "idle_ms")} == {
+        "step_ms": "worse",
+        "compute_ms": "worse",
+        "exposed_ms": "no difference seen",
+        "idle_ms": "no difference seen",
+    }
+    step = found["compute_ms"]
+    assert step.interval.low < 1.03 < step.interval.high
+    assert step.p_value <= step.p_adjusted < 0.001
+    assert step.difference == pytest.approx(step.candidate - step.reference)
+
+
+@pytest.mark.heavy
+def test_a_speedup_is_better(tmp_path):
+    a, b = noisy_run(tmp_path / "a", 50, slowdown=1.03), noisy_run(tmp_path / "b", 50, seed=1)
+    found = comparison(a, b)
+    assert found.metrics["step_ms"].verdict == "better"
+    assert found.headline.startswith("b is faster than a: step time -2.")
+    assert found.headline.endswith(", in these two runs")
+    assert any("if runs of one and the same job differ in step time by" in note for note in found.notes)
+    turned = comparison(a, b, reference="b")
+    assert turned.metrics["step_ms"].verdict == "worse"
+
+
+@pytest.mark.heavy
+def test_a_run_against_its_likes_has_no_difference(tmp_path):
+    found = comparison(noisy_run(tmp_path / "a", 40), noisy_run(tmp_path / "b", 40, seed=7))
+    assert {one.verdict for one in found.metrics.values()} <= {"no difference seen", "not judged"}
+    assert found.headline.startswith("no difference seen in step time: b against a ")
+    assert "% would be seen four times in five" in found.headline
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("step", "metric", "verdict"),
+    [
+        ({"exposed": 2.0}, "exposed_ms", "worse"),
+        ({"exposed": 0.5}, "exposed_ms", "better"),
+        ({"exposed": 2.0}, "overlap_ratio", "worse"),
+        ({"exposed": 2.0}, "hidden_ms", "different"),
+        ({"idle": 0.5}, "idle_ms", "better"),
+        ({"compute": 9.0}, "compute_ms", "worse"),
+    ],
+)
+def test_direction_of_every_kind_of_metric(tmp_path, step, metric, verdict):
+    """Steps without any noise: what differs differs."""
+    found = comparison(run_of(tmp_path / "a"), run_of(tmp_path / "b", **step)).metrics
+    assert found[metric].verdict == verdict
+    assert found["comm_ms"].verdict == "no difference seen"
+
+
+@pytest.mark.heavy
+def test_every_metric_has_a_meaning(tmp_path):
+    found = comparison(detailed_run(tmp_path / "a"), detailed_run(tmp_path / "b", seed=1)).metrics
+    for name in found:
+        plain = name.removeprefix("calibrated.").removeprefix("compute_stream.")
+        assert plain.partition(".")[0] in MEANINGS, name
+    assert meaning("busbw_gb_s.all_gather").better == "higher"
+    assert not meaning("comm_ms.all_gather").judged
+
+
+@pytest.mark.heavy
+def test_collectives_are_compared(tmp_path):
+    found = comparison(
+        detailed_run(tmp_path / "a"), detailed_run(tmp_path / "b", seed=1, num_collectives=4)
+    ).metrics
+    assert (found["count.all_gather"].reference, found["count.all_gather"].candidate) == (1.0, 2.0)
+    assert found["count.all_gather"].verdict == "different"
+    assert found["bytes.all_gather"].ratio == 2.0
+    assert found["duration_ms.all_gather"].reference == pytest.approx(12.0)
+    # One of 64 MiB in 12 ms against two of them in the same time, all-gather of two ranks: half.
+    assert found["busbw_gb_s.all_gather"].reference == pytest.approx(2**26 / 12e6 / 2)
+    assert found["busbw_gb_s.all_gather"].ratio == pytest.approx(2.0)
+    assert found["busbw_gb_s.all_gather"].verdict == "better"
+
+
+@pytest.mark.heavy
+def test_few_steps_are_not_judged_and_it_is_said_why(tmp_path):
+    found = comparison(run_of(tmp_path / "a", 20), run_of(tmp_path / "b", 8))
+    step = found.metrics["step_ms"]
+    assert (step.verdict, step.interval, step.ratio) == ("not judged", None, 1.0)
+    assert step.reason == "b: 7 judged steps, 8 are needed"
+    why = "b against a is not judged: b: 7 judged steps, 8 are needed"
+    assert found.headline == f"{why}. Step time: b 10.0 ms, a 10.0 ms"
+
+
+@pytest.mark.heavy
+def test_runs_of_unlike_length_are_said_to_be_so(tmp_path):
+    """What settles slowly weighs on the shorter run, and is no difference between the two."""
+    short, long = noisy_run(tmp_path / "a", 14), noisy_run(tmp_path / "b", 60, seed=1)
+    assert any("runs of unlike length (a: 1" in note for note in comparison(short, long).notes)
+    alike = noisy_run(tmp_path / "c", 50, seed=2)
+    assert not any("unlike length" in note for note in comparison(alike, long).notes)
+
+
+@pytest.mark.heavy
+def test_an_operation_that_one_side_does_not_run_is_said_to_be_absent_there(tmp_path):
+    """Not that its source could not see it."""
+    other = detailed_run(tmp_path / "b", seed=1, gather="all_reduce")
+    found = comparison(detailed_run(tmp_path / "a"), other).metrics
+    assert found["duration_ms.all_reduce"].reason == "a: no all_reduce was recorded"
+
+
+@pytest.mark.heavy
+def test_what_one_side_did_not_measure_is_not_judged(tmp_path):
+    def without_idle(record):
+        overlap = msgspec.structs.replace(record.overlap, idle_ms=None)
+        return msgspec.structs.replace(
+            record, overlap=overlap, not_measured={"overlap.idle_ms": "no clock of it"}
+        )
+
+    found = comparison(run_of(tmp_path / "a"), run_of(tmp_path / "b", change=without_idle))
+    idle = found.metrics["idle_ms"]
+    assert (idle.verdict, idle.reference, idle.candidate) == ("not judged", 1.0, None)
+    assert idle.reason == "b: no clock of it"
+    assert [part.name for part in found.decomposition.parts] == ["compute", "exposed", "not_measured"]
+
+
+@pytest.mark.heavy
+def test_alone_and_among_many(tmp_path):
+    """Between a slowdown that is not seen and one that is lies one that alone would be called."""
+    a = noisy_run(tmp_path / "a", 20, world_size=1)
+    for slowdown in np.linspace(1.0, 1.03, 16).tolist():
+        b = noisy_run(tmp_path / f"b{slowdown}", 20, world_size=1, slowdown=slowdown, seed=1)
+        compute = comparison(a, b).metrics["compute_ms"]
+        assert (compute.verdict == "worse") == (compute.p_adjusted <= 0.05)
+        if compute.p_value <= 0.05 < compute.p_adjusted:
+            assert compute.reason == "alone it would be called, among 6 metrics it may be chance"
+            return
+    pytest.fail("no such slowdown")
+
+
+@pytest.mark.heavy
+def test_the_number_of_metrics_that_were_looked_at_is_said(tmp_path):
+    found = comparison(noisy_run(tmp_path / "a", 20), noisy_run(tmp_path / "b", 20, seed=1))
+    judged = [one for one in found.metrics.values() if one.p_adjusted is not None]
+    assert found.num_judged == len(judged) >= 6
+    assert any(note.startswith(f"{found.num_judged} metrics were looked at") for note in found.notes)
+
+
+# ---- several runs ------------------------------------------------------------------------------
+
+
+def several(tmp_path, label, slowdowns, seed):
+    return [
+        noisy_run(tmp_path / f"{label}{i}", 20, slowdown=slowdown, seed=seed + i)
+        for i, slowdown in enumerate(slowdowns)
+    ]
+
+
+@pytest.mark.heavy
+def test_one_run_a_side_is_a_claim_about_two_runs(tmp_path):
+    found = comparison(noisy_run(tmp_path / "a", 20), noisy_run(tmp_path / "b", 20, seed=1))
+    assert found.scope == (
+        "one run on each side: the claim is about these two runs only, not about b and a in general"
+    )
+
+
+@pytest.mark.heavy
+def test_runs_that_differ_among_themselves_show_no_difference(tmp_path):
+    """1 % apart on average, with 4 % between runs of a side; a single pair of them would be called."""
+    a = several(tmp_path, "a", (0.96, 1.0, 1.04), seed=0)
+    b = several(tmp_path, "b", (0.97, 1.01, 1.05), seed=10)
+    found = comparison(*a, *b, labels="aaabbb")
+    assert found.metrics["step_ms"].verdict == "no difference seen"
+    assert found.scope == "3 runs of a and 3 of b: the claim is about runs like these"
+    assert comparison(a[0], b[2]).metrics["step_ms"].verdict == "worse"
+
+
+@pytest.mark.heavy
+def test_runs_that_agree_show_a_difference(tmp_path):
+    a = several(tmp_path, "a", (1.0, 1.0, 1.0), seed=0)
+    b = several(tmp_path, "b", (1.05, 1.05, 1.05), seed=10)
+    written = write_report([*a, *b], list("aaabbb"), tmp_path / "out", outputs=SUMMARY_ALONE)
+    content = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert content["comparison"]["step_ms"]["verdict"] == "worse"
+    dataset = content["datasets"]["a"]
+    assert dataset["num_runs"] == len(dataset["runs"]) == 3
+    assert dataset["num_steps"] == 57
+    medians = [run["steps"]["step_ms"]["median"] for run in dataset["runs"]]
+    assert dataset["steps"]["step_ms"]["median"] == pytest.approx(np.mean(medians))
+    assert content["comparison"]["step_ms"]["reference"] == pytest.approx(np.mean(medians))
+    assert "57 steps of 3 runs" in written.text
+
+
+@pytest.mark.heavy
+def test_a_side_of_one_run_borrows_the_spread_of_the_other(tmp_path):
+    a = several(tmp_path, "a", (0.9, 1.1), seed=0)
+    found = comparison(*a, noisy_run(tmp_path / "b", 20, slowdown=1.05, seed=9), labels="aab")
+    assert found.metrics["step_ms"].verdict == "no difference seen"
+    assert found.scope.endswith("the side with one run is taken to vary as the other does")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        ({"world_size": 4}, r"runs differ in ranks \(2, 4\)"),
+        ({"source": "kineto"}, r"runs differ in source \(events, kineto\)"),
+    ],
+)
+def test_runs_of_a_label_must_be_alike(tmp_path, step, words):
+    a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b", **step)
+    with pytest.raises(AortaError, match=words):
+        make_report([a, b], ["x", "x"])
+
+
+# ---- the step time taken apart -------------------------------------------------------------------
+
+
+@pytest.mark.heavy
+def test_parts_by_hand(tmp_path):
+    """Compute + 1, exposed + 0.5, idle - 0.25 ms."""
+    found = comparison(
+        run_of(tmp_path / "a"), run_of(tmp_path / "b", compute=9.0, exposed=1.5, idle=0.75)
+    ).decomposition
+    assert {part.name: part.difference_ms for part in found.parts} == pytest.approx(
+        {"compute": 1.0, "exposed": 0.5, "idle": -0.25}
+    )
+    assert found.step.difference_ms == pytest.approx(1.25)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_add_up_to_the_step(tmp_path, seed):
+    found = comparison(
+        noisy_run(tmp_path / "a", 30, seed=seed),
+        noisy_run(tmp_path / "b", 25, slowdown=1.02, seed=seed + 9, world_size=3),
+    ).decomposition
+    for value in ("reference_ms", "candidate_ms", "difference_ms"):
+        parts = sum(getattr(part, value) for part in found.parts)
+        assert parts == pytest.approx(getattr(found.step, value), abs=1e-9)
+
+
+@pytest.mark.heavy
+def test_parts_of_several_runs_add_up(tmp_path):
+    a = several(tmp_path, "a", (0.9, 1.1), seed=0)
+    found = comparison(*a, noisy_run(tmp_path / "b", 20), labels="aab").decomposition
+    assert sum(part.difference_ms for part in found.parts) == pytest.approx(found.step.difference_ms)
+
+
+@pytest.mark.heavy
+def test_exposed_copies_are_a_part_of_their_own(tmp_path):
+    def copies(record):
+        return msgspec.structs.replace(
+            record, overlap=msgspec.structs.replace(record.overlap, exposed_copy_ms=0.25)
+        )
+
+    a = run_of(tmp_path / "a", source="kineto", change=copies)
+    found = comparison(a, run_of(tmp_path / "b", source="kineto", idle=2.0)).decomposition
+    parts = {part.name: part.difference_ms for part in found.parts}
+    assert parts == pytest.approx({"compute": 0, "exposed": 0, "exposed_copy": -0.25, "idle": 1.25})
+
+
+@pytest.mark.heavy
+def test_rare_slow_steps_are_told_apart_from_slower_steps(tmp_path):
+    """Every 10th step of b takes 60 ms longer: medians agree, means do not."""
+    records = [step_record(step_timeline(step=i, idle=61 if i % 10 == 9 else 1), 1) for i in range(60)]
+    b = write_run(tmp_path / "b", records, run_record(1))
+    found = comparison(run_of(tmp_path / "a", 60, world_size=1), b)
+    assert found.metrics["step_ms"].verdict == "no difference seen"
+    assert found.decomposition.step.difference_ms > 5
+    assert any("rare slow steps weigh on the means" in note for note in found.notes)
+
+
+# ---- like with like ------------------------------------------------------------------------------
+
+
+@pytest.mark.heavy
+def test_events_and_kernels_compare_step_and_comm_alone(tmp_path):
+    found = comparison(run_of(tmp_path / "a"), run_of(tmp_path / "b", source="kineto", compute=9.0))
+    assert found.metrics["step_ms"].verdict == "worse"
+    for name in ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms", "overlap_ratio"):
+        assert found.metrics[name].verdict == "not judged"
+        assert found.metrics[name].ratio is None
+        assert "events and kineto mean different things by compute" in found.metrics[name].reason
+    assert found.decomposition is None
+    assert found.notes[0].startswith("sources differ (a: events, b: kineto)")
+    assert comparison_png(found).startswith(PNG)
+
+
+@pytest.mark.heavy
+def test_calibrated_events_are_compared_with_the_compute_stream(tmp_path):
+    calibrated = Calibrated(compute_ms=7.5, hidden_ms=3.25, exposed_ms=1.25, idle_ms=1.25, comm_ms=4.5)
+
+    def with_calibration(record):
+        overlap = msgspec.structs.replace(record.overlap, calibrated=calibrated)
+        return msgspec.structs.replace(record, overlap=overlap)
+
+    a = run_of(tmp_path / "a", change=with_calibration)
+    found = comparison(a, run_of(tmp_path / "b", source="kineto"))
+    compute = found.metrics["compute_ms"]
+    assert (compute.reference, compute.candidate, compute.verdict) == (7.5, 8.0, "worse")
+    assert compute.reason == "calibrated events against the kernels of the compute stream"
+    ratio = found.metrics["overlap_ratio"]
+    assert (ratio.reference, ratio.candidate) == pytest.approx((3.25 / 4.5, 3.5 / 4.5))
+    assert {part.name: part.difference_ms for part in found.decomposition.parts} == pytest.approx(
+        {"compute": 0.5, "exposed": -0.25, "idle": -0.25}
+    )
+
+
+@pytest.mark.heavy
+def test_kernel_sources_mean_the_same(tmp_path):
+    found = comparison(run_of(tmp_path / "a", source="rocprofv3"), run_of(tmp_path / "b", source="kineto"))
+    assert found.metrics["compute_ms"].verdict == "no difference seen"
+    assert found.notes[0] == "sources differ (a: rocprofv3, b: kineto)"
+
+
+@pytest.mark.heavy
+def test_a_projection_is_exact_and_needs_no_steps(tmp_path):
+    """One projected step of 10 ms against 50 measured ones near 40 ms."""
+    measured = noisy_run(tmp_path / "a", 50)
+    found = comparison(measured, run_of(tmp_path / "b", 1, source="projected"))
+    step = found.metrics["step_ms"]
+    assert step.verdict == "better"
+    assert step.candidate_interval.low == step.candidate_interval.high == 10.0
+    assert step.interval.low < step.ratio < step.interval.high
+    assert any("a projection has no noise" in note for note in found.notes)
+
+
+def one_window(source, **step):
+    """A trace of 15 s without steps."""
+    return dict(num_steps=1, world_size=1, source=source, compute=300.0, idle=14_699.0, **step)
+
+
+@pytest.mark.heavy
+def test_a_window_without_steps_is_compared_by_shares_alone(tmp_path):
+    a = run_of(tmp_path / "a", source="kineto", world_size=1)
+    found = comparison(a, run_of(tmp_path / "b", **one_window("rocprofv3")))
+    assert found.metrics["step_ms"].ratio is None
+    assert found.metrics["step_ms"].reason == "b marks no steps: its numbers are of all that was read"
+    assert found.headline.endswith(". Share of exposed communication: b 0 %, a 10 %")
+    said = page(make_report([a, tmp_path / "b"], ["a", "b"]))
+    assert "exposed / step" in said[: said.index("What changed")]
+    assert "not taken apart: b marks no steps" in said
+    assert found.metrics["idle_per_step"].candidate == pytest.approx(14_699 / 15_000)
+    assert found.metrics["idle_per_step"].ratio == pytest.approx(14_699 / 15_000 / 0.1)
+    assert found.decomposition is None
+    assert comparison_png(found).startswith(PNG)
+
+
+@pytest.mark.heavy
+def test_differing_settings_come_first(tmp_path):
+    a = run_of(
+        tmp_path / "a",
+        run=run_record(
+            config={"training": {"precision": "bf16", "output_dir": "x"}},
+            versions={"torch": "2.11", "nccl": "2.28"},
+            environment={"NCCL_ALGO": "Ring"},
+        ),
+    )
+    b = run_of(
+        tmp_path / "b",
+        run=run_record(
+            config={"training": {"precision": "fp32", "output_dir": "y"}},
+            versions={"torch": "2.11", "rccl": "2.27"},
+            devices=[{"name": "Other GPU"}] * 2,
+        ),
+    )
+    written = write_report([a, b], ["a", "b"], tmp_path / "out", outputs=SUMMARY_ALONE)
+    rows = [(s.group, s.name, s.reference, s.candidate) for s in written.report.comparison.differences]
+    assert rows == [
+        ("devices", "devices", "2 x Invented GPU", "2 x Other GPU"),
+        ("config", "training.precision", "bf16", "fp32"),
+        ("versions", "nccl", "2.28", None),
+        ("versions", "rccl", None, "2.27"),
+        ("environment", "NCCL_ALGO", "Ring", None),
+    ]
+    lines = written.text.splitlines()
+    assert lines[0].startswith("no difference seen in step time")
+    assert lines[2].split() == ["configured", "differently", "a", "b"]
+    assert lines[6].split() == ["versions:", "rccl", "not", "set", "2.27"]
+
+
+@pytest.mark.heavy
+def test_other_numbers_of_ranks_are_a_difference(tmp_path):
+    found = comparison(run_of(tmp_path / "a"), run_of(tmp_path / "b", world_size=4))
+    assert found.differences[0].name == "ranks"
+    assert (found.differences[0].reference, found.differences[0].candidate) == ("2", "4")
+
+
+# ---- outputs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.heavy
+def test_summary_keeps_the_documented_layout(tmp_path):
+    a, b = noisy_run(tmp_path / "a", 20), noisy_run(tmp_path / "b", 20, seed=1)
+    write_report([a, b], ["a", "b"], tmp_path / "out", outputs=SUMMARY_ALONE)
+    content = json.loads((tmp_path / "out" / "summary.json").read_text())
+    row = content["comparison"]["step_ms"]
+    assert list(row)[:5] == ["reference", "candidate", "ratio", "interval", "verdict"]
+    assert row["reference"] == content["datasets"]["a"]["steps"]["step_ms"]["median"]
+    low, high = row["interval"]
+    assert low < row["ratio"] < high
+    parts = content["decomposition"]["parts"]
+    assert sum(part["difference_ms"] for part in parts.values()) == pytest.approx(
+        content["decomposition"]["step"]["difference_ms"]
+    )
+    assert content["scope"].startswith("one run on each side")
+
+
+@pytest.mark.heavy
+def test_the_same_report_twice(tmp_path):
+    a, b = detailed_run(tmp_path / "a"), detailed_run(tmp_path / "b", seed=1)
+    for name in ("x", "y"):
+        write_report([a, b], ["a", "b"], tmp_path / name, outputs=SUMMARY_ALONE)
+    assert (tmp_path / "x/summary.json").read_bytes() == (tmp_path / "y/summary.json").read_bytes()
+
+
+@pytest.mark.heavy
+def test_the_terminal_answers_first(tmp_path):
+    a, b = detailed_run(tmp_path / "a"), detailed_run(tmp_path / "b", slowdown=1.05, seed=1)
+    text = write_report([a, b], ["a", "b"], tmp_path / "out", outputs=SUMMARY_ALONE).text
+    lines = text.splitlines()
+    assert lines[0].startswith("b is slower than a: step time +")
+    assert " of it compute (mean +" in lines[0]
+    step = next(line for line in lines if line.startswith("step ") and "worse" in line)
+    assert step.split()[-1] == "worse"
+    assert any(line.startswith("all_gather busbw") for line in lines)
+    assert any(line.startswith("step, the sum") for line in lines)
+    assert all(len(line) < 175 for line in lines)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("slowdown", [1.0, 1.03, 3.0])
+def test_the_picture_of_a_comparison(tmp_path, slowdown):
+    a, b = detailed_run(tmp_path / "a"), detailed_run(tmp_path / "b", slowdown=slowdown, seed=1)
+    data = comparison_png(comparison(a, b, labels=["$a_1$ & <b>", "100 % {x}"]))
+    assert data.startswith(PNG)
+    assert len(data) > 20_000
+
+
+# ---- size ----------------------------------------------------------------------------------------
+
+RSS = """
+import resource, sys
+from aorta.page.write import make_report
+make_report([sys.argv[1]], ["x"])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def test_ranks_are_not_held(tmp_path):
+    """96 ranks whose files hold 60 MB: kept are a few numbers a step."""
+    rows = records_of(num_steps=40, num_ranks=1, num_collectives=60)[0]
+    folder = tmp_path / "run"
+    folder.mkdir()
+    size = 0
+    for rank in range(96):
+        lines = b"".join(
+            msgspec.json.encode(msgspec.structs.replace(row, rank=rank, world_size=96)) + b"\n"
+            for row in rows
+        )
+        size += (folder / f"rank_{rank}_metrics.jsonl").write_bytes(lines)
+    assert size > 50e6
+    small = tmp_path / "small"
+    small.mkdir()
+    lines = b"".join(msgspec.json.encode(msgspec.structs.replace(row, world_size=1)) + b"\n" for row in rows)
+    (small / "rank_0_metrics.jsonl").write_bytes(lines)
+    used_mib = [
+        int(
+            subprocess.run(
+                [sys.executable, "-c", RSS, str(one)], capture_output=True, text=True, check=True,
+                cwd=Path(__file__).parents[3],
+            ).stdout
+        )
+        for one in (small, folder)
+    ]  # fmt: skip
+    assert used_mib[1] - used_mib[0] < 20
+
+
+@pytest.mark.heavy
+def test_jobs_give_the_same(tmp_path):
+    folder = detailed_run(tmp_path / "run")
+    one, two = (make_report([folder], ["x"], jobs=jobs).summary for jobs in (1, 2))
+    assert msgspec.json.encode(one) == msgspec.json.encode(two)
+
+
+@pytest.mark.heavy
+def test_an_error_of_another_process_is_one_line(tmp_path):
+    folder = detailed_run(tmp_path / "run")
+    (folder / "rank_1_metrics.jsonl").write_text("{}\n")
+    with pytest.raises(AortaError, match="not a step record"):
+        make_report([folder], ["x"], jobs=2)
+
+
+def test_a_scheduler_that_is_not_there_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("aorta.processes.SCHEDULER_TIMEOUT_S", 1)
+    folder = detailed_run(tmp_path / "run")
+    with pytest.raises(AortaError, match="dask"):
+        make_report([folder], ["x"], dask="tcp://127.0.0.1:9")
+
+
+@pytest.mark.heavy
+def test_progress_is_told(tmp_path):
+    folder = detailed_run(tmp_path / "run")
+    told = []
+    make_report([folder], ["x"], progress=lambda *one: told.append(one))
+    assert told == [("x", 1, 2), ("x", 2, 2)]
+
+
+def settling_run(folder, num_steps, seed=0):
+    """3 % above its level at first, settling over 30 steps."""
+    rng = random.Random(seed)
+    steps = []
+    for step in range(num_steps):
+        slow = 1 + 0.03 * math.exp(-step / 30) + rng.gauss(0, 0.004)
+        steps += [step_record(step_timeline(8.0 * slow, rank=r, step=step), 2) for r in (0, 1)]
+    return write_run(folder, steps, run_record(2))
+
+
+@pytest.mark.heavy
+def test_runs_of_unlike_length_that_settle_are_not_told_apart(tmp_path):
+    found = comparison(settling_run(tmp_path / "a", 300), settling_run(tmp_path / "b", 40, seed=1))
+    step = found.metrics["step_ms"]
+    assert step.verdict in ("no difference seen", "not judged")
+    assert "unlike length" in step.reason or "drifts" in step.reason
+
+
+@pytest.mark.heavy
+def test_two_states_are_said(tmp_path):
+    rng = random.Random(0)
+    folders = []
+    for name in ("a", "b"):
+        steps = []
+        for step in range(60):
+            slow = 1.03 if step // 12 % 2 else 1.0
+            line = [step_timeline(8.0 * slow * (1 + rng.gauss(0, 0.001)), rank=r, step=step) for r in (0, 1)]
+            steps += [step_record(one, 2) for one in line]
+        folders.append(write_run(tmp_path / name, steps, run_record(2)))
+    found = comparison(*folders)
+    assert found.metrics["step_ms"].verdict == "no difference seen"
+    assert "a: its steps are in two states" in found.metrics["step_ms"].reason
+    assert "two states" in found.headline
+
+
+@pytest.mark.heavy
+def test_a_difference_that_a_drift_of_short_runs_explains_is_not_told(tmp_path):
+    short = comparison(noisy_run(tmp_path / "a", 40), noisy_run(tmp_path / "b", 40, slowdown=1.008, seed=1))
+    step = short.metrics["step_ms"]
+    assert step.verdict == "cannot tell"
+    assert step.p_adjusted < 0.05 < step.p_with_drift
+    assert (
+        step.interval_with_drift.low < step.interval.low < step.interval.high < step.interval_with_drift.high
+    )
+    assert short.headline.startswith("cannot tell whether b is slower than a: step time +1.")
+    assert "in these two runs; a drift that 39 steps are too few to show would explain it" in short.headline
+    assert re.search(r"a second run on each side, or about \d+0 steps, would tell", step.reason)
+
+
+@pytest.mark.heavy
+def test_a_second_run_on_each_side_tells_what_single_ones_cannot(tmp_path):
+    folders = [noisy_run(tmp_path / f"a{i}", 40, seed=i) for i in (0, 2, 4)]
+    folders += [noisy_run(tmp_path / f"b{i}", 40, slowdown=1.02, seed=i) for i in (1, 3, 5)]
+    found = make_report(folders, ["a", "a", "a", "b", "b", "b"]).comparison.metrics["step_ms"]
+    assert (found.verdict, found.p_with_drift, found.interval_with_drift) == ("worse", None, None)

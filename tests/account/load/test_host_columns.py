@@ -1,0 +1,102 @@
+"""What the host did, against a count of single milliseconds."""
+
+import random
+
+import numpy as np
+import pytest
+
+from aorta.account.load.rank.host import INNERMOST_FIRST, host_metrics
+from aorta.records.columns.step_block import StepBlock
+from aorta.records.schema import HOST_KINDS, HostSpan, HostUse, Segment
+from tests.records import plain_records
+
+WINDOW_MS = 40
+
+
+def random_record(rng, step, source):
+    spans = [
+        HostSpan(
+            rng.choice(HOST_KINDS), start, start + rng.choice([0, 1, 3, 12]), bytes=rng.choice([None, 7])
+        )
+        for start in rng.choices(range(-2, WINDOW_MS), k=rng.choice([0, 1, 2, 5, 12]))
+    ]
+    segments = None
+    if rng.random() < 0.6:
+        edges = sorted(rng.sample(range(WINDOW_MS + 1), 6))
+        streams = [["compute"], [], ["allgather"], ["copy"], ["compute", "allgather"]]
+        segments = [
+            Segment(start, end, active, len(active))
+            for start, end in zip(edges, edges[1:], strict=False)
+            for active in [rng.choice(streams)]
+        ]
+    return plain_records.step(
+        step,
+        source=source,
+        step_ms=rng.choice([float(WINDOW_MS)] * 5 + [None]),
+        between_steps_ms=rng.choice([None, 0.0, 7.0]),
+        host_spans=rng.choice([spans] * 5 + [None]),
+        active_segments=segments,
+        host_use=rng.choice([None, HostUse(3.0, 4.0), HostUse(5.0, None)]),
+    )
+
+
+def expected_use(record):
+    if record.host_use is None:
+        return {}
+    ready_ms = record.host_use.ready_ms
+    return {"host.use.cpu": record.host_use.cpu_ms} | (
+        {} if ready_ms is None else {"host.use.ready": ready_ms}
+    )
+
+
+def expected_columns(record):
+    """By name, of one line; nothing where it does not tell."""
+    return expected_parts(record) | expected_use(record)
+
+
+def expected_parts(record):
+    if record.host_spans is None or record.step_ms is None:
+        return {}
+    kinds = [*INNERMOST_FIRST, "other"]
+    sums = {f"host.{kind}": 0 for kind in INNERMOST_FIRST}
+    sums |= {f"host.{kind}.after": 0 for kind in INNERMOST_FIRST}
+    tells_idle = record.source != "host" and record.active_segments is not None
+    if tells_idle:
+        sums |= {f"host.idle.{kind}": 0 for kind in kinds if kind not in ("synchronisation", "backward")}
+    for ms in range(WINDOW_MS):
+        active = [
+            name
+            for segment in record.active_segments or ()
+            if segment.start_ms <= ms < segment.end_ms
+            for name in segment.active_streams
+        ]
+        doing = {span.kind for span in record.host_spans if span.start_ms <= ms < span.end_ms}
+        kind = next((kind for kind in INNERMOST_FIRST if kind in doing), "other")
+        if tells_idle and not active:
+            sums[f"host.idle.{kind if kind not in ('synchronisation', 'backward') else 'other'}"] += 1
+        if kind == "other":
+            continue
+        if ms >= WINDOW_MS - (record.between_steps_ms or 0.0):
+            sums[f"host.{kind}.after"] += 1
+        elif record.source != "host" or "allgather" not in active or "compute" in active:
+            sums[f"host.{kind}"] += 1
+    sizes = [span.bytes for span in record.host_spans if span.kind == "optimizer" and span.bytes is not None]
+    return sums | ({"host.optimizer_bytes": sum(sizes)} if sizes else {})
+
+
+@pytest.mark.parametrize("source", ["events", "host"])
+def test_each_ms_counts_for_the_innermost_kind(source):
+    rng = random.Random(source)
+    records = [random_record(rng, step, source) for step in range(60)]
+
+    columns = host_metrics(StepBlock(records))
+
+    expected = [expected_columns(record) for record in records]
+    assert set(columns) == {name for of_record in expected for name in of_record}
+    for name, values in columns.items():
+        wanted = [of_record.get(name, np.nan) for of_record in expected]
+        np.testing.assert_array_equal(values, wanted, err_msg=name)
+
+
+def test_lines_of_versions_without_host_spans_have_no_columns():
+    assert not host_metrics(StepBlock([plain_records.step(0, host_spans=None)]))

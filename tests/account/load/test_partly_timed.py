@@ -1,0 +1,210 @@
+"""A run in which times were taken in one step of four (recording.timed_every)."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from aorta.account.judge.gate import check_budget, load_budget
+from aorta.account.judge.judged import dataset, judge
+from aorta.account.judge.leading import remarks
+from aorta.account.load.open import load_run
+from aorta.page.answer import dataset_answer
+from aorta.page.charts import distribution_data
+from aorta.page.figures import bars_of
+from aorta.page.html import page
+from aorta.page.table import dataset_table
+from aorta.page.write import make_report
+from aorta.records.schema import CollectiveRecord
+from tests.account.calibrated_runs import numbers, row_of, sparse_run
+from tests.records.run_folders import sealed_again
+
+
+def call(op, timed):
+    """As a step's record holds it; without times no stream is noted either."""
+    start_ms, end_ms, stream = (1.0, 3.0, "alltoall") if timed else (None, None, "")
+    return CollectiveRecord(
+        op=op, stream=stream, group="ep", ranks=[0, 1], bytes=1000, dtype="bfloat16", seq=0,
+        start_ms=start_ms, end_ms=end_ms, algbw_gb_s=None, busbw_gb_s=None,
+    )  # fmt: skip
+
+
+def alone(folder):
+    return make_report([folder], ["a"], warmup=0).datasets["a"]
+
+
+def test_the_table_says_once_how_many_steps_its_overlap_is_of(tmp_path):
+    timed = dataset("a", [judge(load_run(sparse_run(tmp_path), "a"), num_warmup=0)])
+    text = dataset_table(timed)
+    assert "times were taken in 8 of 32 judged steps (recording.timed_every): compute, comm" in text
+    assert text.count("8 of") == 1
+    assert timed.statistics["step_ms"].median == 10.0  # of all 32
+    assert timed.statistics["comm_ms"].median == 4.5
+
+
+def test_timed_steps_whose_overlap_is_not_known_are_said_besides(tmp_path):
+    """Steps 4 and 8 have compute, and a collective without times on rank 0."""
+    folder = sparse_run(tmp_path)
+    path = folder / "rank_0_metrics.jsonl"
+    lines = path.read_bytes().splitlines()
+    for step in (4, 8):
+        record = msgspec.json.decode(lines[step])
+        record["overlap"] |= dict.fromkeys(("comm_ms", "hidden_ms", "exposed_ms", "idle_ms"))
+        lines[step] = msgspec.json.encode(record)
+    path.write_bytes(sealed_again(b"\n".join(lines)))
+    text = dataset_table(alone(folder))
+    assert "times were taken in 8 of 32 judged steps" in text
+    assert "comm and overlap: of 6 of these 8 steps that were timed; the others have no times" in text
+
+
+def test_collectives_are_counted_where_they_were_not_timed(tmp_path):
+    """An all-to-all in steps 0, 1, 4 and 5, of which 0 and 4 are timed; step 7 keeps no list of them."""
+
+    def calls(step, timed):
+        return None if step == 7 else [call("all_to_all", timed)] if step % 4 < 2 else []
+
+    run = load_run(sparse_run(tmp_path, num_steps=8, calls=calls), "a")
+    nan = np.nan
+    for name, values in {
+        "count": [1, 1, 0, 0, 1, 1, 0, nan],
+        "bytes": [1000, 1000, 0, 0, 1000, 1000, 0, nan],
+        "duration_ms": [2, nan, nan, nan, 2, nan, nan, nan],
+    }.items():
+        np.testing.assert_allclose(run.metrics[f"{name}.all_to_all"], [values] * 2)
+
+
+def test_the_median_of_timed_steps_stands_beside_that_of_the_others(tmp_path):
+    """Timing costs: a share of the step is told by steps that may take longer than most."""
+    assert remarks(alone(sparse_run(tmp_path, untimed_ms=8.0))) == [
+        "times were taken in 8 of 32 judged steps (recording.timed_every): compute, communication and what is"
+        " made of them are of these; their median step takes 10.0 ms, that of the others 8.00 ms"
+    ]
+
+
+@pytest.mark.heavy
+def test_steps_that_were_not_timed_have_no_say_in_what_leads(tmp_path):
+    found = alone(sparse_run(tmp_path, numbers(exposed=2.0)))
+    assert found.lead == "calibrated"
+    assert dataset_answer(found).startswith(
+        "a: 20 % of a timed step is exposed communication, 2.00 of 10.0 ms"
+    )
+    assert row_of(dataset_table(found), "exposed, calibrated").split()[2:4] == ["2.00", "ms"]
+    assert "which lack them" not in dataset_table(found)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("lacking", "lead"), [pytest.param(1, "calibrated", id="9-of-10"), pytest.param(2, "raw", id="8-of-10")]
+)
+def test_nearly_all_timed_steps_must_have_calibrated_numbers(tmp_path, lacking, lead):
+    lacks = lambda rank, step: rank == 1 and step < 4 * lacking  # noqa: E731
+    found = alone(sparse_run(tmp_path, numbers(), lacks, num_steps=40))
+    assert found.lead == lead
+    said = {
+        "calibrated": "without 1 of 10 judged steps that were timed, which lack them on some rank\n",
+        "raw": "raw numbers lead: 8 of 10 judged steps that were timed have calibrated numbers on every rank,"
+        " 90 % are needed\n",
+    }
+    assert said[lead] in dataset_table(found)
+
+
+@pytest.mark.heavy
+def test_a_step_that_one_rank_timed_counts_against_calibrated_numbers(tmp_path):
+    """Rank 1 has no times of step 4 at all: what it would show is left out, and not by plan."""
+    folder = sparse_run(tmp_path, numbers())
+    lines = (folder / "rank_1_metrics.jsonl").read_bytes().splitlines()
+    record = msgspec.json.decode(lines[4])
+    record["overlap"] = msgspec.json.decode(lines[5])["overlap"]
+    lines[4] = msgspec.json.encode(record)
+    (folder / "rank_1_metrics.jsonl").write_bytes(sealed_again(b"\n".join(lines)))
+    assert alone(folder).lead == "raw"  # 7 of 8
+
+
+def test_a_run_without_any_times_leads_with_raw_numbers(tmp_path):
+    found = alone(sparse_run(tmp_path / "a", numbers(), num_steps=3, every=4))
+    assert found.lead == "calibrated"  # step 0 was timed
+    late = make_report([tmp_path / "a"], ["a"], warmup=1).datasets["a"]
+    assert (late.lead, remarks(late)) == ("raw", [])
+    assert dataset_answer(late) == "a: a step takes 10.0 ms; overlap was not measured"
+
+
+@pytest.mark.heavy
+def test_a_missing_calibration_is_not_blamed_on_left_out_details(tmp_path):
+    """Steps that were not timed have no segments, without recording.detail_every having a part in it."""
+    found = alone(sparse_run(tmp_path, numbers(), lacks=lambda rank, step: step % 8))
+    assert "4 of 8 judged steps that were timed" in dataset_table(found)
+    assert "detail_every" not in dataset_table(found)
+
+
+# ---- two of them, and what the page says --------------------------------------------------------
+
+
+def pair(tmp_path, **changes):
+    """64 judged steps each, 16 of them timed; exposed goes from 1 to 2 ms of 10."""
+    a = sparse_run(tmp_path / "a", numbers(), num_steps=64, noise=0.01, **changes)
+    b = sparse_run(tmp_path / "b", numbers(exposed=2.0), num_steps=64, noise=0.01, **changes)
+    return make_report([a, b], ["a", "b"], warmup=0)
+
+
+@pytest.mark.heavy
+def test_two_such_runs_are_judged_by_their_timed_steps(tmp_path):
+    found = pair(tmp_path).comparison
+    assert found.numbers == "calibrated"
+    assert found.metrics["exposed_ms"].verdict == "worse"
+    assert found.metrics["comm_ms"].verdict == "no difference seen"
+    parts = {part.name: part.difference_ms for part in found.decomposition.parts}
+    assert parts["exposed"] == pytest.approx(1.0, abs=0.05)
+    for side in "ab":
+        assert any(
+            note.startswith(f"{side}: times were taken in 16 of 64 judged steps") for note in found.notes
+        )
+    assert not any("no calibrated" in note for note in found.decomposition.notes)
+
+
+@pytest.mark.heavy
+def test_a_limit_is_judged_by_the_timed_steps(tmp_path):
+    (tmp_path / "budget.yaml").write_text("exposed_ms: {max: 1.5}\n")
+    gate = check_budget(load_budget(tmp_path / "budget.yaml"), pair(tmp_path))
+    assert [one.state for one in gate.checked] == ["violated"]
+
+
+@pytest.mark.heavy
+def test_timed_steps_without_a_number_still_count_as_lacking_it(tmp_path):
+    """5 of 16 timed steps have calibrated numbers: raw ones are compared."""
+    found = pair(tmp_path, lacks=lambda rank, step: step > 16).comparison
+    assert (found.numbers, found.metrics["exposed_ms"].verdict) == ("", "no difference seen")
+    assert found.metrics["calibrated.exposed_ms"].reason.startswith("a: 5 judged steps with it")
+
+
+@pytest.mark.heavy
+def test_shares_of_the_step_are_of_steps_that_were_timed(tmp_path):
+    """2 ms of 10: the others take 5 ms, of which 2 would be 40 %."""
+    folder = sparse_run(tmp_path, numbers(exposed=2.0), untimed_ms=5.0)
+    found = alone(folder)
+    assert dataset_answer(found).startswith("a: 20 % of a timed step is exposed communication, 2.00 of 10.0")
+    text = dataset_table(found)
+    assert row_of(text, "step").split()[1] == "5.00"
+    assert row_of(text, "exposed, calibrated").split()[6:8] == ["20", "%"]
+    said = page(make_report([folder], ["a"], warmup=0))
+    assert "Mean over the judged steps that were timed, rank by rank" in said
+    assert "80 % of a timed step" in said
+
+
+@pytest.mark.heavy
+def test_bars_of_many_steps_are_as_high_as_these(tmp_path):
+    """Two steps a bar, both of 10 ms, of which one or none was timed."""
+    found = alone(sparse_run(tmp_path, num_steps=800))
+    heights = np.nansum(bars_of(found.first).parts, axis=0)
+    assert heights == pytest.approx(np.full(400, 10.0))
+
+
+@pytest.mark.heavy
+def test_every_other_step_of_a_long_run_holds_timed_ones(tmp_path):
+    """Steps 3, 7, ... of a run that begins at step 1 lie in rows that every second row leaves out."""
+    folder = sparse_run(tmp_path, num_steps=801)
+    for rank in (0, 1):
+        path = folder / f"rank_{rank}_metrics.jsonl"
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
+    (run,) = distribution_data(make_report([folder], ["a"], warmup=0))["runs"]
+    values = run["values"]["comm_ms"][0]
+    assert len(values) <= 500
+    assert sum(value is not None for value in values) == pytest.approx(len(values) / 4, abs=1)
