@@ -10,7 +10,7 @@ from tests.dist.launch import run_python
 from tests.records.run_folders import run_record, step_record, step_timeline, write_run
 from tests.unprivileged import mode, python_without_rights
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "analysis" / "overlap_report.py"
 FEW = Outputs(pictures=False, page=False, perfetto=False)
 

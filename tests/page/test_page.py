@@ -23,7 +23,7 @@ from tests.account.reports_in_memory import comparison_of, dataset_of, records_o
 from tests.page.hostile_report import HOSTILE, hostile_report
 from tests.records.run_folders import run_record, step_record, step_timeline, write_run
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 class Elements(HTMLParser):

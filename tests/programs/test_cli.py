@@ -110,7 +110,7 @@ def test_simulate_writes_a_trace_and_overwrites_none(factorized, tmp_path):
         (("simulate", "-", "--comm-us", "1", "--gemm-us", "1", "--queues", "0"), "ok", "queues must be"),
         (("simulate", "-", "--comm-us", "1", "--gemm-us", "1", "--rank", "9"), "ok", "rank 9"),
         (("rewrite", "-"), "ok", "nothing to do"),
-        (("nothing",), None, "nothing is not a command; there is compare, emit"),
+        (("nothing",), None, "nothing is not a command; commands: compare, emit"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_two(arguments, given, expected):

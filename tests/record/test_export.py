@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from aorta.config import ProfilingConfig
-from aorta.record.profiler import ProfilerWindow, export, export_trace, in_child, writes_chrome
+from aorta.record import profiler
+from aorta.record.profiler import ProfilerWindow, export_trace, in_child, writes_chrome
 from tests.limits import AT_ONCE_S
 
 
@@ -85,7 +86,7 @@ def test_a_lock_of_another_thread_stays_locked_in_the_child(tmp_path: Path) -> N
 def test_on_rocm_a_child_writes_by_default(
     rocm: bool, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "is_rocm", lambda: rocm)
+    monkeypatch.setattr(profiler, "is_rocm", lambda: rocm)
     path = tmp_path / "trace.json"
     export_trace(lambda name: Path(name).write_text(str(os.getpid())), path, settings(export=mode))
     assert int(path.read_text()) != os.getpid()
@@ -111,6 +112,6 @@ def test_chrome_traces_are_off_on_rocm_unless_asked_for(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(export, "is_rocm", lambda: rocm)
+    monkeypatch.setattr(profiler, "is_rocm", lambda: rocm)
     assert writes_chrome(settings(chrome_trace=asked)) == written
     assert ("its export has crashed runs" in caplog.text) == said

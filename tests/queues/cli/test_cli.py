@@ -69,7 +69,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         ("list --category fast", "'fast' is not one of"),
         ("compare --baseline a.json --test b.json", "a.json: cannot be read: No such file or directory"),
         ("profile sleps", "sleps is not a workload"),
-        ("fly", "fly is not a command; there is list, run,"),
+        ("fly", "fly is not a command; commands: list, run,"),
         ("lst", "lst is not a command, did you mean 'list'?"),
         ("run sleeps --streams 2 --stop no_compiler", "there is no compiler here"),
         ("profile sleeps --streams 2 --profile-dir /dev/null", "--profile-dir /dev/null is a file"),
