@@ -15,7 +15,7 @@ from tests.tiers import FIRST, leaves_the_process
 ROOT = Path(__file__).resolve().parents[1]
 MAPS = (("CONTRIBUTING.md", "folder"), ("docs/design.md", "folder"))
 """Documents with a table of the package's folders, and the header of its first column."""
-PATH = re.compile(r"`((?:aorta|tests|scripts)/[\w./-]*\w)`")
+PATH = re.compile(r"`((?:aorta|tests|scripts|benchmarks|docs|examples)/[\w./-]*\w)`")
 
 
 def load_script(name: str) -> ModuleType:
