@@ -16,6 +16,9 @@ ROOT = Path(__file__).resolve().parents[1]
 MAPS = (("CONTRIBUTING.md", "folder"), ("docs/design.md", "folder"))
 """Documents with a table of the package's folders, and the header of its first column."""
 PATH = re.compile(r"`((?:aorta|tests|scripts|benchmarks|docs|examples)/[\w./-]*\w)`")
+FILE = re.compile(r"`([\w./-]+\.(?:py|c|sh|yaml|html))`")
+WRITTEN = {"report.html"}
+"""Files that a run leaves, not the repository."""
 
 
 def load_script(name: str) -> ModuleType:
@@ -78,7 +81,16 @@ def test_what_a_map_names_exists(document: str, column: str) -> None:
     there = {path.relative_to(ROOT / "aorta").as_posix() for path in (ROOT / "aorta").rglob("*")}
     there |= {path.rpartition("/")[2] for path in there}  # a folder's parts are named without it
     assert sorted(named - there) == []
-    assert [path for path in PATH.findall((ROOT / document).read_text()) if not (ROOT / path).exists()] == []
+    text = (ROOT / document).read_text()
+    assert [path for path in PATH.findall(text) if not (ROOT / path).exists()] == []
+    files = [f"/{path.relative_to(ROOT).as_posix()}" for path in paths_of_the_repository()]
+    gone = [name for name in FILE.findall(text) if not any(file.endswith(f"/{name}") for file in files)]
+    assert sorted(set(gone) - WRITTEN) == []
+
+
+def paths_of_the_repository() -> list[Path]:
+    folders = ("aorta", "tests", "scripts", "benchmarks")
+    return [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
 
 
 def named_folders(document: str, column: str) -> set[str]:
