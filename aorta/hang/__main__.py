@@ -18,6 +18,8 @@ from aorta.records.state import attempt_ending, ending_text, read_states
 
 MOST_ROWS = 64
 MOST_STACKS, MOST_FRAMES = 3, 6
+LIBRARIES = ("/torch/", "/aorta/record/", "/aorta/recording/")
+"""The last is the recorder's folder in reports of earlier versions."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -109,8 +111,12 @@ def stacks(finding: HangFinding) -> list[str]:
 
 
 def _frame_lines(frames: list[str]) -> list[str]:
-    user_frames = [frame for frame in frames if "/torch/" not in frame and "/aorta/recording/" not in frame]
-    return [f"    {frame}" for frame in (user_frames or frames)[:MOST_FRAMES]]
+    return [f"    {frame}" for frame in (_user_frames(frames) or frames)[:MOST_FRAMES]]
+
+
+def _user_frames(frames: list[str]) -> list[str]:
+    """Frames that are neither torch's nor the recorder's."""
+    return [frame for frame in frames if not any(folder in frame for folder in LIBRARIES)]
 
 
 def _row(report: HangReport) -> tuple[str, str, str, str, str]:
@@ -131,9 +137,8 @@ def _row(report: HangReport) -> tuple[str, str, str, str, str]:
 
 
 def _place(frames: list[str]) -> str:
-    """The innermost function that is neither torch's nor the recorder's."""
-    user_frames = [frame for frame in frames if "/torch/" not in frame and "/aorta/recording/" not in frame]
-    frame = (user_frames or frames or ["?"])[0]
+    """The innermost function of the program itself."""
+    frame = (_user_frames(frames) or frames or ["?"])[0]
     function, opening, place = frame.partition(" (")
     return function + opening + "/".join(place.split("/")[-3:])
 

@@ -171,7 +171,7 @@ FRAMES = 20
 DEEPEST = 200
 """Frames that are looked at."""
 DEBUGGERS = ("/pdb.py", "/bdb.py", "/pydevd.py", "/pydevd_frame.py")
-OBSERVERS = "/aorta/recording/observers/"
+OBSERVERS = ("/aorta/record/cpu_observer.py", "/aorta/record/event_observer.py")
 
 
 def main_thread_frames() -> list[str]:
@@ -244,7 +244,7 @@ class _Plain(pickle.Unpickler):
 def _call_of(frame: FrameType | None) -> CollectiveCall | None:
     for inner in _frames(frame):
         code = inner.f_code
-        if OBSERVERS in code.co_filename and "call" in code.co_varnames:
+        if code.co_filename.endswith(OBSERVERS) and "call" in code.co_varnames:
             call = inner.f_locals.get("call")
             if isinstance(call, CollectiveCall) and call.seq >= 0:
                 return call

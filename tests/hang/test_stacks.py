@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 from aorta.hang.report import CallState, GroupState, call_stacks, launch_stacks
+from aorta.record import cpu_observer
 from aorta.record.calls import CollectiveCall, Group
 
 OBSERVER = "def observe(call, launch):\n    launch()\n"
@@ -13,7 +14,7 @@ OBSERVER = "def observe(call, launch):\n    launch()\n"
 
 def test_the_thread_that_is_in_a_collective_is_shown_with_it() -> None:
     names: dict[str, Any] = {}
-    exec(compile(OBSERVER, "/x/aorta/recording/observers/cpu.py", "exec"), names)
+    exec(compile(OBSERVER, cpu_observer.__file__, "exec"), names)
     call = CollectiveCall(Group("0", "default", [0, 1], "gloo"), "all_reduce", 64, "float32", is_async=False)
     call.seq = 5
     inside, leave = threading.Event(), threading.Event()
