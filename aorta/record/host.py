@@ -47,7 +47,7 @@ CHECKPOINTS = (
 before this watch was installed."""
 
 _TORCH = str(Path(torch.__file__).parent)
-_AORTA = str(Path(__file__).parents[1])
+_RECORDER = str(Path(__file__).parent)
 _MISSING: Any = object()
 
 Function = Callable[..., Any]
@@ -246,11 +246,11 @@ class HostWatch:
 
 
 def caller() -> str:
-    """'train.py:88': the innermost place that is neither torch's nor aorta's."""
+    """'train.py:88': the innermost place that is neither torch's nor the recorder's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        if not path.startswith((_TORCH, _AORTA, "<")):
+        if not path.startswith((_TORCH, _RECORDER, "<")):
             return f"{Path(path).name}:{frame.f_lineno}"
         frame = frame.f_back
     return "torch"

@@ -2,6 +2,8 @@
 
 import gc
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import aorta
 from aorta.device.marks import Mark
 from aorta.record.calls import CollectiveCall, Group, HostNote, RecordedStep
-from aorta.record.host import HostWatch, Phases
+from aorta.record.host import HostWatch, Phases, caller
 from aorta.record.journal import Journal
 from aorta.records.reader import read_steps
 
@@ -114,6 +116,15 @@ def test_phases_of_calls_follow_what_the_host_did():
     started = CollectiveCall(group, "all_reduce", 4, "float32", False, start=Mark(150))
     assert phases.of_call(started) == "backward"
     assert Phases(RecordedStep(0, 0, 0, None)).of_call(started) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "place"), [("training/trainer.py", "trainer.py:1"), ("record/host.py", __file__)]
+)
+def test_a_place_is_the_programs_or_aortas_own_loops(path: str, place: str) -> None:
+    names: dict[str, Any] = {"caller": caller}
+    exec(compile("place = caller()", Path(aorta.__file__).parent / path, "exec"), names)
+    assert names["place"].startswith(Path(place).name)
 
 
 @pytest.fixture
