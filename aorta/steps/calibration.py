@@ -1,4 +1,6 @@
-"""What a window of kernel tracing says about the bias of event numbers, and its correction elsewhere.
+"""Learns the bias of event numbers from steps whose kernels were traced, and corrects other steps.
+
+`calibrate` makes a Calibration of traced steps (aorta.calibration collects them); a `Calibrator` applies it.
 
 Events are blind in two ways. A collective's start mark fires before its kernel runs: the kernel crosses
 streams, waits for room on the device, or was launched late. And between two marks of the compute stream
@@ -32,41 +34,41 @@ _KNOWN_SHARE = 0.8
 """A step is corrected if the window has seen this much of its compute stream in the same state, and calls
 that began as this much of its communication did."""
 _GROUP_SIZE, _MOST_GROUPS = 3, 8
-"""Segments of like length, of which the median counts, so that an odd one does not; and groups at most."""
+"""Segments of like length, of which only the median counts, so that an odd one does not; groups at most."""
 _ENOUGH_MS = 0.05
-"""Shares of less communication than this are noise: the next coarser one is used."""
+"""A share learned from less communication is noise: the next coarser share is used."""
 
 
 class CallShift(msgspec.Struct, frozen=True, array_like=True):
     """Kernel minus record, mean over the window's calls of this kind."""
 
     place: int | None
-    """In the step's list of collectives; None: any."""
+    """Index in the step's list of collectives; None: any."""
     op: str | None
     bytes: int | None
-    """None, as op: any."""
+    """None for op and bytes: any."""
     start_by: StartBy
     start_ms: float
     end_ms: float
 
 
 class SegmentCompute(msgspec.Struct, frozen=True, array_like=True):
-    """Kernels of the compute stream in one of its segments."""
+    """Time of kernels within one segment of the compute stream."""
 
     place: int | None
-    """Of the segment in the step; None: any."""
+    """Index of the segment in the step; None: any."""
     state: SegmentState
     busy_ms: float
-    """Mean."""
+    """Mean over the traced steps."""
     share: float
-    """Of the segment's length: the median."""
+    """Median share of the segment's length."""
     by_length: list[tuple[float, float]] = []
     """(length, kernels) in ms, medians of groups of segments of like length, the shortest first."""
 
     def kernels_ms(self, length_ms: float) -> float:
-        """Of a segment of this length: between those of the next shorter and longer ones that were seen.
+        """Kernel time in a segment of this length, interpolated between lengths that were seen.
 
-        A share of it where it is shorter or longer than all of them.
+        Beyond the shortest and the longest of them: the same share of the length as there.
         """
         if not self.by_length:
             return length_ms * self.share
@@ -80,7 +82,7 @@ class SegmentCompute(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HiddenShare(msgspec.Struct, frozen=True, array_like=True):
-    """Of the communication in a segment, how much ran beside kernels of the compute stream."""
+    """Share of the communication in a segment that ran beside kernels of the compute stream."""
 
     place: int | None
     state: SegmentState
@@ -89,24 +91,25 @@ class HiddenShare(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernels of a window's steps say. Never judge it on those."""
+    """Corrections learned from traced steps. Never judge them on those steps."""
 
     steps: list[int]
     num_calls: int
     num_segments: int
-    """Of a step like the window's. Places mean nothing in other steps; there, only kinds count."""
+    """Calls and segments of most traced steps. In a step with other numbers places mean nothing: only kinds
+    count."""
     calls: list[CallShift]
     segments: list[SegmentCompute]
     hidden: list[HiddenShare]
 
     def start_shift_ms(self) -> float | None:
-        """Mean over all calls: by how much kernels began after what their records say, uncorrected."""
+        """Mean over all calls of how much later kernels began than their uncorrected records say."""
         shifts = [call.start_ms for call in self.calls if call.place is not None]
         return float(np.mean(shifts)) if shifts else None
 
 
 class CallError(NamedTuple):
-    """Kernel minus record, of the call at this place of a step's list of collectives."""
+    """Times of a call's kernel minus those of its record; place: in the step's list of collectives."""
 
     place: int
     start_ms: float
@@ -119,6 +122,21 @@ class TracedStep(NamedTuple):
     record: StepRecord
     kernels: Timeline
     calls: list[CallError]
+
+
+class _Parts(NamedTuple):
+    """A record's details as arrays."""
+
+    edges_ms: NDArray[np.float64]
+    """Ends of the compute stream's segments, after 0."""
+    lengths_ms: NDArray[np.float64]
+    states: list[SegmentState]
+    calls: list[tuple[int, CollectiveRecord]]
+    """(place in the step's list, call) of the calls that have kernels."""
+    times: list[tuple[float, float]]
+
+
+_Traced = list[tuple[TracedStep, _Parts]]
 
 
 def calibrate(steps: Iterable[TracedStep], rank: int | None = None) -> Calibration | None:
@@ -143,6 +161,83 @@ def calibrate(steps: Iterable[TracedStep], rank: int | None = None) -> Calibrati
     )
     learned = msgspec.structs.replace(learned, segments=_learn_compute(traced, num_segments))
     return msgspec.structs.replace(learned, hidden=_learn_hidden(traced, Calibrator(learned), num_segments))
+
+
+def _shifts_of(rank: int | None, traced: _Traced, num_calls: int) -> list[CallShift]:
+    rank_steps = [row for row in traced if row[0].record.rank == rank]
+    shifts = [*_learn_shifts(traced, num_calls), *_learn_shifts(rank_steps, num_calls)]
+    return list({(s.place, s.op, s.bytes, s.start_by): s for s in shifts}.values())
+
+
+def _learn_shifts(traced: _Traced, num_calls: int) -> list[CallShift]:
+    shifts: dict[tuple[Any, ...], list[tuple[float, float]]] = defaultdict(list)
+    for step, parts in traced:
+        assert step.record.collectives is not None
+        for error in step.calls:
+            call = step.record.collectives[error.place]
+            start_by = call.start_by or "stream"
+            row = (error.start_ms, error.end_ms)
+            if len(parts.calls) == num_calls:
+                shifts[error.place, call.op, call.bytes, start_by].append(row)
+            shifts[None, call.op, call.bytes, start_by].append(row)
+            shifts[None, None, None, start_by].append(row)
+    return [CallShift(*key, *_trimmed_mean(rows)) for key, rows in shifts.items()]  # type: ignore[call-arg]
+
+
+def _learn_compute(traced: _Traced, num_segments: int) -> list[SegmentCompute]:
+    busy: dict[tuple[int | None, SegmentState], list[float]] = defaultdict(list)
+    lengths: dict[tuple[int | None, SegmentState], list[float]] = defaultdict(list)
+    sums: dict[SegmentState, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for step, parts in traced:
+        kernel_ms = _length_within(_compute_stream(step.kernels), parts)
+        for index, state in enumerate(parts.states):
+            length = float(parts.lengths_ms[index])
+            if state == "stalled" or length <= 0:
+                continue
+            sums[state][0] += float(kernel_ms[index])
+            sums[state][1] += length
+            if len(parts.states) == num_segments:
+                busy[index, state].append(float(kernel_ms[index]))
+                lengths[index, state].append(length)
+    placed = [_segment_compute(key, np.array(lengths[key]), np.array(busy[key])) for key in busy]
+    return placed + [SegmentCompute(None, state, ms, ms / length) for state, (ms, length) in sums.items()]
+
+
+def _segment_compute(
+    key: tuple[int | None, SegmentState], lengths_ms: NDArray[np.float64], kernels_ms: NDArray[np.float64]
+) -> SegmentCompute:
+    num_groups = max(1, min(_MOST_GROUPS, len(lengths_ms) // _GROUP_SIZE))
+    groups = np.array_split(np.argsort(lengths_ms, kind="stable"), num_groups)
+    return SegmentCompute(
+        *key,
+        busy_ms=float(np.mean(kernels_ms)),
+        share=float(np.median(kernels_ms / lengths_ms)),
+        by_length=[(float(np.median(lengths_ms[g])), float(np.median(kernels_ms[g]))) for g in groups],
+    )
+
+
+def _learn_hidden(traced: _Traced, calibrator: "Calibrator", num_segments: int) -> list[HiddenShare]:
+    sums: dict[tuple[Any, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for step, parts in traced:
+        calls = calibrator.corrected(parts)
+        kernels = _compute_stream(step.kernels)
+        overlap_ms = _overlap_ms(parts, calls)
+        for place, (_, call) in enumerate(parts.calls):
+            hidden_ms = _length_within(intersect(calls[place : place + 1], kernels), parts)
+            start_by = call.start_by or "stream"
+            for index in np.flatnonzero(overlap_ms[:, place] > 0):
+                state = parts.states[index]
+                keys: list[tuple[Any, ...]] = [(None, state, start_by)]
+                if len(parts.states) == num_segments:
+                    keys.append((int(index), state, start_by))
+                for key in keys:
+                    sums[key][0] += float(hidden_ms[index])
+                    sums[key][1] += float(overlap_ms[index, place])
+    return [
+        HiddenShare(*key, hidden / total)  # type: ignore[call-arg]
+        for key, (hidden, total) in sums.items()
+        if total > _ENOUGH_MS and key[1] != "stalled"
+    ]
 
 
 class Calibrator:
@@ -183,7 +278,7 @@ class Calibrator:
         )
 
     def corrected(self, parts: "_Parts") -> Intervals:
-        """Starts and ends of the calls as their kernels would have them."""
+        """Starts and ends of the calls, shifted to where their kernels ran."""
         by_place = len(parts.calls) == self._num_calls
         rows = []
         for place, (index, call) in enumerate(parts.calls):
@@ -242,7 +337,7 @@ class Calibrator:
     def _hidden_ms(
         self, parts: "_Parts", calls: Intervals, comm: Intervals, busy_ms: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """By segment: communication in it, times the share that kernels hide of it."""
+        """By segment: its communication times the share of it that kernels hide."""
         overlap_ms = _overlap_ms(parts, calls)
         comm_ms = _length_within(comm, parts)
         by_place = len(parts.states) == self._num_segments
@@ -265,25 +360,8 @@ class Calibrator:
         return hidden
 
 
-# -- learning -------------------------------------------------------------------------------------
-
-
-class _Parts(NamedTuple):
-    """A record's details as arrays."""
-
-    edges_ms: NDArray[np.float64]
-    """Of the segments of the compute stream: one more than there are."""
-    lengths_ms: NDArray[np.float64]
-    states: list[SegmentState]
-    calls: list[tuple[int, CollectiveRecord]]
-    """Those with kernels: their places in the step's list."""
-    times: list[tuple[float, float]]
-
-
-_Traced = list[tuple[TracedStep, _Parts]]
-
-
 def _parts(record: StepRecord) -> _Parts | None:
+    """None where the record was written without its details."""
     if record.compute_segments is None or record.collectives is None:
         return None
     calls: list[tuple[int, CollectiveRecord]] = []
@@ -297,85 +375,8 @@ def _parts(record: StepRecord) -> _Parts | None:
     return _Parts(edges, np.maximum(np.diff(edges), 0.0), states, calls, times)
 
 
-def _shifts_of(rank: int | None, traced: _Traced, num_calls: int) -> list[CallShift]:
-    rank_steps = [row for row in traced if row[0].record.rank == rank]
-    shifts = [*_learn_shifts(traced, num_calls), *_learn_shifts(rank_steps, num_calls)]
-    return list({(s.place, s.op, s.bytes, s.start_by): s for s in shifts}.values())
-
-
-def _learn_shifts(traced: _Traced, num_calls: int) -> list[CallShift]:
-    shifts: dict[tuple[Any, ...], list[tuple[float, float]]] = defaultdict(list)
-    for step, parts in traced:
-        assert step.record.collectives is not None
-        for error in step.calls:
-            call = step.record.collectives[error.place]
-            start_by = call.start_by or "stream"
-            row = (error.start_ms, error.end_ms)
-            if len(parts.calls) == num_calls:
-                shifts[error.place, call.op, call.bytes, start_by].append(row)
-            shifts[None, call.op, call.bytes, start_by].append(row)
-            shifts[None, None, None, start_by].append(row)
-    return [CallShift(*key, *_trimmed_mean(rows)) for key, rows in shifts.items()]  # type: ignore[call-arg]
-
-
-def _learn_compute(traced: _Traced, num_segments: int) -> list[SegmentCompute]:
-    busy: dict[tuple[int | None, SegmentState], list[float]] = defaultdict(list)
-    lengths: dict[tuple[int | None, SegmentState], list[float]] = defaultdict(list)
-    sums: dict[SegmentState, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for step, parts in traced:
-        kernel_ms = _length_within(_compute_stream(step.kernels), parts)
-        for index, state in enumerate(parts.states):
-            length = float(parts.lengths_ms[index])
-            if state == "stalled" or length <= 0:
-                continue
-            sums[state][0] += float(kernel_ms[index])
-            sums[state][1] += length
-            if len(parts.states) == num_segments:
-                busy[index, state].append(float(kernel_ms[index]))
-                lengths[index, state].append(length)
-    placed = [_segment_compute(key, np.array(lengths[key]), np.array(busy[key])) for key in busy]
-    return placed + [SegmentCompute(None, state, ms, ms / length) for state, (ms, length) in sums.items()]
-
-
-def _segment_compute(
-    key: tuple[int | None, SegmentState], lengths_ms: NDArray[np.float64], kernels_ms: NDArray[np.float64]
-) -> SegmentCompute:
-    num_groups = max(1, min(_MOST_GROUPS, len(lengths_ms) // _GROUP_SIZE))
-    groups = np.array_split(np.argsort(lengths_ms, kind="stable"), num_groups)
-    return SegmentCompute(
-        *key,
-        busy_ms=float(np.mean(kernels_ms)),
-        share=float(np.median(kernels_ms / lengths_ms)),
-        by_length=[(float(np.median(lengths_ms[g])), float(np.median(kernels_ms[g]))) for g in groups],
-    )
-
-
-def _learn_hidden(traced: _Traced, calibrator: Calibrator, num_segments: int) -> list[HiddenShare]:
-    sums: dict[tuple[Any, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for step, parts in traced:
-        calls = calibrator.corrected(parts)
-        kernels = _compute_stream(step.kernels)
-        overlap_ms = _overlap_ms(parts, calls)
-        for place, (_, call) in enumerate(parts.calls):
-            hidden_ms = _length_within(intersect(calls[place : place + 1], kernels), parts)
-            start_by = call.start_by or "stream"
-            for index in np.flatnonzero(overlap_ms[:, place] > 0):
-                state = parts.states[index]
-                keys: list[tuple[Any, ...]] = [(None, state, start_by)]
-                if len(parts.states) == num_segments:
-                    keys.append((int(index), state, start_by))
-                for key in keys:
-                    sums[key][0] += float(hidden_ms[index])
-                    sums[key][1] += float(overlap_ms[index, place])
-    return [
-        HiddenShare(*key, hidden / total)  # type: ignore[call-arg]
-        for key, (hidden, total) in sums.items()
-        if total > _ENOUGH_MS and key[1] != "stalled"
-    ]
-
-
 def _compute_stream(kernels: Timeline) -> Intervals:
-    """Where kernels that are not communication run on the program's compute streams, in ms of the window."""
+    """Intervals of the compute streams' kernels without communication, in ms of the window."""
     on_stream = np.isin(kernels.stream, list(kernels.compute_streams))
     return union(kernels.intervals(on_stream & (kernels.kind == Kind.COMPUTE))) - kernels.window_ms[0]
 
@@ -401,7 +402,7 @@ def _length_within(spans: Intervals, parts: _Parts) -> NDArray[np.float64]:
 
 
 def _trimmed_mean(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Without the outer tenth of either side: a kernel that was matched wrongly must not count."""
+    """Means without the outer tenth of either side: a kernel matched wrongly must not count."""
     values = np.sort(np.array(rows), axis=0)
     cut = len(values) // 10
     start_ms, end_ms = values[cut : len(values) - cut].mean(axis=0).tolist()

@@ -1,4 +1,8 @@
-"""The device's clock and its free-running timer beside the host's clocks."""
+"""Two clocks of a device beside the host's monotonic clock.
+
+DeviceClock: times of events, which torch gives in ms after the first one (event_steps). DeviceTimer: the
+free-running counter that the collective library reads on the device (collective_steps).
+"""
 
 from collections import deque
 
@@ -7,6 +11,17 @@ from numpy.typing import NDArray
 
 DRIFT_PPM = 10.0
 """Assumed bound between a GPU's and the host's oscillator where nothing tighter is known."""
+
+WINDOW_NS = 250_000_000
+"""Length of the windows of device time, of each of which the smallest distance to the host is kept."""
+NUM_WINDOWS = 40
+_MIN_SPAN_NS = 1_000_000
+"""Readings must span this much before the timer's unit is judged."""
+_MIN_DRIFT_SPAN_NS = 1_000_000_000
+"""Windows must span this much before a drift is believed."""
+_UNITS_NS = (1, 10)
+"""Ticks of the timers in use: nanoseconds (CUDA's globaltimer), 100 MHz (AMD's constant-rate counter)."""
+_UNIT_TOLERANCE = 0.1
 
 
 class DeviceClock:
@@ -22,7 +37,7 @@ class DeviceClock:
         self._half_width_ns = (upper_ns - lower_ns) / 2
 
     def tighten(self, queued_ns: int, run_ms: float) -> None:
-        """A mark at run_ms was queued by the host at queued_ns."""
+        """Use a mark that passed at run_ms and was queued at queued_ns: it cannot have passed before."""
         lower = queued_ns - run_ms * 1e6
         if lower > self._offset_ns:
             self._offset_ns = lower
@@ -37,18 +52,13 @@ class DeviceClock:
         return self._half_width_ns / 1e3 + run_ms * DRIFT_PPM / 1e3
 
 
-WINDOW_NS = 250_000_000
-"""Of each window of device time the least distance is kept."""
-NUM_WINDOWS = 40
-_MIN_SPAN_NS = 1_000_000
-_MIN_DRIFT_SPAN_NS = 1_000_000_000
-_UNITS_NS = (1, 10)
-"""Ticks of the timers in use: nanoseconds (CUDA's globaltimer), 100 MHz (AMD's constant-rate counter)."""
-_UNIT_TOLERANCE = 0.1
-
-
 class DeviceTimer:
-    """Converts ticks of the timer to monotonic ns."""
+    """Converts ticks of the timer to monotonic ns.
+
+    Each reading is a value of the timer and the later time at which the host saw it, so the smallest
+    distance between the two is the truest. The lower hull of the windows' smallest distances follows the
+    drift of the clocks.
+    """
 
     def __init__(self) -> None:
         self._origin: tuple[int, int] | None = None
@@ -62,7 +72,7 @@ class DeviceTimer:
 
     @property
     def unit_ns(self) -> int | None:
-        """ns of a tick; None until readings of 1 ms have told, or where it is none that is known."""
+        """Length of a tick; None until readings span _MIN_SPAN_NS, and where it is none of _UNITS_NS."""
         return self._unit_ns
 
     def add(self, ticks: NDArray[np.uint64], seen_ns: NDArray[np.int64]) -> None:

@@ -1,4 +1,4 @@
-"""What the collective library says of the calls of a step: one to one, in the order of launch.
+"""Joins the collective library's events with the calls of a step: one to one, in the order of launch.
 
 The events of one kernel have one plan, so plans are matched to calls as kernels are
 (aorta.steps.kernel_steps). A communicator belongs to one group: a match that says otherwise is none.
@@ -33,21 +33,23 @@ _OPS = {
     "Scatter": "send_recv",
 }
 _MOST_EVENTS = 1_000_000
+"""Events kept while no step asks for them."""
 _MOST_BEFORE_NS = 1_000_000
-"""By which a kernel may have begun before the library says that it has launched it."""
+"""How far before the library's note of a launch its kernel may have begun."""
 _SHOWN = 5
+"""Leftovers that are named; all are counted."""
 
 
 class CallEvents(NamedTuple):
-    """Events of one call."""
+    """The library's events of one call."""
 
     rows: Events
     device: tuple[int, int] | None
     """First start and last end in ticks of the device's timer; None where not all have them."""
     host_ns: tuple[int, int] | None
-    """The same in monotonic ns."""
+    """First start and last end in monotonic ns."""
     has_end: bool = True
-    """Whether the end is one. That of sends and receives is when the first of the two was done."""
+    """False for sends and receives: their end is when the first of the two was done."""
 
 
 class CollectiveSteps:
@@ -96,11 +98,11 @@ class CollectiveSteps:
         )
 
     def is_complete(self, step: RawStep) -> bool:
-        """Whether all events of the step have come."""
+        """Return True when all events of the step have come."""
         return not step.by_library or self._complete_ns >= step.window_end_ns
 
     def of_step(self, step: RawStep) -> list[CallEvents | None] | None:
-        """Of every call its events; None for a step in which they were not recorded. Steps come in order."""
+        """By call, its events; None for a step without recording. Steps must come in order."""
         if not step.by_library:
             return None
         events = self._events
@@ -135,7 +137,7 @@ class CollectiveSteps:
         return self._names[index] if index < len(self._names) else ""
 
     def _is_of_group(self, step: RawStep, place: int, events: Events) -> bool:
-        """Whether the events' communicator is one of the call's group."""
+        """Return True where the events' communicator belongs to the call's group, and remember that."""
         call = step.calls[place]
         group = step.groups[call.group]
         hashes = np.unique(events["communicator"]).tolist()
@@ -184,7 +186,7 @@ class CollectiveSteps:
         self._leftovers += texts[: _SHOWN - len(self._leftovers)]
 
     def exact(self, events: list[CallEvents | None] | None) -> list[ExactSpan | None] | None:
-        """Starts and ends in ns of the device's timer; None where a step has none."""
+        """By call, start and end in ns of the device's timer; None where the step has no events."""
         unit_ns = self.timer.unit_ns
         if events is None or unit_ns is None:
             return None
@@ -200,7 +202,8 @@ class CollectiveSteps:
     def with_events(
         self, record: StepRecord, start_ns: int, events: list[CallEvents | None] | None
     ) -> StepRecord:
-        """The record with what the library says of every collective. start_ns: monotonic, of its window."""
+        """The record with the library's events added to every collective. start_ns: monotonic start of its
+        window."""
         if events is None or record.collectives is None or len(events) != len(record.collectives):
             return record
         collectives = [
@@ -244,10 +247,10 @@ class CollectiveSteps:
 
 
 def _are_of_one_launch(events: Events) -> NDArray[np.bool_]:
-    """Whether the times of all channels of an event are there and of the launch that it speaks of.
+    """For each event, True where it has times of all its channels, and all are of this launch.
 
-    Channels of a launch run at the same time. One channel alone cannot contradict itself: it is believed
-    while its communicator has sent nothing to the own rank.
+    Channels of one launch run at the same time, so each has started before any has ended. One channel alone
+    cannot contradict itself: it is believed while its communicator has sent nothing to the own rank.
     """
     num_stopped, num_channels = _whole_numbers(events, "num_stopped", "num_channels")
     start, end, last_start, first_end = _whole_numbers(events, "start", "end", "last_start", "first_end")
@@ -257,12 +260,13 @@ def _are_of_one_launch(events: Events) -> NDArray[np.bool_]:
 
 
 def _whole_numbers(events: Events, *names: str) -> list[NDArray[np.uint64]]:
-    """Columns as they stand, with a type: mypy tries every overload of numpy for an array of anything."""
+    """Columns of the events, typed: mypy tries every overload of numpy for an untyped array."""
     return [events[name] for name in names]
 
 
 def _is_elsewhere(start_ms: float, end_ms: float, collective: CollectiveRecord) -> bool:
-    """Whether a call's times by the library have nothing in common with those of its kernel, or its marks."""
+    """Return True where the library's times do not overlap the record's, by kernel or marks: of another
+    launch."""
     if collective.start_ms is None or collective.end_ms is None:
         return False
     return start_ms > collective.end_ms or end_ms < collective.start_ms

@@ -1,4 +1,9 @@
-"""From the marks of a step to its StepRecord."""
+"""Step records from events: marks on the compute stream and around every collective.
+
+`Resolver` takes the raw steps of a rank in order. Of each it works out when collectives ran, when the compute
+stream stood still and when it ran dry; what is left counts as compute. On a CPU the marks are the host's
+times. A collective may end in a later step than it began in, so the Resolver keeps a `_RunState`.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -26,57 +31,9 @@ from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
 
 ExactSpan = tuple[int, int]
-"""Start and end in ns of the device's timer."""
+"""Start and end of a call in ns of the device's timer, as the collective library has them."""
 Marks = tuple[float, float] | None
-"""Run ms at which a call's start and end marks passed."""
-
-_NUM_CALLS = 2048
-_GATHERED_MS = 0.02
-_SHARE_GATHERED = 0.25
-_OUTSIDE_MS = 0.02
-"""By which a time may lie outside of its marks."""
-
-
-class ExactCalls:
-    def __init__(self) -> None:
-        self._origin_ns: int | None = None
-        """Differences from it are small enough for floats."""
-        self._distances_ms: deque[float] = deque(maxlen=_NUM_CALLS)
-        """From the end marks of the last calls to their ends, less the origin."""
-
-    def run_ms(
-        self, spans: Sequence[ExactSpan | None], marks: Sequence[Marks]
-    ) -> list[tuple[float, float] | None]:
-        """Start and end in run ms of the calls of a step; None where they are not known for certain."""
-        pairs = [
-            (span, around)
-            for span, around in zip(spans, marks, strict=True)
-            if span is not None and around is not None
-        ]
-        if pairs and self._origin_ns is None:
-            self._origin_ns = pairs[0][0][0]
-        origin_ns = self._origin_ns or 0
-        self._distances_ms.extend((span[1] - origin_ns) / 1e6 - around[1] for span, around in pairs)
-        offset_ms = self._offset_ms()
-        if offset_ms is None:
-            return [None] * len(spans)
-        result: list[tuple[float, float] | None] = []
-        for span, around in zip(spans, marks, strict=True):
-            times = None
-            if span is not None and around is not None:
-                start, end = ((time_ns - origin_ns) / 1e6 - offset_ms for time_ns in span)
-                if around[0] - _OUTSIDE_MS <= start <= end <= around[1] + _OUTSIDE_MS:
-                    times = (start, end)
-            result.append(times)
-        return result
-
-    def _offset_ms(self) -> float | None:
-        """The greatest distance at the top of a quarter of all; None where they gather nowhere."""
-        distances = np.sort(np.array(self._distances_ms))
-        num_within = np.arange(1, len(distances) + 1) - np.searchsorted(distances, distances - _GATHERED_MS)
-        gathered = np.flatnonzero(num_within >= max(1.0, _SHARE_GATHERED * len(distances)))
-        return float(distances[gathered[-1]]) if len(gathered) else None
-
+"""Run ms (since the first mark) at which a call's start and end marks passed."""
 
 STARVED_LAG_MS = 0.05
 """A mark that the device passes within this time of being queued found the queue empty."""
@@ -92,14 +49,24 @@ HOST_BOUND_SHARE = 0.2
 _REMEMBERED_STEPS = 64
 """Steps whose calls' ends are kept for waits in later steps: no step is held back longer by a call."""
 _LEAST_REMEMBERED_CALLS, _MOST_REMEMBERED_CALLS = 1000, 10_000
-"""So many at least, so that a step with none drops none, and at most; half of what is kept at a time."""
+"""Bounds of the number of calls kept: steps without calls must not drop those of others. `_forget` lets twice
+as many gather before it drops any."""
 
 _REMEMBERED_GROUPS = 1000
+"""Process groups whose last call's end is kept."""
+
+_NUM_CALLS = 2048
+"""Latest calls by which ExactCalls knows the offset of the device's timer."""
+_GATHERED_MS = 0.02
+_SHARE_GATHERED = 0.25
+"""The offset is known where this share of the calls' distances lies within _GATHERED_MS."""
+_OUTSIDE_MS = 0.02
+"""How far a time may lie outside of its marks."""
 
 
 @dataclass
 class _Times:
-    """The step in ms relative to its start."""
+    """The intervals of one step, in ms from its start."""
 
     comm: list[Span]
     carried: Intervals
@@ -107,21 +74,25 @@ class _Times:
     calls: list[tuple[float, StartBy, float] | None]
     """Start, what it began after, and end of every call; None where it has no times."""
     stalled: Intervals
+    """The compute stream waited."""
     starved: Intervals
+    """Stretches at whose end the compute stream's queue was empty."""
     not_compute: Intervals
+    """stalled, and time after the body without work."""
 
 
 @dataclass
-class _Open:
-    """What later steps need to know of earlier ones."""
+class _RunState:
+    """Facts of earlier steps that later ones need."""
 
     start_run_ms: float = 0.0
-    first_start_ns: int = 0
+    """Start of the step at hand."""
+    first_start_ns: int | None = None
     fifo_end_run_ms: dict[str, float] = field(default_factory=dict)
-    """By group: until when its communicator is busy."""
+    """By group: when its communicator's last call ends."""
     ends_run_ms: dict[CallId, float] = field(default_factory=dict)
     most_calls: int = 0
-    """In a step."""
+    """Collectives of the step that had most."""
     carried: list[tuple[str, float, float]] = field(default_factory=list)
     """Communication (op, start, end in run ms) that reaches into the next window."""
 
@@ -136,61 +107,47 @@ class Resolver:
         )
         self._calibrator: Calibrator | None = None
         self._exact = ExactCalls()
-        self._open: _Open | None = None
+        self._run = _RunState()
 
     def calibrate(self, calibration: Calibration | None) -> None:
-        """Correct the steps resolved from now on; None: do not."""
+        """Correct the steps resolved from now on; None ends that."""
         self._calibrator = None if calibration is None else Calibrator(calibration)
 
     def resolve(self, step: RawStep, exact: Sequence[ExactSpan | None] | None = None) -> StepRecord:
-        """The step's record. Steps are given in the order in which they ran.
+        """The step's record. Steps must come in the order in which they ran.
 
-        exact: of every call its start and end by the device's timer, where the collective library told.
+        exact: start and end of every call by the device's timer, where the collective library has them.
         """
-        if self._open is None:
-            self._open = _Open(first_start_ns=step.start_ns)
-        state = self._open
-        state.start_run_ms += step.gap_ms
-        times = self._times(step, state, exact)
-        record = self._record(step, times, state)
-        state.start_run_ms += step.window_ms
+        if self._run.first_start_ns is None:
+            self._run.first_start_ns = step.start_ns
+        self._run.start_run_ms += step.gap_ms
+        times = self._times(step, exact)
+        record = self._record(step, times)
+        self._run.start_run_ms += step.window_ms  # the next window begins where this one ends
         return record
 
     # -- times --------------------------------------------------------------------------------
 
-    def _ms(self, mark: RawMark, state: _Open) -> float:
-        """ms from the step's start to the mark, on whichever clock the mark was set."""
-        ms, queued_ns = mark
-        if ms is not None:
-            return ms
-        # A host mark in a step of device marks: a collective of CPU tensors.
-        assert self._clock is not None
-        return self._clock.run_ms(queued_ns) - state.start_run_ms
-
-    def _host_ms(self, monotonic_ns: int, step: RawStep, state: _Open) -> float:
-        """ms from the step's start to a time of the host."""
-        if self._clock is None:
-            return (monotonic_ns - step.start_ns) / 1e6
-        return self._clock.run_ms(monotonic_ns) - state.start_run_ms
-
-    def _times(self, step: RawStep, state: _Open, spans: Sequence[ExactSpan | None] | None) -> _Times:
-        origin = state.start_run_ms
-        exact = self._exact_ms(step, state, spans)
+    def _times(self, step: RawStep, spans: Sequence[ExactSpan | None] | None) -> _Times:
+        """The step's intervals. Waits come after the calls: they look up when those ended."""
+        run = self._run
+        origin = run.start_run_ms
+        exact = self._exact_ms(step, spans)
         comm = [
-            Span(start - origin, end - origin, Kind.COMM, op, "carried") for op, start, end in state.carried
+            Span(start - origin, end - origin, Kind.COMM, op, "carried") for op, start, end in run.carried
         ]
         carried = _rows([(span.start_ms, span.end_ms) for span in comm])
-        state.carried = [c for c in state.carried if c[2] > origin + step.window_ms]
+        run.carried = [c for c in run.carried if c[2] > origin + step.window_ms]
         calls: list[tuple[float, StartBy, float] | None] = []
         blocked: list[tuple[float, float]] = []
         for call, exact_ms in zip(step.calls, exact, strict=True):
             if call.start is None or call.end is None:
                 calls.append(None)
                 continue
-            queued_ms, end_ms = self._ms(call.start, state), self._ms(call.end, state)
+            queued_ms, end_ms = self._ms(call.start), self._ms(call.end)
             group = step.groups[call.group]
-            start_ms, start_by = self._start(call, group.key, queued_ms, end_ms, state)
-            state.ends_run_ms[group.key, call.seq] = origin + end_ms
+            start_ms, start_by = self._start(call, group.key, queued_ms, end_ms)
+            run.ends_run_ms[group.key, call.seq] = origin + end_ms
             if call.blocks:
                 blocked.append((queued_ms, end_ms))
             if exact_ms is not None:
@@ -199,24 +156,24 @@ class Resolver:
             if len(group.ranks) > 1:
                 comm.append(Span(start_ms, end_ms, Kind.COMM, call.op, call.stream))
                 if end_ms > step.window_ms:
-                    state.carried.append((call.op, origin + start_ms, origin + end_ms))
-        blocked += self._waits(step, state)
+                    run.carried.append((call.op, origin + start_ms, origin + end_ms))
+        blocked += self._waits(step)
         stalled = clip(union(_rows(blocked)), 0.0, step.window_ms)
-        starved, idle_after_body = self._starved(step, state)
-        state.most_calls = max(state.most_calls, len(step.calls))
-        num_remembered = max(_LEAST_REMEMBERED_CALLS, _REMEMBERED_STEPS * state.most_calls)
-        _forget(state.ends_run_ms, min(num_remembered, _MOST_REMEMBERED_CALLS))
-        _forget(state.fifo_end_run_ms, _REMEMBERED_GROUPS)
+        starved, idle_after_body = self._starved(step)
+        run.most_calls = max(run.most_calls, len(step.calls))
+        num_remembered = max(_LEAST_REMEMBERED_CALLS, _REMEMBERED_STEPS * run.most_calls)
+        _forget(run.ends_run_ms, min(num_remembered, _MOST_REMEMBERED_CALLS))
+        _forget(run.fifo_end_run_ms, _REMEMBERED_GROUPS)
         not_compute = union(np.concatenate([stalled, idle_after_body]))
         return _Times(comm, carried, calls, stalled, starved, not_compute)
 
     def _exact_ms(
-        self, step: RawStep, state: _Open, spans: Sequence[ExactSpan | None] | None
+        self, step: RawStep, spans: Sequence[ExactSpan | None] | None
     ) -> Sequence[tuple[float, float] | None]:
         """Start and end of the calls in ms from the step's start, as the collective library has them."""
         if spans is None or self._clock is None:
             return [None] * len(step.calls)
-        origin = state.start_run_ms
+        origin = self._run.start_run_ms
         marks: list[tuple[float, float] | None] = []
         for call in step.calls:
             start = None if call.start is None else call.start[0]
@@ -227,10 +184,8 @@ class Resolver:
             for times in self._exact.run_ms(spans, marks)
         ]
 
-    def _start(
-        self, call: RawCall, group_key: str, queued_ms: float, end_ms: float, state: _Open
-    ) -> tuple[float, StartBy]:
-        """When the collective itself began, and what it waited for last.
+    def _start(self, call: RawCall, group_key: str, queued_ms: float, end_ms: float) -> tuple[float, StartBy]:
+        """Start of the collective itself, and what it waited for last.
 
         Not before its start mark, not before the group's previous call had ended (a communicator
         runs its calls in order), and not before the host had launched it: where the host is late,
@@ -239,42 +194,40 @@ class Resolver:
         # Each pair of ranks has a communicator of its own: not first in, first out with the group's calls.
         if self._clock is None or call.op in POINT_TO_POINT or call.stream == "host":
             return min(queued_ms, end_ms), "stream"
-        origin = state.start_run_ms
-        busy_until = state.fifo_end_run_ms.pop(group_key, float("-inf"))  # the latest is the last
-        state.fifo_end_run_ms[group_key] = max(busy_until, origin + end_ms)
+        origin = self._run.start_run_ms
+        busy_until = self._run.fifo_end_run_ms.pop(group_key, float("-inf"))  # the latest is the last
+        self._run.fifo_end_run_ms[group_key] = max(busy_until, origin + end_ms)
         start_ms, start_by = queued_ms, "stream"
         if busy_until - origin > start_ms:
             start_ms, start_by = busy_until - origin, "previous"
-        launched_ms = self._launched_ms(call, state)
+        launched_ms = self._launched_ms(call)
         if launched_ms is not None and launched_ms > start_ms:
             start_ms, start_by = launched_ms, "launch"
         return min(start_ms, end_ms), start_by  # type: ignore[return-value]
 
-    def _launched_ms(self, call: RawCall, state: _Open) -> float | None:
+    def _launched_ms(self, call: RawCall) -> float | None:
         """The host's launch on the device's axis, less the host work that follows a launch."""
         if self._clock is None or call.launched_ns == 0:
             return None
-        return self._clock.run_ms(call.launched_ns) - state.start_run_ms - LAUNCH_TAIL_MS
+        return self._clock.run_ms(call.launched_ns) - self._run.start_run_ms - LAUNCH_TAIL_MS
 
-    def _waits(self, step: RawStep, state: _Open) -> list[tuple[float, float]]:
-        """Stretches in which the compute stream was told to wait."""
-        origin, ends = state.start_run_ms, state.ends_run_ms
-        blocked = [
-            (self._ms(start_mark, state), self._ms(end_mark, state)) for start_mark, end_mark in step.stalls
-        ]
+    def _waits(self, step: RawStep) -> list[tuple[float, float]]:
+        """Stretches in which the compute stream waited, as it was told to."""
+        origin, ends = self._run.start_run_ms, self._run.ends_run_ms
+        blocked = [(self._ms(start_mark), self._ms(end_mark)) for start_mark, end_mark in step.stalls]
         for mark, call_id in step.waits:
             if call_id in ends:
-                start = self._ms(mark, state)
+                start = self._ms(mark)
                 blocked.append((start, max(start, ends[call_id] - origin)))
         for mark, end_mark, call_ids in step.final_waits:
-            start = self._ms(mark, state)
+            start = self._ms(mark)
             end = max([start, *(ends[i] - origin for i in call_ids if i in ends)])
             if end_mark is not None:
-                end = min(end, self._ms(end_mark, state))
+                end = min(end, self._ms(end_mark))
             blocked.append((start, max(start, end)))
         return blocked
 
-    def _starved(self, step: RawStep, state: _Open) -> tuple[Intervals, Intervals]:
+    def _starved(self, step: RawStep) -> tuple[Intervals, Intervals]:
         """(stretches of the body that ended with an empty queue, time after the body without work)."""
         if self._clock is None:
             # On a CPU the host computes; after the body it loads data, logs, saves.
@@ -287,41 +240,56 @@ class Resolver:
         starved: list[tuple[float, float]] = []
         previous_ms = 0.0
         for ms, queued_ns in sorted((ms, queued_ns) for ms, queued_ns in marks if ms is not None):
-            if ms > previous_ms and self._lag_ms(ms, queued_ns, state) < STARVED_LAG_MS:
+            if ms > previous_ms and self._lag_ms(ms, queued_ns) < STARVED_LAG_MS:
                 starved.append((previous_ms, ms))
             previous_ms = max(previous_ms, ms)
         idle = EMPTY
-        if self._lag_ms(step.window_ms, step.window_end_ns, state) < STARVED_LAG_MS:
+        if self._lag_ms(step.window_ms, step.window_end_ns) < STARVED_LAG_MS:
             idle = _rows([(step.body_ms, step.window_ms)])
         return union(_rows(starved)), idle
 
-    def _lag_ms(self, step_ms: float, queued_ns: int, state: _Open) -> float:
-        """How long after it was queued the device reached a point of the step."""
+    def _ms(self, mark: RawMark) -> float:
+        """ms from the step's start to the mark, on whichever clock the mark was set."""
+        ms, queued_ns = mark
+        if ms is not None:
+            return ms
+        # A host mark in a step of device marks: a collective of CPU tensors.
         assert self._clock is not None
-        run_ms = state.start_run_ms + step_ms
+        return self._clock.run_ms(queued_ns) - self._run.start_run_ms
+
+    def _host_ms(self, monotonic_ns: int, step: RawStep) -> float:
+        """ms from the step's start to a time of the host."""
+        if self._clock is None:
+            return (monotonic_ns - step.start_ns) / 1e6
+        return self._clock.run_ms(monotonic_ns) - self._run.start_run_ms
+
+    def _lag_ms(self, step_ms: float, queued_ns: int) -> float:
+        """Time from queueing a mark to the device passing it. Also a bound for the device's clock."""
+        assert self._clock is not None
+        run_ms = self._run.start_run_ms + step_ms
         self._clock.tighten(queued_ns, run_ms)
         return (self._clock.monotonic_ns(run_ms) - queued_ns) / 1e6
 
-    def _segments(self, step: RawStep, times: _Times, state: _Open) -> list[ComputeSegment] | None:
+    def _segments(self, step: RawStep, times: _Times) -> list[ComputeSegment] | None:
         """The compute stream, cut at every mark on it: as many pieces in every step of one program."""
         if self._clock is None:
             return None
         points = [step.body_ms, step.window_ms]
         for call in step.calls:
             if call.on_compute and call.start is not None and call.end is not None:
-                points.append(self._ms(call.start, state))
+                points.append(self._ms(call.start))
                 if call.blocks:
-                    points.append(self._ms(call.end, state))
+                    points.append(self._ms(call.end))
         for mark, call_id in step.waits:
-            start_ms = self._ms(mark, state)
-            end_run_ms = state.ends_run_ms.get(call_id)
+            start_ms = self._ms(mark)
+            end_run_ms = self._run.ends_run_ms.get(call_id)
             points += [
                 start_ms,
-                start_ms if end_run_ms is None else max(start_ms, end_run_ms - state.start_run_ms),
+                start_ms if end_run_ms is None else max(start_ms, end_run_ms - self._run.start_run_ms),
             ]
-        points += [self._ms(mark, state) for stall in step.stalls for mark in stall]
+        points += [self._ms(mark) for stall in step.stalls for mark in stall]
         for first, last, _ in step.final_waits:
-            points += [self._ms(mark, state) for mark in (first, last) if mark is not None]
+            points += [self._ms(mark) for mark in (first, last) if mark is not None]
         ends = sorted(points)
         middles = [(start + end) / 2 for start, end in zip([0.0, *ends], ends, strict=False)]
         stopped, starved = _covers(times.not_compute, middles), _covers(times.starved, middles)
@@ -329,19 +297,18 @@ class Resolver:
             "stalled" if stop else "starved" if dry else "queued"
             for stop, dry in zip(stopped, starved, strict=True)
         ]
-        return [ComputeSegment(end, state) for end, state in zip(ends, states, strict=True)]
+        return [ComputeSegment(*segment) for segment in zip(ends, states, strict=True)]
 
     # -- the record ---------------------------------------------------------------------------
 
-    def _record(self, step: RawStep, times: _Times, state: _Open) -> StepRecord:
+    def _record(self, step: RawStep, times: _Times) -> StepRecord:
         compute = subtract(_rows([(0.0, step.window_ms)]), times.not_compute)
         spans = [*times.comm, *(Span(a, b, Kind.COMPUTE) for a, b in compute.tolist())]
         spans += [
-            Span(self._ms(start, state), self._ms(end, state), Kind.COPY, stream=name)
-            for name, start, end in step.ranges
+            Span(self._ms(start), self._ms(end), Kind.COPY, stream=name) for name, start, end in step.ranges
         ]
         settings = self._settings
-        start_unix_ns, error_us = self._start_unix_ns(state)
+        start_unix_ns, error_us = self._start_unix_ns()
         timeline = Timeline.from_spans(
             spans,
             (0.0, step.window_ms),
@@ -370,9 +337,9 @@ class Resolver:
             streams=stream_uses(timeline) if timed else {},
             overlap=self._overlap(timeline, times, compute, not_measured) if timed else NO_OVERLAP,
             active_segments=active_segments(timeline) if detailed and timed else None,
-            collectives=self._collectives(step, times, state) if detailed or calibrator else None,
-            compute_segments=self._segments(step, times, state) if segmented else None,
-            host_spans=host_spans(step, lambda ns: self._host_ms(ns, step, state)),
+            collectives=self._collectives(step, times) if detailed or calibrator else None,
+            compute_segments=self._segments(step, times) if segmented else None,
+            host_spans=host_spans(step, lambda ns: self._host_ms(ns, step)),
             not_measured=not_measured,
         )
         if calibrator is not None:
@@ -403,7 +370,7 @@ class Resolver:
             )
         if "overlap" not in not_measured:
             return record
-        # A sum that misses a part is not a sum.
+        # Collectives without times: sums over the others would look like sums over all.
         return msgspec.structs.replace(
             record,
             comm_ms=None, hidden_ms=None, exposed_ms=None, idle_ms=None, overlap_ratio=None,
@@ -430,24 +397,72 @@ class Resolver:
             reasons["memory"] = "there is no device"
         return reasons
 
-    def _collectives(self, step: RawStep, times: _Times, state: _Open) -> list[CollectiveRecord]:
+    def _collectives(self, step: RawStep, times: _Times) -> list[CollectiveRecord]:
         records = []
         for call, times_ms in zip(step.calls, times.calls, strict=True):
             start_ms, start_by, end_ms = times_ms or (None, None, None)
-            launch_ms = self._launched_ms(call, state)
+            launch_ms = self._launched_ms(call)
             group = step.groups[call.group]
             method = start_by if self._clock is not None else None
             records.append(collective_record(call, group, launch_ms, start_ms, end_ms, start_by=method))
         return records
 
-    def _start_unix_ns(self, state: _Open) -> tuple[int, float | None]:
+    def _start_unix_ns(self) -> tuple[int, float | None]:
         if self._clock is None:
-            monotonic_ns: float = state.first_start_ns + state.start_run_ms * 1e6
+            assert self._run.first_start_ns is not None
+            monotonic_ns: float = self._run.first_start_ns + self._run.start_run_ms * 1e6
             error_us = 1.0
         else:
-            monotonic_ns = self._clock.monotonic_ns(state.start_run_ms)
-            error_us = self._clock.error_us(state.start_run_ms)
+            monotonic_ns = self._clock.monotonic_ns(self._run.start_run_ms)
+            error_us = self._clock.error_us(self._run.start_run_ms)
         return int(monotonic_ns) + self._settings.unix_minus_monotonic_ns, error_us
+
+
+class ExactCalls:
+    """Puts the collective library's times, in ns of the device's timer, on the axis of the events.
+
+    The two clocks differ by an offset. A call cannot end after its end mark has passed, and most end marks
+    pass right after their call: so the distances from marks to ends gather at the offset, at their upper end.
+    """
+
+    def __init__(self) -> None:
+        self._origin_ns: int | None = None
+        """First time seen: differences from it are small enough for floats."""
+        self._distances_ms: deque[float] = deque(maxlen=_NUM_CALLS)
+        """Ends of the latest calls less the origin, minus their end marks."""
+
+    def run_ms(
+        self, spans: Sequence[ExactSpan | None], marks: Sequence[Marks]
+    ) -> list[tuple[float, float] | None]:
+        """Start and end in run ms of a step's calls; None where they are not certain."""
+        pairs = [
+            (span, around)
+            for span, around in zip(spans, marks, strict=True)
+            if span is not None and around is not None
+        ]
+        if pairs and self._origin_ns is None:
+            self._origin_ns = pairs[0][0][0]
+        origin_ns = self._origin_ns or 0
+        self._distances_ms.extend((span[1] - origin_ns) / 1e6 - around[1] for span, around in pairs)
+        offset_ms = self._offset_ms()
+        if offset_ms is None:
+            return [None] * len(spans)
+        result: list[tuple[float, float] | None] = []
+        for span, around in zip(spans, marks, strict=True):
+            times = None
+            if span is not None and around is not None:
+                start, end = ((time_ns - origin_ns) / 1e6 - offset_ms for time_ns in span)
+                if around[0] - _OUTSIDE_MS <= start <= end <= around[1] + _OUTSIDE_MS:
+                    times = (start, end)
+            result.append(times)
+        return result
+
+    def _offset_ms(self) -> float | None:
+        """The largest distance up to which enough of all gather; None where they gather nowhere."""
+        distances = np.sort(np.array(self._distances_ms))
+        num_within = np.arange(1, len(distances) + 1) - np.searchsorted(distances, distances - _GATHERED_MS)
+        gathered = np.flatnonzero(num_within >= max(1.0, _SHARE_GATHERED * len(distances)))
+        return float(distances[gathered[-1]]) if len(gathered) else None
 
 
 def _rows(spans: list[tuple[float, float]]) -> Intervals:
@@ -455,7 +470,7 @@ def _rows(spans: list[tuple[float, float]]) -> Intervals:
 
 
 def _covers(spans: Intervals, points_ms: list[float]) -> list[bool]:
-    """Whether each point lies in one of the disjoint, sorted spans."""
+    """For each point, True where it lies in one of the disjoint, sorted spans."""
     indices = np.searchsorted(spans[:, 0], points_ms, side="right") - 1
     return [
         index >= 0 and point_ms < spans[index, 1]
@@ -464,7 +479,7 @@ def _covers(spans: Intervals, points_ms: list[float]) -> list[bool]:
 
 
 def _forget(times: dict[Any, float], num_remembered: int) -> None:
-    """Drop the oldest, now and then: nobody waits for a call of long ago."""
+    """Drop the oldest once twice as many are kept: no step waits for a call of long ago."""
     if len(times) > 2 * num_remembered:
         for key in list(times)[:-num_remembered]:
             del times[key]

@@ -1,4 +1,8 @@
-"""Step records from the driver's kernel records; each collective is matched to the kernel that carried it out."""
+"""Step records from the driver's records of kernels, copies and sets.
+
+`KernelSteps` takes records in chunks and raw steps in order. The records of a step's marks give its window;
+what ran in it gives the step's times. `match_calls` finds the kernel that carried out each collective.
+"""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
@@ -21,6 +25,17 @@ from aorta.timeline.overlap import active_segments, exposed_intervals, overlap, 
 from aorta.timeline.types import Kind, Timeline
 from aorta.traces.classify import COMM_RULES, COMMUNICATION, COPY, classifier, kernel_class
 
+SPANS_EVERY = 20
+"""Lists of segments and of kernels, some 50 kB a step, are kept in one step of this many."""
+NUM_TOP = 64
+"""Kernels by name in each line: those with most time. Most programs have fewer names in all."""
+CLOCK_ERROR_US = 10.0
+"""How far the driver's records were seen outside of a host's bracket (docs/evidence.md)."""
+_MOST_ROWS = 4_000_000
+"""Records kept while no step asks for them."""
+_SHOWN = 5
+"""Leftovers that are named; all are counted."""
+
 _KERNEL_OF_OP = {
     "barrier": "all_reduce",
     "all_to_all": "send_recv",
@@ -32,7 +47,9 @@ _KERNEL_OF_OP = {
 """NCCL runs a barrier as an all-reduce of one element, and these exchanges as sends and receives."""
 
 _ANY = "coalesced"
-"""A group of unlike operations: its kernel may be of any."""
+"""Operation of a coalesced group of unlike calls: its kernel may have any name."""
+
+Rows = NDArray[np.void]
 
 
 class LaunchedKernel(NamedTuple):
@@ -40,112 +57,58 @@ class LaunchedKernel(NamedTuple):
 
     op: str
     row: int
-    """The caller's number of it."""
+    """The caller's number for it."""
 
 
 class MatchedCalls(NamedTuple):
     kernels_of_call: list[list[int]]
-    """Rows of the kernels of every call: none where it has none or they are not known."""
+    """By call, the rows of its kernels: empty where it has none or they are not known."""
     lone_calls: list[int]
     """Calls that must have had a kernel, and have none."""
     lone_kernels: list[int]
     """Rows of kernels that belong to no call."""
 
 
-def kernel_op(op: str) -> str:
-    """The operation that the kernel of a collective carries out."""
-    return _KERNEL_OF_OP.get(op, op)
+class _Window:
+    """A step's window by the records of its marks."""
 
+    __slots__ = ("body_end_ns", "device", "end_ns", "first_call", "num_calls", "start_ns", "stream")
 
-def has_kernel(call: RawCall, groups: Sequence[RawGroup]) -> bool:
-    """Whether a collective runs as a kernel: not on the host, not in a group of one rank."""
-    return call.stream != "host" and call.reason is None and len(groups[call.group].ranks) > 1
-
-
-def match_calls(
-    calls: Sequence[RawCall], groups: Sequence[RawGroup], kernels: Sequence[LaunchedKernel]
-) -> MatchedCalls:
-    """Match the calls of a step to the communication kernels that the step launched.
-
-    Both in the order of launch. A call has one kernel; a coalesced one has as many as it has members where
-    the numbers then agree, since a library may launch a group in parts.
-    """
-    expected = [place for place, call in enumerate(calls) if has_kernel(call, groups)]
-    result = MatchedCalls([[] for _ in calls], [], [])
-    if _in_order(calls, expected, kernels):
-        for place, kernel in zip(expected, kernels, strict=True):
-            result.kernels_of_call[place].append(kernel.row)
-        return result
-    calls_by_op: dict[str, list[int]] = defaultdict(list)
-    kernels_by_op: dict[str, list[LaunchedKernel]] = defaultdict(list)
-    for place in expected:
-        calls_by_op[kernel_op(calls[place].op)].append(place)
-    for kernel in kernels:
-        kernels_by_op[kernel_op(kernel.op)].append(kernel)
-    for op in sorted(calls_by_op.keys() | kernels_by_op.keys()):
-        _match_op(calls, calls_by_op[op], kernels_by_op[op], result)
-    return result
-
-
-def _in_order(calls: Sequence[RawCall], expected: Sequence[int], kernels: Sequence[LaunchedKernel]) -> bool:
-    if len(expected) != len(kernels):
-        return False
-    return all(
-        calls[place].op == _ANY or kernel_op(calls[place].op) == kernel_op(kernel.op)
-        for place, kernel in zip(expected, kernels, strict=True)
-    )
-
-
-def _match_op(
-    calls: Sequence[RawCall], places: list[int], kernels: list[LaunchedKernel], result: MatchedCalls
-) -> None:
-    sizes = [1] * len(places)
-    if len(kernels) != len(places):
-        sizes = [len(calls[place].members or (None,)) for place in places]
-    if len(kernels) != sum(sizes):
-        result.lone_calls.extend(places)
-        result.lone_kernels.extend(kernel.row for kernel in kernels)
-        return
-    rows = iter(kernel.row for kernel in kernels)
-    for place, size in zip(places, sizes, strict=True):
-        result.kernels_of_call[place].extend(next(rows) for _ in range(size))
-
-
-Rows = NDArray[np.void]
-
-SPANS_EVERY = 20
-"""Lists of segments and of kernels, some 50 kB a step, are kept in one step of this many."""
-NUM_TOP = 64
-"""Kernels by name in each line: those with most time. Most programs have fewer names in all."""
-CLOCK_ERROR_US = 10.0
-"""How far the driver's records were seen outside of a host's bracket (docs/evidence.md)."""
-_MOST_ROWS = 4_000_000
-_SHOWN = 5
+    def __init__(self, start: np.void, body_end: np.void, end: np.void) -> None:
+        self.start_ns, self.body_end_ns, self.end_ns = (int(mark["start"]) for mark in (start, body_end, end))
+        self.device = int(start["device"])
+        self.stream = int(start["stream"])
+        self.first_call = start["correlation"]
+        self.num_calls = (int(end["correlation"]) - int(start["correlation"])) % 2**32
+        """Calls of the driver between the marks; their numbers wrap around."""
 
 
 class KernelSteps:
     """Joins the steps of a rank with its kernel records."""
 
     def __init__(self, settings: ResolverSettings, names: Sequence[str] = ()) -> None:
-        """names: those that lines of earlier attempts refer to."""
+        """names: names that lines of earlier attempts refer to."""
         self._settings = settings
         self._names = list(names)
-        """As lines refer to them."""
+        """Lines refer to kernels by index into these."""
         self._place_of_name = {name: place for place, name in enumerate(names)}
         self._places: list[int] = []
-        """Of the driver's names, by its index; what follows is by that index too."""
+        """By the driver's index of a name, its index in `_names`."""
         self._classes: list[str] = []
+        """By the driver's index."""
         self._comm_ops: list[str | None] = []
+        """By the driver's index, the collective that a kernel of this name carries out."""
         self._rows: Rows = np.empty(0, RECORD_DTYPE)
         self._new: list[Rows] = []
-        self._marks: dict[int, tuple[int, int]] = {}
-        """Of the marks of steps that wait: number -> (monotonic ns of its launch, 0 until known; buffer)."""
         self._complete_ns = 0
+        """Everything launched before this monotonic time has come."""
         self._settled = 0
+        """All records in buffers with lower numbers have come."""
         self._lost: deque[tuple[int, int]] = deque(maxlen=64)
         self._num_lost = self._num_dropped = 0
         self._ops_by_launch: dict[int, str] = {}
-        """Operations that calls of the step before gave their kernels: correlation -> op."""
+        """Operation of each kernel (by correlation) that a call of the step was matched to: surer than its
+        name."""
         self._resolved_ns = 0
         """End of the window that was resolved last."""
         self._coverage: Counter[str] = Counter()
@@ -156,7 +119,7 @@ class KernelSteps:
         return self._names
 
     def coverage(self) -> KernelCoverage:
-        """What was matched so far, and what was left over."""
+        """Numbers of what was matched so far, and what was left over."""
         return KernelCoverage(
             num_steps=self._coverage["steps"],
             num_matched=self._coverage["matched"],
@@ -192,7 +155,11 @@ class KernelSteps:
         self._num_lost, self._num_dropped = chunk.num_lost, chunk.num_dropped
 
     def is_complete(self, step: RawStep, later: Sequence[RawStep]) -> bool:
-        """Whether all that ran in the step's window has come. later: steps after it, for their marks."""
+        """Return True when all that ran in the step's window has come.
+
+        later: the step and some that follow it. Records come in buffers; when the buffer with a later step's
+        mark is settled, everything launched before that mark has come.
+        """
         if step.kernels_lost is not None:
             return True
         rows = self._gathered()
@@ -218,18 +185,17 @@ class KernelSteps:
         return best
 
     def resolve(self, step: RawStep) -> StepRecord:
-        """The step's record; of what did not come it says so. Steps are given in order."""
+        """The step's record; where kernel records are missing it says why. Steps must come in order."""
         rows = self._gathered()
         window = None if step.kernels_lost is not None else _window_of(step, rows)
-        reason = step.kernels_lost or (
-            self._why_not(window) if window is not None else "its marks have no records"
-        )
+        reason = self._why_not(step, window)
         if window is None or reason is not None:
             self._forget(step.start_ns)
-            return without_kernels(step, self._settings, reason or "its marks have no records")
+            return without_kernels(step, self._settings, reason or "")
         record = self._record(step, rows, window)
-        self._resolved_ns = window[1]
-        self._forget(window[0])
+        self._resolved_ns = window.end_ns
+        # Up to the start and no further: kernels that reach into the next window belong to that one too.
+        self._forget(window.start_ns)
         return record
 
     def _gathered(self) -> Rows:
@@ -245,9 +211,13 @@ class KernelSteps:
         rows = self._rows
         self._rows = rows[rows["end"] >= before_ns]
 
-    def _why_not(self, window: tuple[int, int, "Marks"]) -> str | None:
-        start_ns, end_ns, _ = window
-        if any(low < end_ns and high > start_ns for low, high in self._lost):
+    def _why_not(self, step: RawStep, window: _Window | None) -> str | None:
+        """Why the step's records cannot be used; None where they can."""
+        if step.kernels_lost is not None:
+            return step.kernels_lost
+        if window is None:
+            return "its marks have no records"
+        if any(low < window.end_ns and high > window.start_ns for low, high in self._lost):
             return f"the ring of kernel records was full: {self._num_lost} records are lost"
         if self._num_dropped:
             return f"the driver dropped {self._num_dropped} kernel records"
@@ -255,14 +225,15 @@ class KernelSteps:
 
     # -- one step ------------------------------------------------------------------------------
 
-    def _record(self, step: RawStep, rows: Rows, window: tuple[int, int, "Marks"]) -> StepRecord:
-        start_ns, end_ns, marks = window
+    def _record(self, step: RawStep, rows: Rows, window: _Window) -> StepRecord:
+        start_ns, end_ns = window.start_ns, window.end_ns
         settings = self._settings
-        is_work = (rows["what"] != What.MARK) & (rows["device"] == marks.device)
-        launched = rows[is_work & (rows["correlation"] - marks.first < np.uint32(marks.num_calls))]
+        is_work = (rows["what"] != What.MARK) & (rows["device"] == window.device)
+        # What the step launched is matched to its calls; what ran in its window is what its time went to.
+        launched = rows[is_work & (rows["correlation"] - window.first_call < np.uint32(window.num_calls))]
         matched = self._match(step, launched)
         inside = rows[is_work & (rows["end"] > start_ns) & (rows["start"] < end_ns)]
-        timeline = self._timeline(step, inside, start_ns, end_ns, marks)
+        timeline = self._timeline(step, inside, window)
         detailed = step.global_step % settings.detail_every == 0
         spans = detailed and step.global_step % SPANS_EVERY == 0
         exposed = exposed_intervals(timeline)
@@ -284,18 +255,19 @@ class KernelSteps:
             start_unix_ns=start_ns + settings.unix_minus_monotonic_ns,
             clock_error_us=CLOCK_ERROR_US,
             step_ms=(end_ns - start_ns) / 1e6,
-            between_steps_ms=max(0.0, (end_ns - max(start_ns, marks.body_end_ns)) / 1e6),
+            between_steps_ms=max(0.0, (end_ns - max(start_ns, window.body_end_ns)) / 1e6),
             streams=stream_uses(timeline),
             overlap=overlap(timeline),
             active_segments=active_segments(timeline) if spans else None,
             collectives=_collectives(step, launched, matched, start_ns, exposed) if detailed else None,
             exposed_run_lengths_ns=run_lengths_ns(exposed) if detailed else None,
-            kernels=self._sums(inside, start_ns, end_ns, spans),
+            kernels=self._sums(inside, window, spans),
             host_spans=host_spans(step, lambda ns: (ns - start_ns) / 1e6),
             not_measured=not_measured,
         )
 
     def _match(self, step: RawStep, launched: Rows) -> MatchedCalls:
+        """Match the step's calls; sorts `launched` by launch. Kernels in graphs have no call of their own."""
         launched.sort(order="correlation")
         is_comm = self._is_comm(launched)
         in_graph = launched["in_graph"] != 0
@@ -336,7 +308,8 @@ class KernelSteps:
         by_name = np.array([op is not None for op in self._comm_ops] or [False], dtype=bool)
         return np.asarray((rows["what"] == What.KERNEL) & by_name[_names_of(rows, len(self._places))])
 
-    def _timeline(self, step: RawStep, rows: Rows, start_ns: int, end_ns: int, marks: "Marks") -> Timeline:
+    def _timeline(self, step: RawStep, rows: Rows, window: _Window) -> Timeline:
+        start_ns, end_ns = window.start_ns, window.end_ns
         is_comm = self._is_comm(rows)
         kind = np.where(rows["what"] == What.KERNEL, np.int8(Kind.COMPUTE), np.int8(Kind.COPY))
         kind[is_comm] = Kind.COMM
@@ -362,14 +335,15 @@ class KernelSteps:
             streams=tuple(map(str, stream_ids.tolist())),
             ops=tuple(ops),
             names=("",),
-            compute_streams=_compute_streams(rows, kind, stream, stream_ids, marks.stream),
+            compute_streams=_compute_streams(rows, kind, stream, stream_ids, window.stream),
             sees_copies=True,
         )
 
-    def _sums(self, rows: Rows, start_ns: int, end_ns: int, with_spans: bool) -> KernelSums:
+    def _sums(self, rows: Rows, window: _Window, with_spans: bool) -> KernelSums:
+        """Time and number of what ran in the window, by class and by name."""
         starts_ns: NDArray[np.int64] = rows["start"]
         ends_ns: NDArray[np.int64] = rows["end"]
-        ms = (np.minimum(ends_ns, end_ns) - np.maximum(starts_ns, start_ns)) / 1e6
+        ms = (np.minimum(ends_ns, window.end_ns) - np.maximum(starts_ns, window.start_ns)) / 1e6
         is_kernel = rows["what"] == What.KERNEL
         names = _names_of(rows, len(self._places))
         classes: dict[str, tuple[float, int]] = {}
@@ -389,11 +363,11 @@ class KernelSteps:
                 for name in top.tolist()
                 if num_by_name[name]
             ],
-            spans=self._spans(rows, start_ns) if with_spans else None,
+            spans=self._spans(rows, window.start_ns) if with_spans else None,
         )
 
     def _place(self, name: int) -> int:
-        """In the names that lines refer to; 0 where the driver's index has no name."""
+        """Index into `_names`; 0 where the driver's index has no name."""
         return self._places[name] if name < len(self._places) else 0
 
     def _spans(self, rows: Rows, start_ns: int) -> list[KernelSpan]:
@@ -407,29 +381,14 @@ class KernelSteps:
         return [KernelSpan(*row) for row in zip(*columns, strict=True)]
 
 
-class Marks:
-    """What the records of a step's marks say."""
-
-    __slots__ = ("body_end_ns", "device", "first", "num_calls", "stream")
-
-    def __init__(self, start: np.void, end: np.void, body_end_ns: int) -> None:
-        self.first = start["correlation"]
-        self.num_calls = (int(end["correlation"]) - int(start["correlation"])) % 2**32
-        """Calls of the driver between the marks: numbers wrap around."""
-        self.stream = int(start["stream"])
-        self.device = int(start["device"])
-        self.body_end_ns = body_end_ns
-
-
-def _window_of(step: RawStep, rows: Rows) -> tuple[int, int, Marks] | None:
-    """Start and end of the step's window in monotonic ns; None where a mark has no record."""
+def _window_of(step: RawStep, rows: Rows) -> _Window | None:
+    """None where the mark at the step's start or at its window's end has no record."""
     start_number, body_number, end_number = _marks_of(step)
     marks = {int(row["name"]): row for row in rows[rows["what"] == What.MARK]}
     start, end = marks.get(start_number), marks.get(end_number)
     if start is None or end is None:
         return None
-    body_end = marks.get(body_number, end)
-    return int(start["start"]), int(end["start"]), Marks(start, end, int(body_end["start"]))
+    return _Window(start, marks.get(body_number, end), end)
 
 
 def _marks_of(step: RawStep) -> tuple[int, int, int]:
@@ -441,7 +400,7 @@ def _launches_of(step: RawStep) -> tuple[int, int, int]:
 
 
 def _names_of(rows: Rows, num_names: int) -> NDArray[np.intp]:
-    """Indices of names, 0 for what is not a kernel."""
+    """The driver's indices of names, 0 for what is not a kernel."""
     name: NDArray[np.uint32] = rows["name"]
     is_kernel = (rows["what"] == What.KERNEL) & (name < num_names)
     return np.where(is_kernel, name, 0).astype(np.intp)
@@ -480,7 +439,7 @@ def _collective(
         end_ms = (int(kernels["end"].max()) - start_ns) / 1e6
         before_ms = length_before(exposed, np.array([start_ms, end_ms]))
         exposed_ms = round(float(before_ms[1] - before_ms[0]), 6)
-    elif call.start is not None and call.end is not None:  # of CPU tensors: marks of the host's clock
+    elif call.start is not None and call.end is not None:  # of CPU tensors: timed by the host
         start_ms, end_ms = (call.start[1] - start_ns) / 1e6, (call.end[1] - start_ns) / 1e6
     launch_ms = (call.launched_ns - start_ns) / 1e6 if call.launched_ns else None
     return collective_record(call, group, launch_ms, start_ms, end_ms, exposed_ms=exposed_ms)
@@ -492,7 +451,7 @@ def _add(classes: dict[str, tuple[float, int]], name: str, ms: float, count: int
 
 
 def without_kernels(step: RawStep, settings: ResolverSettings, reason: str) -> StepRecord:
-    """The line of a step whose kernel records are missing: what the host knows."""
+    """The record of a step whose kernel records are missing: what the host noted."""
     not_measured = scalar_reasons(step)
     for name in ("step_ms", "between_steps_ms", "overlap", "streams", "active_segments", "kernels"):
         not_measured[name] = reason
@@ -513,3 +472,66 @@ def without_kernels(step: RawStep, settings: ResolverSettings, reason: str) -> S
         host_spans=host_spans(step, lambda ns: (ns - step.start_ns) / 1e6),
         not_measured=not_measured,
     )
+
+
+# -- which kernel carried out which call ---------------------------------------------------------------
+
+
+def match_calls(
+    calls: Sequence[RawCall], groups: Sequence[RawGroup], kernels: Sequence[LaunchedKernel]
+) -> MatchedCalls:
+    """Match the calls of a step to the communication kernels that the step launched.
+
+    Both are in the order of launch; where that does not fit, operation by operation. A call has one kernel; a
+    coalesced one has as many as it has members where the numbers then agree, since a library may launch a
+    group in parts.
+    """
+    expected = [place for place, call in enumerate(calls) if has_kernel(call, groups)]
+    result = MatchedCalls([[] for _ in calls], [], [])
+    if _in_order(calls, expected, kernels):
+        for place, kernel in zip(expected, kernels, strict=True):
+            result.kernels_of_call[place].append(kernel.row)
+        return result
+    calls_by_op: dict[str, list[int]] = defaultdict(list)
+    kernels_by_op: dict[str, list[LaunchedKernel]] = defaultdict(list)
+    for place in expected:
+        calls_by_op[kernel_op(calls[place].op)].append(place)
+    for kernel in kernels:
+        kernels_by_op[kernel_op(kernel.op)].append(kernel)
+    for op in sorted(calls_by_op.keys() | kernels_by_op.keys()):
+        _match_op(calls, calls_by_op[op], kernels_by_op[op], result)
+    return result
+
+
+def kernel_op(op: str) -> str:
+    """The operation that the kernel of a collective carries out."""
+    return _KERNEL_OF_OP.get(op, op)
+
+
+def has_kernel(call: RawCall, groups: Sequence[RawGroup]) -> bool:
+    """Return True for collectives that run as kernels: not on the host, not in a group of one rank."""
+    return call.stream != "host" and call.reason is None and len(groups[call.group].ranks) > 1
+
+
+def _in_order(calls: Sequence[RawCall], expected: Sequence[int], kernels: Sequence[LaunchedKernel]) -> bool:
+    if len(expected) != len(kernels):
+        return False
+    return all(
+        calls[place].op == _ANY or kernel_op(calls[place].op) == kernel_op(kernel.op)
+        for place, kernel in zip(expected, kernels, strict=True)
+    )
+
+
+def _match_op(
+    calls: Sequence[RawCall], places: list[int], kernels: list[LaunchedKernel], result: MatchedCalls
+) -> None:
+    sizes = [1] * len(places)
+    if len(kernels) != len(places):
+        sizes = [len(calls[place].members or (None,)) for place in places]
+    if len(kernels) != sum(sizes):
+        result.lone_calls.extend(places)
+        result.lone_kernels.extend(kernel.row for kernel in kernels)
+        return
+    rows = iter(kernel.row for kernel in kernels)
+    for place, size in zip(places, sizes, strict=True):
+        result.kernels_of_call[place].extend(next(rows) for _ in range(size))

@@ -1,4 +1,10 @@
-"""The process that turns raw steps into lines of the record file, in the order in which the steps ran."""
+"""The process that turns the raw steps of one rank into lines of its record file, in their order.
+
+The recorder (aorta.record.sending) starts it and writes frames to its standard input; `serve` is its loop. It
+outlives a training process that is killed: what that had sent, or kept beside the lines for this case (the
+journal: `packed`, `unwritten_steps`), is still written. Readers of a run get the journal's steps too
+(`unwritten_after`).
+"""
 
 import contextlib
 import signal
@@ -21,20 +27,163 @@ from aorta.records.writer import LineWriter, write_json
 from aorta.steps.calibration import Calibration
 from aorta.steps.collective_steps import CollectiveSteps
 from aorta.steps.event_steps import Resolver
-from aorta.steps.kernel_steps import KernelSteps
+from aorta.steps.kernel_steps import KernelSteps, without_kernels
 from aorta.steps.raw import CollectiveChunk, Frame, KernelChunk, RawStep, ResolverSettings
 
-_LATER = 8
-"""Steps after one whose marks are looked at: a step waits for the next one or two as a rule."""
 MOST_WAITING = 2048
-"""Steps that wait for kernel records before the oldest is written without them."""
+"""Steps that may wait for kernel records; beyond that the oldest is written without them."""
+
+_LATER = 8
+"""Steps whose marks may show that a step is complete: as a rule the next one or two do."""
+
+LENGTH_BYTES = 4
+"""Bytes of a frame's length, before its content."""
+_HEAD_BYTES = 8
+"""Bytes of length and checksum, before each step of the journal."""
+_MOST_BYTES = 1 << 28
+"""Bytes of the journal that are read."""
+
+Written = tuple[int, int]
+"""(rollbacks, global step) of a line: pairs that rise within an attempt."""
+
+
+class Closed(msgspec.Struct, frozen=True, kw_only=True):
+    """The last reply: how many lines there are, and how well the sources fit together."""
+
+    num_written: int
+    num_lost: int
+    kernels: KernelCoverage | None = None
+    """None where no step was timed by kernel records."""
+    library: LibraryCoverage | None = None
+    """None where no step had events of the collective library."""
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message to the training process: a record that it asked for, or the end."""
+
+    record: StepRecord | None = None
+    closed: Closed | None = None
+
+
+def main() -> None:
+    # The training process decides when this one ends, by closing the pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    path, settings = sys.argv[1], msgspec.json.decode(sys.argv[2], type=ResolverSettings)
+    # Unbuffered: a buffer that cannot be flushed into a broken pipe would complain at exit.
+    with open(sys.stdout.fileno(), "wb", buffering=0, closefd=False) as replies:
+        names_path = Path(path).with_name(kernels_name(settings.rank))
+        tally = Tally(Path(sys.argv[3]), settings.attempt) if len(sys.argv) > 3 else None
+        writer = LineWriter.append(path, with_columns=True)
+        writer.max_bytes = settings.max_bytes
+        unwritten = Path(path).with_name(unwritten_name(settings.rank))
+        serve(sys.stdin.buffer, replies, writer, settings, names_path, tally, unwritten)
+
+
+def serve(
+    frames: BinaryIO,
+    replies: BinaryIO,
+    writer: LineWriter,
+    settings: ResolverSettings,
+    names_path: Path,
+    tally: Tally | None = None,
+    unwritten: Path | None = None,
+) -> None:
+    """Write the steps of all frames until the stream ends; then say so.
+
+    names_path: the file of kernel names. tally: keeps sums of all steps. unwritten: the journal, read and
+    removed where the training process ended without closing.
+    """
+    earlier = read_kernel_names(names_path)
+    steps = StepQueue(settings, earlier)
+    answers, names = _Replies(replies), _Names(names_path, earlier)
+    decoder = msgspec.msgpack.Decoder(Frame)
+
+    def write(ready: Iterable[tuple[StepRecord, bool]]) -> None:
+        for record, reply in ready:
+            if record.kernels is not None:
+                names.write(steps.kernel_names)  # before the line, which must not refer to a missing name
+            written = writer.write(record)
+            if tally is not None:
+                tally.add(record, None if written else writer.why_lost)
+            if reply:
+                answers.send(Reply(record=record))
+
+    last_sent: tuple[int, int] | None = None
+    is_closed = False
+    while (body := read_frame(frames)) is not None:
+        frame = decoder.decode(body)
+        if frame.step is not None:
+            last_sent = (frame.step.rollbacks, frame.step.global_step)
+            write(steps.put(frame.step, frame.reply))
+        elif frame.kernels is not None:
+            write(steps.add_kernels(frame.kernels))
+        elif frame.collectives is not None:
+            write(steps.add_collectives(frame.collectives))
+        elif frame.calibration is not None:
+            steps.calibrate(msgspec.convert(frame.calibration, Calibration) if frame.calibration else None)
+        elif frame.close:
+            is_closed = True
+            break
+    write(steps.finish())
+    if not is_closed and unwritten is not None:  # killed: its last steps may be in the journal alone
+        attempt = (settings.run_id, settings.attempt)
+        write((record, False) for record in unwritten_steps(unwritten, attempt, last_sent))
+        with contextlib.suppress(OSError):
+            unwritten.unlink(missing_ok=True)
+    if tally is not None:
+        tally.close()  # the time at which the training process ended, if it did
+    writer.close()
+    closed = Closed(
+        num_written=writer.num_written,
+        num_lost=writer.num_lost,
+        kernels=steps.kernel_coverage(),
+        library=steps.library_coverage(),
+    )
+    answers.send(Reply(closed=closed))
+
+
+class _Replies:
+    """Sends replies to the training process, until that is gone: its steps are still written."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._encoder = msgspec.msgpack.Encoder()
+        self._broken = False
+
+    def send(self, reply: Reply) -> None:
+        if self._broken:
+            return
+        try:
+            write_frame(self._stream, self._encoder.encode(reply))
+        except OSError:
+            self._broken = True
+
+
+class _Names:
+    """Writes the names of kernels beside the lines that refer to them, whenever there are new ones."""
+
+    def __init__(self, path: Path, earlier: Sequence[str]) -> None:
+        """earlier: names that the file holds from attempts before this one."""
+        self._path = path
+        self._num_written = len(earlier)
+
+    def write(self, names: Sequence[str]) -> None:
+        if len(names) > self._num_written:
+            self._num_written = len(names)
+            with contextlib.suppress(OSError):  # a full disk: the lines have classes all the same
+                write_json(self._path, KernelNames(names=list(names)))
 
 
 class StepQueue:
-    """Resolves the steps of one rank in order; a step behind one that waits for its kernels waits too."""
+    """Resolves the steps of one rank in the order in which they ran.
+
+    A step is resolved when everything recorded beside it has come. Kernel records and the library's events
+    come later than the step, in chunks; a step that waits for them holds back all that follow.
+    """
 
     def __init__(self, settings: ResolverSettings, kernel_names: Sequence[str] = ()) -> None:
-        """kernel_names: those that lines of earlier attempts refer to."""
+        """kernel_names: names that lines of earlier attempts refer to."""
         self._by_events = Resolver(settings)
         self._by_kernels = KernelSteps(settings, kernel_names)
         self._library = CollectiveSteps()
@@ -58,22 +207,22 @@ class StepQueue:
         self._by_events.calibrate(calibration)
 
     def put(self, step: RawStep, reply: bool) -> Iterator[tuple[StepRecord, bool]]:
-        """The records that are ready now, each with whether somebody listens for it."""
+        """Take a step; yields the records that are ready now, each with its `reply`."""
         self._waiting.append((step, reply))
         return self._ready()
 
     def add_kernels(self, chunk: KernelChunk) -> Iterator[tuple[StepRecord, bool]]:
-        """The records that are ready now."""
+        """Take kernel records; yields the records that are ready now."""
         self._by_kernels.add(chunk)
         return self._ready()
 
     def add_collectives(self, chunk: CollectiveChunk) -> Iterator[tuple[StepRecord, bool]]:
-        """The records that are ready now."""
+        """Take events of the library; yields the records that are ready now."""
         self._library.add(chunk)
         return self._ready()
 
     def finish(self) -> Iterator[tuple[StepRecord, bool]]:
-        """What is left, with the kernel records that have come."""
+        """Resolve the steps that still wait, with the kernel records that have come."""
         while self._waiting:
             yield self._resolve_first()
 
@@ -96,7 +245,7 @@ class StepQueue:
         ), reply
 
     def _is_complete(self, step: RawStep) -> bool:
-        """Whether everything that was recorded beside the step has come."""
+        """Return True when everything recorded beside the step has come."""
         if not self._library.is_complete(step):
             return False
         if step.kernel_marks is None:
@@ -105,11 +254,38 @@ class StepQueue:
         return self._by_kernels.is_complete(step, later)
 
 
-_HEAD_BYTES = 8
-_MOST_BYTES = 1 << 28
+# -- frames in the pipe --------------------------------------------------------------------------------
 
-Written = tuple[int, int]
-"""rollbacks and global step of a line: they rise within an attempt."""
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """The next frame's content; None where the stream ends, also within a frame."""
+    head = stream.read(LENGTH_BYTES)
+    if len(head) < LENGTH_BYTES:
+        return None
+    size = int.from_bytes(head, "little")
+    body = stream.read(size)
+    return body if len(body) == size else None
+
+
+def frame_bytes(body: bytes) -> bytes:
+    """A frame: its length in LENGTH_BYTES, then its content."""
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+def write_frame(stream: BinaryIO, body: bytes) -> None:
+    unsent = memoryview(frame_bytes(body))
+    while unsent:  # an unbuffered pipe may take a part
+        unsent = unsent[stream.write(unsent) :]
+    stream.flush()
+
+
+# -- steps that a killed process had kept beside its lines ---------------------------------------------
+
+
+def packed(number: int, settings: ResolverSettings, step: RawStep) -> bytes:
+    """A step as the journal keeps it: length, checksum, content. number: counts the steps that were kept."""
+    body = msgspec.msgpack.encode((number, settings, step))
+    return len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body
 
 
 class _Packed(msgspec.Struct, array_like=True):
@@ -118,29 +294,10 @@ class _Packed(msgspec.Struct, array_like=True):
     step: RawStep
 
 
-def packed(number: int, settings: ResolverSettings, step: RawStep) -> bytes:
-    """Length, checksum, content. number: of the step among those that were kept."""
-    body = msgspec.msgpack.encode((number, settings, step))
-    return len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body
-
-
-def unwritten_steps(
-    path: Path, attempt: tuple[str | None, int] | None, last: Written | None
-) -> list[StepRecord]:
-    """The steps kept at path that follow the last line; none where nothing usable is there.
-
-    of: run id and attempt that they must be of, None where there is no line to tell.
-    """
-    try:
-        return list(_records(path, attempt, last))
-    except (OSError, msgspec.MsgspecError, ValueError, ArithmeticError, LookupError, AssertionError):
-        return []
-
-
 def unwritten_after(path: Path, last: LineKey | StepRecord | None) -> list[StepRecord]:
-    """The steps kept beside the rank's lines at path that follow `last`, the last one read.
+    """The journal's steps that follow `last`, the last one read of the rank's lines at path.
 
-    Empty while another process makes lines of the rank's steps: it has some that are neither kept nor lines.
+    Empty while another process still writes lines of the rank: it has steps that are in neither file.
     """
     beside = files_beside(path)
     if beside is None or not beside.unwritten.exists() or _has_writer(path):
@@ -151,19 +308,28 @@ def unwritten_after(path: Path, last: LineKey | StepRecord | None) -> list[StepR
 
 
 def _has_writer(path: Path) -> bool:
-    """Whether another process writes the lines at path."""
+    """Return True while another process writes the lines at path."""
     return any(
         state.has_writer and path.name == steps_name(rank) for rank, state in read_states(path.parent).items()
     )
 
 
+def unwritten_steps(
+    path: Path, attempt: tuple[str | None, int] | None, last: Written | None
+) -> list[StepRecord]:
+    """The journal's steps that follow the last line; none where the journal holds nothing usable.
+
+    attempt: run id and attempt that they must belong to; None where no line says.
+    """
+    try:
+        return list(_records(path, attempt, last))
+    except (OSError, msgspec.MsgspecError, ValueError, ArithmeticError, LookupError, AssertionError):
+        return []
+
+
 def _records(
     path: Path, attempt: tuple[str | None, int] | None, last: Written | None
 ) -> Iterator[StepRecord]:
-    # Here: nobody else who reads a run needs them, and hardly any run was killed.
-    from aorta.steps.event_steps import Resolver
-    from aorta.steps.kernel_steps import without_kernels
-
     resolver: Resolver | None = None
     for packed_step in _frames(path):
         settings = msgspec.convert(packed_step.settings, ResolverSettings)
@@ -178,7 +344,10 @@ def _records(
 
 
 def _frames(path: Path) -> Iterator[_Packed]:
-    """Those that follow each other: behind them lies what is left of earlier ones."""
+    """Steps that are whole and numbered in sequence.
+
+    The journal is written over again and again: behind the newest steps lie remains of earlier ones.
+    """
     with open(path, "rb") as file:
         data = file.read(_MOST_BYTES)
     position, number = 0, None
@@ -193,152 +362,6 @@ def _frames(path: Path) -> Iterator[_Packed]:
         number = packed_step.number
         yield packed_step
         position += _HEAD_BYTES + size
-
-
-LENGTH_BYTES = 4
-
-
-class Closed(msgspec.Struct, frozen=True, kw_only=True):
-    """The process's last word."""
-
-    num_written: int
-    num_lost: int
-    kernels: KernelCoverage | None = None
-    """None where no step was timed by kernel records."""
-    library: LibraryCoverage | None = None
-    """None where no step had events of the collective library."""
-
-
-class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    record: StepRecord | None = None
-    closed: Closed | None = None
-
-
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """The next frame, or None where the stream ends (a part of a frame is no frame)."""
-    head = stream.read(LENGTH_BYTES)
-    if len(head) < LENGTH_BYTES:
-        return None
-    size = int.from_bytes(head, "little")
-    body = stream.read(size)
-    return body if len(body) == size else None
-
-
-def frame_bytes(body: bytes) -> bytes:
-    return len(body).to_bytes(LENGTH_BYTES, "little") + body
-
-
-def write_frame(stream: BinaryIO, body: bytes) -> None:
-    unsent = memoryview(frame_bytes(body))
-    while unsent:  # an unbuffered pipe may take a part
-        unsent = unsent[stream.write(unsent) :]
-    stream.flush()
-
-
-class _Replies:
-    """The way back. If the training process is gone, its steps are still written."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._encoder = msgspec.msgpack.Encoder()
-        self._broken = False
-
-    def send(self, reply: Reply) -> None:
-        if self._broken:
-            return
-        try:
-            write_frame(self._stream, self._encoder.encode(reply))
-        except OSError:
-            self._broken = True
-
-
-class _Names:
-    """Writes the names of kernels beside the lines that refer to them, whenever there are new ones."""
-
-    def __init__(self, path: Path, earlier: Sequence[str]) -> None:
-        """earlier: what the file holds of attempts before this one."""
-        self._path = path
-        self._num_written = len(earlier)
-
-    def write(self, names: Sequence[str]) -> None:
-        if len(names) > self._num_written:
-            self._num_written = len(names)
-            with contextlib.suppress(OSError):  # a full disk: the lines have classes all the same
-                write_json(self._path, KernelNames(names=list(names)))
-
-
-def serve(
-    frames: BinaryIO,
-    replies: BinaryIO,
-    writer: LineWriter,
-    settings: ResolverSettings,
-    names_path: Path,
-    tally: Tally | None = None,
-    unwritten: Path | None = None,
-) -> None:
-    """unwritten: the file of steps that a killed training process had not sent yet."""
-    earlier = read_kernel_names(names_path)
-    steps = StepQueue(settings, earlier)
-    back, names = _Replies(replies), _Names(names_path, earlier)
-    decoder = msgspec.msgpack.Decoder(Frame)
-
-    def write(ready: Iterable[tuple[StepRecord, bool]]) -> None:
-        for record, reply in ready:
-            if record.kernels is not None:
-                names.write(steps.kernel_names)  # first: no line refers to a name that is not there
-            written = writer.write(record)
-            if tally is not None:
-                tally.add(record, None if written else writer.why_lost)
-            if reply:
-                back.send(Reply(record=record))
-
-    last_sent: tuple[int, int] | None = None
-    is_closed = False
-    while (body := read_frame(frames)) is not None:
-        frame = decoder.decode(body)
-        if frame.step is not None:
-            last_sent = (frame.step.rollbacks, frame.step.global_step)
-            write(steps.put(frame.step, frame.reply))
-        elif frame.kernels is not None:
-            write(steps.add_kernels(frame.kernels))
-        elif frame.collectives is not None:
-            write(steps.add_collectives(frame.collectives))
-        elif frame.calibration is not None:
-            steps.calibrate(msgspec.convert(frame.calibration, Calibration) if frame.calibration else None)
-        elif frame.close:
-            is_closed = True
-            break
-    write(steps.finish())
-    if not is_closed and unwritten is not None:
-        attempt = (settings.run_id, settings.attempt)
-        write((record, False) for record in unwritten_steps(unwritten, attempt, last_sent))
-        with contextlib.suppress(OSError):
-            unwritten.unlink(missing_ok=True)
-    if tally is not None:
-        tally.close()  # the time at which the training process ended, if it did
-    writer.close()
-    closed = Closed(
-        num_written=writer.num_written,
-        num_lost=writer.num_lost,
-        kernels=steps.kernel_coverage(),
-        library=steps.library_coverage(),
-    )
-    back.send(Reply(closed=closed))
-
-
-def main() -> None:
-    # The training process decides when this one ends, by closing the pipe.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    path, settings = sys.argv[1], msgspec.json.decode(sys.argv[2], type=ResolverSettings)
-    # Unbuffered: a buffer that cannot be flushed into a broken pipe would complain at exit.
-    with open(sys.stdout.fileno(), "wb", buffering=0, closefd=False) as replies:
-        names_path = Path(path).with_name(kernels_name(settings.rank))
-        tally = Tally(Path(sys.argv[3]), settings.attempt) if len(sys.argv) > 3 else None
-        writer = LineWriter.append(path, with_columns=True)
-        writer.max_bytes = settings.max_bytes
-        unwritten = Path(path).with_name(unwritten_name(settings.rank))
-        serve(sys.stdin.buffer, replies, writer, settings, names_path, tally, unwritten)
 
 
 if __name__ == "__main__":

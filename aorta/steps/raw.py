@@ -1,4 +1,8 @@
-"""What the recorder hands over for one step: plain numbers, no device, no torch. Kernel records and collective events travel in chunks."""
+"""The messages of the recorder to the process that makes records: plain numbers, no device, no torch.
+
+A step is a RawStep. Kernel records and events of the collective library come later than the step that they
+belong to, in a KernelChunk and a CollectiveChunk. Each message crosses the pipe in a Frame.
+"""
 
 from enum import IntEnum
 from typing import Any
@@ -7,115 +11,6 @@ import msgspec
 import numpy as np
 
 from aorta.records.schema import DeviceRecord, HostKind, Phase
-
-RECORD_DTYPE = np.dtype(
-    [
-        ("start", "i8"),
-        ("end", "i8"),
-        ("correlation", "u4"),
-        ("stream", "u4"),
-        ("name", "u4"),
-        ("buffer", "u4"),
-        ("device", "u2"),
-        ("what", "u1"),
-        ("in_graph", "u1"),
-        ("unused", "u4"),
-    ]
-)
-"""`Record` of aorta/device/native/kernel_records.c. Times are monotonic ns; correlation counts up with every
-call of the driver, so it orders launches; name is an index, of a mark its number."""
-
-
-class What(IntEnum):
-    """Kinds of records."""
-
-    KERNEL = 0
-    COPY = 1
-    SET = 2
-    MARK = 3
-    PEER_COPY = 4
-
-
-class KernelChunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Records that have come since the last chunk."""
-
-    records: bytes
-    """Rows of RECORD_DTYPE."""
-    names: list[str]
-    """Names that are new: they follow those of earlier chunks."""
-    settled: int
-    """Every buffer with a lower number has come."""
-    complete_ns: int
-    """Every activity launched before this monotonic time has come; 0: this chunk does not tell."""
-    num_lost: int
-    """Records that found the ring full, so far."""
-    lost_ns: tuple[int, int]
-    """The stretch of time that they cover."""
-    num_dropped: int
-    """Records that the driver had no room for, so far."""
-
-
-EVENT_DTYPE = np.dtype(
-    [
-        ("number", "u8"),
-        ("launched_ns", "i8"),
-        ("start", "u8"),
-        ("end", "u8"),
-        ("last_start", "u8"),
-        ("first_end", "u8"),
-        ("start_seen_ns", "i8"),
-        ("end_seen_ns", "i8"),
-        ("communicator", "u8"),
-        ("plan", "u8"),
-        ("sequence", "u8"),
-        ("count", "u8"),
-        ("peer", "i4"),
-        ("num_ranks", "u4"),
-        ("func", "u2"),
-        ("datatype", "u2"),
-        ("algorithm", "u2"),
-        ("protocol", "u2"),
-        ("num_channels", "u2"),
-        ("num_started", "u2"),
-        ("num_stopped", "u2"),
-        ("timed_by", "u1"),
-        ("flags", "u1"),
-    ]
-)
-"""`Event` of aorta/device/native/collective_events.c: one collective, send or receive. Those of one kernel
-have one plan. start and end are ticks of the device's timer or, without one, monotonic ns, by timed_by; times
-in ns are monotonic. func, datatype, algorithm and protocol are indices of names, 0: none."""
-
-
-class Flag(IntEnum):
-    """Bits of an event's flags."""
-
-    TO_ITSELF = 1
-    """A send or receive of the rank's own: NCCL does not time it."""
-    AFTER_ONE_TO_ITSELF = 2
-    """Its communicator has had one: from then on some of its channels have times of earlier launches."""
-
-
-class TimedBy(IntEnum):
-    """Whose clock an event's start and end are of."""
-
-    NOTHING = 0
-    HOST = 1
-    DEVICE = 2
-
-
-class CollectiveChunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Events that have ended since the last chunk."""
-
-    events: bytes
-    """Rows of EVENT_DTYPE."""
-    names: list[str]
-    """Names that are new: they follow those of earlier chunks."""
-    complete_ns: int
-    """All that was launched before this monotonic time has come; 0: this chunk does not tell."""
-    num_lost: int
-    """Events that found the ring full, so far."""
-
 
 RawMark = tuple[float | None, int]
 """(ms after the step's start on the device's clock, None if the mark was set on the host's;
@@ -126,7 +21,7 @@ CallId = tuple[str, int]
 
 
 class RawHostNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the program did on the host, in monotonic ns."""
+    """Something that the program did on the host, in monotonic ns."""
 
     kind: HostKind
     start_ns: int
@@ -201,10 +96,10 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rocm_smi_output: str | None
     not_measured: dict[str, str]
     gap_ms: float = 0.0
-    """Between the end of the window before and this start; 0 unless the recorder was paused."""
+    """Time between the previous window's end and this start; 0 unless the recorder was paused."""
     untimed: str | None = None
-    """Why it is not known when compute stood still (waits, and mostly the calls' times, were not noted or
-    not seen); None: it is."""
+    """Why it is not known when compute stood still: waits, and mostly the calls' times, were not noted or not
+    seen. None: it is known."""
     kernel_marks: tuple[int, int, int] | None = None
     """Numbers of the marks at the step's start, at the end of its body and of its window, among the driver's
     kernel records; None: the step was timed by events. window_ms and body_ms then mean nothing."""
@@ -215,7 +110,7 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     by_library: bool = False
     """The collective library recorded events of its calls."""
     modules: list[str] = []
-    """What collectives of this step are for."""
+    """Modules and optimizers that this step's collectives serve; RawCall.module is an index."""
     host_notes: list[RawHostNote] = []
     host_use: tuple[float, float | None] | None = None
     """CPU and ready ms of the step's thread in the window."""
@@ -224,7 +119,7 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ResolverSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a resolver must know beforehand."""
+    """Settings of a rank's steps: sent once, when the process starts."""
 
     rank: int
     world_size: int
@@ -240,14 +135,123 @@ class ResolverSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the rank's file of lines above which it is rotated (aorta.records.rotation)."""
 
 
+RECORD_DTYPE = np.dtype(
+    [
+        ("start", "i8"),
+        ("end", "i8"),
+        ("correlation", "u4"),
+        ("stream", "u4"),
+        ("name", "u4"),
+        ("buffer", "u4"),
+        ("device", "u2"),
+        ("what", "u1"),
+        ("in_graph", "u1"),
+        ("unused", "u4"),
+    ]
+)
+"""`Record` of aorta/device/native/kernel_records.c. Times are monotonic ns; correlation counts up with every
+call of the driver, so it orders launches; name is an index, of a mark its number."""
+
+
+class What(IntEnum):
+    """Kinds of records."""
+
+    KERNEL = 0
+    COPY = 1
+    SET = 2
+    MARK = 3
+    PEER_COPY = 4
+
+
+class KernelChunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Kernel records that have come since the last chunk."""
+
+    records: bytes
+    """Rows of RECORD_DTYPE."""
+    names: list[str]
+    """Names that are new: they follow those of earlier chunks."""
+    settled: int
+    """All records in driver's buffers with a lower number have come."""
+    complete_ns: int
+    """Every activity launched before this monotonic time has come; 0: this chunk does not tell."""
+    num_lost: int
+    """Records that found the ring full, so far."""
+    lost_ns: tuple[int, int]
+    """Monotonic start and end of the time in which they were lost."""
+    num_dropped: int
+    """Records that the driver had no room for, so far."""
+
+
+EVENT_DTYPE = np.dtype(
+    [
+        ("number", "u8"),
+        ("launched_ns", "i8"),
+        ("start", "u8"),
+        ("end", "u8"),
+        ("last_start", "u8"),
+        ("first_end", "u8"),
+        ("start_seen_ns", "i8"),
+        ("end_seen_ns", "i8"),
+        ("communicator", "u8"),
+        ("plan", "u8"),
+        ("sequence", "u8"),
+        ("count", "u8"),
+        ("peer", "i4"),
+        ("num_ranks", "u4"),
+        ("func", "u2"),
+        ("datatype", "u2"),
+        ("algorithm", "u2"),
+        ("protocol", "u2"),
+        ("num_channels", "u2"),
+        ("num_started", "u2"),
+        ("num_stopped", "u2"),
+        ("timed_by", "u1"),
+        ("flags", "u1"),
+    ]
+)
+"""`Event` of aorta/device/native/collective_events.c: one collective, send or receive. Those of one kernel
+have one plan. start and end are ticks of the device's timer or, without one, monotonic ns, by timed_by; times
+in ns are monotonic. func, datatype, algorithm and protocol are indices of names, 0: none."""
+
+
+class Flag(IntEnum):
+    """Bits of an event's flags."""
+
+    TO_ITSELF = 1
+    """A send or receive from the rank to itself: NCCL does not time it."""
+    AFTER_ONE_TO_ITSELF = 2
+    """Its communicator has sent to the own rank before: some channels may have times of earlier launches."""
+
+
+class TimedBy(IntEnum):
+    """Clock of an event's start and end."""
+
+    NOTHING = 0
+    HOST = 1
+    DEVICE = 2
+
+
+class CollectiveChunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Events of collectives that have ended since the last chunk."""
+
+    events: bytes
+    """Rows of EVENT_DTYPE."""
+    names: list[str]
+    """Names that are new: they follow those of earlier chunks."""
+    complete_ns: int
+    """All that was launched before this monotonic time has come; 0: this chunk does not tell."""
+    num_lost: int
+    """Events that found the ring full, so far."""
+
+
 class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What crosses the pipe to the resolving process; exactly one of the first five is set."""
+    """A message to the process; exactly one of the first five fields is set."""
 
     step: RawStep | None = None
     kernels: KernelChunk | None = None
     collectives: CollectiveChunk | None = None
     calibration: Any = None
-    """A Calibration as built-ins; {} takes it back."""
+    """A Calibration as built-ins; {} ends the correction."""
     close: bool = False
     reply: bool = False
-    """Send the record back: somebody listens."""
+    """Send the step's record back: the recorder's listener wants it."""

@@ -1,4 +1,8 @@
-"""What step records of every source have in common."""
+"""Fields that step records of every source share.
+
+`step_record` and `collective_record` make records of raw steps and calls for event_steps and kernel_steps;
+`partial_record` makes one for sources that know less: traces, `aorta train` without a recorder, projections.
+"""
 
 import math
 from collections.abc import Callable
@@ -17,7 +21,7 @@ from aorta.steps.raw import RawCall, RawGroup, RawStep, ResolverSettings
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 
 LOGGED_FIELDS = ("loss", "lr", "grad_norm")
-"""Scalars of the program that have fields of their own in a record."""
+"""Logged values that have a field of their own in a record; all others go into `scalars`."""
 
 NO_OVERLAP = OverlapRecord(
     comm_ms=None, compute_ms=None, hidden_ms=None, exposed_ms=None, idle_ms=None, exposed_copy_ms=None,
@@ -25,69 +29,15 @@ NO_OVERLAP = OverlapRecord(
     hidden_by_op={}, exposed_by_op={},
 )  # fmt: skip
 
-
-def scalar_reasons(step: RawStep) -> dict[str, str]:
-    """Reasons for what the program did not give: loss, lr, grad_norm, tokens, memory."""
-    reasons = dict(step.not_measured)
-    for name in LOGGED_FIELDS:
-        if name not in step.scalars:
-            reasons.setdefault(name, "not logged")
-    for name, value in step.scalars.items():
-        if not math.isfinite(value):
-            field = name if name in LOGGED_FIELDS else f"scalars.{name}"
-            reasons[field] = f"not finite: {value}"  # JSON has no such number
-    if step.memory is None:
-        reasons["memory"] = "torch's allocator is not the one in use"
-    if step.tokens is None:
-        reasons["tokens"] = "not given"
-    return reasons
-
-
-def other_scalars(step: RawStep) -> dict[str, float]:
-    """What was logged beside the fields of a record, as far as JSON has such numbers."""
-    return {
-        name: value
-        for name, value in step.scalars.items()
-        if name not in LOGGED_FIELDS and math.isfinite(value)
-    }
-
-
-def memory_record(step: RawStep) -> MemoryRecord | None:
-    if step.memory is None:
-        return None
-    allocated, reserved, peak, num_retries = step.memory
-    return MemoryRecord(
-        allocated_bytes=allocated,
-        reserved_bytes=reserved,
-        peak_allocated_bytes=peak,
-        num_alloc_retries=num_retries,
-    )
-
-
-def host_spans(step: RawStep, host_ms: Callable[[int], float]) -> list[HostSpan]:
-    """What the program did on the host. host_ms: from monotonic ns to ms since the step's start."""
-    return [
-        HostSpan(
-            note.kind,
-            round(host_ms(note.start_ns), 4),
-            round(host_ms(note.end_ns), 4),
-            note.where,
-            note.bytes,
-        )
-        for note in step.host_notes
-    ]
-
-
-def host_use(step: RawStep) -> HostUse | None:
-    """None where it was not noted."""
-    if step.host_use is None:
-        return None
-    cpu_ms, ready_ms = step.host_use
-    return HostUse(round(cpu_ms, 4), None if ready_ms is None else round(ready_ms, 4))
+UNMEASURED: dict[str, Any] = {
+    "epoch": 0, "loss": None, "lr": None, "grad_norm": None, "tokens": None, "clock_error_us": None,
+    "step_ms": None, "between_steps_ms": None, "host_ms": None, "streams": {}, "overlap": NO_OVERLAP,
+    "active_segments": None, "collectives": None, "num_collectives": 0,
+}  # fmt: skip
 
 
 def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> StepRecord:
-    """The record of a step: what the host knows, and `measured` by the source that timed it."""
+    """The record of a raw step: what the host noted, and `measured`, the fields of what timed it."""
     return StepRecord(
         rank=settings.rank,
         world_size=settings.world_size,
@@ -114,15 +64,8 @@ def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> S
     )
 
 
-UNMEASURED: dict[str, Any] = {
-    "epoch": 0, "loss": None, "lr": None, "grad_norm": None, "tokens": None, "clock_error_us": None,
-    "step_ms": None, "between_steps_ms": None, "host_ms": None, "streams": {}, "overlap": NO_OVERLAP,
-    "active_segments": None, "collectives": None, "num_collectives": 0,
-}  # fmt: skip
-
-
 def partial_record(rank: int, world_size: int, global_step: int, **measured: Any) -> StepRecord:
-    """The record of a step by a source that does not tell all; what `measured` lacks was not measured."""
+    """A record of the fields in `measured`; all others are null or empty."""
     place = {"rank": rank, "world_size": world_size, "step": global_step, "global_step": global_step}
     return StepRecord(**{**UNMEASURED, **place, **measured})
 
@@ -162,3 +105,63 @@ def collective_record(
         phase=call.phase,
         **measured,
     )
+
+
+def scalar_reasons(step: RawStep) -> dict[str, str]:
+    """`not_measured` of the values that the program gives: loss, lr, grad_norm, tokens, memory."""
+    reasons = dict(step.not_measured)
+    for name in LOGGED_FIELDS:
+        if name not in step.scalars:
+            reasons.setdefault(name, "not logged")
+    for name, value in step.scalars.items():
+        if not math.isfinite(value):
+            field = name if name in LOGGED_FIELDS else f"scalars.{name}"
+            reasons[field] = f"not finite: {value}"  # JSON has no such number
+    if step.memory is None:
+        reasons["memory"] = "torch's allocator is not the one in use"
+    if step.tokens is None:
+        reasons["tokens"] = "not given"
+    return reasons
+
+
+def other_scalars(step: RawStep) -> dict[str, float]:
+    """Logged values without a field of their own that JSON can hold."""
+    return {
+        name: value
+        for name, value in step.scalars.items()
+        if name not in LOGGED_FIELDS and math.isfinite(value)
+    }
+
+
+def memory_record(step: RawStep) -> MemoryRecord | None:
+    if step.memory is None:
+        return None
+    allocated, reserved, peak, num_retries = step.memory
+    return MemoryRecord(
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        peak_allocated_bytes=peak,
+        num_alloc_retries=num_retries,
+    )
+
+
+def host_spans(step: RawStep, host_ms: Callable[[int], float]) -> list[HostSpan]:
+    """The step's host notes. host_ms: turns monotonic ns into ms since the step's start."""
+    return [
+        HostSpan(
+            note.kind,
+            round(host_ms(note.start_ns), 4),
+            round(host_ms(note.end_ns), 4),
+            note.where,
+            note.bytes,
+        )
+        for note in step.host_notes
+    ]
+
+
+def host_use(step: RawStep) -> HostUse | None:
+    """None where it was not noted."""
+    if step.host_use is None:
+        return None
+    cpu_ms, ready_ms = step.host_use
+    return HostUse(round(cpu_ms, 4), None if ready_ms is None else round(ready_ms, 4))

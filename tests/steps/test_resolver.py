@@ -40,7 +40,7 @@ def test_ends_of_calls_are_kept_for_the_latest_steps_alone():
         if number == 459:
             made.wait(0, steps[number - 60][0])
         resolving.resolve(made.raw())
-    ends = resolving._open.ends_run_ms
+    ends = resolving._run.ends_run_ms
     assert 60 * 5 <= len(ends) <= 2 * 1000 + 5
     assert set(steps[400]) <= set(ends)
     assert not set(steps[10]) & set(ends)
