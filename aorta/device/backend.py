@@ -22,18 +22,14 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from aorta.device.event_clock import DeviceStream, EventClock
-from aorta.device.kernel_records import KernelRecordsUnavailable
+from aorta.device.event_clock import DeviceStream, Elapsed, EventClock
+from aorta.device.kernel_records import KernelRecords, KernelRecordsUnavailable
 from aorta.device.marks import HostClock, MarkClock
 from aorta.records.schema import DeviceKind
-
-if TYPE_CHECKING:
-    from aorta.device.kernel_records import KernelRecords
-    from aorta.device.marks import Elapsed
 
 MemoryUse = tuple[int, int, int, int | None]
 """Allocated, reserved and peak allocated bytes of torch's allocator, and how often it freed its cache to
@@ -44,9 +40,9 @@ class Backend:
     """One kind of device. The defaults are what torch.accelerator gives for any device."""
 
     kind: DeviceKind
-    """As run.json names it."""
+    """Name in run.json."""
     torch_type: str
-    """As torch.device names it: HIP devices are of type "cuda"."""
+    """Type of the torch.device: "cuda" for HIP too."""
     dispatch_key: str
     """The dispatcher's name for tensors of these devices."""
     collectives: str
@@ -58,9 +54,9 @@ class Backend:
     kernels_unasked: str | None = None
     """Why kernel records are read only where kernels='on'; None: wherever they can be had."""
     kernels_note: str | None = None
-    """What to know of the kernel records."""
+    """A caution about kernel records, for run.json."""
 
-    # Asked once per collective, wait or step.
+    # Called once per collective, wait or step: attributes, so that callers can bind them.
     record: Callable[[Any, Any], None]
     """record(event, stream): the event passes when the stream comes to its present end."""
     wait_event: Callable[[Any, Any], None]
@@ -74,9 +70,9 @@ class Backend:
     current_stream: Callable[[int], DeviceStream]
     """The caller's current stream on a device."""
     is_capturing: Callable[[], bool]
-    """Whether the current stream is being captured into a graph, where timing events have no place."""
+    """Returns True while the current stream is captured into a graph, which must not hold timing events."""
     holds: Callable[[Any], bool]
-    """Whether a tensor lies on such a device."""
+    """Returns True for tensors on such a device."""
     memory_of: Callable[[int], MemoryUse | None]
     """Memory of a device by index; None where torch's allocator is not in use."""
     current_index: Callable[[], int] = staticmethod(torch.accelerator.current_device_index)
@@ -87,7 +83,7 @@ class Backend:
         return torch.accelerator.is_available()
 
     def is_initialized(self) -> bool:
-        """Whether this process uses the devices already; asking does not make it."""
+        """Return True where this process uses the devices already; asking does not start that."""
         raise NotImplementedError
 
     def count(self) -> int:
@@ -119,7 +115,7 @@ class Backend:
         raise NotImplementedError
 
     def properties(self, index: int) -> Any:
-        """What torch knows of a device, with its uuid and PCI address; asking initialises it."""
+        """torch's properties of a device, with uuid and PCI address; asking initialises it."""
         raise NotImplementedError
 
     def describe(self, index: int) -> dict[str, Any]:
@@ -127,7 +123,7 @@ class Backend:
         return {"kind": self.kind, "index": index, "name": self.name(self.device(index))}
 
     def reserved_bytes(self, index: int) -> int:
-        """What torch's allocator holds of a device in this process."""
+        """Bytes that torch's allocator holds on a device in this process."""
         raise NotImplementedError
 
     # -- streams, events and time -------------------------------------------------------------------
@@ -140,18 +136,18 @@ class Backend:
         return torch.Stream(device, priority=priority)
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Within it, work of this thread is queued on the stream."""
+        """A context in which this thread's work is queued on the stream."""
         return stream  # type: ignore[no-any-return]
 
     def device_stream(self, stream: Any) -> DeviceStream:
-        """A stream of torch's with what the recorder needs of it at hand."""
+        """A torch stream as the recorder uses it, with its handle looked up."""
         raise NotImplementedError
 
     def new_event(self, timing: bool = False) -> Any:
         """An event with torch's methods record, query, wait, synchronize and elapsed_time."""
         return torch.Event(self.torch_type, enable_timing=timing)
 
-    def runtime_elapsed(self) -> "Elapsed | None":
+    def runtime_elapsed(self) -> Elapsed | None:
         """The runtime's own function for the distance of two events, where it can be reached."""
         return None
 
@@ -167,7 +163,7 @@ class Backend:
 
     @property
     def stream_type(self) -> Any:
-        """The class whose `wait_event` does so."""
+        """The class whose `wait_event` makes a stream follow an event."""
         raise NotImplementedError
 
     @property
@@ -176,17 +172,17 @@ class Backend:
         return None
 
     def host_waits(self) -> Sequence[tuple[Any, str]]:
-        """Functions in which the host waits for the device: their owners and names."""
+        """(owner, name) of the functions in which the host waits for the device."""
         return ()
 
     # -- other sources ------------------------------------------------------------------------------
 
-    def kernel_records(self, device: torch.device) -> "KernelRecords":
+    def kernel_records(self, device: torch.device) -> KernelRecords:
         """The driver's records of kernels, on and proved. Raises KernelRecordsUnavailable."""
         raise KernelRecordsUnavailable(f"kernel records of {self.kind} devices are not known")
 
     def profiler_activity(self) -> Any:
-        """What torch.profiler is asked for to trace the devices' kernels."""
+        """The activity by which torch.profiler traces the devices' kernels."""
         raise NotImplementedError
 
     def range_markers(self) -> Any:
@@ -247,15 +243,15 @@ def accelerator() -> Backend:
 
 
 def backend_of(device: torch.device) -> Backend:
-    """What serves a device: the accelerator where it is one, else the CPU."""
+    """The backend of a device: the accelerator's, or the CPU's."""
     chosen = accelerator()
     return chosen if device.type == chosen.torch_type else CPU
 
 
 def use(backend: Backend | None) -> Backend | None:
-    """Put a backend in the accelerator's place, before anything asks for it; the one that was there.
+    """Replace the accelerator's backend, before anything asks for it; returns the one before. For tests.
 
-    None: torch's own, found anew.
+    None: find torch's own anew.
     """
     global _accelerator
     before, _accelerator = _accelerator, backend
@@ -263,7 +259,7 @@ def use(backend: Backend | None) -> Backend | None:
 
 
 def _of_this_torch() -> Backend:
-    """The file that torch's accelerator names, else cuda.py, which knows that there may be no device."""
+    """The backend in the file named as torch's accelerator, else in cuda.py, which copes with no device."""
     module_name = "aorta.device.cuda"
     if torch.version.cuda is None and torch.version.hip is None:  # or asking may begin to use the driver
         built_for = torch.accelerator.current_accelerator()

@@ -1,8 +1,9 @@
-"""What NCCL or RCCL itself says of every collective: what collective_events.c collects, as Python sees it.
+"""NCCL's or RCCL's own events of every collective, collected by native/collective_events.c.
 
 The library loads a profiler plugin when it makes its first communicator, from the path in
-NCCL_PROFILER_PLUGIN. `configure` names ours there before that; whatever is amiss is a reason in one line, and
-nothing is changed then.
+NCCL_PROFILER_PLUGIN. `configure` names ours there before that. Where it cannot be used,
+LibraryEventsUnavailable
+says why in one line, and the environment stays as it was.
 """
 
 import ctypes
@@ -22,7 +23,9 @@ DEFAULT_PLUGIN = "libnccl-profiler.so"
 MOST_PATH_BYTES = 254
 """NCCL cuts longer paths of plugins off."""
 MOST_TAKEN = 1 << 12
+"""Events that one `take` gives at most."""
 CONFIG_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
+"""Files in which NCCL looks for variables that the environment lacks."""
 
 
 class LibraryEventsUnavailable(AortaError):
@@ -42,7 +45,7 @@ class _Taken(ctypes.Structure):
 
 
 class CollectiveEvents:
-    """The plugin's memory in this process: there is one, whoever loaded it."""
+    """The plugin's events in this process; it has one memory for them, whoever loaded it."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         if library.aorta_collectives_event_bytes() != EVENT_DTYPE.itemsize:
@@ -53,12 +56,14 @@ class CollectiveEvents:
         self._taken = _Taken()
 
     def record(self, wanted: bool) -> None:
-        """Have collectives launched from now on recorded, or not. Takes effect at once; costs nothing."""
+        """Record collectives launched from now on, or stop that. Takes effect at once; costs nothing."""
         self._library.aorta_collectives_record(1 if wanted else 0)
 
     def take(self, given_up_ns: int = 0) -> bytes:
-        """The oldest events that have ended, rows of EVENT_DTYPE, at most MOST_TAKEN; those launched before
-        given_up_ns (monotonic) as far as they have come."""
+        """The oldest events that have ended, at most MOST_TAKEN rows of EVENT_DTYPE.
+
+        given_up_ns: events launched before this monotonic time are given as they are, ended or not.
+        """
         self._library.aorta_collectives_take(
             ctypes.c_void_p(self._buffer.ctypes.data),
             ctypes.c_uint64(MOST_TAKEN),
@@ -67,11 +72,11 @@ class CollectiveEvents:
         )
         return self._buffer[: self._taken.num_taken].tobytes()
 
-    # Of the last `take`:
+    # Results of the last `take`:
 
     @property
     def complete_ns(self) -> int:
-        """All that was launched before has been taken; 0: not known."""
+        """Monotonic time; everything launched before it has been taken. 0: not known."""
         return int(self._taken.complete_ns)
 
     @property
@@ -88,7 +93,7 @@ class CollectiveEvents:
 
     @property
     def version(self) -> int:
-        """Of the profiler interface that the collective library chose; 0: it has not loaded the plugin."""
+        """Version of the profiler interface that the library chose; 0: it has not loaded the plugin."""
         return int(self._taken.version)
 
     def names(self, first: int, end: int) -> list[str]:
@@ -99,7 +104,7 @@ class CollectiveEvents:
 
 
 def configure(environ: MutableMapping[str, str]) -> Path:
-    """Name the plugin in an environment, for what makes communicators under it; its path.
+    """Name the plugin in an environment, for programs that make communicators under it; returns its path.
 
     Raises LibraryEventsUnavailable where it cannot be built or another plugin is configured, which keeps its
     place.
@@ -125,6 +130,7 @@ def open_events() -> CollectiveEvents:
 
 
 def _check_others(path: Path, environ: MutableMapping[str, str]) -> None:
+    """Raise LibraryEventsUnavailable where NCCL would load another profiler: that one keeps its place."""
     chosen = environ.get(VARIABLE)
     if chosen is not None:
         if chosen != str(path):

@@ -1,7 +1,7 @@
 """CUDA and HIP devices: torch presents HIP under torch.cuda, so one file serves both.
 
-What runs once per collective are torch's C functions themselves. A torch without CUDA has none of them, and
-nothing here calls them there.
+The attributes that run once per collective are torch's C functions themselves. A torch without CUDA lacks
+them, and nothing here calls them there.
 """
 
 import ctypes
@@ -15,17 +15,17 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from aorta.device.backend import Backend, MemoryUse
-from aorta.device.event_clock import DeviceStream
-from aorta.device.kernel_records import NOT_BY_ITSELF, NOTE, KernelRecords
-from aorta.device.marks import Elapsed, runtime_elapsed
+from aorta.device.event_clock import DeviceStream, Elapsed, runtime_elapsed
+from aorta.device.kernel_records import KernelRecords
 from aorta.device.streams import loaded_function, runtime
 from aorta.records.schema import DeviceKind
 
 current_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
-"""Cheap, unlike making a Stream object."""
+"""Handle of the current stream of a device; cheap, unlike making a Stream object."""
 
 _streams: dict[tuple[int, int], DeviceStream] = {}
-"""By (device index, driver's handle): making a Stream object costs more than asking which is current."""
+"""(device index, driver's handle) -> stream: making a Stream object costs more than asking which is
+current."""
 
 
 def device_stream(stream: Any) -> DeviceStream:
@@ -116,7 +116,7 @@ class CudaBackend(Backend):
             "num_compute_units": properties.multi_processor_count,
             "memory_bytes": properties.total_memory,
             "l2_bytes": getattr(properties, "L2_cache_size", None),
-            # In kHz, where torch has them.
+            # torch gives kHz; some versions have neither.
             "max_clock_mhz": _thousandth(getattr(properties, "clock_rate", None)),
             "max_memory_clock_mhz": _thousandth(getattr(properties, "memory_clock_rate", None)),
             "pci_address": pci_address(properties),
@@ -145,7 +145,7 @@ class CudaBackend(Backend):
         return runtime_elapsed()
 
     def let_others_capture(self) -> None:
-        """Does nothing where the runtime's function cannot be reached."""
+        """Relax this thread's capture mode, where the runtime's function can be reached."""
         library, prefix = runtime()
         exchange = loaded_function(f"{prefix}ThreadExchangeStreamCaptureMode", library)
         if exchange is not None:
@@ -188,11 +188,13 @@ class CudaBackend(Backend):
 
 
 class HipBackend(CudaBackend):
-    """AMD's devices: what differs from NVIDIA's."""
+    """AMD's devices, where they differ from NVIDIA's."""
 
     kind = "hip"
-    kernels_unasked = NOT_BY_ITSELF
-    kernels_note = NOTE
+    kernels_unasked = "kernel records of ROCm have not been run on a device: ask for them with kernels='on'"
+    kernels_note = (
+        "read through roctracer, a path that has not been run on a device: compare with kernels='off'"
+    )
 
     def architecture(self, properties: Any) -> str:
         architecture: str = properties.gcnArchName
@@ -200,6 +202,7 @@ class HipBackend(CudaBackend):
 
 
 def backend() -> Backend:
+    """The backend of this torch's build; the seam calls it."""
     return CudaBackend() if torch.version.hip is None else HipBackend()
 
 
@@ -216,6 +219,6 @@ def pci_address(properties: Any) -> str | None:
 
 
 def device_uuid(properties: Any) -> str | None:
-    """Without the GPU- in front."""
+    """The device's UUID without the GPU- in front; None where torch does not say."""
     uuid = getattr(properties, "uuid", None)
     return None if uuid is None else str(uuid)

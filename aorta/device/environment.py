@@ -1,4 +1,7 @@
-"""What a run ran on: effective environment, versions, devices, and settings that falsify its numbers."""
+"""What run.json says of a run's surroundings: variables, versions, devices; and warnings about settings.
+
+The warnings name settings under which a run does not behave as it would without them.
+"""
 
 import os
 import platform
@@ -32,6 +35,18 @@ _PREFIXES = (
     "OMP_",
     "MKL_NUM_THREADS",
 )
+"""Variables that NCCL, RCCL, the GPU runtimes and torch act on."""
+
+_FALSIFYING = (
+    ("TORCH_NCCL_BLOCKING_WAIT", "the host blocks in every wait for a collective"),
+    ("NCCL_BLOCKING_WAIT", "the host blocks in every wait for a collective"),
+    ("CUDA_LAUNCH_BLOCKING", "every kernel launch waits for the kernel, nothing can overlap"),
+    ("HIP_LAUNCH_BLOCKING", "every kernel launch waits for the kernel, nothing can overlap"),
+    ("AMD_SERIALIZE_KERNEL", "kernels are serialised, nothing can overlap"),
+    ("AMD_SERIALIZE_COPY", "copies are serialised, they cannot overlap"),
+    ("PYTORCH_NO_CUDA_MEMORY_CACHING", "every allocation and free synchronises the device"),
+)
+"""Variables that change what a run measures, and how."""
 
 
 def collect_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -50,12 +65,12 @@ def collect_environment(environ: Mapping[str, str] | None = None) -> dict[str, s
 
 
 def _looks_secret(name: str, value: str) -> bool:
-    """What has these prefixes does not hold secrets as a rule: one that does was put in the wrong place."""
+    """Variables with these prefixes hold secrets only by mistake, so a look at name and value is enough."""
     return is_secret_name(name) or is_secret_value(value)
 
 
 def _nccl_files(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """NAME, value from the files NCCL reads, the one that wins last.
+    """(name, value) from the files NCCL reads; a later pair wins.
 
     Source: NCCL user guide, environment variables: /etc/nccl.conf, and ~/.nccl.conf or
     the file that NCCL_CONF_FILE names.
@@ -70,12 +85,6 @@ def _nccl_files(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             name, separator, value = line.partition("#")[0].partition("=")
             if separator:
                 yield name.strip(), value.strip()
-
-
-def current_platform() -> DeviceKind:
-    """The kind of the devices that this process may use."""
-    devices = accelerator()
-    return devices.kind if devices.is_available() else CPU.kind
 
 
 def environment_warnings(
@@ -114,19 +123,14 @@ def environment_warnings(
     return lines
 
 
-_FALSIFYING = (
-    ("TORCH_NCCL_BLOCKING_WAIT", "the host blocks in every wait for a collective"),
-    ("NCCL_BLOCKING_WAIT", "the host blocks in every wait for a collective"),
-    ("CUDA_LAUNCH_BLOCKING", "every kernel launch waits for the kernel, nothing can overlap"),
-    ("HIP_LAUNCH_BLOCKING", "every kernel launch waits for the kernel, nothing can overlap"),
-    ("AMD_SERIALIZE_KERNEL", "kernels are serialised, nothing can overlap"),
-    ("AMD_SERIALIZE_COPY", "copies are serialised, they cannot overlap"),
-    ("PYTORCH_NO_CUDA_MEMORY_CACHING", "every allocation and free synchronises the device"),
-)
-
-
 def _is_set(environ: Mapping[str, str], name: str) -> bool:
     return environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off", "n", "f")
+
+
+def current_platform() -> DeviceKind:
+    """The kind of the devices that this process may use."""
+    devices = accelerator()
+    return devices.kind if devices.is_available() else CPU.kind
 
 
 def collect_versions() -> dict[str, str | None]:
@@ -175,18 +179,11 @@ def _cudnn_version() -> str | None:
 
 
 def _driver_version() -> str | None:
-    """Of the kernel module; in a container too."""
+    """Version of the kernel module, which containers show too."""
     nvidia = _read_text("/proc/driver/nvidia/version")
     if match := re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)", nvidia):
         return match.group(1)
     return _read_text("/sys/module/amdgpu/version") or None
-
-
-def _read_text(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
 
 
 def collect_devices() -> list[dict[str, Any]]:
@@ -210,3 +207,10 @@ def _cpu() -> dict[str, Any]:
         else os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
     }
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

@@ -1,9 +1,12 @@
-"""The driver's own records of kernels, copies and sets: what kernel_records.c collects, as Python sees it."""
+"""The driver's own records of kernels, copies and sets, collected by native/kernel_records*.c.
+
+`KernelRecords.open` turns them on and proves them with a known kernel; the recorder puts marks on streams and
+takes records. Where they cannot be had, KernelRecordsUnavailable says why in one line.
+"""
 
 import contextlib
 import ctypes
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -11,84 +14,34 @@ import numpy as np
 import torch
 
 from aorta.device.native.build import NativeError, load_library
+from aorta.device.streams import mapped_files
 from aorta.errors import AortaError
 from aorta.steps.raw import RECORD_DTYPE, What
 
 CAPACITY = 1 << 19
 """Records that the ring holds (20 MB): some hundred steps of a thousand kernels, read 20 times a second."""
 BUFFER_BYTES = 1 << 20
-
-
-class KernelRecordsUnavailable(AortaError):
-    """Raised when kernel records cannot be had; the message is one line and says why."""
-
-
-def mapped_files() -> list[str]:
-    """Shared libraries that the process has loaded."""
-    if sys.platform != "linux":
-        return []
-    try:
-        text = Path("/proc/self/maps").read_text(errors="replace")
-    except OSError:
-        return []
-    return list(dict.fromkeys(line.split(maxsplit=5)[-1] for line in text.splitlines() if ".so" in line))
-
-
-NOTE = "read through roctracer, a path that has not been run on a device: compare with kernels='off'"
-NOT_BY_ITSELF = "kernel records of ROCm have not been run on a device: ask for them with kernels='on'"
-KNOWN_MAJOR = 4
-"""roctracer's interface since ROCm 4.1, unchanged up to 7."""
-TRACER, RUNTIME = "libroctracer64.so", "libamdhip64.so"
-
-
-def rocm_library(taken_bytes: int) -> ctypes.CDLL:
-    """The library, open. taken_bytes: of what Python has for its `Taken`. Raises KernelRecordsUnavailable."""
-    try:
-        library = load_library("kernel_records_rocm")
-    except NativeError as error:
-        raise KernelRecordsUnavailable(str(error)) from None
-    library.aorta_kernels_error.restype = ctypes.c_char_p
-    library.aorta_kernels_version.restype = ctypes.c_uint32
-    if (library.aorta_kernels_record_bytes(), library.aorta_kernels_taken_bytes()) != (
-        RECORD_DTYPE.itemsize,
-        taken_bytes,
-    ):
-        raise KernelRecordsUnavailable("kernel_records_rocm.c has other records than the rest of aorta")
-    opened = library.aorta_kernels_open(
-        os.fsencode(loaded_path(TRACER)),
-        os.fsencode(loaded_path(RUNTIME)),
-        ctypes.c_uint64(CAPACITY),
-        ctypes.c_size_t(BUFFER_BYTES),
-    )
-    if opened:
-        text: bytes = library.aorta_kernels_error()
-        raise KernelRecordsUnavailable(f"roctracer cannot be used: {text.decode('utf-8', 'replace')}")
-    version: int = library.aorta_kernels_version()
-    if version != KNOWN_MAJOR:
-        raise KernelRecordsUnavailable(
-            f"roctracer's version {version} is not the one whose records are known (4)"
-        )
-    return library
-
-
-def loaded_path(name: str) -> str:
-    """The file of a library that the process has loaded, else the name for the loader to find."""
-    for path in mapped_files():
-        if os.path.basename(path).startswith(name):
-            return path
-    return name
-
+"""Size of each buffer lent to the driver."""
 
 MOST_TAKEN = 1 << 16
+"""Records that one `take` gives at most."""
 NUM_MARKS = 1 << 28
-KNOWN_MAJORS = (12, 13)
+"""Numbers of marks, which wrap around."""
+CUPTI_MAJORS = (12, 13)
 """CUPTI versions whose records have the layout in kernel_records.c: checked against the headers of 12.1,
 12.4, 12.6, 12.8 and 13.0."""
+ROCTRACER_MAJOR = 4
+"""roctracer's interface since ROCm 4.1, unchanged up to 7."""
+
 
 _TEST_CYCLES = 200_000
 _TEST_KERNEL = "spin_kernel"
 _CLOCK_ERROR_NS = 100_000
-"""By which the known kernel may lie outside the host's bracket: the driver interpolates between clocks."""
+"""How far the known kernel may lie outside the host's bracket: the driver interpolates between clocks."""
+
+
+class KernelRecordsUnavailable(AortaError):
+    """Raised when kernel records cannot be had; the message is one line and says why."""
 
 
 class _Taken(ctypes.Structure):
@@ -105,7 +58,7 @@ class _Taken(ctypes.Structure):
 
 
 class Taken:
-    """What one call of `take` got."""
+    """Records of one call of `take`, and how far they are complete."""
 
     __slots__ = ("lost_ns", "num_dropped", "num_lent", "num_lost", "num_names", "records", "settled")
 
@@ -124,7 +77,7 @@ class Taken:
 
 
 class KernelRecords:
-    """Kernel records of this process. There is one ring per process, and one object at a time uses it."""
+    """Kernel records of this process: one ring per process, used by one object at a time."""
 
     def __init__(self, library: ctypes.CDLL, device: torch.device) -> None:
         self._library = library
@@ -145,12 +98,8 @@ class KernelRecords:
 
     @classmethod
     def open(cls, device: torch.device) -> "KernelRecords":
-        """Records of `device`, on and proved. Synchronises the device. Raises KernelRecordsUnavailable."""
-        if torch.version.hip is not None:
-            library = rocm_library(ctypes.sizeof(_Taken))
-        else:
-            library = _library()
-            _check_version(library)
+        """Records of a device, on and proved. Synchronises the device. Raises KernelRecordsUnavailable."""
+        library = _cupti_library() if torch.version.hip is None else _roctracer_library()
         records = cls(library, device)
         if library.aorta_kernels_prepare_marks():
             raise KernelRecordsUnavailable(_error_of(library))
@@ -174,7 +123,7 @@ class KernelRecords:
     def stop(self) -> None:
         """Record nothing of what is launched from now on; what was launched before still arrives."""
         self.is_on = False
-        if os.getpid() == self._pid:
+        if os.getpid() == self._pid:  # a forked child has no driver to ask
             self._library.aorta_kernels_stop()
 
     def yield_buffers(self) -> None:
@@ -203,14 +152,14 @@ class KernelRecords:
         return number
 
     def has_passed(self, number: int) -> bool:
-        """Whether the device has reached a mark. Reads a word of host memory."""
+        """Return True once the device has reached a mark. Reads a word of host memory."""
         passed: int = self._passed()
         return (passed - number) % NUM_MARKS < NUM_MARKS // 2
 
     def has_every_mark(self) -> bool:
-        """Whether the records of all marks have been taken.
+        """Return True when the records of all marks have been taken.
 
-        A device that has passed a mark need not have told so: where no buffer is out, the driver may have
+        A mark that has passed may still lack its record: where no buffer is out, the driver may have
         records for which it has not asked for one.
         """
         return self._last_mark == self._came_mark
@@ -274,7 +223,7 @@ def why_not_proved(
     marks: tuple[int, int],
     bracket_ns: tuple[int, int],
 ) -> str | None:
-    """What is wrong with the records of the self-test; None where nothing is."""
+    """Why the self-test's records are wrong; None where they are right."""
     if len(rows) == 0:
         return "no record arrived: another profiler has the driver's records (nsys, ncu, another client)"
     by_number = {int(row["name"]): row for row in rows[rows["what"] == What.MARK]}
@@ -300,36 +249,62 @@ def why_not_proved(
     return None
 
 
-def _library() -> ctypes.CDLL:
+# -- opening the libraries --------------------------------------------------------------------------
+
+
+def _cupti_library() -> ctypes.CDLL:
+    """kernel_records.c over the CUPTI that torch uses. Raises KernelRecordsUnavailable."""
+    library = _native_library("kernel_records")
+    _open(library, "CUPTI", str(cupti_path()), "libcuda.so.1")
+    if library.aorta_kernels_record_bytes() != RECORD_DTYPE.itemsize:
+        raise KernelRecordsUnavailable("the library was built from another version of its source")
+    version: int = library.aorta_kernels_version()
+    if major_of(version) not in CUPTI_MAJORS:
+        raise KernelRecordsUnavailable(
+            f"CUPTI's version {version} is not one whose records are known (12.x, 13.x)"
+        )
+    return library
+
+
+def _roctracer_library() -> ctypes.CDLL:
+    """kernel_records_rocm.c over the process's roctracer. Raises KernelRecordsUnavailable."""
+    library = _native_library("kernel_records_rocm")
+    sizes = library.aorta_kernels_record_bytes(), library.aorta_kernels_taken_bytes()
+    if sizes != (RECORD_DTYPE.itemsize, ctypes.sizeof(_Taken)):
+        raise KernelRecordsUnavailable("kernel_records_rocm.c has other records than the rest of aorta")
+    _open(library, "roctracer", _loaded_path("libroctracer64.so"), _loaded_path("libamdhip64.so"))
+    version: int = library.aorta_kernels_version()
+    if version != ROCTRACER_MAJOR:
+        raise KernelRecordsUnavailable(
+            f"roctracer's version {version} is not the one whose records are known ({ROCTRACER_MAJOR})"
+        )
+    return library
+
+
+def _native_library(name: str) -> ctypes.CDLL:
     try:
-        library = load_library("kernel_records")
+        library = load_library(name)
     except NativeError as error:
         raise KernelRecordsUnavailable(str(error)) from None
     library.aorta_kernels_error.restype = ctypes.c_char_p
     library.aorta_kernels_version.restype = ctypes.c_uint32
-    path = cupti_path()
-    opened = library.aorta_kernels_open(
-        os.fsencode(path), b"libcuda.so.1", ctypes.c_uint64(CAPACITY), ctypes.c_size_t(BUFFER_BYTES)
-    )
-    if opened:
-        raise KernelRecordsUnavailable(f"CUPTI cannot be used: {_error_of(library)}")
-    if library.aorta_kernels_record_bytes() != RECORD_DTYPE.itemsize:
-        raise KernelRecordsUnavailable("the library was built from another version of its source")
     return library
+
+
+def _open(library: ctypes.CDLL, tracer: str, tracer_path: str, runtime_path: str) -> None:
+    failed = library.aorta_kernels_open(
+        os.fsencode(tracer_path),
+        os.fsencode(runtime_path),
+        ctypes.c_uint64(CAPACITY),
+        ctypes.c_size_t(BUFFER_BYTES),
+    )
+    if failed:
+        raise KernelRecordsUnavailable(f"{tracer} cannot be used: {_error_of(library)}")
 
 
 def _error_of(library: ctypes.CDLL) -> str:
     text: bytes = library.aorta_kernels_error()
     return " ".join(text.decode("utf-8", "replace").split()) or "no reason given"
-
-
-def _check_version(library: ctypes.CDLL) -> None:
-    version: int = library.aorta_kernels_version()
-    major = major_of(version)
-    if major not in KNOWN_MAJORS:
-        raise KernelRecordsUnavailable(
-            f"CUPTI's version {version} is not one whose records are known (12.x, 13.x)"
-        )
 
 
 def major_of(version: int) -> int | None:
@@ -352,3 +327,11 @@ def cupti_path() -> Path:
     if candidates:
         return candidates[-1]
     raise KernelRecordsUnavailable("CUPTI is not there: this torch has no libcupti")
+
+
+def _loaded_path(name: str) -> str:
+    """The file of a library that the process has loaded, else the name for the loader to find."""
+    for path in mapped_files():
+        if os.path.basename(path).startswith(name):
+            return path
+    return name

@@ -1,4 +1,4 @@
-"""The ranks of a run: a device each, a process group, and exchange between them."""
+"""One rank of aorta's own commands: its device, its process group, and exchange with the others."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,11 +16,12 @@ from aorta.launcher import launched_rank, rendezvous_is_given
 
 Backend = Literal["nccl", "gloo"]
 TIMEOUT = timedelta(minutes=5)
+"""Time after which a collective of these commands fails."""
 
 
 @dataclass
 class Ranks:
-    """This process among the others; without a launcher the only one, and without a group."""
+    """This process among the others. Without a launcher it is the only one and has no group."""
 
     rank: int = 0
     local_rank: int = 0
@@ -69,7 +70,8 @@ class Ranks:
 
 
 def ranks_from_environment() -> Ranks:
-    """This process by the launcher's environment, without a device and a group yet. Raises ConfigError."""
+    """This process as the launcher's environment describes it; device and group come later. Raises
+    ConfigError."""
     launched, meets = launched_rank(), rendezvous_is_given()
     if launched.world_size > 1 and not meets:
         raise ConfigError(
@@ -79,7 +81,8 @@ def ranks_from_environment() -> Ranks:
 
 
 def choose_device(choice: str, ranks: Ranks) -> torch.device:
-    """auto: a GPU of its own for every rank where there are enough, else the CPU. ConfigError in one line."""
+    """The device of --device. auto: a GPU for every rank where there are enough, else the CPU. Raises
+    ConfigError."""
     gpus = accelerator()
     num_gpus = gpus.count() if gpus.is_available() else 0
     if choice == "auto":
@@ -104,7 +107,7 @@ def choose_device(choice: str, ranks: Ranks) -> torch.device:
 
 
 def check_backend(backend: str, device: torch.device) -> None:
-    """ConfigError for NCCL without a GPU."""
+    """Raise ConfigError for NCCL without a GPU."""
     if backend == "nccl" and device.type == "cpu":
         raise ConfigError("--backend nccl needs a GPU for every rank; give --backend gloo")
 
@@ -129,8 +132,10 @@ def process_group(ranks: Ranks, backend: Backend | None, timeout: timedelta = TI
 
 
 def own_group(ranks: Ranks, groups: Sequence[Sequence[int]] | None) -> dist.ProcessGroup | None:
-    """This rank's group; every rank must call this, since each makes all of them. The whole world where
-    `groups` is None."""
+    """This rank's process group of `groups`; the whole world where that is None.
+
+    Every rank must call it with the same groups, since each rank takes part in making all of them.
+    """
     if ranks.backend is None or groups is None:
         return ranks.group
     mine = None

@@ -1,6 +1,7 @@
 """A set of streams to submit work to: the device's own, or worker threads where there is no device.
 
-Both keep the rules that matter to a program over streams: work of one stream runs in order, work of two
+`make_streams` gives either, for queues and host programs. Both keep the rules that matter to a program over
+streams: work of one stream runs in order, work of two
 streams in any order, and an event captures what a stream held *when it was recorded*, so that a later wait
 on the event does not wait for what was submitted after the record.
 """
@@ -20,18 +21,28 @@ import torch
 from aorta.errors import InstrumentError
 
 MAIN = -1
-"""The stream that a program forks from and joins into: the caller's current one on a device."""
+"""Index of the stream that a program forks from and joins into: on a device the caller's current one."""
+
+_POOL_SIZE = 32
+"""Streams per priority in torch's pool."""
+_RESERVED = 8
+"""Streams of the pool left to process groups."""
+
+_pooled: dict[tuple[torch.device, int], dict[int, Any]] = {}
+"""(device, priority) -> handle -> stream that `kept_streams` lends."""
+_handles_apart: set[int] = set()
+"""Handles of the streams that `stream_apart` has given away."""
 
 
 class StreamEvent(Protocol):
-    """What a stream held when the event was recorded."""
+    """A point in a stream: passes when the work before it is done."""
 
     def query(self) -> bool:
-        """Whether all of it is done."""
+        """Return True once the work before it is done."""
         ...
 
     def synchronize(self) -> None:
-        """The host waits for it."""
+        """Make the host wait for it."""
         ...
 
 
@@ -53,20 +64,70 @@ class Streams(Protocol):
         ...
 
     def wait(self, stream: int, event: StreamEvent) -> None:
-        """Later work of the stream follows the event. The host does not wait."""
+        """Make later work of the stream follow the event. The host does not wait."""
         ...
 
     def elapsed_ms(self, start: StreamEvent, end: StreamEvent) -> float:
-        """Between two timing events that have both passed."""
+        """Time between two timing events that have both passed."""
         ...
 
     def synchronize(self) -> None:
-        """The host waits for everything submitted; raises what failed."""
+        """Wait for everything submitted; raises what failed."""
         ...
 
     def close(self) -> None:
         """Ends threads; a device's streams live as long as something names them."""
         ...
+
+
+def make_streams(num: int, device: torch.device) -> Streams:
+    """Streams of the device, lent as kept_streams does; threads where it is the CPU."""
+    if device.type == "cpu":
+        return ThreadStreams(num)
+    return kept_streams([0] * num, device)
+
+
+def kept_streams(priorities: Sequence[int], device: torch.device) -> "DeviceStreams":
+    """One stream per priority, lower runs first, made once per process and lent again and again; MAIN is the
+    caller's current one.
+
+    torch hands out 32 streams per priority in turn, to process groups as well. Whoever makes new ones for
+    every measurement gets, after a while, the very stream that a process group communicates on, and what is
+    put there can no longer overlap with that communication. The same streams for every caller, so that
+    callers must take turns. More streams than torch has beside those of process groups are made by the
+    runtime.
+    """
+    streams = DeviceStreams(0, device)
+    lent: dict[int, int] = {}
+    for priority in priorities:
+        number = lent.get(priority, 0)
+        avoid = {streams.main.cuda_stream, *_handles_apart}
+        streams.streams.append(_kept_stream(number, priority, device, avoid))
+        lent[priority] = number + 1
+    return streams
+
+
+def stream_apart(device: torch.device) -> torch.cuda.Stream:
+    """A stream that kept_streams neither lends nor has lent; for a caller that keeps it."""
+    in_use = {handle: None for streams in _pooled.values() for handle in streams} | dict.fromkeys(
+        _handles_apart
+    )
+    stream: torch.cuda.Stream = _distinct_stream(device, 0, in_use, 0)
+    _handles_apart.add(stream.cuda_stream)
+    return stream
+
+
+def _kept_stream(number: int, priority: int, device: torch.device, avoid: set[int]) -> Any:
+    pool = _pooled.setdefault((device, priority), {})
+    usable = [stream for handle, stream in pool.items() if handle not in avoid]
+    while len(usable) <= number:
+        if len(pool) < _POOL_SIZE - _RESERVED:
+            stream = _distinct_stream(device, priority, {**pool, **dict.fromkeys(avoid)}, 0)
+        else:
+            stream = _created_stream(device, priority)
+        pool[stream.cuda_stream] = stream
+        usable.append(stream)
+    return usable[number]
 
 
 class DeviceStreams:
@@ -118,7 +179,7 @@ class DeviceStreams:
 
 
 def _distinct_stream(device: torch.device, priority: int, in_use: dict[int, Any], main: int) -> Any:
-    """A stream that is not in `taken`: torch's pool first, then one made by the runtime itself."""
+    """A stream that is not in use: from torch's pool, else made by the runtime."""
     for _ in range(33):
         stream = torch.cuda.Stream(device, priority=priority)
         if stream.cuda_stream not in in_use and stream.cuda_stream != main:
@@ -145,40 +206,8 @@ def _created_stream(device: torch.device, priority: int) -> Any:
     return torch.cuda.ExternalStream(handle.value, device=device)
 
 
-def runtime() -> tuple[str, str]:
-    """The runtime's library, and what the names of its functions begin with."""
-    return ("libamdhip64", "hip") if torch.version.hip else ("libcudart", "cuda")
-
-
-def loaded_function(name: str, library: str) -> Any | None:
-    """A C function of a library that this process has loaded already; None where it has not.
-
-    It must be the very library that torch uses: a second copy of the runtime would have streams of its own.
-    torch loads it for all to see, or for itself alone (a wheel's private copy), hence two ways to find it.
-    """
-    function = getattr(ctypes.CDLL(None), name, None)
-    if function is not None:
-        return function
-    for path in _loaded_files(library):
-        with contextlib.suppress(OSError):
-            function = getattr(ctypes.CDLL(path), name, None)
-            if function is not None:
-                return function
-    return None
-
-
-def _loaded_files(library: str) -> list[str]:
-    """Mapped files of this process named `library`…; opening one again gives the same copy."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return []
-    paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6)
-    return [path for path in paths if Path(path).name.startswith(library)]
-
-
 class ThreadEvent:
-    """Passes when its thread reaches it."""
+    """An event of ThreadStreams: passes when its thread reaches it."""
 
     def __init__(self) -> None:
         self._reached = threading.Event()
@@ -254,12 +283,12 @@ class ThreadStreams:
 
 @dataclass(frozen=True)
 class Anchor:
-    """An instant that the streams' events and the host's clock share."""
+    """An instant known on both the streams' events and the host's clock."""
 
     event: StreamEvent
     """A timing event of MAIN."""
     host_ns: int
-    """When it passed, on time.perf_counter_ns."""
+    """time.perf_counter_ns when it passed."""
     error_ns: int
     """How far that may be off."""
 
@@ -285,59 +314,37 @@ def anchor(streams: Streams) -> Anchor:
     return best
 
 
-_POOL_SIZE = 32
-_RESERVED = 8
-"""Of torch's pool, for process groups."""
-
-_pooled: dict[tuple[torch.device, int], dict[int, Any]] = {}
-_handles_apart: set[int] = set()
+# -- functions of the runtime that torch has loaded ----------------------------------------------------
 
 
-def kept_streams(priorities: Sequence[int], device: torch.device) -> DeviceStreams:
-    """One stream per priority, lower runs first, made once per process and lent again and again; MAIN is the
-    caller's current one.
+def runtime() -> tuple[str, str]:
+    """(library, prefix of its functions' names) of the runtime that torch is built for."""
+    return ("libamdhip64", "hip") if torch.version.hip else ("libcudart", "cuda")
 
-    torch hands out 32 streams per priority in turn, to process groups as well. Whoever makes new ones for
-    every measurement gets, after a while, the very stream that a process group communicates on, and what is
-    put there can no longer overlap with that communication. The same streams for every caller, so that
-    callers must take turns. More streams than torch has beside those of process groups are made by the
-    runtime.
+
+def loaded_function(name: str, library: str) -> Any | None:
+    """A C function of a library that this process has loaded already; None where it has not.
+
+    It must be the very library that torch uses: a second copy of the runtime would have streams of its own.
+    torch loads it for all to see, or for itself alone (a wheel's private copy), hence two ways to find it.
     """
-    streams = DeviceStreams(0, device)
-    lent: dict[int, int] = {}
-    for priority in priorities:
-        number = lent.get(priority, 0)
-        avoid = {streams.main.cuda_stream, *_handles_apart}
-        streams.streams.append(_kept_stream(number, priority, device, avoid))
-        lent[priority] = number + 1
-    return streams
+    function = getattr(ctypes.CDLL(None), name, None)
+    if function is not None:
+        return function
+    for path in mapped_files():
+        if not Path(path).name.startswith(library):
+            continue
+        with contextlib.suppress(OSError):
+            function = getattr(ctypes.CDLL(path), name, None)
+            if function is not None:
+                return function
+    return None
 
 
-def stream_apart(device: torch.device) -> torch.cuda.Stream:
-    """A stream that kept_streams neither lends nor has lent; for a caller that keeps it."""
-    in_use = {handle: None for streams in _pooled.values() for handle in streams} | dict.fromkeys(
-        _handles_apart
-    )
-    stream: torch.cuda.Stream = _distinct_stream(device, 0, in_use, 0)
-    _handles_apart.add(stream.cuda_stream)
-    return stream
-
-
-def _kept_stream(number: int, priority: int, device: torch.device, avoid: set[int]) -> Any:
-    pool = _pooled.setdefault((device, priority), {})
-    usable = [stream for handle, stream in pool.items() if handle not in avoid]
-    while len(usable) <= number:
-        if len(pool) < _POOL_SIZE - _RESERVED:
-            stream = _distinct_stream(device, priority, {**pool, **dict.fromkeys(avoid)}, 0)
-        else:
-            stream = _created_stream(device, priority)
-        pool[stream.cuda_stream] = stream
-        usable.append(stream)
-    return usable[number]
-
-
-def make_streams(num: int, device: torch.device) -> Streams:
-    """Streams of the device, lent as kept_streams does; threads where it is the CPU."""
-    if device.type == "cpu":
-        return ThreadStreams(num)
-    return kept_streams([0] * num, device)
+def mapped_files() -> list[str]:
+    """Shared libraries that the process has loaded; opening one again gives the same copy."""
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    except OSError:  # not Linux
+        return []
+    return list(dict.fromkeys(line.split(maxsplit=5)[-1] for line in lines if ".so" in line))

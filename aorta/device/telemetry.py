@@ -1,4 +1,8 @@
-"""Power, clocks, temperature and throttling of one device, sampled beside the training loop from NVML, amdsmi or rocm-smi."""
+"""Power, clocks, temperature and throttling of one device, sampled beside the training loop.
+
+`TelemetrySampler` is the thread; it asks one source: NVML on NVIDIA's devices; on AMD's the amdsmi module,
+the rocm-smi command or the amd-smi command, whichever answers first.
+"""
 
 import contextlib
 import json
@@ -18,25 +22,10 @@ from aorta.device.environment import current_platform
 from aorta.errors import AortaError
 from aorta.records.schema import DeviceKind, DeviceRecord
 
+log = logging.getLogger(__name__)
 
-class NotMeasured(AortaError):
-    """Raised where there is no sample; the message is the reason."""
-
-
-@dataclass(frozen=True)
-class DeviceIdentity:
-    """How the vendor's tools know a torch device, whatever *_VISIBLE_DEVICES says."""
-
-    uuid: str | None
-    pci_address: str | None
-    """domain:bus:device."""
-
-
-class TelemetrySource(Protocol):
-    def sample(self) -> DeviceRecord: ...
-
-    def close(self) -> None: ...
-
+_MIN_COMMAND_INTERVAL_S = 1.0
+"""Shortest interval of sources that start a program for each sample."""
 
 # Source: NVML API reference, nvmlClocksEventReasons. Idle (1) is no limit on a clock and left out.
 _CLOCK_LIMITS = {
@@ -51,331 +40,27 @@ _CLOCK_LIMITS = {
 }
 _IDLE = 0x1
 
-
-def clock_limit_names(reasons: int) -> list[str]:
-    names = [name for bit, name in _CLOCK_LIMITS.items() if reasons & bit]
-    unknown = reasons & ~(_IDLE | sum(_CLOCK_LIMITS))
-    return [*names, f"unknown_{unknown:#x}"] if unknown else names
-
-
-class NvmlSource:
-    def __init__(self, identity: DeviceIdentity) -> None:
-        try:
-            import pynvml
-        except ImportError:
-            raise NotMeasured("pynvml (package nvidia-ml-py) is not installed") from None
-        self._nvml: Any = pynvml
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            raise NotMeasured(f"NVML does not start: {error}") from error
-        self._handle = self._find(identity)
-
-    def _find(self, identity: DeviceIdentity) -> Any:
-        nvml = self._nvml
-        attempts: list[tuple[Callable[[str], Any], str]] = []
-        if identity.uuid:
-            attempts += [
-                (nvml.nvmlDeviceGetHandleByUUID, f"{kind}-{identity.uuid}") for kind in ("GPU", "MIG")
-            ]
-        if identity.pci_address:
-            attempts.append((nvml.nvmlDeviceGetHandleByPciBusId, f"{identity.pci_address}.0"))
-        for find, name in attempts:
-            try:
-                return find(name)
-            except nvml.NVMLError:
-                continue
-        self.close()
-        raise NotMeasured(f"NVML does not know the device {identity.uuid or identity.pci_address}")
-
-    def sample(self) -> DeviceRecord:
-        nvml, handle = self._nvml, self._handle
-        power_mw = self._read(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-        utilization = self._read(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        reasons = self._read(lambda: self._clock_event_reasons()(handle))
-        used_bytes = self._read(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
-        return DeviceRecord(
-            sample_unix_ns=time.time_ns(),
-            power_w=None if power_mw is None else power_mw / 1000,
-            sm_clock_mhz=self._read(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-            memory_clock_mhz=self._read(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
-            temperature_c=self._read(
-                lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
-            ),
-            throttling=None if reasons is None else clock_limit_names(int(reasons)),
-            utilization_percent=utilization,
-            memory_used_bytes=None if used_bytes is None else int(used_bytes),
-        )
-
-    def _clock_event_reasons(self) -> Callable[[Any], int]:
-        name = "nvmlDeviceGetCurrentClocksEventReasons"
-        if not hasattr(self._nvml, name):  # its name before driver 535
-            name = "nvmlDeviceGetCurrentClocksThrottleReasons"
-        reader: Callable[[Any], int] = getattr(self._nvml, name)
-        return reader
-
-    def _read(self, read: Callable[[], float]) -> float | None:
-        try:
-            return read()
-        except self._nvml.NVMLError:  # not supported on this device, or not permitted
-            return None
-
-    def close(self) -> None:
-        try:
-            self._nvml.nvmlShutdown()
-        except self._nvml.NVMLError:
-            return
-
-
-class AmdsmiSource:
-    """The Python module that ROCm installs; no subprocess."""
-
-    def __init__(self, identity: DeviceIdentity) -> None:
-        try:
-            import amdsmi
-        except ImportError:
-            raise NotMeasured("the Python module amdsmi is not installed") from None
-        self._smi: Any = amdsmi
-        try:
-            amdsmi.amdsmi_init()
-        except amdsmi.AmdSmiException as error:
-            raise NotMeasured(f"amdsmi does not start: {error}") from error
-        self._handle = self._find(identity)
-
-    def _find(self, identity: DeviceIdentity) -> Any:
-        for handle in self._smi.amdsmi_get_processor_handles():
-            if _same_device(self._smi.amdsmi_get_gpu_device_bdf(handle), identity):
-                return handle
-        self.close()
-        raise NotMeasured(f"amdsmi does not know the device {identity.pci_address}")
-
-    def sample(self) -> DeviceRecord:
-        smi, handle = self._smi, self._handle
-        power = self._read(lambda: smi.amdsmi_get_power_info(handle))
-        activity = self._read(lambda: smi.amdsmi_get_gpu_activity(handle))
-        metrics = self._read(lambda: smi.amdsmi_get_gpu_metrics_info(handle))
-        sensors, current = smi.AmdSmiTemperatureType, smi.AmdSmiTemperatureMetric.CURRENT
-        return DeviceRecord(
-            sample_unix_ns=time.time_ns(),
-            power_w=_first_number(power, "current_socket_power", "average_socket_power"),
-            sm_clock_mhz=self._clock_mhz("GFX"),
-            memory_clock_mhz=self._clock_mhz("MEM"),
-            temperature_c=_number(
-                self._read(lambda: smi.amdsmi_get_temp_metric(handle, sensors.HOTSPOT, current))
-            ),
-            throttling=_throttling(_get(metrics, "throttle_status")),
-            utilization_percent=_first_number(activity, "gfx_activity"),
-        )
-
-    def _clock_mhz(self, kind: str) -> float | None:
-        smi = self._smi
-        clock = self._read(lambda: smi.amdsmi_get_clock_info(self._handle, getattr(smi.AmdSmiClkType, kind)))
-        return _first_number(clock, "clk", "cur_clk")
-
-    def _read(self, read: Callable[[], Any]) -> Any:
-        try:
-            return read()
-        except self._smi.AmdSmiException:  # not supported on this device, or not permitted
-            return None
-
-    def close(self) -> None:
-        try:
-            self._smi.amdsmi_shut_down()
-        except self._smi.AmdSmiException:
-            return
-
-
-class Command:
-    """Runs one program at a time, and can be stopped from another thread."""
-
-    timeout_s = 20.0
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-        self._stopped = False
-
-    def output(self, *command: str) -> str:
-        """Standard output, whatever the exit status; NotMeasured where there is none."""
-        name = command[0]
-        path = shutil.which(name)
-        if path is None:
-            raise NotMeasured(f"{name} is not on PATH")
-        with self._lock:
-            if self._stopped:
-                raise NotMeasured("telemetry is stopped")
-            process = self._process = subprocess.Popen(
-                [path, *command[1:]],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-            )
-        try:
-            output, errors = process.communicate(timeout=self.timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise NotMeasured(f"{name} did not answer within {self.timeout_s:g} s") from None
-        finally:
-            with self._lock:
-                self._process = None
-        if not output.strip():
-            last_line = (errors.strip().splitlines() or ["no output"])[-1]
-            raise NotMeasured(f"{name} exited {process.returncode}: {last_line}")
-        return output
-
-    def stop(self) -> None:
-        with self._lock:
-            self._stopped = True
-            if self._process is not None:
-                self._process.kill()
-
-
-class RocmSmiSource:
-    """One rocm-smi process per sample; it reports all GPUs of the host."""
-
-    ARGUMENTS = ("--showbus", "--showpower", "--showclocks", "--showtemp", "--showuse", "--json")
-
-    def __init__(self, command: Command, identity: DeviceIdentity | None) -> None:
-        self._command = command
-        self._identity = identity
-        self.text: str | None = None
-        """Raw output of the last call."""
-        self.reason: str | None = None
-        """Why that is None."""
-
-    def _call(self) -> str:
-        try:
-            text = self._command.output("rocm-smi", *self.ARGUMENTS)
-        except NotMeasured as why:
-            self.text, self.reason = None, str(why)
-            raise
-        self.text, self.reason = text, None
-        return text
-
-    def sample(self) -> DeviceRecord:
-        text = self._call()
-        sampled = time.time_ns()
-        if self._identity is None:
-            raise NotMeasured("this process uses no GPU")
-        card = self._card(_parse_json(text, "rocm-smi"))
-        return DeviceRecord(
-            sample_unix_ns=sampled,
-            power_w=_first_number(
-                card, "Current Socket Graphics Package Power (W)", "Average Graphics Package Power (W)"
-            ),
-            sm_clock_mhz=_first_number(card, "sclk clock speed:"),
-            memory_clock_mhz=_first_number(card, "mclk clock speed:"),
-            temperature_c=_first_number(
-                card, "Temperature (Sensor junction) (C)", "Temperature (Sensor edge) (C)"
-            ),
-            utilization_percent=_first_number(card, "GPU use (%)"),
-        )
-
-    def _card(self, cards: Any) -> Any:
-        assert self._identity is not None
-        for card in cards.values() if isinstance(cards, dict) else ():
-            if _same_device(_get(card, "PCI Bus"), self._identity):
-                return card
-        raise NotMeasured(f"rocm-smi does not list the device {self._identity.pci_address}")
-
-    def close(self) -> None:
-        pass
-
-
-class AmdSmiCommandSource:
-    """One amd-smi process per sample, for this GPU only."""
-
-    def __init__(self, command: Command, identity: DeviceIdentity) -> None:
-        self._command = command
-        for gpu in self._gpus("list"):
-            if _same_device(_get(gpu, "bdf"), identity):
-                self._gpu = str(gpu["gpu"])
-                return
-        raise NotMeasured(f"amd-smi does not list the device {identity.pci_address}")
-
-    def _gpus(self, *arguments: str) -> list[Any]:
-        answer = _parse_json(self._command.output("amd-smi", *arguments, "--json"), "amd-smi")
-        gpus = _get(answer, "gpu_data") or answer  # a bare list before amd-smi 25.4
-        return gpus if isinstance(gpus, list) else []
-
-    def sample(self) -> DeviceRecord:
-        gpus = self._gpus("metric", "--gpu", self._gpu)
-        if not gpus:
-            raise NotMeasured("amd-smi metric lists no GPU")
-        gpu = gpus[0]
-        temperature = _get(gpu, "temperature")
-        return DeviceRecord(
-            sample_unix_ns=time.time_ns(),
-            power_w=_first_number(_get(gpu, "power"), "socket_power", "current_socket_power"),
-            sm_clock_mhz=_first_number(_get(gpu, "clock", "gfx_0"), "clk"),
-            memory_clock_mhz=_first_number(_get(gpu, "clock", "mem_0"), "clk"),
-            temperature_c=_first_number(temperature, "hotspot", "edge"),
-            throttling=_throttling(_get(gpu, "power", "throttle_status")),
-            utilization_percent=_first_number(_get(gpu, "usage"), "gfx_activity"),
-        )
-
-    def close(self) -> None:
-        pass
-
-
-def _parse_json(text: str, name: str) -> Any:
-    start = re.search(r"^[\[{]", text, re.MULTILINE)  # warnings may come first
-    try:
-        return json.loads(text[start.start() if start else 0 :])
-    except ValueError as error:
-        raise NotMeasured(f"{name} printed no JSON: {error}") from error
-
-
-def _same_device(address: Any, identity: DeviceIdentity) -> bool:
-    """address: 0000:c1:00.0, in either case."""
-    if not isinstance(address, str) or identity.pci_address is None:
-        return False
-    return address.strip().lower().partition(".")[0] == identity.pci_address
-
-
-def _get(tree: Any, *keys: str) -> Any:
-    for key in keys:
-        if not isinstance(tree, dict):
-            return None
-        tree = tree.get(key)
-    return tree
-
-
-def _first_number(tree: Any, *keys: str) -> float | None:
-    """Of the first key that holds one."""
-    return next((number for key in keys if (number := _number(_get(tree, key))) is not None), None)
-
-
 _UNSUPPORTED = {0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF}
+"""Values by which amdsmi says that it has none."""
 
 
-def _number(value: Any) -> float | None:
-    """Of 135, "135.0", "(135Mhz)" or {"value": 135, "unit": "W"}; None for "N/A" and the C API's marks."""
-    if isinstance(value, dict):
-        value = value.get("value")
-    if isinstance(value, str):
-        match = re.search(r"\d+(\.\d+)?", value)
-        value = float(match.group()) if match else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value in _UNSUPPORTED:
-        return None
-    return float(value)
+class NotMeasured(AortaError):
+    """Raised where there is no sample; the message says why."""
 
 
-def _throttling(status: Any) -> list[str] | None:
-    """amd-smi says whether, not why."""
-    if status in (True, "THROTTLED"):
-        return ["throttled"]
-    if status in (False, "UNTHROTTLED"):
-        return []
-    return None
+@dataclass(frozen=True)
+class DeviceIdentity:
+    """A torch device as the vendor's tools know it, whatever *_VISIBLE_DEVICES says."""
+
+    uuid: str | None
+    pci_address: str | None
+    """domain:bus:device, as in 0000:c1:00."""
 
 
-log = logging.getLogger(__name__)
+class TelemetrySource(Protocol):
+    def sample(self) -> DeviceRecord: ...
 
-_MIN_COMMAND_INTERVAL_S = 1.0
+    def close(self) -> None: ...
 
 
 class TelemetrySampler:
@@ -452,7 +137,7 @@ class TelemetrySampler:
             log.warning("the telemetry thread does not end and is left behind")
         self._thread = None
 
-    def _run(self, identity: DeviceIdentity | None, stopping: threading.Event, command: Command) -> None:
+    def _run(self, identity: DeviceIdentity | None, stopping: threading.Event, command: "Command") -> None:
         try:
             source, rocm_smi = self._open(identity, command)
             interval_s = self.interval_s
@@ -469,9 +154,9 @@ class TelemetrySampler:
             log.warning("%s", self.reason)
 
     def _open(
-        self, identity: DeviceIdentity | None, command: Command
-    ) -> tuple[TelemetrySource | None, RocmSmiSource | None]:
-        """What gives the samples, and what gives the text; the same where the text has the numbers too."""
+        self, identity: DeviceIdentity | None, command: "Command"
+    ) -> tuple[TelemetrySource | None, "RocmSmiSource | None"]:
+        """(source of the samples, source of the text); one object where the text has the numbers too."""
         rocm_smi = RocmSmiSource(command, identity) if self._rocm_text else None
         if identity is None or self._platform == "cpu":
             self.reason = "this process uses no GPU"
@@ -486,7 +171,7 @@ class TelemetrySampler:
             self.reason = str(why)
             return None, rocm_smi
 
-    def _sample(self, source: TelemetrySource | None, rocm_smi: RocmSmiSource | None) -> None:
+    def _sample(self, source: TelemetrySource | None, rocm_smi: "RocmSmiSource | None") -> None:
         if source is not None:
             try:
                 self._latest, self.reason = source.sample(), None
@@ -499,7 +184,15 @@ class TelemetrySampler:
             self._text, self.rocm_smi_reason = rocm_smi.text, rocm_smi.reason
 
 
-def _open_amd(identity: DeviceIdentity, command: Command, rocm_smi: RocmSmiSource | None) -> TelemetrySource:
+def _identity(device_index: int) -> DeviceIdentity:
+    properties = accelerator().properties(device_index)
+    return DeviceIdentity(uuid=device_uuid(properties), pci_address=pci_address(properties))
+
+
+def _open_amd(
+    identity: DeviceIdentity, command: "Command", rocm_smi: "RocmSmiSource | None"
+) -> TelemetrySource:
+    """The first of AMD's sources that answers; NotMeasured with the reasons of all."""
     reasons = []
     try:
         return AmdsmiSource(identity)
@@ -519,6 +212,328 @@ def _open_amd(identity: DeviceIdentity, command: Command, rocm_smi: RocmSmiSourc
     raise NotMeasured("; ".join(reasons))
 
 
-def _identity(device_index: int) -> DeviceIdentity:
-    properties = accelerator().properties(device_index)
-    return DeviceIdentity(uuid=device_uuid(properties), pci_address=pci_address(properties))
+class NvmlSource:
+    """Reads NVML through pynvml."""
+
+    def __init__(self, identity: DeviceIdentity) -> None:
+        try:
+            import pynvml
+        except ImportError:
+            raise NotMeasured("pynvml (package nvidia-ml-py) is not installed") from None
+        self._nvml: Any = pynvml
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise NotMeasured(f"NVML does not start: {error}") from error
+        self._handle = self._find(identity)
+
+    def _find(self, identity: DeviceIdentity) -> Any:
+        nvml = self._nvml
+        attempts: list[tuple[Callable[[str], Any], str]] = []
+        if identity.uuid:
+            attempts += [
+                (nvml.nvmlDeviceGetHandleByUUID, f"{kind}-{identity.uuid}") for kind in ("GPU", "MIG")
+            ]
+        if identity.pci_address:
+            attempts.append((nvml.nvmlDeviceGetHandleByPciBusId, f"{identity.pci_address}.0"))
+        for find, name in attempts:
+            try:
+                return find(name)
+            except nvml.NVMLError:
+                continue
+        self.close()
+        raise NotMeasured(f"NVML does not know the device {identity.uuid or identity.pci_address}")
+
+    def sample(self) -> DeviceRecord:
+        nvml, handle = self._nvml, self._handle
+        power_mw = self._read(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        utilization = self._read(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        reasons = self._read(lambda: self._clock_event_reasons()(handle))
+        used_bytes = self._read(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
+        return DeviceRecord(
+            sample_unix_ns=time.time_ns(),
+            power_w=None if power_mw is None else power_mw / 1000,
+            sm_clock_mhz=self._read(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            memory_clock_mhz=self._read(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+            temperature_c=self._read(
+                lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+            ),
+            throttling=None if reasons is None else clock_limit_names(int(reasons)),
+            utilization_percent=utilization,
+            memory_used_bytes=None if used_bytes is None else int(used_bytes),
+        )
+
+    def _clock_event_reasons(self) -> Callable[[Any], int]:
+        name = "nvmlDeviceGetCurrentClocksEventReasons"
+        if not hasattr(self._nvml, name):  # its name before driver 535
+            name = "nvmlDeviceGetCurrentClocksThrottleReasons"
+        reader: Callable[[Any], int] = getattr(self._nvml, name)
+        return reader
+
+    def _read(self, read: Callable[[], float]) -> float | None:
+        try:
+            return read()
+        except self._nvml.NVMLError:  # not supported on this device, or not permitted
+            return None
+
+    def close(self) -> None:
+        try:
+            self._nvml.nvmlShutdown()
+        except self._nvml.NVMLError:
+            return
+
+
+def clock_limit_names(reasons: int) -> list[str]:
+    names = [name for bit, name in _CLOCK_LIMITS.items() if reasons & bit]
+    unknown = reasons & ~(_IDLE | sum(_CLOCK_LIMITS))
+    return [*names, f"unknown_{unknown:#x}"] if unknown else names
+
+
+class AmdsmiSource:
+    """Reads amdsmi, the Python module that ROCm installs; no subprocess."""
+
+    def __init__(self, identity: DeviceIdentity) -> None:
+        try:
+            import amdsmi
+        except ImportError:
+            raise NotMeasured("the Python module amdsmi is not installed") from None
+        self._smi: Any = amdsmi
+        try:
+            amdsmi.amdsmi_init()
+        except amdsmi.AmdSmiException as error:
+            raise NotMeasured(f"amdsmi does not start: {error}") from error
+        self._handle = self._find(identity)
+
+    def _find(self, identity: DeviceIdentity) -> Any:
+        for handle in self._smi.amdsmi_get_processor_handles():
+            if _same_device(self._smi.amdsmi_get_gpu_device_bdf(handle), identity):
+                return handle
+        self.close()
+        raise NotMeasured(f"amdsmi does not know the device {identity.pci_address}")
+
+    def sample(self) -> DeviceRecord:
+        smi, handle = self._smi, self._handle
+        power = self._read(lambda: smi.amdsmi_get_power_info(handle))
+        activity = self._read(lambda: smi.amdsmi_get_gpu_activity(handle))
+        metrics = self._read(lambda: smi.amdsmi_get_gpu_metrics_info(handle))
+        sensors, current = smi.AmdSmiTemperatureType, smi.AmdSmiTemperatureMetric.CURRENT
+        return DeviceRecord(
+            sample_unix_ns=time.time_ns(),
+            power_w=_first_number(power, "current_socket_power", "average_socket_power"),
+            sm_clock_mhz=self._clock_mhz("GFX"),
+            memory_clock_mhz=self._clock_mhz("MEM"),
+            temperature_c=_number(
+                self._read(lambda: smi.amdsmi_get_temp_metric(handle, sensors.HOTSPOT, current))
+            ),
+            throttling=_throttling(_get(metrics, "throttle_status")),
+            utilization_percent=_first_number(activity, "gfx_activity"),
+        )
+
+    def _clock_mhz(self, kind: str) -> float | None:
+        smi = self._smi
+        clock = self._read(lambda: smi.amdsmi_get_clock_info(self._handle, getattr(smi.AmdSmiClkType, kind)))
+        return _first_number(clock, "clk", "cur_clk")
+
+    def _read(self, read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except self._smi.AmdSmiException:  # not supported on this device, or not permitted
+            return None
+
+    def close(self) -> None:
+        try:
+            self._smi.amdsmi_shut_down()
+        except self._smi.AmdSmiException:
+            return
+
+
+# -- sources that start a program for each sample ------------------------------------------------------
+
+
+class Command:
+    """Runs one program at a time, and can be stopped from another thread."""
+
+    timeout_s = 20.0
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._stopped = False
+
+    def output(self, *command: str) -> str:
+        """Standard output of a command, whatever its exit status. Raises NotMeasured where there is none."""
+        name = command[0]
+        path = shutil.which(name)
+        if path is None:
+            raise NotMeasured(f"{name} is not on PATH")
+        with self._lock:
+            if self._stopped:
+                raise NotMeasured("telemetry is stopped")
+            process = self._process = subprocess.Popen(
+                [path, *command[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
+        try:
+            output, errors = process.communicate(timeout=self.timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise NotMeasured(f"{name} did not answer within {self.timeout_s:g} s") from None
+        finally:
+            with self._lock:
+                self._process = None
+        if not output.strip():
+            last_line = (errors.strip().splitlines() or ["no output"])[-1]
+            raise NotMeasured(f"{name} exited {process.returncode}: {last_line}")
+        return output
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            if self._process is not None:
+                self._process.kill()
+
+
+class RocmSmiSource:
+    """Starts rocm-smi for each sample; it reports all GPUs of the host."""
+
+    ARGUMENTS = ("--showbus", "--showpower", "--showclocks", "--showtemp", "--showuse", "--json")
+
+    def __init__(self, command: Command, identity: DeviceIdentity | None) -> None:
+        self._command = command
+        self._identity = identity
+        self.text: str | None = None
+        """Raw output of the last call."""
+        self.reason: str | None = None
+        """Why `text` is None."""
+
+    def _call(self) -> str:
+        try:
+            text = self._command.output("rocm-smi", *self.ARGUMENTS)
+        except NotMeasured as why:
+            self.text, self.reason = None, str(why)
+            raise
+        self.text, self.reason = text, None
+        return text
+
+    def sample(self) -> DeviceRecord:
+        text = self._call()
+        sampled = time.time_ns()
+        if self._identity is None:
+            raise NotMeasured("this process uses no GPU")
+        card = self._card(_parse_json(text, "rocm-smi"))
+        return DeviceRecord(
+            sample_unix_ns=sampled,
+            power_w=_first_number(
+                card, "Current Socket Graphics Package Power (W)", "Average Graphics Package Power (W)"
+            ),
+            sm_clock_mhz=_first_number(card, "sclk clock speed:"),
+            memory_clock_mhz=_first_number(card, "mclk clock speed:"),
+            temperature_c=_first_number(
+                card, "Temperature (Sensor junction) (C)", "Temperature (Sensor edge) (C)"
+            ),
+            utilization_percent=_first_number(card, "GPU use (%)"),
+        )
+
+    def _card(self, cards: Any) -> Any:
+        assert self._identity is not None
+        for card in cards.values() if isinstance(cards, dict) else ():
+            if _same_device(_get(card, "PCI Bus"), self._identity):
+                return card
+        raise NotMeasured(f"rocm-smi does not list the device {self._identity.pci_address}")
+
+    def close(self) -> None:
+        pass
+
+
+class AmdSmiCommandSource:
+    """Starts amd-smi for each sample, for this GPU only."""
+
+    def __init__(self, command: Command, identity: DeviceIdentity) -> None:
+        self._command = command
+        for gpu in self._gpus("list"):
+            if _same_device(_get(gpu, "bdf"), identity):
+                self._gpu = str(gpu["gpu"])
+                return
+        raise NotMeasured(f"amd-smi does not list the device {identity.pci_address}")
+
+    def _gpus(self, *arguments: str) -> list[Any]:
+        answer = _parse_json(self._command.output("amd-smi", *arguments, "--json"), "amd-smi")
+        gpus = _get(answer, "gpu_data") or answer  # a bare list before amd-smi 25.4
+        return gpus if isinstance(gpus, list) else []
+
+    def sample(self) -> DeviceRecord:
+        gpus = self._gpus("metric", "--gpu", self._gpu)
+        if not gpus:
+            raise NotMeasured("amd-smi metric lists no GPU")
+        gpu = gpus[0]
+        temperature = _get(gpu, "temperature")
+        return DeviceRecord(
+            sample_unix_ns=time.time_ns(),
+            power_w=_first_number(_get(gpu, "power"), "socket_power", "current_socket_power"),
+            sm_clock_mhz=_first_number(_get(gpu, "clock", "gfx_0"), "clk"),
+            memory_clock_mhz=_first_number(_get(gpu, "clock", "mem_0"), "clk"),
+            temperature_c=_first_number(temperature, "hotspot", "edge"),
+            throttling=_throttling(_get(gpu, "power", "throttle_status")),
+            utilization_percent=_first_number(_get(gpu, "usage"), "gfx_activity"),
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def _parse_json(text: str, name: str) -> Any:
+    start = re.search(r"^[\[{]", text, re.MULTILINE)  # warnings may come first
+    try:
+        return json.loads(text[start.start() if start else 0 :])
+    except ValueError as error:
+        raise NotMeasured(f"{name} printed no JSON: {error}") from error
+
+
+# -- values in the answers of the vendors' tools -------------------------------------------------------
+
+
+def _same_device(address: Any, identity: DeviceIdentity) -> bool:
+    """Return True where a PCI address (0000:c1:00.0, upper or lower case) is the device's."""
+    if not isinstance(address, str) or identity.pci_address is None:
+        return False
+    return address.strip().lower().partition(".")[0] == identity.pci_address
+
+
+def _get(tree: Any, *keys: str) -> Any:
+    for key in keys:
+        if not isinstance(tree, dict):
+            return None
+        tree = tree.get(key)
+    return tree
+
+
+def _first_number(tree: Any, *keys: str) -> float | None:
+    """The number under the first key that holds one."""
+    return next((number for key in keys if (number := _number(_get(tree, key))) is not None), None)
+
+
+def _number(value: Any) -> float | None:
+    """The number in 135, "135.0", "(135Mhz)" or {"value": 135, "unit": "W"}; None for "N/A" and
+    _UNSUPPORTED."""
+    if isinstance(value, dict):
+        value = value.get("value")
+    if isinstance(value, str):
+        match = re.search(r"\d+(\.\d+)?", value)
+        value = float(match.group()) if match else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value in _UNSUPPORTED:
+        return None
+    return float(value)
+
+
+def _throttling(status: Any) -> list[str] | None:
+    """amd-smi's throttle status as a list; it gives no reasons."""
+    if status in (True, "THROTTLED"):
+        return ["throttled"]
+    if status in (False, "UNTHROTTLED"):
+        return []
+    return None

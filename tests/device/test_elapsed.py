@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aorta.device.marks import ElapsedReader, NotPassedError, forget_runtime_error, runtime_elapsed
+from aorta.device.event_clock import ElapsedReader, forget_runtime_error, runtime_elapsed
+from aorta.device.marks import NotPassedError
 
 NOT_READY, INVALID = 600, 400
 

@@ -1,1 +1,6 @@
-"""Small C libraries: their sources, and how they are built on first use."""
+"""Small C libraries for what Python is too slow or cannot be called for; build.py builds them on first use.
+
+kernel_records.c       the driver's kernel records on NVIDIA's devices (CUPTI)
+kernel_records_rocm.c  the same on AMD's (roctracer)
+collective_events.c    a profiler plugin that NCCL and RCCL load
+"""

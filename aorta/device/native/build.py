@@ -1,4 +1,7 @@
-"""Builds a C source of this folder with the machine's compiler, once, into the user's cache folder."""
+"""Builds a C source of this folder with the machine's compiler, on first use, into the user's cache folder.
+
+`load_library` opens the result in this process; `library_path` gives its place to a program that opens it.
+"""
 
 import ctypes
 import hashlib
@@ -15,6 +18,7 @@ from aorta.errors import AortaError
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
 TIMEOUT_S = 60.0
+"""Seconds that a compiler may take."""
 
 
 class NativeError(AortaError):
@@ -35,36 +39,39 @@ def load_library(name: str) -> ctypes.CDLL:
     Built when the cache holds none of this source, machine and compiler flags; where the cache cannot be
     written, in a temporary folder. Raises NativeError.
     """
-    source = source_text(name)
-    path = cache_folder() / _file_name(name, source)
-    if not path.exists():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            build(source, path)
-        except OSError:
-            return _load_from_temporary_folder(source, path.name)
-    return _load(path)
+    try:
+        path = _path_in_cache(name)
+    except OSError:
+        return _load_from_temporary_folder(name)
+    return load_path(path)
 
 
 def library_path(name: str) -> Path:
-    """Where the library of <name>.c lies in the cache, built: for a program that opens it by its path.
+    """Path of the library of <name>.c in the cache, built: for a program that opens it itself.
 
     Raises NativeError, also where the cache cannot be written.
     """
-    source = source_text(name)
-    path = cache_folder() / _file_name(name, source)
-    if not path.exists():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            build(source, path)
-        except OSError as error:
-            raise NativeError(f"the cache folder {path.parent} cannot be written: {error.strerror}") from None
-    return path
+    try:
+        return _path_in_cache(name)
+    except OSError as error:
+        raise NativeError(f"the cache folder {cache_folder()} cannot be written: {error.strerror}") from None
 
 
 def load_path(path: Path) -> ctypes.CDLL:
-    """The library at a path of `library_path`. Raises NativeError."""
-    return _load(path)
+    """The library at a path. Raises NativeError."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeError(f"{path.name} cannot be loaded: {error}") from None
+
+
+def _path_in_cache(name: str) -> Path:
+    source = source_text(name)
+    path = cache_folder() / _file_name(name, source)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        build(source, path)
+    return path
 
 
 def source_text(name: str) -> str:
@@ -113,21 +120,15 @@ def _file_name(name: str, source: str) -> str:
     return f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
 
 
-def _load_from_temporary_folder(source: str, name: str) -> ctypes.CDLL:
+def _load_from_temporary_folder(name: str) -> ctypes.CDLL:
+    source = source_text(name)
     try:
         with tempfile.TemporaryDirectory(prefix="aorta-") as folder:
-            path = Path(folder) / name
+            path = Path(folder) / _file_name(name, source)
             build(source, path)
-            return _load(path)  # stays loaded when the file goes
+            return load_path(path)  # stays loaded when the file goes
     except OSError as error:
         raise NativeError(f"no folder to build in can be written: {error.strerror}") from None
-
-
-def _load(path: Path) -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NativeError(f"{path.name} cannot be loaded: {error}") from None
 
 
 def _first_line(text: str) -> str:
