@@ -14,7 +14,7 @@ STEPS_FILES, STATE_FILES, COLUMNS_FILES = "rank_*_metrics.jsonl", "rank_*_state.
 """Patterns of the files of all ranks."""
 STEPS_FILE = re.compile(r"rank_(\d+)_metrics\.jsonl")
 STATE_FILE = re.compile(r"rank_(\d+)_state\.jsonl")
-"""The rank is the first group."""
+"""Names of one rank's files; the rank is the first group."""
 
 
 def steps_name(rank: int) -> str:
@@ -23,7 +23,7 @@ def steps_name(rank: int) -> str:
 
 
 def columns_name(rank: int) -> str:
-    """The numbers of a rank's lines as columns (aorta.records.columns)."""
+    """The file of the numbers of a rank's lines as columns (aorta.records.columns)."""
     return f"rank_{rank}_columns.bin"
 
 
@@ -33,7 +33,7 @@ def state_name(rank: int) -> str:
 
 
 def kernels_name(rank: int) -> str:
-    """The file that says how a rank's kernel records fit to its collectives."""
+    """The file of the names of kernels that a rank's lines refer to."""
     return f"rank_{rank}_kernels.json"
 
 
@@ -53,7 +53,7 @@ def unwritten_name(rank: int) -> str:
 
 
 class FilesBeside(NamedTuple):
-    """The files of a rank that lines of its steps are read with."""
+    """Files that a reader of a rank's lines needs as well."""
 
     kernels: Path
     unwritten: Path
@@ -61,7 +61,7 @@ class FilesBeside(NamedTuple):
 
 
 def files_beside(path: Path) -> FilesBeside | None:
-    """path: of a rank's step records; None for a file of another name."""
+    """Files beside a rank's step records at path; None for a file of another name."""
     named = STEPS_FILE.fullmatch(path.name)
     if named is None:
         return None

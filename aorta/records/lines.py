@@ -1,4 +1,8 @@
-"""The lines of a record file, in pieces or one after the other, each decoded and checked for its place and its values."""
+"""Decodes the lines of a record file and checks each one's place and values.
+
+`LineReader` reads whole lines (aorta.records.reader). `LineOrder`, `are_possible` and the pieces of a file
+also serve aorta.records.columns, which reads numbers alone.
+"""
 
 import logging
 import math
@@ -15,54 +19,21 @@ from aorta.records.rotation import DROPPED
 from aorta.records.schema import READABLE_VERSIONS, StepRecord
 from aorta.records.seal import Seal, seal_of
 
+logger = logging.getLogger(__name__)
+
 LIMIT = 2**53
-"""Above every count and every ms of a run, and exact as a float."""
+"""Upper bound of counts and ms: no run reaches it, and floats are exact below."""
 NOT_NEGATIVE = (
     "step_ms", "between_steps_ms", "host_ms", "tokens", "epoch", "step", "attempt", "rollbacks"
 )  # fmt: skip
-
-
-def fault_of(record: StepRecord) -> str | None:
-    """What no run writes and arrays could not hold; None of a record that a run may write."""
-    if not 0 <= record.rank < record.world_size < LIMIT:
-        return f"rank {record.rank} of {record.world_size}"
-    if not 0 <= record.global_step < LIMIT:
-        return f"global_step {record.global_step}"
-    if not 0 <= record.num_collectives < LIMIT:
-        return f"num_collectives {record.num_collectives}"
-    for name in NOT_NEGATIVE:
-        value = getattr(record, name)
-        if value is not None and (value < 0 or name == "step_ms" and not value < LIMIT):
-            return f"{name} {value}"
-    return None
-
-
-def are_possible(block: NumberBlock) -> bool:
-    """Returns True where no record of the block, all of one rank and world size, has a fault."""
-    for name in ("global_step", "num_collectives"):
-        counts = block.integers(name)
-        if counts.min() < 0 or counts.max() >= LIMIT:
-            return False
-    if not 0 <= block.first.rank < block.integers("world_size")[0] < LIMIT:
-        return False
-    for name in NOT_NEGATIVE:
-        values = block.numbers(name)
-        if values is not None and ((values < 0).any() or (name == "step_ms" and (values >= LIMIT).any())):
-            return False
-    return True
-
-
-logger = logging.getLogger(__name__)
+"""Fields that must not be negative."""
+LONGEST_LINE = 1 << 26
+"""Bytes of the longest line that is read; a step of 10,000 collectives with details takes 5 MB."""
+BLOCK_BYTES = 1 << 20
+"""Bytes read at once, some 800 short lines. With fewer, work per block is half of all work."""
 
 _SHOWN = 4
-LONGEST_LINE = 1 << 26
-"""Bytes; a step of 10,000 collectives with their details takes 5 MB."""
-BLOCK_BYTES = 1 << 20
-"""Some eight hundred short lines: fewer, and the work on each block as a whole is half of all work."""
-
-
-class _Version(msgspec.Struct):
-    schema: int
+"""Places of missing lines that a note names."""
 
 
 class LineReader:
@@ -78,7 +49,10 @@ class LineReader:
         self._decoder = msgspec.json.Decoder(StepRecord)
 
     def record(self, line: bytes) -> StepRecord | None:
-        """None of an empty line and of one that was cut off; RecordError names the file and the line."""
+        """The record of the next line; None for an empty line and one that was cut off.
+
+        RecordError names the file and the line.
+        """
         self.num_lines += 1
         number = self.num_lines
         if not line.strip():
@@ -110,13 +84,13 @@ class LineReader:
         return records
 
     def close(self) -> None:
-        """Notes what the lines together lack."""
+        """Note what the lines lack as a whole."""
         for note in self.order.notes():
             _note(self._notes, note)
 
 
 class LineOrder:
-    """Whether the lines of a file are those that one run wrote, all of them and in their order."""
+    """Checks that the lines of a file are those of one run, all of them and in order."""
 
     def __init__(self, path: Path | str) -> None:
         self._path = path
@@ -129,7 +103,7 @@ class LineOrder:
         self._num_unsealed = self._num_sealed = 0
 
     def check(self, number: int, seal: Seal | None, record: StepRecord) -> None:
-        """number: of the line as it stands, from 1. RecordError where it does not belong there."""
+        """Raise RecordError where a line does not belong. number: its place in the file, from 1."""
         place = f"{self._path}:{number}"
         self._rank = record.rank if self._rank is None else self._rank
         if record.rank != self._rank:
@@ -161,8 +135,10 @@ class LineOrder:
             self._attempt = record.attempt
 
     def follows(self, first: int, num: int, rank: int, run_id: str | None, attempts: tuple[int, int]) -> bool:
-        """Returns True where sealed lines `first` to `first + num - 1`, all of one rank and run, are what
-        comes next; they then count as read. attempts: of the first and the last one, which is no less."""
+        """Return True where sealed lines `first` to `first + num - 1` come next; they then count as read.
+
+        All are of one rank and run. attempts: of the first and the last line; the last is no less.
+        """
         if first != (0 if self._last is None else self._last + 1) or rank != (
             rank if self._rank is None else self._rank
         ):
@@ -191,9 +167,53 @@ class LineOrder:
         self._missing.append(f"{num} before line {number}, global step {record.global_step}")
 
 
+def fault_of(record: StepRecord) -> str | None:
+    """The field and value that no run writes and arrays could not hold; None where there is none."""
+    if not 0 <= record.rank < record.world_size < LIMIT:
+        return f"rank {record.rank} of {record.world_size}"
+    if not 0 <= record.global_step < LIMIT:
+        return f"global_step {record.global_step}"
+    if not 0 <= record.num_collectives < LIMIT:
+        return f"num_collectives {record.num_collectives}"
+    for name in NOT_NEGATIVE:
+        value = getattr(record, name)
+        if value is not None and (value < 0 or name == "step_ms" and not value < LIMIT):
+            return f"{name} {value}"
+    return None
+
+
+def are_possible(block: NumberBlock) -> bool:
+    """Return True where no record of a block has a fault. All its records are of one rank and world size."""
+    for name in ("global_step", "num_collectives"):
+        counts = block.integers(name)
+        if counts.min() < 0 or counts.max() >= LIMIT:
+            return False
+    if not 0 <= block.first.rank < block.integers("world_size")[0] < LIMIT:
+        return False
+    for name in NOT_NEGATIVE:
+        values = block.numbers(name)
+        if values is not None and ((values < 0).any() or (name == "step_ms" and (values >= LIMIT).any())):
+            return False
+    return True
+
+
+# -- pieces of a file ----------------------------------------------------------------------------------
+
+
+def single_lines(path: Path | str) -> Iterator[bytes]:
+    try:
+        with open(path, "rb") as file:
+            while line := file.readline(LONGEST_LINE):
+                if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+                    raise RecordError(f"{path} has a line of over {LONGEST_LINE >> 20} MB: no run writes one")
+                yield line
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror}") from error
+
+
 @contextmanager
 def opened_lines(path: Path | str) -> Iterator[FileIO]:
-    """The file, unbuffered; RecordError where it cannot be opened or read."""
+    """A file opened without buffer; RecordError where it cannot be opened or read."""
     try:
         with open(path, "rb", buffering=0) as file:
             yield file
@@ -202,8 +222,7 @@ def opened_lines(path: Path | str) -> Iterator[FileIO]:
 
 
 def whole_lines_of(file: FileIO, path: Path | str, num_bytes: int | None = None) -> Iterator[bytes]:
-    """The next bytes of a file, all by default, in pieces that end with a line; the last one where they
-    do."""
+    """The next num_bytes of a file (None: all) in pieces that end with a line; the last may be cut off."""
     rest = b""
     left = math.inf if num_bytes is None else num_bytes
     while data := file.read(int(min(BLOCK_BYTES, left))):
@@ -220,31 +239,19 @@ def whole_lines_of(file: FileIO, path: Path | str, num_bytes: int | None = None)
         yield rest
 
 
-def single_lines(path: Path | str) -> Iterator[bytes]:
-    try:
-        with open(path, "rb") as file:
-            while line := file.readline(LONGEST_LINE):
-                if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-                    raise RecordError(f"{path} has a line of over {LONGEST_LINE >> 20} MB: no run writes one")
-                yield line
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror}") from error
+# -- lines that cannot be read -------------------------------------------------------------------------
 
 
 def _cut_off(line: bytes, error: Exception) -> bool:
-    """Only a last line has no newline; a ValidationError is valid JSON, hence not cut off."""
+    """Return True for a line that a killed process left unfinished.
+
+    Only a last line has no newline; a ValidationError is valid JSON, hence whole.
+    """
     return (
         not line.endswith(b"\n")
         and line.lstrip().startswith(b"{")
         and not isinstance(error, msgspec.ValidationError)
     )
-
-
-def version_of(data: bytes) -> int | None:
-    try:
-        return msgspec.json.decode(data, type=_Version).schema
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 def _line_error(path: Path | str, number: int, line: bytes, error: Exception) -> RecordError:
@@ -260,6 +267,17 @@ def version_error(path: Path | str, number: int | None, version: int | None) -> 
     return RecordError(
         f"{place}: written with record schema {version}, this version of aorta reads {readable}"
     )
+
+
+def version_of(data: bytes) -> int | None:
+    try:
+        return msgspec.json.decode(data, type=_Version).schema
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+class _Version(msgspec.Struct):
+    schema: int
 
 
 def _note(notes: list[str] | None, text: str) -> None:

@@ -1,4 +1,4 @@
-"""{label}.perfetto.json.gz: a run in Chrome's trace format, which opens in ui.perfetto.dev.
+"""Writes {label}.perfetto.json.gz: a run in Chrome's trace format, which opens in ui.perfetto.dev.
 
 A rank is a process. Its tracks: the steps, what the time went to (compute, hidden, exposed, idle: a
 partition of the window), every collective with its numbers, copies, and counters of the device. A
@@ -24,12 +24,12 @@ from aorta.timeline.overlap import active_segments
 from aorta.timeline.types import COPY, Kind, Timeline
 
 COMPUTE, HIDDEN, EXPOSED, IDLE = "compute", "compute + comm (hidden)", "exposed comm", "idle"
-"""Slices of the overlap track. Its comm is HIDDEN and EXPOSED, its compute COMPUTE and HIDDEN."""
+"""Slices of the overlap track: communication is HIDDEN and EXPOSED, compute COMPUTE and HIDDEN."""
 STEPS, OVERLAP, COPIES, HOST = "steps", "overlap", "copies", "host"
 ROUNDING_NS = 100
-"""By which slices that meet may overlap, because their ends were rounded apart."""
+"""How far slices that meet may overlap, because their ends were rounded apart."""
 PIDS_APART = 1000
-"""Between the process ids of two ranks, so that only the steps have the thread id of their process:
+"""Distance between the process ids of two ranks, so that only the steps have the thread id of their process:
 Perfetto calls that one the main thread and puts it first."""
 LEAD_NS = 3600 * 10**9
 """The origin is this long before the first record, so that ranks that began earlier have no negative time."""
@@ -58,7 +58,7 @@ def write_perfetto(
     group_names: Mapping[str, str] | None = None,
     kernel_names: Mapping[int, Sequence[str]] | None = None,
 ) -> int:
-    """Write the trace of a run, one step at a time; the number of events.
+    """Write the trace of a run, one step at a time; returns the number of events.
 
     items are the steps of all ranks; those of one rank in the order of their steps. offset_ns is added
     to every time of a rank: what brings the ranks' clocks together where the clock of the records does
@@ -118,7 +118,8 @@ def _head(label: str, origin_ns: int, offset_ns: Mapping[int, int]) -> bytes:
 
 
 class _Rank:
-    """Events of one rank. Slices of a track never overlap: what would goes to a track beside it."""
+    """Makes the events of one rank. Slices of a track never overlap: one that would goes to a track beside
+    it."""
 
     def __init__(
         self, rank: int, label: str, group_names: Mapping[str, str], kernel_names: Sequence[str]
@@ -130,9 +131,9 @@ class _Rank:
         self._group_names = group_names
         self._kernel_names = kernel_names
         self._lanes: dict[str, list[tuple[int, int]]] = {}
-        """Of a track the threads that show it: id, end of its last slice in ns."""
+        """By track, the threads that show it: (id, end of its last slice in ns)."""
         self._num_others = 0
-        """Threads beside the first of the steps."""
+        """Threads besides the first, which shows the steps."""
         self._sampled_ns: int | None = None
 
     def record(self, record: StepRecord, start_ns: int) -> Iterator[Event]:
@@ -167,7 +168,7 @@ class _Rank:
         yield from self._counters(record, start_ns)
 
     def _kernels(self, record: StepRecord, start_ns: int) -> Iterator[Event]:
-        """Of the steps that keep every kernel: communication too, which its collectives show by operation."""
+        """Kernels of a step that keeps all of them; communication too, besides its collectives."""
         if record.kernels is None or record.kernels.spans is None:
             return
         for span in record.kernels.spans:
@@ -305,7 +306,7 @@ def states(segments: list[Segment], lo: float, hi: float) -> Iterator[tuple[floa
 
 
 def _pieces(segments: list[Segment], lo: float, hi: float) -> Iterator[tuple[float, float, str]]:
-    """As states, with neighbours that may be alike."""
+    """Stretches as `states` gives, but neighbours may have the same state."""
     position = lo
     for segment in segments:
         begin, end = max(segment.start_ms, position), min(segment.end_ms, hi)

@@ -1,4 +1,4 @@
-"""Reads what a run wrote. Every error names the file and the line."""
+"""Reads the files of a run: step records, run.json, names of kernels. Errors name the file and the line."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +18,7 @@ OP_OF_STREAM = {
     "alltoall": "all_to_all",
     "aux": "other",
 }
+"""Collective that each of aorta's named streams carries."""
 
 
 def read_steps(path: Path | str, notes: list[str] | None = None) -> Iterator[StepRecord]:
@@ -45,7 +46,7 @@ def last_line(path: Path | str) -> bytes:
 
 
 def read_run(path: Path | str) -> RunRecord:
-    """run.json, given itself or the folder it is in."""
+    """The record in run.json. path: the file or its folder."""
     path = Path(path)
     if path.is_dir():
         path = path / "run.json"
@@ -66,8 +67,10 @@ def read_run(path: Path | str) -> RunRecord:
 
 
 def read_kernel_names(path: Path | str) -> list[str]:
-    """Names that a rank's lines of kernel records refer to by index; none where the file is not there or
-    broken, since the lines have classes all the same."""
+    """Names that a rank's lines of kernel records refer to by index.
+
+    Empty where the file is missing or broken: the lines have the kernels' classes all the same.
+    """
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=KernelNames).names
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -75,6 +78,6 @@ def read_kernel_names(path: Path | str) -> list[str]:
 
 
 def kernel_names_beside(path: Path) -> list[str]:
-    """Names that the lines of the file at this path refer to."""
+    """Names that the lines at path refer to."""
     beside = files_beside(path)
     return [] if beside is None else read_kernel_names(beside.kernels)

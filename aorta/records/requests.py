@@ -1,4 +1,4 @@
-"""Files by which a command asks a running job for something: no port is opened.
+"""Files by which `aorta capture` asks a running job for a kernel trace: no port is opened.
 
 <run>/capture_request.json   written by `aorta capture`: how many steps to trace
 <run>/capture_plan.json      written by rank 0 of the job: from which step on
@@ -26,7 +26,7 @@ class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapturePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Which steps all ranks trace for the request with this id."""
+    """Steps that all ranks trace for the request with this id."""
 
     id: str
     first_step: int

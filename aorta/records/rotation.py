@@ -16,15 +16,15 @@ from aorta.records.schema import StepRecord
 from aorta.records.seal import seal_of, sealed
 
 DROPPED = "earlier lines were dropped"
-"""How the `gap` of the first line begins where earlier ones were dropped."""
+"""Beginning of the first line's `gap` where earlier lines were dropped."""
 LEFT_OUT = "left out of an old line to keep the file small (recording.max_mb)"
-"""Why a line has no lists any more."""
+"""Reason in `not_measured` of a line that lost its lists."""
 DETAILS = ("collectives", "active_segments", "compute_segments")
 """The lists that a line can do without."""
 SHARE_KEPT = 0.5
-"""Of the largest size, what a rotation leaves: the next one is then as far away."""
+"""Share of the largest size that a rotation keeps, so that the next one is far away."""
 SHARE_WITH_DETAILS = 0.25
-"""Of the largest size, the newest lines that keep their details."""
+"""Share of the largest size up to which the newest lines keep their details."""
 
 
 class DroppedSteps(msgspec.Struct, kw_only=True):
@@ -50,21 +50,8 @@ class DroppedSteps(msgspec.Struct, kw_only=True):
                 self.counts[name] = self.counts.get(name, 0) + 1
 
 
-def dropped_path(path: Path) -> Path:
-    """rank_0_metrics.jsonl -> rank_0_dropped.json."""
-    return path.with_name(path.name.removesuffix("_metrics.jsonl") + "_dropped.json")
-
-
-def read_dropped(path: Path) -> DroppedSteps:
-    """The sums of earlier rotations; empty where there are none or they cannot be read."""
-    try:
-        return msgspec.json.decode(dropped_path(path).read_bytes(), type=DroppedSteps)
-    except (OSError, *NOT_JSON):
-        return DroppedSteps()
-
-
 def rotate(source: BinaryIO, target: BinaryIO, max_bytes: int, dropped: DroppedSteps) -> None:
-    """Writes the lines that fit SHARE_KEPT of `max_bytes` to `target`; adds the others to `dropped`.
+    """Write the lines that fit SHARE_KEPT of `max_bytes` to `target`; add the others to `dropped`.
 
     Two passes over the file: the sizes decide first, since the newest lines are at its end.
     """
@@ -79,6 +66,19 @@ def rotate(source: BinaryIO, target: BinaryIO, max_bytes: int, dropped: DroppedS
             target.write(_with_gap(line if index >= first_whole else _without_details(line), dropped))
         else:
             target.write(line if index >= first_whole else _without_details(line))
+
+
+def dropped_path(path: Path) -> Path:
+    """rank_0_metrics.jsonl -> rank_0_dropped.json."""
+    return path.with_name(path.name.removesuffix("_metrics.jsonl") + "_dropped.json")
+
+
+def read_dropped(path: Path) -> DroppedSteps:
+    """Sums of earlier rotations; empty where there are none or they cannot be read."""
+    try:
+        return msgspec.json.decode(dropped_path(path).read_bytes(), type=DroppedSteps)
+    except (OSError, *NOT_JSON):
+        return DroppedSteps()
 
 
 def _lines(source: BinaryIO) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Which run do these processes belong to? What the launcher tells, in the environment alone.
+"""Tells which run this process belongs to, by the launcher's environment variables alone.
 
 A run is one run over its restarts: under torchrun --max-restarts, over changes of its number of ranks, and
 when Slurm queues its job again.
@@ -12,22 +12,22 @@ from collections.abc import Mapping
 import msgspec
 
 _UNNAMED = frozenset(("", "none"))
-"""What torchrun calls a job that nobody named."""
+"""Names that torchrun gives a job that nobody named."""
 
 
 class RunLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """What started the processes of a run."""
+    """The launcher of a run's processes, as far as it tells one run from another."""
 
     run_id: str | None = None
     """The user's own name for the run (AORTA_RUN_ID); the same name is the same run."""
     job: str | None = None
-    """Of the launcher: the same for restarts of a run, and possibly for another run of the same name."""
+    """The launcher's name of the job: the same for restarts of a run, and for other runs of that name."""
     num_restarts: int = 0
-    """As the launcher counts. Changes of the number of ranks are not counted by torchrun."""
+    """The launcher's count. torchrun does not count changes of the number of ranks."""
     num_requeues: int = 0
-    """How often Slurm has queued the job again; torchrun counts from 0 each time."""
+    """How often Slurm has queued the job again; torchrun restarts its own count each time."""
     agent: str | None = None
-    """Host, process and start of what started this process: the same agent starts one run."""
+    """Host, pid and start of the parent process: one agent starts one run."""
 
 
 def launch_of(environ: Mapping[str, str] | None = None) -> RunLaunch:
@@ -37,7 +37,8 @@ def launch_of(environ: Mapping[str, str] | None = None) -> RunLaunch:
     if torchrun is not None and torchrun.lower() not in _UNNAMED and not (slurm and _is_drawn(torchrun)):
         job = f"torchrun {torchrun}"
     elif slurm:
-        # Of a job array each element has an id of its own; of a job's steps each is another run.
+        # The job's name tells its steps apart: each is another run. Elements of an array have ids of their
+        # own.
         job = f"slurm {slurm} {environ.get('SLURM_JOB_NAME', '')}".rstrip()
     return RunLaunch(
         run_id=environ.get("AORTA_RUN_ID") or None,
@@ -49,7 +50,7 @@ def launch_of(environ: Mapping[str, str] | None = None) -> RunLaunch:
 
 
 def continues(launch: RunLaunch, earlier: RunLaunch) -> bool:
-    """Whether processes of this launch go on with the run of the earlier one."""
+    """Return True where this launch surely continues the run of the earlier one."""
     if launch.run_id is not None or earlier.run_id is not None:
         return launch.run_id == earlier.run_id
     if launch.agent is not None and launch.agent == earlier.agent:
@@ -59,27 +60,28 @@ def continues(launch: RunLaunch, earlier: RunLaunch) -> bool:
 
 
 def may_continue(launch: RunLaunch, earlier: RunLaunch) -> bool:
-    """Whether they are of jobs of one name, and it is for their agents to tell whether it is one job."""
+    """Return True where both jobs have one name: whether it is one job, their agents must tell."""
     nobody_named_it = launch.run_id is None and earlier.run_id is None
     return nobody_named_it and launch.job is not None and launch.job == earlier.job
 
 
 def new_run_id(launch: RunLaunch) -> str:
+    """The user's name for the run, else a random one."""
     return launch.run_id or uuid.uuid4().hex[:16]
 
 
 def derived_run_id(launch: RunLaunch, environ: Mapping[str, str] | None = None) -> str:
-    """The same on every rank that the launcher tells the same, for ranks that cannot ask each other."""
+    """A run id for ranks that cannot ask each other: equal where the launcher tells them the same."""
     environ = os.environ if environ is None else environ
     words = [launch.job, environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")]
     if launch.job is None and environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE"):
-        words.append(launch.agent)  # of one machine
+        words.append(launch.agent)  # all ranks are on one machine and have one parent
     return launch.run_id or uuid.uuid5(uuid.NAMESPACE_OID, "\n".join(map(str, words))).hex[:16]
 
 
 def process_start(pid: int) -> float | None:
     """Unix time at which the process began; None where there is none. With the pid it names a process."""
-    import psutil  # takes as long to load as a tenth of a report
+    import psutil  # here: loading it takes as long as a tenth of a report
 
     try:
         process = psutil.Process(pid)
@@ -89,7 +91,7 @@ def process_start(pid: int) -> float | None:
 
 
 def is_stopped(pid: int, start: float | None) -> bool:
-    """Whether the process that began then is stopped by a signal (SIGSTOP, SIGTSTP)."""
+    """Return True where the process with this pid and start is stopped (SIGSTOP, SIGTSTP)."""
     import psutil
 
     try:
@@ -106,7 +108,7 @@ def _parent() -> str:
 
 
 def _is_drawn(name: str) -> bool:
-    """Whether torchrun --standalone drew the job's name by lot, another one in every launch."""
+    """Return True for a random name, as torchrun --standalone makes one for every launch."""
     try:
         return str(uuid.UUID(name)) == name.lower()
     except ValueError:

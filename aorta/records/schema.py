@@ -1,4 +1,4 @@
-"""The record schema: one line per rank, global step and source.
+"""The record schema: StepRecord, one line per rank, global step and source; and RunRecord, run.json.
 
 Times ending in `_ms` are relative to the start of the step's window, `_unix_ns` are
 integers on the Unix clock. A number that was not measured is None, and `not_measured`
@@ -55,13 +55,13 @@ __all__ = [
 
 SCHEMA_VERSION = 2
 READABLE_VERSIONS = frozenset((1, 2))
-"""1 had no run id, no attempt and no number and checksum behind each line."""
+"""Schema 1 had no run id, no attempt and no seal (number and checksum) at the end of a line."""
 
 DeviceKind = Literal["cuda", "hip", "cpu"]
-"""The kind of each of RunRecord.devices."""
+"""`kind` of each of RunRecord.devices."""
 GPU_KINDS = ("cuda", "hip")
 QUEUE_LIMITS = {"cuda": "CUDA_DEVICE_MAX_CONNECTIONS", "hip": "GPU_MAX_HW_QUEUES"}
-"""By kind of device, the variable in RunRecord.environment that limits its hardware queues."""
+"""By kind of device, the environment variable that limits its hardware queues."""
 
 
 HostKind = Literal[
@@ -74,31 +74,34 @@ HOST_KINDS: tuple[HostKind, ...] = get_args(HostKind)
 
 
 class HostUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Of a step's window: what the thread that trains had of the host's cores."""
+    """Time on the host's cores that the thread that trains had in a step's window."""
 
     cpu_ms: float
     """Its CPU time."""
     ready_ms: float | None
-    """Ready to run, while other threads or programs had the cores. None: the system does not count it."""
+    """Time ready to run while others had the cores. None: the system does not count it."""
 
 
 Phase = Literal["data", "forward", "backward", "optimizer"]
-"""Of the program when the host launched a collective. optimizer: after the last backward pass too."""
+"""Phase of the program when the host launched a collective. optimizer: all that follows the last backward
+pass."""
 
 
 class HostSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the program did on the host for a while; after the body's end it lies between two steps."""
+    """Something that the program did on the host; after the body's end it lies between two steps."""
 
     kind: HostKind
     start_ms: float
     end_ms: float
     where: str = ""
-    """The optimizer and its flags; the call and the place in the program that waits for the device."""
+    """The optimizer and its flags; or the call and place in the program that waits for the device."""
     bytes: int | None = None
-    """Of the parameters that an optimizer updates on this rank."""
+    """Size of the parameters that an optimizer updates on this rank."""
 
 
 class CollectiveMember(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One call of a coalesced group."""
+
     op: str
     bytes: int
     dtype: str
@@ -106,8 +109,10 @@ class CollectiveMember(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 StartBy = Literal["stream", "launch", "previous", "library"]
-"""What a collective began after: the work queued before it on its stream; its launch by the host, which
-found the queue empty; or the previous call of its group, whose communicator runs one at a time."""
+"""What a collective waited for last. stream: the work queued before it. launch: the host, which found the
+queue
+empty. previous: the last call of its group, whose communicator runs one at a time. library: its start is the
+collective library's own."""
 
 SegmentState = Literal["queued", "starved", "stalled"]
 """queued: the stream had work. starved: it had run dry by the segment's end, so that it worked for a part of
@@ -122,16 +127,16 @@ class ComputeSegment(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class LibraryCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What NCCL or RCCL itself says of a collective (recording.collectives: plugin)."""
+    """NCCL's or RCCL's own account of a collective (recording.collectives: plugin)."""
 
     algorithm: str | None
     """RING, TREE, NVLS, ...; None: it does not say, or members differ. Sends and receives have none."""
     protocol: str | None
     """LL, LL128, SIMPLE."""
     num_channels: int
-    """Of the member with most."""
+    """Channels of the member with most."""
     num_events: int
-    """Collectives, sends and receives that it consists of."""
+    """Events of the library (collectives, sends, receives) that the call consists of."""
     sequence: int
     """NCCL's own count by communicator and function; the same on all ranks."""
     communicator: str
@@ -139,9 +144,9 @@ class LibraryCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     launch_ms: float
     """When the library had launched it."""
     start_ms: float | None
-    """Of the first channel. None where the library's version does not tell."""
+    """Start of the first channel. None where the library's version does not tell."""
     end_ms: float | None
-    """Of the last channel."""
+    """End of the last channel."""
 
 
 class LibraryCoverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,23 +155,26 @@ class LibraryCoverage(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     num_matched: int
     num_timed: int
-    """Those of the matched that have a start and an end."""
+    """Matched collectives that have a start and an end."""
     num_contradicted: int
-    """Those whose times were outside of their own kernel: they were of another launch, and left out."""
+    """Collectives whose times lay outside of their kernel: times of another launch, left out."""
     num_calls_without_events: int
     num_plans_without_call: int
     """Launches of the library that belong to no collective."""
     num_lost: int
     """Events that found the ring full."""
     tick_ns: int | None
-    """Of the device's timer; None: no such times."""
+    """Tick of the device's timer; None: it gave no times."""
     leftovers: list[str]
     """The first few of either side."""
 
 
 class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One call of a collective on this rank."""
+
     op: str
-    """As in torch.distributed: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, ..."""
+    """Operation as in torch.distributed: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast,
+    ..."""
     stream: str
     """Where it ran: the name of aorta's stream (dedicated), 'compute', 'group' (the process
     group's own stream), 'side' (another stream of the program), 'host' (CPU)."""
@@ -190,12 +198,12 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     algbw_gb_s: float | None
     busbw_gb_s: float | None
     exposed_ms: float | None = None
-    """Of kernel records: the part of it within the window in which no compute ran. Collectives that run at
-    once each count it."""
+    """From kernel records: its time within the window in which no compute ran. Collectives that run at once
+    each count it."""
     members: list[CollectiveMember] | None = None
     library: LibraryCall | None = None
     module: int | None = None
-    """What it is for, as an index into the line's modules; None where that is not certain."""
+    """Index into the line's modules: what it is for. None where that is not certain."""
     phase: Phase | None = None
 
 
@@ -210,21 +218,21 @@ class KernelSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class KernelSums(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What ran in a step's window, by class and by name. Times are sums: concurrent kernels each count."""
+    """Kernels in a step's window, by class and by name. Times are sums: concurrent kernels each count."""
 
     num_kernels: int
     num_graph_nodes: int = 0
     """Kernels and copies that were nodes of a CUDA graph."""
     classes: dict[str, tuple[float, int]]
-    """By aorta.traces.classify.KERNEL_CLASSES: ms and number; copies and sets count under copy."""
+    """(ms, number) by class of aorta.traces.classify.KERNEL_CLASSES; copies and sets count as copy."""
     top: list[tuple[int, float, int]]
     """(index into the names in rank_<n>_kernels.json, ms, number) of the kernels with most time."""
     spans: list[KernelSpan] | None = None
-    """Every kernel, by start; in few steps."""
+    """Every kernel, sorted by start; kept in few steps."""
 
 
 class KernelNames(msgspec.Struct, frozen=True, kw_only=True):
-    """rank_<n>_kernels.json: the names that lines of source `kernels` have indices of."""
+    """rank_<n>_kernels.json: names that lines of source `kernels` refer to by index."""
 
     names: list[str]
 
@@ -269,10 +277,12 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     throttling: list[str] | None = None
     utilization_percent: float | None = None
     memory_used_bytes: int | None = None
-    """Of the device, by all processes."""
+    """Memory of the device in use by all processes."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A line: one step of one rank, as one source measured it."""
+
     schema: int = SCHEMA_VERSION
     rank: int
     world_size: int
@@ -301,26 +311,26 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     collectives: list[CollectiveRecord] | None
     num_collectives: int
     exposed_run_lengths_ns: list[int] | None = None
-    """Where communication was exposed, of kernel records, whose segments are kept in few steps: the distance
-    of the first stretch from the window's start, its length, the next one's distance from it, and so on."""
+    """From kernel records, whose segments are kept in few steps: where communication was exposed. Distance of
+    the first stretch from the window's start, its length, distance to the next stretch, its length, ..."""
     compute_segments: list[ComputeSegment] | None = None
-    """Of events, with the other details; what kernel windows are compared with."""
+    """From events, with the other details: pieces of the compute stream, for calibration."""
     kernels: KernelSums | None = None
-    """Of source `kernels`."""
+    """From source `kernels`."""
     memory: MemoryRecord | None = None
     device: DeviceRecord | None = None
     rocm_smi_output: str | None = None
     modules: list[str] = []
-    """What collectives are for: the module of a unit of fully_shard, a bucket of DDP with its parameters, the
-    module that issued it ("layers.3.mlp.down"), "optimizer: AdamW"."""
+    """Purposes of collectives: the module of a unit of fully_shard, a bucket of DDP with its parameters, the
+    module that issued the call ("layers.3.mlp.down"), "optimizer: AdamW"."""
     host_spans: list[HostSpan] | None = None
     """Within the window; None in lines of versions that did not note them."""
     host_use: HostUse | None = None
     """None in lines of versions that did not note it, and where the step changed threads."""
     scalars: dict[str, float] = {}
-    """What the program logged beside loss, lr and grad_norm."""
+    """Values that the program logged besides loss, lr and grad_norm."""
     run_id: str | None = None
-    """None in lines of schema 1, and in what is no run's."""
+    """None in lines of schema 1, and in records that belong to no run."""
     attempt: int = 0
     """Starts of the run before this one: restarts, changes of its number of ranks, requeues."""
     rollbacks: int = 0
@@ -330,7 +340,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     not_measured: dict[str, str] = {}
 
     def module_of(self, call: CollectiveRecord) -> str:
-        """What a collective of this line is for; '' where that is not certain."""
+        """The purpose of a collective of this line; '' where that is not certain."""
         place = call.module
         return self.modules[place] if place is not None and 0 <= place < len(self.modules) else ""
 
@@ -341,20 +351,20 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def end_unix_ns(self) -> int:
-        """Of the window; its start where step_ms was not measured."""
+        """End of the window; its start where step_ms was not measured."""
         return self.start_unix_ns + int((self.step_ms or 0.0) * 1e6)
 
 
 class PeakRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The data sheet's rate that a run's model FLOPs are a share of."""
+    """The data sheet's rate with which a run's model FLOPs are compared."""
 
     flops_per_s: float
-    """Of one device."""
+    """Rate of one device."""
     precision: str
     hardware: str
-    """The device that the rate is of, as its file in config/hardware calls it."""
+    """The device, as its file in config/hardware calls it."""
     origin: str
-    """Where the file has the rate from."""
+    """The file's source of the rate."""
 
 
 EndingKind = Literal["finished", "stopped", "crashed", "killed", "hung"]
@@ -371,7 +381,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     why: str | None = None
     """The signal; the exception's type and first line; what the watchdog found."""
     ranks: list[int] = []
-    """Of an attempt: who ended it; empty where that is nobody, or not known."""
+    """Ranks that ended an attempt; empty where none did, or it is not known."""
     unix_ns: int | None = None
 
 
@@ -384,7 +394,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     ending: Ending | None = None
     """None while it runs, and where nothing tells."""
     first_step: int | None = None
-    """Global step that it went on from, on its lowest rank that tells."""
+    """Global step from which it went on, by its lowest rank that tells."""
     last_steps: list[int | None] = []
     """By rank, the last global step with a line."""
 
@@ -392,7 +402,8 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
 class RunRecord(msgspec.Struct, kw_only=True):
     """run.json: what ran, where, with which settings, and how complete the records are.
 
-    Of several attempts the settings, versions, devices, clocks and coverage are those of the last one.
+    Where a run has several attempts, the settings, versions, devices, clocks and coverage are those of the
+    last one.
     """
 
     schema: int = SCHEMA_VERSION
@@ -418,7 +429,7 @@ class RunRecord(msgspec.Struct, kw_only=True):
     peak_flops: PeakRecord | None = None
     run_id: str | None = None
     launch: dict[str, Any] = {}
-    """What started it, as far as that tells one run from another (aorta.records.run_identity)."""
+    """The launcher, as far as it tells one run from another (aorta.records.run_identity)."""
     attempts: list[AttemptRecord] = []
     """In order; the last one is this record's own."""
     not_measured: dict[str, str] = {}

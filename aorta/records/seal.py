@@ -1,8 +1,8 @@
-"""The end of each line of a record file: its number in the file and a checksum of all before it.
+"""Seals each line of a record file: with its number in the file and a checksum of all before it.
 
     {...,"line":17,"crc32":"89abcdef"}
 
-What is missing, twice, out of order or changed then shows, and a line is still one JSON object.
+A reader sees lines that are missing, repeated, out of order or changed; a line is still one JSON object.
 """
 
 import re
@@ -15,18 +15,18 @@ _LONGEST = 64
 
 class Seal(NamedTuple):
     number: int
-    """Of the line in its file, from 0."""
+    """The line's number in its file, from 0."""
     is_whole: bool
     """The checksum fits."""
 
 
 def sealed(body: bytes, number: int) -> bytes:
-    """The line of a JSON object that has keys, with its newline."""
+    """The sealed line of a JSON object (not an empty one), with its newline."""
     return sealed_with_checksum(body, number)[0]
 
 
 def sealed_with_checksum(body: bytes, number: int) -> tuple[bytes, int]:
-    """The line of a JSON object, and the CRC-32 of all of it."""
+    """The sealed line, and the CRC-32 of all of it, which columns keep."""
     head = b'%b,"line":%d' % (body[:-1], number)
     checksum = zlib.crc32(head)
     tail = b',"crc32":"%08x"}\n' % checksum
@@ -34,7 +34,7 @@ def sealed_with_checksum(body: bytes, number: int) -> tuple[bytes, int]:
 
 
 def seal_of(line: bytes) -> Seal | None:
-    """None where a line has none: of schema 1, or written by others."""
+    """The seal of a line; None where it has none: of schema 1, or written by others."""
     tail = _TAIL.search(line[-_LONGEST:])
     if tail is None:
         return None

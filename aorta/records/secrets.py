@@ -1,6 +1,6 @@
-"""What must not get into records and reports: passwords, keys, tokens; in environments, commands and errors.
+"""Keeps passwords, keys and tokens in environments, commands and errors out of records and reports.
 
-A name or a value that looks like a secret is replaced; where in doubt, it does.
+A value is replaced where its name or the value itself may be a secret; where in doubt, it is.
 """
 
 import re
@@ -21,7 +21,7 @@ _SECRET_VALUE = re.compile(
     r"|(?i:\bbearer\s+[\w.~+/-]{8,}=*)"
 )
 _USER_OF_URL = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE)
-"""User, password or token before the host."""
+"""User, password or token before the host of a URL."""
 _SECRET_OF_URL = re.compile(
     r"([?&](?:[\w-]*(?:token|key|secret|sig|signature|password|auth|credential)[\w-]*)=)[^&\s#]+",
     re.IGNORECASE,
@@ -37,14 +37,15 @@ def is_secret_name(name: str) -> bool:
 
 
 def redacted(text: str) -> str:
-    """The text without what looks like a secret in any context."""
+    """The text with everything replaced that looks like a secret in any context."""
     text = _USER_OF_URL.sub(rf"\1{REDACTED}@", text)
     text = _SECRET_OF_URL.sub(rf"\1{REDACTED}", text)
     return _SECRET_VALUE.sub(REDACTED, text)
 
 
 def is_secret_value(value: str) -> bool:
-    """Of a setting that stands alone: long random values count too, unless they name devices."""
+    """Return True where the value of a setting looks like a secret: long random ones too, unless they name
+    devices."""
     if redacted(value) != value:
         return True
     if _DEVICE_LIST.fullmatch(value):

@@ -23,21 +23,38 @@ from aorta.records.schema import Ending, StepRecord
 from aorta.records.secrets import redacted
 
 PAGE_BYTES = 2048
+"""Size of each of the two lines."""
 HEARTBEAT_S = 10.0
-"""A rank that trains says so this often."""
+"""Seconds between two signs of life of a rank."""
 SILENT_S = 60.0
-"""After so long without a word a rank of another machine is taken for dead."""
+"""Seconds without a sign of life after which a rank of another machine may be dead."""
+
+SUMS = ("step_ms", "comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
+"""Numbers of steps whose sums a Tally keeps."""
 _MOST_TEXT = 500
 _MOST_RANKS = 6
 _BLANK = (b" " * (PAGE_BYTES - 1) + b"\n") * 2
-# Not through a link that somebody left there: it would be the link's target that is written.
+# O_NOFOLLOW: a link left there would have its target overwritten.
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
-SUMS = ("step_ms", "comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
+_LOST_PEER = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|timeout)|timed? ?out"
+    r"|remote (process|error)|peer|rendezvous|connectFullMesh|NCCL|store",
+    re.IGNORECASE,
+)
+_DIST_ERRORS = (
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "BrokenPipeError",
+    "ConnectionResetError",
+)
+
+State = TypeVar("State", bound=msgspec.Struct)
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the training process says of itself."""
+    """First line: written by the training process about itself."""
 
     run_id: str | None
     attempt: int
@@ -49,35 +66,29 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     started_unix_ns: int
     written_unix_ns: int
     first_step: int | None = None
-    """Global steps."""
+    """First global step of this attempt."""
     begun_step: int | None = None
     writer_pid: int | None = None
-    """Of the process that writes this rank's lines, where it is another one: it may outlive the rank."""
+    """Process that writes this rank's lines, where it is another one: it may outlive the rank."""
     writer_start: float | None = None
     ending: Ending | None = None
 
 
 class LinesState(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written of a rank's steps in this attempt."""
+    """Second line: what was written of the rank's steps in this attempt."""
 
     attempt: int
     last_step: int | None = None
     """The latest global step that was handed over to be written."""
     num_steps: int = 0
     num_lost: int = 0
-    """Of these, without a line."""
+    """Steps without a line."""
     why_lost: str | None = None
     sums: dict[str, float] = {}
-    """Of SUMS over all of these steps, those that were lost included."""
+    """By name in SUMS, over all steps, including those without a line."""
     tokens: int = 0
     closed_unix_ns: int | None = None
     """When no more steps came."""
-
-
-def _runs(pid: int, start: float | None) -> bool:
-    """Whether the process that began then runs; None: any with the pid."""
-    now = process_start(pid)
-    return now is not None and (start is None or abs(now - start) < 1.0)
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +101,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_alive(self) -> bool | None:
-        """Whether its process runs; None where a machine out of sight has been silent for a while."""
+        """True while its process runs; None where it cannot be seen and has been silent for SILENT_S."""
         process = self.process
         if process.host == socket.gethostname():
             return _runs(process.pid, process.process_start)
@@ -98,19 +109,28 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_writer(self) -> bool:
-        """Whether a process of this machine still writes lines for it."""
+        """True while a process of this machine still writes its lines."""
         process = self.process
         if process.writer_pid is None or process.host != socket.gethostname():
             return False
-        # Without a start it had ended when it was asked for its own.
+        # A writer without a start had ended before its start could be read.
         return process.writer_start is not None and _runs(process.writer_pid, process.writer_start)
 
 
+def _runs(pid: int, start: float | None) -> bool:
+    """Return True while a process with this pid and start runs. start None: any with the pid."""
+    now = process_start(pid)
+    return now is not None and (start is None or abs(now - start) < 1.0)
+
+
+# -- writing -------------------------------------------------------------------------------------------
+
+
 class StateFile:
-    """One of the two lines, to be written again and again. Never raises OSError."""
+    """One of the two lines, written over and over. Never raises OSError."""
 
     def __init__(self, path: Path, place: int) -> None:
-        """place: 0 of the training process, 1 of the process that writes lines."""
+        """place: 0 for the training process, 1 for the process that writes lines."""
         self._path = path
         self._offset = place * PAGE_BYTES
         self._descriptor: int | None = None
@@ -157,7 +177,7 @@ class Tally:
         self._sums = dict.fromkeys(SUMS, 0.0)
 
     def add(self, record: StepRecord, why_lost: str | None) -> None:
-        """why_lost: None where the line is in the file."""
+        """Count a step. why_lost: None where its line is in the file."""
         self._last_step = record.global_step
         self._num_steps += 1
         self._tokens += record.tokens or 0
@@ -193,17 +213,18 @@ class Tally:
 
 
 def first_line(error: BaseException) -> str:
-    """Type and first line of what an exception says, without what looks like a secret."""
+    """Type and first line of an exception's message, without secrets."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     name = type(error).__name__
     return redacted(f"{name}: {text}" if text else name)[:_MOST_TEXT]
 
 
-# ---- reading -------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------------
 
 
 def read_states(folder: Path | str) -> dict[int, RankState]:
-    """By rank; what cannot be read is left out. No error: a state is a help and not the record."""
+    """The states in a run's folder by rank, without those that cannot be read: they help, the record
+    counts."""
     states: dict[int, RankState] = {}
     try:
         paths = [path for path in Path(folder).iterdir() if STATE_FILE.fullmatch(path.name)]
@@ -233,9 +254,6 @@ def _read_state(path: Path) -> RankState | None:
     return None
 
 
-State = TypeVar("State", bound=msgspec.Struct)
-
-
 def _decoded(data: bytes, kind: type[State]) -> State | None:
     try:
         return msgspec.json.decode(data.strip(), type=kind)
@@ -243,34 +261,33 @@ def _decoded(data: bytes, kind: type[State]) -> State | None:
         return None
 
 
-# ---- who ended it --------------------------------------------------------------------------------
-
-_LOST_PEER = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|timeout)|timed? ?out"
-    r"|remote (process|error)|peer|rendezvous|connectFullMesh|NCCL|store",
-    re.IGNORECASE,
-)
-_DIST_ERRORS = (
-    "DistBackendError",
-    "DistNetworkError",
-    "DistStoreError",
-    "BrokenPipeError",
-    "ConnectionResetError",
-)
+def last_step(folder: Path, state: RankState) -> int | None:
+    """The last global step with a line, in the attempt of the rank's state."""
+    lines = state.lines
+    if lines is not None and lines.closed_unix_ns is not None:
+        return lines.last_step
+    # Its process may have been killed since the state was written.
+    try:
+        last = msgspec.json.decode(last_line(folder / steps_name(state.rank)), type=_LastStep)
+    except (OSError, *NOT_JSON):
+        return None
+    is_same_attempt = (last.run_id, last.attempt) == (state.process.run_id, state.process.attempt)
+    return last.global_step if is_same_attempt else None
 
 
-def lost_a_peer(reason: str | None) -> bool:
-    """Whether an exception says that another rank is gone, which then is the one to look at."""
-    kind, _, text = (reason or "").partition(":")
-    if kind in _DIST_ERRORS:
-        return True
-    return kind in ("RuntimeError", "DistError", "TimeoutError") and _LOST_PEER.search(text) is not None
+class _LastStep(msgspec.Struct):
+    global_step: int
+    run_id: str | None = None
+    attempt: int = 0
+
+
+# -- who ended an attempt, and how ---------------------------------------------------------------------
 
 
 def attempt_ending(states: Iterable[RankState], world_size: int, is_over: bool = False) -> Ending | None:
-    """How the attempt that these ranks are of ended; None while it runs, and where no rank tells.
+    """How these ranks' attempt ended; None while it runs, and where no rank tells.
 
-    is_over: its processes cannot live any more, whatever it looks like.
+    is_over: its processes cannot be alive, even if their states look so.
 
     An exception that is a rank's own comes first; then ranks that left no word; then exceptions that say
     that a peer is gone, which are a consequence of the former. Signals come last: launchers send them to
@@ -313,12 +330,20 @@ def attempt_ending(states: Iterable[RankState], world_size: int, is_over: bool =
     return None
 
 
+def lost_a_peer(reason: str | None) -> bool:
+    """Return True for an exception that says that another rank is gone: look at that one."""
+    kind, _, text = (reason or "").partition(":")
+    if kind in _DIST_ERRORS:
+        return True
+    return kind in ("RuntimeError", "DistError", "TimeoutError") and _LOST_PEER.search(text) is not None
+
+
 def _earliest(rows: list[tuple[int, Ending]]) -> int:
     return min(ending.unix_ns or 0 for _, ending in rows)
 
 
 def _closed_ns(row: RankState) -> float:
-    """When the second process saw the rank's end; infinity where it did not."""
+    """Unix ns at which the writing process saw the rank end; infinity where it did not."""
     closed_ns = None if row.lines is None else row.lines.closed_unix_ns
     return float("inf") if closed_ns is None else closed_ns
 
@@ -329,7 +354,8 @@ def _first(kind: Any, rows: list[tuple[int, Ending]], reason: str | None, ranks:
 
 
 def _killed(silent: list[RankState], num_ranks: int) -> Ending:
-    """Where a second process saw their ends, the first one is the one; the launcher ended the others."""
+    """The ending by ranks that left no word. Where all ends were seen, the first counts: the launcher ended
+    the rest."""
     ends = {row.rank: row.lines.closed_unix_ns for row in silent if row.lines is not None}
     last_seen = {rank: unix_ns for rank, unix_ns in ends.items() if unix_ns is not None}
     ranks = [row.rank for row in silent]
@@ -343,7 +369,7 @@ def _killed(silent: list[RankState], num_ranks: int) -> Ending:
 
 
 def ending_text(ending: Ending, suffix: str = "") -> str:
-    """In words: what happened, on which rank, after what, why."""
+    """The ending in words: what happened, on which ranks, and why. suffix: goes before the reason."""
     ranks_text = ""
     if ending.ranks:
         rank_list = ", ".join(map(str, ending.ranks[:_MOST_RANKS])) + (
@@ -353,23 +379,3 @@ def ending_text(ending: Ending, suffix: str = "") -> str:
     if ending.kind == "stopped":
         return (f"stopped by {ending.why}" if ending.why else "stopped") + suffix
     return f"{ending.kind}{ranks_text}{suffix}" + (f": {ending.why}" if ending.why else "")
-
-
-def last_step(folder: Path, state: RankState) -> int | None:
-    """The last step that a rank has a line of, in the attempt of its state."""
-    lines = state.lines
-    if lines is not None and lines.closed_unix_ns is not None:
-        return lines.last_step
-    # Its process may have been killed since the state was written.
-    try:
-        last = msgspec.json.decode(last_line(folder / steps_name(state.rank)), type=_LastStep)
-    except (OSError, *NOT_JSON):
-        return None
-    is_same_attempt = (last.run_id, last.attempt) == (state.process.run_id, state.process.attempt)
-    return last.global_step if is_same_attempt else None
-
-
-class _LastStep(msgspec.Struct):
-    global_step: int
-    run_id: str | None = None
-    attempt: int = 0

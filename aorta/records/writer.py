@@ -1,4 +1,4 @@
-"""The folder a run writes: one line of JSON per step, and run.json.
+"""Writes the folder of a run: one line of JSON per step (LineWriter), and run.json.
 
 Nothing that was there before is appended to or overwritten, and no failure of the disk reaches the
 training loop: recording stops with one warning.
@@ -28,41 +28,48 @@ from aorta.records.seal import seal_of, sealed_with_checksum
 logger = logging.getLogger(__name__)
 
 RETRY_S = 5.0
-"""Between two trials of a disk that has failed."""
+"""Seconds between two trials of a disk that has failed."""
 LOOK_S = 0.5
-"""Between two looks whether the file is still there."""
-
+"""Seconds between two checks that the file is still there."""
 CLOSING_S = 10.0
-"""How long a run that ends may still be writing when the next one claims its folder."""
+"""Seconds that a run that ends may still be writing when the next one claims its folder."""
 
 
-def move_aside(output_dir: Path | str, patterns: tuple[str, ...] = RUN_FILES) -> Path | None:
-    """Move a finished run's files to output_dir/previous-<UTC>/; where they went, None if there were none.
+class RunFolder:
+    """One rank's files in the folder of a run. move_aside comes before, in one process."""
 
-    A report in output_dir/report goes along with the run.json beside it.
+    def __init__(self, output_dir: Path | str, rank: int, goes_on: bool = False) -> None:
+        """goes_on: append to the file of an earlier attempt, where there is one."""
+        self.path = Path(output_dir)
+        self.rank = rank
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RecordError(f"cannot make the folder {self.path}: {error.strerror}") from None
+        steps = self.path / steps_name(rank)
+        self.steps = LineWriter.append(steps) if goes_on and steps.exists() else LineWriter.create(steps)
+        self._warned = False
 
-    Raises RecordError where a run is still writing them, and where they cannot be moved.
+    def write_run(self, run: RunRecord) -> bool:
+        """Write run.json, whole or not at all; True when it was written. A failing disk only warns."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
+            write_json(self.path / "run.json", run)
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                logger.warning("cannot write %s: %s", self.path / "run.json", error.strerror)
+            return False
+        return True
 
-    For one process per folder, before the others open their files: rank 0 calls it and then
-    everyone meets in a barrier. Ranks that each moved what they found would move the new files of
-    those that started earlier.
-    """
-    folder = Path(output_dir)
-    old = sorted({path for pattern in patterns for path in folder.glob(pattern)})
-    if not old:
-        return None
-    wait_until_closed([path for path in old if STEPS_FILE.fullmatch(path.name)])
-    # scripts/demo.sh puts it there; beside the records of the next run it would read as the report of that.
-    report = folder / "report"
-    if folder / "run.json" in old and (report / "summary.json").is_file():
-        old.append(report)
-    try:
-        aside = _new_folder(folder)
-        for path in old:
-            path.rename(aside / path.name)
-    except OSError as error:
-        raise RecordError(f"cannot move the previous run in {folder} aside: {error}") from None
-    return aside
+    def close(self) -> None:
+        self.steps.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class LineWriter:
@@ -139,11 +146,11 @@ class LineWriter:
         return self._descriptor is not None and self._failed_s is None
 
     def write(self, record: Any) -> bool:
-        """Whether the record is in the file. Never raises OSError."""
+        """Append a record; True when it is in the file. Never raises OSError."""
         body = self._encoder.encode(record)
         with self._lock:
             line, checksum = sealed_with_checksum(body, self._next_number)
-            self._next_number += 1
+            self._next_number += 1  # also for a line that is lost: the gap shows
             now_s = time.monotonic()
             if self._descriptor is None or not self._may_try(now_s):
                 self.num_lost += 1
@@ -187,7 +194,7 @@ class LineWriter:
 
     @property
     def _size(self) -> int:
-        """Of the lines and of their columns."""
+        """Bytes of the lines and of their columns."""
         return self._num_bytes + (0 if self._columns is None else self._columns.num_bytes)
 
     def _may_try(self, now_s: float) -> bool:
@@ -205,7 +212,7 @@ class LineWriter:
             os.lseek(self._descriptor, self._num_bytes, os.SEEK_SET)
 
     def _put_back_if_removed(self, now_s: float) -> None:
-        """The file is ours as long as it is open, whatever became of its name."""
+        """Write the file again where its name is gone: its content is there as long as it is open."""
         assert self._descriptor is not None
         if now_s - self._looked_s < LOOK_S:
             return
@@ -225,7 +232,7 @@ class LineWriter:
         logger.warning("%s was removed while it was being written: written again, complete", self.path)
 
     def _rotate(self, max_bytes: int) -> None:
-        """Puts a smaller file in the place of this one; OSError leaves both as they were."""
+        """Replace the file by a smaller one; OSError leaves it as it was."""
         assert self._descriptor is not None
         dropped = read_dropped(self.path)
         with open(os.dup(self._descriptor), "rb") as source, replacing(self.path) as target:
@@ -244,6 +251,7 @@ class LineWriter:
 
 
 def _take_lock(descriptor: int) -> None:
+    """Show others that the file is being written: the lock goes with the process, however that ends."""
     with suppress(OSError):  # a file system without locks, or no file
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -259,30 +267,47 @@ def _copy(source: int, target: int, num_bytes: int) -> None:
             unwritten = unwritten[os.write(target, unwritten) :]
 
 
+def write_json(path: Path | str, value: Any) -> None:
+    """Write an indented JSON file; readers see the old content or the new one, never a part."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+# -- the end of a file of lines ------------------------------------------------------------------------
+
+
 def _end_of_lines(descriptor: int) -> tuple[int, int]:
-    """Where the last whole line ends, cutting off what is behind it, and the number of the next one."""
+    """End of the last whole line, and the number of the next one. Cuts off what lies behind that end."""
     size = os.fstat(descriptor).st_size
     last = tail(descriptor, size)
-    end_of_whole = last.rfind(b"\n") + 1
-    end = size - (len(last) - end_of_whole)
+    end = size - len(last) + last.rfind(b"\n") + 1
     if end < size:
         os.ftruncate(descriptor, end)
-    last = last[:end_of_whole]
-    seal = seal_of(last[last[:-1].rfind(b"\n") + 1 :]) if last else None
-    return end, _num_lines(descriptor, end) if seal is None else seal.number + 1
+    return end, _number_after(last, descriptor, end)
 
 
 def next_line_number(path: Path | str) -> int:
-    """The number that the next line of a file gets; 0 where there is no file, or it cannot be read."""
+    """Number of a file's next line; 0 where there is no file or it cannot be read."""
     try:
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            last = tail(file.fileno(), size)
-            last = last[: last.rfind(b"\n") + 1]
-            seal = seal_of(last[last[:-1].rfind(b"\n") + 1 :]) if last else None
-            return _num_lines(file.fileno(), size) if seal is None else seal.number + 1
+            return _number_after(tail(file.fileno(), size), file.fileno(), size)
     except OSError:
         return 0
+
+
+def _number_after(last: bytes, descriptor: int, end: int) -> int:
+    """Number of the line that follows the whole lines of `last`, a file's end.
+
+    By the last line's seal; in a file without seals the number of its lines up to the byte `end`.
+    """
+    whole = last[: last.rfind(b"\n") + 1]
+    seal = seal_of(whole[whole[:-1].rfind(b"\n") + 1 :]) if whole else None
+    if seal is not None:
+        return seal.number + 1
+    return sum(
+        os.pread(descriptor, min(1 << 20, end - position), position).count(b"\n")
+        for position in range(0, end, 1 << 20)
+    )
 
 
 def tail(descriptor: int, size: int) -> bytes:
@@ -296,60 +321,42 @@ def tail(descriptor: int, size: int) -> bytes:
     return last
 
 
-def _num_lines(descriptor: int, end: int) -> int:
-    """Of a file without numbers."""
-    return sum(
-        os.pread(descriptor, min(1 << 20, end - position), position).count(b"\n")
-        for position in range(0, end, 1 << 20)
-    )
+# -- an earlier run in the same folder -----------------------------------------------------------------
 
 
-class RunFolder:
-    """One rank's files in the folder of a run. move_aside comes before, in one process."""
+def move_aside(output_dir: Path | str, patterns: tuple[str, ...] = RUN_FILES) -> Path | None:
+    """Move a finished run's files to output_dir/previous-<UTC>/ and return that; None if there were none.
 
-    def __init__(self, output_dir: Path | str, rank: int, goes_on: bool = False) -> None:
-        """goes_on: with the file of an earlier attempt, where there is one."""
-        self.path = Path(output_dir)
-        self.rank = rank
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RecordError(f"cannot make the folder {self.path}: {error.strerror}") from None
-        steps = self.path / steps_name(rank)
-        self.steps = LineWriter.append(steps) if goes_on and steps.exists() else LineWriter.create(steps)
-        self._warned = False
+    A report in output_dir/report goes along with the run.json beside it.
 
-    def write_run(self, run: RunRecord) -> bool:
-        """Write run.json, whole or not at all. Whether it was written; a failing disk only warns."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
-            write_json(self.path / "run.json", run)
-        except OSError as error:
-            if not self._warned:
-                self._warned = True
-                logger.warning("cannot write %s: %s", self.path / "run.json", error.strerror)
-            return False
-        return True
+    Raises RecordError where a run is still writing them, and where they cannot be moved.
 
-    def close(self) -> None:
-        self.steps.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def write_json(path: Path | str, value: Any) -> None:
-    """Write an indented JSON file; readers see the old content or the new one, never a part."""
-    write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    For one process per folder, before the others open their files: rank 0 calls it and then
+    everyone meets in a barrier. Ranks that each moved what they found would move the new files of
+    those that started earlier.
+    """
+    folder = Path(output_dir)
+    old = sorted({path for pattern in patterns for path in folder.glob(pattern)})
+    if not old:
+        return None
+    wait_until_closed([path for path in old if STEPS_FILE.fullmatch(path.name)])
+    # scripts/demo.sh puts it there; beside the records of the next run it would read as the report of that.
+    report = folder / "report"
+    if folder / "run.json" in old and (report / "summary.json").is_file():
+        old.append(report)
+    try:
+        aside = _new_folder(folder)
+        for path in old:
+            path.rename(aside / path.name)
+    except OSError as error:
+        raise RecordError(f"cannot move the previous run in {folder} aside: {error}") from None
+    return aside
 
 
 def wait_until_closed(paths: Iterable[Path]) -> None:
-    """Returns once nobody writes these files; RecordError after CLOSING_S.
+    """Wait until no process writes these files; RecordError after CLOSING_S.
 
-    Other ranks of the job may be a little later than this one with the end of its run before.
+    Other ranks of the job may end their previous run a little later than this one.
     """
     deadline = time.monotonic() + CLOSING_S
     for path in paths:
@@ -360,7 +367,7 @@ def wait_until_closed(paths: Iterable[Path]) -> None:
 
 
 def _is_being_written(path: Path) -> bool:
-    """Whether another process writes it: a LineWriter's lock goes with its process, however that ends."""
+    """Return True where another process holds the lock of its LineWriter."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
