@@ -1,4 +1,9 @@
-"""After a run: what the kernels of its profiled steps say beside its records, and calibrated numbers in its lines."""
+"""At the end of a run, on every rank: compares the traces of profiled steps with the records.
+
+`check_run` reads each trace, adds lines of the trace's source, learns a calibration from the traced steps of
+this rank and its peers (`Peers`), and writes calibrated numbers into the lines of all other steps. Rank 0
+adds coverage and calibration to run.json.
+"""
 
 import logging
 import pickle
@@ -40,91 +45,32 @@ from aorta.traces.model import RankTrace
 log = logging.getLogger(__name__)
 
 UNKNOWN_STATE = "the traced steps show too little of the state that this step was in"
+"""Reason in the lines that the calibration cannot correct."""
 _NAME = "overlap.calibrated"
-
-
-def calibrate_lines(
-    output_dir: Path | str, rank: int, calibration: Calibration, traced: Container[int]
-) -> int:
-    """Give the rank's lines of source events their calibrated numbers; how many lines have them now.
-
-    traced: global steps that the calibration knows or that a profiler slowed; they get none. The file is
-    replaced whole or not at all, and every other line stays as it is, byte by byte. A failing disk is one
-    line in the log.
-    """
-    path = Path(output_dir) / steps_name(rank)
-    num_calibrated = 0
-    try:
-        with open(path, "rb") as old, replacing(path) as new:
-            for line, has_numbers in _lines(old, Calibrator(calibration), traced):
-                new.write(line)
-                num_calibrated += has_numbers
-        path.with_name(columns_name(rank)).unlink(missing_ok=True)  # of the lines as they were
-    except OSError as error:
-        log.warning("rank %d: no calibrated numbers in %s: %s", rank, path, error.strerror)
-        return 0
-    return num_calibrated
-
-
-def _lines(
-    lines: Iterator[bytes], calibrator: Calibrator, traced: Container[int]
-) -> Iterator[tuple[bytes, bool]]:
-    """Each line, new where it changes, and whether it has calibrated numbers of these."""
-    decoder, encoder = msgspec.json.Decoder(StepRecord), msgspec.json.Encoder()
-    reaching: list[tuple[float, float]] = []
-    """Communication of earlier steps that goes on, in ns of Unix time."""
-    for line in lines:
-        try:
-            record = decoder.decode(line)
-        except msgspec.DecodeError:  # cut short, or of another version: not ours to judge
-            yield line, False
-            continue
-        seal = seal_of(line)
-        if record.source != "events" or (seal is not None and not seal.is_whole):
-            yield line, False
-            continue
-        new, reaching = _calibrated(record, calibrator, reaching, record.global_step in traced)
-        body = encoder.encode(new)
-        yield body + b"\n" if seal is None else sealed(body, seal.number), new.overlap.calibrated is not None
-
-
-def _calibrated(
-    record: StepRecord, calibrator: Calibrator, reaching: list[tuple[float, float]], is_traced: bool
-) -> tuple[StepRecord, list[tuple[float, float]]]:
-    """The record with its numbers, and what reaches beyond its window."""
-    reaching = [span for span in reaching if span[1] > record.start_unix_ns]
-    not_measured = {name: reason for name, reason in record.not_measured.items() if name != _NAME}
-    calibrated = None
-    if not is_traced:
-        carried = (np.array(reaching, dtype=np.float64).reshape(-1, 2) - record.start_unix_ns) / 1e6
-        calibrated = calibrator.apply(record, carried)
-        if calibrated is None and record.collectives is not None and record.overlap.comm_ms is not None:
-            not_measured[_NAME] = UNKNOWN_STATE
-    reaching += _beyond(record)
-    overlap = msgspec.structs.replace(record.overlap, calibrated=calibrated)
-    return msgspec.structs.replace(record, overlap=overlap, not_measured=not_measured), reaching
-
-
-def _beyond(record: StepRecord) -> list[tuple[float, float]]:
-    """Communication of the step that ended after its window, in ns of Unix time."""
-    return [
-        (record.start_unix_ns + call.start_ms * 1e6, record.start_unix_ns + call.end_ms * 1e6)
-        for call in record.collectives or ()
-        if len(call.ranks) > 1 and call.start_ms is not None and call.end_ms is not None
-        if record.step_ms is not None and call.end_ms > record.step_ms
-    ]
-
 
 _WINDOWS = "coverage.kernel_windows"
 _NO_TRACE = "no trace of a step was written"
 _SHOWN = 5
 """Leftovers listed per side and window; all of them are counted."""
 
+NUM_PEERS = 8
+"""Ranks that calibrate together."""
+MOST_STEPS = 12
+"""Traced steps of a rank that its peers get, spread over the run."""
+FEW_STEPS, MANY_RANKS = 3, 64
+"""Steps that a rank gives in jobs of more ranks than this, whose store serves all of them at once."""
+MOST_RANKS = 1024
+"""Ranks above which each calibrates by its own steps."""
+PATIENCE_S = 120.0
+"""Seconds to wait for peers that still read their traces, and again for those that still fetch."""
+
 
 class WindowCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """How one trace fits to the records, for run.json."""
+
     trace: str
     steps: list[int]
-    """Steps that the trace has whole and whose records were compared."""
+    """Steps that the trace has whole; their records were compared."""
     num_matched: int
     num_records_without_kernel: int
     num_kernels_without_record: int
@@ -143,9 +89,9 @@ def check_run(
 ) -> list[WindowCheck]:
     """Read the windows of one rank back into its records; rank 0 adds the result to run.json.
 
-    exchange: gives a rank's traced steps and returns those of the ranks that calibrate together; it is
-    called once, whatever became of the traces. settings: what was asked of the profiler, by default what the
-    run's own config says. A trace without GPU activity, or one that cannot be read, is one line in the log.
+    exchange: takes this rank's traced steps and returns those of all ranks that calibrate together. It is
+    called once even without traces, since the peers wait. settings: of the profiler; by default those in
+    run.json. A trace without GPU activity, or one that cannot be read, is one line in the log.
     """
     folder = Path(output_dir)
     checks: list[WindowCheck] = []
@@ -180,28 +126,6 @@ def check_run(
     return checks
 
 
-def apply_calibration(
-    folder: Path,
-    rank: int,
-    calibration: Calibration,
-    lines: RankLines | None,
-    profiled_steps: Iterable[int],
-) -> None:
-    """Calibrate the rank's lines of steps that no profiler touched."""
-    traced = set(profiled_steps)
-    if lines is not None:
-        traced |= {step for step, source in lines.present if source not in OWN_SOURCES}
-    num_lines = calibrate_lines(folder, rank, calibration, traced)
-    shift_ms = calibration.start_shift_ms()
-    if rank == 0 and num_lines and shift_ms is not None:
-        log.info(
-            "calibration: in the traced steps kernels of collectives began %.3f ms after their records, on "
-            "average; %d other steps have calibrated numbers",
-            shift_ms,
-            num_lines,
-        )
-
-
 def _rows(path: Path, trace: RankTrace, lines: RankLines) -> list[StepRecord]:
     step = step_of_kernels(path)
     if step is None:
@@ -234,6 +158,106 @@ def _say(rank: int, check: WindowCheck) -> None:
         )
 
 
+# -- calibrated numbers in the lines of other steps ----------------------------------------------------
+
+
+def apply_calibration(
+    folder: Path,
+    rank: int,
+    calibration: Calibration,
+    lines: RankLines | None,
+    profiled_steps: Iterable[int],
+) -> None:
+    """Calibrate the rank's lines of steps that no profiler touched."""
+    traced = set(profiled_steps)
+    if lines is not None:
+        traced |= {step for step, source in lines.present if source not in OWN_SOURCES}
+    num_lines = calibrate_lines(folder, rank, calibration, traced)
+    shift_ms = calibration.start_shift_ms()
+    if rank == 0 and num_lines and shift_ms is not None:
+        log.info(
+            "calibration: in the traced steps kernels of collectives began %.3f ms after their records, on "
+            "average; %d other steps have calibrated numbers",
+            shift_ms,
+            num_lines,
+        )
+
+
+def calibrate_lines(
+    output_dir: Path | str, rank: int, calibration: Calibration, traced: Container[int]
+) -> int:
+    """Write calibrated numbers into the rank's lines of source events; the number of lines that have them.
+
+    traced: steps that the calibration learned from or that a profiler slowed: they get none. The file is
+    replaced whole or not at all, and every other line stays as it is, byte by byte. A failing disk is one
+    line in the log.
+    """
+    path = Path(output_dir) / steps_name(rank)
+    num_calibrated = 0
+    try:
+        with open(path, "rb") as old, replacing(path) as new:
+            for line, has_numbers in _lines(old, Calibrator(calibration), traced):
+                new.write(line)
+                num_calibrated += has_numbers
+        path.with_name(columns_name(rank)).unlink(missing_ok=True)  # columns of the old lines
+    except OSError as error:
+        log.warning("rank %d: no calibrated numbers in %s: %s", rank, path, error.strerror)
+        return 0
+    return num_calibrated
+
+
+def _lines(
+    lines: Iterator[bytes], calibrator: Calibrator, traced: Container[int]
+) -> Iterator[tuple[bytes, bool]]:
+    """(line, has calibrated numbers) for each line; changed lines keep their number and get a new seal."""
+    decoder, encoder = msgspec.json.Decoder(StepRecord), msgspec.json.Encoder()
+    reaching: list[tuple[float, float]] = []
+    """Communication of earlier steps that goes on, in ns of Unix time."""
+    for line in lines:
+        try:
+            record = decoder.decode(line)
+        except msgspec.DecodeError:  # cut short, or of another version: not ours to judge
+            yield line, False
+            continue
+        seal = seal_of(line)
+        if record.source != "events" or (seal is not None and not seal.is_whole):
+            yield line, False
+            continue
+        new, reaching = _calibrated(record, calibrator, reaching, record.global_step in traced)
+        body = encoder.encode(new)
+        yield body + b"\n" if seal is None else sealed(body, seal.number), new.overlap.calibrated is not None
+
+
+def _calibrated(
+    record: StepRecord, calibrator: Calibrator, reaching: list[tuple[float, float]], is_traced: bool
+) -> tuple[StepRecord, list[tuple[float, float]]]:
+    """The record with calibrated numbers, and the communication that reaches beyond its window."""
+    reaching = [span for span in reaching if span[1] > record.start_unix_ns]
+    not_measured = {name: reason for name, reason in record.not_measured.items() if name != _NAME}
+    calibrated = None
+    if not is_traced:
+        carried = (np.array(reaching, dtype=np.float64).reshape(-1, 2) - record.start_unix_ns) / 1e6
+        calibrated = calibrator.apply(record, carried)
+        if calibrated is None and record.collectives is not None and record.overlap.comm_ms is not None:
+            not_measured[_NAME] = UNKNOWN_STATE
+    reaching += _beyond(record)
+    overlap = msgspec.structs.replace(record.overlap, calibrated=calibrated)
+    return msgspec.structs.replace(record, overlap=overlap, not_measured=not_measured), reaching
+
+
+def _beyond(record: StepRecord) -> list[tuple[float, float]]:
+    """Communication of the step that ended after its window, in ns of Unix time."""
+    return [
+        (record.start_unix_ns + call.start_ms * 1e6, record.start_unix_ns + call.end_ms * 1e6)
+        for call in record.collectives or ()
+        if len(call.ranks) > 1 and call.start_ms is not None and call.end_ms is not None
+        if record.step_ms is not None and call.end_ms > record.step_ms
+    ]
+
+
+# -- what run.json says of it --------------------------------------------------------------------------
+
+
 def add_to_run(
     folder: Path,
     checks: Sequence[WindowCheck],
@@ -242,9 +266,10 @@ def add_to_run(
     faults: Sequence[str] = (),
     settings: ProfilingConfig | None = None,
 ) -> None:
-    """Add what the kernels say to run.json, or why they say nothing; a failing disk is one line in the log.
+    """Add coverage and calibration to run.json, or the reason for none; a failing disk is one line in the
+    log.
 
-    faults: why traces that there are could not be checked.
+    faults: reasons why existing traces could not be checked.
     """
     run = read_run(folder / "run.json")
     settings = _settings_of(run) if settings is None else settings
@@ -268,7 +293,8 @@ def add_to_run(
 
 
 def _settings_of(run: RunRecord) -> ProfilingConfig | None:
-    """Those of train.py; a script's own `config` may have anything under this name."""
+    """The profiler's settings in run.json; None where `config` is a script's own and has something else
+    there."""
     try:
         return msgspec.convert((run.config or {}).get("profiling"), ProfilingConfig | None)
     except (msgspec.ValidationError, AttributeError):
@@ -276,30 +302,23 @@ def _settings_of(run: RunRecord) -> ProfilingConfig | None:
 
 
 def _why_no_window(settings: ProfilingConfig | None, faults: Sequence[str]) -> str | None:
-    """None where none was asked for."""
+    """The reason why no trace was checked; None where none was asked for."""
     if settings is None or not (settings.enabled or settings.kernels_every):
         return None
     return why_no_kernels(settings) or (faults[0] if faults else _NO_TRACE)
 
 
-NUM_PEERS = 8
-MOST_STEPS = 12
-"""Of a rank, spread over the run."""
-FEW_STEPS, MANY_RANKS = 3, 64
-"""In larger jobs, whose store serves all ranks at once."""
-MOST_RANKS = 1024
-"""In still larger jobs each rank calibrates by its own steps."""
-PATIENCE_S = 120.0
-"""With peers that still read their traces, and then with those that have not fetched what they need."""
+# -- calibrating together with other ranks -------------------------------------------------------------
 
 
 def peers_of(rank: int, world_size: int) -> range:
+    """The ranks that calibrate together, this one included."""
     first = rank - rank % NUM_PEERS
     return range(first, min(first + NUM_PEERS, world_size))
 
 
 def some_of(traced: list[TracedStep], world_size: int = 1) -> list[TracedStep]:
-    """At most as many as a job of this size exchanges, evenly spread."""
+    """The steps that a rank gives its peers: as many as a job of this size exchanges, evenly spread."""
     max_steps = MOST_STEPS if world_size <= MANY_RANKS else FEW_STEPS
     if len(traced) <= max_steps:
         return traced
@@ -307,7 +326,7 @@ def some_of(traced: list[TracedStep], world_size: int = 1) -> list[TracedStep]:
 
 
 class Peers:
-    """The ranks that calibrate with this one."""
+    """Exchanges traced steps with the ranks that calibrate with this one, through the job's store."""
 
     def __init__(self, store: Store, rank: int, world_size: int, patience_s: float = PATIENCE_S) -> None:
         self._store = PrefixStore("aorta/traced", store)
@@ -316,10 +335,10 @@ class Peers:
         self._patience_s = patience_s
 
     def traced_with(self, traced: list[TracedStep]) -> list[TracedStep]:
-        """The steps of this rank and of its peers; of those that are late or gone none.
+        """The steps of this rank and its peers, without those of peers that are late or gone.
 
-        Every rank of the job calls it once. Rank 0, which may serve the store, leaves when all have what they
-        need or its patience ends.
+        Every rank of the job calls it once. Rank 0, which may serve the store, returns when all ranks have
+        what they need or its patience ends.
         """
         shared_steps = some_of(traced, self._world_size)
         if self._world_size > MOST_RANKS:

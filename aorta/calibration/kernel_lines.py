@@ -1,6 +1,9 @@
-"""Step lines from kernel traces, for the steps and windows of a run's own lines; whether every communication kernel has its record."""
+"""One trace beside one rank's lines: matches kernels to records, and makes lines of the trace's source.
 
-import logging
+after_run.py and merge.py call, in this order: read_lines, whole_steps, coverage_of, kernel_lines, append_lines
+and traced_steps.
+"""
+
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +23,22 @@ from aorta.timeline.overlap import window_fields
 from aorta.timeline.types import Source, Timeline
 from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective
 
-_HOST_ONLY = "host"
+_MARGIN_NS = 1_000_000
+"""How far a step may lie outside the trace's first and last activity."""
+
+_SAME_KERNEL = {"barrier": "all_reduce", "all_to_all": "send_recv", "send": "send_recv", "recv": "send_recv"}
+"""NCCL runs a barrier as an all-reduce of one element, and an all-to-all as sends and receives."""
+
+
+@dataclass(frozen=True)
+class RankLines:
+    """A rank's file of lines: those of the run itself, and which others it has from traces."""
+
+    path: Path
+    steps: dict[int, StepRecord]
+    """Global step -> line of source events, or host on a CPU."""
+    present: set[tuple[int, Source]]
+    """(global step, source) of every line."""
 
 
 class Match(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,12 +46,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     place: int
-    """Of the call in the step's list of collectives."""
-    op: str
-    stream: str
-    is_async: bool
-    bytes: int | None
-    launch_ms: float | None
+    """Index of the call in the step's list of collectives."""
     record_start_ms: float | None
     record_end_ms: float | None
     kernel_start_ms: float
@@ -45,125 +58,9 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     records_without_kernel: list[str]
     kernels_without_record: list[str]
 
-    @property
-    def complete(self) -> bool:
-        return not self.records_without_kernel and not self.kernels_without_record
-
-
-def match_kernels(records: Iterable[StepRecord], trace: RankTrace) -> Coverage:
-    """Match the collectives that ended within the windows of these steps.
-
-    records: consecutive steps that the trace has whole, with their lists of collectives, and the
-    step after them if there is one (a collective belongs where it ended). By operation and in the
-    order of their ends, so one missing on either side shows as a leftover.
-    """
-    rows = sorted(records, key=lambda record: record.start_unix_ns)
-    if not rows:
-        return Coverage(matched=[], records_without_kernel=[], kernels_without_record=[])
-    origin_ns = trace.timeline.origin_unix_ns
-    first_ms = (rows[0].start_unix_ns - origin_ns) / 1e6
-    last_ms = (rows[-1].start_unix_ns - origin_ns) / 1e6 + (rows[-1].step_ms or 0.0)
-    expected: dict[str, list[tuple[StepRecord, int, CollectiveRecord]]] = defaultdict(list)
-    for record in rows:
-        offset_ms = (record.start_unix_ns - origin_ns) / 1e6
-        for place, call in enumerate(record.collectives or ()):
-            inside = call.end_ms is None or first_ms < offset_ms + call.end_ms <= last_ms
-            if inside and len(call.ranks) > 1 and call.stream != _HOST_ONLY:
-                expected[_kernel_op(call.op)].append((record, place, call))
-    kernels_by_op: dict[str, list[TraceCollective]] = defaultdict(list)
-    for kernel in trace.collectives:
-        if first_ms < kernel.end_ms <= last_ms:
-            kernels_by_op[_kernel_op(kernel.op)].append(kernel)
-
-    matched: list[Match] = []
-    lone_records: list[str] = []
-    lone_kernels: list[str] = []
-    for op in sorted(expected.keys() | kernels_by_op.keys()):
-        calls = sorted(expected[op], key=lambda row: _end_unix_ms(row[0], row[2]))
-        kernels = sorted(kernels_by_op[op], key=lambda kernel: kernel.end_ms)
-        matched += [
-            _match(record, place, call, kernel, trace)
-            for (record, place, call), kernel in zip(calls, kernels, strict=False)
-        ]
-        lone_records += [
-            f"step {record.global_step}: {call.op} #{call.seq} of group {call.group}, {call.bytes} bytes"
-            for record, _, call in calls[len(kernels) :]
-        ]
-        lone_kernels += [
-            f"at {kernel.end_ms:.3f} ms of the trace: {kernel.kernel} ({op})"
-            for kernel in kernels[len(calls) :]
-        ]
-    return Coverage(matched=matched, records_without_kernel=lone_records, kernels_without_record=lone_kernels)
-
-
-def traced_steps(records: Iterable[StepRecord], trace: RankTrace, coverage: Coverage) -> list[TracedStep]:
-    """The steps with their kernels and what `coverage` matched in them: what a calibration learns from."""
-    errors: dict[int, list[CallError]] = defaultdict(list)
-    for match in coverage.matched:
-        if match.record_start_ms is not None and match.record_end_ms is not None:
-            start_ms = match.kernel_start_ms - match.record_start_ms
-            errors[match.step].append(
-                CallError(match.place, start_ms, match.kernel_end_ms - match.record_end_ms)
-            )
-    return [
-        TracedStep(
-            record,
-            trace.window(record.start_unix_ns, record.end_unix_ns),
-            errors[record.global_step],
-        )
-        for record in records
-    ]
-
-
-def _end_unix_ms(record: StepRecord, call: CollectiveRecord) -> float:
-    return record.start_unix_ns / 1e6 + (call.end_ms or 0.0)
-
-
-_SAME_KERNEL = {"barrier": "all_reduce", "all_to_all": "send_recv", "send": "send_recv", "recv": "send_recv"}
-"""NCCL runs a barrier as an all-reduce of one element, and an all-to-all as sends and receives."""
-
-
-def _kernel_op(op: str) -> str:
-    return _SAME_KERNEL.get(op, op)
-
-
-def _match(
-    record: StepRecord, place: int, call: CollectiveRecord, kernel: TraceCollective, trace: RankTrace
-) -> Match:
-    offset_ms = (record.start_unix_ns - trace.timeline.origin_unix_ns) / 1e6
-    return Match(
-        step=record.global_step,
-        place=place,
-        op=call.op,
-        stream=call.stream,
-        is_async=call.is_async,
-        bytes=call.bytes,
-        launch_ms=None if call.launch_ms is None else offset_ms + call.launch_ms,
-        record_start_ms=None if call.start_ms is None else offset_ms + call.start_ms,
-        record_end_ms=None if call.end_ms is None else offset_ms + call.end_ms,
-        kernel_start_ms=kernel.start_ms,
-        kernel_end_ms=kernel.end_ms,
-    )
-
-
-log = logging.getLogger(__name__)
-
-_MARGIN_NS = 1_000_000
-"""By which a step may lie outside the trace's first and last activity."""
-
-
-@dataclass(frozen=True)
-class RankLines:
-    """The lines that a rank wrote itself, and which it has from traces."""
-
-    path: Path
-    steps: dict[int, StepRecord]
-    """By global step; of source events, or host on a CPU."""
-    present: set[tuple[int, Source]]
-
 
 def read_lines(output_dir: Path | str, rank: int) -> RankLines:
-    """RecordError where the rank's file cannot be read."""
+    """The rank's lines; RecordError where the file cannot be read."""
     path = Path(output_dir) / steps_name(rank)
     steps: dict[int, StepRecord] = {}
     present: set[tuple[int, Source]] = set()
@@ -175,8 +72,11 @@ def read_lines(output_dir: Path | str, rank: int) -> RankLines:
 
 
 def whole_steps(trace: RankTrace, steps: dict[int, StepRecord]) -> list[StepRecord]:
-    """The rank's lines of steps that lie in the trace, by the trace's own marks where it has some, and else
-    by time. The last marked step is left out: its work may not all have run when the trace ended."""
+    """The lines of the steps that lie in the trace.
+
+    By the trace's own marks where it has some, else by time. The last marked step is left out: its work may
+    not all have run when the trace ended.
+    """
     if trace.steps:
         marked = [t.step for t in trace.steps[:-1] if t.step not in trace.quality.truncated_steps]
         return [steps[step] for step in marked if step is not None and step in steps]
@@ -189,73 +89,6 @@ def whole_steps(trace: RankTrace, steps: dict[int, StepRecord]) -> list[StepReco
         and row.start_unix_ns >= first - _MARGIN_NS
         and row.end_unix_ns <= last + _MARGIN_NS
     ]
-
-
-def shifted(trace: RankTrace, shift_ns: int) -> RankTrace:
-    """The same trace on another clock."""
-    if shift_ns == 0:
-        return trace
-
-    def move(line: Timeline) -> Timeline:
-        return replace(line, origin_unix_ns=line.origin_unix_ns + shift_ns)
-
-    collectives = [
-        collective
-        if collective.launch_unix_ns is None
-        else msgspec.structs.replace(collective, launch_unix_ns=collective.launch_unix_ns + shift_ns)
-        for collective in trace.collectives
-    ]
-    return replace(
-        trace, timeline=move(trace.timeline), steps=[move(s) for s in trace.steps], collectives=collectives
-    )
-
-
-def shift_by_steps(trace: RankTrace, steps: dict[int, StepRecord]) -> int | None:
-    """ns that bring the trace's steps onto the lines' (median); None where it marks none of them."""
-    differences = [
-        steps[line.step].start_unix_ns - line.origin_unix_ns - round(line.window_ms[0] * NS_PER_MS)
-        for line in trace.steps
-        if line.step is not None and line.step in steps
-    ]
-    return median_low(differences) if differences else None
-
-
-def coverage_of(trace: RankTrace, rows: Sequence[StepRecord]) -> Coverage:
-    """match_kernels, of nothing where steps were recorded without their collectives (detail_every)."""
-    if any(row.collectives is None for row in rows):
-        rows = []
-    return match_kernels(rows, _named_by_records(trace, rows))
-
-
-def _named_by_records(trace: RankTrace, rows: Sequence[StepRecord]) -> RankTrace:
-    """The trace with operations from the records, where all its kernels have one name for all operations.
-
-    RCCL's do (ncclDevKernel_Generic). Kernels and records are put side by side in the order in which they
-    ended, if there are as many of them; else nothing is guessed.
-    """
-    ends = sorted(
-        (row.start_unix_ns + call.end_ms * NS_PER_MS, call.op)
-        for row in rows
-        for call in row.collectives or ()
-        if call.end_ms is not None and len(call.ranks) > 1 and call.stream != "host"
-    )
-    if not ends:
-        return trace
-    first_ns, last_ns = rows[0].start_unix_ns, rows[-1].end_unix_ns
-    origin_ns = trace.timeline.origin_unix_ns
-    inside = [
-        index
-        for index, kernel in enumerate(trace.collectives)
-        if first_ns < origin_ns + kernel.end_ms * NS_PER_MS <= last_ns
-    ]
-    ends = [(end_ns, op) for end_ns, op in ends if first_ns < end_ns <= last_ns]
-    if len(ends) != len(inside) or any(trace.collectives[i].op != "unknown" for i in inside):
-        return trace
-    named = list(trace.collectives)
-    inside.sort(key=lambda index: named[index].end_ms)
-    for index, (_, op) in zip(inside, ends, strict=True):
-        named[index] = msgspec.structs.replace(named[index], op=op)
-    return replace(trace, collectives=named)
 
 
 def kernel_lines(trace: RankTrace, rows: Sequence[StepRecord], coverage: Coverage) -> list[StepRecord]:
@@ -305,7 +138,7 @@ def _line(trace: RankTrace, row: StepRecord, matches: list[Match]) -> StepRecord
 
 
 def _from_zero(window: Timeline, start_unix_ns: int) -> Timeline:
-    """The same with times from the start of the window."""
+    """The same timeline with times from the start of the window."""
     start_ms = (start_unix_ns - window.origin_unix_ns) / NS_PER_MS
     return replace(
         window,
@@ -343,7 +176,7 @@ def _collectives(
 
 
 def append_lines(lines: RankLines, new: Iterable[StepRecord]) -> int:
-    """Add to the rank's file what it does not hold yet; the number of lines that were added.
+    """Add the lines that the rank's file does not have yet; returns their number.
 
     RecordError where the file cannot be opened.
     """
@@ -352,3 +185,166 @@ def append_lines(lines: RankLines, new: Iterable[StepRecord]) -> int:
             if (line.global_step, line.source) not in lines.present and writer.write(line):
                 lines.present.add((line.global_step, line.source))
         return writer.num_written
+
+
+def traced_steps(records: Iterable[StepRecord], trace: RankTrace, coverage: Coverage) -> list[TracedStep]:
+    """The steps with their kernels and the times that `coverage` matched, for a calibration to learn from."""
+    errors: dict[int, list[CallError]] = defaultdict(list)
+    for match in coverage.matched:
+        if match.record_start_ms is not None and match.record_end_ms is not None:
+            start_ms = match.kernel_start_ms - match.record_start_ms
+            errors[match.step].append(
+                CallError(match.place, start_ms, match.kernel_end_ms - match.record_end_ms)
+            )
+    return [
+        TracedStep(
+            record,
+            trace.window(record.start_unix_ns, record.end_unix_ns),
+            errors[record.global_step],
+        )
+        for record in records
+    ]
+
+
+# -- matching records and kernels ----------------------------------------------------------------------
+
+
+def coverage_of(trace: RankTrace, rows: Sequence[StepRecord]) -> Coverage:
+    """How the rows' collectives and the trace's kernels fit together.
+
+    Empty where steps were recorded without their collectives (detail_every).
+    """
+    if any(row.collectives is None for row in rows):
+        rows = []
+    return match_kernels(rows, _named_by_records(trace, rows))
+
+
+def match_kernels(records: Iterable[StepRecord], trace: RankTrace) -> Coverage:
+    """Match the collectives that ended within the windows of these steps.
+
+    records: consecutive steps that the trace has whole, with their lists of collectives, and the
+    step after them if there is one (a collective belongs where it ended). By operation and in the
+    order of their ends, so one missing on either side shows as a leftover.
+    """
+    rows = sorted(records, key=lambda record: record.start_unix_ns)
+    if not rows:
+        return Coverage(matched=[], records_without_kernel=[], kernels_without_record=[])
+    origin_ns = trace.timeline.origin_unix_ns
+    first_ms = (rows[0].start_unix_ns - origin_ns) / 1e6
+    last_ms = (rows[-1].start_unix_ns - origin_ns) / 1e6 + (rows[-1].step_ms or 0.0)
+    expected: dict[str, list[tuple[StepRecord, int, CollectiveRecord]]] = defaultdict(list)
+    for record in rows:
+        offset_ms = (record.start_unix_ns - origin_ns) / 1e6
+        for place, call in enumerate(record.collectives or ()):
+            inside = call.end_ms is None or first_ms < offset_ms + call.end_ms <= last_ms
+            if inside and len(call.ranks) > 1 and call.stream != "host":
+                expected[_kernel_op(call.op)].append((record, place, call))
+    kernels_by_op: dict[str, list[TraceCollective]] = defaultdict(list)
+    for kernel in trace.collectives:
+        if first_ms < kernel.end_ms <= last_ms:
+            kernels_by_op[_kernel_op(kernel.op)].append(kernel)
+
+    matched: list[Match] = []
+    lone_records: list[str] = []
+    lone_kernels: list[str] = []
+    for op in sorted(expected.keys() | kernels_by_op.keys()):
+        calls = sorted(expected[op], key=lambda row: _end_unix_ms(row[0], row[2]))
+        kernels = sorted(kernels_by_op[op], key=lambda kernel: kernel.end_ms)
+        matched += [
+            _match(record, place, call, kernel, trace)
+            for (record, place, call), kernel in zip(calls, kernels, strict=False)
+        ]
+        lone_records += [
+            f"step {record.global_step}: {call.op} #{call.seq} of group {call.group}, {call.bytes} bytes"
+            for record, _, call in calls[len(kernels) :]
+        ]
+        lone_kernels += [
+            f"at {kernel.end_ms:.3f} ms of the trace: {kernel.kernel} ({op})"
+            for kernel in kernels[len(calls) :]
+        ]
+    return Coverage(matched=matched, records_without_kernel=lone_records, kernels_without_record=lone_kernels)
+
+
+def _end_unix_ms(record: StepRecord, call: CollectiveRecord) -> float:
+    return record.start_unix_ns / 1e6 + (call.end_ms or 0.0)
+
+
+def _kernel_op(op: str) -> str:
+    return _SAME_KERNEL.get(op, op)
+
+
+def _match(
+    record: StepRecord, place: int, call: CollectiveRecord, kernel: TraceCollective, trace: RankTrace
+) -> Match:
+    offset_ms = (record.start_unix_ns - trace.timeline.origin_unix_ns) / 1e6
+    return Match(
+        step=record.global_step,
+        place=place,
+        record_start_ms=None if call.start_ms is None else offset_ms + call.start_ms,
+        record_end_ms=None if call.end_ms is None else offset_ms + call.end_ms,
+        kernel_start_ms=kernel.start_ms,
+        kernel_end_ms=kernel.end_ms,
+    )
+
+
+def _named_by_records(trace: RankTrace, rows: Sequence[StepRecord]) -> RankTrace:
+    """The trace with operations taken from the records, where its kernels have one name for all operations.
+
+    RCCL's do (ncclDevKernel_Generic). Kernels and records are put side by side in the order in which they
+    ended, if there are as many of them; else nothing is guessed.
+    """
+    ends = sorted(
+        (row.start_unix_ns + call.end_ms * NS_PER_MS, call.op)
+        for row in rows
+        for call in row.collectives or ()
+        if call.end_ms is not None and len(call.ranks) > 1 and call.stream != "host"
+    )
+    if not ends:
+        return trace
+    first_ns, last_ns = rows[0].start_unix_ns, rows[-1].end_unix_ns
+    origin_ns = trace.timeline.origin_unix_ns
+    inside = [
+        index
+        for index, kernel in enumerate(trace.collectives)
+        if first_ns < origin_ns + kernel.end_ms * NS_PER_MS <= last_ns
+    ]
+    ends = [(end_ns, op) for end_ns, op in ends if first_ns < end_ns <= last_ns]
+    if len(ends) != len(inside) or any(trace.collectives[i].op != "unknown" for i in inside):
+        return trace
+    named = list(trace.collectives)
+    inside.sort(key=lambda index: named[index].end_ms)
+    for index, (_, op) in zip(inside, ends, strict=True):
+        named[index] = msgspec.structs.replace(named[index], op=op)
+    return replace(trace, collectives=named)
+
+
+# -- the trace's clock ---------------------------------------------------------------------------------
+
+
+def shifted(trace: RankTrace, shift_ns: int) -> RankTrace:
+    """The same trace on another clock."""
+    if shift_ns == 0:
+        return trace
+
+    def move(line: Timeline) -> Timeline:
+        return replace(line, origin_unix_ns=line.origin_unix_ns + shift_ns)
+
+    collectives = [
+        collective
+        if collective.launch_unix_ns is None
+        else msgspec.structs.replace(collective, launch_unix_ns=collective.launch_unix_ns + shift_ns)
+        for collective in trace.collectives
+    ]
+    return replace(
+        trace, timeline=move(trace.timeline), steps=[move(s) for s in trace.steps], collectives=collectives
+    )
+
+
+def shift_by_steps(trace: RankTrace, steps: dict[int, StepRecord]) -> int | None:
+    """ns that bring the trace's steps onto the lines' (median); None where it marks none of them."""
+    differences = [
+        steps[line.step].start_unix_ns - line.origin_unix_ns - round(line.window_ms[0] * NS_PER_MS)
+        for line in trace.steps
+        if line.step is not None and line.step in steps
+    ]
+    return median_low(differences) if differences else None

@@ -45,14 +45,15 @@ from aorta.traces.rocprof import BOOT_CLOCK
 from aorta.traces.sources import open_source
 
 _APART_NS = 5_000_000
-"""The anchors of run.json are of rank 0's machine. Steps that lie further than this from the records are on
-another machine's clock, and the steps themselves tell by how much."""
+"""Distance of a trace's steps from the records above which the trace is moved onto them.
+
+The anchors of run.json are of rank 0's machine; a trace of another machine may have another clock."""
 _SUFFIXES = (".db", ".sqlite", ".sqlite3", ".json", ".json.gz")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """What came of one trace."""
+    """The result of one trace."""
 
     rank: int
     check: WindowCheck
@@ -101,7 +102,7 @@ def merge(run_dir: Path | str, faults: list[str] | None = None) -> list[Merged]:
 
 
 def _calibrate(folder: Path, run: RunRecord, merged: list[Merged]) -> None:
-    """Ranks calibrate with their peers, as at the end of a run; run.json has that of rank 0."""
+    """Calibrate each rank with its peers, as at the end of a run; rank 0's calibration goes into run.json."""
     profiled = run.coverage.get("profiled_steps") or []
     of_rank: dict[int, list[TracedStep]] = {}
     for result in merged:
@@ -151,10 +152,10 @@ def _merge_rank(folder: Path, run: RunRecord, rank: int, faults: list[str]) -> I
 
 
 def _traces(folder: Path, rank: int, faults: list[str]) -> Iterator[tuple[str, RankTrace, list[int] | None]]:
-    """Name, trace, and the steps that it is of where its name tells."""
+    """(name, trace, its steps where its name tells them; else None) of every trace of a rank."""
     captured = list(_captured(folder / f"rank{rank}", rank, faults))
     if captured:
-        # Of processes that a rank started there are files too; the rank's own did the most.
+        # Processes that the rank started left files too; the rank's own has most activities.
         name, trace = max(captured, key=lambda capture: len(capture[1].timeline))
         yield name, trace, None
     windows = folder / "torch_profiler" / f"rank{rank}"
@@ -189,6 +190,7 @@ def _read(path: Path) -> Iterator[RankTrace]:
 
 
 def _on_the_records_clock(trace: RankTrace, run: RunRecord, lines: RankLines, notes: list[str]) -> RankTrace:
+    """The trace moved onto the clock of the records; each move is a line in notes."""
     if BOOT_CLOCK in trace.quality.notes and run.clock_anchors:
         try:
             boot = [anchor["unix_ns"] - anchor["boottime_ns"] for anchor in run.clock_anchors]
@@ -204,7 +206,7 @@ def _on_the_records_clock(trace: RankTrace, run: RunRecord, lines: RankLines, no
 
 
 def _spans(trace: RankTrace, lines: RankLines) -> str:
-    """Why nothing fits, in Unix seconds."""
+    """Times of the trace and of the records in Unix seconds, for a message that they do not meet."""
     origin_ns = trace.timeline.origin_unix_ns
     first, last = ((origin_ns + ms * NS_PER_MS) / 1e9 for ms in trace.timeline.window_ms)
     starts = [row.start_unix_ns / 1e9 for row in lines.steps.values()]
@@ -214,7 +216,7 @@ def _spans(trace: RankTrace, lines: RankLines) -> str:
 
 
 def table(merged: list[Merged]) -> list[str]:
-    """A line per trace, and what is left over."""
+    """The printed table: a line per trace, then notes and what was left over."""
     rows = [
         ("rank", "source", "steps", "lines added", "collectives", "without kernel", "without record", "trace")
     ]
