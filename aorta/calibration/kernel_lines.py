@@ -1,7 +1,7 @@
 """One trace beside one rank's lines: matches kernels to records, and makes lines of the trace's source.
 
-after_run.py and merge.py call, in this order: read_lines, whole_steps, coverage_of, kernel_lines, append_lines
-and traced_steps.
+after_run.py and merge.py call read_lines, whole_steps, coverage_of, kernel_lines, append_lines and
+traced_steps, in this order.
 """
 
 from collections import defaultdict

@@ -2,8 +2,7 @@
 
 The library loads a profiler plugin when it makes its first communicator, from the path in
 NCCL_PROFILER_PLUGIN. `configure` names ours there before that. Where it cannot be used,
-LibraryEventsUnavailable
-says why in one line, and the environment stays as it was.
+LibraryEventsUnavailable says why in one line, and the environment stays as it was.
 """
 
 import ctypes
@@ -19,7 +18,7 @@ from aorta.steps.raw import EVENT_DTYPE
 
 VARIABLE = "NCCL_PROFILER_PLUGIN"
 DEFAULT_PLUGIN = "libnccl-profiler.so"
-"""What NCCL and RCCL load where the variable is not set, if it exists."""
+"""The plugin that NCCL and RCCL load where the variable is not set, if it exists."""
 MOST_PATH_BYTES = 254
 """NCCL cuts longer paths of plugins off."""
 MOST_TAKEN = 1 << 12

@@ -1,4 +1,4 @@
-"""What run.json says of a run's surroundings: variables, versions, devices; and warnings about settings.
+"""Describes a run's surroundings for run.json (variables, versions, devices) and warns about settings.
 
 The warnings name settings under which a run does not behave as it would without them.
 """

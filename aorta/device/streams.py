@@ -1,9 +1,9 @@
 """A set of streams to submit work to: the device's own, or worker threads where there is no device.
 
 `make_streams` gives either, for queues and host programs. Both keep the rules that matter to a program over
-streams: work of one stream runs in order, work of two
-streams in any order, and an event captures what a stream held *when it was recorded*, so that a later wait
-on the event does not wait for what was submitted after the record.
+streams: work of one stream runs in order, work of two streams in any order, and an event captures what a
+stream held *when it was recorded*, so that a later wait on the event does not wait for what was submitted
+after the record.
 """
 
 import contextlib

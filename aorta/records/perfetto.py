@@ -131,7 +131,7 @@ class _Rank:
         self._group_names = group_names
         self._kernel_names = kernel_names
         self._lanes: dict[str, list[tuple[int, int]]] = {}
-        """By track, the threads that show it: (id, end of its last slice in ns)."""
+        """Threads that show each track: (id, end of its last slice in ns)."""
         self._num_others = 0
         """Threads besides the first, which shows the steps."""
         self._sampled_ns: int | None = None

@@ -34,9 +34,9 @@ class DroppedSteps(msgspec.Struct, kw_only=True):
     first_global_step: int | None = None
     last_global_step: int | None = None
     sums: dict[str, float] = {}
-    """By metric: step_ms, tokens and the parts of `overlap` that are numbers."""
+    """Sums by metric: step_ms, tokens and the parts of `overlap` that are numbers."""
     counts: dict[str, int] = {}
-    """By metric: the steps that had it."""
+    """Number of steps that had a metric, by metric."""
 
     def add(self, record: StepRecord) -> None:
         self.num_steps += 1

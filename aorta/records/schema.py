@@ -61,7 +61,7 @@ DeviceKind = Literal["cuda", "hip", "cpu"]
 """`kind` of each of RunRecord.devices."""
 GPU_KINDS = ("cuda", "hip")
 QUEUE_LIMITS = {"cuda": "CUDA_DEVICE_MAX_CONNECTIONS", "hip": "GPU_MAX_HW_QUEUES"}
-"""By kind of device, the environment variable that limits its hardware queues."""
+"""Environment variable that limits a device's hardware queues, by kind of device."""
 
 
 HostKind = Literal[
@@ -77,7 +77,7 @@ class HostUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Time on the host's cores that the thread that trains had in a step's window."""
 
     cpu_ms: float
-    """Its CPU time."""
+    """CPU time of the thread."""
     ready_ms: float | None
     """Time ready to run while others had the cores. None: the system does not count it."""
 
@@ -109,10 +109,9 @@ class CollectiveMember(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 StartBy = Literal["stream", "launch", "previous", "library"]
-"""What a collective waited for last. stream: the work queued before it. launch: the host, which found the
-queue
-empty. previous: the last call of its group, whose communicator runs one at a time. library: its start is the
-collective library's own."""
+"""The last thing that a collective waited for. stream: the work queued before it. launch: the host, which
+found the queue empty. previous: the last call of its group, whose communicator runs one at a time. library:
+its start is the collective library's own."""
 
 SegmentState = Literal["queued", "starved", "stalled"]
 """queued: the stream had work. starved: it had run dry by the segment's end, so that it worked for a part of
@@ -140,7 +139,7 @@ class LibraryCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     sequence: int
     """NCCL's own count by communicator and function; the same on all ranks."""
     communicator: str
-    """Its hash; the same on all ranks."""
+    """Hash of the communicator; the same on all ranks."""
     launch_ms: float
     """When the library had launched it."""
     start_ms: float | None
@@ -176,7 +175,7 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """Operation as in torch.distributed: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast,
     ..."""
     stream: str
-    """Where it ran: the name of aorta's stream (dedicated), 'compute', 'group' (the process
+    """Stream it ran on: the name of aorta's stream (dedicated), 'compute', 'group' (the process
     group's own stream), 'side' (another stream of the program), 'host' (CPU)."""
     group: str
     ranks: list[int]
@@ -396,7 +395,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     first_step: int | None = None
     """Global step from which it went on, by its lowest rank that tells."""
     last_steps: list[int | None] = []
-    """By rank, the last global step with a line."""
+    """The last global step with a line, by rank."""
 
 
 class RunRecord(msgspec.Struct, kw_only=True):

@@ -85,7 +85,7 @@ class LinesState(msgspec.Struct, frozen=True, kw_only=True):
     """Steps without a line."""
     why_lost: str | None = None
     sums: dict[str, float] = {}
-    """By name in SUMS, over all steps, including those without a line."""
+    """Sums over all steps by name in SUMS, including steps without a line."""
     tokens: int = 0
     closed_unix_ns: int | None = None
     """When no more steps came."""

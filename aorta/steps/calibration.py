@@ -337,7 +337,7 @@ class Calibrator:
     def _hidden_ms(
         self, parts: "_Parts", calls: Intervals, comm: Intervals, busy_ms: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """By segment: its communication times the share of it that kernels hide."""
+        """Hidden communication of every segment: its communication times the share that kernels hide."""
         overlap_ms = _overlap_ms(parts, calls)
         comm_ms = _length_within(comm, parts)
         by_place = len(parts.states) == self._num_segments

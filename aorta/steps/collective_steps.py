@@ -102,7 +102,7 @@ class CollectiveSteps:
         return not step.by_library or self._complete_ns >= step.window_end_ns
 
     def of_step(self, step: RawStep) -> list[CallEvents | None] | None:
-        """By call, its events; None for a step without recording. Steps must come in order."""
+        """Events of every call; None for a step without recording. Steps must come in order."""
         if not step.by_library:
             return None
         events = self._events
@@ -186,7 +186,7 @@ class CollectiveSteps:
         self._leftovers += texts[: _SHOWN - len(self._leftovers)]
 
     def exact(self, events: list[CallEvents | None] | None) -> list[ExactSpan | None] | None:
-        """By call, start and end in ns of the device's timer; None where the step has no events."""
+        """Start and end of every call in ns of the device's timer; None where the step has no events."""
         unit_ns = self.timer.unit_ns
         if events is None or unit_ns is None:
             return None

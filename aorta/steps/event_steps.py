@@ -89,7 +89,7 @@ class _RunState:
     """Start of the step at hand."""
     first_start_ns: int | None = None
     fifo_end_run_ms: dict[str, float] = field(default_factory=dict)
-    """By group: when its communicator's last call ends."""
+    """End of the last call of every group's communicator."""
     ends_run_ms: dict[CallId, float] = field(default_factory=dict)
     most_calls: int = 0
     """Collectives of the step that had most."""

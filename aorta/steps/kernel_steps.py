@@ -62,7 +62,7 @@ class LaunchedKernel(NamedTuple):
 
 class MatchedCalls(NamedTuple):
     kernels_of_call: list[list[int]]
-    """By call, the rows of its kernels: empty where it has none or they are not known."""
+    """Rows of every call's kernels: empty where it has none or they are not known."""
     lone_calls: list[int]
     """Calls that must have had a kernel, and have none."""
     lone_kernels: list[int]
@@ -93,11 +93,11 @@ class KernelSteps:
         """Lines refer to kernels by index into these."""
         self._place_of_name = {name: place for place, name in enumerate(names)}
         self._places: list[int] = []
-        """By the driver's index of a name, its index in `_names`."""
+        """Indices in `_names` by the driver's own index of a name."""
         self._classes: list[str] = []
-        """By the driver's index."""
+        """Classes of kernels by the driver's index."""
         self._comm_ops: list[str | None] = []
-        """By the driver's index, the collective that a kernel of this name carries out."""
+        """Collectives that kernels carry out, by the driver's index; None: not communication."""
         self._rows: Rows = np.empty(0, RECORD_DTYPE)
         self._new: list[Rows] = []
         self._complete_ns = 0

@@ -84,7 +84,7 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     groups: list[RawGroup]
     calls: list[RawCall]
     waits: list[tuple[RawMark, CallId]]
-    """Where the compute stream began to wait for an asynchronous call."""
+    """(mark, call): the compute stream began to wait for an asynchronous call."""
     stalls: list[tuple[RawMark, RawMark]]
     final_waits: list[tuple[RawMark, RawMark | None, list[CallId]]]
     """(before, after, calls): the compute stream waits for the last of the calls."""
@@ -220,7 +220,7 @@ class Flag(IntEnum):
     TO_ITSELF = 1
     """A send or receive from the rank to itself: NCCL does not time it."""
     AFTER_ONE_TO_ITSELF = 2
-    """Its communicator has sent to the own rank before: some channels may have times of earlier launches."""
+    """The communicator has sent to the own rank before: some channels may have times of earlier launches."""
 
 
 class TimedBy(IntEnum):
