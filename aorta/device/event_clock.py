@@ -235,6 +235,6 @@ class NamedStreams(dict[str, DeviceStream]):
         self._backend = backend
 
     def __missing__(self, name: str) -> DeviceStream:
-        made = self._backend.new_stream(self._device, priority=-1)
-        stream = self[name] = self._backend.device_stream(made)
+        torch_stream = self._backend.new_stream(self._device, priority=-1)
+        stream = self[name] = self._backend.device_stream(torch_stream)
         return stream

@@ -138,9 +138,9 @@ def own_group(ranks: Ranks, groups: Sequence[Sequence[int]] | None) -> dist.Proc
     """
     if ranks.backend is None or groups is None:
         return ranks.group
-    mine = None
+    group_of_rank = None
     for members in groups:
         group = dist.new_group(list(members), timeout=TIMEOUT)
         if ranks.rank in members:
-            mine = group
-    return mine
+            group_of_rank = group
+    return group_of_rank

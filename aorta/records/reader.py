@@ -79,5 +79,5 @@ def read_kernel_names(path: Path | str) -> list[str]:
 
 def kernel_names_beside(path: Path) -> list[str]:
     """Names that the lines at path refer to."""
-    beside = files_beside(path)
-    return [] if beside is None else read_kernel_names(beside.kernels)
+    rank_files = files_beside(path)
+    return [] if rank_files is None else read_kernel_names(rank_files.kernels)

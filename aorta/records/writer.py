@@ -115,18 +115,19 @@ class LineWriter:
             ) from None
         except OSError as error:
             raise RecordError(f"cannot write {path}: {error.strerror}") from None
-        beside = files_beside(Path(path))
-        if beside is not None:
-            ColumnsWriter.remove(beside.columns)  # of lines that somebody took away
+        rank_files = files_beside(Path(path))
+        if rank_files is not None:
+            ColumnsWriter.remove(rank_files.columns)  # their lines were taken away
         return cls(descriptor, path)
 
     @classmethod
     def append(cls, path: Path | str, with_columns: bool = False) -> Self:
-        """A writer that goes on with a file that `create` made: in another process, or in a later attempt of
-        the run. A last line that was cut off is taken away.
+        """A writer that continues a file that `create` made: in another process, or in a later attempt.
 
-        with_columns: the numbers of the lines, step records, are written beside them (aorta.records.columns).
-        That costs as much again as the line, so it is for a process that does not train."""
+        A last line that was cut off is removed. with_columns: write the numbers of the lines (step records)
+        beside them (aorta.records.columns). That costs as much again as the line, so it is for a process that
+        does not train.
+        """
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
@@ -136,8 +137,10 @@ class LineWriter:
         except OSError as error:
             os.close(descriptor)
             raise RecordError(f"cannot write {path}: {error.strerror}") from None
-        beside = files_beside(Path(path)) if with_columns else None
-        writer = cls(descriptor, path, next_number, None if beside is None else ColumnsWriter(beside.columns))
+        rank_files = files_beside(Path(path)) if with_columns else None
+        writer = cls(
+            descriptor, path, next_number, None if rank_files is None else ColumnsWriter(rank_files.columns)
+        )
         writer._num_bytes = size
         return writer
 
@@ -152,7 +155,8 @@ class LineWriter:
             line, checksum = sealed_with_checksum(body, self._next_number)
             self._next_number += 1  # also for a line that is lost: the gap shows
             now_s = time.monotonic()
-            if self._descriptor is None or not self._may_try(now_s):
+            must_wait = self._failed_s is not None and now_s - self._failed_s < RETRY_S
+            if self._descriptor is None or must_wait:
                 self.num_lost += 1
                 return False
             try:
@@ -197,10 +201,9 @@ class LineWriter:
         """Bytes of the lines and of their columns."""
         return self._num_bytes + (0 if self._columns is None else self._columns.num_bytes)
 
-    def _may_try(self, now_s: float) -> bool:
-        return self._failed_s is None or now_s - self._failed_s >= RETRY_S
-
     def _fail(self, error: OSError, now_s: float) -> None:
+        """Count a line as lost and cut the file back to its last whole line, so that readers see none in
+        part."""
         assert self._descriptor is not None
         if self._failed_s is None:
             logger.warning("recording stopped: cannot write %s: %s", self.path, error.strerror)
@@ -242,11 +245,11 @@ class LineWriter:
         os.close(self._descriptor)
         self._descriptor = descriptor
         self._num_bytes = os.fstat(descriptor).st_size
-        beside = files_beside(self.path)
+        rank_files = files_beside(self.path)
         if self._columns is not None:
             self._columns.restart()
-        elif beside is not None:
-            ColumnsWriter.remove(beside.columns)
+        elif rank_files is not None:
+            ColumnsWriter.remove(rank_files.columns)
         _take_lock(descriptor)
 
 

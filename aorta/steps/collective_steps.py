@@ -32,6 +32,7 @@ _OPS = {
     "Gather": "send_recv",
     "Scatter": "send_recv",
 }
+"""Operations by the library's names of its functions."""
 _MOST_EVENTS = 1_000_000
 """Events kept while no step asks for them."""
 _MOST_BEFORE_NS = 1_000_000
@@ -107,20 +108,23 @@ class CollectiveSteps:
             return None
         events = self._events
         launched_ns: NDArray[np.int64] = events["launched_ns"]
-        mine = events[(launched_ns >= step.start_ns) & (launched_ns < step.window_end_ns)]
+        step_events = events[(launched_ns >= step.start_ns) & (launched_ns < step.window_end_ns)]
         self._events = events[launched_ns >= step.window_end_ns]
-        (plan,) = _whole_numbers(mine, "plan")
+        (plan,) = _whole_numbers(step_events, "plan")
         plans, first, plan_of = np.unique(plan, return_index=True, return_inverse=True)
-        kernels = [LaunchedKernel(self._op(mine[plan_of == i]), i) for i in range(len(plans))]
+        kernels = [LaunchedKernel(self._op(step_events[plan_of == i]), i) for i in range(len(plans))]
         kernels.sort(
-            key=lambda kernel: (mine["launched_ns"][first[kernel.row]], mine["number"][first[kernel.row]])
+            key=lambda kernel: (
+                step_events["launched_ns"][first[kernel.row]],
+                step_events["number"][first[kernel.row]],
+            )
         )
         matched = match_calls(step.calls, step.groups, kernels)
         result: list[CallEvents | None] = []
         lone_plans = len(matched.lone_kernels)
         lone_calls = list(matched.lone_calls)
         for place, rows in enumerate(matched.kernels_of_call):
-            call_events = mine[np.isin(plan_of, rows)] if rows else None
+            call_events = step_events[np.isin(plan_of, rows)] if rows else None
             if call_events is not None and not self._is_of_group(step, place, call_events):
                 lone_calls.append(place)
                 lone_plans += len(rows)
@@ -207,24 +211,24 @@ class CollectiveSteps:
         if events is None or record.collectives is None or len(events) != len(record.collectives):
             return record
         collectives = [
-            collective if mine is None else self._with_library(collective, mine, start_ns)
-            for collective, mine in zip(record.collectives, events, strict=True)
+            collective if call_events is None else self._with_library(collective, call_events, start_ns)
+            for collective, call_events in zip(record.collectives, events, strict=True)
         ]
         return msgspec.structs.replace(record, collectives=collectives)
 
     def _with_library(
-        self, collective: CollectiveRecord, mine: CallEvents, start_ns: int
+        self, collective: CollectiveRecord, call_events: CallEvents, start_ns: int
     ) -> CollectiveRecord:
-        rows = mine.rows
+        rows = call_events.rows
         start_ms = end_ms = None
         if collective.start_by == "library":  # on the step's own axis
             start_ms, end_ms = collective.start_ms, collective.end_ms
-        elif mine.host_ns is not None:
-            start_ms, end_ms = ((host_ns - start_ns) / 1e6 for host_ns in mine.host_ns)
+        elif call_events.host_ns is not None:
+            start_ms, end_ms = ((host_ns - start_ns) / 1e6 for host_ns in call_events.host_ns)
             if _is_elsewhere(start_ms, end_ms, collective):
                 start_ms = end_ms = None
-                self._coverage["contradicted"] += mine.has_end
-            elif not mine.has_end:
+                self._coverage["contradicted"] += call_events.has_end
+            elif not call_events.has_end:
                 end_ms = None
         return msgspec.structs.replace(
             collective,

@@ -96,6 +96,13 @@ class _RunState:
     carried: list[tuple[str, float, float]] = field(default_factory=list)
     """Communication (op, start, end in run ms) that reaches into the next window."""
 
+    def forget_old_calls(self, num_calls: int) -> None:
+        """Bound what is kept, after a step of num_calls."""
+        self.most_calls = max(self.most_calls, num_calls)
+        num_remembered = max(_LEAST_REMEMBERED_CALLS, _REMEMBERED_STEPS * self.most_calls)
+        _forget(self.ends_run_ms, min(num_remembered, _MOST_REMEMBERED_CALLS))
+        _forget(self.fifo_end_run_ms, _REMEMBERED_GROUPS)
+
 
 class Resolver:
     """Turns the raw steps of one rank into records, in order."""
@@ -129,7 +136,11 @@ class Resolver:
     # -- times --------------------------------------------------------------------------------
 
     def _times(self, step: RawStep, spans: Sequence[ExactSpan | None] | None) -> _Times:
-        """The step's intervals. Waits come after the calls: they look up when those ended."""
+        """The step's intervals.
+
+        Order matters. Waits come after the calls, whose ends they look up. `_starved` is last: its marks
+        tighten the clock, and launches of this step are placed by the clock as earlier steps left it.
+        """
         run = self._run
         origin = run.start_run_ms
         exact = self._exact_ms(step, spans)
@@ -150,6 +161,7 @@ class Resolver:
             run.ends_run_ms[group.key, call.seq] = origin + end_ms
             if call.blocks:
                 blocked.append((queued_ms, end_ms))
+            # The stream stood still from mark to mark, whatever the library says: its times come after that.
             if exact_ms is not None:
                 (start_ms, end_ms), start_by = exact_ms, "library"
             calls.append((start_ms, start_by, end_ms))
@@ -160,10 +172,7 @@ class Resolver:
         blocked += self._waits(step)
         stalled = clip(union(_rows(blocked)), 0.0, step.window_ms)
         starved, idle_after_body = self._starved(step)
-        run.most_calls = max(run.most_calls, len(step.calls))
-        num_remembered = max(_LEAST_REMEMBERED_CALLS, _REMEMBERED_STEPS * run.most_calls)
-        _forget(run.ends_run_ms, min(num_remembered, _MOST_REMEMBERED_CALLS))
-        _forget(run.fifo_end_run_ms, _REMEMBERED_GROUPS)
+        run.forget_old_calls(len(step.calls))
         not_compute = union(np.concatenate([stalled, idle_after_body]))
         return _Times(comm, carried, calls, stalled, starved, not_compute)
 

@@ -299,12 +299,14 @@ def unwritten_after(path: Path, last: LineKey | StepRecord | None) -> list[StepR
 
     Empty while another process still writes lines of the rank: it has steps that are in neither file.
     """
-    beside = files_beside(path)
-    if beside is None or not beside.unwritten.exists() or _has_writer(path):
+    rank_files = files_beside(path)
+    if rank_files is None or not rank_files.unwritten.exists() or _has_writer(path):
         return []
     if last is None:
-        return unwritten_steps(beside.unwritten, None, None)
-    return unwritten_steps(beside.unwritten, (last.run_id, last.attempt), (last.rollbacks, last.global_step))
+        return unwritten_steps(rank_files.unwritten, None, None)
+    return unwritten_steps(
+        rank_files.unwritten, (last.run_id, last.attempt), (last.rollbacks, last.global_step)
+    )
 
 
 def _has_writer(path: Path) -> bool:
