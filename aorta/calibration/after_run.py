@@ -293,8 +293,7 @@ def add_to_run(
 
 
 def _settings_of(run: RunRecord) -> ProfilingConfig | None:
-    """The profiler's settings in run.json; None where `config` is a script's own and has something else
-    there."""
+    """The profiler's settings in run.json; None where a script's own `config` has something else."""
     try:
         return msgspec.convert((run.config or {}).get("profiling"), ProfilingConfig | None)
     except (msgspec.ValidationError, AttributeError):

@@ -24,8 +24,7 @@ current_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRa
 """Handle of the current stream of a device; cheap, unlike making a Stream object."""
 
 _streams: dict[tuple[int, int], DeviceStream] = {}
-"""(device index, driver's handle) -> stream: making a Stream object costs more than asking which is
-current."""
+"""(device index, driver's handle) -> stream, since making a Stream object is expensive."""
 
 
 def device_stream(stream: Any) -> DeviceStream:

@@ -60,13 +60,8 @@ def collect_environment(environ: Mapping[str, str] | None = None) -> dict[str, s
     return {
         name: value
         for name, value in sorted(settings.items())
-        if name.startswith(_PREFIXES) and not _looks_secret(name, value)
+        if name.startswith(_PREFIXES) and not (is_secret_name(name) or is_secret_value(value))
     }
-
-
-def _looks_secret(name: str, value: str) -> bool:
-    """Variables with these prefixes hold secrets only by mistake, so a look at name and value is enough."""
-    return is_secret_name(name) or is_secret_value(value)
 
 
 def _nccl_files(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -70,8 +70,7 @@ class Ranks:
 
 
 def ranks_from_environment() -> Ranks:
-    """This process as the launcher's environment describes it; device and group come later. Raises
-    ConfigError."""
+    """This process as the launcher describes it; device and group come later. Raises ConfigError."""
     launched, meets = launched_rank(), rendezvous_is_given()
     if launched.world_size > 1 and not meets:
         raise ConfigError(
@@ -81,8 +80,10 @@ def ranks_from_environment() -> Ranks:
 
 
 def choose_device(choice: str, ranks: Ranks) -> torch.device:
-    """The device of --device. auto: a GPU for every rank where there are enough, else the CPU. Raises
-    ConfigError."""
+    """The device that --device names; auto: a GPU per rank where there are enough, else the CPU.
+
+    Raises ConfigError.
+    """
     gpus = accelerator()
     num_gpus = gpus.count() if gpus.is_available() else 0
     if choice == "auto":

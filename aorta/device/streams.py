@@ -188,8 +188,10 @@ def _distinct_stream(device: torch.device, priority: int, in_use: dict[int, Any]
 
 
 def _created_stream(device: torch.device, priority: int) -> Any:
-    """A stream outside torch's pool of 32, made by the runtime and never destroyed (the allocator may
-    remember it)."""
+    """A stream made by the runtime, outside of torch's pool.
+
+    It is never destroyed: the allocator may remember it.
+    """
     library, prefix = runtime()
     name = f"{prefix}StreamCreateWithPriority"
     create = loaded_function(name, library)
@@ -225,8 +227,10 @@ class ThreadEvent:
 
 
 class ThreadStreams:
-    """One worker thread per stream, MAIN included: a stand-in whose orderings are real and whose speed says
-    nothing about a GPU."""
+    """One worker thread per stream, MAIN included, in place of a device.
+
+    Orderings are real; speed says nothing about a GPU.
+    """
 
     def __init__(self, num: int) -> None:
         self.kind: Literal["cuda", "hip", "threads"] = "threads"

@@ -518,8 +518,7 @@ def _first_number(tree: Any, *keys: str) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    """The number in 135, "135.0", "(135Mhz)" or {"value": 135, "unit": "W"}; None for "N/A" and
-    _UNSUPPORTED."""
+    """The number in 135, "135.0", "(135Mhz)" or {"value": 135}; None for "N/A" and _UNSUPPORTED."""
     if isinstance(value, dict):
         value = value.get("value")
     if isinstance(value, str):

@@ -118,8 +118,10 @@ def _head(label: str, origin_ns: int, offset_ns: Mapping[int, int]) -> bytes:
 
 
 class _Rank:
-    """Makes the events of one rank. Slices of a track never overlap: one that would goes to a track beside
-    it."""
+    """Makes the events of one rank.
+
+    Slices of a track never overlap: one that would goes to another track beside it.
+    """
 
     def __init__(
         self, rank: int, label: str, group_names: Mapping[str, str], kernel_names: Sequence[str]

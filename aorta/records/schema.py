@@ -83,8 +83,7 @@ class HostUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 Phase = Literal["data", "forward", "backward", "optimizer"]
-"""Phase of the program when the host launched a collective. optimizer: all that follows the last backward
-pass."""
+"""Phase of the program at a collective's launch. optimizer: all that follows the last backward pass."""
 
 
 class HostSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):

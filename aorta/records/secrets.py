@@ -44,8 +44,10 @@ def redacted(text: str) -> str:
 
 
 def is_secret_value(value: str) -> bool:
-    """Return True where the value of a setting looks like a secret: long random ones too, unless they name
-    devices."""
+    """Return True where a setting's value looks like a secret.
+
+    Long random values count, unless they name devices.
+    """
     if redacted(value) != value:
         return True
     if _DEVICE_LIST.fullmatch(value):

@@ -223,8 +223,7 @@ def first_line(error: BaseException) -> str:
 
 
 def read_states(folder: Path | str) -> dict[int, RankState]:
-    """The states in a run's folder by rank, without those that cannot be read: they help, the record
-    counts."""
+    """The ranks' states by rank, without those that cannot be read: a state helps, no more."""
     states: dict[int, RankState] = {}
     try:
         paths = [path for path in Path(folder).iterdir() if STATE_FILE.fullmatch(path.name)]
@@ -311,16 +310,15 @@ def attempt_ending(states: Iterable[RankState], world_size: int, is_over: bool =
         gone_before = [row for row in silent if _closed_ns(row) < _earliest(hung)]
         if gone_before:
             return _killed(gone_before, len(rows))
-        _, says = max(hung, key=lambda pair: (len(pair[1].ranks) > 0, len(pair[1].why or "")))
-        return _first("hung", hung, says.why, says.ranks)
+        # Every watchdog may have written a reason; the one that says most counts.
+        _, ending = max(hung, key=lambda pair: (len(pair[1].ranks) > 0, len(pair[1].why or "")))
+        return _first("hung", hung, ending.why, ending.ranks)
     if own_errors:
-        rank, ending = min(own_errors, key=lambda pair: pair[1].unix_ns or 0)
-        return Ending(kind="crashed", why=ending.why, ranks=[rank], unix_ns=ending.unix_ns)
+        return _crashed(own_errors)
     if silent:
         return _killed(silent, len(rows))
     if crashed:
-        rank, ending = min(crashed, key=lambda pair: pair[1].unix_ns or 0)
-        return Ending(kind="crashed", why=ending.why, ranks=[rank], unix_ns=ending.unix_ns)
+        return _crashed(crashed)
     stopped = [(rank, ending) for rank, ending in ended if ending.kind == "stopped"]
     if stopped:
         return _first("stopped", stopped, stopped[0][1].why, [])
@@ -353,9 +351,17 @@ def _first(kind: Any, rows: list[tuple[int, Ending]], reason: str | None, ranks:
     return Ending(kind=kind, why=reason, ranks=ranks, unix_ns=unix_ns)
 
 
+def _crashed(rows: list[tuple[int, Ending]]) -> Ending:
+    """The ending by the exception that came first."""
+    rank, ending = min(rows, key=lambda row: row[1].unix_ns or 0)
+    return Ending(kind="crashed", why=ending.why, ranks=[rank], unix_ns=ending.unix_ns)
+
+
 def _killed(silent: list[RankState], num_ranks: int) -> Ending:
-    """The ending by ranks that left no word. Where all ends were seen, the first counts: the launcher ended
-    the rest."""
+    """The ending of ranks that left no word.
+
+    Where all their ends were seen, the first rank counts: the launcher ended the others.
+    """
     ends = {row.rank: row.lines.closed_unix_ns for row in silent if row.lines is not None}
     last_seen = {rank: unix_ns for rank, unix_ns in ends.items() if unix_ns is not None}
     ranks = [row.rank for row in silent]

@@ -202,8 +202,7 @@ class LineWriter:
         return self._num_bytes + (0 if self._columns is None else self._columns.num_bytes)
 
     def _fail(self, error: OSError, now_s: float) -> None:
-        """Count a line as lost and cut the file back to its last whole line, so that readers see none in
-        part."""
+        """Count a line as lost, and cut the file back to its last whole line."""
         assert self._descriptor is not None
         if self._failed_s is None:
             logger.warning("recording stopped: cannot write %s: %s", self.path, error.strerror)

@@ -96,8 +96,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[int]
     num_calls: int
     num_segments: int
-    """Calls and segments of most traced steps. In a step with other numbers places mean nothing: only kinds
-    count."""
+    """Numbers in most traced steps. In a step with other numbers places mean nothing: only kinds count."""
     calls: list[CallShift]
     segments: list[SegmentCompute]
     hidden: list[HiddenShare]

@@ -206,8 +206,7 @@ class CollectiveSteps:
     def with_events(
         self, record: StepRecord, start_ns: int, events: list[CallEvents | None] | None
     ) -> StepRecord:
-        """The record with the library's events added to every collective. start_ns: monotonic start of its
-        window."""
+        """The record with the library's events added. start_ns: monotonic start of its window."""
         if events is None or record.collectives is None or len(events) != len(record.collectives):
             return record
         collectives = [
@@ -269,8 +268,7 @@ def _whole_numbers(events: Events, *names: str) -> list[NDArray[np.uint64]]:
 
 
 def _is_elsewhere(start_ms: float, end_ms: float, collective: CollectiveRecord) -> bool:
-    """Return True where the library's times do not overlap the record's, by kernel or marks: of another
-    launch."""
+    """Return True where the library's times and the record's do not overlap: of another launch."""
     if collective.start_ms is None or collective.end_ms is None:
         return False
     return start_ms > collective.end_ms or end_ms < collective.start_ms

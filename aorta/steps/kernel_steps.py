@@ -107,8 +107,7 @@ class KernelSteps:
         self._lost: deque[tuple[int, int]] = deque(maxlen=64)
         self._num_lost = self._num_dropped = 0
         self._ops_by_launch: dict[int, str] = {}
-        """Operation of each kernel (by correlation) that a call of the step was matched to: surer than its
-        name."""
+        """Operations by a kernel's correlation, from the matched calls: surer than by its name."""
         self._resolved_ns = 0
         """End of the window that was resolved last."""
         self._coverage: Counter[str] = Counter()
