@@ -364,6 +364,7 @@ class Peers:
         return steps
 
     def _leave(self) -> None:
+        # Rank 0's process may serve the store: it must not end before the others have read from it.
         num_done = self._store.add("done", 1)
         until_s = time.monotonic() + self._patience_s
         while self._rank == 0 and num_done < self._world_size and time.monotonic() < until_s:

@@ -228,7 +228,7 @@ def whole_lines_of(file: FileIO, path: Path | str, num_bytes: int | None = None)
     while data := file.read(int(min(BLOCK_BYTES, left))):
         left -= len(data)
         end = data.rfind(b"\n") + 1
-        if end:
+        if end:  # what follows the last newline waits for the rest of its line
             yield rest + data[:end]
             rest = data[end:]
             continue

@@ -256,6 +256,7 @@ class _Rank:
         begin_ns, end_ns = start_ns + round(begin_ms * 1e6), start_ns + round(end_ms * 1e6)
         if end_ns <= begin_ns:
             return
+        # The first thread of the track that is free: readers of this format nest slices that overlap.
         lanes = self._lanes.setdefault(track, [])
         for i, (tid, busy_ns) in enumerate(lanes):
             if begin_ns >= busy_ns - ROUNDING_NS and end_ns > busy_ns:

@@ -189,7 +189,7 @@ class Tally:
         for name in SUMS[1:]:
             sums[name] += getattr(record.overlap, name) or 0.0
         now_s = time.monotonic()
-        if now_s - self._written_s >= self._every_s:
+        if now_s - self._written_s >= self._every_s:  # not after each of a thousand steps a second
             self._written_s = now_s
             self._write(None)
 

@@ -24,7 +24,14 @@ from aorta.records.schema import (
 from aorta.steps.calibration import Calibration, Calibrator
 from aorta.steps.clocks import DeviceClock
 from aorta.steps.raw import CallId, RawCall, RawMark, RawStep, ResolverSettings
-from aorta.steps.record import NO_OVERLAP, collective_record, host_spans, scalar_reasons, step_record
+from aorta.steps.record import (
+    NO_DETAILS,
+    NO_OVERLAP,
+    collective_record,
+    host_spans,
+    scalar_reasons,
+    step_record,
+)
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.intervals import EMPTY, Intervals, clip, intersect, length_ms, subtract, union
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
@@ -332,9 +339,7 @@ class Resolver:
         timed = step.untimed is None
         segmented = timed and (detailed or calibrator is not None)
         if not detailed:
-            not_measured["active_segments"] = not_measured["collectives"] = (
-                "left out (recording.detail_every)"
-            )
+            not_measured["active_segments"] = not_measured["collectives"] = NO_DETAILS
         record = step_record(
             step,
             settings,
@@ -351,6 +356,7 @@ class Resolver:
             host_spans=host_spans(step, lambda ns: self._host_ms(ns, step)),
             not_measured=not_measured,
         )
+        # A calibration needs the details of every step; where they are not to be written they go afterwards.
         if calibrator is not None:
             calibrated = calibrator.apply(record, times.carried)
             with_both = msgspec.structs.replace(record.overlap, calibrated=calibrated)

@@ -19,7 +19,14 @@ from aorta.records.schema import (
     StepRecord,
 )
 from aorta.steps.raw import RECORD_DTYPE, KernelChunk, RawCall, RawGroup, RawStep, ResolverSettings, What
-from aorta.steps.record import NO_OVERLAP, collective_record, host_spans, scalar_reasons, step_record
+from aorta.steps.record import (
+    NO_DETAILS,
+    NO_OVERLAP,
+    collective_record,
+    host_spans,
+    scalar_reasons,
+    step_record,
+)
 from aorta.timeline.intervals import EMPTY, Intervals, length_before, run_lengths_ns
 from aorta.timeline.overlap import active_segments, exposed_intervals, overlap, stream_uses
 from aorta.timeline.types import Kind, Timeline
@@ -143,7 +150,7 @@ class KernelSteps:
             self._comm_ops.append(op)
             self._classes.append(kernel_class(name) if op is None else COMMUNICATION)
         if len(rows):
-            self._new.append(rows)
+            self._new.append(rows)  # joined when a step asks: chunks come more often than steps
             self._coverage["late"] += int(
                 np.count_nonzero((rows["what"] != What.MARK) & (rows["start"] < self._resolved_ns))
             )
@@ -238,9 +245,7 @@ class KernelSteps:
         exposed = exposed_intervals(timeline)
         not_measured = scalar_reasons(step)
         if not detailed:
-            not_measured["active_segments"] = not_measured["collectives"] = (
-                "left out (recording.detail_every)"
-            )
+            not_measured["active_segments"] = not_measured["collectives"] = NO_DETAILS
         elif not spans:
             not_measured["active_segments"] = f"kept in one step of {SPANS_EVERY}"
         if matched.lone_calls:

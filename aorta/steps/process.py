@@ -129,7 +129,7 @@ def serve(
     if not is_closed and unwritten is not None:  # killed: its last steps may be in the journal alone
         attempt = (settings.run_id, settings.attempt)
         write((record, False) for record in unwritten_steps(unwritten, attempt, last_sent))
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # its steps are lines now
             unwritten.unlink(missing_ok=True)
     if tally is not None:
         tally.close()  # the time at which the training process ended, if it did

@@ -23,6 +23,9 @@ from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 LOGGED_FIELDS = ("loss", "lr", "grad_norm")
 """Logged values that have a field of their own in a record; all others go into `scalars`."""
 
+NO_DETAILS = "left out (recording.detail_every)"
+"""Reason in `not_measured` of steps that are written without their details."""
+
 NO_OVERLAP = OverlapRecord(
     comm_ms=None, compute_ms=None, hidden_ms=None, exposed_ms=None, idle_ms=None, exposed_copy_ms=None,
     overlap_ratio=None, hidden_per_compute=None, compute_allreduce_ms=None, compute_reducescatter_ms=None,
