@@ -122,7 +122,7 @@ def full_ring() -> dict[str, Any]:
 
 
 def wrong_version() -> dict[str, Any]:
-    kernel_records.KNOWN_MAJORS = (11,)
+    kernel_records.CUPTI_MAJORS = (11,)
     return tried()
 
 
