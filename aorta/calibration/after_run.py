@@ -39,7 +39,6 @@ from aorta.records.seal import seal_of, sealed
 from aorta.records.writer import write_json
 from aorta.steps.calibration import Calibration, Calibrator, TracedStep, calibrate
 from aorta.timeline.types import OWN_SOURCES
-from aorta.traces.kineto import read_kineto
 from aorta.traces.model import RankTrace
 
 log = logging.getLogger(__name__)
@@ -93,6 +92,9 @@ def check_run(
     called once even without traces, since the peers wait. settings: of the profiler; by default those in
     run.json. A trace without GPU activity, or one that cannot be read, is one line in the log.
     """
+    # Here: a recorder imports this module for Peers, and must not load readers of traces.
+    from aorta.traces.kineto import read_kineto
+
     folder = Path(output_dir)
     checks: list[WindowCheck] = []
     faults: list[str] = []
