@@ -9,7 +9,7 @@ from aorta.programs.language.expr import HostProgramError
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from pipelining_graphs import communication_node
+from programs_apart import communication_node
 
 MULTIPLY, KERNEL, AFTER = 1, 2, 3
 

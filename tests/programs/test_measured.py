@@ -9,9 +9,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
-from pipelining_numbers import combined, kendall_tau_b  # noqa: E402
-from pipelining_results import merged, runs_of  # noqa: E402
-from pipelining_simulated import streams_by_launch  # noqa: E402
+from programs_judged import (  # noqa: E402
+    combined,
+    kendall_tau_b,
+    merged,
+    runs_of,
+    streams_by_launch,
+)
 
 from aorta.programs.language.emit import emit_named  # noqa: E402
 

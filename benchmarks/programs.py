@@ -1,7 +1,8 @@
 """Overlapped matrix multiplies on 2 to 8 GPUs: does what lint and the simulator say hold, and which way wins.
 
-    PYTHONPATH=. python benchmarks/pipelining.py --gpus 2 --output FOLDER --budget-s 200
-    PYTHONPATH=. python benchmarks/pipelining.py --judge FOLDER          # no GPU: the verdicts of a FOLDER
+    PYTHONPATH=. python benchmarks/programs.py --gpus 2 --output FOLDER --budget-s 200
+    PYTHONPATH=. python benchmarks/programs.py --judge FOLDER          # no GPU: the verdicts of a FOLDER
+    PYTHONPATH=. python benchmarks/programs.py --judge FOLDER --pack FILE.json    # one small file of it
 
 The first form starts one set of ranks per number of hardware queues (CUDA_DEVICE_MAX_CONNECTIONS must be set
 before a process touches its GPU), each with a part of the budget; every section is written as soon as it is
@@ -34,8 +35,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from pipelining_judge import judged
-from pipelining_numbers import FACTORIZED, configuration
+from programs_judged import FACTORIZED, configuration, judged, pack
 
 DEFAULT_QUEUES = 8
 QUEUES = (8, 1, 2, 32)
@@ -79,17 +79,22 @@ MAIN_STREAM = -1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--budget-s", type=float, default=200.0)
     parser.add_argument("--queues", type=int, nargs="+", default=list(QUEUES))
     parser.add_argument("--sections", nargs="+", default=["orders", "graphs", "timelines", "strategies"])
-    parser.add_argument("--judge", type=Path, help="FOLDER of an earlier run, or its packed FILE")
+    parser.add_argument("--judge", type=Path, nargs="+", help="FOLDERs of an earlier run, or its packed FILE")
+    parser.add_argument("--pack", type=Path, metavar="FILE", help="instead of verdicts: these runs, small")
+    parser.add_argument("--note", default="", help="for the packed FILE")
     parser.add_argument("--small", action="store_true", help="tiny shapes: the program, not the figures")
     options = parser.parse_args()
-    if options.judge is not None:
-        print(judged(options.judge))
+    if options.judge is not None and options.pack is not None:
+        pack(options.judge, options.pack, options.note)
+    elif options.judge is not None:
+        print(*map(judged, options.judge), sep="\n")
     elif options.output is None:
         parser.error("give --output FOLDER or --judge FOLDER")
     elif "RANK" in os.environ:
@@ -263,7 +268,7 @@ def problem_of(op: str, shape: tuple[int, int, int], small: bool) -> Any:
 
 
 def orders_section(results: Results, device: Any, small: bool) -> None:
-    from pipelining_slices import Slices, repeated
+    from programs_apart import Slices, repeated
 
     from aorta.programs.execute.session import Family, StrategySession
     from aorta.programs.execute.strategies import Chunked, Serial
@@ -336,7 +341,7 @@ def rounds_that_fit(results: Results, session: Any, legs: Sequence[Any]) -> int:
 
 def chain_legs(built: dict[str, Any], side: int, control: Any) -> list[Any]:
     """The programs of fork and join in the loop with every tile made to follow the one before it."""
-    from pipelining_slices import Slices
+    from programs_apart import Slices
 
     from aorta.programs.execute.timing import Leg
 
@@ -389,7 +394,7 @@ def chunked_maker(chunked: Any, order: str, tiles: int, streams: int, **given: A
 
 def graphs_section(results: Results, device: Any, small: bool) -> None:
     import torch
-    from pipelining_graphs import captured_graph
+    from programs_apart import captured_graph
 
     from aorta.programs.execute.collectives import failures
     from aorta.programs.execute.problem import bind
