@@ -194,7 +194,9 @@ def thread_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def strategy_lines(section: dict[str, Any]) -> list[str]:
     found = section["comparison"]
-    lines = [f"{found['op']} {section['shape']} {found['m']},{found['k']},{found['n']}: {found['verdict']}"]
+    # The tables of results/ keep neither the shape's name nor the verdict in words.
+    name, verdict = section.get("shape", ""), found.get("verdict", "")
+    lines = [f"{found['op']} {name} {found['m']},{found['k']},{found['n']}: {verdict}"]
     gemm = found["gemm_ms"]["value"]
     copies = found.get("copy_engine_ms")
     lines.append(
@@ -218,7 +220,7 @@ def strategy_lines(section: dict[str, Any]) -> list[str]:
             + (f"{'-':>9s}" if own_eta is None else f"{own_eta['value']:9.2f}")
             + (f"{'-':>9s}" if share is None else f"{100 * share:8.0f} %")
         )
-    lines += [f"  not available: {name}: {reason}" for name, reason in found["unavailable"].items()]
+    lines += [f"  not available: {name}: {reason}" for name, reason in found.get("unavailable", {}).items()]
     return lines
 
 

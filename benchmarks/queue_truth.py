@@ -1,10 +1,13 @@
-"""Does the probe of hardware queues tell the truth? Planted lengths, counts and delays on one GPU.
+"""Parts of queues.py: does the probe of hardware queues tell the truth, and what do waiting streams cost?
 
-    python benchmarks/queue_truth.py --output queue_truth.json
+truth: planted lengths, counts and delays on one GPU. Every part is on its own: what fails leaves its error in
+the file, the others go on. The stamps of every run go to a compressed file beside it. Needs Triton or an
+NVIDIA driver. Exits 1 where a planted truth was not found.
 
-Every part is on its own: what fails leaves its error in the file, the others go on. The stamps of every
-run go to a compressed file beside it. Needs torch, numpy, msgspec, and Triton or an NVIDIA driver. Exits
-1 where a planted truth was not found.
+waiting: time between kernels of one stream, by what waits beside it. A chain of small kernels is queued
+behind a spin, so that the host is far ahead, and timed by two events on its stream. Beside it a kernel of one
+block spins on another stream, and further streams wait for its end: by an event without timing, by one with
+timing, or with a timing event of their own queued behind the wait. All variants in turn, a number of rounds.
 """
 
 import argparse
@@ -14,16 +17,16 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from harness import arguments, need_gpus, write
 
 from aorta.queues.probe.gpu import Device, DeviceMachine, warm_up
 from aorta.queues.probe.kernels import NUM_SLOTS, WIDE_THREADS, PtxKernels, TritonKernels, measure_clock
@@ -57,6 +60,35 @@ class Stamped:
         outcome = self.machine.run(program)
         self.keep.append((self.label, [op.stream for op in program if isinstance(op, Spin | Stamp)], outcome))
         return outcome
+
+
+def truth() -> None:
+    parser = argparse.ArgumentParser(description="Planted lengths, counts and delays on one GPU.")
+    parser.add_argument("--output", type=Path, default=Path("queue_truth.json"))
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--settings", default="1,2,8,32", help="values of CUDA_DEVICE_MAX_CONNECTIONS")
+    parser.add_argument("--setting-timeout", type=float, default=40.0, help="seconds for each value")
+    given = parser.parse_args()
+    need_gpus()
+    values = parse_values(given.settings, queue_variable())
+    bench = Bench(given.output, given.streams)
+    bench.part("device", 60, lambda: open_device(bench))
+    if bench.failed:
+        sys.exit(1)
+    bench.part("kernels", 30, lambda: both_kernels(bench))
+    bench.part("spins", 10, lambda: spin_lengths(bench))
+    bench.part("stamps", 10, lambda: first_stamps(bench))
+    bench.part("staircase", 15, lambda: count(bench))
+    bench.part("priorities", 15, lambda: priorities(bench))
+    bench.part("switch 2", 25, lambda: switch(bench, 2))
+    bench.part("switch 8", 15, lambda: switch(bench, 8))
+    bench.write_stamps()
+    for value in values:
+        name, limit = f"{value} queues", given.setting_timeout
+        bench.part(name, limit + 5, lambda value=value, limit=limit: setting(bench, value, limit))  # type: ignore[misc]
+    bench.part("whole probe", 40, lambda: whole(bench))
+    print(f"wrote {given.output} and {given.output.with_suffix('.npz')}")
+    sys.exit(1 if bench.failed else 0)
 
 
 class Bench:
@@ -343,35 +375,93 @@ def whole(bench: Bench) -> dict[str, Any]:
     return {"ok": ok, "says": says, "result": result, "switch": costs}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=Path("queue_truth.json"))
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--settings", default="1,2,8,32", help="values of CUDA_DEVICE_MAX_CONNECTIONS")
-    parser.add_argument("--setting-timeout", type=float, default=40.0, help="seconds for each value")
-    given = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("queue_truth.py needs a GPU")
-    values = parse_values(given.settings, queue_variable())
-    bench = Bench(given.output, given.streams)
-    bench.part("device", 60, lambda: open_device(bench))
-    if bench.failed:
-        sys.exit(1)
-    bench.part("kernels", 30, lambda: both_kernels(bench))
-    bench.part("spins", 10, lambda: spin_lengths(bench))
-    bench.part("stamps", 10, lambda: first_stamps(bench))
-    bench.part("staircase", 15, lambda: count(bench))
-    bench.part("priorities", 15, lambda: priorities(bench))
-    bench.part("switch 2", 25, lambda: switch(bench, 2))
-    bench.part("switch 8", 15, lambda: switch(bench, 8))
-    bench.write_stamps()
-    for value in values:
-        name, limit = f"{value} queues", given.setting_timeout
-        bench.part(name, limit + 5, lambda value=value, limit=limit: setting(bench, value, limit))  # type: ignore[misc]
-    bench.part("whole probe", 40, lambda: whole(bench))
-    print(f"wrote {given.output} and {given.output.with_suffix('.npz')}")
-    sys.exit(1 if bench.failed else 0)
+# ---- streams that only wait -------------------------------------------------------------------------
+
+NUM_KERNELS = 800
+SPIN_CYCLES, LONG_SPIN_CYCLES = 18_000_000, 60_000_000
+"""About 9 ms, in which the chain is queued, and 30 ms, for which it is waited."""
 
 
-if __name__ == "__main__":
-    main()
+class Beside(NamedTuple):
+    running: bool = True
+    num_waiting: int = 0
+    timed: bool = False
+    """The event that is waited for."""
+    marks: bool = False
+    """A timing event follows each wait."""
+    priority: int = 0
+
+
+VARIANTS = {
+    "alone": Beside(running=False),
+    "a stream runs": Beside(),
+    "one waits": Beside(num_waiting=1),
+    "one waits, high priority": Beside(num_waiting=1, priority=-1),
+    "two wait": Beside(num_waiting=2),
+    "six wait": Beside(num_waiting=6),
+    "one waits, timing event behind": Beside(num_waiting=1, marks=True),
+    "two wait, timing events behind": Beside(num_waiting=2, marks=True),
+    "one waits for a timing event": Beside(num_waiting=1, timed=True),
+    "a stream runs, timing event behind": Beside(timed=True),
+}
+
+
+def waiting() -> None:
+    parser = arguments("Microseconds between kernels of one stream, by what waits beside it.")
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    need_gpus()
+    chain = Chain()
+    variants = {name: partial(chain.us_per_kernel, beside) for name, beside in VARIANTS.items()}
+    rows = [
+        {"beside": name, "us_per_kernel": float(np.median(us)), "low": min(us), "high": max(us)}
+        for name, us in us_in_turn(variants, options.rounds).items()
+    ]
+    write(options.output, rows)
+
+
+class Chain:
+    def __init__(self) -> None:
+        self.x = torch.ones(64, device="cuda")
+        self.runs = torch.cuda.Stream()
+        self.waits = {
+            priority: [torch.cuda.Stream(priority=priority) for _ in range(6)] for priority in (0, -1)
+        }
+
+    def us_per_kernel(self, beside: Beside) -> float:
+        torch.cuda.synchronize()
+        if beside.running:
+            self._fill(beside)
+        torch.cuda._sleep(SPIN_CYCLES)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(NUM_KERNELS):
+            self.x.add_(1)
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) / NUM_KERNELS * 1e3
+
+    def _fill(self, beside: Beside) -> None:
+        over = torch.cuda.Event(enable_timing=beside.timed)
+        with torch.cuda.stream(self.runs):
+            torch.cuda._sleep(LONG_SPIN_CYCLES)
+            over.record()
+        for stream in self.waits[beside.priority][: beside.num_waiting]:
+            stream.wait_event(over)
+            if beside.marks:
+                torch.cuda.Event(enable_timing=True).record(stream)
+
+
+def us_in_turn(variants: Mapping[str, Callable[[], float]], num_rounds: int) -> dict[str, list[float]]:
+    """Measure each variant in each round, so that a drift of the machine meets all of them.
+
+    Leaves out a first round and prints medians in µs a kernel.
+    """
+    us: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(num_rounds + 1):
+        for name, measure in variants.items():
+            us[name].append(measure())
+    for name, values in us.items():
+        del values[0]
+        print(f"{name:36} {np.median(values):6.3f} us a kernel   [{min(values):.3f}, {max(values):.3f}]")
+    return us

@@ -2,8 +2,10 @@
 
     python benchmarks/queues.py --output FOLDER                                   # one GPU
     torchrun --nproc_per_node 2 benchmarks/queues.py --output FOLDER [--budget-s 130]
+    python benchmarks/queues.py truth --output queue_truth.json           # is the probe of queues right?
+    python benchmarks/queues.py waiting --output waiting_streams.csv      # what streams that wait cost
 
-Parts, each written to FOLDER/queues_<GPUs>.json as soon as it is done:
+The first form has parts, each written to FOLDER/queues_<GPUs>.json as soon as it is done:
 
 modes       a GPU-bound workload under the three sync modes, in turn: throughput of each, and how much of the
             time the device had no piece of work
@@ -36,6 +38,7 @@ if str(ROOT) not in sys.path:
 import msgspec  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from harness import choose  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from aorta.account.results.schema import Document, Metric, Point, write_document  # noqa: E402
@@ -66,8 +69,8 @@ Flags = dict[str, str | bool]
 PARTS: tuple[Part, ...] = ("modes", "overlap", "capacity", "switch", "workloads")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def evaluation() -> None:
+    parser = argparse.ArgumentParser(description="Every workload at full size, beside other evidence.")
     parser.add_argument("--output", type=Path, default=Path("artifacts/queues"), help="folder")
     parser.add_argument("--budget-s", type=float, default=130.0, help="after which nothing new is started")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
@@ -414,6 +417,18 @@ def agreement(low: float, high: float, share: float) -> str:
     return "cannot tell"
 
 
+def truth() -> None:
+    from queue_truth import truth as part
+
+    part()
+
+
+def waiting() -> None:
+    from queue_truth import waiting as part
+
+    part()
+
+
 if __name__ == "__main__":
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    main()
+    choose(__doc__, {"evaluation": evaluation, "truth": truth, "waiting": waiting})

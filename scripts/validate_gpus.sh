@@ -54,10 +54,10 @@ part calibrated-lines "$python" benchmarks/truth.py lines --ranks "$num_gpus" \
 part hangs "$python" benchmarks/reliability/hangs.py --backend nccl --jobs 2 --output "$folder/hangs.csv"
 part capture "$python" benchmarks/capture.py --ranks "$num_gpus" --output "$folder/capture.csv"
 part queues "${ranks[@]}" benchmarks/queues.py --output "$folder/queues"
-part pipelining "$python" benchmarks/pipelining.py --gpus "$num_gpus" --output "$folder/pipelining" --budget-s 200
+part programs "$python" benchmarks/programs.py --gpus "$num_gpus" --output "$folder/programs" --budget-s 200
 if ((num_gpus == 2)); then
-  part queue-truth "$python" benchmarks/queue_truth.py --output "$folder/queue_truth.json"
-  part waiting-streams "$python" benchmarks/waiting_streams.py --output "$folder/waiting_streams.json"
+  part queue-truth "$python" benchmarks/queues.py truth --output "$folder/queue_truth.json"
+  part waiting-streams "$python" benchmarks/queues.py waiting --output "$folder/waiting_streams.csv"
   part queues-one "$python" benchmarks/queues.py --output "$folder/queues"
 fi
 if ((num_gpus == 4)); then
