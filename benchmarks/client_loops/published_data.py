@@ -1,4 +1,4 @@
-"""Makes data and tiny models for published training programs: data.py FOLDER."""
+"""Makes data and tiny models for published training programs: published_data.py FOLDER."""
 
 import importlib
 import json

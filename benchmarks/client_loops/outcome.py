@@ -6,6 +6,7 @@ Counts come from the process groups themselves (their sequence numbers), never f
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,20 @@ class Data(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 def loader(num_items: int = 512) -> Any:
     return torch.utils.data.DataLoader(Data(num_items), BATCH)
+
+
+def batches(num: int = STEPS) -> Iterator[dict[str, torch.Tensor]]:
+    """Batches that differ by rank."""
+    for _, batch in zip(range(num), loader(), strict=False):
+        yield {name: value + 0.1 * dist.get_rank() for name, value in batch.items()}
+
+
+def iteration(model: nn.Module, optimizer: Any, batch: Any) -> float:
+    loss = model(**batch)["loss"]
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(loss.item())
 
 
 class Outcome:

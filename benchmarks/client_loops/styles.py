@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,22 +14,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from clients.outcome import BATCH, STEPS, Data, Net, Outcome, loader
+from client_loops.outcome import BATCH, STEPS, Data, Net, Outcome, batches, iteration, loader
 
 outcome = Outcome()
-
-
-def batches(num: int = STEPS) -> Iterator[dict[str, torch.Tensor]]:
-    for _, batch in zip(range(num), loader(), strict=False):
-        yield {name: value + 0.1 * dist.get_rank() for name, value in batch.items()}
-
-
-def iteration(model: nn.Module, optimizer: Any, batch: Any) -> float:
-    loss = model(**batch)["loss"]
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return float(loss.item())
 
 
 def diloco() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from clients.outcome import BATCH, STEPS, Data, Net, Outcome, loader
+from client_loops.outcome import BATCH, STEPS, Data, Net, Outcome, loader
 
 outcome = Outcome()
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,33 +12,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from clients.outcome import STEPS, Net, Outcome, loader
+from client_loops.outcome import STEPS, Net, Outcome, batches, iteration, loader
 
 outcome = Outcome()
-
-
-def batches(num: int = STEPS) -> Iterator[dict[str, torch.Tensor]]:
-    for _, batch in zip(range(num), loader(), strict=False):
-        yield {name: value + 0.1 * dist.get_rank() for name, value in batch.items()}
 
 
 def ddp(**options: Any) -> DistributedDataParallel:
     return DistributedDataParallel(Net(), **options)
 
 
-def plain_iteration(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> float:
-    loss = model(**batch)["loss"]
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return float(loss.item())
-
-
 def ddp_plain() -> None:
     model = ddp()
     optimizer = torch.optim.AdamW(model.parameters())
     for batch in batches():
-        outcome.note(plain_iteration(model, optimizer, batch))
+        outcome.note(iteration(model, optimizer, batch))
     outcome.write(model)
 
 
@@ -54,7 +41,7 @@ def fsdp2() -> None:
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     for batch in batches():
-        outcome.note(plain_iteration(model, optimizer, batch))
+        outcome.note(iteration(model, optimizer, batch))
     outcome.write(model)
 
 
@@ -64,7 +51,7 @@ def zero_redundancy() -> None:
     model = ddp()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-3)
     for batch in batches():
-        outcome.note(plain_iteration(model, optimizer, batch))
+        outcome.note(iteration(model, optimizer, batch))
     outcome.write(model)
 
 
@@ -152,7 +139,7 @@ def adam_then_lbfgs() -> None:
     second = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
     for number, batch in enumerate(batches()):
         if number < STEPS // 2:
-            outcome.note(plain_iteration(model, first, batch))
+            outcome.note(iteration(model, first, batch))
             continue
         current = batch
 
@@ -238,7 +225,7 @@ def loop_on_a_thread() -> None:
 
     def train() -> None:
         for batch in batches():
-            outcome.note(plain_iteration(model, optimizer, batch))
+            outcome.note(iteration(model, optimizer, batch))
 
     thread = threading.Thread(target=train)
     thread.start()
@@ -260,7 +247,7 @@ def coroutine() -> None:
         queue: asyncio.Queue[Any] = asyncio.Queue(2)
         task = asyncio.create_task(fetch(queue))
         while (batch := await queue.get()) is not None:
-            outcome.note(plain_iteration(model, optimizer, batch))
+            outcome.note(iteration(model, optimizer, batch))
             await asyncio.sleep(0)
         await task
 
@@ -272,7 +259,7 @@ def compiled_model() -> None:
     model = DistributedDataParallel(torch.compile(Net(), backend="aot_eager"))
     optimizer = torch.optim.AdamW(model.parameters())
     for batch in batches():
-        outcome.note(plain_iteration(model, optimizer, batch))
+        outcome.note(iteration(model, optimizer, batch))
     outcome.write(model)
 
 
@@ -335,7 +322,7 @@ def communication_hook() -> None:
     model.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for batch in batches():
-        outcome.note(plain_iteration(model, optimizer, batch))
+        outcome.note(iteration(model, optimizer, batch))
     outcome.write(model)
 
 
@@ -345,7 +332,7 @@ def local_sgd() -> None:
     control = dist.new_group([0, 1], backend="gloo")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for number, batch in enumerate(batches()):
-        loss = plain_iteration(model, optimizer, batch)
+        loss = iteration(model, optimizer, batch)
         if number % 3 == 2:
             for parameter in model.parameters():
                 dist.all_reduce(parameter.data)
@@ -370,7 +357,7 @@ def policy_gradient() -> None:
             dist.all_reduce(reward)
         model.train()
         for _ in range(3):
-            outcome.note(plain_iteration(model, optimizer, batch))
+            outcome.note(iteration(model, optimizer, batch))
     outcome.write(model)
 
 

@@ -1,0 +1,1 @@
+"""Training loops of many styles that do not know of aorta, for benchmarks/clients.py."""

@@ -1,1 +1,0 @@
-"""Training loops of many styles that do not know of aorta, for benchmarks/attach_clients.py."""
