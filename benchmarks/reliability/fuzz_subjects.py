@@ -18,8 +18,8 @@ import msgspec
 import torch
 import torch.distributed as dist
 import yaml
-from reliability.damage import made
-from reliability.limited import ended
+from reliability.limited import QUICK, ended
+from reliability.spoilt_inputs import made
 from torch._C._distributed_c10d import HashStore
 
 from aorta.account.results.schema import write_document
@@ -41,7 +41,7 @@ from tests.traces import mutations
 from tests.traces.trace_writers import kineto
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = ["--no-page", "--no-pictures", "--no-perfetto", "--no-parquet", "--no-cache"]
+
 PACKAGE = ROOT / "aorta"
 Call = Callable[[], object]
 Damage = Callable[[Path, random.Random], None]

@@ -1,4 +1,4 @@
-"""A call in a forked process, within limits of memory and CPU time; what it printed, and how it ended."""
+"""Inputs of aorta, and a call in a forked process within limits of memory and CPU time: what came of it."""
 
 import io
 import os
@@ -8,7 +8,10 @@ import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from aorta.cli import main as aorta_command
 
 MOST_BYTES = 1_000_000_000
 """Address space that a call may take beyond the forking process's."""
@@ -16,6 +19,9 @@ MOST_CPU_S = 5
 LIMIT_S = 120
 """Limit by the clock, for calls that wait for ever and so use no CPU."""
 RAISED = 98
+
+
+QUICK = ("--no-page", "--no-pictures", "--no-perfetto", "--no-parquet", "--no-cache")
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,29 @@ def ended(call: Callable[[], object]) -> Ended:
         text, _, errors = path.read_text(errors="replace").partition("\x1e")
     cpu_s = usage.ru_utime + usage.ru_stime
     return Ended(os.waitstatus_to_exitcode(status), text, errors, round(cpu_s, 3), usage.ru_maxrss / 1024)
+
+
+def failed(end: Ended, folder: Path) -> str | None:
+    """The fault of an ended report: no limit of a budget can be violated here, so 1 is one."""
+    return "FAILED" if end.status == 1 or end.verdict == "FAILED" else None
+
+
+@dataclass(frozen=True)
+class Input:
+    """One line of a table of inputs."""
+
+    group: str
+    name: str
+    make: Callable[[Path], Callable[[], object]]
+    """Writes into a folder and returns the call that reads it."""
+    wrong: Callable[[Ended, Path], str | None] = failed
+    """Says what is wrong with the end of that call in that folder."""
+
+
+def aorta_report(path: Path, output: Path, *options: str) -> Callable[[], object]:
+    """Ask for a report of this, without its slow outputs."""
+    arguments = ["report", str(path), "-o", str(output), *QUICK, *options]
+    return partial(aorta_command.main, arguments, prog_name="aorta")
 
 
 def _run(call: Callable[[], object], out: Path) -> None:

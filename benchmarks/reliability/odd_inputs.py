@@ -1,37 +1,35 @@
 """Odd but possible inputs whose right numbers are known: the numbers, null with a reason, or one line.
 
-    python benchmarks/reliability/odd_inputs.py [--output inputs.csv] [-k WORD]
-
-Traces of six steps of 1 ms, with 0.1 ms of compute and 0.1 ms of communication of which 40 % is hidden, in
-formats of other years and with oddities that captures have; and folders of records with what jobs do to them.
-Each case says which medians `aorta report` must print, which words beside them, or which line it must end
-with. Exit status 1 where one differs.
+For inputs.py. Traces of six steps of 1 ms, with 0.1 ms of compute and as much communication of which 40 % is
+hidden, in formats of other years and with oddities that captures have; and folders of records with what jobs
+do to them. Each case says which medians `aorta report` must print, which words beside them, or which line it
+must end with.
 """
 
 import gzip
 import json
 import math
-import os
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+from reliability.limited import Ended, Input, aorta_report, ended
+from reliability.spoilt_inputs import EXAMPLE, Event, Trace, trace
 
-from harness import ROOT, arguments, write  # noqa: E402
-from reliability.made_trace import Event, Trace, trace  # noqa: E402
-
-EXAMPLE = ROOT / "docs" / "example" / "ddp"
-QUICK = ["--no-page", "--no-pictures", "--no-perfetto", "--no-parquet", "--no-cache"]
 RIGHT: dict[str, float | None] = {"compute_ms": 0.1, "comm_ms": 0.1, "hidden_ms": 0.04, "exposed_ms": 0.06}
 UNKNOWN: dict[str, float | None] = {"hidden_ms": None, "exposed_ms": None}
+
+
+def odd_inputs() -> Iterator[Input]:
+    for cases in (trace_cases, record_cases):
+        for case in cases():
+            yield Input("odd", case.name, partial(given, case), partial(problem, case))
 
 
 @dataclass(frozen=True)
@@ -233,7 +231,8 @@ def example_medians() -> dict[str, float | None]:
     """Medians of the example's own report."""
     names = ("step_ms", "compute_ms", "comm_ms", "exposed_ms")
     with tempfile.TemporaryDirectory() as folder:
-        _, _, medians = report(EXAMPLE, Path(folder) / "out")
+        ended(aorta_report(EXAMPLE, Path(folder) / "out"))
+        medians = medians_of(Path(folder) / "out")
     return {name: medians[name] for name in names}
 
 
@@ -383,27 +382,26 @@ def record_cases() -> Iterator[OddInput]:
     yield OddInput("one step alone", run(lines(lambda i, r: r if i == 5 else None)), {})
 
 
-def report(path: Path, output: Path) -> tuple[int, str, dict[str, float | None]]:
-    """Exit status, what was printed (errors where it is refused) and the medians."""
-    command = [sys.executable, "-m", "aorta", "report", str(path), "-o", str(output), *QUICK]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
-    medians: dict[str, float | None] = {}
-    if done.returncode == 0:
-        (of_label,) = json.loads((output / "summary.json").read_text())["datasets"].values()
-        medians = {name: numbers["median"] for name, numbers in of_label["steps"].items()}
-    return done.returncode, (done.stdout if done.returncode == 0 else done.stderr), medians
+def given(case: OddInput, folder: Path) -> Callable[[], object]:
+    return aorta_report(case.make(folder), folder / "out")
 
 
-def problem(case: OddInput, status: int, text: str, medians: dict[str, float | None]) -> str | None:
+def medians_of(output: Path) -> dict[str, float | None]:
+    """Medians of the one dataset that a report wrote."""
+    (of_label,) = json.loads((output / "summary.json").read_text())["datasets"].values()
+    return {name: numbers["median"] for name, numbers in of_label["steps"].items()}
+
+
+def problem(case: OddInput, end: Ended, folder: Path) -> str | None:
     """The fault of an outcome, None if it is right."""
+    status, text = end.status, end.errors if end.status else end.text
     if "Traceback" in text or status not in (0, 2):
         return f"status {status}"
     if (status == 2) != (case.medians is None):
         return f"{'refused' if status == 2 else 'not refused'}"
     if status == 2 and len(text.strip().splitlines()) != 1:
         return "more than one line"
+    medians = medians_of(folder / "out") if status == 0 else {}
     for name, expected in (case.medians or {}).items():
         value = medians[name]
         if value is None or expected is None:
@@ -413,36 +411,3 @@ def problem(case: OddInput, status: int, text: str, medians: dict[str, float | N
             return f"{name} of {value:g}, not {expected:g}"
     missing = [word for word in case.words if word not in text]
     return f"no word of {missing[0]!r}" if missing else None
-
-
-def main() -> int:
-    parser = arguments(__doc__)
-    parser.add_argument("-k", dest="word", default="")
-    options = parser.parse_args()
-    rows = []
-    for cases in (trace_cases, record_cases):
-        for case in cases():
-            if options.word not in case.name:
-                continue
-            with tempfile.TemporaryDirectory() as name:
-                folder = Path(name)
-                status, text, medians = report(case.make(folder), folder / "out")
-                wrong = problem(case, status, text, medians)
-            kind = "one line" if status == 2 else "number"
-            shown = text.strip().replace(name, "PLACE")
-            notes = [line for line in shown.splitlines() if line.startswith(("note:", "warning:"))]
-            rows.append(
-                {"name": case.name, "gives": kind, "wrong": wrong, "text": shown if status else notes}
-            )
-            print(f"{case.name:40} {kind:10} {'ok' if wrong is None else 'WRONG: ' + wrong}", flush=True)
-            if wrong is not None or options.word:
-                print("    " + "\n    ".join(shown.splitlines()[-14:]))
-                print("   ", {name: medians.get(name) for name in (*RIGHT, "step_ms")})
-    write(options.output, rows)
-    num_wrong = sum(row["wrong"] is not None for row in rows)
-    print(f"{len(rows)} odd inputs, {num_wrong} wrong")
-    return 1 if num_wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
