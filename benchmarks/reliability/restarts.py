@@ -2,6 +2,7 @@
 
     python benchmarks/reliability/restarts.py --trials 40 --output restarts_gloo.csv
     python benchmarks/reliability/restarts.py --trials 10 --backend nccl --output restarts_nccl.csv
+    python benchmarks/reliability/restarts.py kills --trials 20 --output kills.csv
 
 In each trial one or two faults (exception, SIGKILL, out of memory, hang with hang.action=abort) strike
 random ranks at random steps of train.py, which resumes from its latest checkpoint. A trial is right where the
@@ -10,13 +11,19 @@ run id and an attempt for each start with the right kind of ending and the right
 as one run.
 
 --against-none runs every trial without a hang once more without aorta: what does not recover there either is
-torch's own fault. Exit status 1 where a trial is not right.
+torch's own fault.
+
+`kills` sends SIGKILL at a random moment of a recorded loop. The loop says on its standard output which step
+it has begun; every step before that one was closed, and the report has to have it.
+
+Exit status 1 where a trial is not right.
 """
 
 import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from harness import arguments, write  # noqa: E402
+from harness import arguments, choose, write  # noqa: E402
 
 from aorta.account.load.open import load_run  # noqa: E402
 from aorta.errors import AortaError  # noqa: E402
@@ -43,7 +50,7 @@ WITHOUT_AORTA = ("recording.enabled=false", "hang.enabled=false")
 MODEL = {"hidden": 16, "ffn": 24, "num_layers": 1, "vocab_size": 32}
 
 
-def main() -> int:
+def restarts() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--first", type=int, default=0, help="number of the first trial, which seeds it")
@@ -207,5 +214,48 @@ def wrong_endings(attempts: list[dict[str, Any]], faults: list[dict[str, Any]]) 
     ]
 
 
+# ---- kills of a loop ------------------------------------------------------------------------------
+
+LOOP = """
+import os, sys, time, aorta
+with aorta.instrument(sys.argv[1]) as recorder:
+    for number in range(1_000_000):
+        with recorder.step() as step:
+            os.write(1, b"%d\\n" % number)
+            step.log(loss=1.0)
+            time.sleep(0.0005 * (number % 5))
+"""
+
+
+def kills() -> int:
+    parser = arguments("SIGKILL at a random moment of a recorded run on a CPU: which closed steps are lost?")
+    parser.add_argument("--trials", type=int, default=20)
+    options = parser.parse_args()
+    rows = [killed(number) for number in range(options.trials)]
+    num_lost = sum(row["lost"] for row in rows)
+    print(f"{len(rows)} trials, {num_lost} closed steps lost, "
+          f"{sum('killed' in row['story'] for row in rows)} reports begin with the kill")  # fmt: skip
+    write(options.output, rows)
+    return 1 if num_lost else 0
+
+
+def killed(number: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        process = subprocess.Popen(
+            [sys.executable, "-c", LOOP, str(folder)], stdout=subprocess.PIPE, cwd=ROOT
+        )
+        assert process.stdout is not None
+        begun = int(process.stdout.readline())
+        time.sleep(random.Random(number).uniform(0.02, 0.6))
+        process.send_signal(signal.SIGKILL)
+        rest = process.stdout.read().splitlines()
+        process.wait()
+        begun = int(rest[-1]) if rest else begun
+        run = load_run(folder, "killed")
+        missing = set(range(begun)) - set(run.global_step.tolist())
+        return {"trial": number, "begun": begun, "lost": len(missing), "story": " ".join(run.story)}
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(choose(__doc__, {"restarts": restarts, "kills": kills}))
