@@ -1,8 +1,12 @@
-"""Cost of the instrument in a step, measured in turn in one process. Needs a GPU for every rank.
+"""What does recording cost? In a step, measured in turn in one process, and on the host.
 
-    torchrun --nproc_per_node 2 benchmarks/cost.py --pin --together --output cost.csv      # 10 min
+    torchrun --nproc_per_node 2 benchmarks/cost.py --pin --together --output cost.csv      # GPUs, 10 min
+    python benchmarks/cost.py collective      # on a CPU: a collective of a group that does nothing, 1 min
+    python benchmarks/cost.py attach          # `aorta run` on a process, 3 min
+    python benchmarks/cost.py help            # `--help` of every command, 2 min
+    python benchmarks/cost.py trees OLD NEW   # imports and a step in two trees of this project, 5 min
 
-Pairs of blocks, with and without, in an order that changes from pair to pair: the instrument (both
+Steps: pairs of blocks, with and without, in an order that changes from pair to pair: the instrument (both
 placements; it is paused for the blocks without), torch.profiler, and a device synchronisation per step.
 A block is a number of steps between two device synchronisations, its time the slowest rank's. What
 starting the instrument or the profiler costs (a process, a first sample of the device's sensors, the
@@ -29,7 +33,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from cases import CASES, Job, config_of, process_group
-from harness import arguments, write
+from harness import arguments, choose, part_of, write
 from pinning import pin_threads
 from torch.profiler import ProfilerActivity, profile
 
@@ -49,7 +53,7 @@ VARIANTS = ("native", "dedicated", RECORDS, *EVENTS, "profiler", "synchronise")
 USUAL = ("native", "dedicated", "events", "profiler", "synchronise")
 
 
-def main() -> None:
+def steps() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--cases", nargs="+", default=list(CASE_NAMES), choices=list(CASES))
     parser.add_argument("--variants", nargs="+", default=list(USUAL), choices=VARIANTS)
@@ -323,4 +327,11 @@ def interval(values: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    parts = {
+        "steps": steps,
+        "collective": part_of("cost_host", "collective"),
+        "attach": part_of("cost_host", "attach"),
+        "help": part_of("cost_host", "help_of_commands"),
+        "trees": part_of("cost_host", "trees"),
+    }
+    raise SystemExit(choose(__doc__, parts))

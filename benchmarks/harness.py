@@ -5,6 +5,7 @@ A harness ends with `write(options.output, rows)`: one row a case, nested figure
 
 import argparse
 import csv
+import importlib
 import os
 import platform
 import resource
@@ -43,6 +44,11 @@ def choose(doc: str | None, parts: Mapping[str, Callable[[], int | None]]) -> in
         sys.argv[0:2] = [sys.argv[0]]
         return parts[first]()
     return next(iter(parts.values()))()
+
+
+def part_of(module: str, function: str) -> Callable[[], int | None]:
+    """A part of another module, which is imported when the part runs."""
+    return lambda: getattr(importlib.import_module(module), function)()  # type: ignore[no-any-return]
 
 
 def write(path: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:

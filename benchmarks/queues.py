@@ -38,7 +38,7 @@ if str(ROOT) not in sys.path:
 import msgspec  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from harness import choose  # noqa: E402
+from harness import choose, part_of  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from aorta.account.results.schema import Document, Metric, Point, write_document  # noqa: E402
@@ -417,18 +417,7 @@ def agreement(low: float, high: float, share: float) -> str:
     return "cannot tell"
 
 
-def truth() -> None:
-    from queue_truth import truth as part
-
-    part()
-
-
-def waiting() -> None:
-    from queue_truth import waiting as part
-
-    part()
-
-
 if __name__ == "__main__":
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    choose(__doc__, {"evaluation": evaluation, "truth": truth, "waiting": waiting})
+    parts = {"truth": part_of("queue_truth", "truth"), "waiting": part_of("queue_truth", "waiting")}
+    choose(__doc__, {"evaluation": evaluation, **parts})

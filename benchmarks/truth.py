@@ -1,7 +1,13 @@
-"""Event numbers against the kernels of the same steps. Needs a GPU for every rank; 5 min with 2.
+"""Do events, kernel records and the library's own events say what kernels do? Needs a GPU for every rank.
 
-    torchrun --nproc_per_node 2 benchmarks/truth.py --output truth.csv
-    python benchmarks/truth.py lines --ranks 2 --output truth_lines.csv      # of runs of train.py, 6 min
+    torchrun --nproc_per_node 2 benchmarks/truth.py --output truth.csv                # events, 5 min with 2
+    python benchmarks/truth.py lines --ranks 2 --output truth_lines.csv              # runs of train.py, 6 min
+    torchrun --nproc_per_node 2 benchmarks/truth.py kernels --output kernels.csv      # kernel records, 3 min
+    python benchmarks/truth.py beside FOLDER...                 # kernel records of any run beside its traces
+    python benchmarks/truth.py memory --steps 60000             # does a recorded process grow? one GPU
+    torchrun --nproc_per_node 2 benchmarks/truth.py library --output library.csv      # NCCL's events, 3 min
+
+Kernels, beside and memory are in truth_kernels.py, library is in truth_library.py; here are events and lines.
 
 Each case trains under the instrument; torch.profiler (CUDA activities only: the CPU ones slow the
 host enough to change what is measured) traces two windows of its steps. Window A calibrates,
@@ -28,7 +34,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from cases import CASES, Job, config_of, process_group
-from harness import ROOT, arguments, choose, need_gpus, write
+from harness import ROOT, arguments, choose, need_gpus, part_of, write
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
@@ -374,4 +380,12 @@ def show_line(row: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(choose(__doc__, {"steps": steps, "lines": lines}))
+    parts = {
+        "steps": steps,
+        "lines": lines,
+        "kernels": part_of("truth_kernels", "records"),
+        "beside": part_of("truth_kernels", "beside"),
+        "memory": part_of("truth_kernels", "memory"),
+        "library": part_of("truth_library", "main"),
+    }
+    raise SystemExit(choose(__doc__, parts))

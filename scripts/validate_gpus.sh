@@ -30,11 +30,11 @@ part() {  # part NAME COMMAND...
 ranks=("$python" -m torch.distributed.run --standalone --nproc_per_node "$num_gpus")
 part tests "$python" -m pytest tests/gpu
 part harmless "${ranks[@]}" benchmarks/harmless.py --output "$folder/harmless.csv"
-part kernel-truth "${ranks[@]}" benchmarks/kernel_truth.py --rounds 3 --output "$folder/kernel_truth.csv"
+part kernel-truth "${ranks[@]}" benchmarks/truth.py kernels --rounds 3 --output "$folder/kernel_truth.csv"
 part kernel-cost "${ranks[@]}" benchmarks/cost.py --pin --together --pairs 40 --cases fsdp_short tp ddp fsdp \
   --variants records native events --output "$folder/kernel_cost.csv"
-part kernel-memory "$python" benchmarks/kernel_truth.py memory --steps 60000 --output "$folder/kernel_memory.csv"
-part library-events "${ranks[@]}" benchmarks/library_events.py --output "$folder/library_events.csv"
+part kernel-memory "$python" benchmarks/truth.py memory --steps 60000 --output "$folder/kernel_memory.csv"
+part library-events "${ranks[@]}" benchmarks/truth.py library --output "$folder/library_events.csv"
 part restarts "$python" benchmarks/reliability/restarts.py --trials 10 --backend nccl --ranks 2 \
   --output "$folder/restarts.csv"
 part planted-causes "$python" benchmarks/planted_losses.py --device cuda --set first fourth \

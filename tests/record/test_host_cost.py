@@ -1,4 +1,4 @@
-"""What a recorded collective costs its host, in counts: times belong to benchmarks/host_cost.py."""
+"""What a recorded collective costs its host, in counts: times belong to benchmarks/cost.py."""
 
 import gc
 import sys

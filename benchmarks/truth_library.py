@@ -1,6 +1,4 @@
-"""NCCL's own events beside kernel records of the same steps, and their cost.
-
-    torchrun --nproc_per_node 2 benchmarks/library_events.py --output library_events.csv
+"""NCCL's own events beside kernel records of the same steps, and their cost: part library of truth.py.
 
 Times: each collective's start and end by the plugin less those of its kernel, in steps that have both. Lines:
 comm, hidden and exposed of steps timed by events alone, by events with the plugin, and by kernel records, one
@@ -313,7 +311,3 @@ def show(part: dict[str, Any]) -> None:
         low, high = ratio["interval"]
         without = float(np.median(part["step_ms_without"]))
         print(f"   {without:.2f} ms  with/without {ratio['median']:.4f} [{low:.4f}, {high:.4f}]")
-
-
-if __name__ == "__main__":
-    main()

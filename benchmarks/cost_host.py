@@ -1,9 +1,6 @@
-"""Cost of aorta on the host: a collective, a name, a process, a command. On a CPU; nothing else may run.
+"""Cost of aorta on the host: a collective, a process, a command, two trees. Parts of cost.py.
 
-    python benchmarks/host_cost.py collective       a collective of a process group that does nothing, 1 min
-    python benchmarks/host_cost.py attach           `aorta run` on a process, 3 min
-    python benchmarks/host_cost.py help             `--help` of every command, 2 min
-    python benchmarks/host_cost.py trees OLD NEW    imports and a step in two trees of this project, 5 min
+On a CPU; nothing else may run.
 
 CPU time, so that other work on the machine counts little, and medians over rounds that alternate.
 """
@@ -24,7 +21,7 @@ import click
 import numpy as np
 import torch
 import torch.distributed as dist
-from harness import arguments, choose, cpu_s, write
+from harness import arguments, cpu_s, write
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import aorta
@@ -318,15 +315,3 @@ def run_in_tree(tree: Path, arguments: list[str]) -> tuple[float, str]:
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
-
-
-if __name__ == "__main__":
-    choose(
-        __doc__,
-        {
-            "collective": collective,
-            "attach": attach,
-            "help": help_of_commands,
-            "trees": trees,
-        },
-    )

@@ -1,8 +1,4 @@
-"""Kernel records against the kernels themselves. Needs GPUs; 3 min with 2.
-
-    torchrun --nproc_per_node 2 benchmarks/kernel_truth.py --output kernels.csv
-    python benchmarks/kernel_truth.py beside FOLDER...                  records of any run beside its traces
-    python benchmarks/kernel_truth.py memory --steps 60000              does the process grow? one GPU
+"""Kernel records against the kernels themselves: parts kernels, beside and memory of truth.py.
 
 Stamps: kernels that read the device's clock at their own start and end, beside their records. Then each case
 trains under the instrument and torch.profiler traces some of its steps in between (the driver serves one).
@@ -28,7 +24,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from cases import CASES, Job, config_of, process_group
-from harness import arguments, choose, need_gpus, write
+from harness import arguments, need_gpus, write
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
@@ -336,7 +332,3 @@ def lines_of(folder: Path) -> dict[str, Any]:
     timed = sum(record.source == "kernels" and record.overlap.compute_ms is not None for record in records)
     left_out = read_run(folder).coverage["left_out_steps"]
     return {"lines": len(records), "timed_by_kernels": timed, "left_out_steps": left_out}
-
-
-if __name__ == "__main__":
-    choose(__doc__, {"records": records, "beside": beside, "memory": memory})
