@@ -32,9 +32,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 import torch.distributed as dist
-from cases import CASES, Job, config_of, process_group
+from cases import CASES, Job, config_of, pin_threads, process_group
 from harness import arguments, choose, part_of, write
-from pinning import pin_threads
 from torch.profiler import ProfilerActivity, profile
 
 import aorta

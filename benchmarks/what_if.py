@@ -32,6 +32,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from cases import Job, config_of, environment, process_group
+from changes.pipeline_job import PipelineJob
 from changes.programs import PROGRAMS, limited_group, synchronize
 from changes.sets import (
     CASES,
@@ -44,7 +45,6 @@ from changes.sets import (
     single_optimizer_step,
 )
 from harness import arguments, choose, data_folder, write
-from pipeline_job import PipelineJob
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from aorta.errors import AortaError

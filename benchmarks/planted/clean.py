@@ -16,14 +16,7 @@ def clean_prefetch(rank: Rank, recorder: Any, num: int) -> None:
 
 
 def clean_ddp(rank: Rank, recorder: Any, num: int) -> None:
-    model = DistributedDataParallel(rank.model(2))
-    update = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(num):
-        with recorder.step(tokens=rank.batch):
-            x = torch.randn(64 * rank.batch, rank.width, device=rank.device)
-            model(x).square().mean().backward()
-            update.step()
-            update.zero_grad()
+    plain(rank, recorder, num)
 
 
 def clean_async(rank: Rank, recorder: Any, num: int) -> None:
@@ -103,14 +96,7 @@ def clean_thread(rank: Rank, recorder: Any, num: int) -> None:
 
 
 def clean_static_graph(rank: Rank, recorder: Any, num: int) -> None:
-    model = DistributedDataParallel(rank.model(2), static_graph=True, gradient_as_bucket_view=True)
-    update = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(num):
-        with recorder.step(tokens=rank.batch):
-            rows = torch.randn(96 * rank.batch, rank.width, device=rank.device)
-            model(rows).square().mean().backward()
-            update.step()
-            update.zero_grad()
+    plain(rank, recorder, num, rows=96 * rank.batch, static_graph=True, gradient_as_bucket_view=True)
 
 
 def clean_varying(rank: Rank, recorder: Any, num: int) -> None:

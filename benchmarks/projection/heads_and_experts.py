@@ -1,10 +1,10 @@
-"""Attention of head size 64 and 128, and expert GEMMs, on one GPU: raw medians as JSON in $OUT.
+"""Times of attention of head size 64 and 128, expert GEMMs and host copies on one GPU: medians, a row a case.
 
-Bounded to SECONDS of wall time: cases run in order of use, what is left over is listed as not run.
+    python benchmarks/projection/heads_and_experts.py --seconds 55 --output heads_and_experts.csv
+
+Cases run in order of use; what is left over after --seconds of wall time is listed as not run.
 """
 
-import json
-import os
 import statistics
 import sys
 import time
@@ -17,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 55.0
-BEGIN = time.monotonic()
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+from harness import arguments, need_gpus, write  # noqa: E402
+
 DEVICE = torch.device("cuda")
 BF16 = torch.bfloat16
 
@@ -191,10 +193,15 @@ def cases() -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
 
 
 def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--seconds", type=float, default=55.0, help="no case begins after that")
+    options = parser.parse_args()
+    need_gpus()
+    began_s = time.monotonic()
     rows: list[dict[str, Any]] = []
     for case, run in cases():
-        if time.monotonic() - BEGIN > SECONDS:
-            rows.append(case | {"not_run": f"{SECONDS:g} s were over"})
+        if time.monotonic() - began_s > options.seconds:
+            rows.append(case | {"not_run": f"{options.seconds:g} s were over"})
             continue
         try:
             rows.append(case | run())
@@ -204,18 +211,8 @@ def main() -> None:
         print(
             " ".join(str(round(v, 4) if isinstance(v, float) else v) for v in rows[-1].values()), flush=True
         )
-    record = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-        "date": time.strftime("%Y-%m-%d"),
-        "seconds": time.monotonic() - BEGIN,
-        "rows": rows,
-    }
-    path = Path(os.environ.get("OUT", ".")) / "heads_and_experts.json"
-    path.write_text(json.dumps(record, indent=1))
-    print(f"wrote {path}, {len(rows)} cases, {record['seconds']:.0f} s")
+    write(options.output, rows)
 
 
-main()
+if __name__ == "__main__":
+    main()

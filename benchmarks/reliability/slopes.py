@@ -8,8 +8,8 @@ go at the same time, so that both see the same machine; on GPUs one after anothe
 resident memory (kB a step) or CPU (ms a step, per 1000 steps) over the second half of the run. The difference
 is that of the means over ranks. Its interval is the wider of two: Welch's 95 % between the ranks, and that of
 a bootstrap in time (residuals of the means' line, drawn in blocks), since ranks of one machine share its
-noise and a line through a saw-tooth or a load that changes has a slope that means nothing. Within noise where the
-interval holds 0. Exit status 1 where a run failed or a slope with aorta is higher beyond the interval.
+noise and a line through a saw-tooth or a load that changes has a slope that means nothing. Within noise where
+the interval holds 0. Exit status 1 where a run failed or a slope with aorta is higher beyond the interval.
 """
 
 import argparse
