@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from planted.job import Batches, Rank, fitted, plain, sharded, varying
+from planted.job import Batches, Rank, fitted, plain, read_in_step, sharded, squared, steps, varying
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -31,55 +31,39 @@ def clean_async(rank: Rank, recorder: Any, num: int) -> None:
 
 def clean_loader(rank: Rank, recorder: Any, num: int) -> None:
     """A loader that gives whole batches, which are there already."""
-    model = DistributedDataParallel(rank.model(2))
-    update = torch.optim.SGD(model.parameters(), lr=1e-3)
-    loader = iter(DataLoader(Batches(rank), batch_size=None))
-    for _ in range(num):
-        with recorder.step(tokens=rank.batch):
-            model(next(loader)).square().mean().backward()
-            update.step()
-            update.zero_grad()
+    read_in_step(rank, recorder, num, DataLoader(Batches(rank), batch_size=None), depth=2)
 
 
 def clean_accumulation(rank: Rank, recorder: Any, num: int) -> None:
     """Two micro-batches; gradients are reduced with the second."""
     model = DistributedDataParallel(rank.model(2))
-    update = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(num):
-        with recorder.step(tokens=rank.batch):
-            with model.no_sync():
-                model(torch.randn(32 * rank.batch, rank.width)).square().mean().backward()
-            model(torch.randn(32 * rank.batch, rank.width)).square().mean().backward()
-            update.step()
-            update.zero_grad()
+
+    def loss_of(step: int) -> torch.Tensor:
+        with model.no_sync():
+            squared(model, rank.rows(32 * rank.batch)).backward()
+        return squared(model, rank.rows(32 * rank.batch))
+
+    steps(rank, recorder, num, model, loss_of)
 
 
 def clean_workers(rank: Rank, recorder: Any, num: int) -> None:
     """A loader with a process of its own that is quick enough."""
-    model = DistributedDataParallel(rank.model(2))
-    update = torch.optim.SGD(model.parameters(), lr=1e-3)
-    loader = iter(DataLoader(Batches(rank), batch_size=None, num_workers=1, prefetch_factor=2))
-    for _ in range(num):
-        with recorder.step(tokens=rank.batch):
-            model(next(loader)).square().mean().backward()
-            update.step()
-            update.zero_grad()
-    del loader
+    loader = DataLoader(Batches(rank), batch_size=None, num_workers=1, prefetch_factor=2)
+    read_in_step(rank, recorder, num, loader, depth=2)
 
 
 def clean_scalar(rank: Rank, recorder: Any, num: int) -> None:
     """The loss is averaged over the ranks and read."""
     model = DistributedDataParallel(rank.model(2))
-    update = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(num):
-        with recorder.step(tokens=rank.batch):
-            loss = model(torch.randn(64 * rank.batch, rank.width)).square().mean()
-            loss.backward()
-            update.step()
-            update.zero_grad()
-            mean = loss.detach().clone()
-            dist.all_reduce(mean)
-            mean.item()
+
+    def read_mean(step: int, loss: torch.Tensor) -> None:
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        mean.item()
+
+    steps(
+        rank, recorder, num, model, lambda step: squared(model, rank.rows(64 * rank.batch)), at_end=read_mean
+    )
 
 
 def clean_large(rank: Rank, recorder: Any, num: int) -> None:

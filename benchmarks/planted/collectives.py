@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from planted.job import Rank, fitted, plain, sharded, train
+from planted.job import Rank, fitted, plain, sharded, squared, steps, train
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -62,12 +62,7 @@ def large_buffers(rank: Rank, recorder: Any, num: int) -> None:
     inner = rank.model(2)
     inner.register_buffer("cache", torch.ones(8 << 20))
     model = DistributedDataParallel(inner, broadcast_buffers=True)
-    update = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(num):
-        with recorder.step(tokens=rank.batch):
-            model(rank.batch_of()).square().mean().backward()
-            update.step()
-            update.zero_grad()
+    steps(rank, recorder, num, model, lambda step: squared(model, rank.batch_of()))
 
 
 def many_barriers(rank: Rank, recorder: Any, num: int) -> None:

@@ -12,6 +12,8 @@ from planted.job import (
     PERIOD,
     Rank,
     fitted,
+    squared,
+    steps,
     train,
 )
 from torch import nn
@@ -118,11 +120,7 @@ def unfused_optimizer(rank: Rank, recorder: Any, num: int) -> None:
         layers += [nn.Linear(16, 16), nn.Tanh()]
     model = DistributedDataParallel(nn.Sequential(*layers))
     update = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False)
-    for _ in range(num):
-        with recorder.step(tokens=rank.batch):
-            model(torch.randn(rank.batch, 16)).square().mean().backward()
-            update.step()
-            update.zero_grad()
+    steps(rank, recorder, num, model, lambda step: squared(model, torch.randn(rank.batch, 16)), update)
 
 
 def checkpoint_all(rank: Rank, recorder: Any, num: int) -> None:

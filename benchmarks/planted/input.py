@@ -7,7 +7,7 @@ import zlib
 from typing import Any
 
 import torch
-from planted.job import PAUSE_S, PERIOD, Rank, Samples, loaded, train
+from planted.job import PAUSE_S, PERIOD, Rank, Samples, loaded, read_in_step, squared, steps, train
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -38,32 +38,24 @@ class Transformed(Dataset[torch.Tensor]):
 
 def slow_transform(rank: Rank, recorder: Any, num: int) -> None:
     """num_workers=0: the samples are made by the training process."""
-    model = DistributedDataParallel(rank.model())
-    update = torch.optim.SGD(model.parameters(), lr=1e-3)
-    loader = iter(DataLoader(Transformed(rank.width), batch_size=rank.batch))
-    for _ in range(num):
-        with recorder.step(tokens=rank.batch):
-            model(next(loader)).square().mean().backward()
-            update.step()
-            update.zero_grad()
+    read_in_step(rank, recorder, num, DataLoader(Transformed(rank.width), batch_size=rank.batch))
 
 
 def restarted_workers(rank: Rank, recorder: Any, num: int) -> None:
     """An epoch is a few steps, and every epoch starts its worker anew."""
     model = DistributedDataParallel(rank.model())
-    update = torch.optim.SGD(model.parameters(), lr=1e-3)
-    samples = Samples(rank, 0.0)
-    samples_of_epoch = torch.utils.data.Subset(samples, range(PERIOD * rank.batch))
+    samples_of_epoch = torch.utils.data.Subset(Samples(rank, 0.0), range(PERIOD * rank.batch))
     batches: Any = iter(())
-    for _ in range(num):
-        with recorder.step(tokens=rank.batch):
-            x = next(batches, None)
-            if x is None:
-                batches = iter(DataLoader(samples_of_epoch, batch_size=rank.batch, num_workers=1))
-                x = next(batches)
-            model(x).square().mean().backward()
-            update.step()
-            update.zero_grad()
+
+    def loss_of(step: int) -> torch.Tensor:
+        nonlocal batches
+        x = next(batches, None)
+        if x is None:
+            batches = iter(DataLoader(samples_of_epoch, batch_size=rank.batch, num_workers=1))
+            x = next(batches)
+        return squared(model, x)
+
+    steps(rank, recorder, num, model, loss_of)
 
 
 class Packed(Dataset[torch.Tensor]):
@@ -83,14 +75,7 @@ class Packed(Dataset[torch.Tensor]):
 
 def decompression(rank: Rank, recorder: Any, num: int) -> None:
     """Rank 1's part of the data set is packed."""
-    model = DistributedDataParallel(rank.model())
-    update = torch.optim.SGD(model.parameters(), lr=1e-3)
-    loader = iter(DataLoader(Packed(rank), batch_size=rank.batch))
-    for _ in range(num):
-        with recorder.step(tokens=rank.batch):
-            model(next(loader)).square().mean().backward()
-            update.step()
-            update.zero_grad()
+    read_in_step(rank, recorder, num, DataLoader(Packed(rank), batch_size=rank.batch))
 
 
 class Shards(Dataset[torch.Tensor]):

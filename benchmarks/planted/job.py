@@ -38,6 +38,9 @@ class Rank:
     def batch_of(self) -> torch.Tensor:
         return torch.randn(self.batch, self.width, device=self.device)
 
+    def rows(self, num: int) -> torch.Tensor:
+        return torch.randn(num, self.width, device=self.device)
+
     def compute(self, times: int) -> None:
         """Plain work of the device."""
         a = torch.ones(self.width, self.width, device=self.device)
@@ -85,15 +88,42 @@ def train(
     model = DistributedDataParallel(rank.model(depth), bucket_cap_mb=bucket_mb)
     update = optimizer(model) if optimizer is not None else torch.optim.SGD(model.parameters(), lr=1e-3)
     loader = iter(DataLoader(Samples(rank, delay_s), batch_size=rank.batch))
+
+    def loss_of(step: int) -> torch.Tensor:
+        return squared(model, next(loader).to(rank.device, non_blocking=True))
+
+    steps(rank, recorder, num_steps, model, loss_of, update, in_step=in_step, after_step=after_step)
+
+
+def squared(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(x).square().mean()
+    return loss
+
+
+def steps(
+    rank: Rank,
+    recorder: Any,
+    num_steps: int,
+    model: nn.Module,
+    loss_of: Callable[[int], torch.Tensor],
+    update: Any = None,
+    *,
+    in_step: Callable[[int, torch.Tensor], object] | None = None,
+    at_end: Callable[[int, torch.Tensor], object] | None = None,
+    after_step: Callable[[int], object] | None = None,
+) -> None:
+    """Train: a loss, its backward pass, an update. Hooks: before the update, at the end, between steps."""
+    update = update or torch.optim.SGD(model.parameters(), lr=1e-3)
     for step in range(num_steps):
         with recorder.step(tokens=rank.batch):
-            x = next(loader).to(rank.device, non_blocking=True)
-            loss = model(x).square().mean()
+            loss = loss_of(step)
             loss.backward()
             if in_step is not None:
                 in_step(step, loss)
             update.step()
             update.zero_grad()
+            if at_end is not None:
+                at_end(step, loss)
         if after_step is not None:
             after_step(step)
 
@@ -129,13 +159,7 @@ def sharded(rank: Rank, recorder: Any, num: int, prefetch: bool) -> None:
 def plain(rank: Rank, recorder: Any, num: int, rows: int | None = None, **settings: Any) -> None:
     """DDP without a loader; 64 batches' worth of rows a step."""
     model = DistributedDataParallel(rank.model(2), **settings)
-    update = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(num):
-        with recorder.step(tokens=rank.batch):
-            x = torch.randn(rows or 64 * rank.batch, rank.width, device=rank.device)
-            model(x).square().mean().backward()
-            update.step()
-            update.zero_grad()
+    steps(rank, recorder, num, model, lambda step: squared(model, rank.rows(rows or 64 * rank.batch)))
 
 
 def fitted(
@@ -144,16 +168,19 @@ def fitted(
     """DDP over four layers; hooks before the forward pass and after the step."""
     model = DistributedDataParallel(rank.model())
     update = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    for step in range(num):
-        with recorder.step(tokens=rank.batch):
-            if before is not None:
-                before(step)
-            num_rows = (rows(step) if rows is not None else 32) * rank.batch
-            model(torch.randn(num_rows, rank.width, device=rank.device)).square().mean().backward()
-            update.step()
-            update.zero_grad()
-        if after is not None:
-            after(step)
+
+    def loss_of(step: int) -> torch.Tensor:
+        if before is not None:
+            before(step)
+        return squared(model, rank.rows((rows(step) if rows is not None else 32) * rank.batch))
+
+    steps(rank, recorder, num, model, loss_of, update, after_step=after)
+
+
+def read_in_step(rank: Rank, recorder: Any, num: int, loader: Any, depth: int | None = None) -> None:
+    """DDP; a step begins with the next batch."""
+    model, batches = DistributedDataParallel(rank.model(depth)), iter(loader)
+    steps(rank, recorder, num, model, lambda step: squared(model, next(batches)))
 
 
 def loaded(rank: Rank, recorder: Any, num: int, loader: DataLoader[Any]) -> None:

@@ -10,23 +10,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from planted.job import PAUSE_S, Rank, fitted, plain, train, varying
+from planted.job import PAUSE_S, Rank, fitted, plain, squared, steps, train, varying
 from torch.nn.parallel import DistributedDataParallel
 
 
 def late_rank(rank: Rank, recorder: Any, num: int) -> None:
     model = DistributedDataParallel(rank.model())
-    update = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(num):
-        with recorder.step(tokens=rank.batch):
-            if rank.rank == 1:
-                if rank.is_cuda:
-                    rank.compute(40)
-                else:
-                    time.sleep(PAUSE_S)
-            model(rank.batch_of()).square().mean().backward()
-            update.step()
-            update.zero_grad()
+
+    def loss_of(step: int) -> torch.Tensor:
+        if rank.rank == 1 and rank.is_cuda:
+            rank.compute(40)
+        elif rank.rank == 1:
+            time.sleep(PAUSE_S)
+        return squared(model, rank.batch_of())
+
+    steps(rank, recorder, num, model, loss_of)
 
 
 def unbalanced_experts(rank: Rank, recorder: Any, num: int) -> None:
@@ -138,13 +136,12 @@ def lock_in_thread(rank: Rank, recorder: Any, num: int) -> None:
 def uneven_rows(rank: Rank, recorder: Any, num: int) -> None:
     """Every third batch of rank 1 is four times as long."""
     model = DistributedDataParallel(rank.model(2))
-    update = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for step in range(num):
-        with recorder.step(tokens=rank.batch):
-            times = 4 if rank.rank == 1 and step % 3 == 0 else 1
-            model(torch.randn(64 * times * rank.batch, rank.width)).square().mean().backward()
-            update.step()
-            update.zero_grad()
+
+    def loss_of(step: int) -> torch.Tensor:
+        times = 4 if rank.rank == 1 and step % 3 == 0 else 1
+        return squared(model, rank.rows(64 * times * rank.batch))
+
+    steps(rank, recorder, num, model, loss_of)
 
 
 def late_every_fourth(rank: Rank, recorder: Any, num: int) -> None:

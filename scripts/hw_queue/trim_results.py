@@ -1,7 +1,7 @@
 """A short copy of what benchmarks/queues.py wrote: figures without single iterations, machine or paths.
 
     python scripts/hw_queue/trim_results.py queues_2xcuda.json --document queues_2xcuda_points.json \
-        --date 2026-11-20 benchmarks/results/queues_2xh200.json
+        --date 2026-11-20 queues_2xh200.json
 """
 
 import argparse
