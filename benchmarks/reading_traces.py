@@ -65,8 +65,6 @@ for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
     print("measured", table.loc[table.type == "total_comm_time", "time ms"].item())
 """
 
-READINGS = ("totals", "report")
-
 
 def traces() -> None:
     options = options_of(__doc__)

@@ -34,7 +34,6 @@ from aorta.projection.measured_runs import LeftOut
 from aorta.projection.prices import get_gemm_simulation_backend, get_sdpa_simulation_backend
 from aorta.projection.sdpa import checked_family
 
-HALF_RULE = "crc32 of the problem's size: even rows calibrate, odd rows are held out"
 CALIBRATION, HELD_OUT = "calibration", "held_out"
 MIB = 1 << 20
 JUDGED_COLLECTIVE_BYTES = MIB

@@ -73,16 +73,6 @@ def ranks(*documents: Trace, names: tuple[str, ...] = ()) -> Callable[[Path], Pa
     return make
 
 
-def each(kind: str, **fields: Any) -> Callable[[Trace], None]:
-    """Sets fields of all events of a kind."""
-
-    def change(document: Trace) -> None:
-        for event in events_of(document, kind):
-            event.update(fields)
-
-    return change
-
-
 def renamed(kind: str, names: dict[str, str]) -> Callable[[Trace], None]:
     def change(document: Trace) -> None:
         for event in events_of(document, kind):
