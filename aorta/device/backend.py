@@ -22,18 +22,27 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from aorta.device.event_clock import DeviceStream, Elapsed, EventClock
 from aorta.device.kernel_records import KernelRecords, KernelRecordsUnavailable
 from aorta.device.marks import HostClock, MarkClock
+from aorta.errors import InstrumentError
 from aorta.records.schema import DeviceKind
 
 MemoryUse = tuple[int, int, int, int | None]
 """Allocated, reserved and peak allocated bytes of torch's allocator, and how often it freed its cache to
 allocate."""
+
+
+class QueueLimit(NamedTuple):
+    """The environment variable that limits how many hardware queues a process uses."""
+
+    variable: str
+    default: int
+    most: int
 
 
 class Backend:
@@ -193,6 +202,36 @@ class Backend:
         raise NotImplementedError
 
     def set_rng_state(self, state: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    # -- what benchmarks of streams need beside the recorder ----------------------------------------
+
+    queue_limit: QueueLimit | None = None
+    memory: Any = torch.accelerator
+    """The module with torch's functions memory_allocated, reset_peak_memory_stats, empty_cache, ..."""
+
+    def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
+        """Memory of a device as its driver counts it, other processes' included."""
+        return torch.accelerator.get_memory_info(device)
+
+    def on_device(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Within it, the device is the current one of this thread."""
+        return torch.accelerator.device_index(device.index)
+
+    def torch_stream(self, device: torch.device) -> Any:
+        """torch's own object for the caller's current stream; begins to use the device."""
+        return torch.accelerator.current_stream(device)
+
+    def stream_priorities(self) -> tuple[int, int]:
+        """The least and the greatest priority of a stream: lower numbers run first."""
+        return 0, 0
+
+    def unpooled_stream(self, device: torch.device, priority: int) -> Any:
+        """A stream that torch does not hand out to others, never destroyed. Raises InstrumentError."""
+        raise InstrumentError(f"more streams than torch has cannot be made on {self.kind} devices; use fewer")
+
+    def capture(self, work: Callable[[], object], stream: Any) -> Any:
+        """The work as a graph with a method `replay`, captured on the stream."""
         raise NotImplementedError
 
 

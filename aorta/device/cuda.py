@@ -4,20 +4,22 @@ The attributes that run once per collective are torch's C functions themselves. 
 them, and nothing here calls them there.
 """
 
+import contextlib
 import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
 
-from aorta.device.backend import Backend, MemoryUse
+from aorta.device.backend import Backend, MemoryUse, QueueLimit
 from aorta.device.event_clock import DeviceStream, Elapsed, runtime_elapsed
-from aorta.device.kernel_records import KernelRecords
-from aorta.device.streams import loaded_function, runtime
+from aorta.device.kernel_records import KernelRecords, mapped_files
+from aorta.errors import InstrumentError
 from aorta.records.schema import DeviceKind
 
 current_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
@@ -185,6 +187,47 @@ class CudaBackend(Backend):
     def set_rng_state(self, state: torch.Tensor) -> None:
         torch.cuda.set_rng_state(state)
 
+    queue_limit = QueueLimit("CUDA_DEVICE_MAX_CONNECTIONS", default=8, most=32)
+    """Source: CUDA programming guide, environment variables."""
+    memory = torch.cuda
+
+    def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
+        return torch.cuda.mem_get_info(device)
+
+    def on_device(self, device: torch.device) -> AbstractContextManager[Any]:
+        return torch.cuda.device(device)
+
+    def torch_stream(self, device: torch.device) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(device)
+
+    def stream_priorities(self) -> tuple[int, int]:
+        least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]  # static
+        return int(least), int(greatest)
+
+    def unpooled_stream(self, device: torch.device, priority: int) -> torch.cuda.ExternalStream:
+        """Made by the runtime itself, and not destroyed because torch's allocator may remember it."""
+        library, prefix = runtime()
+        name = f"{prefix}StreamCreateWithPriority"
+        create = loaded_function(name, library)
+        if create is None:
+            raise InstrumentError(
+                f"more than 32 streams need {name} of {library}, which is not loaded; use fewer"
+            )
+        handle = ctypes.c_void_p()
+        non_blocking = 1
+        with torch.cuda.device(device):
+            status = create(ctypes.byref(handle), ctypes.c_uint(non_blocking), ctypes.c_int(priority))
+        if status != 0:
+            raise InstrumentError(f"{name} failed with status {status}; use at most 32 streams")
+        return torch.cuda.ExternalStream(handle.value, device=device)
+
+    def capture(self, work: Callable[[], object], stream: Any) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads (NCCL's watchdog) may query events meanwhile: that must not end the capture.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            work()
+        return graph
+
 
 class HipBackend(CudaBackend):
     """AMD's devices, where they differ from NVIDIA's."""
@@ -194,6 +237,7 @@ class HipBackend(CudaBackend):
     kernels_note = (
         "read through roctracer, a path that has not been run on a device: compare with kernels='off'"
     )
+    queue_limit = QueueLimit("GPU_MAX_HW_QUEUES", default=4, most=128)
 
     def architecture(self, properties: Any) -> str:
         architecture: str = properties.gcnArchName
@@ -203,6 +247,30 @@ class HipBackend(CudaBackend):
 def backend() -> Backend:
     """The backend of this torch's build; the seam calls it."""
     return CudaBackend() if torch.version.hip is None else HipBackend()
+
+
+def runtime() -> tuple[str, str]:
+    """The runtime's library, and what the names of its functions begin with."""
+    return ("libamdhip64", "hip") if torch.version.hip else ("libcudart", "cuda")
+
+
+def loaded_function(name: str, library: str) -> Any | None:
+    """A C function of a library that this process has loaded already; None where it has not.
+
+    It must be the very library that torch uses: a second copy of the runtime would have streams of its own.
+    torch loads it for all to see, or for itself alone (a wheel's private copy), hence two ways to find it.
+    """
+    function = getattr(ctypes.CDLL(None), name, None)
+    if function is not None:
+        return function
+    for path in mapped_files():
+        if not Path(path).name.startswith(library):
+            continue
+        with contextlib.suppress(OSError):  # opening a mapped file again gives the same copy
+            function = getattr(ctypes.CDLL(path), name, None)
+            if function is not None:
+                return function
+    return None
 
 
 def _thousandth(value: float | None) -> float | None:

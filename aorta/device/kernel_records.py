@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from aorta.device.native.build import NativeError, load_library
-from aorta.device.streams import mapped_files
 from aorta.errors import AortaError
 from aorta.steps.raw import RECORD_DTYPE, What
 
@@ -335,3 +334,12 @@ def _loaded_path(name: str) -> str:
         if os.path.basename(path).startswith(name):
             return path
     return name
+
+
+def mapped_files() -> list[str]:
+    """Shared libraries that the process has loaded; opening one again gives the same copy."""
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    except OSError:  # not Linux
+        return []
+    return list(dict.fromkeys(line.split(maxsplit=5)[-1] for line in lines if ".so" in line))

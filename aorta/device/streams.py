@@ -1,55 +1,46 @@
 """A set of streams to submit work to: the device's own, or worker threads where there is no device.
 
-`make_streams` gives either, for queues and host programs. Both keep the rules that matter to a program over
-streams: work of one stream runs in order, work of two streams in any order, and an event captures what a
-stream held *when it was recorded*, so that a later wait on the event does not wait for what was submitted
-after the record.
+`make_streams` gives either. Both keep the rules that matter to a program over streams: work of one stream
+runs in order, work of two streams in any order, and an event captures what a stream held *when it was
+recorded*, so that a later wait on the event does not wait for what was submitted after the record.
 """
 
-import contextlib
-import ctypes
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 
-from aorta.errors import InstrumentError
+from aorta.device.backend import backend_of
 
 MAIN = -1
-"""Index of the stream that a program forks from and joins into: on a device the caller's current one."""
-
-_POOL_SIZE = 32
-"""Streams per priority in torch's pool."""
-_RESERVED = 8
-"""Streams of the pool left to process groups."""
-
-_pooled: dict[tuple[torch.device, int], dict[int, Any]] = {}
-"""(device, priority) -> handle -> stream that `kept_streams` lends."""
-_handles_apart: set[int] = set()
-"""Handles of the streams that `stream_apart` has given away."""
+"""The stream that a program forks from and joins into: the caller's current one on a device."""
+POOL_SIZE = 32
+"""Streams that torch hands out in turn, for each priority."""
+RESERVED = 8
+"""Streams of torch's pool that kept_streams leaves to process groups."""
 
 
 class StreamEvent(Protocol):
-    """A point in a stream: passes when the work before it is done."""
+    """What a stream held when the event was recorded."""
 
     def query(self) -> bool:
-        """Return True once the work before it is done."""
+        """Whether all of it is done."""
         ...
 
     def synchronize(self) -> None:
-        """Make the host wait for it."""
+        """The host waits for it."""
         ...
 
 
 class Streams(Protocol):
     """`len(streams)` streams, numbered from 0, and MAIN."""
 
-    kind: Literal["cuda", "hip", "threads"]
+    kind: str
+    """The device's kind, "threads" where there is none."""
 
     def __len__(self) -> int: ...
 
@@ -64,15 +55,15 @@ class Streams(Protocol):
         ...
 
     def wait(self, stream: int, event: StreamEvent) -> None:
-        """Make later work of the stream follow the event. The host does not wait."""
+        """Later work of the stream follows the event. The host does not wait."""
         ...
 
     def elapsed_ms(self, start: StreamEvent, end: StreamEvent) -> float:
-        """Time between two timing events that have both passed."""
+        """Milliseconds between two timing events that have both passed."""
         ...
 
     def synchronize(self) -> None:
-        """Wait for everything submitted; raises what failed."""
+        """The host waits for everything submitted; raises what failed."""
         ...
 
     def close(self) -> None:
@@ -87,153 +78,13 @@ def make_streams(num: int, device: torch.device) -> Streams:
     return kept_streams([0] * num, device)
 
 
-def kept_streams(priorities: Sequence[int], device: torch.device) -> "DeviceStreams":
-    """One stream per priority, lower runs first, made once per process and lent again and again; MAIN is the
-    caller's current one.
-
-    torch hands out 32 streams per priority in turn, to process groups as well. Whoever makes new ones for
-    every measurement gets, after a while, the very stream that a process group communicates on, and what is
-    put there can no longer overlap with that communication. The same streams for every caller, so that
-    callers must take turns. More streams than torch has beside those of process groups are made by the
-    runtime.
-    """
-    streams = DeviceStreams(0, device)
-    lent: dict[int, int] = {}
-    for priority in priorities:
-        number = lent.get(priority, 0)
-        avoid = {streams.main.cuda_stream, *_handles_apart}
-        streams.streams.append(_kept_stream(number, priority, device, avoid))
-        lent[priority] = number + 1
-    return streams
-
-
-def stream_apart(device: torch.device) -> torch.cuda.Stream:
-    """A stream that kept_streams neither lends nor has lent; for a caller that keeps it."""
-    in_use = {handle: None for streams in _pooled.values() for handle in streams} | dict.fromkeys(
-        _handles_apart
-    )
-    stream: torch.cuda.Stream = _distinct_stream(device, 0, in_use, 0)
-    _handles_apart.add(stream.cuda_stream)
-    return stream
-
-
-def _kept_stream(number: int, priority: int, device: torch.device, avoid: set[int]) -> Any:
-    pool = _pooled.setdefault((device, priority), {})
-    usable = [stream for handle, stream in pool.items() if handle not in avoid]
-    while len(usable) <= number:
-        if len(pool) < _POOL_SIZE - _RESERVED:
-            stream = _distinct_stream(device, priority, {**pool, **dict.fromkeys(avoid)}, 0)
-        else:
-            stream = _created_stream(device, priority)
-        pool[stream.cuda_stream] = stream
-        usable.append(stream)
-    return usable[number]
-
-
-class DeviceStreams:
-    """Streams of a CUDA or HIP device; MAIN is the stream current at construction."""
-
-    def __init__(self, num: int, device: torch.device, priorities: Sequence[int] = ()) -> None:
-        """`priorities`: one per stream, lower runs first, as torch.cuda.Stream takes them; default 0."""
-        self.kind: Literal["cuda", "hip", "threads"] = "hip" if torch.version.hip else "cuda"
-        self.device = device
-        self.main = torch.cuda.current_stream(device)
-        # torch's pool hands the same 32 streams out in turn: more than that would alias silently.
-        distinct: dict[int, Any] = {}
-        self.streams: list[Any] = []
-        for index in range(num):
-            priority = priorities[index] if priorities else 0
-            stream = _distinct_stream(device, priority, distinct, self.main.cuda_stream)
-            distinct[stream.cuda_stream] = stream
-            self.streams.append(stream)
-
-    def __len__(self) -> int:
-        return len(self.streams)
-
-    def raw(self, stream: int) -> torch.cuda.Stream:
-        """The torch stream itself."""
-        result: torch.cuda.Stream = self.main if stream == MAIN else self.streams[stream]
-        return result
-
-    def submit(self, stream: int, work: Callable[[], object]) -> None:
-        with torch.cuda.stream(self.raw(stream)):
-            work()
-
-    def record(self, stream: int, timing: bool = False) -> StreamEvent:
-        event = torch.cuda.Event(enable_timing=timing)
-        event.record(self.raw(stream))
-        return event
-
-    def wait(self, stream: int, event: StreamEvent) -> None:
-        self.raw(stream).wait_event(event)  # type: ignore[arg-type]
-
-    def elapsed_ms(self, start: StreamEvent, end: StreamEvent) -> float:
-        ms: float = start.elapsed_time(end)  # type: ignore[attr-defined]
-        return ms
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize(self.device)
-
-    def close(self) -> None:
-        self.streams.clear()
-
-
-def _distinct_stream(device: torch.device, priority: int, in_use: dict[int, Any], main: int) -> Any:
-    """A stream that is not in use: from torch's pool, else made by the runtime."""
-    for _ in range(33):
-        stream = torch.cuda.Stream(device, priority=priority)
-        if stream.cuda_stream not in in_use and stream.cuda_stream != main:
-            return stream
-    return _created_stream(device, priority)
-
-
-def _created_stream(device: torch.device, priority: int) -> Any:
-    """A stream made by the runtime, outside of torch's pool.
-
-    It is never destroyed: the allocator may remember it.
-    """
-    library, prefix = runtime()
-    name = f"{prefix}StreamCreateWithPriority"
-    create = loaded_function(name, library)
-    if create is None:
-        raise InstrumentError(
-            f"more than 32 streams need {name} of {library}, which is not loaded; use fewer"
-        )
-    handle = ctypes.c_void_p()
-    non_blocking = 1
-    with torch.cuda.device(device):
-        status = create(ctypes.byref(handle), ctypes.c_uint(non_blocking), ctypes.c_int(priority))
-    if status != 0:
-        raise InstrumentError(f"{name} failed with status {status}; use at most 32 streams")
-    return torch.cuda.ExternalStream(handle.value, device=device)
-
-
-class ThreadEvent:
-    """An event of ThreadStreams: passes when its thread reaches it."""
-
-    def __init__(self) -> None:
-        self._reached = threading.Event()
-        self.passed_ns = 0
-
-    def reach(self) -> None:
-        self.passed_ns = time.perf_counter_ns()
-        self._reached.set()
-
-    def query(self) -> bool:
-        return self._reached.is_set()
-
-    def synchronize(self) -> None:
-        self._reached.wait()
-
-
 class ThreadStreams:
-    """One worker thread per stream, MAIN included, in place of a device.
+    """One worker thread per stream, MAIN included: a stand-in whose orderings are real and whose speed says
+    nothing about a GPU."""
 
-    Orderings are real; speed says nothing about a GPU.
-    """
+    kind = "threads"
 
     def __init__(self, num: int) -> None:
-        self.kind: Literal["cuda", "hip", "threads"] = "threads"
         self._num = num
         self._errors: list[BaseException] = []
         self._queues: dict[int, queue.SimpleQueue[Callable[[], object] | None]] = {
@@ -285,14 +136,142 @@ class ThreadStreams:
             thread.join(timeout=10)
 
 
+class ThreadEvent:
+    """Passes when its thread reaches it."""
+
+    def __init__(self) -> None:
+        self._reached = threading.Event()
+        self.passed_ns = 0
+
+    def reach(self) -> None:
+        self.passed_ns = time.perf_counter_ns()
+        self._reached.set()
+
+    def query(self) -> bool:
+        return self._reached.is_set()
+
+    def synchronize(self) -> None:
+        self._reached.wait()
+
+
+class DeviceStreams:
+    """Streams of a device, all different; MAIN is the stream current at construction."""
+
+    def __init__(self, num: int, device: torch.device, priorities: Sequence[int] = ()) -> None:
+        """`priorities`: one per stream, lower runs first; default 0."""
+        self._backend = backend_of(device)
+        self.kind: str = self._backend.kind
+        self.device = device
+        self.main = self._backend.torch_stream(device)
+        self.streams: list[Any] = []
+        handle_of = self._backend.handle_of
+        in_use = {handle_of(self.main)}
+        for index in range(num):
+            stream = _distinct_stream(device, priorities[index] if priorities else 0, in_use)
+            in_use.add(handle_of(stream))
+            self.streams.append(stream)
+
+    def __len__(self) -> int:
+        return len(self.streams)
+
+    def raw(self, stream: int) -> Any:
+        """The torch stream itself."""
+        return self.main if stream == MAIN else self.streams[stream]
+
+    def submit(self, stream: int, work: Callable[[], object]) -> None:
+        with self._backend.on_stream(self.raw(stream)):
+            work()
+
+    def record(self, stream: int, timing: bool = False) -> StreamEvent:
+        event: Any = self._backend.new_event(timing)
+        event.record(self.raw(stream))
+        result: StreamEvent = event
+        return result
+
+    def wait(self, stream: int, event: StreamEvent) -> None:
+        self.raw(stream).wait_event(event)
+
+    def elapsed_ms(self, start: StreamEvent, end: StreamEvent) -> float:
+        ms: float = start.elapsed_time(end)  # type: ignore[attr-defined]
+        return ms
+
+    def synchronize(self) -> None:
+        self._backend.synchronize(self.device)
+
+    def close(self) -> None:
+        self.streams.clear()
+
+
+_pooled: dict[tuple[torch.device, int], dict[int, Any]] = {}
+"""Streams that kept_streams has made, by device and priority, then by the driver's handle."""
+_handles_apart: set[int] = set()
+"""Handles that stream_apart gave away for good."""
+
+
+def kept_streams(priorities: Sequence[int], device: torch.device) -> DeviceStreams:
+    """One stream per priority, lower runs first, made once per process and lent again and again; MAIN is the
+    caller's current one.
+
+    torch hands out 32 streams per priority in turn, to process groups as well. Whoever makes new ones for
+    every measurement gets, after a while, the very stream that a process group communicates on, and what is
+    put there can no longer overlap with that communication. The same streams for every caller, so that
+    callers must take turns. More streams than torch has beside those of process groups are made by the
+    runtime.
+    """
+    streams = DeviceStreams(0, device)
+    avoid = {backend_of(device).handle_of(streams.main), *_handles_apart}
+    lent: dict[int, int] = {}
+    for priority in priorities:
+        number = lent.get(priority, 0)
+        streams.streams.append(_kept_stream(number, priority, device, avoid))
+        lent[priority] = number + 1
+    return streams
+
+
+def _kept_stream(number: int, priority: int, device: torch.device, avoid: set[int]) -> Any:
+    """The stream of that number among those of this priority that are not to be avoided."""
+    backend = backend_of(device)
+    pool = _pooled.setdefault((device, priority), {})
+    usable = [stream for handle, stream in pool.items() if handle not in avoid]
+    while len(usable) <= number:
+        if len(pool) < POOL_SIZE - RESERVED:
+            stream = _distinct_stream(device, priority, {*pool, *avoid})
+        else:
+            stream = backend.unpooled_stream(device, priority)
+        pool[backend.handle_of(stream)] = stream
+        usable.append(stream)
+    return usable[number]
+
+
+def stream_apart(device: torch.device) -> Any:
+    """A stream that kept_streams neither lends nor has lent; for a caller that keeps it."""
+    lent = {handle for streams in _pooled.values() for handle in streams}
+    stream = _distinct_stream(device, 0, lent | _handles_apart)
+    _handles_apart.add(backend_of(device).handle_of(stream))
+    return stream
+
+
+def _distinct_stream(device: torch.device, priority: int, in_use: Collection[int]) -> Any:
+    """A stream whose handle is not in use: from torch's pool, else one made by the runtime itself.
+
+    The pool hands its streams out in turn: after POOL_SIZE of them it would alias silently.
+    """
+    backend = backend_of(device)
+    for _ in range(POOL_SIZE + 1):
+        stream = backend.new_stream(device, priority)
+        if backend.handle_of(stream) not in in_use:
+            return stream
+    return backend.unpooled_stream(device, priority)
+
+
 @dataclass(frozen=True)
 class Anchor:
-    """An instant known on both the streams' events and the host's clock."""
+    """An instant that the streams' events and the host's clock share."""
 
     event: StreamEvent
     """A timing event of MAIN."""
     host_ns: int
-    """time.perf_counter_ns when it passed."""
+    """When it passed, on time.perf_counter_ns."""
     error_ns: int
     """How far that may be off."""
 
@@ -316,39 +295,3 @@ def anchor(streams: Streams) -> Anchor:
             best = Anchor(event, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2)
     assert best is not None
     return best
-
-
-# -- functions of the runtime that torch has loaded ----------------------------------------------------
-
-
-def runtime() -> tuple[str, str]:
-    """(library, prefix of its functions' names) of the runtime that torch is built for."""
-    return ("libamdhip64", "hip") if torch.version.hip else ("libcudart", "cuda")
-
-
-def loaded_function(name: str, library: str) -> Any | None:
-    """A C function of a library that this process has loaded already; None where it has not.
-
-    It must be the very library that torch uses: a second copy of the runtime would have streams of its own.
-    torch loads it for all to see, or for itself alone (a wheel's private copy), hence two ways to find it.
-    """
-    function = getattr(ctypes.CDLL(None), name, None)
-    if function is not None:
-        return function
-    for path in mapped_files():
-        if not Path(path).name.startswith(library):
-            continue
-        with contextlib.suppress(OSError):
-            function = getattr(ctypes.CDLL(path), name, None)
-            if function is not None:
-                return function
-    return None
-
-
-def mapped_files() -> list[str]:
-    """Shared libraries that the process has loaded; opening one again gives the same copy."""
-    try:
-        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
-    except OSError:  # not Linux
-        return []
-    return list(dict.fromkeys(line.split(maxsplit=5)[-1] for line in lines if ".so" in line))

@@ -9,14 +9,8 @@ import pytest
 import torch
 
 from aorta.device import streams as module
-from aorta.device.streams import (
-    MAIN,
-    ThreadStreams,
-    kept_streams,
-    loaded_function,
-    make_streams,
-    stream_apart,
-)
+from aorta.device.cuda import CudaBackend, loaded_function
+from aorta.device.streams import MAIN, ThreadStreams, kept_streams, make_streams, stream_apart
 
 PATIENCE_S = 20.0
 
@@ -189,7 +183,7 @@ def test_kept_streams_are_the_same_for_every_caller_and_leave_some_of_the_pool(m
     current = FromPool(device)
     monkeypatch.setattr(torch.cuda, "Stream", FromPool)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
-    monkeypatch.setattr(module, "_created_stream", lambda device, priority: FromRuntime())
+    monkeypatch.setattr(CudaBackend, "unpooled_stream", lambda self, device, priority: FromRuntime())
     monkeypatch.setattr(module, "_pooled", {})
     monkeypatch.setattr(module, "_handles_apart", set())
 
