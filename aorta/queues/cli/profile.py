@@ -17,7 +17,7 @@ PROFILERS: tuple[Profiler, ...] = ("rocprofv3", "nsys", "torch")
 
 
 def installed(hip: bool, has_gpu: bool) -> Profiler:
-    """rocprofv3 on ROCm, nsys on CUDA; torch.profiler where they are not installed or there is no GPU."""
+    """rocprofv3 on ROCm, nsys on CUDA; torch.profiler if neither is installed or there is no GPU."""
     if has_gpu and hip and shutil.which("rocprofv3"):
         return "rocprofv3"
     if has_gpu and not hip and shutil.which("nsys"):
@@ -58,15 +58,14 @@ def profile_command(
     overwrite: bool,
 ) -> None:
     """Run WORKLOAD in a process of its own under a profiler. Options of `run` may follow."""
-    import torch
-
+    from aorta.device.backend import accelerator
     from aorta.queues.harness.measure import check_folder
     from aorta.queues.workloads import find
 
     kind, count = find(workload), stream_count(streams)
     if not kind.min_streams <= count <= kind.max_streams:
         raise ConfigError(f"{kind.name} uses {kind.min_streams} to {kind.max_streams} streams, not {count}")
-    chosen = profiler or installed(torch.version.hip is not None, torch.cuda.is_available())
+    chosen = profiler or installed(accelerator().kind == "hip", accelerator().is_available())
     if chosen != "torch" and shutil.which(chosen) is None:
         raise ConfigError(f"--profiler {chosen} is not on PATH")
     stem = f"{kind.name}_streams{count}"

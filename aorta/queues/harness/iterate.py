@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
+from aorta.device.backend import accelerator
 from aorta.device.ranks import Ranks, own_group
 from aorta.device.streams import MAIN, StreamEvent, Streams, make_streams
 from aorta.processes import no_garbage_collection
@@ -132,8 +132,8 @@ def bench(plan: PointPlan, ranks: Ranks) -> Iterator[WorkloadBench]:
                 dist.destroy_process_group(group)
             del workload, context
             gc.collect()
-            if ranks.device.type == "cuda":
-                torch.cuda.empty_cache()
+            if ranks.device.type != "cpu":
+                accelerator().memory.empty_cache()
 
 
 Work = Callable[[int], None]

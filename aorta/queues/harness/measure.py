@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from aorta.account.results.metrics import not_measured
 from aorta.account.results.schema import Checked, Document, Memory, Metric, Point, RankRun, Setting
+from aorta.device.backend import accelerator, backend_of
 from aorta.device.environment import (
     collect_devices,
     collect_environment,
@@ -36,7 +37,6 @@ NO_HOST_MEMORY = "DefaultCPUAllocator"
 TELEMETRY_INTERVAL_S = 0.05
 NOT_CALIBRATED = "pieces are not calibrated; --profile traces the kernels themselves"
 PROFILED_ITERATIONS = 5
-_QUEUES = {"cuda": ("CUDA_DEVICE_MAX_CONNECTIONS", "8"), "hip": ("GPU_MAX_HW_QUEUES", "4")}
 
 
 def refusal(plan: PointPlan, device_type: str, world_size: int) -> str | None:
@@ -138,8 +138,10 @@ def _measure(ready: WorkloadBench) -> RankRun:
     plan, ranks, workload = ready.plan, ready.ranks, ready.workload
     ready.run(max(plan.warmup, 1), "per_iteration")
     num = _affordable(ready)
-    _reset_memory(ranks.device)
-    index = ranks.device.index if ranks.device.type == "cuda" else None
+    gpu = None if ranks.device.type == "cpu" else accelerator()
+    if gpu is not None:
+        gpu.memory.reset_peak_memory_stats(ranks.device)
+    index = None if gpu is None else ranks.device.index
     with TelemetrySampler(index, TELEMETRY_INTERVAL_S) as sampler:
         ranks.barrier()
         timed = ready.run(num)
@@ -154,9 +156,10 @@ def _measure(ready: WorkloadBench) -> RankRun:
     check = workload.validate_correctness()
     leg_ms = time_legs(ready)
     amount = workload.amount()
+    device_name = backend_of(ranks.device).name(ranks.device)
     return RankRun(
         rank=ranks.rank,
-        device=_device_name(ranks.device),
+        device=device_name,
         iteration_ms=timed.iteration_ms,
         enqueue_ms=timed.enqueue_ms,
         device_ms=timed.device_ms,
@@ -171,7 +174,7 @@ def _measure(ready: WorkloadBench) -> RankRun:
         pieces=summaries(workload.context.pieces),
         leg_ms=leg_ms,
         workload_metrics=workload.metrics(),
-        device_bound_ms=device_bound_ms(workload.device_work(), _device_name(ranks.device)),
+        device_bound_ms=device_bound_ms(workload.device_work(), device_name),
         notes=workload.notes(),
         telemetry=sample,
         telemetry_reason=sample_reason,
@@ -190,30 +193,19 @@ def _affordable(ready: WorkloadBench) -> int:
     return ready.affordable(plan.iterations, (time.perf_counter() - began_s) / 2)
 
 
-def _reset_memory(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
 def _memory(device: torch.device) -> Memory:
-    if device.type != "cuda":
+    if device.type == "cpu":
         return Memory(reason="no GPU")
-    free, total = torch.cuda.mem_get_info(device)
+    gpu = accelerator()
+    free, total = gpu.free_and_total_bytes(device)
     return Memory(
-        peak_allocated_bytes=torch.cuda.max_memory_allocated(device),
-        peak_reserved_bytes=torch.cuda.max_memory_reserved(device),
-        allocated_bytes=torch.cuda.memory_allocated(device),
-        reserved_bytes=torch.cuda.memory_reserved(device),
+        peak_allocated_bytes=gpu.memory.max_memory_allocated(device),
+        peak_reserved_bytes=gpu.memory.max_memory_reserved(device),
+        allocated_bytes=gpu.memory.memory_allocated(device),
+        reserved_bytes=gpu.memory.memory_reserved(device),
         device_used_bytes=total - free,
         device_total_bytes=total,
     )
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type != "cuda":
-        return "cpu"
-    name: str = torch.cuda.get_device_name(device)
-    return name
 
 
 def trace_name(workload: str, streams: int, rank: int) -> str:
@@ -237,8 +229,8 @@ def profiled(ready: WorkloadBench, iterations: int = PROFILED_ITERATIONS) -> lis
     plan, folder = ready.plan, ready.plan.profile_dir
     assert folder is not None
     activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
+    if accelerator().is_available():
+        activities.append(accelerator().profiler_activity())
     path = folder / trace_name(plan.workload.name, plan.streams, ready.ranks.rank)
     ready.ranks.barrier()
     label = record_function(f"{plan.workload.name}::{plan.sync_mode}")
@@ -262,14 +254,19 @@ def setting(ranks: Ranks, num_streams: int) -> Setting:
         backend=ranks.backend,
         versions=collect_versions(),
         environment=collect_environment(),
-        queues=queues(platform),
+        queues=_queues(ranks.device),
         warnings=[] if on_cpu else environment_warnings(platform=platform, num_streams=num_streams),
     )
 
 
-def queues(platform: str) -> str:
+def _queues(device: torch.device) -> str:
     """Limit on hardware queues of this process, and whether it was set."""
-    if platform not in _QUEUES:
+    if device.type == "cpu":
         return "none: worker threads"
-    name, default = _QUEUES[platform]
-    return f"{name}={os.environ[name]}" if name in os.environ else f"{name} is not set (default {default})"
+    limit = accelerator().queue_limit
+    if limit is None:
+        return "no limit is known"
+    value = os.environ.get(limit.variable)
+    if value is None:
+        return f"{limit.variable} is not set (default {limit.default})"
+    return f"{limit.variable}={value}"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command("probe")
-@click.option("--device", "device_name", default="cuda:0", show_default=True, help="GPU to probe.")
+@click.option("--device", "device_name", help="GPU to probe; default: the first.")
 @click.option("--streams", default=64, show_default=True, help="Streams to try.")
 @click.option(
     "--max-connections",
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def probe_command(
-    device_name: str, streams: int, values_text: str | None, parts: tuple[str, ...], as_json: bool
+    device_name: str | None, streams: int, values_text: str | None, parts: tuple[str, ...], as_json: bool
 ) -> None:
     """Count hardware queues; measure what a switch costs and what priorities do.
 
@@ -61,37 +61,40 @@ def _probe(device: "torch.device", streams: int, parts: Sequence[str], as_json: 
     show_probe(result, Console())
 
 
-def _settings(device_name: str, streams: int, values_text: str, as_json: bool) -> None:
+def _settings(device_name: str | None, streams: int, values_text: str, as_json: bool) -> None:
     import msgspec
 
-    from aorta.queues.probe.probe import parse_values, probe_settings, queue_variable
+    from aorta.queues.probe.probe import parse_values, probe_settings, queue_limit
 
-    variable = queue_variable()
-    values = parse_values(values_text, variable)
+    limit = queue_limit()
+    values = parse_values(values_text, limit)
     results = probe_settings(_device(device_name), streams, values)
     if as_json:
-        click.echo(msgspec.json.encode({"variable": variable, "settings": results}).decode())
+        click.echo(msgspec.json.encode({"variable": limit.variable, "settings": results}).decode())
         return
     from rich.console import Console
 
     from aorta.queues.probe.show import show_settings
 
-    show_settings(variable, results, Console())
+    show_settings(limit.variable, results, Console())
 
 
-def _device(name: str) -> "torch.device":
-    """The GPU of that name, as torch counts them; ProbeError where there is none."""
+def _device(name: str | None) -> "torch.device":
+    """The GPU of that name, as torch counts them, by default the first; ProbeError where there is none."""
     import torch
 
+    from aorta.device.backend import accelerator
     from aorta.queues.probe.machine import ProbeError
 
+    gpus = accelerator()
+    first = str(gpus.device(0))
     try:
-        device = torch.device(name)
+        device = torch.device(name or first)
     except RuntimeError as error:
-        raise ProbeError(f"--device {name!r} is no device: try cuda:0") from error
-    num = torch.cuda.device_count()
-    if device.type != "cuda" or num == 0:
-        raise ProbeError(f"probe needs a GPU, got --device {name} and torch sees {num} GPUs")
+        raise ProbeError(f"--device {name!r} is no device: try {first}") from error
+    num = gpus.count()
+    if device.type != gpus.torch_type or num == 0:
+        raise ProbeError(f"probe needs a GPU, got --device {device} and torch sees {num} GPUs")
     if (device.index or 0) >= num:
-        raise ProbeError(f"--device {name} is not there: torch sees {num} GPUs")
+        raise ProbeError(f"--device {device} is not there: torch sees {num} GPUs")
     return device

@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
+from aorta.device.backend import accelerator
 from aorta.device.streams import DeviceStreams
 from aorta.queues.probe.kernels import NEVER, NUM_SLOTS, WIDE_THREADS, measure_clock, open_kernels
 from aorta.queues.probe.machine import Op, Outcome, ProbeError, QueueRecord, QueueWait, Spin, Stamp
@@ -22,17 +24,18 @@ class Device:
     """State shared by all machines of one GPU: kernels, their buffer, the clock."""
 
     def __init__(self, device: torch.device) -> None:
-        if device.type != "cuda" or not torch.cuda.is_available():
+        gpus = self.backend = accelerator()
+        if device.type != gpus.torch_type or not gpus.is_available():
             raise ProbeError(f"probe needs a GPU, and {device} is not one that torch sees here")
-        index = torch.cuda.current_device() if device.index is None else device.index
-        if index >= torch.cuda.device_count():
-            raise ProbeError(f"{device} is not there: torch sees {torch.cuda.device_count()} GPUs")
-        self.device = torch.device("cuda", index)
-        properties = torch.cuda.get_device_properties(self.device)
+        index = gpus.current_index() if device.index is None else device.index
+        if index >= gpus.count():
+            raise ProbeError(f"{device} is not there: torch sees {gpus.count()} GPUs")
+        self.device = gpus.device(index)
+        properties = gpus.properties(index)
         self.name: str = properties.name
         per_unit: int = properties.max_threads_per_multi_processor // WIDE_THREADS
         self.resident_ctas: int = per_unit * properties.multi_processor_count
-        with torch.cuda.device(self.device):
+        with gpus.on_device(self.device):
             self.buffer = torch.zeros((NUM_SLOTS, 2), dtype=torch.int64, device=self.device)
             self.unwritten = torch.tensor([[NEVER, 0]], dtype=torch.int64, device=self.device)
             self.unwritten = self.unwritten.repeat(NUM_SLOTS, 1)
@@ -43,8 +46,8 @@ class Device:
 
     def least_and_greatest_priority(self) -> tuple[int, int]:
         """Priorities of streams; (0, 0) where the device has one level. Lower numbers run first."""
-        least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]  # static
-        return min(int(least), 0), int(greatest)
+        least, greatest = self.backend.stream_priorities()
+        return min(least, 0), greatest
 
     def machine(self, priorities: Sequence[int]) -> "DeviceMachine":
         return DeviceMachine(self, priorities)
@@ -66,8 +69,8 @@ class DeviceMachine:
                 f"{self.num_streams} streams cannot be had ({error}): try --streams 31"
             ) from error
         self._gate = self._streams.raw(self.num_streams)
-        self._opened = torch.cuda.Event()
-        self._events: dict[int, torch.cuda.Event] = {}
+        self._opened = shared.backend.new_event()
+        self._events: dict[int, Any] = {}
         self.run([Spin(stream, 1.0) for stream in range(self.num_streams)])
 
     def run(self, program: Sequence[Op]) -> Outcome:
@@ -85,9 +88,9 @@ class DeviceMachine:
 
     def _attempt(self, program: Sequence[Op], gate_ms: float) -> tuple[Outcome, float]:
         shared = self.shared
-        with torch.cuda.device(shared.device):
+        with shared.backend.on_device(shared.device):
             shared.buffer.copy_(shared.unwritten)
-            torch.cuda.synchronize(shared.device)
+            shared.backend.synchronize(shared.device)
             shared.kernels.spin(self._gate, 0, self._counts(gate_ms * 1e3), 1)
             self._opened.record(self._gate)
             started = time.perf_counter()
@@ -98,7 +101,7 @@ class DeviceMachine:
                 slot = self._submit(op, slot)
             submit_ms = (time.perf_counter() - started) * 1e3
             primed = not self._opened.query()
-            torch.cuda.synchronize(shared.device)
+            shared.backend.synchronize(shared.device)
             stamps = shared.buffer[:slot].cpu().numpy()
         return self._outcome(stamps, primed), submit_ms
 
@@ -127,10 +130,10 @@ class DeviceMachine:
     def _counts(self, duration_us: float) -> int:
         return max(1, round(duration_us * 1e3 / self.clock.ns_per_count))
 
-    def _event(self, event: int) -> torch.cuda.Event:
+    def _event(self, event: int) -> Any:
         """Made once: a run has ended before the next one records it again."""
         if event not in self._events:
-            self._events[event] = torch.cuda.Event()
+            self._events[event] = self.shared.backend.new_event()
         return self._events[event]
 
 

@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 import aorta
+from aorta.device.backend import QueueLimit, accelerator
 from aorta.queues.catalogue import PROBE_PARTS
 from aorta.queues.probe.gpu import Device, warm_up
 from aorta.queues.probe.machine import ProbeClock, ProbeError, ProbeMachine, check_streams
@@ -27,13 +28,10 @@ from aorta.queues.probe.staircase import QueueCount, staircase
 from aorta.queues.probe.switch import Chains, SwitchCost, as_switch_cost, chains
 
 VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "DEBUG_HIP_IGNORE_STREAM_PRIORITY")
+"""Environment variables that set queues and priorities: a result keeps their values."""
 SWITCH_STREAMS = 2
 SCHEMA = 4
 TIMEOUT_S = 120.0
-CUDA_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
-HIP_VARIABLE = "GPU_MAX_HW_QUEUES"
-CUDA_MOST = 32
-"""Source: CUDA programming guide, environment variables: 1 to 32, default 8."""
 
 
 def probe(device: torch.device, num_streams: int = 64, parts: Sequence[str] = PROBE_PARTS) -> "ProbeResult":
@@ -156,19 +154,22 @@ class ProbeSetting(msgspec.Struct, frozen=True, kw_only=True):
     result: ProbeResult | None
 
 
-def queue_variable() -> str:
-    """The variable of this platform."""
-    return HIP_VARIABLE if torch.version.hip else CUDA_VARIABLE
+def queue_limit() -> QueueLimit:
+    """The variable that --max-connections sets. ProbeError where the devices have none."""
+    limit = accelerator().queue_limit
+    if limit is None:
+        raise ProbeError(f"--max-connections: no variable limits the queues of {accelerator().kind} devices")
+    return limit
 
 
-def parse_values(text: str, variable: str) -> list[int]:
-    """Values of "1,2,8"; ProbeError names the one that is none."""
-    largest = CUDA_MOST if variable == CUDA_VARIABLE else 128
+def parse_values(text: str, limit: QueueLimit) -> list[int]:
+    """Values of "1,2,8". ProbeError for one that is no number or beyond the variable's range."""
     values = []
     for word in text.split(","):
-        if not word.strip().isdecimal() or not 1 <= int(word) <= largest:
+        if not word.strip().isdecimal() or not 1 <= int(word) <= limit.most:
             raise ProbeError(
-                f"--max-connections takes numbers from 1 to {largest} ({variable}), got {word.strip()!r}"
+                f"--max-connections takes numbers from 1 to {limit.most} ({limit.variable}),"
+                f" got {word.strip()!r}"
             )
         values.append(int(word))
     return values
@@ -218,7 +219,7 @@ def _environment(value: int) -> dict[str, str]:
     """The variable is set before Python, and with it the runtime, starts."""
     root = str(Path(aorta.__file__).parents[1])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {queue_variable(): str(value), "PYTHONPATH": os.pathsep.join(paths)}
+    return os.environ | {queue_limit().variable: str(value), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _unclear(value: int, because: str) -> ProbeSetting:

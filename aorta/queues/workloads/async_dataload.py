@@ -48,8 +48,7 @@ class AsyncDataload(CheckedWorkload):
         inputs = Inputs(context)
         pixels, (first, second) = PIXELS[size], CHANNELS[size]
         shape = (NUM_BATCHES, IMAGES[size], 3, pixels, pixels)
-        is_pinned = context.device.type == "cuda"
-        self.host = torch.empty(shape, dtype=torch.uint8, pin_memory=is_pinned)
+        self.host = torch.empty(shape, dtype=torch.uint8, pin_memory=context.device.type != "cpu")
         for number, batch in enumerate(self.host):
             batch.copy_(inputs.integers(f"batch {number}", shape[1:], 256, context.rank))
         self.raw = torch.empty(shape, dtype=torch.uint8, device=context.device)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from aorta.device.backend import backend_of
 from aorta.queues.workload import Context, Group
 
 # torch 2.13 renamed them; the old names warn there.
@@ -98,8 +99,7 @@ def make_lanes(
     lanes = [Lane(_own_group(context, groups, first + index), async_op) for index in range(num)]
     for lane in lanes:
         lane.all_reduce(torch.zeros(1, device=context.device))
-        if context.device.type == "cuda":
-            torch.cuda.synchronize(context.device)
+        backend_of(context.device).synchronize(context.device)
     return lanes
 
 

@@ -5,7 +5,7 @@ R rows, D width, B branches.
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from aorta.queues.workloads.inputs_and_checks import (
     matrix_work,
     tolerance_of,
 )
-from aorta.queues.workloads.ordering import Dataflow, capture, graphs_refusal, stream_of
+from aorta.queues.workloads.ordering import Dataflow, capture, graphs_refusal
 
 NUM_BRANCHES = 32
 NUM_LAYERS = 3
@@ -69,13 +69,13 @@ class GraphSubgraphs(CheckedWorkload):
         self.outputs = {"y": inputs.zeros((rows, width))}
         self.flow = Dataflow(self.context)
         branches = [partial(self._branch, number) for number in range(NUM_BRANCHES)]
-        self.captured: list[torch.cuda.CUDAGraph] = []
+        self.captured: list[Any] = []
         self.run: list[Callable[[], object]] = [*branches]
         if self.options.graphs:
             self._prepare()
             self.captured = [
-                capture(work, stream_of(self.context, n % self.context.num_streams))
-                for n, work in enumerate(branches)
+                capture(self.context, number % self.context.num_streams, work)
+                for number, work in enumerate(branches)
             ]
             self.run = [graph.replay for graph in self.captured]
 

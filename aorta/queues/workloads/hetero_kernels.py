@@ -13,6 +13,7 @@ from typing import Annotated
 import numpy as np
 import torch
 
+from aorta.device.backend import accelerator
 from aorta.errors import ConfigError
 from aorta.queues.catalogue import flag_of
 from aorta.queues.options import Help
@@ -202,7 +203,8 @@ def _gemm_ms(device: torch.device, dtype: torch.dtype, dim: int) -> float:
     b, out = a.clone(), torch.empty_like(a)
     if device.type == "cpu":
         return min(_host_ms(partial(torch.mm, a, b, out=out)) for _ in range(4))
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(4)]
+    gpu = accelerator()
+    events = [(gpu.new_event(timing=True), gpu.new_event(timing=True)) for _ in range(4)]
     num = 1 if dim >= 2048 else 50
     wide = torch.empty(1 << 28, dtype=torch.uint8, device=device)
     for start, end in events:
@@ -212,7 +214,7 @@ def _gemm_ms(device: torch.device, dtype: torch.dtype, dim: int) -> float:
         for _ in range(num):
             torch.mm(a, b, out=out)
         end.record()
-    torch.cuda.synchronize(device)
+    gpu.synchronize(device)
     least_ms: float = min(start.elapsed_time(end) for start, end in events)
     return least_ms / num
 

@@ -8,9 +8,9 @@ what iteration i still reads.
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-
+from aorta.device.backend import accelerator
 from aorta.device.streams import DeviceStreams, StreamEvent
 from aorta.queues.workload import Context
 
@@ -114,21 +114,12 @@ def graphs_refusal(is_asked: bool, device_type: str) -> str | None:
     return None
 
 
-def stream_of(context: Context, stream: int) -> torch.cuda.Stream:
-    """torch's own."""
-    assert isinstance(context.streams, DeviceStreams)
-    return context.streams.raw(stream)
-
-
-def capture(work: Callable[[], object], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+def capture(context: Context, stream: int, work: Callable[[], object]) -> Any:
     """The work as a graph, to be replayed on this stream: it keeps the stream's workspace of the matrix
     library, which graphs on other streams must not share. `work` allocates nothing."""
-    torch.cuda.synchronize(stream.device)
-    with torch.cuda.stream(stream):
-        work()  # libraries initialise themselves outside the capture
-    torch.cuda.synchronize(stream.device)
-    graph = torch.cuda.CUDAGraph()
-    # Other threads (NCCL's watchdog) may query events meanwhile: that must not end the capture.
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        work()
-    return graph
+    assert isinstance(context.streams, DeviceStreams)
+    gpu, device = accelerator(), context.device
+    gpu.synchronize(device)
+    context.streams.submit(stream, work)  # libraries initialise themselves outside the capture
+    gpu.synchronize(device)
+    return gpu.capture(work, context.streams.raw(stream))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from aorta.queues.options import Help, at_least_one
 from aorta.queues.workload import Amount, WorkloadOptions
 from aorta.queues.workloads.inputs_and_checks import CheckedWorkload, Inputs, TensorComparison
-from aorta.queues.workloads.ordering import capture, graphs_refusal, stream_of
+from aorta.queues.workloads.ordering import capture, graphs_refusal
 
 NUM_CHAINS = 64
 KERNELS_PER_CHAIN = {"full": 32, "small": 4}
@@ -56,11 +56,11 @@ class TinyKernelStress(CheckedWorkload):
         self.start = inputs.integers("start", shape, 1000, rank).float()
         self.outputs = {"chains": torch.zeros_like(self.start)}
         self.rows = list(zip(self.start, self.outputs["chains"], strict=True))
-        self.captured: list[torch.cuda.CUDAGraph] = []
+        self.captured: list[Any] = []
         if self.options.graphs:
-            streams = range(self.context.num_streams)
             self.captured = [
-                capture(partial(self._all_of, stream), stream_of(self.context, stream)) for stream in streams
+                capture(self.context, stream, partial(self._all_of, stream))
+                for stream in range(self.context.num_streams)
             ]
 
     def iteration(self, index: int) -> None:

@@ -74,7 +74,7 @@ class ZeroOffload(CheckedWorkload):
         self.flow = Dataflow(context)
 
     def _host(self, num: int, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(num, dtype=dtype, pin_memory=self.context.device.type == "cuda")
+        return torch.zeros(num, dtype=dtype, pin_memory=self.context.device.type != "cpu")
 
     def _split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         up, down = flat.chunk(2)

@@ -5,12 +5,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from aorta.device.cuda import CudaBackend, HipBackend
 from aorta.queues.probe.cli import probe_command
 from aorta.queues.probe.machine import ProbeError
 from aorta.queues.probe.priority import effect, inversion
 from aorta.queues.probe.probe import (
-    CUDA_VARIABLE,
-    HIP_VARIABLE,
     ProbeResult,
     conclude,
     judge,
@@ -23,6 +22,7 @@ from aorta.queues.probe.switch import as_switch_cost, chains
 from tests.limits import LIMIT_S
 from tests.queues.probe.simulator import SimulatedDevice
 
+CUDA, HIP = CudaBackend.queue_limit, HipBackend.queue_limit
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="what the command says without a GPU")
 
 
@@ -37,7 +37,7 @@ def _result(device: SimulatedDevice) -> ProbeResult:
     return ProbeResult(
         schema=1,
         device="simulated",
-        environment={CUDA_VARIABLE: None},
+        environment={CUDA.variable: None},
         num_streams=device.num_streams,
         clock=device.clock,
         queues=queues,
@@ -101,7 +101,7 @@ def test_a_result_survives_json_and_can_be_shown(capsys):
     again = msgspec.json.decode(msgspec.json.encode(result), type=ProbeResult)
     assert again == result
     show_probe(again, Console(width=110))
-    show_settings(CUDA_VARIABLE, [judge(4, again), judge(8, again)], Console(width=110))
+    show_settings(CUDA.variable, [judge(4, again), judge(8, again)], Console(width=110))
     shown = capsys.readouterr().out
     assert "hardware queues   4" in shown
     assert "+2.000 µs" in shown
@@ -110,13 +110,13 @@ def test_a_result_survives_json_and_can_be_shown(capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "variable", "word"),
-    [("0,1", CUDA_VARIABLE, "'0'"), ("1,33", CUDA_VARIABLE, "'33'"), ("1,,2", HIP_VARIABLE, "''")],
+    ("text", "limit", "word"),
+    [("0,1", CUDA, "'0'"), ("1,33", CUDA, "'33'"), ("1,,2", HIP, "''"), ("1,129", HIP, "'129'")],
 )
-def test_a_value_that_is_none_is_named(text, variable, word):
+def test_a_value_that_is_none_is_named(text, limit, word):
     with pytest.raises(ProbeError, match=word):
-        parse_values(text, variable)
-    assert parse_values("1, 2,8", variable) == [1, 2, 8]
+        parse_values(text, limit)
+    assert parse_values("1, 2,8", limit) == [1, 2, 8]
 
 
 @NO_GPU
