@@ -60,11 +60,7 @@ class ActivationCkpt(CheckedWorkload):
         (self.lane,) = make_lanes(context, 1)
         inputs = self.inputs = Inputs(context)
         self.weights = [
-            (
-                inputs.weight(f"up {number}", self.dim, self.hidden),
-                inputs.weight(f"down {number}", self.hidden, self.dim),
-            )
-            for number in range(self.num_blocks)
+            inputs.up_and_down(number, self.dim, self.hidden) for number in range(self.num_blocks)
         ]
         x, self.dy = self._data(context.rank)
         shape, hidden_shape = x.shape, (NUM_SLICES, self.rows, self.hidden)
@@ -181,7 +177,7 @@ class ActivationCkpt(CheckedWorkload):
         for rank in range(self.lane.size):
             x, dy = (data.flatten(0, 1) for data in self._data(rank))
             y, dx, gradients = block.reference(x, self.weights, dy)
-            flat = [one for pair in gradients for one in pair]
+            flat = [gradient for pair in gradients for gradient in pair]
             totals = [a + b for a, b in zip(totals, flat, strict=True)] if totals else flat
             if rank == self.context.rank:
                 yield TensorComparison("y", self.outputs["y"], y.view(shape), tolerance)

@@ -52,6 +52,12 @@ def backward_weights(
     add_product(dup_DF, x_TD.t(), dhidden_TF, accumulate)
 
 
+def split(flat: Tensor, dim: int, hidden_dim: int) -> tuple[Tensor, Tensor]:
+    """Views of both weights (up, then down) that lie in one row."""
+    up, down = flat.chunk(2)
+    return up.view(dim, hidden_dim), down.view(hidden_dim, dim)
+
+
 def add_product(out: Tensor, a: Tensor, b: Tensor, accumulate: bool) -> None:
     """out (+)= a b."""
     if accumulate:

@@ -127,9 +127,7 @@ class FsdpTp(CheckedWorkload):
 
     def _weights(self, layer: int) -> tuple[Tensor, Tensor]:
         """Weights of the whole layer: [D, F] and [F, D]."""
-        hidden = HIDDEN[self.context.size]
-        up = self.inputs.weight(f"up {layer}", self.dim, hidden)
-        return up, self.inputs.weight(f"down {layer}", hidden, self.dim)
+        return self.inputs.up_and_down(layer, self.dim, HIDDEN[self.context.size])
 
     def _flat_part(self, up_DF: Tensor, down_FD: Tensor) -> Tensor:
         """Part of a layer in this rank's shard group: its tp part of both, in one row."""
@@ -143,8 +141,7 @@ class FsdpTp(CheckedWorkload):
 
     def _split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         """Views [D, F / tp] and [F / tp, D] of a flat part."""
-        up, down = flat.chunk(2)
-        return up.view(self.dim, self.hidden), down.view(self.hidden, self.dim)
+        return block.split(flat, self.dim, self.hidden)
 
     def iteration(self, index: int) -> None:
         last = self.num_layers - 1

@@ -63,11 +63,7 @@ class GradAccum(CheckedWorkload):
         (self.lane,) = make_lanes(context, 1)
         inputs = self.inputs = Inputs(context)
         self.weights = [
-            (
-                inputs.weight(f"up {number}", self.dim, self.hidden),
-                inputs.weight(f"down {number}", self.hidden, self.dim),
-            )
-            for number in range(self.num_blocks)
+            inputs.up_and_down(number, self.dim, self.hidden) for number in range(self.num_blocks)
         ]
         x, self.dy = self._data(context.rank)
         hidden_shape = (NUM_MICRO_BATCHES, self.rows, self.hidden)
@@ -108,12 +104,9 @@ class GradAccum(CheckedWorkload):
         dx, dh = self.outputs["dx"][m], self.dh[m]
         x, h = self.xs[number][m], self.hs[number][m]
         block.backward_hidden(dx, h, down, dh)
-        block.backward_weights(dx, x, h, dh, self._split(self.gradients[number][m]), accumulate=False)
+        gradients = block.split(self.gradients[number][m], self.dim, self.hidden)
+        block.backward_weights(dx, x, h, dh, gradients, accumulate=False)
         dx.addmm_(dh, up.t())
-
-    def _split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        up, down = flat.chunk(2)
-        return up.view(self.dim, self.hidden), down.view(self.hidden, self.dim)
 
     def _accumulate(self, number: int, m: int) -> None:
         gradient, name = self.gradients[number][m], ("gradient", number, m)

@@ -75,8 +75,7 @@ class Moe(CheckedWorkload):
 
     def _expert(self, number: int) -> tuple[Tensor, Tensor]:
         """Weights of an expert, numbered over all ranks."""
-        up = self.inputs.weight(f"up {number}", self.dim, self.hidden)
-        return up, self.inputs.weight(f"down {number}", self.hidden, self.dim)
+        return self.inputs.up_and_down(number, self.dim, self.hidden)
 
     def iteration(self, index: int) -> None:
         chunks = range(NUM_CHUNKS)

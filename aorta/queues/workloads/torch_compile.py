@@ -48,10 +48,7 @@ class TorchCompile(CheckedWorkload):
         context, size = self.context, self.context.size
         inputs, dim, hidden = Inputs(context), DIM[size], HIDDEN[size]
         self.x_TD = inputs.normal("x", (ROWS[size], dim), rank=context.rank)
-        self.weights = [
-            (inputs.weight(f"up {region}", dim, hidden), inputs.weight(f"down {region}", hidden, dim))
-            for region in range(NUM_REGIONS)
-        ]
+        self.weights = [inputs.up_and_down(region, dim, hidden) for region in range(NUM_REGIONS)]
         self.outputs = {
             "regions": inputs.zeros((NUM_REGIONS, *self.x_TD.shape)),
             "total": inputs.zeros(self.x_TD.shape),

@@ -56,9 +56,9 @@ class ZeroOffload(CheckedWorkload):
         inputs, num_elements = Inputs(context), 2 * self.dim * self.hidden
         self.host_weights = [self._host(num_elements, inputs.dtype) for _ in range(self.num_blocks)]
         for number, host in enumerate(self.host_weights):
-            up, down = self._split(host)
-            up.copy_(inputs.weight(f"up {number}", self.dim, self.hidden))
-            down.copy_(inputs.weight(f"down {number}", self.hidden, self.dim))
+            weights = inputs.up_and_down(number, self.dim, self.hidden)
+            for place, weight in zip(self._split(host), weights, strict=True):
+                place.copy_(weight)
         self.weights = [inputs.zeros((num_elements,)) for _ in range(NUM_SLOTS)]
         self.gradients = [inputs.zeros((num_elements,)) for _ in range(NUM_SLOTS)]
         shape, hidden_shape = (NUM_SLICES, self.rows, self.dim), (NUM_SLICES, self.rows, self.hidden)
@@ -77,8 +77,7 @@ class ZeroOffload(CheckedWorkload):
         return torch.zeros(num, dtype=dtype, pin_memory=self.context.device.type != "cpu")
 
     def _split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        up, down = flat.chunk(2)
-        return up.view(self.dim, self.hidden), down.view(self.hidden, self.dim)
+        return block.split(flat, self.dim, self.hidden)
 
     def iteration(self, index: int) -> None:
         blocks = [*range(self.num_blocks), *reversed(range(self.num_blocks))]
