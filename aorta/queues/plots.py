@@ -204,9 +204,9 @@ def _sweeps(rows: list[Compared]) -> dict[str, list[Compared]]:
         if row.metric == "units_per_s" and isinstance(row.configuration.get("streams"), int):
             rows_of.setdefault(str(row.configuration["workload"]), []).append(row)
     return {
-        name: sorted(some, key=lambda row: streams_of(row.configuration))
-        for name, some in rows_of.items()
-        if len(some) > 1
+        name: sorted(workload_rows, key=lambda row: streams_of(row.configuration))
+        for name, workload_rows in rows_of.items()
+        if len(workload_rows) > 1
     }
 
 
@@ -221,15 +221,8 @@ def _both_throughputs(axis: "Axes", sweeps: dict[str, list[Compared]]) -> None:
         axis.plot(streams, [(row.baseline or 0.0) / best for row in rows], "o--", color=colour, alpha=0.6,
                   label=f"{name}: baseline")  # fmt: skip
         axis.plot(streams, [(row.test or 0.0) / best for row in rows], "s-", color=colour, label="test")
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(sorted(counts), [str(count) for count in sorted(counts)])
-    axis.minorticks_off()
-    axis.set_xlabel("streams")
     axis.set_ylabel("throughput, best baseline = 1")
-    axis.set_ylim(0, axis.get_ylim()[1])
-    axis.grid(axis="y", color="#000000", alpha=0.12, linewidth=0.6)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=8)
+    _over_streams(axis, sorted(counts))
 
 
 def _row_label(configuration: dict[str, Value]) -> str:

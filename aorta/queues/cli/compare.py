@@ -1,36 +1,24 @@
-"""compare: two results, by configuration; the answer, then what was judged, then what could not be."""
+"""compare: judges two results of run or sweep, matched by configuration.
+
+Prints the verdict first, then the metrics judged, then the configurations that only one side has.
+"""
 
 import math
 import sys
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from aorta.account.results.compare import Compared, ResultComparison
-from aorta.account.results.schema import Value
+from aorta.account.results.schema import Value, read_document, to_json
 from aorta.command_line import output_of_verdict
 from aorta.errors import ConfigError
 from aorta.queues.cli.show import plain
 
-if TYPE_CHECKING:
-    from aorta.account.results.compare import ResultComparison
-
 _COLOURS = {"regression": "red", "no regression": "green", "cannot tell": "yellow", "not judged": ""}
-
-
-def threshold_of(text: str) -> float:
-    """0.05 of "5%" or "0.05"."""
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < 1:
-        raise ConfigError(f"--threshold must be a share such as 5% or 0.05, got {text!r}")
-    return value
 
 
 @click.command("compare")
@@ -53,26 +41,32 @@ def compare_command(
     comparison = compare_files(baseline, test, threshold, any_device)
     with output_of_verdict():
         if as_json:
-            from aorta.account.results.schema import to_json
-
             sys.stdout.buffer.write(to_json(comparison) + b"\n")
         else:
-            from aorta.queues.cli.compare import show_comparison
-
             show_comparison(comparison)
     sys.exit(comparison.exit_status)
 
 
 def compare_files(
     baseline: tuple[Path, ...], test: tuple[Path, ...], threshold: str, any_device: bool
-) -> "ResultComparison":
-    """The comparison of files as the command line names them: of queues, or of training sweeps."""
+) -> ResultComparison:
+    """Compares files as the command line names them: results of queues, or of training sweeps."""
     from aorta.account.results.compare_sweeps import compare_sweeps
-    from aorta.account.results.schema import read_document
 
     share = threshold_of(threshold)
     old, new = ([read_document(path) for path in paths] for paths in (baseline, test))
     return compare_sweeps(old, new, share, any_device)
+
+
+def threshold_of(text: str) -> float:
+    """The share that "5%" or "0.05" stands for. ConfigError unless it is from 0 to below 1."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise ConfigError(f"--threshold must be a share such as 5% or 0.05, got {text!r}")
+    return value
 
 
 def show_comparison(comparison: ResultComparison) -> None:

@@ -165,8 +165,7 @@ def _check_files(
 
 def _measure(plans: "Sequence[PointPlan]", ranks: "Ranks", common: dict[str, Any]) -> "list[Point]":
     from aorta.device.ranks import process_group
-    from aorta.queues.harness.measure import measure_points
-    from aorta.queues.harness.metrics import skipped
+    from aorta.queues.harness.measure import measure_points, unmeasured
 
     quiet = common["as_json"] or not ranks.is_first
 
@@ -183,9 +182,7 @@ def _measure(plans: "Sequence[PointPlan]", ranks: "Ranks", common: dict[str, Any
         except KeyboardInterrupt:
             if not any(point.status == "measured" for point in points):
                 raise  # nothing to keep
-            device_type, world_size = ranks.device.type, ranks.world_size
-            unmeasured = plans[len(points) :]
-            points += [skipped(plan, device_type, world_size, INTERRUPTED) for plan in unmeasured]
+            points += [unmeasured(plan, ranks, "skipped", INTERRUPTED) for plan in plans[len(points) :]]
     ranks.backend = backend  # for the document: the group itself is gone
     return points
 

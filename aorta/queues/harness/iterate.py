@@ -25,11 +25,17 @@ from aorta.queues.catalogue import Size, SyncMode
 from aorta.queues.harness.pieces import PieceRecorder, Window
 from aorta.queues.workload import Context, Workload, WorkloadOptions
 
+Work = Callable[[int], None]
+"""Submits one iteration; the argument is its index."""
+
 LEAST_ITERATIONS = 8
 """Fewer say nothing about their own spread."""
 LAUNCH_BOUND = 0.9
+"""Share of the device's time that submitting takes where the host sets the pace."""
 ITERATION = "iteration"
+"""Name of `Workload.iteration` among the legs."""
 PIECE_ROUNDS = 5
+"""Rounds of each leg whose pieces are timed, at most."""
 
 
 @dataclass(frozen=True)
@@ -54,56 +60,8 @@ class PointPlan:
     profile_dir: Path | None = None
 
 
-@dataclass
-class WorkloadBench:
-    """A workload that is set up on its streams."""
-
-    plan: PointPlan
-    ranks: Ranks
-    streams: Streams
-    recorder: PieceRecorder
-    workload: Workload
-    num_done: int = 0
-    """Iterations so far: the next one's index."""
-
-    def run(self, num: int, mode: SyncMode | None = None) -> "Timed":
-        """Runs that many further iterations."""
-        first, self.num_done = self.num_done, self.num_done + num
-        mode = mode or self.plan.sync_mode
-        return run_iterations(
-            self.streams, self.workload.iteration, range(first, first + num), mode, self.recorder
-        )
-
-    def time_once(self, work: Callable[[int], None]) -> float:
-        """Fork to join in ms of one further iteration of that work, the ranks starting together."""
-        self.ranks.barrier()
-        index, self.num_done = self.num_done, self.num_done + 1
-        timed = run_iterations(self.streams, work, [index], "per_iteration", self.recorder)
-        return timed.iteration_ms[0]
-
-    def affordable(self, num_iterations: int, each_s: float) -> int:
-        """Iterations that fit the budget at each_s seconds each, at least LEAST_ITERATIONS. The
-        slowest rank decides: the same number on every rank, all of which must ask."""
-        budget_s = self.plan.budget_s
-        if budget_s is None:
-            return num_iterations
-        slowest_s = max(max(self.ranks.gather(each_s)), 1e-6)
-        return max(min(num_iterations, int(budget_s / slowest_s)), min(LEAST_ITERATIONS, num_iterations))
-
-    def run_pieces(self, num: int, alone: bool = False, mode: SyncMode | None = None) -> Window:
-        """Runs iterations whose pieces are timed, and keeps these for the workload's own figures."""
-        self.ranks.barrier()
-        self.recorder.start("alone" if alone else "iteration", alone)
-        try:
-            self.run(num, mode)
-        finally:
-            window = self.recorder.stop()
-        self.workload.context.pieces.extend(window.pieces)
-        return window
-
-
 @contextmanager
-def bench(plan: PointPlan, ranks: Ranks) -> Iterator[WorkloadBench]:
+def bench(plan: PointPlan, ranks: Ranks) -> Iterator["WorkloadBench"]:
     """The workload set up, and torn down whatever happens, its memory given back before the next point."""
     streams = make_streams(plan.streams, ranks.device)
     group = own_group(ranks, getattr(plan.options, "process_groups", None))
@@ -136,7 +94,66 @@ def bench(plan: PointPlan, ranks: Ranks) -> Iterator[WorkloadBench]:
                 accelerator().memory.empty_cache()
 
 
-Work = Callable[[int], None]
+@dataclass
+class WorkloadBench:
+    """A workload that is set up on its streams."""
+
+    plan: PointPlan
+    ranks: Ranks
+    streams: Streams
+    recorder: PieceRecorder
+    workload: Workload
+    num_done: int = 0
+    """Iterations so far: the next one's index."""
+
+    def run(self, num: int, mode: SyncMode | None = None) -> "Timed":
+        """Runs that many further iterations."""
+        first, self.num_done = self.num_done, self.num_done + num
+        mode = mode or self.plan.sync_mode
+        return run_iterations(
+            self.streams, self.workload.iteration, range(first, first + num), mode, self.recorder
+        )
+
+    def time_once(self, work: Work) -> float:
+        """Fork to join in ms of one further iteration of that work, the ranks starting together."""
+        self.ranks.barrier()
+        index, self.num_done = self.num_done, self.num_done + 1
+        timed = run_iterations(self.streams, work, [index], "per_iteration", self.recorder)
+        return timed.iteration_ms[0]
+
+    def affordable(self, num_iterations: int, each_s: float) -> int:
+        """Iterations that fit the budget at each_s seconds each, at least LEAST_ITERATIONS. The
+        slowest rank decides: the same number on every rank, all of which must ask."""
+        budget_s = self.plan.budget_s
+        if budget_s is None:
+            return num_iterations
+        slowest_s = max(max(self.ranks.gather(each_s)), 1e-6)
+        return max(min(num_iterations, int(budget_s / slowest_s)), min(LEAST_ITERATIONS, num_iterations))
+
+    def run_pieces(self, num: int, alone: bool = False, mode: SyncMode | None = None) -> Window:
+        """Runs iterations whose pieces are timed, and keeps these for the workload's own figures."""
+        self.ranks.barrier()
+        self.recorder.start("alone" if alone else "iteration", alone)
+        try:
+            self.run(num, mode)
+        finally:
+            window = self.recorder.stop()
+        self.workload.context.pieces.extend(window.pieces)
+        return window
+
+
+def run_iterations(
+    streams: Streams, work: Work, indices: Iterable[int], mode: SyncMode, recorder: PieceRecorder
+) -> "Timed":
+    """Runs work(index) for each index. The host has waited for everything when this returns; what work
+    raised on a thread is raised here."""
+    run = {"per_iteration": _per_iteration, "end_only": _end_only, "none": _unjoined}[mode]
+    streams.synchronize()
+    with no_garbage_collection():  # the pause would be the harness's own, in an iteration of the workload
+        began_ns = time.perf_counter_ns()
+        timed = run(streams, work, indices, recorder)
+        timed.wall_ms = (time.perf_counter_ns() - began_ns) / 1e6
+    return timed
 
 
 @dataclass
@@ -165,20 +182,6 @@ class Timed:
         if self.caught_up:
             return 2 * sum(self.caught_up) >= len(self.caught_up)
         return sum(self.enqueue_ms) >= LAUNCH_BOUND * self.device_ms
-
-
-def run_iterations(
-    streams: Streams, work: Work, indices: Iterable[int], mode: SyncMode, recorder: PieceRecorder
-) -> Timed:
-    """Runs work(index) for each index. The host has waited for everything when this returns; what work
-    raised on a thread is raised here."""
-    run = {"per_iteration": _per_iteration, "end_only": _end_only, "none": _unjoined}[mode]
-    streams.synchronize()
-    with no_garbage_collection():  # the pause would be the harness's own, in an iteration of the workload
-        began_ns = time.perf_counter_ns()
-        timed = run(streams, work, indices, recorder)
-        timed.wall_ms = (time.perf_counter_ns() - began_ns) / 1e6
-    return timed
 
 
 def fork(streams: Streams) -> StreamEvent:
@@ -270,7 +273,7 @@ def time_legs(ready: WorkloadBench) -> dict[str, list[float]]:
     those between the programs. The pieces of some further rounds are added to the context.
     """
     plan, context = ready.plan, ready.workload.context
-    legs: dict[str, Callable[[int], None]] = dict(ready.workload.legs())
+    legs: dict[str, Work] = dict(ready.workload.legs())
     if not legs or not plan.leg_rounds:
         return {}
     works = {ITERATION: ready.workload.iteration, **legs}
@@ -292,7 +295,7 @@ def time_legs(ready: WorkloadBench) -> dict[str, list[float]]:
     return times
 
 
-def _num_rounds(ready: WorkloadBench, works: dict[str, Callable[[int], None]]) -> int:
+def _num_rounds(ready: WorkloadBench, works: dict[str, Work]) -> int:
     """Rounds that fit the budget; the same number on every rank."""
     plan = ready.plan
     if plan.budget_s is None:

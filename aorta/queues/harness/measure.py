@@ -1,7 +1,7 @@
 """Measures points one after the other and puts them into a document.
 
-A point is a workload at one stream count: warmed up, timed, checked, its pieces and legs timed, on every
-rank.
+A point is a workload at one stream count. `measure_points` is what the commands call; for each point every
+rank runs `measure` (warm-up, timed iterations, pieces, check, legs), and the ranks' results become one Point.
 """
 
 import os
@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import torch
@@ -28,15 +29,16 @@ from aorta.device.ranks import Ranks
 from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import AortaError, RecordError
 from aorta.queues.harness.iterate import PointPlan, WorkloadBench, bench, time_legs
-from aorta.queues.harness.metrics import aggregate, configuration, device_bound_ms, skipped, switch_metrics
+from aorta.queues.harness.metrics import aggregate, configuration, device_bound_ms, switch_metrics
 from aorta.queues.harness.pieces import concurrency, summaries
 from aorta.queues.options import check_groups
 
 NO_HOST_MEMORY = "DefaultCPUAllocator"
-"""Part of torch's message, a plain RuntimeError, where the host has too little memory."""
+"""Part of torch's message, a plain RuntimeError, when the host has too little memory."""
 TELEMETRY_INTERVAL_S = 0.05
 NOT_CALIBRATED = "pieces are not calibrated; --profile traces the kernels themselves"
 PROFILED_ITERATIONS = 5
+"""Iterations that --profile traces, beside those that are timed."""
 
 
 def refusal(plan: PointPlan, device_type: str, world_size: int) -> str | None:
@@ -71,7 +73,7 @@ def measure_points(
     for plan in plans:
         reason = refusal(plan, ranks.device.type, ranks.world_size)
         if reason is not None:
-            yield skipped(plan, ranks.device.type, ranks.world_size, reason)
+            yield unmeasured(plan, ranks, "skipped", reason)
             continue
         if started is not None:
             started(plan)
@@ -80,12 +82,13 @@ def measure_points(
         except AortaError as error:
             if len(plans) == 1 or ranks.world_size > 1:
                 raise
-            yield failed(plan, ranks, str(error))
+            yield unmeasured(plan, ranks, "failed", str(error))
 
 
-def failed(plan: PointPlan, ranks: Ranks, reason: str) -> Point:
+def unmeasured(plan: PointPlan, ranks: Ranks, status: Literal["skipped", "failed"], reason: str) -> Point:
+    """A point without numbers, which says why."""
     return Point(
-        configuration=configuration(plan, ranks.device.type, ranks.world_size), status="failed", reason=reason
+        configuration=configuration(plan, ranks.device.type, ranks.world_size), status=status, reason=reason
     )
 
 
@@ -101,9 +104,10 @@ def measure_point(plan: PointPlan, ranks: Ranks, switch: bool = True) -> Point:
             raise  # the others wait in a collective: only the launcher can end them
         first_line = (str(error).splitlines() or [""])[0]
         if isinstance(error, torch.OutOfMemoryError) or NO_HOST_MEMORY in first_line:
-            return failed(plan, ranks, f"out of memory, give smaller sizes: {first_line}")
+            reason = f"out of memory, give smaller sizes: {first_line}"
+            return unmeasured(plan, ranks, "failed", reason)
         traceback.print_exc()
-        return failed(plan, ranks, f"{type(error).__name__}: {first_line}")
+        return unmeasured(plan, ranks, "failed", f"{type(error).__name__}: {first_line}")
     runs = [msgspec.convert(run, RankRun) for run in ranks.gather(msgspec.to_builtins(mine))]
     return aggregate(plan, runs, ranks.device.type, _switch(plan, ranks, switch), ranks.backend is not None)
 
@@ -129,7 +133,7 @@ def document(points: Sequence[Point], ranks: Ranks) -> Document:
 
 
 def measure(plan: PointPlan, ranks: Ranks) -> RankRun:
-    """Everything that this rank can say about the point. All ranks must call it with the same plan."""
+    """This rank's part of the point. All ranks must call it with the same plan."""
     with bench(plan, ranks) as ready:
         return _measure(ready)
 
@@ -147,12 +151,14 @@ def _measure(ready: WorkloadBench) -> RankRun:
         timed = ready.run(num)
         sample, sample_reason = sampler.latest(), sampler.reason
     memory = _memory(ranks.device)
-    traces = [str(path) for path in profiled(ready)] if plan.profile_dir else []
+    # Everything from here on may slow the host or the device: the numbers above are taken.
+    traces = [str(profiled(ready, plan.profile_dir))] if plan.profile_dir else []
     measured = None
     if plan.piece_iterations:
         window = ready.run_pieces(plan.piece_iterations)
         alone = ready.run_pieces(plan.piece_iterations, alone=True, mode="per_iteration")
         measured = concurrency(window, alone)
+    # Before the legs: they are other programs, and leave other results behind.
     check = workload.validate_correctness()
     leg_ms = time_legs(ready)
     amount = workload.amount()
@@ -221,13 +227,9 @@ def check_folder(folder: Path, name: str, overwrite: bool) -> None:
         raise RecordError(f"{folder / name} already exists; give another --profile-dir or --overwrite")
 
 
-def profiled(ready: WorkloadBench, iterations: int = PROFILED_ITERATIONS) -> list[Path]:
-    """Runs iterations under the profiler in the plan's sync mode; the trace that was written.
-
-    The profiler slows the host: numbers come from other iterations.
-    """
-    plan, folder = ready.plan, ready.plan.profile_dir
-    assert folder is not None
+def profiled(ready: WorkloadBench, folder: Path) -> Path:
+    """Runs further iterations under the profiler in the plan's sync mode; the trace that was written."""
+    plan = ready.plan
     activities = [ProfilerActivity.CPU]
     if accelerator().is_available():
         activities.append(accelerator().profiler_activity())
@@ -235,12 +237,12 @@ def profiled(ready: WorkloadBench, iterations: int = PROFILED_ITERATIONS) -> lis
     ready.ranks.barrier()
     label = record_function(f"{plan.workload.name}::{plan.sync_mode}")
     with profile(activities=activities) as profiler, label:
-        ready.run(iterations)
+        ready.run(PROFILED_ITERATIONS)
     folder.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(path))
     if not path.exists():  # a write that fails in Kineto is not raised
         raise RecordError(f"{path}: the profiler could not write it")
-    return [path]
+    return path
 
 
 def setting(ranks: Ranks, num_streams: int) -> Setting:

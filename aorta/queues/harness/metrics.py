@@ -28,10 +28,14 @@ from aorta.errors import AortaError
 from aorta.queues.harness.iterate import ITERATION, PointPlan
 from aorta.queues.workload import DeviceWork
 
+Floats = NDArray[np.float64]
+
 NO_PIECES = "the workload marks no pieces, or they were not timed"
 NEEDED = ("compute", "comm", "serial")
+"""Legs that overlap efficiency is worked out from, beside the iteration itself."""
 NUM_DRAWS = 2000
 MIN_ROUNDS = 8
+"""Rounds of legs below which a bootstrap interval would say nothing."""
 
 
 def configuration(plan: PointPlan, device_type: str, world_size: int) -> dict[str, Value]:
@@ -49,10 +53,6 @@ def configuration(plan: PointPlan, device_type: str, world_size: int) -> dict[st
     }
 
 
-def skipped(plan: PointPlan, device_type: str, world_size: int, reason: str) -> Point:
-    return Point(configuration=configuration(plan, device_type, world_size), status="skipped", reason=reason)
-
-
 def aggregate(
     plan: PointPlan, runs: Sequence[RankRun], device_type: str, switch: dict[str, Metric], has_group: bool
 ) -> Point:
@@ -62,7 +62,7 @@ def aggregate(
     collectives: Literal["real", "simulated", "none"] = "none"
     if plan.workload.uses_collectives:
         collectives = "real" if has_group else "simulated"
-    of_ranks = np.array([run.iteration_ms for run in runs])
+    iteration_ms = np.array([run.iteration_ms for run in runs])
     return Point(
         configuration=configuration(plan, device_type, len(runs)),
         status=status,
@@ -70,9 +70,9 @@ def aggregate(
         metrics=metrics(plan, runs) | switch,
         source="threads" if device_type == "cpu" else "events",
         collectives=collectives,
-        iterations=of_ranks.shape[1],
+        iterations=iteration_ms.shape[1],
         warmup=plan.warmup,
-        skew_ms=median_metric(np.ptp(of_ranks, axis=0), "ms") if len(runs) > 1 else None,
+        skew_ms=median_metric(np.ptp(iteration_ms, axis=0), "ms") if len(runs) > 1 else None,
         ranks=list(runs),
         notes=_notes(plan, runs, device_type, collectives),
     )
@@ -106,7 +106,7 @@ def metrics(plan: PointPlan, runs: Sequence[RankRun]) -> dict[str, Metric]:
     rows |= _memory(runs) | _concurrency(runs) | overlap_metrics([run.leg_ms for run in runs])
     names = dict.fromkeys(name for run in runs for name in run.workload_metrics)
     for name in names:
-        rows[name] = _slowest(name, [run.workload_metrics.get(name) for run in runs])
+        rows[name] = _workload_metric(name, [run.workload_metrics.get(name) for run in runs])
     return rows
 
 
@@ -184,8 +184,8 @@ def _concurrency(runs: Sequence[RankRun]) -> dict[str, Metric]:
     return medians
 
 
-def _slowest(name: str, values: Sequence[float | None]) -> Metric:
-    """A workload's own figure: the median over ranks; its name ends in its unit."""
+def _workload_metric(name: str, values: Sequence[float | None]) -> Metric:
+    """Median over ranks of a workload's own figure, whose name ends in its unit."""
     measured = [value for value in values if value is not None]
     units = {"ms": "ms", "us": "us", "bytes": "bytes", "gb_s": "GB/s"}
     unit = next((unit for suffix, unit in units.items() if name.endswith(f"_{suffix}")), "")
@@ -210,9 +210,6 @@ def _notes(plan: PointPlan, runs: Sequence[RankRun], device_type: str, collectiv
     if cut < plan.iterations:
         notes.append(f"{cut} of {plan.iterations} iterations fit into the time budget")
     return notes
-
-
-Floats = NDArray[np.float64]
 
 
 def overlap_metrics(leg_ms: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Metric]:

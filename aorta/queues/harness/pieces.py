@@ -21,20 +21,6 @@ COMM = "comm"
 """Prefix of the names of communication pieces."""
 
 
-class _Raw(NamedTuple):
-    iteration: int
-    stream: int
-    name: str
-    submitted_ns: int
-    start: StreamEvent
-    end: StreamEvent
-
-
-class _Fork(NamedTuple):
-    iteration: int
-    event: StreamEvent
-
-
 class PieceRecorder:
     """Context.span, which only submits until the harness starts a window."""
 
@@ -78,25 +64,41 @@ class PieceRecorder:
         if not self._forks:
             return Window([], {})
         assert self._anchor is not None
-        elapsed_ms, met = self._streams.elapsed_ms, self._anchor
-        at_ms = {fork.iteration: elapsed_ms(met.event, fork.event) for fork in self._forks}
+        elapsed_ms, anchored = self._streams.elapsed_ms, self._anchor
+        fork_ms = {fork.iteration: elapsed_ms(anchored.event, fork.event) for fork in self._forks}
         pieces = []
         for raw in self._raw:
-            forked_ms = at_ms[raw.iteration]
+            forked_ms = fork_ms[raw.iteration]
             pieces.append(
                 Piece(
                     leg=self._leg,
                     iteration=raw.iteration,
                     stream=raw.stream,
                     name=raw.name,
-                    submitted_ms=(raw.submitted_ns - met.host_ns) / 1e6 - forked_ms,
-                    start_ms=elapsed_ms(met.event, raw.start) - forked_ms,
-                    end_ms=elapsed_ms(met.event, raw.end) - forked_ms,
+                    submitted_ms=(raw.submitted_ns - anchored.host_ns) / 1e6 - forked_ms,
+                    start_ms=elapsed_ms(anchored.event, raw.start) - forked_ms,
+                    end_ms=elapsed_ms(anchored.event, raw.end) - forked_ms,
                 )
             )
-        first_ms = elapsed_ms(met.event, self._forks[0].event)
+        first_ms = elapsed_ms(anchored.event, self._forks[0].event)
         self._raw, self._forks = [], []
-        return Window(pieces, {index: ms - first_ms for index, ms in at_ms.items()})
+        return Window(pieces, {index: ms - first_ms for index, ms in fork_ms.items()})
+
+
+class _Raw(NamedTuple):
+    """A piece whose events may not have passed yet."""
+
+    iteration: int
+    stream: int
+    name: str
+    submitted_ns: int
+    start: StreamEvent
+    end: StreamEvent
+
+
+class _Fork(NamedTuple):
+    iteration: int
+    event: StreamEvent
 
 
 class Window(NamedTuple):
@@ -207,6 +209,7 @@ def _idle_share(spans: Intervals, busy_ms: float) -> float:
 
 
 def _placement_bound(pieces: list[Piece]) -> float:
+    """Speed-up over one stream that dealing these pieces to their streams allows at best."""
     per_stream: dict[int, float] = defaultdict(float)
     for piece in pieces:
         per_stream[piece.stream] += piece.duration_ms
