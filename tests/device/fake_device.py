@@ -134,5 +134,8 @@ class FakeBackend(Backend):
     def new_event(self, timing: bool = False) -> FakeEvent:
         return FakeEvent(self)
 
+    def torch_stream(self, device: torch.device) -> FakeStream:
+        return self.current
+
     def profiler_activity(self) -> ProfilerActivity:
         return ProfilerActivity.PrivateUse1

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from aorta.device import streams as module
+from aorta.device.backend import use
 from aorta.device.cuda import CudaBackend, loaded_function
-from aorta.device.streams import MAIN, ThreadStreams, kept_streams, make_streams, stream_apart
+from aorta.device.streams import MAIN, DeviceStreams, ThreadStreams, kept_streams, make_streams, stream_apart
+from tests.device.fake_device import FakeBackend
 
 PATIENCE_S = 20.0
 
@@ -166,6 +168,24 @@ def test_more_streams_than_the_pool_are_all_different() -> None:
         made.submit(stream, lambda stream=stream: total[stream].add_(stream))
     made.synchronize()
     assert total.tolist() == list(range(40))
+
+
+def test_streams_of_another_device_need_its_backend_alone() -> None:
+    fake = FakeBackend()
+    before = use(fake)
+    try:
+        streams = DeviceStreams(2, fake.device(0))
+        start = streams.record(MAIN, timing=True)
+        streams.submit(0, lambda: fake.run(5.0))
+        streams.wait(1, streams.record(0))
+        streams.submit(1, lambda: fake.run(2.0))
+        end = streams.record(1, timing=True)
+        assert streams.elapsed_ms(start, end) == 7.0
+        assert not end.query()
+        streams.synchronize()
+        assert end.query()
+    finally:
+        use(before)
 
 
 class FromPool:

@@ -29,4 +29,4 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, commands=COMMANDS, context_settings={"max_content_width": 110})
 def main() -> None:
-    """What GPU queues do with 1 to 64 concurrent streams."""
+    """Measure how GPU queues handle 1 to 64 concurrent streams."""

@@ -1,4 +1,4 @@
-"""A machine that is a GPU: submits programs behind a gate and reads the stamps of their kernels."""
+"""A GPU as a ProbeMachine: submits programs behind a gate and reads the stamps of their kernels."""
 
 import time
 from collections.abc import Sequence
@@ -15,8 +15,9 @@ from aorta.queues.probe.machine import Op, Outcome, ProbeError, QueueRecord, Que
 GATE_LEAST_MS = 1.0
 GATE_MOST_MS = 400.0
 GATE_MARGIN = 2.0
-"""Gate over the submission time seen so far."""
+"""Length of the gate over the submission time seen so far."""
 ATTEMPTS = 4
+"""Runs of a program, each with a longer gate, until one was submitted whole before the gate opened."""
 WARM_UP_MS = 30.0
 
 
@@ -91,6 +92,8 @@ class DeviceMachine:
         with shared.backend.on_device(shared.device):
             shared.buffer.copy_(shared.unwritten)
             shared.backend.synchronize(shared.device)
+            # A kernel that spins holds all streams back while the host submits. What is measured afterwards
+            # does not depend on how fast the host was, provided the gate was still closed at the end.
             shared.kernels.spin(self._gate, 0, self._counts(gate_ms * 1e3), 1)
             self._opened.record(self._gate)
             started = time.perf_counter()

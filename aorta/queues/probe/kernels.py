@@ -1,7 +1,8 @@
-"""Kernels that stamp the device's clock: Triton's, or the driver's own where Triton cannot be used.
+"""Kernels that stamp the device's clock, and the measured properties of that clock.
 
-The driver's are PTX text, compiled by the driver for the GPU that is present: they need neither Triton nor a
-C compiler.
+`open_kernels` gives Triton's, or PTX that the driver compiles for the GPU: that needs neither Triton nor a C
+compiler. Both are about CUDA and HIP themselves, so this file and triton_kernels.py do not ask the device
+backend.
 """
 
 import ctypes
@@ -14,10 +15,13 @@ import torch
 from aorta.queues.probe.machine import ProbeClock, ProbeError
 
 NUM_SLOTS = 2048
+"""Stamps that the buffer has room for: kernels of one program."""
 WIDE_THREADS = 256
+"""Threads of a CTA of a kernel that is to fill the device."""
 NEVER = np.iinfo(np.int64).max
 """Start of a kernel that has not run; its end is 0."""
 CALIBRATION_S = 0.03
+"""Time over which the device's clock is compared with the host's."""
 
 
 class Kernels(Protocol):
@@ -34,6 +38,23 @@ class Kernels(Protocol):
     def sample(self, stream: Any, num: int) -> None:
         """`num` successive reads, from the buffer's beginning on."""
         ...
+
+
+def open_kernels(device: torch.device, buffer: torch.Tensor) -> Kernels:
+    """Triton's kernels, else PTX's; ProbeError says why neither works."""
+    try:
+        return TritonKernels(device, buffer)
+    except Exception as error:  # a compiler has many ways to fail, and there is another way to go on
+        reasons = [f"Triton: {_one_line(error)}"]
+    try:
+        return PtxKernels(device, buffer, WIDE_THREADS)
+    except (RuntimeError, OSError, AttributeError) as error:
+        reasons.append(f"PTX: {_one_line(error)}")
+    raise ProbeError(f"no kernel on {device} can read its clock ({'; '.join(reasons)})")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__} {error}".split())[:200]
 
 
 class TritonKernels:
@@ -99,66 +120,62 @@ class TritonKernels:
         runner(self._buffer, *arguments, stream=stream.cuda_stream)
 
 
-def open_kernels(device: torch.device, buffer: torch.Tensor) -> Kernels:
-    """Triton's kernels, else PTX's; ProbeError says why neither works."""
-    try:
-        return TritonKernels(device, buffer)
-    except Exception as error:  # a compiler has many ways to fail, and there is another way to go on
-        reasons = [f"Triton: {_one_line(error)}"]
-    from aorta.queues.probe.kernels import PtxKernels
+class PtxKernels:
+    """Launches through the driver; arguments are addresses in `buffer`, int64 [slots, 2]."""
 
-    try:
-        return PtxKernels(device, buffer, WIDE_THREADS)
-    except (RuntimeError, OSError, AttributeError) as error:
-        reasons.append(f"PTX: {_one_line(error)}")
-    raise ProbeError(f"no kernel on {device} can read its clock ({'; '.join(reasons)})")
+    source = "%globaltimer, PTX"
 
+    def __init__(self, device: torch.device, buffer: torch.Tensor, wide_threads: int) -> None:
+        if torch.version.hip:
+            raise RuntimeError("PTX needs an NVIDIA GPU")
+        self._address = buffer.data_ptr()  # the allocation makes the device's context current
+        self._wide_threads = wide_threads
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._driver.cuLaunchKernel.argtypes = (
+            [ctypes.c_void_p]
+            + [ctypes.c_uint] * 7
+            + [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p]
+        )
+        with torch.cuda.device(device):
+            torch.cuda.synchronize()
+            self._module = ctypes.c_void_p()
+            self._call("cuModuleLoadData", ctypes.byref(self._module), ctypes.c_char_p(PTX.encode()))
+            self._functions = {name: self._function(name) for name in ("stamp", "spin", "sample")}
 
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__} {error}".split())[:200]
+    def stamp(self, stream: Any, slot: int) -> None:
+        self._launch("stamp", stream, 1, 1, self._address + 16 * slot)
 
+    def spin(self, stream: Any, slot: int, counts: int, ctas: int) -> None:
+        threads = 32 if ctas == 1 else self._wide_threads
+        self._launch("spin", stream, ctas, threads, self._address + 16 * slot, counts)
 
-def measure_clock(kernels: Kernels, device: torch.device, buffer: torch.Tensor) -> ProbeClock:
-    """Tick from successive reads in one kernel; length of a count from the host's clock."""
-    stream = torch.cuda.current_stream(device)
-    num = buffer.numel()
-    kernels.sample(stream, num)
-    torch.cuda.synchronize(device)
-    tick, read = tick_counts(buffer.flatten().cpu().numpy())
-    started = time.perf_counter_ns()
-    kernels.stamp(stream, 0)
-    torch.cuda.synchronize(device)
-    time.sleep(CALIBRATION_S)
-    ended = time.perf_counter_ns()
-    kernels.stamp(stream, 1)
-    torch.cuda.synchronize(device)
-    stamps = buffer[:2, 0].cpu().numpy()
-    host_ns_per_count = (ended - started) / float(stamps[1] - stamps[0])
-    ns_per_count = nominal_ns(host_ns_per_count)
-    return ProbeClock(
-        source=kernels.source,
-        tick_ns=tick * ns_per_count,
-        read_ns=read * ns_per_count,
-        ns_per_count=ns_per_count,
-        host_ratio=ns_per_count / host_ns_per_count,
-    )
+    def sample(self, stream: Any, num: int) -> None:
+        self._launch("sample", stream, 1, 1, self._address, num)
 
+    def _launch(self, name: str, stream: Any, ctas: int, threads: int, *values: int) -> None:
+        arguments = [ctypes.c_uint64(value) for value in values]
+        pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(value) for value in arguments])
+        # The driver copies the arguments before it returns.
+        status = self._driver.cuLaunchKernel(
+            self._functions[name], ctas, 1, 1, threads, 1, 1, 0, stream.cuda_stream, pointers, None
+        )
+        if status != 0:
+            raise RuntimeError(f"cuLaunchKernel failed with status {status}")
 
-def tick_counts(reads: "np.ndarray[Any, np.dtype[np.int64]]") -> tuple[float, float]:
-    """Smallest nonzero and mean difference of successive reads, in counts."""
-    steps = np.diff(reads)
-    advanced = steps[steps > 0]
-    if not len(advanced) or (steps < 0).any():
-        raise ProbeError("the device's clock does not advance within a kernel")
-    return float(advanced.min()), float(steps.mean())
+    def _function(self, name: str) -> ctypes.c_void_p:
+        function = ctypes.c_void_p()
+        self._call(
+            "cuModuleGetFunction",
+            ctypes.byref(function),
+            self._module,
+            ctypes.c_char_p(f"aorta_{name}".encode()),
+        )
+        return function
 
-
-def nominal_ns(measured_ns: float) -> float:
-    """Nanoseconds per count: 1 (NVIDIA) or 10 (AMD, 100 MHz) where the host's clock agrees within 2 %."""
-    for nominal in (1.0, 10.0):
-        if abs(measured_ns / nominal - 1) < 0.02:
-            return nominal
-    return measured_ns
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._driver, name)(*arguments)
+        if status != 0:
+            raise RuntimeError(f"{name} failed with status {status}")
 
 
 PTX = """
@@ -219,59 +236,44 @@ NEXT:
 """
 
 
-class PtxKernels:
-    """Launches through the driver; arguments are addresses in `buffer`, int64 [slots, 2]."""
+def measure_clock(kernels: Kernels, device: torch.device, buffer: torch.Tensor) -> ProbeClock:
+    """Tick from successive reads in one kernel; length of a count from the host's clock."""
+    stream = torch.cuda.current_stream(device)
+    num = buffer.numel()
+    kernels.sample(stream, num)
+    torch.cuda.synchronize(device)
+    tick, read = tick_counts(buffer.flatten().cpu().numpy())
+    started = time.perf_counter_ns()
+    kernels.stamp(stream, 0)
+    torch.cuda.synchronize(device)
+    time.sleep(CALIBRATION_S)
+    ended = time.perf_counter_ns()
+    kernels.stamp(stream, 1)
+    torch.cuda.synchronize(device)
+    stamps = buffer[:2, 0].cpu().numpy()
+    host_ns_per_count = (ended - started) / float(stamps[1] - stamps[0])
+    ns_per_count = nominal_ns(host_ns_per_count)
+    return ProbeClock(
+        source=kernels.source,
+        tick_ns=tick * ns_per_count,
+        read_ns=read * ns_per_count,
+        ns_per_count=ns_per_count,
+        host_ratio=ns_per_count / host_ns_per_count,
+    )
 
-    source = "%globaltimer, PTX"
 
-    def __init__(self, device: torch.device, buffer: torch.Tensor, wide_threads: int) -> None:
-        if torch.version.hip:
-            raise RuntimeError("PTX needs an NVIDIA GPU")
-        self._address = buffer.data_ptr()  # the allocation makes the device's context current
-        self._wide_threads = wide_threads
-        self._driver = ctypes.CDLL("libcuda.so.1")
-        self._driver.cuLaunchKernel.argtypes = (
-            [ctypes.c_void_p]
-            + [ctypes.c_uint] * 7
-            + [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p]
-        )
-        with torch.cuda.device(device):
-            torch.cuda.synchronize()
-            self._module = ctypes.c_void_p()
-            self._call("cuModuleLoadData", ctypes.byref(self._module), ctypes.c_char_p(PTX.encode()))
-            self._functions = {name: self._function(name) for name in ("stamp", "spin", "sample")}
+def tick_counts(reads: "np.ndarray[Any, np.dtype[np.int64]]") -> tuple[float, float]:
+    """Smallest nonzero and mean difference of successive reads, in counts."""
+    steps = np.diff(reads)
+    advanced = steps[steps > 0]
+    if not len(advanced) or (steps < 0).any():
+        raise ProbeError("the device's clock does not advance within a kernel")
+    return float(advanced.min()), float(steps.mean())
 
-    def stamp(self, stream: Any, slot: int) -> None:
-        self._launch("stamp", stream, 1, 1, self._address + 16 * slot)
 
-    def spin(self, stream: Any, slot: int, counts: int, ctas: int) -> None:
-        threads = 32 if ctas == 1 else self._wide_threads
-        self._launch("spin", stream, ctas, threads, self._address + 16 * slot, counts)
-
-    def sample(self, stream: Any, num: int) -> None:
-        self._launch("sample", stream, 1, 1, self._address, num)
-
-    def _launch(self, name: str, stream: Any, ctas: int, threads: int, *values: int) -> None:
-        arguments = [ctypes.c_uint64(value) for value in values]
-        pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(value) for value in arguments])
-        # The driver copies the arguments before it returns.
-        status = self._driver.cuLaunchKernel(
-            self._functions[name], ctas, 1, 1, threads, 1, 1, 0, stream.cuda_stream, pointers, None
-        )
-        if status != 0:
-            raise RuntimeError(f"cuLaunchKernel failed with status {status}")
-
-    def _function(self, name: str) -> ctypes.c_void_p:
-        function = ctypes.c_void_p()
-        self._call(
-            "cuModuleGetFunction",
-            ctypes.byref(function),
-            self._module,
-            ctypes.c_char_p(f"aorta_{name}".encode()),
-        )
-        return function
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        status = getattr(self._driver, name)(*arguments)
-        if status != 0:
-            raise RuntimeError(f"{name} failed with status {status}")
+def nominal_ns(measured_ns: float) -> float:
+    """Nanoseconds per count: 1 (NVIDIA) or 10 (AMD, 100 MHz) where the host's clock agrees within 2 %."""
+    for nominal in (1.0, 10.0):
+        if abs(measured_ns / nominal - 1) < 0.02:
+            return nominal
+    return measured_ns

@@ -28,11 +28,14 @@ from aorta.queues.probe.machine import (
 
 SMALL_US = 10.0
 SETTLE_US = 60.0
-"""The small stream becomes ready this long after the gate, by then the floods run."""
+"""Delay of the small stream after the gate; by then the floods run."""
 FLOOD_AFTER_US = 20.0
+"""Delay of the floods after the gate."""
 FLOOD_CTA_US = 100.0
 FLOOD_WAVES = 4
+"""Times that the CTAs of one flood kernel would fill the device."""
 FLOODS = 8
+"""Flood kernels of each flooding stream."""
 NUM_SMALL = 40
 REPETITIONS = 5
 HEAD_SPINS, HEAD_US = 3, 20.0
@@ -139,6 +142,7 @@ def small_delays_us(outcome: Outcome, flooded: bool) -> Floats:
 
 
 def inversion(make: MakeMachine, greatest: int) -> Inversion:
+    """`greatest`: the device's highest priority (most negative)."""
     if greatest > -2:
         reason = f"not measured: three priorities are needed, the device's streams have {1 - greatest}"
         return Inversion(

@@ -30,8 +30,10 @@ from aorta.queues.probe.switch import Chains, SwitchCost, as_switch_cost, chains
 VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "DEBUG_HIP_IGNORE_STREAM_PRIORITY")
 """Environment variables that set queues and priorities: a result keeps their values."""
 SWITCH_STREAMS = 2
+"""Streams that the chains of the switch cost go around."""
 SCHEMA = 4
 TIMEOUT_S = 120.0
+"""Longest wait for the process of one setting."""
 
 
 def probe(device: torch.device, num_streams: int = 64, parts: Sequence[str] = PROBE_PARTS) -> "ProbeResult":
@@ -77,7 +79,7 @@ def probe(device: torch.device, num_streams: int = 64, parts: Sequence[str] = PR
 
 
 def switch_chains(machine: ProbeMachine, queues: int | None) -> Chains:
-    """Chains around SWITCH_STREAMS streams, seen on different queues where there are as many."""
+    """Chains around SWITCH_STREAMS streams, seen on different queues if the device has as many."""
     return chains(machine, range(SWITCH_STREAMS), apart=(queues or 0) >= SWITCH_STREAMS)[0]
 
 
@@ -146,7 +148,7 @@ class ProbeSetting(msgspec.Struct, frozen=True, kw_only=True):
 
     value: int
     queues: int | None
-    """Found; None where it is unclear."""
+    """Queues that the device used; None: unclear."""
     at_least: bool
     as_set: bool | None
     """True if the device has as many queues as were set; None where that is unclear."""

@@ -37,7 +37,7 @@ class QueueStep(msgspec.Struct, frozen=True, kw_only=True):
     pair_spins: float
     """Length of the run with two kernels per stream, in spins."""
     single_spins: float
-    """… with one kernel per stream."""
+    """Length of the run with one kernel per stream, in spins."""
     primed: bool
 
 
