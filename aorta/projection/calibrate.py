@@ -19,8 +19,10 @@ FITTED = {
     "dtensor_launch_s": (20e-6, 150e-6),
 }
 """Factors that steps can tell, with their bounds."""
-
 RULE = "runs of one and two GPUs calibrate, larger ones are held out"
+_PRICERS: dict[int, Pricer] = {}
+"""Pricer of each part, by the id of the hardware that it keeps alive: rows of one part share what its kernels
+cost, which is most of a projection."""
 
 
 def calibrate(folder: Path, all_rows: bool = False) -> dict[str, Any]:
@@ -67,11 +69,6 @@ def _no_rows(left_out: list[LeftOut]) -> str:
 def is_calibration(row: Row) -> bool:
     """True for runs of one and two GPUs, which the fit uses; larger ones are held out."""
     return int(row.group["world"]) <= 2
-
-
-_PRICERS: dict[int, Pricer] = {}
-"""Pricer of each part, by the id of the hardware that it keeps alive: rows of one part share what its kernels
-cost, which is most of a projection."""
 
 
 def pricer_of(row: Row, factors: Factors | None = None) -> Pricer:

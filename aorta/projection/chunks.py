@@ -39,37 +39,7 @@ KERNELS = frozenset({"gemm", "attention", "elementwise", "fp8_cast"})
 """Categories of what runs on compute units alone."""
 Placed = tuple[StreamTask, float, float]
 """A task with start and end in seconds."""
-
-
-def chunk_tasks(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[list[Placed], list[Placed]]:
-    """Tasks of one micro-batch's forward and backward pass through a chunk, each pass from 0."""
-    if plan.is_fsdp:
-        exchange = DataParallel(plan, pricer)
-        forward_lanes, backward_lanes = Lanes(), Lanes()
-        passes.forward(forward_lanes, stage, exchange, plan, True)
-        passes.backward(backward_lanes, stage, exchange, plan, True)
-        return _placed([forward_lanes], pricer), _placed([backward_lanes], pricer)
-    lanes: tuple[list[Lanes], list[Lanes]] = ([], [])
-    for unit in stage.units:
-        for pass_lanes, ops in zip(lanes, (unit.forward, unit.backward), strict=True):
-            pass_lanes.append(Lanes())
-            pass_lanes[-1].add(ops, plan)
-            pass_lanes[-1].flush()
-    return _placed(lanes[0], pricer), _placed(lanes[1][::-1], pricer)
-
-
-def _placed(parts: list[Lanes], pricer: Pricer) -> list[Placed]:
-    """Places the parts one after the other on one clock."""
-    placed: list[Placed] = []
-    begin = 0.0
-    for lanes in parts:
-        times = run(lanes.tasks, pricer.contention)
-        placed += [
-            (task, begin + start, begin + end)
-            for task, start, end in zip(lanes.tasks, times.start_s, times.end_s, strict=True)
-        ]
-        begin += times.total_s
-    return placed
+Parts = tuple[Sequence[Priced], Priced, Sequence[Priced], Priced, Sequence[Priced]]
 
 
 def chunk_times(model: Model, grid: list[list[Stage]], plan: Plan, pricer: Pricer) -> list[list[Chunk]]:
@@ -149,33 +119,6 @@ def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> TimedChunk
     return TimedChunk(chunk, forward, middle, tasks, host_s)
 
 
-def offload_waits_s(stage: Stage, pricer: Pricer) -> tuple[float, float]:
-    """Waits of one micro-batch's forward and backward pass for copies to and from the host.
-
-    The copies run beside the kernels of the pass and slow none of them (measured for GEMMs on one H200):
-    max(0, bytes / sustained rate of the host's link - kernels of the pass), each direction for itself.
-    """
-    if not stage.offloaded_bytes or OFFLOAD in pricer.disabled_terms:
-        return 0.0, 0.0
-    copy_s = stage.offloaded_bytes / pricer.hardware.host_link.sustained_bytes_per_s
-    forward_s = sum(_kernels_s(unit.forward) for unit in stage.blocks)
-    backward_s = sum(_kernels_s(unit.backward) for unit in stage.blocks)
-    return max(0.0, copy_s - forward_s), max(0.0, copy_s - backward_s)
-
-
-def _kernels_s(ops: Sequence[Priced]) -> float:
-    return sum(priced.seconds for priced in ops if priced.category in KERNELS)
-
-
-def _what_if(simulated: StreamRun, tasks: Sequence[StreamTask], plan: Plan) -> StreamRun:
-    """The pass with the share of FSDP's collectives hidden that the plan asks for."""
-    if plan.fsdp_overlap is None:
-        return simulated
-    stalls = simulated.stalled_s | {"dp_comm": (1 - plan.fsdp_overlap) * exchange_s(tasks)}
-    total = sum(simulated.compute_s.values()) + sum(stalls.values())
-    return StreamRun([0.0], [total], simulated.compute_s, 0.0, stalls)
-
-
 def _unit_runs(
     model: Model, unit: Unit, plan: Plan, pricer: Pricer
 ) -> tuple[StreamRun, StreamRun, StreamRun]:
@@ -196,14 +139,6 @@ def _unit_runs(
             middle = paired
         cached = pricer.unit_runs[id(unit)] = (unit, (runs[0], runs[1], middle))
     return cached[1]
-
-
-def exchange_s(tasks: Sequence[StreamTask]) -> float:
-    """Seconds of all gathers of weights and reductions of gradients, alone on the network."""
-    return sum(task.seconds for task in tasks if task.category == "dp_comm")
-
-
-Parts = tuple[Sequence[Priced], Priced, Sequence[Priced], Priced, Sequence[Priced]]
 
 
 def paired_run(unit: Unit, plan: Plan, pricer: Pricer) -> StreamRun | None:
@@ -276,3 +211,66 @@ def _chain(forward: Parts, backward: Parts, plan: Plan, pricer: Pricer, count: i
 
 def _difference(larger: dict[str, float], smaller: dict[str, float]) -> dict[str, float]:
     return merged(larger, {category: -seconds for category, seconds in smaller.items()})
+
+
+def offload_waits_s(stage: Stage, pricer: Pricer) -> tuple[float, float]:
+    """Waits of one micro-batch's forward and backward pass for copies to and from the host.
+
+    The copies run beside the kernels of the pass and slow none of them (measured for GEMMs on one H200):
+    max(0, bytes / sustained rate of the host's link - kernels of the pass), each direction for itself.
+    """
+    if not stage.offloaded_bytes or OFFLOAD in pricer.disabled_terms:
+        return 0.0, 0.0
+    copy_s = stage.offloaded_bytes / pricer.hardware.host_link.sustained_bytes_per_s
+    forward_s = sum(_kernels_s(unit.forward) for unit in stage.blocks)
+    backward_s = sum(_kernels_s(unit.backward) for unit in stage.blocks)
+    return max(0.0, copy_s - forward_s), max(0.0, copy_s - backward_s)
+
+
+def _kernels_s(ops: Sequence[Priced]) -> float:
+    return sum(priced.seconds for priced in ops if priced.category in KERNELS)
+
+
+def _what_if(simulated: StreamRun, tasks: Sequence[StreamTask], plan: Plan) -> StreamRun:
+    """The pass with the share of FSDP's collectives hidden that the plan asks for."""
+    if plan.fsdp_overlap is None:
+        return simulated
+    stalls = simulated.stalled_s | {"dp_comm": (1 - plan.fsdp_overlap) * exchange_s(tasks)}
+    total = sum(simulated.compute_s.values()) + sum(stalls.values())
+    return StreamRun([0.0], [total], simulated.compute_s, 0.0, stalls)
+
+
+def exchange_s(tasks: Sequence[StreamTask]) -> float:
+    """Seconds of all gathers of weights and reductions of gradients, alone on the network."""
+    return sum(task.seconds for task in tasks if task.category == "dp_comm")
+
+
+def chunk_tasks(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[list[Placed], list[Placed]]:
+    """Tasks of one micro-batch's forward and backward pass through a chunk, each pass from 0."""
+    if plan.is_fsdp:
+        exchange = DataParallel(plan, pricer)
+        forward_lanes, backward_lanes = Lanes(), Lanes()
+        passes.forward(forward_lanes, stage, exchange, plan, True)
+        passes.backward(backward_lanes, stage, exchange, plan, True)
+        return _placed([forward_lanes], pricer), _placed([backward_lanes], pricer)
+    lanes: tuple[list[Lanes], list[Lanes]] = ([], [])
+    for unit in stage.units:
+        for pass_lanes, ops in zip(lanes, (unit.forward, unit.backward), strict=True):
+            pass_lanes.append(Lanes())
+            pass_lanes[-1].add(ops, plan)
+            pass_lanes[-1].flush()
+    return _placed(lanes[0], pricer), _placed(lanes[1][::-1], pricer)
+
+
+def _placed(parts: list[Lanes], pricer: Pricer) -> list[Placed]:
+    """Places the parts one after the other on one clock."""
+    placed: list[Placed] = []
+    begin = 0.0
+    for lanes in parts:
+        times = run(lanes.tasks, pricer.contention)
+        placed += [
+            (task, begin + start, begin + end)
+            for task, start, end in zip(lanes.tasks, times.start_s, times.end_s, strict=True)
+        ]
+        begin += times.total_s
+    return placed

@@ -30,6 +30,31 @@ from aorta.hardware import Hardware
 from aorta.projection.estimates import KernelEstimate, estimate
 from aorta.timeline.collective import busbw_factor
 
+Algorithm = Literal[
+    "auto",
+    "ring",
+    "tree",
+    "low_latency_ring",
+    "low_latency_tree",
+    "direct",
+    "single_shot",
+    "hierarchical",
+    "pxn",
+]
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
+RING = ("ring", "low_latency_ring", "hierarchical")
+TREE = ("ring", "tree", "low_latency_tree", "low_latency_ring", "hierarchical")
+ALGORITHMS = {
+    "all_reduce": TREE,
+    "all_gather": RING,
+    "reduce_scatter": RING,
+    "broadcast": TREE[:4],
+    "all_to_all": ("direct", "single_shot", "hierarchical", "pxn"),
+    "p2p": ("direct",),
+}
+OWN_CHUNKS = {"all_reduce": 0.5, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 0.0}
+"""A rank's own chunk is copied by all_gather and reduce_scatter; all_reduce in place reads it once."""
+
 
 class RankGroup(msgspec.Struct, frozen=True):
     """num_ranks ranks, ranks_per_domain of them in each scale-up domain (node, or NVL72 rack)."""
@@ -53,18 +78,6 @@ class RankGroup(msgspec.Struct, frozen=True):
         return self.num_ranks // self.ranks_per_domain
 
 
-def domain_size(hardware: Hardware, gpus_per_node: int | None = None) -> int:
-    """GPUs of one scale-up domain on nodes of gpus_per_node; None: the node of the hardware file.
-
-    A node bounds the domain, but where links reach beyond the file's node, as in an NVL72. More GPUs in a
-    node than the links join are several domains.
-    """
-    up, out = hardware.scale_up, hardware.scale_out
-    if gpus_per_node is None or up.domain_size > out.gpus_per_node:
-        return up.domain_size
-    return min(up.domain_size, gpus_per_node)
-
-
 def rank_group(
     num_ranks: int, hardware: Hardware, stride: int = 1, gpus_per_node: int | None = None
 ) -> RankGroup:
@@ -80,40 +93,16 @@ def rank_group(
     return RankGroup(num_ranks, inside)
 
 
-Algorithm = Literal[
-    "auto",
-    "ring",
-    "tree",
-    "low_latency_ring",
-    "low_latency_tree",
-    "direct",
-    "single_shot",
-    "hierarchical",
-    "pxn",
-]
-OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
-RING = ("ring", "low_latency_ring", "hierarchical")
-TREE = ("ring", "tree", "low_latency_tree", "low_latency_ring", "hierarchical")
-ALGORITHMS = {
-    "all_reduce": TREE,
-    "all_gather": RING,
-    "reduce_scatter": RING,
-    "broadcast": TREE[:4],
-    "all_to_all": ("direct", "single_shot", "hierarchical", "pxn"),
-    "p2p": ("direct",),
-}
+def domain_size(hardware: Hardware, gpus_per_node: int | None = None) -> int:
+    """GPUs of one scale-up domain on nodes of gpus_per_node; None: the node of the hardware file.
 
-OWN_CHUNKS = {"all_reduce": 0.5, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 0.0}
-"""A rank's own chunk is copied by all_gather and reduce_scatter; all_reduce in place reads it once."""
-
-
-class Cost(NamedTuple):
-    """Parts of one algorithm's time."""
-
-    latency_s: float
-    link_s: float
-    nic_s: float
-    total_s: float
+    A node bounds the domain, but where links reach beyond the file's node, as in an NVL72. More GPUs in a
+    node than the links join are several domains.
+    """
+    up, out = hardware.scale_up, hardware.scale_out
+    if gpus_per_node is None or up.domain_size > out.gpus_per_node:
+        return up.domain_size
+    return min(up.domain_size, gpus_per_node)
 
 
 def collective_time(
@@ -158,28 +147,6 @@ def collective_time(
     )
 
 
-def busbw_limit(op: str, group: RankGroup, hardware: Hardware, algorithm: str = "auto") -> float:
-    """The bus bandwidth that the data sheet's links allow.
-
-    Bus bandwidth counts the bytes of a ring. hierarchical and all_to_all send less than that over a tier,
-    so the tier allows more of it.
-    """
-    link, nic = _peak_rates(group, hardware)
-    n, inside, domains = group.num_ranks, group.ranks_per_domain, group.num_domains
-    if op == "p2p":
-        return _pair_rate(hardware, hardware.scale_up.gpu_bytes_per_s) if _inside(group) else nic
-    if domains == 1:
-        return link
-    if op == "all_to_all":
-        return nic * (n - 1) / (n - inside)
-    if inside == 1:
-        return nic
-    if algorithm == "hierarchical":
-        share = (n - 1) / n
-        return min(link * share * inside / (inside - 1), nic * inside * share * domains / (domains - 1))
-    return min(_through(link, hardware.scale_up.gpu_bytes_per_s, group), nic * inside)
-
-
 def _check_op(op: str) -> None:
     if op not in OPS:
         raise ProjectionError(f"{op!r} is not a collective{near(op, OPS)}")
@@ -196,6 +163,15 @@ def _candidates(op: str, algorithm: Algorithm, group: RankGroup) -> tuple[str, .
         for name in ALGORITHMS[op]
         if name != "hierarchical" and (inside or not name.startswith("low_latency"))
     )
+
+
+class Cost(NamedTuple):
+    """Parts of one algorithm's time."""
+
+    latency_s: float
+    link_s: float
+    nic_s: float
+    total_s: float
 
 
 def _cost(op: str, size_bytes: float, group: RankGroup, hardware: Hardware, algorithm: str) -> Cost:
@@ -295,6 +271,28 @@ def _p2p(size_bytes: float, group: RankGroup, hardware: Hardware) -> Cost:
 
 def _transfer_s(wire_bytes: float, bytes_per_s: float, half_bytes: float) -> float:
     return (wire_bytes + math.sqrt(half_bytes * wire_bytes)) / bytes_per_s
+
+
+def busbw_limit(op: str, group: RankGroup, hardware: Hardware, algorithm: str = "auto") -> float:
+    """The bus bandwidth that the data sheet's links allow.
+
+    Bus bandwidth counts the bytes of a ring. hierarchical and all_to_all send less than that over a tier,
+    so the tier allows more of it.
+    """
+    link, nic = _peak_rates(group, hardware)
+    n, inside, domains = group.num_ranks, group.ranks_per_domain, group.num_domains
+    if op == "p2p":
+        return _pair_rate(hardware, hardware.scale_up.gpu_bytes_per_s) if _inside(group) else nic
+    if domains == 1:
+        return link
+    if op == "all_to_all":
+        return nic * (n - 1) / (n - inside)
+    if inside == 1:
+        return nic
+    if algorithm == "hierarchical":
+        share = (n - 1) / n
+        return min(link * share * inside / (inside - 1), nic * inside * share * domains / (domains - 1))
+    return min(_through(link, hardware.scale_up.gpu_bytes_per_s, group), nic * inside)
 
 
 def _inside(group: RankGroup) -> bool:

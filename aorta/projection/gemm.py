@@ -28,6 +28,19 @@ from aorta.hardware import Hardware, RatioInterval, boost_flops, dtype_bytes, ra
 from aorta.projection.estimates import KernelEstimate, estimate
 
 LAYOUTS = ("TN", "NN", "NT")
+TILE_SHAPES = (
+    (256, 256), (256, 192), (192, 256), (128, 256), (256, 128), (128, 192), (192, 128),
+    (128, 128), (64, 256), (256, 64), (128, 64), (64, 128), (64, 64),
+)  # fmt: skip
+SPLITS_OF_K = (1, 2, 4, 8, 16)
+K_STEP_BYTES = 128
+"""Bytes of a row of an operand tile that one step of the K loop loads."""
+RESULT_BYTES_PER_PART = 8.0
+"""A split of K writes each fp32 partial result and reads it again."""
+UNALIGNED_HIGH = 3.0
+"""Libraries load rows that do not begin at 16 bytes without their bulk copies; no such size was measured, so
+the range says that it may take longer, and the time does not."""
+Array = NDArray[np.float64]
 
 
 class GemmSize(msgspec.Struct, frozen=True):
@@ -94,23 +107,6 @@ class RooflineGemm(msgspec.Struct, frozen=True):
             rate_interval(self.hardware, dtype, self.hardware.efficiency.gemm.interval),
             {"compute_s": compute_s, "memory_s": memory_s, "launch_s": launch_s},
         )
-
-
-TILE_SHAPES = (
-    (256, 256), (256, 192), (192, 256), (128, 256), (256, 128), (128, 192), (192, 128),
-    (128, 128), (64, 256), (256, 64), (128, 64), (64, 128), (64, 64),
-)  # fmt: skip
-SPLITS_OF_K = (1, 2, 4, 8, 16)
-K_STEP_BYTES = 128
-"""Bytes of a row of an operand tile that one step of the K loop loads."""
-RESULT_BYTES_PER_PART = 8.0
-"""A split of K writes each fp32 partial result and reads it again."""
-
-UNALIGNED_HIGH = 3.0
-"""Libraries load rows that do not begin at 16 bytes without their bulk copies; no such size was measured, so
-the range says that it may take longer, and the time does not."""
-
-Array = NDArray[np.float64]
 
 
 class Candidates(NamedTuple):

@@ -29,6 +29,7 @@ MEASURED_PARTS: dict[str, frozenset[str]] = {
     "mi355x": frozenset({"fp8"}),
 }
 """Data types in which whole steps of a part were compared."""
+SELDOM_MEASURED = ("a100", "a100-40gb", "mi300x", "mi325x", "mi350x", "mi355x", "h200", "gb300", "b300")
 MEASURED_STACKS = frozenset(
     {
         "nemo",
@@ -45,10 +46,9 @@ MEASURED_STACKS = frozenset(
     }
 )
 """Frameworks of which whole steps were compared; aorta is its own training loop."""
-
-
 UNNAMED_STACKS = frozenset({"megatron", "eager", "compiled"})
 """Kinds of kernels that runs of several measured frameworks share."""
+NOT_IN_VIEW = "not in view when the model was made"
 
 
 class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,9 +92,6 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 WIDTHS = constants(Widths, "widths")
-
-SELDOM_MEASURED = ("a100", "a100-40gb", "mi300x", "mi325x", "mi350x", "mi355x", "h200", "gb300", "b300")
-NOT_IN_VIEW = "not in view when the model was made"
 
 
 class Widening(NamedTuple):

@@ -40,6 +40,20 @@ from aorta.projection.ops import (
 )
 from aorta.projection.plan import Plan
 
+KEPT_FFN_OPS = ("ffn_norm", "ffn_residual", "ffn_down", "ffn_scatter", "ffn_sum")
+EXPERT_OPS = ("router", "permute", "dispatch", "experts", "combine", "shared", "moe_gather")
+KEPT_EXPERT_OPS = ("combine", "shared_down", "shared_scatter", "shared_sum")
+"""Operations whose outputs the backward pass does not read."""
+RECOMPUTED = {
+    "norm": ("attention_norm", "ffn_norm", "latent_norm"),
+    "activation": ("ffn_silu", "experts_silu", "shared_silu"),
+    "latent_up": ("q_up", "k_up", "v_up"),
+    "ffn": (),
+    "experts": (),
+    "every_second_gemm": (),
+}
+"""Operations of the modules of --recompute-modules."""
+
 
 def block(model: Model, plan: Plan, kind: str, domain: int | None = None) -> PassOps:
     """Operations of a decoder layer of one of KINDS. backward holds no recomputation; see recomputed().
@@ -58,166 +72,6 @@ def block(model: Model, plan: Plan, kind: str, domain: int | None = None) -> Pas
         tuple(op for part in parts for op in part.forward),
         tuple(op for part in reversed(parts) for op in part.backward),
     )
-
-
-def autocast(work: PassOps, params: float, plan: Plan) -> PassOps:
-    """The operations with casts of fp32 weights to bf16 and of their gradients back, where they are fp32."""
-    if plan.weight_kind != "fp32" or plan.is_fsdp:
-        return work
-    read, written = FP32 * params, BF16 * params
-    weights = Elementwise("weights_to_bf16", "forward", read, written, "stream", launches=7)
-    grads = Elementwise("grads_to_fp32", "wgrad", written, read, "stream", launches=7)
-    return PassOps(
-        (weights, *work.forward), (*work.backward, grads) if plan.task == "pretrain" else work.backward
-    )
-
-
-def recomputed(work: PassOps, plan: Plan, full: bool) -> tuple[Op, ...]:
-    """Work that the backward pass repeats before it begins: the whole layer or the attention products."""
-    if full:
-        # The last reduction of a layer yields its output, which the next layer kept as its input.
-        last = max((i for i, op in enumerate(work.forward) if isinstance(op, CollectiveOp)), default=-1)
-        again = tuple(
-            op._replace(phase="recompute")
-            for i, op in enumerate(work.forward)
-            if i != last or (isinstance(op, CollectiveOp) and op.op == "all_to_all")
-        )
-        if plan.stack == "megatron" or not plan.early_stop:
-            return again
-        # What nobody reads: the last product of a feed-forward.
-        return tuple(op for op in again if op.name not in ("ffn_down", "ffn_residual"))
-    again = tuple(op._replace(phase="recompute") for op in work.forward if _is_recomputed(op, plan))
-    return _without_every_second_gemm(again) if "every_second_gemm" in plan.recompute_modules else again
-
-
-def _without_every_second_gemm(ops: Iterable[Op]) -> tuple[Op, ...]:
-    """The outputs of every other GEMM are kept."""
-    kept_ops = []
-    number = 0
-    for op in ops:
-        if isinstance(op, GemmOp):
-            number += 1
-            if number % 2:
-                continue
-        kept_ops.append(op)
-    return tuple(kept_ops)
-
-
-def _is_recomputed(op: Op, plan: Plan) -> bool:
-    """True if selective recomputation repeats this operation of a layer."""
-    if isinstance(op, AttentionOp):
-        return plan.recompute == "selective"
-    if "every_second_gemm" in plan.recompute_modules and not isinstance(op, CollectiveOp):
-        return True
-    name = op.name.partition("_to_fp")[0]
-    if "ffn" in plan.recompute_modules and name.startswith("ffn_"):
-        return name not in KEPT_FFN_OPS
-    if "experts" in plan.recompute_modules and name.startswith(EXPERT_OPS):
-        return name not in KEPT_EXPERT_OPS
-    return any(name in RECOMPUTED[module] for module in plan.recompute_modules)
-
-
-KEPT_FFN_OPS = ("ffn_norm", "ffn_residual", "ffn_down", "ffn_scatter", "ffn_sum")
-
-EXPERT_OPS = ("router", "permute", "dispatch", "experts", "combine", "shared", "moe_gather")
-
-KEPT_EXPERT_OPS = ("combine", "shared_down", "shared_scatter", "shared_sum")
-"""Operations whose outputs the backward pass does not read."""
-
-RECOMPUTED = {
-    "norm": ("attention_norm", "ffn_norm", "latent_norm"),
-    "activation": ("ffn_silu", "experts_silu", "shared_silu"),
-    "latent_up": ("q_up", "k_up", "v_up"),
-    "ffn": (),
-    "experts": (),
-    "every_second_gemm": (),
-}
-"""Operations of the modules of --recompute-modules."""
-
-
-def further_prediction(model: Model, plan: Plan, domain: int | None = None) -> PassOps:
-    """A layer that predicts a token further on: joins hidden states and embedding, one block, the loss again.
-
-    Source: DeepSeek-V3 technical report (arXiv 2412.19437), section 2.2.
-    """
-    join = Linear("mtp_join", outside_tokens(plan), model.hidden, 2 * model.hidden)
-    size = float(outside_tokens(plan)) * 2 * model.hidden * BF16
-    norms = Elementwise("mtp_norms", "forward", size, size, "rows", launches=2)
-    inner = block(model, plan, mtp_kind(model), domain)
-    loss = output(model, plan)
-    return PassOps(
-        (norms, *linear_forward(join, plan), *inner.forward, *loss.forward),
-        (
-            *loss.backward,
-            *inner.backward,
-            *linear_backward(join, plan),
-            norms._replace(name="mtp_norms_grad", phase="dgrad", bytes_read=3 * size, launches=4),
-        ),
-    )
-
-
-def mtp_kind(model: Model) -> str:
-    """Kind of the layers that predict tokens further on."""
-    return "moe" if model.experts else "dense"
-
-
-def embedding(model: Model, plan: Plan) -> PassOps:
-    """Row lookup, and the scatter of its gradient."""
-    size = plan.tokens * model.hidden * BF16
-    forward: list[Op] = [Elementwise("embedding", "forward", size, size, "scatter")]
-    backward: list[Op] = []
-    if plan.task == "pretrain":
-        rows = model.vocab_size // (plan.tp if plan.vocab_parallel else 1)
-        if plan.stack != "megatron":
-            backward.append(Elementwise("embedding_zero_grad", "wgrad", 0, rows * model.hidden * BF16))
-        backward.append(Elementwise("embedding_grad", "wgrad", 2 * size, size, "scatter", launches=8))
-    if plan.tp > 1 and plan.vocab_parallel:
-        op: Literal["reduce_scatter", "all_reduce"] = (
-            "reduce_scatter" if plan.sequence_parallel else "all_reduce"
-        )
-        forward.append(CollectiveOp("embedding_sum", "forward", op, "tp", size))
-        if plan.sequence_parallel:
-            backward.insert(0, CollectiveOp("embedding_gather", "dgrad", "all_gather", "tp", size))
-    return PassOps(tuple(forward), tuple(backward))
-
-
-def output(model: Model, plan: Plan) -> PassOps:
-    """Final norm, output layer and cross entropy. torch.compile is taken to be applied to blocks alone."""
-    columns = model.vocab_size // (plan.tp if plan.vocab_parallel else 1)
-    split = plan.tp > 1 and plan.vocab_parallel
-    norm = norm_ops("final_norm", model.hidden, plan)
-    forward, backward = list[Op](norm.forward), list[Op]()
-    linear = Linear("output", plan.tokens, columns, model.hidden)
-    if split and plan.sequence_parallel:
-        forward.append(gather_op("output_gather", "forward", model, plan))
-    forward.append(forward_gemm(linear, plan, fp8=False))
-    logits = float(plan.tokens) * columns
-    if split and plan.gathered_logits:
-        logits = float(plan.tokens) * model.vocab_size
-        forward.append(CollectiveOp("logits_gather", "forward", "all_gather", "tp", BF16 * logits))
-    if plan.stack == "megatron":
-        forward.append(Elementwise("loss", "forward", 6 * logits, 4 * logits, "rows", launches=4))
-        backward.append(Elementwise("loss_grad", "dgrad", 4 * logits, 2 * logits, "rows"))
-    else:
-        forward += [
-            Elementwise("logits_to_fp32", "forward", 2 * logits, 4 * logits, "copy"),
-            Elementwise("log_softmax", "forward", 8 * logits, 4 * logits, "rows", launches=3),
-        ]
-        backward += [
-            Elementwise("loss_grad_zero", "dgrad", 0, 4 * logits),
-            Elementwise("log_softmax_grad", "dgrad", 8 * logits, 4 * logits, "rows", launches=2),
-            Elementwise("grad_to_bf16", "dgrad", 4 * logits, 2 * logits),
-        ]
-    backward += list(backward_gemms(linear, plan, fp8=False))
-    if split and not plan.sequence_parallel:
-        backward.append(
-            CollectiveOp("output_grad_sum", "dgrad", "all_reduce", "tp", stream_bytes(model, plan))
-        )
-    elif split:
-        backward.append(
-            CollectiveOp("output_grad_scatter", "dgrad", "reduce_scatter", "tp", stream_bytes(model, plan))
-        )
-    return PassOps(tuple(forward), (*backward, *norm.backward))
 
 
 def _attention(model: Model, plan: Plan, window: int | None) -> PassOps:
@@ -338,6 +192,68 @@ def _latent_projections(model: Model, plan: Plan) -> PassOps:
     return PassOps(tuple(forward), tuple(backward))
 
 
+def _rope(elements: float, plan: Plan) -> PassOps:
+    """Rotation of queries and keys. elements: of both."""
+    size = elements * BF16
+    if plan.stack == "eager":
+        # x cos + join(-second, first) sin: two products, a negation of half, a join and a sum.
+        forward = Elementwise("rope", "forward", 5.5 * size, 4.5 * size, "strided", launches=10)
+        backward = Elementwise("rope_grad", "dgrad", 6.5 * size, 5.5 * size, "strided", launches=12)
+    else:
+        forward = Elementwise("rope", "forward", size, size, launches=2)
+        backward = Elementwise("rope_grad", "dgrad", size, size, launches=2)
+    return PassOps((forward,), (backward,))
+
+
+def _context_exchange(model: Model, plan: Plan, heads: int, kv_heads: int) -> PassOps:
+    """Keys and values of the other context-parallel ranks, beside the attention that uses them.
+
+    all_to_all: queries, keys and values are exchanged for whole sequences of fewer heads before, and the
+    result after (DeepSpeed Ulysses, arXiv 2309.14509), with nothing beside them.
+    """
+    if plan.cp == 1:
+        return PassOps((), ())
+    size = float(plan.micro_batch_size) * plan.seq_len * kv_heads * (model.qk_dim + model.v_dim) * BF16
+    if plan.cp_exchange == "all_to_all":
+        wide = float(plan.tokens) * ((heads + kv_heads) * model.qk_dim + kv_heads * model.v_dim) * BF16
+        result = float(plan.tokens) * heads * model.v_dim * BF16
+        return PassOps(
+            (CollectiveOp("heads_exchange", "forward", "all_to_all", "cp", (wide + result) / 2),),
+            (CollectiveOp("heads_exchange_grad", "dgrad", "all_to_all", "cp", (wide + result) / 2),),
+        )
+    overlap: OverlapMode = "" if plan.cp_exchange == "all_gather" else "next"
+    return PassOps(
+        (CollectiveOp("context_gather", "forward", "all_gather", "cp", size, overlap),),
+        (
+            CollectiveOp("context_regather", "dgrad", "all_gather", "cp", size, overlap),
+            CollectiveOp("context_scatter", "dgrad", "reduce_scatter", "cp", size, overlap),
+        ),
+    )
+
+
+def after_exchange(ops: Iterable[Op], plan: Plan) -> tuple[Op, ...]:
+    """The exchange from split heads back to a split sequence; nothing unless it is an all-to-all."""
+    if plan.cp == 1 or plan.cp_exchange != "all_to_all":
+        return ()
+    return tuple(op._replace(name=f"{op.name}_back") for op in ops if isinstance(op, CollectiveOp))[:1]
+
+
+def _ring_merge(model: Model, plan: Plan, heads: int) -> PassOps:
+    """Partial results of a ring, joined by their softmax sums; sums of partial gradients."""
+    if plan.cp == 1 or plan.cp_exchange == "all_to_all":
+        return PassOps((), ())
+    local = float(plan.tokens) * heads
+    # Each further step adds, on average to half of the queries, its result to the sum in fp32.
+    partial = local * model.v_dim * (BF16 + 2 * FP32) * (plan.cp - 1) / 2
+    kv_heads = heads if model.latent else max(1, model.num_kv_heads // plan.tp)
+    per_step = float(plan.tokens) * (heads * model.qk_dim + kv_heads * (model.qk_dim + model.v_dim))
+    grads = per_step * 3 * BF16 * (plan.cp - 1)
+    return PassOps(
+        (Elementwise("ring_merge", "forward", 0.6 * partial, 0.4 * partial, launches=plan.cp),),
+        (Elementwise("ring_merge_grad", "dgrad", grads * 2 / 3, grads / 3, launches=2 * plan.cp),),
+    )
+
+
 def _state_space(model: Model, plan: Plan) -> PassOps:
     """A layer with a state space: projection in, short convolution, scan, gated norm, projection out.
 
@@ -401,63 +317,143 @@ def _feed_forward(model: Model, plan: Plan, kind: Literal["dense", "moe"], domai
     return PassOps(forward, backward)
 
 
-def _rope(elements: float, plan: Plan) -> PassOps:
-    """Rotation of queries and keys. elements: of both."""
-    size = elements * BF16
-    if plan.stack == "eager":
-        # x cos + join(-second, first) sin: two products, a negation of half, a join and a sum.
-        forward = Elementwise("rope", "forward", 5.5 * size, 4.5 * size, "strided", launches=10)
-        backward = Elementwise("rope_grad", "dgrad", 6.5 * size, 5.5 * size, "strided", launches=12)
-    else:
-        forward = Elementwise("rope", "forward", size, size, launches=2)
-        backward = Elementwise("rope_grad", "dgrad", size, size, launches=2)
-    return PassOps((forward,), (backward,))
-
-
-def _ring_merge(model: Model, plan: Plan, heads: int) -> PassOps:
-    """Partial results of a ring, joined by their softmax sums; sums of partial gradients."""
-    if plan.cp == 1 or plan.cp_exchange == "all_to_all":
-        return PassOps((), ())
-    local = float(plan.tokens) * heads
-    # Each further step adds, on average to half of the queries, its result to the sum in fp32.
-    partial = local * model.v_dim * (BF16 + 2 * FP32) * (plan.cp - 1) / 2
-    kv_heads = heads if model.latent else max(1, model.num_kv_heads // plan.tp)
-    per_step = float(plan.tokens) * (heads * model.qk_dim + kv_heads * (model.qk_dim + model.v_dim))
-    grads = per_step * 3 * BF16 * (plan.cp - 1)
+def autocast(work: PassOps, params: float, plan: Plan) -> PassOps:
+    """The operations with casts of fp32 weights to bf16 and of their gradients back, where they are fp32."""
+    if plan.weight_kind != "fp32" or plan.is_fsdp:
+        return work
+    read, written = FP32 * params, BF16 * params
+    weights = Elementwise("weights_to_bf16", "forward", read, written, "stream", launches=7)
+    grads = Elementwise("grads_to_fp32", "wgrad", written, read, "stream", launches=7)
     return PassOps(
-        (Elementwise("ring_merge", "forward", 0.6 * partial, 0.4 * partial, launches=plan.cp),),
-        (Elementwise("ring_merge_grad", "dgrad", grads * 2 / 3, grads / 3, launches=2 * plan.cp),),
+        (weights, *work.forward), (*work.backward, grads) if plan.task == "pretrain" else work.backward
     )
 
 
-def after_exchange(ops: Iterable[Op], plan: Plan) -> tuple[Op, ...]:
-    """The exchange from split heads back to a split sequence; nothing unless it is an all-to-all."""
-    if plan.cp == 1 or plan.cp_exchange != "all_to_all":
-        return ()
-    return tuple(op._replace(name=f"{op.name}_back") for op in ops if isinstance(op, CollectiveOp))[:1]
-
-
-def _context_exchange(model: Model, plan: Plan, heads: int, kv_heads: int) -> PassOps:
-    """Keys and values of the other context-parallel ranks, beside the attention that uses them.
-
-    all_to_all: queries, keys and values are exchanged for whole sequences of fewer heads before, and the
-    result after (DeepSpeed Ulysses, arXiv 2309.14509), with nothing beside them.
-    """
-    if plan.cp == 1:
-        return PassOps((), ())
-    size = float(plan.micro_batch_size) * plan.seq_len * kv_heads * (model.qk_dim + model.v_dim) * BF16
-    if plan.cp_exchange == "all_to_all":
-        wide = float(plan.tokens) * ((heads + kv_heads) * model.qk_dim + kv_heads * model.v_dim) * BF16
-        result = float(plan.tokens) * heads * model.v_dim * BF16
-        return PassOps(
-            (CollectiveOp("heads_exchange", "forward", "all_to_all", "cp", (wide + result) / 2),),
-            (CollectiveOp("heads_exchange_grad", "dgrad", "all_to_all", "cp", (wide + result) / 2),),
+def recomputed(work: PassOps, plan: Plan, full: bool) -> tuple[Op, ...]:
+    """Work that the backward pass repeats before it begins: the whole layer or the attention products."""
+    if full:
+        # The last reduction of a layer yields its output, which the next layer kept as its input.
+        last = max((i for i, op in enumerate(work.forward) if isinstance(op, CollectiveOp)), default=-1)
+        again = tuple(
+            op._replace(phase="recompute")
+            for i, op in enumerate(work.forward)
+            if i != last or (isinstance(op, CollectiveOp) and op.op == "all_to_all")
         )
-    overlap: OverlapMode = "" if plan.cp_exchange == "all_gather" else "next"
+        if plan.stack == "megatron" or not plan.early_stop:
+            return again
+        # What nobody reads: the last product of a feed-forward.
+        return tuple(op for op in again if op.name not in ("ffn_down", "ffn_residual"))
+    again = tuple(op._replace(phase="recompute") for op in work.forward if _is_recomputed(op, plan))
+    return _without_every_second_gemm(again) if "every_second_gemm" in plan.recompute_modules else again
+
+
+def _is_recomputed(op: Op, plan: Plan) -> bool:
+    """True if selective recomputation repeats this operation of a layer."""
+    if isinstance(op, AttentionOp):
+        return plan.recompute == "selective"
+    if "every_second_gemm" in plan.recompute_modules and not isinstance(op, CollectiveOp):
+        return True
+    name = op.name.partition("_to_fp")[0]
+    if "ffn" in plan.recompute_modules and name.startswith("ffn_"):
+        return name not in KEPT_FFN_OPS
+    if "experts" in plan.recompute_modules and name.startswith(EXPERT_OPS):
+        return name not in KEPT_EXPERT_OPS
+    return any(name in RECOMPUTED[module] for module in plan.recompute_modules)
+
+
+def _without_every_second_gemm(ops: Iterable[Op]) -> tuple[Op, ...]:
+    """The outputs of every other GEMM are kept."""
+    kept_ops = []
+    number = 0
+    for op in ops:
+        if isinstance(op, GemmOp):
+            number += 1
+            if number % 2:
+                continue
+        kept_ops.append(op)
+    return tuple(kept_ops)
+
+
+def embedding(model: Model, plan: Plan) -> PassOps:
+    """Row lookup, and the scatter of its gradient."""
+    size = plan.tokens * model.hidden * BF16
+    forward: list[Op] = [Elementwise("embedding", "forward", size, size, "scatter")]
+    backward: list[Op] = []
+    if plan.task == "pretrain":
+        rows = model.vocab_size // (plan.tp if plan.vocab_parallel else 1)
+        if plan.stack != "megatron":
+            backward.append(Elementwise("embedding_zero_grad", "wgrad", 0, rows * model.hidden * BF16))
+        backward.append(Elementwise("embedding_grad", "wgrad", 2 * size, size, "scatter", launches=8))
+    if plan.tp > 1 and plan.vocab_parallel:
+        op: Literal["reduce_scatter", "all_reduce"] = (
+            "reduce_scatter" if plan.sequence_parallel else "all_reduce"
+        )
+        forward.append(CollectiveOp("embedding_sum", "forward", op, "tp", size))
+        if plan.sequence_parallel:
+            backward.insert(0, CollectiveOp("embedding_gather", "dgrad", "all_gather", "tp", size))
+    return PassOps(tuple(forward), tuple(backward))
+
+
+def output(model: Model, plan: Plan) -> PassOps:
+    """Final norm, output layer and cross entropy. torch.compile is taken to be applied to blocks alone."""
+    columns = model.vocab_size // (plan.tp if plan.vocab_parallel else 1)
+    split = plan.tp > 1 and plan.vocab_parallel
+    norm = norm_ops("final_norm", model.hidden, plan)
+    forward, backward = list[Op](norm.forward), list[Op]()
+    linear = Linear("output", plan.tokens, columns, model.hidden)
+    if split and plan.sequence_parallel:
+        forward.append(gather_op("output_gather", "forward", model, plan))
+    forward.append(forward_gemm(linear, plan, fp8=False))
+    logits = float(plan.tokens) * columns
+    if split and plan.gathered_logits:
+        logits = float(plan.tokens) * model.vocab_size
+        forward.append(CollectiveOp("logits_gather", "forward", "all_gather", "tp", BF16 * logits))
+    if plan.stack == "megatron":
+        forward.append(Elementwise("loss", "forward", 6 * logits, 4 * logits, "rows", launches=4))
+        backward.append(Elementwise("loss_grad", "dgrad", 4 * logits, 2 * logits, "rows"))
+    else:
+        forward += [
+            Elementwise("logits_to_fp32", "forward", 2 * logits, 4 * logits, "copy"),
+            Elementwise("log_softmax", "forward", 8 * logits, 4 * logits, "rows", launches=3),
+        ]
+        backward += [
+            Elementwise("loss_grad_zero", "dgrad", 0, 4 * logits),
+            Elementwise("log_softmax_grad", "dgrad", 8 * logits, 4 * logits, "rows", launches=2),
+            Elementwise("grad_to_bf16", "dgrad", 4 * logits, 2 * logits),
+        ]
+    backward += list(backward_gemms(linear, plan, fp8=False))
+    if split and not plan.sequence_parallel:
+        backward.append(
+            CollectiveOp("output_grad_sum", "dgrad", "all_reduce", "tp", stream_bytes(model, plan))
+        )
+    elif split:
+        backward.append(
+            CollectiveOp("output_grad_scatter", "dgrad", "reduce_scatter", "tp", stream_bytes(model, plan))
+        )
+    return PassOps(tuple(forward), (*backward, *norm.backward))
+
+
+def further_prediction(model: Model, plan: Plan, domain: int | None = None) -> PassOps:
+    """A layer that predicts a token further on: joins hidden states and embedding, one block, the loss again.
+
+    Source: DeepSeek-V3 technical report (arXiv 2412.19437), section 2.2.
+    """
+    join = Linear("mtp_join", outside_tokens(plan), model.hidden, 2 * model.hidden)
+    size = float(outside_tokens(plan)) * 2 * model.hidden * BF16
+    norms = Elementwise("mtp_norms", "forward", size, size, "rows", launches=2)
+    inner = block(model, plan, mtp_kind(model), domain)
+    loss = output(model, plan)
     return PassOps(
-        (CollectiveOp("context_gather", "forward", "all_gather", "cp", size, overlap),),
+        (norms, *linear_forward(join, plan), *inner.forward, *loss.forward),
         (
-            CollectiveOp("context_regather", "dgrad", "all_gather", "cp", size, overlap),
-            CollectiveOp("context_scatter", "dgrad", "reduce_scatter", "cp", size, overlap),
+            *loss.backward,
+            *inner.backward,
+            *linear_backward(join, plan),
+            norms._replace(name="mtp_norms_grad", phase="dgrad", bytes_read=3 * size, launches=4),
         ),
     )
+
+
+def mtp_kind(model: Model) -> str:
+    """Kind of the layers that predict tokens further on."""
+    return "moe" if model.experts else "dense"

@@ -15,6 +15,33 @@ from aorta.config.yaml_files import convert, read_yaml
 from aorta.errors import ConfigError, did_you_mean
 from aorta.hardware.names import packaged
 
+Mixer = Literal["full", "window", "state", "none"]
+FeedForward = Literal["dense", "moe", "none"]
+KINDS: dict[str, tuple[Mixer, FeedForward]] = {
+    "dense": ("full", "dense"),
+    "moe": ("full", "moe"),
+    "window dense": ("window", "dense"),
+    "window moe": ("window", "moe"),
+    "state dense": ("state", "dense"),
+    "state moe": ("state", "moe"),
+    "state": ("state", "none"),
+    "attention": ("full", "none"),
+    "mlp": ("none", "dense"),
+    "experts": ("none", "moe"),
+}
+"""Parts of each kind of layer. A layer of most models has both; hybrids have layers with one."""
+PATTERN = {"M": "state", "*": "attention", "-": "mlp", "E": "experts"}
+"""Letters of a hybrid's pattern, as the configurations of Nemotron-H write it."""
+MODEL_DIR = Path(__file__).resolve().parent / "models"
+NOT_SHAPES = (
+    "instruct|chat|base|hf|it|pt|bf16|fp16|fp8|mxfp8|nvfp4|fp4|text|model|meta|moe|dense|lora|qlora|peft|sft|dpo|"
+    "pretrain|pretraining|finetune|finetuning|preview|pretrained|nemo|torchtitan"
+)
+"""Words of a name that say nothing about the shapes."""
+LETTERS = "a-z"
+WHOLE = rf"(?<![{LETTERS}0-9.])(?:{NOT_SHAPES}|v0\.\d+|\d{{4}}|\d+k)(?![{LETTERS}0-9.])"
+"""Such a word, a preview's version (v0.1), a date (2407) or a context length (128k), standing alone."""
+
 
 class LatentAttention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Multi-head latent attention: queries, keys and values by way of narrow latents."""
@@ -62,26 +89,6 @@ class StateSpace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         with_state = 4 * self.num_heads * self.key_dim * self.value_dim
         solved = 2 * self.num_heads * self.chunk * (self.key_dim + self.value_dim) if self.delta_rule else 0
         return float(inside + with_state + solved)
-
-
-Mixer = Literal["full", "window", "state", "none"]
-FeedForward = Literal["dense", "moe", "none"]
-KINDS: dict[str, tuple[Mixer, FeedForward]] = {
-    "dense": ("full", "dense"),
-    "moe": ("full", "moe"),
-    "window dense": ("window", "dense"),
-    "window moe": ("window", "moe"),
-    "state dense": ("state", "dense"),
-    "state moe": ("state", "moe"),
-    "state": ("state", "none"),
-    "attention": ("full", "none"),
-    "mlp": ("none", "dense"),
-    "experts": ("none", "moe"),
-}
-"""Parts of each kind of layer. A layer of most models has both; hybrids have layers with one."""
-
-PATTERN = {"M": "state", "*": "attention", "-": "mlp", "E": "experts"}
-"""Letters of a hybrid's pattern, as the configurations of Nemotron-H write it."""
 
 
 class ExpertShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -402,36 +409,6 @@ def load_model(name_or_path: str) -> Model:
     raise ConfigError(f"--model {name_or_path} is not known{hint}")
 
 
-@cache
-def models() -> dict[str, Model]:
-    """Every model of config/models by name."""
-    loaded = (convert(read_yaml(path), Model, str(path)) for path in sorted(MODEL_DIR.glob("*.yaml")))
-    return {model.name: model for model in loaded}
-
-
-MODEL_DIR = Path(__file__).resolve().parent / "models"
-
-NOT_SHAPES = (
-    "instruct|chat|base|hf|it|pt|bf16|fp16|fp8|mxfp8|nvfp4|fp4|text|model|meta|moe|dense|lora|qlora|peft|sft|dpo|"
-    "pretrain|pretraining|finetune|finetuning|preview|pretrained|nemo|torchtitan"
-)
-"""Words of a name that say nothing about the shapes."""
-LETTERS = "a-z"
-WHOLE = rf"(?<![{LETTERS}0-9.])(?:{NOT_SHAPES}|v0\.\d+|\d{{4}}|\d+k)(?![{LETTERS}0-9.])"
-"""Such a word, a preview's version (v0.1), a date (2407) or a context length (128k), standing alone."""
-
-
-def name_key(name: str) -> tuple[str, ...]:
-    """Letters and numbers of a name, without the owner and what different sources write differently.
-
-    Llama-3.1-8B is llama3.1-8b, but llama3-3b is not llama-33b: two numbers stay two.
-    """
-    plain = name.lower().rstrip("/").rpartition("/")[2]
-    shapes = re.sub(WHOLE, "", plain)
-    joined = re.sub(rf"(?<=[{LETTERS}])[^{LETTERS}0-9]+(?=[{LETTERS}])", "", shapes)
-    return tuple(re.findall(rf"[{LETTERS}]+|\d+(?:\.\d+)?", joined))
-
-
 def model_file(name: str) -> Path | None:
     """The packaged file of a name; qwen2_5-7b and llama3p1-8b are tried as 2.5 and 3.1."""
     files = model_files()
@@ -458,3 +435,21 @@ def known_names() -> list[str]:
 def _aliases(path: Path) -> list[str]:
     listed = re.search(r"^aliases: \[(.*)\]$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return [alias.strip() for alias in listed[1].split(",")] if listed else []
+
+
+def name_key(name: str) -> tuple[str, ...]:
+    """Letters and numbers of a name, without the owner and what different sources write differently.
+
+    Llama-3.1-8B is llama3.1-8b, but llama3-3b is not llama-33b: two numbers stay two.
+    """
+    plain = name.lower().rstrip("/").rpartition("/")[2]
+    shapes = re.sub(WHOLE, "", plain)
+    joined = re.sub(rf"(?<=[{LETTERS}])[^{LETTERS}0-9]+(?=[{LETTERS}])", "", shapes)
+    return tuple(re.findall(rf"[{LETTERS}]+|\d+(?:\.\d+)?", joined))
+
+
+@cache
+def models() -> dict[str, Model]:
+    """Every model of config/models by name."""
+    loaded = (convert(read_yaml(path), Model, str(path)) for path in sorted(MODEL_DIR.glob("*.yaml")))
+    return {model.name: model for model in loaded}

@@ -13,8 +13,32 @@ from aorta.projection.plan import COUNTS, Plan, RecomputeModule, check_count
 from aorta.projection.software import load_stack, planned
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
 SHARDING_CHOICES = ("ddp", "zero1", "zero2", "zero3", "fsdp2", "fsdp", "hsdp")
+OVERRIDES = (
+    "mtp",
+    "sequence_parallel",
+    "tp_overlap",
+    "dp_overlap",
+    "reshard_after_forward",
+    "grad_sync",
+    "replicas",
+    "fp8_weights",
+    "schedule",
+    "first_stage_layers",
+    "last_stage_layers",
+    "attention",
+    "cp_exchange",
+    "adapters",
+    "adapter_rank",
+    "moe_grouped_gemm",
+    "expert_tp_size",
+    "deepep",
+    "ep_overlap",
+    "cuda_graphs",
+    "fsdp_overlap",
+    "activation_offload",
+)
+"""Options of a Plan's own names that, where given, go before what the stack sets."""
 
 
 def _flag(name: str, text: str) -> Callable[[Any], Any]:
@@ -90,7 +114,6 @@ PLAN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option("--fsdp-overlap", type=float, metavar="X", help="What if: share of FSDP traffic hidden."),
 )
-
 WHAT_IF_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--set",
@@ -101,7 +124,6 @@ WHAT_IF_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option("--calibration", type=click.Path(path_type=Path), help="Factors from `calibrate --output`."),
 )
-
 BACKEND_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--gemm-backend", default="tile", show_default=True, metavar="tile|roofline|table|origami"),
     click.option(
@@ -157,33 +179,6 @@ def _check_counts(option_values: Mapping[str, Any]) -> None:
     for name in ("first_stage_layers", "last_stage_layers"):
         if option_values[name] is not None:
             check_count(name, option_values[name], least=0)
-
-
-OVERRIDES = (
-    "mtp",
-    "sequence_parallel",
-    "tp_overlap",
-    "dp_overlap",
-    "reshard_after_forward",
-    "grad_sync",
-    "replicas",
-    "fp8_weights",
-    "schedule",
-    "first_stage_layers",
-    "last_stage_layers",
-    "attention",
-    "cp_exchange",
-    "adapters",
-    "adapter_rank",
-    "moe_grouped_gemm",
-    "expert_tp_size",
-    "deepep",
-    "ep_overlap",
-    "cuda_graphs",
-    "fsdp_overlap",
-    "activation_offload",
-)
-"""Options of a Plan's own names that, where given, go before what the stack sets."""
 
 
 def plan_of(option_values: Mapping[str, Any], model: Model, hardware: Hardware) -> Plan:

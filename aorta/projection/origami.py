@@ -30,6 +30,7 @@ MATRIX_INSTRUCTION = {
 """Rows, columns and depth of the instruction that the kernels of each architecture use."""
 SIDES = (16, 32, 64, 96, 128, 192, 256)
 TILES = [(m, n, k) for m in SIDES for n in SIDES for k in (32, 64, 128)]
+ROWS_OF_WORK_GROUP = 256
 
 
 class OrigamiGemm:
@@ -137,9 +138,6 @@ def load_origami() -> Any:
             "the origami backend needs the package rocm-origami, scripts/install_origami.sh builds it "
             "(no GPU needed)"
         ) from None
-
-
-ROWS_OF_WORK_GROUP = 256
 
 
 class OrigamiSdpa:

@@ -14,6 +14,24 @@ from aorta.projection.plan import Plan, layout_text
 from aorta.projection.prices import Priced, Pricer
 from aorta.projection.step import Projection, build_stages, project
 
+TERMS = {
+    "elementwise": "norms, RoPE, activation, residuals, loss, permutation",
+    "fp8_cast": "casts to FP8 and transposes",
+    "attention": "attention products",
+    "gemm": "GEMMs",
+    "tp_comm": "collectives of tensor parallelism",
+    "ep_comm": "exchange of tokens between experts",
+    "cp_comm": "exchange of keys and values",
+    "dp_comm": "gathers of weights and reductions of gradients",
+    "pp_comm": "transfers between pipeline stages",
+    "fsdp_copy": "copies around FSDP's buffers",
+    "offload": "copies of activations to the host and back",
+    "optimizer": "optimizer",
+    "host": "launches by the host",
+}
+UNKNOWN_TERM = RatioInterval(low=0.5, high=1.5)
+"""Uncertainty of the host's term and of contention: one factor each, from a handful of runs."""
+
 
 def performance(projection: Projection, memory_estimate: MemoryEstimate | None = None) -> dict[str, Any]:
     """The answer, its range, and the parts that add up to it."""
@@ -126,23 +144,6 @@ def _range(values: list[float], digits: int = 1) -> str:
     return f"{values[0]:.{digits}f} to {values[1]:.{digits}f}"
 
 
-TERMS = {
-    "elementwise": "norms, RoPE, activation, residuals, loss, permutation",
-    "fp8_cast": "casts to FP8 and transposes",
-    "attention": "attention products",
-    "gemm": "GEMMs",
-    "tp_comm": "collectives of tensor parallelism",
-    "ep_comm": "exchange of tokens between experts",
-    "cp_comm": "exchange of keys and values",
-    "dp_comm": "gathers of weights and reductions of gradients",
-    "pp_comm": "transfers between pipeline stages",
-    "fsdp_copy": "copies around FSDP's buffers",
-    "offload": "copies of activations to the host and back",
-    "optimizer": "optimizer",
-    "host": "launches by the host",
-}
-
-
 def explain(model: Model, plan: Plan, pricer: Pricer, ablation: bool = True) -> dict[str, Any]:
     """The projection with one row per operation of each unit."""
     projection = project(model, plan, pricer)
@@ -154,62 +155,6 @@ def explain(model: Model, plan: Plan, pricer: Pricer, ablation: bool = True) -> 
     if ablation:
         result["ablation"] = ablations(model, plan, pricer, projection, rows)
     return result
-
-
-def ablations(
-    model: Model, plan: Plan, pricer: Pricer, projection: Projection, rows: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """The step with one term switched off at a time. Terms overlap, so the savings need not add up.
-
-    The interval of a saving is that of the term's own operations (rows), about 80 % of what was measured.
-    """
-    savings = []
-    for term, meaning in TERMS.items():
-        ablated = project(model, plan, pricer.without_term(term))
-        if ablated.step_s != projection.step_s:
-            savings.append(
-                {
-                    "term": term,
-                    "meaning": meaning,
-                    "step_ms": ablated.step_s * 1e3,
-                    **_saving(projection.step_s - ablated.step_s, term_interval(term, rows, pricer)),
-                }
-            )
-    alone = project(model, plan, pricer.without_term("contention"))
-    savings.append(
-        {
-            "term": "contention",
-            "meaning": "compute and communication slow each other down",
-            "step_ms": alone.step_s * 1e3,
-            **_saving(projection.step_s - alone.step_s, UNKNOWN_TERM),
-        }
-    )
-    return sorted(savings, key=lambda row: -float(row["saves_ms"]))
-
-
-UNKNOWN_TERM = RatioInterval(low=0.5, high=1.5)
-"""Uncertainty of the host's term and of contention: one factor each, from a handful of runs."""
-
-
-def _saving(seconds: float, interval: RatioInterval) -> dict[str, Any]:
-    ms = seconds * 1e3
-    return {"saves_ms": ms, "interval_ms": sorted((ms * interval.low, ms * interval.high))}
-
-
-def term_interval(term: str, rows: Sequence[Mapping[str, Any]], pricer: Pricer) -> RatioInterval:
-    """The intervals of the term's operations by their share of its time; of the kind where it has none."""
-    term_rows = [row for row in rows if row["category"] == term and row["us"] > 0]
-    efficiency = pricer.hardware.efficiency
-    if not term_rows:
-        if term.endswith("_comm"):
-            return efficiency.collective.interval
-        return efficiency.memory_interval if term in ("optimizer", "fsdp_copy") else UNKNOWN_TERM
-    time_us = sum(row["us"] * row["count"] for row in term_rows)
-    low, high = (
-        sum(row["us"] * row["count"] * row["interval_share"][end] for row in term_rows) / time_us
-        for end in (0, 1)
-    )
-    return RatioInterval(low=low, high=high)
 
 
 def _rows(projection: Projection, pricer: Pricer) -> Any:
@@ -268,6 +213,58 @@ def _size(op: Op) -> str:
     if isinstance(op, Scan):
         return f"{op.flops / 1e9:.1f} GFLOP, {op.size_bytes / 1e6:.1f} MB"
     return f"{op.op} {op.size_bytes / 1e6:.1f} MB over {op.axis}"
+
+
+def ablations(
+    model: Model, plan: Plan, pricer: Pricer, projection: Projection, rows: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The step with one term switched off at a time. Terms overlap, so the savings need not add up.
+
+    The interval of a saving is that of the term's own operations (rows), about 80 % of what was measured.
+    """
+    savings = []
+    for term, meaning in TERMS.items():
+        ablated = project(model, plan, pricer.without_term(term))
+        if ablated.step_s != projection.step_s:
+            savings.append(
+                {
+                    "term": term,
+                    "meaning": meaning,
+                    "step_ms": ablated.step_s * 1e3,
+                    **_saving(projection.step_s - ablated.step_s, term_interval(term, rows, pricer)),
+                }
+            )
+    alone = project(model, plan, pricer.without_term("contention"))
+    savings.append(
+        {
+            "term": "contention",
+            "meaning": "compute and communication slow each other down",
+            "step_ms": alone.step_s * 1e3,
+            **_saving(projection.step_s - alone.step_s, UNKNOWN_TERM),
+        }
+    )
+    return sorted(savings, key=lambda row: -float(row["saves_ms"]))
+
+
+def term_interval(term: str, rows: Sequence[Mapping[str, Any]], pricer: Pricer) -> RatioInterval:
+    """The intervals of the term's operations by their share of its time; of the kind where it has none."""
+    term_rows = [row for row in rows if row["category"] == term and row["us"] > 0]
+    efficiency = pricer.hardware.efficiency
+    if not term_rows:
+        if term.endswith("_comm"):
+            return efficiency.collective.interval
+        return efficiency.memory_interval if term in ("optimizer", "fsdp_copy") else UNKNOWN_TERM
+    time_us = sum(row["us"] * row["count"] for row in term_rows)
+    low, high = (
+        sum(row["us"] * row["count"] * row["interval_share"][end] for row in term_rows) / time_us
+        for end in (0, 1)
+    )
+    return RatioInterval(low=low, high=high)
+
+
+def _saving(seconds: float, interval: RatioInterval) -> dict[str, Any]:
+    ms = seconds * 1e3
+    return {"saves_ms": ms, "interval_ms": sorted((ms * interval.low, ms * interval.high))}
 
 
 def explain_text(result: dict[str, Any]) -> str:

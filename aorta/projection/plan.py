@@ -14,11 +14,8 @@ Stack = Literal["eager", "compiled", "megatron"]
 DType = Literal["bf16", "fp8", "fp4"]
 Recompute = Literal["none", "selective", "full"]
 RecomputeModule = Literal["norm", "activation", "latent_up", "ffn", "experts", "every_second_gemm"]
-
-
 MOST = 10**9
 """Largest number of GPUs, of tokens of a micro-batch and of any count: no size overflows below it."""
-
 COUNTS = (
     "nodes",
     "gpus_per_node",
@@ -220,15 +217,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         _stages(self, model)
 
 
-def check_count(name: str, count: int, maximum: int = MOST, least: int = 1) -> None:
-    """Raise unless a whole number is usable as the option of that name."""
-    if least <= count <= maximum:
-        return
-    got = str(count) if abs(count) < 10**18 else f"a number of {len(str(abs(count)))} digits"
-    bound = f"at least {least}" if count < least else f"at most {maximum}"
-    raise ConfigError(f"--{name.replace('_', '-')} must be {bound}, got {got}")
-
-
 def _positive(plan: Plan) -> None:
     if min(plan.nodes, plan.gpus_per_node) > 0 and plan.nodes * plan.gpus_per_node > MOST:
         raise ConfigError(
@@ -290,25 +278,6 @@ def _splits(plan: Plan, model: Model) -> None:
         )
 
 
-def _stages(plan: Plan, model: Model) -> None:
-    if plan.pp == 1:
-        if plan.vpp > 1:
-            raise ConfigError(f"--vpp {plan.vpp} needs --pp above 1")
-        return
-    if plan.pp * plan.vpp > model.num_layers + 2:
-        raise ConfigError(
-            f"--pp {plan.pp} x --vpp {plan.vpp} is more than {model.num_layers} layers can fill"
-        )
-    split_layers(
-        model.num_layers, plan.pp * plan.vpp, plan.first_stage_layers, plan.last_stage_layers, ends=2
-    )
-    if plan.vpp > 1 and plan.num_micro_batches % plan.pp:
-        raise ConfigError(
-            f"--vpp {plan.vpp} needs a number of micro-batches divisible by --pp {plan.pp}, "
-            f"got {plan.num_micro_batches}"
-        )
-
-
 def _combinations(plan: Plan, model: Model) -> None:
     if plan.schedule == "interleaved" and plan.vpp == 1:
         raise ConfigError("--schedule interleaved needs --vpp above 1")
@@ -345,6 +314,34 @@ def _combinations(plan: Plan, model: Model) -> None:
         raise ConfigError(f"--expert-tp {plan.expert_tp_size} must divide --tp {plan.tp}")
     if plan.tp_overlap and (plan.tp == 1 or not plan.sequence_parallel):
         raise ConfigError("--tp-overlap needs --tp above 1 with sequence parallelism")
+
+
+def _stages(plan: Plan, model: Model) -> None:
+    if plan.pp == 1:
+        if plan.vpp > 1:
+            raise ConfigError(f"--vpp {plan.vpp} needs --pp above 1")
+        return
+    if plan.pp * plan.vpp > model.num_layers + 2:
+        raise ConfigError(
+            f"--pp {plan.pp} x --vpp {plan.vpp} is more than {model.num_layers} layers can fill"
+        )
+    split_layers(
+        model.num_layers, plan.pp * plan.vpp, plan.first_stage_layers, plan.last_stage_layers, ends=2
+    )
+    if plan.vpp > 1 and plan.num_micro_batches % plan.pp:
+        raise ConfigError(
+            f"--vpp {plan.vpp} needs a number of micro-batches divisible by --pp {plan.pp}, "
+            f"got {plan.num_micro_batches}"
+        )
+
+
+def check_count(name: str, count: int, maximum: int = MOST, least: int = 1) -> None:
+    """Raise unless a whole number is usable as the option of that name."""
+    if least <= count <= maximum:
+        return
+    got = str(count) if abs(count) < 10**18 else f"a number of {len(str(abs(count)))} digits"
+    bound = f"at least {least}" if count < least else f"at most {maximum}"
+    raise ConfigError(f"--{name.replace('_', '-')} must be {bound}, got {got}")
 
 
 def layout_text(plan: Plan) -> str:

@@ -24,6 +24,17 @@ if TYPE_CHECKING:
 
 USUAL_MODELS = (TileGemm, TileSdpa)
 """Loaded with this module, so that the first projection does not wait for them; others when asked for."""
+ROUTED = ("experts", "permute", "unpermute")
+"""Prefixes of the names of operations on routed tokens."""
+CATEGORIES = {
+    "tp": "tp_comm",
+    "ep": "ep_comm",
+    "cp": "cp_comm",
+    "dp": "dp_comm",
+    "edp": "dp_comm",
+    "copies": "dp_comm",
+    "pp": "pp_comm",
+}
 
 
 class Contention(NamedTuple):
@@ -95,16 +106,16 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return Contention(self.contention_compute, self.contention_communication)
 
 
+def factors_of(hardware: Hardware) -> Factors:
+    """Factors of the vendor, with the hardware file's own for steps on the part."""
+    return step_factors(hardware.vendor, hardware.step)
+
+
 @cache
 def step_factors(vendor: str, step: StepFactors) -> Factors:
     """Factors of a vendor, with corrections that steps gave for a part."""
     further = {"gemm": step.gemm, "fp8_gemm": step.fp8_gemm, "fp4_gemm": step.fp4_gemm}
     return constants(Factors, "factors.any", f"factors.{vendor}", **further)
-
-
-def factors_of(hardware: Hardware) -> Factors:
-    """Factors of the vendor, with the hardware file's own for steps on the part."""
-    return step_factors(hardware.vendor, hardware.step)
 
 
 class Priced(NamedTuple):
@@ -116,20 +127,6 @@ class Priced(NamedTuple):
     """Estimate of one launch, before the factors."""
     link_share: float = 1.0
     """Share of a collective's time that its work on the GPUs takes; below 1 on a slow network."""
-
-
-ROUTED = ("experts", "permute", "unpermute")
-"""Prefixes of the names of operations on routed tokens."""
-
-CATEGORIES = {
-    "tp": "tp_comm",
-    "ep": "ep_comm",
-    "cp": "cp_comm",
-    "dp": "dp_comm",
-    "edp": "dp_comm",
-    "copies": "dp_comm",
-    "pp": "pp_comm",
-}
 
 
 class Pricer:

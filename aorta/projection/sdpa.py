@@ -28,6 +28,21 @@ from aorta.projection.gemm import power_flops
 
 Family = Literal["flash", "cudnn"]
 FAMILIES = ("flash", "cudnn")
+IDLE_SHARE_OF_LONGEST = 0.5
+BACKWARD_KERNELS = 3
+"""Row sums of dO o O, the main kernel, the conversion of dQ."""
+
+
+class Block(NamedTuple):
+    """Shape of one kernel family: rows that a tile holds, rows of one step, tiles at once on one unit."""
+
+    tile_rows: int
+    step: int
+    per_cu: int
+
+
+FORWARD = {"flash": Block(128, 64, 2), "cudnn": Block(128, 128, 1)}
+BACKWARD = {"flash": Block(128, 64, 1), "cudnn": Block(128, 64, 1)}
 
 
 class AttentionSize(msgspec.Struct, frozen=True):
@@ -119,21 +134,6 @@ class RooflineSdpa(msgspec.Struct, frozen=True):
             rate_interval(self.hardware, size.dtype, fitted.interval),
             {"compute_s": compute_s, "memory_s": memory_s, "launch_s": launch_s},
         )
-
-
-class Block(NamedTuple):
-    """Shape of one kernel family: rows that a tile holds, rows of one step, tiles at once on one unit."""
-
-    tile_rows: int
-    step: int
-    per_cu: int
-
-
-FORWARD = {"flash": Block(128, 64, 2), "cudnn": Block(128, 128, 1)}
-BACKWARD = {"flash": Block(128, 64, 1), "cudnn": Block(128, 64, 1)}
-IDLE_SHARE_OF_LONGEST = 0.5
-BACKWARD_KERNELS = 3
-"""Row sums of dO o O, the main kernel, the conversion of dQ."""
 
 
 class TileSdpa:

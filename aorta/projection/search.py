@@ -18,6 +18,9 @@ from aorta.projection.plan import Plan, check_count, layout_text
 from aorta.projection.prices import Pricer
 from aorta.projection.step import project
 
+FURTHER = 6
+"""Layouts beyond twice the wanted ones that are worked out in full, since the quick order is not exact."""
+
 
 def search(
     model: str,
@@ -69,153 +72,6 @@ def search(
             f"{global_batch_size} x {seq_len} tokens; the smallest needs {smallest / 2**30:.0f} GiB"
         )
     return _ranked(shape, hardware, fitting, len(plans), examined, top, progress)
-
-
-FURTHER = 6
-"""Layouts beyond twice the wanted ones that are worked out in full, since the quick order is not exact."""
-
-
-def _fitting(
-    model: Model, hardware: Hardware, ranked: list[Plan], max_layouts: int
-) -> tuple[list[tuple[Plan, MemoryEstimate]], float, int]:
-    """The first layouts of a ranking that the estimate of memory allows, and how many were looked at."""
-    fitting = []
-    smallest = float("inf")
-    for number, plan in enumerate(ranked):
-        memory_estimate = memory(model, plan, hardware.memory.hbm_bytes)
-        smallest = min(smallest, memory_estimate.total_bytes)
-        if memory_estimate.total_bytes <= memory_estimate.capacity_bytes:
-            fitting.append((plan, memory_estimate))
-            if len(fitting) == max_layouts:
-                return fitting, smallest, number + 1
-    return fitting, smallest, len(ranked)
-
-
-class Quick:
-    """A step in some microseconds, to order thousands of layouts: layers added up, bubble by its closed form,
-    and the part of the data-parallel traffic that overlap usually leaves."""
-
-    def __init__(self, model: Model, pricer: Pricer) -> None:
-        self.model, self.pricer = model, pricer
-        self._gather_seconds: dict[tuple[int, ...], float] = {}
-        self._pass_seconds: dict[tuple[Any, ...], tuple[float, float, float, float]] = {}
-
-    def step_s(self, plan: Plan) -> float:
-        """Seconds, good for an order and for nothing else."""
-        layers_s, ends_s = self._pass_s(plan)
-        stage_s = layers_s / plan.pp
-        count = plan.num_micro_batches
-        bubble = (plan.pp - 1) / (plan.vpp * count)
-        compute_s = count * (stage_s + ends_s / (plan.pp if plan.pp > 1 else 1)) * (1 + bubble)
-        return compute_s + self._exchange_s(plan, compute_s)
-
-    def _pass_s(self, plan: Plan) -> tuple[float, float]:
-        """Seconds of all layers of a micro-batch, recomputation included, and of embedding with output."""
-        key = (plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.micro_batch_size)
-        if key not in self._pass_seconds:
-            self._pass_seconds[key] = self._passes(plan)
-        forward_s, attention_s, backward_s, ends_s = self._pass_seconds[key]
-        share = (plan.recompute_layers or self.model.num_layers) / self.model.num_layers
-        again_s = {"none": 0.0, "selective": attention_s, "full": forward_s * share}[plan.recompute]
-        return forward_s + backward_s + again_s, ends_s
-
-    def _passes(self, plan: Plan) -> tuple[float, float, float, float]:
-        """Seconds of all forward passes, their attention, all backward passes, embedding and output."""
-        once = msgspec.structs.replace(plan, recompute="none", recompute_layers=None)
-        pricer = self.pricer.with_plan(once)
-        stage = stages.build(self.model, once, pricer, range(self.model.num_layers), True, True)
-        forward_s = attention_s = backward_s = 0.0
-        units = {id(unit): unit for unit in stage.blocks}
-        for number, count in Counter(map(id, stage.blocks)).items():
-            unit = units[number]
-            forward_s += count * sum(priced.seconds for priced in unit.forward)
-            backward_s += count * sum(priced.seconds for priced in unit.backward)
-            attention_s += count * sum(
-                priced.seconds for priced in unit.forward if priced.category == "attention"
-            )
-        ends = [unit for unit in (stage.first, stage.last) if unit is not None]
-        ends_s = sum(priced.seconds for unit in ends for priced in (*unit.forward, *unit.backward))
-        return forward_s, attention_s, backward_s, ends_s
-
-    def _exchange_s(self, plan: Plan, compute_s: float) -> float:
-        if plan.shard_ranks == 1:
-            return 0.0
-        key = (plan.tp, plan.pp, plan.ep, plan.shard_ranks)
-        gather = self._gather_seconds.get(key)
-        if gather is None:
-            params = self.model.num_params / plan.tp / plan.pp / (plan.ep if self.model.experts else 1)
-            op = CollectiveOp("weights", "optimizer", "all_gather", "dp", 2.0 * params)
-            gather = self._gather_seconds[key] = self.pricer.with_plan(plan).price(op).seconds
-        if plan.is_fsdp:
-            total = 3.5 * gather * plan.num_micro_batches
-            return max(0.05 * total, total - 0.8 * compute_s)
-        return 3 * gather * (0.1 if plan.pp == 1 else 1 / plan.vpp / plan.pp)
-
-
-def _ranked(
-    model: Model,
-    hardware: Hardware,
-    fitting: list[Any],
-    num_legal: int,
-    examined: int,
-    top: int,
-    progress: bool,
-) -> dict[str, Any]:
-    """The best in full."""
-    pricer = Pricer(hardware, fitting[0][0])
-    fine = _sorted(_rows(model, fitting, pricer, progress))
-    front = _front(fine)
-    for row in fine:
-        row["pareto"] = row in front
-    for row in fine:
-        del row["number"]
-    return {
-        "model": model.name,
-        "gpu": hardware.name,
-        "num_legal": num_legal,
-        "num_examined": examined,
-        "num_fitting": len(fitting),
-        "best": fine[:top],
-        "pareto": front,
-    }
-
-
-def _rows(model: Model, fitting: list[Any], pricer: Pricer, progress: bool) -> list[dict[str, Any]]:
-    rows = []
-    for number, (plan, memory_estimate) in enumerate(fitting):
-        if progress and sys.stderr.isatty() and number % 10 == 0:
-            print(f"\r{number} of {len(fitting)} layouts", end="", file=sys.stderr, flush=True)
-        projection = project(model, plan, pricer)
-        tokens, step_s = projection.tokens_per_s_per_gpu, projection.step_s
-        rows.append(
-            {
-                "number": number,
-                "layout": layout_text(plan),
-                "step_ms": step_s * 1e3,
-                "interval_ms": [projection.low_s * 1e3, projection.high_s * 1e3],
-                "tokens_per_s_per_gpu": tokens,
-                "memory_gib": memory_estimate.total_bytes / 2**30,
-                "host_bound": projection.host_bound,
-            }
-        )
-    if progress and sys.stderr.isatty():
-        print("\r" + " " * 40 + "\r", end="", file=sys.stderr)
-    return rows
-
-
-def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda row: float(row["step_ms"]))
-
-
-def _front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows, sorted by speed, that no faster row beats in memory."""
-    front, least = [], float("inf")
-    for row in rows:
-        size = float(row["memory_gib"])
-        if size < least:
-            least = size
-            front.append(row)
-    return front
 
 
 def candidates(model: Model, gpus: int, fixed: dict[str, Any]) -> Iterator[Plan]:
@@ -286,6 +142,149 @@ def _variants(
                     "vpp": vpp,
                     "micro_batch_size": micro_batch_size,
                 }
+
+
+class Quick:
+    """A step in some microseconds, to order thousands of layouts: layers added up, bubble by its closed form,
+    and the part of the data-parallel traffic that overlap usually leaves."""
+
+    def __init__(self, model: Model, pricer: Pricer) -> None:
+        self.model, self.pricer = model, pricer
+        self._gather_seconds: dict[tuple[int, ...], float] = {}
+        self._pass_seconds: dict[tuple[Any, ...], tuple[float, float, float, float]] = {}
+
+    def step_s(self, plan: Plan) -> float:
+        """Seconds, good for an order and for nothing else."""
+        layers_s, ends_s = self._pass_s(plan)
+        stage_s = layers_s / plan.pp
+        count = plan.num_micro_batches
+        bubble = (plan.pp - 1) / (plan.vpp * count)
+        compute_s = count * (stage_s + ends_s / (plan.pp if plan.pp > 1 else 1)) * (1 + bubble)
+        return compute_s + self._exchange_s(plan, compute_s)
+
+    def _pass_s(self, plan: Plan) -> tuple[float, float]:
+        """Seconds of all layers of a micro-batch, recomputation included, and of embedding with output."""
+        key = (plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.micro_batch_size)
+        if key not in self._pass_seconds:
+            self._pass_seconds[key] = self._passes(plan)
+        forward_s, attention_s, backward_s, ends_s = self._pass_seconds[key]
+        share = (plan.recompute_layers or self.model.num_layers) / self.model.num_layers
+        again_s = {"none": 0.0, "selective": attention_s, "full": forward_s * share}[plan.recompute]
+        return forward_s + backward_s + again_s, ends_s
+
+    def _passes(self, plan: Plan) -> tuple[float, float, float, float]:
+        """Seconds of all forward passes, their attention, all backward passes, embedding and output."""
+        once = msgspec.structs.replace(plan, recompute="none", recompute_layers=None)
+        pricer = self.pricer.with_plan(once)
+        stage = stages.build(self.model, once, pricer, range(self.model.num_layers), True, True)
+        forward_s = attention_s = backward_s = 0.0
+        units = {id(unit): unit for unit in stage.blocks}
+        for number, count in Counter(map(id, stage.blocks)).items():
+            unit = units[number]
+            forward_s += count * sum(priced.seconds for priced in unit.forward)
+            backward_s += count * sum(priced.seconds for priced in unit.backward)
+            attention_s += count * sum(
+                priced.seconds for priced in unit.forward if priced.category == "attention"
+            )
+        ends = [unit for unit in (stage.first, stage.last) if unit is not None]
+        ends_s = sum(priced.seconds for unit in ends for priced in (*unit.forward, *unit.backward))
+        return forward_s, attention_s, backward_s, ends_s
+
+    def _exchange_s(self, plan: Plan, compute_s: float) -> float:
+        if plan.shard_ranks == 1:
+            return 0.0
+        key = (plan.tp, plan.pp, plan.ep, plan.shard_ranks)
+        gather = self._gather_seconds.get(key)
+        if gather is None:
+            params = self.model.num_params / plan.tp / plan.pp / (plan.ep if self.model.experts else 1)
+            op = CollectiveOp("weights", "optimizer", "all_gather", "dp", 2.0 * params)
+            gather = self._gather_seconds[key] = self.pricer.with_plan(plan).price(op).seconds
+        if plan.is_fsdp:
+            total = 3.5 * gather * plan.num_micro_batches
+            return max(0.05 * total, total - 0.8 * compute_s)
+        return 3 * gather * (0.1 if plan.pp == 1 else 1 / plan.vpp / plan.pp)
+
+
+def _fitting(
+    model: Model, hardware: Hardware, ranked: list[Plan], max_layouts: int
+) -> tuple[list[tuple[Plan, MemoryEstimate]], float, int]:
+    """The first layouts of a ranking that the estimate of memory allows, and how many were looked at."""
+    fitting = []
+    smallest = float("inf")
+    for number, plan in enumerate(ranked):
+        memory_estimate = memory(model, plan, hardware.memory.hbm_bytes)
+        smallest = min(smallest, memory_estimate.total_bytes)
+        if memory_estimate.total_bytes <= memory_estimate.capacity_bytes:
+            fitting.append((plan, memory_estimate))
+            if len(fitting) == max_layouts:
+                return fitting, smallest, number + 1
+    return fitting, smallest, len(ranked)
+
+
+def _ranked(
+    model: Model,
+    hardware: Hardware,
+    fitting: list[Any],
+    num_legal: int,
+    examined: int,
+    top: int,
+    progress: bool,
+) -> dict[str, Any]:
+    """The best in full."""
+    pricer = Pricer(hardware, fitting[0][0])
+    fine = _sorted(_rows(model, fitting, pricer, progress))
+    front = _front(fine)
+    for row in fine:
+        row["pareto"] = row in front
+    for row in fine:
+        del row["number"]
+    return {
+        "model": model.name,
+        "gpu": hardware.name,
+        "num_legal": num_legal,
+        "num_examined": examined,
+        "num_fitting": len(fitting),
+        "best": fine[:top],
+        "pareto": front,
+    }
+
+
+def _rows(model: Model, fitting: list[Any], pricer: Pricer, progress: bool) -> list[dict[str, Any]]:
+    rows = []
+    for number, (plan, memory_estimate) in enumerate(fitting):
+        if progress and sys.stderr.isatty() and number % 10 == 0:
+            print(f"\r{number} of {len(fitting)} layouts", end="", file=sys.stderr, flush=True)
+        projection = project(model, plan, pricer)
+        tokens, step_s = projection.tokens_per_s_per_gpu, projection.step_s
+        rows.append(
+            {
+                "number": number,
+                "layout": layout_text(plan),
+                "step_ms": step_s * 1e3,
+                "interval_ms": [projection.low_s * 1e3, projection.high_s * 1e3],
+                "tokens_per_s_per_gpu": tokens,
+                "memory_gib": memory_estimate.total_bytes / 2**30,
+                "host_bound": projection.host_bound,
+            }
+        )
+    if progress and sys.stderr.isatty():
+        print("\r" + " " * 40 + "\r", end="", file=sys.stderr)
+    return rows
+
+
+def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: float(row["step_ms"]))
+
+
+def _front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows, sorted by speed, that no faster row beats in memory."""
+    front, least = [], float("inf")
+    for row in rows:
+        size = float(row["memory_gib"])
+        if size < least:
+            least = size
+            front.append(row)
+    return front
 
 
 def text(result: dict[str, Any]) -> str:
