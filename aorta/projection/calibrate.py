@@ -21,8 +21,8 @@ FITTED = {
 """Factors that steps can tell, with their bounds."""
 RULE = "runs of one and two GPUs calibrate, larger ones are held out"
 _PRICERS: dict[int, Pricer] = {}
-"""Pricer of each part, by the id of the hardware that it keeps alive: rows of one part share what its kernels
-cost, which is most of a projection."""
+"""One pricer for each part, by the id of the hardware that it keeps alive: rows of one part share what its
+kernels cost, which is most of a projection."""
 
 
 def calibrate(folder: Path, all_rows: bool = False) -> dict[str, Any]:

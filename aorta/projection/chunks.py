@@ -35,6 +35,7 @@ from aorta.projection.streams import (
 )
 
 OFFLOAD = "offload"
+"""Category of waits for copies of activations to and from the host."""
 KERNELS = frozenset({"gemm", "attention", "elementwise", "fp8_cast"})
 """Categories of what runs on compute units alone."""
 Placed = tuple[StreamTask, float, float]
@@ -83,14 +84,10 @@ def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> TimedChunk
     waits = offload_waits_s(stage, pricer)
     host_s = launch_s(model, stage, plan, pricer)
     if plan.is_fsdp:
-        exchange = DataParallel(plan, pricer)
-        forward_lanes, backward_lanes = Lanes(), Lanes()
-        passes.forward(forward_lanes, stage, exchange, plan, True)
-        passes.backward(backward_lanes, stage, exchange, plan, True)
-        tasks = forward_lanes.tasks
+        pass_lanes = _fsdp_lanes(stage, plan, pricer)
+        tasks = pass_lanes[0].tasks
         forward, backward = (
-            _what_if(run(lanes.tasks, pricer.contention), lanes.tasks, plan)
-            for lanes in (forward_lanes, backward_lanes)
+            _what_if(run(lanes.tasks, pricer.contention), lanes.tasks, plan) for lanes in pass_lanes
         )
         middle = summed([(forward, 1), (backward, 1)])
     else:
@@ -119,6 +116,23 @@ def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> TimedChunk
     return TimedChunk(chunk, forward, middle, tasks, host_s)
 
 
+def _fsdp_lanes(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[Lanes, Lanes]:
+    """Forward and backward pass of a chunk, weights gathered and gradients reduced beside them."""
+    exchange = DataParallel(plan, pricer)
+    forward_lanes, backward_lanes = Lanes(), Lanes()
+    passes.forward(forward_lanes, stage, exchange, plan, True)
+    passes.backward(backward_lanes, stage, exchange, plan, True)
+    return forward_lanes, backward_lanes
+
+
+def _unit_lanes(ops: Sequence[Priced], plan: Plan) -> Lanes:
+    """One pass through one unit."""
+    lanes = Lanes()
+    lanes.add(ops, plan)
+    lanes.flush()
+    return lanes
+
+
 def _unit_runs(
     model: Model, unit: Unit, plan: Plan, pricer: Pricer
 ) -> tuple[StreamRun, StreamRun, StreamRun]:
@@ -128,10 +142,8 @@ def _unit_runs(
         runs = []
         experts_s = host_cost(model, plan, pricer).experts_s if unit.expert_params else 0.0
         for ops, share in ((unit.forward, 1 / 3), (unit.backward, 2 / 3)):
-            lanes = Lanes()
-            lanes.add(ops, plan)
-            lanes.flush()
-            runs.append(at_least(run(lanes.tasks, pricer.contention), experts_s * share))
+            tasks = _unit_lanes(ops, plan).tasks
+            runs.append(at_least(run(tasks, pricer.contention), experts_s * share))
         paired = paired_run(unit, plan, pricer) if plan.ep_overlap else None
         paired = at_least(paired, experts_s) if paired is not None else None
         middle = summed([(runs[0], 1), (runs[1], 1)])
@@ -248,18 +260,12 @@ def exchange_s(tasks: Sequence[StreamTask]) -> float:
 def chunk_tasks(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[list[Placed], list[Placed]]:
     """Tasks of one micro-batch's forward and backward pass through a chunk, each pass from 0."""
     if plan.is_fsdp:
-        exchange = DataParallel(plan, pricer)
-        forward_lanes, backward_lanes = Lanes(), Lanes()
-        passes.forward(forward_lanes, stage, exchange, plan, True)
-        passes.backward(backward_lanes, stage, exchange, plan, True)
-        return _placed([forward_lanes], pricer), _placed([backward_lanes], pricer)
-    lanes: tuple[list[Lanes], list[Lanes]] = ([], [])
-    for unit in stage.units:
-        for pass_lanes, ops in zip(lanes, (unit.forward, unit.backward), strict=True):
-            pass_lanes.append(Lanes())
-            pass_lanes[-1].add(ops, plan)
-            pass_lanes[-1].flush()
-    return _placed(lanes[0], pricer), _placed(lanes[1][::-1], pricer)
+        forward, backward = _fsdp_lanes(stage, plan, pricer)
+        return _placed([forward], pricer), _placed([backward], pricer)
+    return (
+        _placed([_unit_lanes(unit.forward, plan) for unit in stage.units], pricer),
+        _placed([_unit_lanes(unit.backward, plan) for unit in reversed(stage.units)], pricer),
+    )
 
 
 def _placed(parts: list[Lanes], pricer: Pricer) -> list[Placed]:

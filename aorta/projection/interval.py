@@ -52,10 +52,10 @@ NOT_IN_VIEW = "not in view when the model was made"
 
 
 class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Logarithms by reason; constants.yaml says what each was set from."""
+    """Width that each reason adds, as a logarithm; constants.yaml says what each was set from."""
 
     base: float
-    """Any run."""
+    """Width of any run, before a reason adds to it."""
     unseen: float
     """Error of a job that was not in view when rules and recipes were chosen: leaving groups out
     refits factors, but chooses no rule anew."""
@@ -77,14 +77,16 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """State spaces; half of it for windows and latent attention."""
     large_scale: float
     context_parallel: float
-    """Multiplied by the share of attention, like the next."""
+    """Multiplied by the share of attention in the step."""
     other_rings: float
+    """As context_parallel, for software other than Megatron's."""
     dtensor: float
     host: float
     """Multiplied by the root of the host's share of the step."""
     exposed: float
-    """Multiplied by the exposed share of the step, like the next."""
+    """Multiplied by the exposed share of the step."""
     long_sequence: float
+    """Multiplied by the share of attention in the step."""
     recomputed_part: float
     skew_low: float
     """Skew of the interval: unknown causes slow a step down more often than they speed it up."""

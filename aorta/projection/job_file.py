@@ -30,6 +30,7 @@ DAILY = frozenset(
 AXES = frozenset({"tp", "pp", "cp", "nodes", "gpus_per_node"})
 """Settings whose change makes the file's dp void."""
 ALL = "aorta.projection.help_all"
+"""Key in a click context's notes: --help-all was given."""
 
 
 class JobCommand(click.Command):
@@ -54,12 +55,12 @@ class JobCommand(click.Command):
         self.params = [job, *self.params, every]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given, _, _ = self.make_parser(ctx).parse_args(list(args))
-        settings = self._settings_of(given)
+        parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
+        settings = self._settings_of(parsed)
         words = [word for text in settings for word in self._as_option(ctx, text)]
-        if isinstance(given.get("job"), str):
-            job = read_job(Path(given["job"]), self, ctx)
-            if given.keys() & AXES or any(_name(text) in AXES for text in settings):
+        if isinstance(parsed.get("job"), str):
+            job = read_job(Path(parsed["job"]), self, ctx)
+            if parsed.keys() & AXES or any(_name(text) in AXES for text in settings):
                 job.values.pop("dp", None)
             ctx.default_map = {**(ctx.default_map or {}), **job.values}
             args = [*job.changes, *args]
@@ -78,8 +79,8 @@ class JobCommand(click.Command):
                 "(tp: 4) and as KEY=VALUE (tp=4, factors.gemm=x1.1)."
             )
 
-    def _settings_of(self, given: Mapping[str, Any]) -> tuple[str, ...]:
-        texts = given.get(self.settings_argument)  # click has a sentinel for "none"
+    def _settings_of(self, parsed: Mapping[str, Any]) -> tuple[str, ...]:
+        texts = parsed.get(self.settings_argument)  # click has a sentinel for "none"
         return tuple(texts) if isinstance(texts, list | tuple) else ()
 
     def _as_option(self, ctx: click.Context, text: str) -> Iterator[str]:
@@ -104,8 +105,8 @@ class JobCommand(click.Command):
 class SweepCommand(JobCommand):
     """A command that sweeps the last of its KEY=VALUE arguments; the others are settings."""
 
-    def _settings_of(self, given: Mapping[str, Any]) -> tuple[str, ...]:
-        return super()._settings_of(given)[:-1]
+    def _settings_of(self, parsed: Mapping[str, Any]) -> tuple[str, ...]:
+        return super()._settings_of(parsed)[:-1]
 
 
 class CompareCommand(JobCommand):

@@ -27,6 +27,16 @@ DTYPES = {
     "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
 }  # fmt: skip
 GEMM_COLUMNS = ("op", "dtype", "m", "n", "k", "median_ms")
+SDPA_COLUMNS = ("backend", "batch", "heads", "kv_heads", "seqlen", "head_dim", "causal", "fwd_ms", "bwd_ms")
+NUM_NEIGHBOURS = 6
+LONE_INTERVAL = RatioInterval(low=0.5, high=2.0)
+"""Interval around one or two measurements, or outside of all of them."""
+QUANTILES = (0.1, 0.9)
+GEMM_REACH = math.log(4.0)
+"""Distance from which a measured GEMM says nothing: a factor of four in one dimension."""
+SDPA_REACH = math.log(8.0)
+
+Array = NDArray[np.float64]
 
 
 class MeasuredGemm(msgspec.Struct, frozen=True):
@@ -85,9 +95,6 @@ def read_rows(path: str | Path, columns: tuple[str, ...]) -> list[dict[str, str]
         raise ProjectionError(f"{path}: cannot be read: {error}") from None
 
 
-SDPA_COLUMNS = ("backend", "batch", "heads", "kv_heads", "seqlen", "head_dim", "causal", "fwd_ms", "bwd_ms")
-
-
 class MeasuredSdpa(msgspec.Struct, frozen=True):
     """A direction of a row of a table of attention; all are bf16."""
 
@@ -142,21 +149,15 @@ def sdpa_of(row: dict[str, str]) -> list[MeasuredSdpa]:
     ]
 
 
-NUM_NEIGHBOURS = 6
-LONE_INTERVAL = RatioInterval(low=0.5, high=2.0)
-"""Around one or two measurements, or outside of all of them."""
-QUANTILES = (0.1, 0.9)
-
-
 class Neighbours:
     """log(measured / model) over points of log size. reach: distance at which a point says nothing."""
 
-    def __init__(self, points: NDArray[np.float64], log_ratios: NDArray[np.float64], reach: float) -> None:
+    def __init__(self, points: Array, log_ratios: Array, reach: float) -> None:
         assert len(points) == len(log_ratios) > 0
         self.points, self.log_ratios, self.reach = points, log_ratios, reach
         self.interval = self._leave_one_out()
 
-    def log_ratio(self, point: NDArray[np.float64]) -> tuple[float, RatioInterval] | None:
+    def log_ratio(self, point: Array) -> tuple[float, RatioInterval] | None:
         """Interpolated log(measured / model) and the factors of its range; None outside the measurements."""
         low, high = self.points.min(axis=0), self.points.max(axis=0)
         distance = np.sqrt(((self.points - point) ** 2).sum(axis=1))
@@ -165,7 +166,7 @@ class Neighbours:
             return None
         return self._average(distance), self.interval
 
-    def _average(self, distance: NDArray[np.float64]) -> float:
+    def _average(self, distance: Array) -> float:
         if distance.min() < 1e-9:
             return float(self.log_ratios[distance < 1e-9].mean())
         nearest = np.argsort(distance)[:NUM_NEIGHBOURS]
@@ -185,8 +186,15 @@ class Neighbours:
         return RatioInterval(low=min(1.0, float(low)), high=max(1.0, float(high)))
 
 
-GEMM_REACH = math.log(4.0)
-"""A neighbour further than a factor of four in one dimension is not near."""
+def _corrected(model: KernelEstimate, group: Neighbours | None, point: Array, kind: str) -> KernelEstimate:
+    """The model's time, corrected by the measurements around the point (details.inside: 1 if there are any)."""
+    correction = group.log_ratio(point) if group is not None else None
+    if correction is None:
+        source = f"{kind} tile, outside the table"
+        return estimate(model.time_s, model.bound, source, LONE_INTERVAL, {"inside": 0.0})
+    log_ratio, interval = correction
+    time_s = model.time_s * math.exp(log_ratio)
+    return estimate(time_s, model.bound, f"{kind} table", interval, {"inside": 1.0})
 
 
 class TableGemm:
@@ -208,16 +216,7 @@ class TableGemm:
         """Seconds. details.inside is 1 where measurements surround the size."""
         size = GemmSize(m, n, k, dtype, layout, batch)
         model = self.model.simulate(m, n, k, dtype, layout, batch)
-        group = self.groups.get((dtype, layout))
-        correction = group.log_ratio(_gemm_point(size)) if group else None
-        if correction is None:
-            return estimate(
-                model.time_s, model.bound, "gemm tile, outside the table", LONE_INTERVAL, {"inside": 0.0}
-            )
-        log_ratio, interval = correction
-        return estimate(
-            model.time_s * math.exp(log_ratio), model.bound, "gemm table", interval, {"inside": 1.0}
-        )
+        return _corrected(model, self.groups.get((dtype, layout)), _gemm_point(size), "gemm")
 
     def _neighbours(self, rows: list[MeasuredGemm]) -> Neighbours:
         points, ratios = [], []
@@ -228,11 +227,8 @@ class TableGemm:
         return Neighbours(np.array(points), np.array(ratios), GEMM_REACH)
 
 
-def _gemm_point(size: GemmSize) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _gemm_point(size: GemmSize) -> Array:
     return np.log(np.array([size.m, size.n, size.k, size.batch], dtype=np.float64))
-
-
-SDPA_REACH = math.log(8.0)
 
 
 class TableSdpa:
@@ -250,17 +246,9 @@ class TableSdpa:
     def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> KernelEstimate:
         """Seconds. The table is bf16 with equal lengths and head dims; all else is the tile model's."""
         model = self.model.simulate(size, backward, family)
-        group = self.groups.get((family, size.causal, backward))
         alike = size.dtype == "bf16" and size.seq_q == size.seq_kv and size.head_dim_qk == size.head_dim_v
-        correction = group.log_ratio(_sdpa_point(size)) if group and alike else None
-        if correction is None:
-            return estimate(
-                model.time_s, model.bound, "attention tile, outside the table", LONE_INTERVAL, {"inside": 0.0}
-            )
-        log_ratio, interval = correction
-        return estimate(
-            model.time_s * math.exp(log_ratio), model.bound, "attention table", interval, {"inside": 1.0}
-        )
+        group = self.groups.get((family, size.causal, backward)) if alike else None
+        return _corrected(model, group, _sdpa_point(size), "attention")
 
     def _neighbours(self, rows: list[MeasuredSdpa]) -> Neighbours:
         points, ratios = [], []
@@ -271,5 +259,5 @@ class TableSdpa:
         return Neighbours(np.array(points), np.array(ratios), SDPA_REACH)
 
 
-def _sdpa_point(size: AttentionSize) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _sdpa_point(size: AttentionSize) -> Array:
     return np.log(np.array([size.batch * size.num_heads, size.seq_q, size.head_dim_qk], dtype=np.float64))

@@ -105,7 +105,7 @@ class _RankParams(NamedTuple):
 
 
 def memory(model: Model, plan: Plan, capacity_bytes: float) -> MemoryEstimate:
-    """The fullest pipeline rank at its fullest moment."""
+    """Memory of the fullest pipeline rank at its fullest moment; capacity_bytes is what a GPU has."""
     plan.check(model)
     activations = CONSTANTS.megatron_activations if plan.stack == "megatron" else CONSTANTS.torch_activations
     lean = {"activations": activations, "logits": CONSTANTS.logits}

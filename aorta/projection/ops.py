@@ -3,8 +3,9 @@
 from typing import Literal, NamedTuple
 
 BF16 = 2
-"""Bytes of one element, like the next."""
+"""Bytes of one element."""
 FP32 = 4
+"""Bytes of one element."""
 
 Phase = Literal["forward", "dgrad", "wgrad", "recompute", "optimizer"]
 """dgrad: every part of the backward pass that the layer before waits for; wgrad: weight gradients."""

@@ -35,7 +35,7 @@ class DataParallel:
             self._copy(lanes, "gathered_to_weights", size, size, "stream")
 
     def reduce(self, lanes: Lanes, unit: Unit, previous_reduction: int | None) -> int | None:
-        """Gradients of a unit, after those of `before`."""
+        """Gradients of a unit, after the previous reduction; None where nothing is exchanged."""
         plan = self.plan
         width = plan.grad_exchange_bytes
         params = unit.dense_params + unit.expert_params
@@ -126,6 +126,7 @@ def forward(
     (zero1, zero2) has them gathered in order as fast as the network goes.
     """
     units = stage.units
+    # FSDP's root group (embedding, final norm, output) comes first and stays gathered for the whole pass.
     root = _root(stage) if plan.is_fsdp else None
     order = [root, *stage.blocks] if root is not None else list(units)
     gathered: list[int | None] = []
@@ -133,6 +134,7 @@ def forward(
     ahead = 2 if plan.is_fsdp else len(order)
 
     def issue(number: int) -> None:
+        # The buffer of the unit `ahead` places before is free once that unit has begun.
         dependencies = start if number < ahead else begun[number - ahead]
         gathered.append(exchange.gather(lanes, order[number], dependencies))
 

@@ -71,6 +71,8 @@ def _run_in_order(
     free = [0.0] * num_ranks
     position = [0] * num_ranks
     hop_s = p2p_s if num_ranks > 1 else 0.0
+    # Each rank runs its queue until a task needs a result that is not there yet, then the next rank goes on.
+    # A round without progress is the end: every schedule of `order` finishes.
     progress = True
     while progress:
         progress = False

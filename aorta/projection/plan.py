@@ -1,4 +1,8 @@
-"""Layers of the model on the stages of a pipeline."""
+"""How a job runs: layout of the GPUs, batch, precision, sharding and what the software does.
+
+`Plan` holds the settings and refuses, in `check`, what does not fit a model; split_layers spreads the layers
+over the stages of a pipeline.
+"""
 
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -15,7 +19,7 @@ DType = Literal["bf16", "fp8", "fp4"]
 Recompute = Literal["none", "selective", "full"]
 RecomputeModule = Literal["norm", "activation", "latent_up", "ffn", "experts", "every_second_gemm"]
 MOST = 10**9
-"""Largest number of GPUs, of tokens of a micro-batch and of any count: no size overflows below it."""
+"""Largest number of GPUs, of tokens of a micro-batch, and of any count: no size overflows below it."""
 COUNTS = (
     "nodes",
     "gpus_per_node",
@@ -40,6 +44,8 @@ class MeshAxis(NamedTuple):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything about a job but its model and its hardware; options.py and software.py make one."""
+
     nodes: int = 1
     gpus_per_node: int = 8
     dp: int = 1
@@ -125,7 +131,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     cuda_graphs: bool = False
     """Layers are launched as recorded graphs, routed experts excepted."""
     fp8_scaling: Literal["tensor", "mx"] = "tensor"
-    """mx: a scale for each block of 32 numbers. Of rules in stacks/ alone; conversions are priced alike."""
+    """mx: a scale for each block of 32 numbers. Read by rules in stacks/ alone: conversions cost the same."""
     mtp: bool = False
     """Train the model's layers for tokens further on as well, on the last stage."""
     fsdp_overlap: float | None = None

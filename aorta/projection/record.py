@@ -22,6 +22,7 @@ from aorta.timeline.overlap import window_fields
 from aorta.timeline.types import Kind, Span, Timeline
 
 PROJECTED = "projected: nothing ran"
+"""Reason in a record for what only a run could measure."""
 MOST_RANKS = 64
 """Reports want a file of every rank, so a projection of more than these is not written."""
 MOST_TASKS = 200_000

@@ -230,14 +230,12 @@ def _ranked(
     top: int,
     progress: bool,
 ) -> dict[str, Any]:
-    """The best in full."""
+    """The best layouts projected in full, and the Pareto front among them."""
     pricer = Pricer(hardware, fitting[0][0])
-    fine = _sorted(_rows(model, fitting, pricer, progress))
+    fine = sorted(_rows(model, fitting, pricer, progress), key=lambda row: float(row["step_ms"]))
     front = _front(fine)
     for row in fine:
-        row["pareto"] = row in front
-    for row in fine:
-        del row["number"]
+        row["pareto"] = any(row is member for member in front)
     return {
         "model": model.name,
         "gpu": hardware.name,
@@ -258,7 +256,6 @@ def _rows(model: Model, fitting: list[Any], pricer: Pricer, progress: bool) -> l
         tokens, step_s = projection.tokens_per_s_per_gpu, projection.step_s
         rows.append(
             {
-                "number": number,
                 "layout": layout_text(plan),
                 "step_ms": step_s * 1e3,
                 "interval_ms": [projection.low_s * 1e3, projection.high_s * 1e3],
@@ -270,10 +267,6 @@ def _rows(model: Model, fitting: list[Any], pricer: Pricer, progress: bool) -> l
     if progress and sys.stderr.isatty():
         print("\r" + " " * 40 + "\r", end="", file=sys.stderr)
     return rows
-
-
-def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda row: float(row["step_ms"]))
 
 
 def _front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

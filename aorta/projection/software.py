@@ -156,7 +156,7 @@ def planned(
     *,
     compile_blocks: bool = False,
 ) -> Plan:
-    """The plan of a layout under a stack's settings; `given` is what somebody set, over both.
+    """The plan of a layout under a stack's settings; `overrides` are what the user set, over both.
 
     layout: axes, batch, sequence, dtype, task, `sharding` (fsdp and hsdp as well) and `recompute` as people
     write them.

@@ -1,4 +1,7 @@
-"""The cost of a step: the pipeline of stages, each a timeline of streams, then optimizer and host."""
+"""The cost of a step: the pipeline of stages, each a timeline of streams, then optimizer and host.
+
+`project` is what everything else asks: the step, its interval, and the breakdown that adds up to it.
+"""
 
 import math
 from typing import NamedTuple
@@ -17,6 +20,7 @@ from aorta.projection.stages import Stage, Unit, build, host_cost, launch_s
 from aorta.projection.streams import HOST, Lanes, StreamRun, StreamTask, merged, run, scaled, waits
 
 NODE = 8
+"""GPUs among which measured steps have waited for the slowest already."""
 HOST_BOUND_SHARE = 0.97
 """A step is called host-bound when the host needs this share of the device's time or more."""
 
@@ -83,6 +87,7 @@ def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     work = merged(simulated.compute_s, scaled(period.compute_s, repeated))
     stalls = merged(simulated.stalled_s, scaled(period.stalled_s, repeated))
     if repeated:
+        # Micro-batches in the middle are alike: one is simulated and counted `repeated` times.
         period_s = period.end_s[0] - period.start_s[0]
         issued = sum(task.issue_s for task in lanes.tasks[marks[0] : marks[1]])
         if period_s < issued:  # the device catches up on the host, and cannot for ever

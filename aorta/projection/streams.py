@@ -262,6 +262,7 @@ def run(tasks: Sequence[StreamTask], contention: Contention = ALONE) -> StreamRu
     clock_s = 0.0
     remaining = len(tasks)
     while remaining:
+        # Start the head of every queue that waits for nothing any more and that the host has issued.
         next_issue = math.inf
         computing = communicating = False
         for stream in streams:
@@ -279,6 +280,7 @@ def run(tasks: Sequence[StreamTask], contention: Contention = ALONE) -> StreamRu
                 communicating = True
             elif left[number] > 0:
                 computing = True
+        # How much each is slowed depends on which others run, so it holds until the next task starts or ends.
         step = math.inf
         for stream in streams:
             number = stream.active
@@ -292,6 +294,7 @@ def run(tasks: Sequence[StreamTask], contention: Contention = ALONE) -> StreamRu
             if remaining_s < step:
                 step = remaining_s
         if step == math.inf:
+            # Nothing runs: everything that could start waits for the host.
             assert next_issue < math.inf, "tasks wait for each other in a circle"
             clock_s = next_issue
             continue
