@@ -112,7 +112,8 @@ def collective_time(
 
     auto is what the vendor's library would run: the fastest of ring and tree, direct for all_to_all.
     """
-    _check_op(op)
+    if op not in OPS:
+        raise ProjectionError(f"{op!r} is not a collective{near(op, OPS)}")
     if size_bytes < 0:
         raise ProjectionError(f"{op} needs bytes of at least 0, got {size_bytes:g}")
     if algorithm != "auto" and algorithm not in ALGORITHMS[op]:
@@ -145,11 +146,6 @@ def collective_time(
             "busbw_limit_bytes_per_s": limit,
         },
     )
-
-
-def _check_op(op: str) -> None:
-    if op not in OPS:
-        raise ProjectionError(f"{op!r} is not a collective{near(op, OPS)}")
 
 
 def _candidates(op: str, algorithm: Algorithm, group: RankGroup) -> tuple[str, ...]:

@@ -187,7 +187,7 @@ class Neighbours:
 
 
 def _corrected(model: KernelEstimate, group: Neighbours | None, point: Array, kind: str) -> KernelEstimate:
-    """The model's time, corrected by the measurements around the point (details.inside: 1 if there are any)."""
+    """The model's time, corrected by measurements around the point; details.inside says if there are any."""
     correction = group.log_ratio(point) if group is not None else None
     if correction is None:
         source = f"{kind} tile, outside the table"

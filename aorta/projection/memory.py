@@ -137,7 +137,7 @@ def _with_overhead(
 def _moments(model: Model, plan: Plan, rank: int) -> list[tuple[str, dict[str, float]]]:
     rank_params = _rank_params(model, plan, rank)
     static = _static(rank_params, plan)
-    layers = _layer_sizes(model, plan, rank)
+    layers = _layer_sizes(model, plan, _layers(model, plan, rank))
     activations = _activations_in_flight(layers, model, plan, rank)
     is_last = rank == plan.pp - 1
     columns = model.vocab_size / (plan.tp if plan.vocab_parallel else 1)
@@ -277,12 +277,8 @@ def _layers(model: Model, plan: Plan, rank: int) -> list[int]:
     return layers
 
 
-def _layer_sizes(model: Model, plan: Plan, rank: int) -> list[_Layer]:
-    """Layers of a pipeline rank, in the order of the forward pass."""
-    return _sizes_of(model, plan, _layers(model, plan, rank))
-
-
-def _sizes_of(model: Model, plan: Plan, layers: Iterable[int]) -> list[_Layer]:
+def _layer_sizes(model: Model, plan: Plan, layers: Iterable[int]) -> list[_Layer]:
+    """Activations of each of these layers, in their order."""
     sizes: list[_Layer] = []
     by_kind: dict[str, float] = {}
     layer_input = _outside(plan) * model.hidden * BF16
@@ -302,7 +298,7 @@ def offloaded_bytes(model: Model, plan: Plan, layers: Iterable[int]) -> float:
     """Activations that these layers send to the host, and read back, for one micro-batch."""
     if not plan.activation_offload:
         return 0.0
-    return sum(layer.offloaded_bytes for layer in _sizes_of(model, plan, layers))
+    return sum(layer.offloaded_bytes for layer in _layer_sizes(model, plan, layers))
 
 
 def _activations_in_flight(layers: list[_Layer], model: Model, plan: Plan, rank: int) -> float:

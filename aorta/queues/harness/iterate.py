@@ -63,6 +63,7 @@ class PointPlan:
 @contextmanager
 def bench(plan: PointPlan, ranks: Ranks) -> Iterator["WorkloadBench"]:
     """The workload set up, and torn down whatever happens, its memory given back before the next point."""
+    # Streams are lent, the same ones to every point of a sweep: see kept_streams.
     streams = make_streams(plan.streams, ranks.device)
     group = own_group(ranks, getattr(plan.options, "process_groups", None))
     recorder = PieceRecorder(streams)
@@ -88,6 +89,7 @@ def bench(plan: PointPlan, ranks: Ranks) -> Iterator["WorkloadBench"]:
             streams.close()
             if group is not None and group is not ranks.group:
                 dist.destroy_process_group(group)
+            # The next point must find the memory free: drop the last names of this one's tensors first.
             del workload, context
             gc.collect()
             if ranks.device.type != "cpu":
@@ -238,7 +240,7 @@ def _end_only(streams: Streams, work: Work, indices: Iterable[int], recorder: Pi
 
 def _unjoined(streams: Streams, work: Work, indices: Iterable[int], recorder: PieceRecorder) -> Timed:
     timed = Timed()
-    start = fork(streams)
+    start = fork(streams)  # the only one: iterations follow each other as their own events order them
     ends: list[list[StreamEvent]] = []
     for index in indices:
         recorder.forked(index, start)

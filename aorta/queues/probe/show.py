@@ -60,29 +60,28 @@ def _chains(chains: Chains) -> Table:
     table.add_column("chain of empty kernels")
     for name in ("µs per kernel", "95 %", "short chains", "long chains"):
         table.add_column(name, justify="right")
+    placement = _placement_text(chains.seen)
     names = {
         "same": "one stream",
         "control": "one stream, again",
         "recorded": "one stream, event after each",
-        "switching": f"{chains.streams} streams{_placement_text(chains)} in turn, by events",
-        "free": f"{chains.streams} streams{_placement_text(chains)} in turn, no events",
+        "switching": f"{chains.streams} streams{placement} in turn, by events",
+        "free": f"{chains.streams} streams{placement} in turn, no events",
     }
-    for placement in PLACEMENTS:
-        slope = chains.slopes[placement]
+    for leg in PLACEMENTS:
+        slope = chains.slopes[leg]
         interval = f"{slope.interval_us[0]:.3f} … {slope.interval_us[1]:.3f}"
         row = (f"{slope.us:.3f}", interval, f"{slope.short_us:.3f}", f"{slope.long_us:.3f}")
-        table.add_row(names[placement], *row)
+        table.add_row(names[leg], *row)
     return table
 
 
-def _placement_text(chains: Chains) -> str:
-    return "" if chains.seen is None else f" on {_checks_text(chains.seen)}"
-
-
-def _checks_text(checks: Seen) -> str:
-    """The check, with its number of runs unless that is all."""
-    where = "different queues"
-    return where if checks.always else f"{where} (seen in {checks.verified} of {checks.runs} runs)"
+def _placement_text(seen: Seen | None) -> str:
+    """Queues that the streams were seen on; in how many runs, unless in all."""
+    if seen is None:
+        return ""
+    runs = "" if seen.always else f" (seen in {seen.verified} of {seen.runs} runs)"
+    return f" on different queues{runs}"
 
 
 def _switch(chains: Chains) -> list[str]:
