@@ -21,9 +21,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _PREFIX = "workload_option_"
 _HERE = "aorta.queues.cli."
-"""Start of the keys of a context's notes."""
 _NAMED, _PARAMETERS, _ALL = _HERE + "workload", _HERE + "workload_parameters", _HERE + "help_all"
 _GIVEN, _FILE = _HERE + "given", _HERE + "file"
+"""Keys of click's `context.meta`, through which callbacks hand values to SettingsCommand."""
 
 DAILY = {
     "streams",
@@ -119,21 +119,24 @@ class SettingsCommand(click.Command):
         return rest
 
     def _read_settings(self, context: click.Context) -> None:
-        """Fills in what KEY=VALUE and the settings file say. ConfigError for one that there is not."""
+        """Fills in the settings of KEY=VALUE arguments and of the settings file, the arguments first.
+
+        ConfigError for a key that is no option, and for one that is also given as a flag.
+        """
         options = _options_by_key(self.get_params(context))
-        given = dict(map(_key_and_value, context.meta[_GIVEN]))
+        on_line = dict(map(_key_and_value, context.meta[_GIVEN]))
         from_file = {} if context.meta[_FILE] is None else _read_file(context.meta[_FILE])
-        for key, value in (from_file | given).items():
+        for key, value in (from_file | on_line).items():
             option = options.get(key)
             if option is None:
                 otherwise = f"; --help-all lists those of {context.command_path}"
-                place = "" if key in given else f"{context.meta[_FILE]}: "
+                place = "" if key in on_line else f"{context.meta[_FILE]}: "
                 raise ConfigError(f"{place}{key} is not a setting{did_you_mean(key, options, otherwise)}")
             assert option.name is not None
-            is_on_line = context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-            if is_on_line and key in given:
+            has_flag = context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+            if has_flag and key in on_line:
                 raise ConfigError(f"{key} is given twice, as {option.opts[0]} and as {key}={value}")
-            if not is_on_line and value is not None:
+            if not has_flag and value is not None:
                 context.params[option.name] = _value(option, value, context)
 
 

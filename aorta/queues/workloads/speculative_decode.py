@@ -87,9 +87,10 @@ class SpeculativeDecode(CheckedWorkload):
         tokens, logits = self.outputs["tokens"][g], self.outputs["draft_logits"][g]
         for step in range(NUM_PROPOSED):
             x = self.model.embed(tokens[:, step : step + 1])
-            found = self.model.forward(x, self.draft_caches[g], self.num_past + step, num_layers=DRAFT_LAYERS)
-            logits[:, step].copy_(found[:, 0])
-            tokens[:, step + 1].copy_(decoder.tokens_of(found[:, 0]))
+            past = self.num_past + step
+            drafted = self.model.forward(x, self.draft_caches[g], past, num_layers=DRAFT_LAYERS)[:, 0]
+            logits[:, step].copy_(drafted)
+            tokens[:, step + 1].copy_(decoder.tokens_of(drafted))
 
     def _verify(self, g: int) -> None:
         """A proposal counts where it and all before it are what the whole model says."""
