@@ -64,6 +64,9 @@ class Backend:
     """Why kernel records are read only where kernels='on'; None: wherever they can be had."""
     kernels_note: str | None = None
     """A caution about kernel records, for run.json."""
+    queue_limit: QueueLimit | None = None
+    memory: Any = torch.accelerator
+    """The module with torch's functions memory_allocated, reset_peak_memory_stats, empty_cache, ..."""
 
     # Called once per collective, wait or step: attributes, so that callers can bind them.
     record: Callable[[Any, Any], None]
@@ -112,6 +115,10 @@ class Backend:
         """Make it the current one of this thread."""
         torch.accelerator.set_device_index(device)
 
+    def on_device(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Within it, the device is the current one of this thread."""
+        return torch.accelerator.device_index(device.index)
+
     def synchronize(self, device: torch.device | None = None) -> None:
         """Wait for all work of a device, by default of the current one."""
         torch.accelerator.synchronize(device)
@@ -135,6 +142,10 @@ class Backend:
         """Bytes that torch's allocator holds on a device in this process."""
         raise NotImplementedError
 
+    def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
+        """Memory of a device as its driver counts it, other processes' included."""
+        return torch.accelerator.get_memory_info(device)
+
     # -- streams, events and time -------------------------------------------------------------------
 
     def clock(self, device: torch.device) -> MarkClock:
@@ -144,9 +155,21 @@ class Backend:
         """priority: lower runs first."""
         return torch.Stream(device, priority=priority)
 
+    def stream_priorities(self) -> tuple[int, int]:
+        """The least and the greatest priority of a stream: lower numbers run first."""
+        return 0, 0
+
+    def unpooled_stream(self, device: torch.device, priority: int) -> Any:
+        """A stream that torch does not hand out to others, never destroyed. Raises InstrumentError."""
+        raise InstrumentError(f"more streams than torch has cannot be made on {self.kind} devices; use fewer")
+
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
         """A context in which this thread's work is queued on the stream."""
         return stream  # type: ignore[no-any-return]
+
+    def torch_stream(self, device: torch.device) -> Any:
+        """torch's own object for the caller's current stream; begins to use the device."""
+        return torch.accelerator.current_stream(device)
 
     def device_stream(self, stream: Any) -> DeviceStream:
         """A torch stream as the recorder uses it, with its handle looked up."""
@@ -162,6 +185,10 @@ class Backend:
 
     def let_others_capture(self) -> None:
         """Let this thread ask about events while another captures a graph, whose capture that would end."""
+
+    def capture(self, work: Callable[[], object], stream: Any) -> Any:
+        """The work as a graph with a method `replay`, captured on the stream."""
+        raise NotImplementedError
 
     # -- what the recorder watches ------------------------------------------------------------------
 
@@ -202,36 +229,6 @@ class Backend:
         raise NotImplementedError
 
     def set_rng_state(self, state: torch.Tensor) -> None:
-        raise NotImplementedError
-
-    # -- what benchmarks of streams need beside the recorder ----------------------------------------
-
-    queue_limit: QueueLimit | None = None
-    memory: Any = torch.accelerator
-    """The module with torch's functions memory_allocated, reset_peak_memory_stats, empty_cache, ..."""
-
-    def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
-        """Memory of a device as its driver counts it, other processes' included."""
-        return torch.accelerator.get_memory_info(device)
-
-    def on_device(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Within it, the device is the current one of this thread."""
-        return torch.accelerator.device_index(device.index)
-
-    def torch_stream(self, device: torch.device) -> Any:
-        """torch's own object for the caller's current stream; begins to use the device."""
-        return torch.accelerator.current_stream(device)
-
-    def stream_priorities(self) -> tuple[int, int]:
-        """The least and the greatest priority of a stream: lower numbers run first."""
-        return 0, 0
-
-    def unpooled_stream(self, device: torch.device, priority: int) -> Any:
-        """A stream that torch does not hand out to others, never destroyed. Raises InstrumentError."""
-        raise InstrumentError(f"more streams than torch has cannot be made on {self.kind} devices; use fewer")
-
-    def capture(self, work: Callable[[], object], stream: Any) -> Any:
-        """The work as a graph with a method `replay`, captured on the stream."""
         raise NotImplementedError
 
 

@@ -66,6 +66,9 @@ class CudaBackend(Backend):
     dispatch_key = "CUDA"
     collectives = "nccl"
     event_wait_module = torch.cuda.streams.__name__
+    queue_limit = QueueLimit("CUDA_DEVICE_MAX_CONNECTIONS", default=8, most=32)
+    """Source: CUDA programming guide, environment variables."""
+    memory = torch.cuda
 
     def __init__(self) -> None:
         # Past torch.cuda.Event's own Python methods, which the recorder watches: these waits are its own.
@@ -97,6 +100,9 @@ class CudaBackend(Backend):
 
     def set_device(self, device: torch.device) -> None:
         torch.cuda.set_device(device)
+
+    def on_device(self, device: torch.device) -> AbstractContextManager[Any]:
+        return torch.cuda.device(device)
 
     def synchronize(self, device: torch.device | None = None) -> None:
         torch.cuda.synchronize(device)
@@ -130,11 +136,38 @@ class CudaBackend(Backend):
     def reserved_bytes(self, index: int) -> int:
         return torch.cuda.memory_reserved(index)
 
+    def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
+        return torch.cuda.mem_get_info(device)
+
     def new_stream(self, device: torch.device, priority: int = 0) -> torch.cuda.Stream:
         return torch.cuda.Stream(device, priority=priority)
 
+    def stream_priorities(self) -> tuple[int, int]:
+        least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]  # static
+        return int(least), int(greatest)
+
+    def unpooled_stream(self, device: torch.device, priority: int) -> torch.cuda.ExternalStream:
+        """Made by the runtime itself, and not destroyed because torch's allocator may remember it."""
+        library, prefix = runtime()
+        name = f"{prefix}StreamCreateWithPriority"
+        create = loaded_function(name, library)
+        if create is None:
+            raise InstrumentError(
+                f"more than 32 streams need {name} of {library}, which is not loaded; use fewer"
+            )
+        handle = ctypes.c_void_p()
+        non_blocking = 1
+        with torch.cuda.device(device):
+            status = create(ctypes.byref(handle), ctypes.c_uint(non_blocking), ctypes.c_int(priority))
+        if status != 0:
+            raise InstrumentError(f"{name} failed with status {status}; use at most 32 streams")
+        return torch.cuda.ExternalStream(handle.value, device=device)
+
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
         return torch.cuda.stream(stream)
+
+    def torch_stream(self, device: torch.device) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(device)
 
     def device_stream(self, stream: Any) -> DeviceStream:
         return device_stream(stream)
@@ -152,6 +185,13 @@ class CudaBackend(Backend):
         if exchange is not None:
             relaxed = 2  # cudaStreamCaptureModeRelaxed, hipStreamCaptureModeRelaxed
             exchange(ctypes.byref(ctypes.c_int(relaxed)))
+
+    def capture(self, work: Callable[[], object], stream: Any) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads (NCCL's watchdog) may query events meanwhile: that must not end the capture.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            work()
+        return graph
 
     @property
     def event_type(self) -> type[torch.cuda.Event]:
@@ -186,47 +226,6 @@ class CudaBackend(Backend):
 
     def set_rng_state(self, state: torch.Tensor) -> None:
         torch.cuda.set_rng_state(state)
-
-    queue_limit = QueueLimit("CUDA_DEVICE_MAX_CONNECTIONS", default=8, most=32)
-    """Source: CUDA programming guide, environment variables."""
-    memory = torch.cuda
-
-    def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
-        return torch.cuda.mem_get_info(device)
-
-    def on_device(self, device: torch.device) -> AbstractContextManager[Any]:
-        return torch.cuda.device(device)
-
-    def torch_stream(self, device: torch.device) -> torch.cuda.Stream:
-        return torch.cuda.current_stream(device)
-
-    def stream_priorities(self) -> tuple[int, int]:
-        least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]  # static
-        return int(least), int(greatest)
-
-    def unpooled_stream(self, device: torch.device, priority: int) -> torch.cuda.ExternalStream:
-        """Made by the runtime itself, and not destroyed because torch's allocator may remember it."""
-        library, prefix = runtime()
-        name = f"{prefix}StreamCreateWithPriority"
-        create = loaded_function(name, library)
-        if create is None:
-            raise InstrumentError(
-                f"more than 32 streams need {name} of {library}, which is not loaded; use fewer"
-            )
-        handle = ctypes.c_void_p()
-        non_blocking = 1
-        with torch.cuda.device(device):
-            status = create(ctypes.byref(handle), ctypes.c_uint(non_blocking), ctypes.c_int(priority))
-        if status != 0:
-            raise InstrumentError(f"{name} failed with status {status}; use at most 32 streams")
-        return torch.cuda.ExternalStream(handle.value, device=device)
-
-    def capture(self, work: Callable[[], object], stream: Any) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        # Other threads (NCCL's watchdog) may query events meanwhile: that must not end the capture.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            work()
-        return graph
 
 
 class HipBackend(CudaBackend):
