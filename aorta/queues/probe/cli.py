@@ -64,9 +64,9 @@ def _probe(device: "torch.device", streams: int, parts: Sequence[str], as_json: 
 def _settings(device_name: str | None, streams: int, values_text: str, as_json: bool) -> None:
     import msgspec
 
-    from aorta.queues.probe.probe import parse_values, probe_settings, queue_limit
+    from aorta.queues.probe.probe import parse_values, probe_settings, queue_variable
 
-    limit = queue_limit()
+    limit = queue_variable()
     values = parse_values(values_text, limit)
     results = probe_settings(_device(device_name), streams, values)
     if as_json:

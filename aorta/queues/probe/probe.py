@@ -156,7 +156,7 @@ class ProbeSetting(msgspec.Struct, frozen=True, kw_only=True):
     result: ProbeResult | None
 
 
-def queue_limit() -> QueueLimit:
+def queue_variable() -> QueueLimit:
     """The variable that --max-connections sets. ProbeError where the devices have none."""
     limit = accelerator().queue_limit
     if limit is None:
@@ -221,7 +221,7 @@ def _environment(value: int) -> dict[str, str]:
     """The variable is set before Python, and with it the runtime, starts."""
     root = str(Path(aorta.__file__).parents[1])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {queue_limit().variable: str(value), "PYTHONPATH": os.pathsep.join(paths)}
+    return os.environ | {queue_variable().variable: str(value), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _unclear(value: int, because: str) -> ProbeSetting:
