@@ -17,7 +17,7 @@ import torch
 from aorta.device.backend import backend_of
 
 MAIN = -1
-"""The stream that a program forks from and joins into: the caller's current one on a device."""
+"""Index of the stream that a program forks from and joins into: on a device the caller's current one."""
 POOL_SIZE = 32
 """Streams that torch hands out in turn, for each priority."""
 RESERVED = 8
@@ -25,14 +25,14 @@ RESERVED = 8
 
 
 class StreamEvent(Protocol):
-    """What a stream held when the event was recorded."""
+    """A point in a stream: passes when the work before it is done."""
 
     def query(self) -> bool:
-        """Whether all of it is done."""
+        """Return True once the work before it is done."""
         ...
 
     def synchronize(self) -> None:
-        """The host waits for it."""
+        """Make the host wait for it."""
         ...
 
 
@@ -55,7 +55,7 @@ class Streams(Protocol):
         ...
 
     def wait(self, stream: int, event: StreamEvent) -> None:
-        """Later work of the stream follows the event. The host does not wait."""
+        """Make later work of the stream follow the event. The host does not wait."""
         ...
 
     def elapsed_ms(self, start: StreamEvent, end: StreamEvent) -> float:
@@ -63,7 +63,7 @@ class Streams(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """The host waits for everything submitted; raises what failed."""
+        """Wait for everything submitted; raises what failed."""
         ...
 
     def close(self) -> None:
@@ -271,9 +271,9 @@ class Anchor:
     event: StreamEvent
     """A timing event of MAIN."""
     host_ns: int
-    """When it passed, on time.perf_counter_ns."""
+    """Time at which it passed, on time.perf_counter_ns."""
     error_ns: int
-    """How far that may be off."""
+    """Largest error of host_ns."""
 
 
 def anchor(streams: Streams) -> Anchor:
