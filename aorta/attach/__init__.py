@@ -1,10 +1,12 @@
 """Attaches the instrument to training code that does not know of it: `aorta run -- COMMAND`.
 
-    aorta run           sets AORTA_RUN and puts bootstrap/ first on the command's PYTHONPATH
-    bootstrap/sitecustomize.py   in every Python below it: waits for `import torch`, imports nothing
-    hooks               what tells of optimizers, backward passes, evaluation, the end; cheap, no recorder
-    steps               which calls make one iteration: plain logic without torch
-    session             the recorder and everything beside it, from the first sign of training on
+    settings.py        `aorta run` puts its options into AORTA_RUN and bootstrap/ first on PYTHONPATH
+    bootstrap/sitecustomize.py   every Python below it runs this: waits for `import torch`, imports nothing
+    hooks.py           sees optimizers, backward passes, evaluation and the end; cheap, loads no recorder
+    session.py         the recorder and what runs beside it, loaded at the first sign of training
+    step_detection.py  which calls make one iteration: plain logic without torch
+    coverage.py        the lines that `aorta run` prints after the command
+    instrument.py      `aorta.instrument`, for code that does know of aorta: its options and companions
 
-Nothing here may take the job down: every hook catches what it raises, says one line and takes itself off.
+Every hook catches what it raises: if aorta fails, it prints one line and detaches, and the job keeps running.
 """

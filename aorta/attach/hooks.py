@@ -1,8 +1,8 @@
-"""What tells of training in a process that does not know of aorta: optimizers, backward passes, the end.
+"""Hooks in a process that does not know of aorta: they see optimizers, backward passes and the end.
 
-`imported` is called when the program has imported torch. The hooks cost a few attribute tests a step and load
-nothing; the recorder (aorta.attach.session) is imported at the first sign of training: a process group and an
-optimizer, or a backward pass.
+sitecustomize calls `imported` when the program has imported torch. The hooks cost a few attribute tests
+a step and load nothing; the recorder (aorta.attach.session) is imported at the first sign of training: a
+process group and an optimizer, or a backward pass. So a process that only imports torch pays next to nothing.
 """
 
 import atexit
@@ -14,15 +14,14 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from aorta.attach.session import say
-from aorta.attach.settings import AttachSettings, read_settings
+from aorta.attach.settings import AttachSettings, read_settings, say
 
 attachment: "Attachment | None" = None
-"""Of this process; one, from the import of torch on."""
+"""The hooks of this process, from its import of torch on."""
 
 
 def imported(name: str, module: Any) -> None:
-    """The program has imported one of the modules that sitecustomize waits for."""
+    """Attach, now that the program has imported one of the modules that sitecustomize waits for."""
     global attachment
     if attachment is None:
         attachment = Attachment(read_settings())
@@ -31,13 +30,13 @@ def imported(name: str, module: Any) -> None:
 
 
 def forked() -> None:
-    """In a child of a process that imported torch: it may train, where the parent does not."""
+    """Attach to a forked child of a process that imported torch and does not train: the child may."""
     if attachment is not None and attachment.session is None:
         attachment.pid = os.getpid()
 
 
 def guarded(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook, which never raises: what goes wrong takes the instrument off, with one line."""
+    """Return the hook as one that never raises: if it fails, aorta prints one line and detaches."""
 
     @functools.wraps(hook)
     def call(self: "Attachment", *args: Any) -> None:
@@ -51,7 +50,7 @@ def guarded(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 class CompiledCall:
-    """Where code that torch.compile made of an optimizer's step leaves that optimizer.
+    """The place where code that torch.compile made of an optimizer's step leaves that optimizer.
 
     Hooks do not run in compiled code. What a hook assigns while it is traced is a side effect, which every
     call of the compiled code repeats: nothing else of the hook is left there, and no guard is added.
@@ -70,7 +69,7 @@ class Attachment:
         self.session: Any = None
         self.torch: Any = None
         self._restore: list[tuple[Any, str, Any, Any]] = []
-        """Object, attribute, what was there, what is there now."""
+        """What was replaced: object, attribute, the original, the replacement."""
         self._handles: list[Any] = []
         self._steppers: dict[int, Any] = {}
         """The outermost object whose step() calls the optimizer with this id; itself where there is none."""
@@ -81,17 +80,21 @@ class Attachment:
         self._loops: set[int] = set()
         """Ids of objects whose step() turned out to hold a whole loop."""
         self._depth = 0
+        """Wrapped calls of step() that are running, one within another."""
         self._inner_ended = False
+        """The outermost of them has updated parameters."""
         self._inner_seen: set[int] = set()
+        """Ids of the optimizers that were called within it."""
         self._last_stepper: Any = None
         self._regular: dict[int, int] = {}
         """For an outer object, how many of its last calls in a row updated parameters."""
-        self.num_backwards = 0
         self._behind = False
+        """A backward pass has run since the last call of an optimizer."""
         self.backward_thread: int | None = None
-        """That waits for a backward pass, while there is one."""
+        """The thread that waits for a backward pass, while there is one."""
         self._has_optimizer = False
         self._uncalled: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers of the program that were not called yet."""
         self._compiled_call = CompiledCall()
         self._compiled: set[int] = set()
         """Ids of optimizers that were called by compiled code."""
@@ -165,7 +168,7 @@ class Attachment:
         self._replace(owner, name, call)
 
     def _watch_backward(self, torch: Any) -> None:
-        """torch.autograd and torch.autograd.graph both call the engine by this name of their own."""
+        """See the end of each backward pass. torch.autograd and .graph both call the engine by this name."""
         original = torch.autograd.graph._engine_run_backward
 
         @functools.wraps(original)
@@ -181,7 +184,6 @@ class Attachment:
             finally:
                 self.backward_thread = previous
             self._behind = True
-            self.num_backwards += 1
             if self.session is not None:
                 self._backward_ended()
             return result
@@ -191,25 +193,25 @@ class Attachment:
                 self._replace(module, "_engine_run_backward", run_backward)
 
     def _watch_scaler(self, torch: Any) -> None:
-        """A scaler that finds infinite gradients does not call the optimizer: its own call is the step."""
+        """Take a scaler's own call as the step: where it finds infinite gradients, it calls no optimizer."""
         self._call_is_step(torch.amp.GradScaler, optimizer_at=1)
 
     def _watch_remote_optimizer(self, module: Any) -> None:
-        """RPC's optimizer of parameters in several processes, behind backward passes that C++ runs: its own
-        call is the step, the optimizers in it are compiled or called in those processes."""
+        """Take a call of RPC's optimizer as the step: its inner optimizers are compiled, or run in other
+        processes, and C++ runs its backward passes."""
         kind = module.DistributedOptimizer
         self._call_after(kind, "__init__", lambda _: self._remote_optimizer_made())
         self._call_is_step(kind, optimizer_at=0)
 
     def _call_is_step(self, kind: type, optimizer_at: int) -> None:
-        """Calls of this class's step() are steps, whatever they do inside. optimizer_at: place of the
+        """Count calls of this class's step() as steps, whatever they do inside. optimizer_at: place of the
         optimizer among its arguments."""
         original = kind.step  # type: ignore[attr-defined]
 
         @functools.wraps(original)
         def step(*args: Any, **named: Any) -> Any:
             optimizer = args[optimizer_at] if len(args) > optimizer_at else named.get("optimizer")
-            self._enter(optimizer)
+            self._enter()
             completed = False
             try:
                 result = original(*args, **named)
@@ -246,8 +248,10 @@ class Attachment:
         self._replace(sys, "excepthook", excepthook)
 
     def _watch_exit(self) -> None:
-        """Some programs end their main thread by os._exit(0), where no handler runs. Other statuses and
-        threads are watchdogs: what they end may hang, and the records with it."""
+        """See os._exit(0) of the main thread, where no exit handler runs.
+
+        Other statuses and threads are left alone: a watchdog ends what hangs, and closing would hang too.
+        """
         original = os._exit
 
         @functools.wraps(original)
@@ -276,7 +280,7 @@ class Attachment:
 
     @property
     def num_uncalled(self) -> int:
-        """Optimizers of the program that were not called yet."""
+        """Number of the program's optimizers that were not called yet."""
         return len(self._uncalled)
 
     @guarded
@@ -290,6 +294,7 @@ class Attachment:
         self._start()
 
     def _maybe_start(self) -> None:
+        """Start the session once there are both a process group and an optimizer."""
         distributed = sys.modules.get("torch.distributed.distributed_c10d")
         if self._has_optimizer and distributed is not None and distributed.is_initialized():
             self._start()
@@ -353,7 +358,7 @@ class Attachment:
 
     @guarded
     def _compiled_step_ended(self) -> None:
-        """Compiled code has called an optimizer: told by the first thing that happens after it."""
+        """Note the call of an optimizer by compiled code, at the first event after it that a hook sees."""
         optimizer, self._compiled_call.optimizer = self._compiled_call.optimizer, None
         self._compiled.add(id(optimizer))
         if self._depth == 0:
@@ -363,6 +368,7 @@ class Attachment:
 
     @guarded
     def _inner_step_ended(self, optimizer: Any) -> None:
+        """Note the end of a torch.optim optimizer's own step(), maybe within a wrapped one."""
         if self._compiled_call.optimizer is not None:
             self._compiled_step_ended()
         if self._uncalled:
@@ -393,8 +399,8 @@ class Attachment:
 
     @guarded
     def _find_stepper(self, optimizer: Any) -> None:
-        """The outermost caller named step() of something that looks like an optimizer or an engine: work
-        that follows the inner optimizer (gathers of ZeRO, scalers) belongs to the step."""
+        """Find and wrap the outermost caller named step() that looks like an optimizer or an engine: work
+        that it does after the inner optimizer (gathers of ZeRO, scalers) belongs to the step."""
         stepper: Any = optimizer
         frame: Any = sys._getframe(2)
         while frame is not None:
@@ -409,7 +415,7 @@ class Attachment:
             self._wrap(stepper)
 
     def _wrap(self, stepper: Any) -> None:
-        """Let calls of stepper.step() be seen whole, from the next one on."""
+        """Replace stepper.step(), so that its calls are seen whole from the next one on."""
         if "step" in vars(stepper):  # a scheduler put a wrapper of its own there
             owner: Any = stepper
         else:
@@ -425,7 +431,7 @@ class Attachment:
         @functools.wraps(original)
         def step(*args: Any, **named: Any) -> Any:
             called = args[0] if is_class else stepper
-            attachment._enter(called)
+            attachment._enter()
             boundary = _is_accumulation_boundary(called)
             completed = False
             try:
@@ -437,14 +443,14 @@ class Attachment:
 
         self._replace(owner, "step", step)
 
-    def _enter(self, stepper: Any) -> None:
+    def _enter(self) -> None:
         if self._depth == 0:
             self._inner_ended = False
             self._inner_seen.clear()
         self._depth += 1
 
     def _leave(self, stepper: Any, completed: bool, updates: bool | None) -> None:
-        """updates: whether the call updates parameters whatever was seen inside; None: not known."""
+        """updates: True if the call updates parameters whatever was seen inside; None: not known."""
         self._depth = max(0, self._depth - 1)
         if self._depth == 0:
             self._outer_step_ended(stepper, completed, updates)
@@ -466,7 +472,7 @@ class Attachment:
             self._ended(outer)
 
     def _whole_loop_inside(self, optimizer: Any) -> None:
-        """The outer step() holds several iterations: it is a loop, and the optimizer's own calls count."""
+        """Stop taking the outer step() as a step: it holds iterations, so the optimizer's calls count."""
         for inner, stepper in list(self._steppers.items()):
             if stepper is not None and inner == id(optimizer):
                 self._loops.add(id(stepper))
@@ -476,6 +482,7 @@ class Attachment:
     # -- --step-at -----------------------------------------------------------------------------
 
     def _look_for_target(self) -> None:
+        """Replace the function that --step-at names, once its module is imported."""
         for target in list(self.pending_targets):
             module_name, _, path = target.partition(":")
             owner: Any = sys.modules.get(module_name)
@@ -519,7 +526,7 @@ class Attachment:
             self.detach()
 
     def take_off(self, reason: str | None) -> None:
-        """Leave the program alone from now on. reason: said in one line."""
+        """Leave the program alone from now on. reason: printed in one line; None: nothing is printed."""
         if reason is not None:
             say(f"{reason}; recording ends here, the program goes on")
         session = self.session
@@ -542,23 +549,21 @@ class Attachment:
         self._restore.clear()
 
     def stepper_name(self, stepper: Any) -> str:
-        """As it is named in run.json."""
+        """Return its name for run.json."""
         name = f"{type(stepper).__module__}.{type(stepper).__qualname__}.step"
-        return (
-            f"{name} (compiled: up to the next batch or backward pass)"
-            if id(stepper) in self._compiled
-            else name
-        )
+        is_compiled = id(stepper) in self._compiled
+        return f"{name} (compiled: up to the next batch or backward pass)" if is_compiled else name
 
 
 def _steps_optimizers(owner: Any) -> bool:
+    """True for an object that looks like an optimizer, an engine or a trainer, by its attributes."""
     if not callable(getattr(owner, "step", None)) or isinstance(owner, type):
         return False
     return any(hasattr(owner, name) for name in ("param_groups", "zero_grad", "optimizer", "optimizers"))
 
 
 def _is_accumulation_boundary(stepper: Any) -> bool | None:
-    """What DeepSpeed's engine says about the call that begins; None of anything else."""
+    """Ask DeepSpeed's engine whether the call that begins updates parameters; None for anything else."""
     boundary_test = getattr(stepper, "is_gradient_accumulation_boundary", None)
     try:
         return None if boundary_test is None else bool(boundary_test())

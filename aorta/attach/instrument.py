@@ -1,4 +1,8 @@
-"""What runs beside the recorder in any training loop, as options of `aorta.instrument`."""
+"""`aorta.instrument`: makes a recorder, and the companions that its options ask for.
+
+A companion runs beside the recorder as long as it records: a watchdog of hangs, torch.profiler, a file of
+scalars. `aorta run`, the integrations and train.py all come through here.
+"""
 
 import logging
 import sys
@@ -23,7 +27,7 @@ from aorta.record.companions import Accompanied, Cause, Companion
 from aorta.record.kernel_source import Kernels
 from aorta.record.profiler import ProfilerWindow
 from aorta.record.settings import Placement
-from aorta.record.tensorboard import ScalarFile
+from aorta.records.schema import StepRecord
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +122,7 @@ def companions(
     profiling: ProfilingConfig | Mapping[str, Any] | None,
     tensorboard: bool,
 ) -> list[Companion]:
-    """What these options of `instrument` ask for; the last one is the first to end."""
+    """Make the companions that these options of `instrument` ask for; the last one is the first to end."""
     chosen: list[Companion] = []
     if tensorboard:
         chosen.append(Scalars())
@@ -130,6 +134,7 @@ def companions(
 
 
 def _settings(name: str, value: Any, kind: type[S]) -> S:
+    """Return the settings, or make them from a mapping. Raises InstrumentError that names the field."""
     if isinstance(value, kind):
         return value
     try:
@@ -139,7 +144,7 @@ def _settings(name: str, value: Any, kind: type[S]) -> S:
 
 
 class HangWatch:
-    """A watchdog of the steps."""
+    """Reports where the rank stands when no step begins any more (aorta.hang.watchdog)."""
 
     def __init__(self, settings: HangConfig) -> None:
         self._settings = settings
@@ -177,7 +182,7 @@ class HangWatch:
 
 
 class Windows:
-    """torch.profiler over windows of steps, and what its kernels say put into the records afterwards."""
+    """Runs torch.profiler over windows of steps, and puts its kernels' times into the records afterwards."""
 
     def __init__(self, settings: ProfilingConfig) -> None:
         self._settings = settings
@@ -190,7 +195,7 @@ class Windows:
         self._store = _store(recorder)  # now: the script may destroy its process group before recording ends
 
     def step_begins(self, global_step: int) -> None:
-        """The first one starts the profiler: until then the script sets things up."""
+        """Start the profiler with the first step: until then the script sets things up."""
         if self._window is None and self._recorder is not None:
             recorder = self._recorder
             self._window = ProfilerWindow(self._settings, recorder.output_dir, recorder.rank, global_step)
@@ -220,7 +225,10 @@ class Windows:
         )
 
     def _exchange(self, recorder: Accompanied) -> Any:
-        """Ranks with GPUs calibrate together; one that has lost its traces still takes part."""
+        """Return what exchanges traces between ranks with GPUs, which calibrate together; None without.
+
+        A rank that has lost its traces still takes part, or the others would wait for it.
+        """
         has_windows = self._settings.enabled or self._settings.kernels_every > 0
         if not has_windows or self._store is None or not accelerator().is_available():
             return None
@@ -228,15 +236,32 @@ class Windows:
 
 
 class Scalars:
-    """Loss, learning rate, step and exposed time for TensorBoard, of rank 0."""
+    """Writes scalars of rank 0's steps for TensorBoard.
+
+    A missing package or a full disk is one warning and ends the scalars, not the training.
+    """
 
     def __init__(self) -> None:
-        self._file: ScalarFile | None = None
+        self._writer: Any = None
+        self._failed = False
 
     def opened(self, recorder: Accompanied) -> None:
         if recorder.rank == 0:
-            self._file = ScalarFile(recorder.output_dir / "tensorboard")
-            recorder.on_record(self._file.add)
+            folder = recorder.output_dir / "tensorboard"
+            recorder.on_record(lambda record: self._add(folder, record))
+
+    def _add(self, folder: Path, record: StepRecord) -> None:
+        if self._failed:
+            return
+        try:
+            if self._writer is None:  # with the first record: only now is an older run's folder moved aside
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._writer = SummaryWriter(str(folder))
+            for name, value in _scalars(record):
+                self._writer.add_scalar(name, value, record.global_step)
+        except (ImportError, OSError) as error:
+            self._fail(error)
 
     def step_begins(self, global_step: int) -> None:
         pass
@@ -248,12 +273,31 @@ class Scalars:
         pass
 
     def closed(self, cause: Cause) -> None:
-        if self._file is not None:
-            self._file.close()
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = True
+        log.warning("tensorboard: no more scalars: %s", error)
+
+
+def _scalars(record: StepRecord) -> list[tuple[str, float]]:
+    values = {
+        "loss": record.loss,
+        "lr": record.lr,
+        "grad_norm": record.grad_norm,
+        "step_ms": record.step_ms,
+        "exposed_ms": record.overlap.exposed_ms,
+        "overlap_ratio": record.overlap.overlap_ratio,
+    }
+    return [(name, value) for name, value in values.items() if value is not None]
 
 
 def _store(recorder: Accompanied) -> Store | None:
-    """The job's, over which ranks tell each other of hangs and calibrate together; None without one."""
+    """Return the job's store, over which ranks tell of hangs and calibrate together; None without one."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     # torchrun keeps its store over restarts: a hang of the attempt before must not be met again.

@@ -1,49 +1,39 @@
-"""The recorder of a process that trains, driven by what the hooks see; what `aorta run` says of it."""
+"""The recorder of a process that trains, driven by what the hooks see: begins and ends its steps.
+
+The hooks (hooks.py) import this module at the first sign of training and call the methods without underscore.
+An iteration is often recognised only after it has ended. So the session notes a cut at every possible end
+and, once step_detection.py knows what makes an iteration, splits the open step at the cuts that were right.
+"""
 
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from aorta.attach.instrument import instrument
+from aorta.attach.settings import say
 from aorta.attach.step_detection import MAX_CALLS, MAX_PASSES, BackwardCycle, Ends, LoaderSign, OptimizerCycle
 from aorta.errors import AortaError
-from aorta.launcher import rank_text
 from aorta.record.handles import Cut, StepHandle
 from aorta.record.interception.switch import Interception
 from aorta.record.profiler import RequestedCapture
 from aorta.record.recorder import Recorder
 from aorta.records.files import steps_name
-from aorta.records.schema import RunRecord
 
 if TYPE_CHECKING:
     from aorta.attach.hooks import Attachment
 
 
-def say(message: str) -> None:
-    """One line on stderr."""
-    rank = rank_text()
-    rank_note = "" if rank is None else f" (rank {rank})"
-    try:
-        sys.stderr.write(f"aorta{rank_note}: {message}\n")
-        sys.stderr.flush()
-    except Exception:
-        pass
-
-
 class AttachedSession:
-    """One recorder; its steps begin and end where an iteration of the program ends."""
+    """One recorder, whose steps begin and end where an iteration of the program ends."""
 
     def __init__(self, attachment: "Attachment", device: Any) -> None:
         self._attachment = attachment
         self._device = device
         self._recorder: Recorder | None = None
         self._open: StepHandle | None = None
-        """The step that is open."""
+        """The step whose body runs now."""
         self._cycle = OptimizerCycle()
         self._blind: BackwardCycle | None = None
         self._cuts: list[Cut | None] = []
@@ -51,32 +41,37 @@ class AttachedSession:
         self._pass_cuts: list[Cut | None] = []
         """Where the last backward passes ended, as long as no optimizer was called."""
         self._num_steps = 0
-        """That have ended: the number of the open one."""
+        """Steps that have ended; also the number of the open one."""
         self._num_backwards = 0
-        """In the open step."""
+        """Backward passes in the open step."""
         self._num_calls = 0
+        """Calls of optimizers in the open step."""
         self._num_signed = 0
-        """Collectives of the open step that a signature of a backward pass has."""
+        """Collectives of the open step that belong to the signature of an earlier backward pass."""
         self._names: dict[int, str] = {}
+        """Name of each optimizer that was called, by its id, for run.json."""
         self._ended: StepHandle | None = None
         """The step whose body has ended and whose window is open."""
         self._num_noted = 0
-        """Collectives of its body."""
+        """Collectives of that step's body."""
         self._loader = LoaderSign()
         self._evaluating = False
         self._evaluated_last = False
         """The iteration before this one began with an evaluation, so that it is part of the loop."""
         self.thread = threading.get_ident()
-        """That runs the loop."""
+        """The thread that runs the loop."""
         self._thread_trains = False
+        """That thread has been seen to train; until then it is only the one that set things up."""
         self._explicit = attachment.settings.step_at is not None
+        """--step-at names the function whose calls are the steps: nothing is detected."""
         self._sinks: Any = None
         self._train: Any = None
+        """Module.train as it was, and its replacement, while an evaluation runs."""
         self._pause: Any = None
-        """The evaluation that the watchdog was told of."""
+        """The pause that the watchdog was told of, for an evaluation."""
         self._capture: RequestedCapture | None = None
 
-    # -- life ----------------------------------------------------------------------------------
+    # -- start and end -------------------------------------------------------------------------
 
     def start(self) -> None:
         """Put the instrument on; where the program has one of its own, stay off."""
@@ -92,16 +87,16 @@ class AttachedSession:
 
     def _enter_recorder(self) -> Recorder:
         output = Path(self._attachment.settings.output)
-        recorder = self._make(output)
+        recorder = self._make_recorder(output)
         try:
             return recorder.__enter__()
         except AortaError:
             if recorder.world_size > 1:
                 raise
-        # Several processes that each train alone, under one command.
-        return self._make(output / f"process_{os.getpid()}").__enter__()
+        # Another process holds the folder: several that each train alone, under one command.
+        return self._make_recorder(output / f"process_{os.getpid()}").__enter__()
 
-    def _make(self, output: Path) -> Recorder:
+    def _make_recorder(self, output: Path) -> Recorder:
         settings = self._attachment.settings
         options: dict[str, Any] = {
             "placement": settings.placement,
@@ -125,13 +120,13 @@ class AttachedSession:
             recorder.on_record(self._sinks.add)
 
     def _give_way(self) -> None:
-        """The program enters a recorder of its own: it wins."""
+        """Take this session off: the program enters a recorder of its own, which wins."""
         if self._recorder is None or self._recorder.rank == 0:
             say("the program records itself with aorta: aorta run stays off")
         self._attachment.take_off(None)
 
     def finish(self, failure: tuple[Any, Any, Any]) -> None:
-        """The program ends, or its process group does."""
+        """Close the recorder: the program or its process group ends. failure: as of sys.exc_info()."""
         recorder = self._recorder
         if recorder is None:
             return
@@ -161,10 +156,12 @@ class AttachedSession:
             self._capture.close()
         recorder.close(timeout_s=5.0)
         if self._num_steps == 0:
-            folder = recorder.output_dir
-            _remove_records(folder, recorder.rank)
+            names = [steps_name(recorder.rank)] + (["run.json"] if recorder.rank == 0 else [])
+            for name in names:
+                (recorder.output_dir / name).unlink(missing_ok=True)
 
     def _describe(self, recorder: Recorder) -> None:
+        """Note for run.json what the steps were found at."""
         if self._explicit:
             place = f"calls of {self._attachment.settings.step_at}"
         elif self._blind is not None:
@@ -185,10 +182,11 @@ class AttachedSession:
         recorder.coverage_notes["steps_at"] = place
 
     def _is_of_the_loop(self, trains: bool = False) -> bool:
-        """Whether this thread runs the loop. trains: what happens is a backward pass or an optimizer's call:
-        the first thread with one does, whichever set things up.
+        """True on the thread that runs the loop.
 
-        What happens within a backward pass, on threads of the engine, is of the thread that called it.
+        trains: called for a backward pass or an optimizer's call. The first thread with one of these runs the
+        loop, whichever thread set things up. A call on one of autograd's own threads counts for the thread
+        that called backward.
         """
         thread = self._attachment.backward_thread or threading.get_ident()
         if trains and not self._thread_trains:
@@ -200,12 +198,12 @@ class AttachedSession:
     # -- iterations at the optimizer -----------------------------------------------------------
 
     def optimizer_ended(self, stepper: Any, behind: bool) -> None:
-        """A call of an optimizer, or of what steps it, has ended. behind: a backward pass ran before it."""
+        """Note the end of an optimizer's call, or of what steps it. behind: a backward pass ran before."""
         if self._explicit or not self._is_of_the_loop(trains=True):
             return
         if self._blind is not None:
             if self._blind.period is not None:
-                return
+                return  # steps are found by collectives already; one rule for the whole run
             self._blind = None
         self._num_calls += 1
         key = id(stepper)
@@ -230,7 +228,7 @@ class AttachedSession:
             self.last_call_goes_on()
 
     def last_call_goes_on(self) -> None:
-        """The last call ends here: the iteration may be found to have ended with it."""
+        """Move the last cut to here: the iteration may be found to have ended with the last call."""
         if self._recorder is not None and self._cuts:
             self._cuts[-1] = self._recorder.cut()
 
@@ -245,18 +243,20 @@ class AttachedSession:
                 previous = place
 
     def _begin(self) -> None:
+        """Open the next step."""
         assert self._recorder is not None
         self._stop_waiting_for_training()
         self._end_pause()
         self._ended = None
         self._open = self._recorder.step(global_step=self._num_steps)
-        if self._capture is not None:
+        if self._capture is not None:  # before the step: starting a profiler must not count as its time
             self._capture.step_begins(self._open.step.global_step)
-        self._open.step.thread = self.thread
+        self._open.step.thread = self.thread  # a hook may run on one of autograd's threads
         self._open.__enter__()
         self._num_backwards = self._num_calls = self._num_signed = 0
 
     def _end(self) -> None:
+        """End the body of the open step; its window stays open until the next step begins."""
         if self._open is not None:
             self._open.__exit__(None, None, None)
             self._ended, self._open = self._open, None
@@ -268,14 +268,14 @@ class AttachedSession:
             self._evaluated_last, self._evaluating = self._evaluating, False
 
     def _leave(self) -> None:
-        """What follows belongs to no step."""
+        """Drop the open step and close the last window: what follows belongs to no step."""
         self._drop()
         if self._ended is not None:
             self._ended.close_window()
             self._ended = None
 
     def _leave_at_body_end(self) -> None:
-        """What came after the body of the last step belongs to no step."""
+        """Close the last window where its body ended: what came after the body belongs to no step."""
         if self._ended is not None and self._recorder is not None:
             calls = self._ended.step.calls
             self._recorder.journal.num_outside.update(call.op for call in calls[self._num_noted :])
@@ -284,6 +284,7 @@ class AttachedSession:
             self._ended = None
 
     def _drop(self) -> None:
+        """Forget the open step."""
         if self._open is not None:
             self._open.drop()
             self._open = None
@@ -291,8 +292,8 @@ class AttachedSession:
     # -- iterations that begin with a batch ----------------------------------------------------
 
     def data_requested(self, dataset: int) -> None:
-        """A batch of a data loader is asked for: where that is how iterations begin, one begins now, and what
-        the loop did after its optimizer (logging) is the last step's."""
+        """Begin a step where iterations begin with a batch; what the loop did after its optimizer, such as
+        logging, then belongs to the last step. dataset: the id of the data set that is asked."""
         if self._explicit or threading.get_ident() != self.thread:
             return  # asked for by a thread that fetches ahead, maybe while the loop's is in a backward pass
         if self._num_backwards == 0:
@@ -303,6 +304,7 @@ class AttachedSession:
     # -- loops without a visible optimizer -----------------------------------------------------
 
     def backward_ended(self) -> None:
+        """Note the end of a backward pass; it ends a step where the optimizer cannot be seen."""
         if self._explicit or not self._is_of_the_loop(trains=True):
             return
         self._num_backwards += 1
@@ -322,7 +324,7 @@ class AttachedSession:
             self._begin()
 
     def _split_at_passes(self, ends: Ends, num_forgotten: int) -> None:
-        """The pattern is known: iterations that have passed get their steps, if all passes are remembered."""
+        """Give past iterations their steps, now that the pattern is known, if all passes are remembered."""
         places = [self._pass_cuts[-1 - ago] for ago in ends.earlier]
         self._pass_cuts.clear()
         if num_forgotten == 0:
@@ -333,7 +335,7 @@ class AttachedSession:
             self._begin()
 
     def _sign(self) -> list[tuple[str, str, int]]:
-        """The collectives since the last backward pass."""
+        """Return the collectives since the last backward pass, as a signature of this one."""
         step = None if self._recorder is None else self._recorder.journal.current
         if step is None:
             return []
@@ -344,13 +346,13 @@ class AttachedSession:
     # -- evaluation ----------------------------------------------------------------------------
 
     def _end_pause(self) -> None:
-        """The watchdog need not wait longer than for any step."""
+        """Tell the watchdog that the evaluation is over: it waits no longer than for any step again."""
         if self._pause is not None:
             pause, self._pause = self._pause, None
             pause.__exit__(None, None, None)
 
     def evaluation_begins(self) -> None:
-        """model.eval() between two iterations: what follows is no step, until model.train()."""
+        """Leave the loop at a model.eval() between two iterations: no step until model.train()."""
         nothing_yet = self._open is None or not (self._num_backwards or self._num_calls)
         if threading.get_ident() != self.thread:
             return
@@ -367,6 +369,7 @@ class AttachedSession:
         self._wait_for_training()
 
     def _wait_for_training(self) -> None:
+        """Replace Module.train until training resumes; not for longer, since models call it often."""
         torch = self._attachment.torch
         original = torch.nn.Module.train
         session = self
@@ -381,7 +384,7 @@ class AttachedSession:
         self._train = (original, train)
 
     def training_resumes(self) -> None:
-        """model.train() after an evaluation."""
+        """Begin a step at the model.train() that follows an evaluation."""
         try:
             self._stop_waiting_for_training()
             if self._open is None and self._loader.dataset is None and self._attachment.is_on:
@@ -400,85 +403,11 @@ class AttachedSession:
     # -- --step-at -----------------------------------------------------------------------------
 
     def step_begins(self) -> None:
+        """Begin a step: the function that --step-at names is called."""
         if self._open is None and self._is_of_the_loop(trains=True):
             self._begin()
 
     def step_ends(self) -> None:
+        """End the step: that function has returned."""
         if self._is_of_the_loop():
             self._end()
-
-
-def _remove_records(folder: Path, rank: int) -> None:
-    """Of a recorder that recorded nothing."""
-    from aorta.records.files import steps_name
-
-    names = [steps_name(rank)] + (["run.json"] if rank == 0 else [])
-    for name in names:
-        (folder / name).unlink(missing_ok=True)
-
-
-class StepNumber(msgspec.Struct):
-    """The part of a line that is counted: a step may have lines of several sources."""
-
-    global_step: int
-
-
-def recorded_steps(folder: Path) -> set[int]:
-    """Numbers of the steps that rank 0 recorded."""
-    decoder = msgspec.json.Decoder(StepNumber)
-    with open(folder / steps_name(0), "rb") as lines:
-        return {decoder.decode(line).global_step for line in lines}
-
-
-def coverage_lines(run: RunRecord, folder: Path) -> Iterator[str]:
-    """One line when all is covered; more where something is missing, with what to do."""
-    coverage = run.coverage
-    num_steps = len(recorded_steps(folder))
-    groups = coverage.get("groups") or {}
-    place_text = f", steps at {coverage['steps_at']}" if "steps_at" in coverage else ""
-    yield f"aorta: rank 0: {num_steps} step{'s' * (num_steps != 1)} recorded{place_text}; {_collectives(run)}"
-    for name, group in groups.items():
-        if group["backend"] > group["seen"]:
-            yield (
-                f"aorta: group {name}: {group['backend'] - group['seen']} collectives were called on the "
-                "backend itself and not seen"
-            )
-    if num_steps == 0 and run.finished_unix_ns is not None:
-        yield (
-            "aorta: no step was found: name the function whose calls are the steps with "
-            "--step-at module:function"
-        )
-
-
-def _collectives(run: RunRecord) -> str:
-    """How many of the collectives were seen, or why that is not known."""
-    groups = run.coverage.get("groups") or {}
-    if groups:
-        counted = sum(group["backend"] for group in groups.values())
-        num_seen = sum(group["seen"] for group in groups.values())
-        outside = sum((run.coverage.get("outside_step") or {}).values())
-        return f"{num_seen} of {counted} collectives seen, {outside} of them outside of steps"
-    if run.finished_unix_ns is None:
-        return (
-            "the process left without closing its records (killed, or os._exit): the last step may be "
-            "missing, collectives were not counted"
-        )
-    return "no process group, so no collectives"
-
-
-def other_runs(folder: Path, began_ns: int) -> Iterator[str]:
-    """Lines about further runs that the same command recorded.
-
-    began_ns: when the command began, in ns since the epoch.
-    """
-    for pattern, text in (
-        ("previous-*", "the command trained more than once; earlier runs are in"),
-        ("process_*", "more processes trained, each alone; their records are in"),
-    ):
-        runs = [path.parent for path in folder.glob(f"{pattern}/run.json") if _is_since(path, began_ns)]
-        if runs:
-            yield f"aorta: {text} {', '.join(map(str, sorted(runs)))}"
-
-
-def _is_since(path: Path, began_ns: int) -> bool:
-    return path.stat().st_mtime_ns >= began_ns

@@ -1,15 +1,24 @@
-"""What `aorta run` tells the processes of its command, in one environment variable."""
+"""Between `aorta run` and the processes of its command: options in one environment variable, lines on stderr.
+
+Imported by every Python below `aorta run` that imports torch, so it imports nothing heavy.
+"""
 
 import json
 import os
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from aorta.launcher import rank_text
+
 VARIABLE = "AORTA_RUN"
+"""The environment variable that holds the options, as JSON."""
 BOOTSTRAP = Path(__file__).resolve().parent / "bootstrap"
+"""The folder with our sitecustomize.py, for PYTHONPATH."""
 HOME = Path(__file__).resolve().parents[2]
 """The folder that holds the package aorta."""
 WATCHED = ("torch", "torch.distributed.distributed_c10d", "torch.distributed.optim.optimizer")
+"""Modules after whose import sitecustomize calls aorta.attach.hooks.imported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +27,7 @@ class AttachSettings:
 
     output: str
     step_at: str | None = None
-    """module:function whose calls are the steps; None: found at the optimizer."""
+    """module:function whose calls are the steps; None: steps are found at the optimizer."""
     timed_every: int = 1
     detail_every: int = 1
     max_mb: float | None = 1024.0
@@ -28,11 +37,11 @@ class AttachSettings:
     collectives: str = "calls"
     tensorboard: bool = False
     sinks: list[str] = field(default_factory=list)
-    """As of --to."""
+    """KIND=TARGET, as --to takes them."""
 
 
 def environment_for(settings: AttachSettings, environ: dict[str, str]) -> dict[str, str]:
-    """The environment of a command whose Python processes are to be recorded."""
+    """Return the environment of a command whose Python processes are to be recorded."""
     imports = [*WATCHED]
     if settings.step_at is not None:
         imports.append(settings.step_at.partition(":")[0])
@@ -43,8 +52,19 @@ def environment_for(settings: AttachSettings, environ: dict[str, str]) -> dict[s
 
 
 def read_settings() -> AttachSettings:
-    """The settings of this process; KeyError where it was not started by `aorta run`."""
+    """Read the settings of this process; KeyError where it was not started by `aorta run`."""
     fields = json.loads(os.environ[VARIABLE])
     return AttachSettings(
         **{name: fields[name] for name in AttachSettings.__dataclass_fields__ if name in fields}
     )
+
+
+def say(message: str) -> None:
+    """Print one line on stderr, with the rank; never raises, for it runs inside the user's program."""
+    rank = rank_text()
+    rank_note = "" if rank is None else f" (rank {rank})"
+    try:
+        sys.stderr.write(f"aorta{rank_note}: {message}\n")
+        sys.stderr.flush()
+    except Exception:
+        pass

@@ -1,15 +1,17 @@
-"""Which calls of optimizers, or which backward passes, make one iteration of a training loop.
+"""Learns what makes one iteration of a training loop: calls of optimizers, backward passes, batches.
 
-Plain logic on what the hooks see, without torch.
+Plain logic on what the hooks see, without torch. The session tells OptimizerCycle of each call of an
+optimizer; where there is none, it tells BackwardCycle of each backward pass. Both answer with `Ends`.
+LoaderSign learns whether iterations begin with a batch.
 """
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 MAX_PERIOD = 64
-"""Most backward passes that an iteration without a visible optimizer may have."""
+"""Limit of backward passes in an iteration without a visible optimizer."""
 MIN_REPEATS = 3
-"""Repetitions after which a pattern of backward passes is believed."""
+"""Repetitions from which on a pattern of backward passes is believed."""
 PATIENCE_PASSES = 8
 """Backward passes without a call of an optimizer after which iterations are looked for in the collectives."""
 MAX_PASSES = MIN_REPEATS * MAX_PERIOD
@@ -19,15 +21,15 @@ PATIENCE_CALLS = 8
 MOST_LEFT_OUT = 3
 """Iterations in a row without their later optimizers after which iterations are learned anew."""
 MAX_CALLS = 64
-"""Most calls of optimizers that an iteration may have."""
+"""Limit of calls of optimizers in an iteration."""
 
 
 @dataclass(frozen=True)
 class Ends:
-    """What the end of a call says about iterations."""
+    """The iterations that are known to have ended, now that a call has."""
 
     earlier: tuple[int, ...] = ()
-    """How many calls ago iterations ended, oldest first: 1 is the call before this one."""
+    """Numbers of calls ago at which iterations ended, oldest first: 1 is the call before this one."""
     at_this_call: bool = False
     """This call is the last of its iteration."""
 
@@ -47,18 +49,21 @@ class OptimizerCycle:
         self.calls: tuple[Hashable, ...] | None = None
         """Keys of the calls of an iteration, once that is known."""
         self._first: list[tuple[Hashable, bool]] | None = []
-        """The first calls, while some optimizer was not called yet; None: judged."""
+        """The first calls, while some optimizer was not called yet; None once they were judged."""
         self._open: list[Hashable] = []
         """The calls of the iteration that has begun, or the run that may turn out to be one."""
         self._longer: list[Hashable] = []
-        """While learned anew: that run with all calls of the iterations before it, if they are few."""
+        """While an iteration is learned anew: that run, behind the calls since the last learning, if few."""
         self._since_learned: list[Hashable] = []
+        """The calls since the iteration was learned, up to MAX_CALLS."""
         self._is_confirmed = False
         """An iteration of these calls has come again since it was learned."""
         self._earlier_calls: tuple[Hashable, ...] | None = None
+        """While learned anew: what the iteration was taken for before."""
         self._strangers: set[Hashable] = set()
         """Optimizers that are called once in a long while, within iterations of the others."""
         self._num_behind = 0
+        """Calls that came behind a backward pass."""
         self._num_left_out = 0
         """Iterations in a row in which later optimizers were not called."""
 
@@ -80,23 +85,23 @@ class OptimizerCycle:
 
     @property
     def is_open(self) -> bool:
-        """Whether an iteration has begun that is not over: some of its calls were seen, others were not."""
+        """True while an iteration is under way: some of its calls were seen, others were not."""
         return bool(self._open)
 
     @property
     def is_first_iteration(self) -> bool:
-        """Whether each call so far was of another optimizer: one iteration, if it is one."""
+        """True while each call so far was of another optimizer: all of them may be one iteration."""
         keys = self._open if self._first is None else [key for key, _ in self._first]
         return self.calls is None and len(set(keys)) == len(keys) > 0
 
     def _is_outer(self, key: Hashable) -> bool:
-        """Whether the calls so far are repetitions of others, each behind a backward pass."""
+        """True for the first call of this optimizer after repeated calls of others behind backward passes."""
         assert self._first is not None
         keys = [earlier for earlier, _ in self._first]
         return key not in keys and sum(earlier == keys[0] and behind for earlier, behind in self._first) > 1
 
     def _judge_first(self) -> Ends:
-        """Some optimizer may never be called: what the calls say without it."""
+        """Judge the first calls at once, without waiting longer for an optimizer that may never be called."""
         assert self._first is not None
         first, self._first = self._first, None
         last = len(first) - 1
@@ -107,6 +112,7 @@ class OptimizerCycle:
         return Ends(tuple(last - place for place in ends if place < last), last in ends)
 
     def _judge(self, key: Hashable, behind: bool) -> Ends:
+        """Compare a call with the iteration as it was learned, and learn anew where it does not fit."""
         if key in self._strangers:
             return Ends()
         if self.calls is None:
@@ -141,12 +147,13 @@ class OptimizerCycle:
         return Ends()
 
     def _learned(self, run: Sequence[Hashable], key: Hashable) -> Ends:
-        """The iteration is this run, whose first call has come again."""
+        """Take this run, whose first call has come again, as the iteration."""
         self.calls, self._is_confirmed = tuple(run), False
         self._open, self._longer, self._since_learned = [], [], list(run)
         return Ends((1,), self._next(key).at_this_call)
 
     def _next(self, key: Hashable) -> Ends:
+        """Note a call that fits; it may be the last of its iteration."""
         assert self.calls is not None
         self._open.append(key)
         if len(self._since_learned) < MAX_CALLS:
@@ -167,9 +174,10 @@ class BackwardCycle:
     def __init__(self) -> None:
         self.period: int | None = None
         self.num_forgotten = 0
-        """Backward passes that are too long ago to be told where iterations ended among them."""
+        """Backward passes too long ago to tell where iterations ended among them."""
         self._signatures: list[tuple[Hashable, ...]] = []
         self._until_end = 0
+        """Backward passes until the iteration ends, once the period is known."""
 
     def ended(self, signature: Sequence[Hashable], is_patient: bool = False) -> Ends:
         """Note the end of a backward pass.
@@ -204,7 +212,7 @@ class BackwardCycle:
         return False
 
     def _past_ends(self, period: int, end: int) -> list[int]:
-        """Passes before the last one at which iterations ended, as far back as the pattern goes.
+        """Find the passes before the last one at which iterations ended, as far back as the pattern goes.
 
         The first pass may have what set the program up before its own collectives, or none, if an iteration's
         collectives follow its backward pass.
@@ -221,7 +229,7 @@ class BackwardCycle:
         return places
 
     def _distance_to_end(self, period: int) -> int:
-        """How many passes after this one an iteration ends: at the pass that communicates most."""
+        """Count the passes from this one to the end of an iteration: the pass that communicates most."""
         last = self._signatures[-period:]
         busiest = max(range(period), key=lambda place: (len(last[place]), place))
         return (busiest + 1) % period
@@ -246,8 +254,8 @@ def _period(signatures: Sequence[Hashable]) -> int | None:
 class LoaderSign:
     """Learns whether iterations begin with a batch of one data set.
 
-    The programs that ask a DataLoader for a batch after the optimizer and before the first backward pass, in
-    every iteration, do; others fetch ahead, or make their batches themselves.
+    They do in a program that asks a DataLoader for a batch after the optimizer and before the first backward
+    pass, in every iteration. Other programs fetch ahead, or make their batches themselves.
     """
 
     def __init__(self) -> None:
@@ -258,17 +266,17 @@ class LoaderSign:
         self._num_failures = 0
 
     def batch_requested(self, dataset: int) -> None:
-        """Between an optimizer and the next backward pass."""
+        """Note a batch that is asked for between an optimizer and the next backward pass."""
         self._requested.add(dataset)
 
     def iteration_ended(self) -> None:
-        """Compare the iteration with the one before."""
+        """Compare the iteration with the one before: a data set that both asked is the sign."""
         common = self._requested & (self._requested_last or set())
         self._requested_last, self._requested = self._requested, set()
         if self.dataset is None and common and self._num_failures == 0:
             self.dataset = min(common)
 
     def fails(self) -> None:
-        """An iteration began otherwise."""
+        """Note that an iteration began without its batch: the sign is not believed again."""
         self.dataset = None
         self._num_failures += 1

@@ -163,7 +163,7 @@ def passed_on(process: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 def _conclude(output: Path, report: bool, open_page: bool, began_ns: int) -> None:
     """Report what was recorded. Mistakes here do not change the command's exit status."""
-    from aorta.attach.session import coverage_lines, other_runs
+    from aorta.attach.coverage import coverage_lines, other_runs
     from aorta.errors import AortaError
     from aorta.records.reader import read_run
 

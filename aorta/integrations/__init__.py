@@ -1,4 +1,4 @@
-"""Records loops that live in libraries: one line each.
+"""Records loops that live in libraries: one file and one line of the program per library.
 
     transformers.Trainer(..., callbacks=[aorta.integrations.transformers.AortaCallback("artifacts")])
     lightning.Trainer(..., callbacks=[aorta.integrations.lightning.AortaCallback("artifacts")])
@@ -6,5 +6,6 @@
     optimizer = aorta.integrations.accelerate.record(accelerator, "artifacts")
     aorta.integrations.torchtitan.record("artifacts")        # in a module of --experimental.custom_import
 
-`aorta run -- COMMAND` needs none of them: they are for programs that log, or pass settings.
+loop.py has what they share: the calls that begin and end steps. `aorta run -- COMMAND` needs none of this: it
+is for programs that log scalars or pass settings.
 """

@@ -16,7 +16,7 @@ from aorta.integrations.loop import LibraryLoop
 
 
 def record(accelerator: Any, output_dir: str | Path = "artifacts", **settings: Any) -> "AccelerateRecording":
-    """A recording of the loop that this accelerator serves. settings: those of aorta.instrument."""
+    """Record the loop that this accelerator serves. settings: those of aorta.instrument."""
     return AccelerateRecording(accelerator, LibraryLoop(output_dir, settings))
 
 
@@ -31,7 +31,7 @@ class AccelerateRecording:
 
     @contextmanager
     def step(self) -> "Iterator[LibraryLoop]":
-        """Around one micro-batch; the step ends with the one that updates the parameters."""
+        """Enclose one micro-batch; the step ends with the one that updates the parameters."""
         self._loop.step_begins(self._num_steps)
         yield self._loop
         if self._accelerator.sync_gradients:
@@ -39,5 +39,5 @@ class AccelerateRecording:
             self._num_steps += 1
 
     def close(self) -> None:
-        """The loop has ended."""
+        """End the recording, after the loop."""
         self._loop.close()

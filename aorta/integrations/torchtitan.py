@@ -1,4 +1,4 @@
-"""torchtitan: a module for --experimental.custom_import that holds
+"""torchtitan: records from a module of your own that --experimental.custom_import names:
 
 from aorta.integrations.torchtitan import record
 

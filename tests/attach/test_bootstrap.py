@@ -37,3 +37,14 @@ def test_a_finder_that_asks_all_finders_goes_on_working(tmp_path: Path) -> None:
     )
     assert result.stderr == ""
     assert result.stdout.split("\n")[:2] == ["found", "(0.0, 0.0, 0) True"]
+
+
+@pytest.mark.processes
+def test_hooks_and_closing_lines_load_neither_torch_nor_the_recorder() -> None:
+    """Every process below `aorta run` that imports torch loads the hooks; few of them ever train."""
+    code = (
+        "import aorta.attach.coverage, aorta.attach.hooks, sys\n"
+        "print([name for name in ('torch', 'aorta.record', 'aorta.attach.session') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"

@@ -1,6 +1,7 @@
-"""Runs at the start of every Python below `aorta run`. Imports nothing until the program imports torch.
+"""Runs at the start of every Python below `aorta run`; calls aorta once the program has imported torch.
 
-Python imports the first `sitecustomize` on its path, which is this one; the one that it hides runs first.
+Until then it imports nothing: most of these processes never train. Python imports the first `sitecustomize`
+on its path, which is this one; the one that it hides is run first.
 """
 
 import os
@@ -15,7 +16,7 @@ SETTINGS = "AORTA_RUN"
 
 
 class TorchFinder:
-    """A finder of modules that only adds something to do after the import of a few of them."""
+    """Finds a few modules as the other finders do, and has aorta called after their import."""
 
     def __init__(self, modules: set[str]) -> None:
         self.modules = modules
@@ -59,7 +60,7 @@ def call_after(loader: "Any", name: str) -> None:
 
 
 def attach() -> "Any":
-    """aorta.attach.hooks, from where `aorta run` found aorta if this Python does not have it."""
+    """Import aorta.attach.hooks, from where `aorta run` found aorta if this Python does not have it."""
     if "aorta" not in sys.modules:
         from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
@@ -81,7 +82,7 @@ def say(message: str) -> None:
 
 
 def run_hidden() -> None:
-    """Runs the sitecustomize that this one hides."""
+    """Run the sitecustomize that this one hides."""
     folder = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != folder]
     from _frozen_importlib_external import PathFinder

@@ -1,0 +1,76 @@
+"""The lines that `aorta run` prints after the command: what was recorded, what was missed, where the rest is.
+
+They are printed by the process of `aorta run`, which does not load torch.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from aorta.records.files import steps_name
+from aorta.records.schema import RunRecord
+
+
+def coverage_lines(run: RunRecord, folder: Path) -> Iterator[str]:
+    """Yield one line when all is covered; more where something is missing, with what to do."""
+    coverage = run.coverage
+    num_steps = _num_steps(folder)
+    groups = coverage.get("groups") or {}
+    place_text = f", steps at {coverage['steps_at']}" if "steps_at" in coverage else ""
+    yield f"aorta: rank 0: {num_steps} step{'s' * (num_steps != 1)} recorded{place_text}; {_collectives(run)}"
+    for name, group in groups.items():
+        if group["backend"] > group["seen"]:
+            yield (
+                f"aorta: group {name}: {group['backend'] - group['seen']} collectives were called on the "
+                "backend itself and not seen"
+            )
+    if num_steps == 0 and run.finished_unix_ns is not None:
+        yield (
+            "aorta: no step was found: name the function whose calls are the steps with "
+            "--step-at module:function"
+        )
+
+
+def other_runs(folder: Path, began_ns: int) -> Iterator[str]:
+    """Yield lines about further runs that the same command recorded.
+
+    began_ns: when the command began, in ns since the epoch.
+    """
+    for pattern, text in (
+        ("previous-*", "the command trained more than once; earlier runs are in"),
+        ("process_*", "more processes trained, each alone; their records are in"),
+    ):
+        files = folder.glob(f"{pattern}/run.json")
+        runs = sorted(path.parent for path in files if path.stat().st_mtime_ns >= began_ns)
+        if runs:
+            yield f"aorta: {text} {', '.join(map(str, runs))}"
+
+
+class _Line(msgspec.Struct):
+    """The part of a line that is counted: a step may have lines of several sources."""
+
+    global_step: int
+
+
+def _num_steps(folder: Path) -> int:
+    """Steps that rank 0 recorded."""
+    decoder = msgspec.json.Decoder(_Line)
+    with open(folder / steps_name(0), "rb") as lines:
+        return len({decoder.decode(line).global_step for line in lines})
+
+
+def _collectives(run: RunRecord) -> str:
+    """Say how many of the collectives were seen, or why that is not known."""
+    groups = run.coverage.get("groups") or {}
+    if groups:
+        counted = sum(group["backend"] for group in groups.values())
+        num_seen = sum(group["seen"] for group in groups.values())
+        outside = sum((run.coverage.get("outside_step") or {}).values())
+        return f"{num_seen} of {counted} collectives seen, {outside} of them outside of steps"
+    if run.finished_unix_ns is None:
+        return (
+            "the process left without closing its records (killed, or os._exit): the last step may be "
+            "missing, collectives were not counted"
+        )
+    return "no process group, so no collectives"
