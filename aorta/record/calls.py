@@ -1,4 +1,8 @@
-"""What a step notes while it runs (calls of collectives, waits, ranges), and the interface of who is told of a collective."""
+"""Types of what is noted of a step while it runs, and the interface of those who are told of a collective.
+
+A RecordedStep holds everything; the journal says which one is open; extract.py reads it once it is closed.
+Its lists are only appended to, so that noting takes no lock.
+"""
 
 import threading
 from collections.abc import Callable
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Group:
-    """A process group as records name it."""
+    """A process group as records name it, with what is known of its stream and its open group of calls."""
 
     __slots__ = (
         "backend",
@@ -38,33 +42,35 @@ class Group:
         self.key = key
         self.name = name
         self.described_as = name
-        """The name may have a number besides."""
+        """The name without the number that tells groups of the same ranks apart."""
         self.ranks = ranks
         self.backend = backend
         self.next_seq = 0
         self.num_internal = 0
-        """Numbers that the backend gave to calls that it made itself, within calls of the program."""
+        """Sequence numbers that the backend took for calls of its own, within calls of the program."""
         self.coalescing: list[CollectiveCall] | None = None
         """Members of the coalesced group that is open now."""
         self.coalesced_tensors: list[Any] = []
-        """Theirs."""
+        """Tensors of the calls in `coalescing`, kept alive until the group ends."""
         self.forget_stream()
 
     def forget_stream(self) -> None:
-        """Another process group has the name now."""
+        """Forget what is known of the stream: another process group has the name now."""
         self.own_stream: DeviceStream | None = None
-        """Stream of its asynchronous collectives, once known (aorta.record.event_observer)."""
+        """Stream of the group's asynchronous collectives, once known (event_observer.py)."""
         self.finder: GroupStreamFinder | None = None
-        """Looks for it."""
+        """The search for that stream, while it goes on."""
         self.sought = False
+        """The search has begun, or was found impossible."""
         self.placed = False
-        """Its tensors were found to be on the recorder's device, or not."""
+        """The device of the group's tensors has been compared with the recorder's."""
 
 
 class CollectiveCall(msgspec.Struct, eq=False, gc=False):
     """One collective of this rank, or a coalesced group of them.
 
-    Like the marks, made in C and unknown to the garbage collector: nothing that it refers to refers back.
+    Made in C and unknown to the garbage collector, like the marks, because a step makes thousands. That is
+    safe as long as nothing that it refers to refers back to it.
     """
 
     group: Group
@@ -82,49 +88,50 @@ class CollectiveCall(msgspec.Struct, eq=False, gc=False):
     """Host time at which the launch returned: the kernel cannot be older than its launch."""
     end: Mark | None = None
     on_compute: bool = False
-    """The start mark lies on the compute stream."""
+    """True: the start mark lies on the compute stream."""
     blocks: bool = False
-    """The compute stream stands still from start to end (it ran there, or was waited for there)."""
+    """True: the compute stream stands still from start to end (it ran there, or was waited for there)."""
     waited: bool = False
-    """The compute stream (CPU: the step's thread) already follows this asynchronous call."""
+    """True: the compute stream (CPU: the step's thread) already follows this asynchronous call."""
     future_taken: bool = False
     backward_waited: bool = False
-    """What C++ waited for at the end of backward may have been its future."""
+    """True: C++ waited for futures at the end of backward, and this call's may have been among them."""
     members: "list[CollectiveCall] | None" = None
+    """The calls of a coalesced group; None for a single call."""
     ends_unseen: bool = False
-    """Its end is known from the wait for it alone."""
+    """True: only a wait for the call tells when it ended."""
     failed: bool = False
-    """It ended with an error: of its peers, some may never have come to it."""
+    """True: the call ended with an error; some of its peers may never have come to it."""
     reason: str | None = None
     """Why the call has no times."""
     module: str | None = None
-    """What it is for: a unit of fully_shard, a bucket of DDP, a layer, an optimizer."""
+    """Name of what the call is for: a unit of fully_shard, a bucket of DDP, a layer, an optimizer."""
 
 
 class HostNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the program did on the host for a while."""
+    """A stretch of the host's time: a batch, a backward pass, an optimizer, a checkpoint."""
 
     kind: HostKind
     start_ns: int
     """Monotonic, as end_ns."""
     end_ns: int
     where: str
-    """The optimizer and its flags; the place that waits for the device; ''."""
+    """Detail of the kind: the optimizer and its flags, or the place that waits for the device; else ''."""
     bytes: int | None = None
-    """Of the parameters that an optimizer updates on this rank."""
+    """Bytes of the parameters that an optimizer updates on this rank."""
 
 
 class StreamWait(msgspec.Struct, eq=False, gc=False):
-    """The compute stream waits for an asynchronous call, from `before` until the call has ended."""
+    """The compute stream waits for an asynchronous call, from `start` until the call has ended."""
 
     start: Mark
     call: CollectiveCall
 
 
 class Stall(msgspec.Struct, eq=False, gc=False):
-    """The compute stream was told to wait: it stands still from `before` to `after`.
+    """The compute stream was told to wait: it stands still from `start` to `end`.
 
-    One mark is both where what it was to wait for had passed already.
+    They are one mark where the event had passed already, so that nothing stood still.
     """
 
     start: Mark
@@ -134,7 +141,7 @@ class Stall(msgspec.Struct, eq=False, gc=False):
 class FinalWait:
     """C++ code waits for futures at the end of backward (DDP's reducer).
 
-    It stands still until the last of `calls` has ended, and at most until `after`.
+    The stream stands still until the last of `calls` has ended, and at most until `end`.
     """
 
     __slots__ = ("end", "start", "calls")
@@ -201,15 +208,15 @@ class RecordedStep:
         self.host_start_ns = 0
         self.host_end_ns = 0
         self.use_at_start: tuple[int, int, int | None] | None = None
-        """Readings of ThreadUse at the window's ends."""
+        """Readings of host.ThreadUse at the window's start and end."""
         self.use_at_end: tuple[int, int, int | None] | None = None
         self.compute_raw_stream = 0
         self.untimed: str | None = None
-        """Why collectives are only noted, and nothing is marked but the step's ends; None: all is marked."""
+        """Why only the step's ends are marked and collectives have no times; None: all is marked."""
         self.by_kernels = False
-        """Timed by the driver's kernel records: nothing is marked but the step's ends, by number."""
+        """True: the driver's kernel records time the step, and only its ends are marked, by number."""
         self.by_library = False
-        """The collective library records events of its calls."""
+        """True: the collective library records events of the step's calls."""
         self.kernels_lost: str | None = None
         """Why the kernel records of this step are not whole."""
         self.thread = threading.get_ident()
@@ -219,21 +226,21 @@ class RecordedStep:
         self.stalls: list[Stall] = []
         self.final_waits: list[FinalWait] = []
         self.lost_futures: list[CollectiveCall] = []
-        """Calls whose future Python let go of in this step, and nobody was seen to wait for it."""
+        """Calls whose future Python dropped in this step without a wait that was seen."""
         self.ranges: list[MarkedRange] = []
         self.scalars: dict[str, Any] = {}
         self.memory: tuple[int, int, int, int | None] | None = None
         self.rollbacks = 0
         self.gap: str | None = None
-        """Why it does not follow the step before it."""
+        """Why the step does not follow the one before it; None: it does."""
 
 
 Launch = Callable[[], Any]
-"""Starts the call on the backend; gives its Work, or None where it ran on the caller's stream."""
+"""Starts the call on the backend; returns its Work, or None where it ran on the caller's stream."""
 
 
 class Observer(Protocol):
-    """Of the calls on one kind of device."""
+    """Is told of every collective on one kind of device, and launches it."""
 
     def observe(
         self,
@@ -247,12 +254,12 @@ class Observer(Protocol):
         peer: int | None = None,
     ) -> Work:
         """Launch the call and return a work that behaves as the launched one."""
-        ...
 
     def numbered_itself(self, group: ProcessGroup, num_calls: int) -> None:
-        """The backend gave numbers to as many calls that it made itself, within a call of the program."""
-        ...
+        """Note that the backend numbered num_calls calls of its own, within a call of the program."""
 
-    def coalescing_started(self, group: ProcessGroup) -> None: ...
+    def coalescing_started(self, group: ProcessGroup) -> None:
+        """Note that the calls from here on are members of one coalesced group."""
 
-    def coalescing_ended(self, group: ProcessGroup, launch: Launch) -> Work | None: ...
+    def coalescing_ended(self, group: ProcessGroup, launch: Launch) -> Work | None:
+        """Launch the coalesced group, as one call."""

@@ -1,4 +1,7 @@
-"""What runs beside a recorder as long as it records: a watchdog, a profiler, a file of scalars."""
+"""Companions: what runs beside a recorder as long as it records, such as a watchdog or a profiler.
+
+aorta.attach.instrument makes them; the recorder calls them through Companions.
+"""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -11,11 +14,11 @@ from aorta.records.schema import StepRecord
 log = logging.getLogger(__name__)
 
 Cause = type[BaseException] | None
-"""What ended the recording: the exception that left its `with`, None otherwise."""
+"""The exception that left the recorder's `with`; None where none did."""
 
 
 class Accompanied(Protocol):
-    """A recorder, as its companions know it. With a `journal`, the collectives are known too."""
+    """What companions may know of a recorder. One with a `journal` knows the collectives too."""
 
     output_dir: Path
     rank: int
@@ -23,32 +26,32 @@ class Accompanied(Protocol):
 
     @property
     def store_prefix(self) -> str:
-        """For keys in the job's store, which outlives a restart of the ranks: of this attempt of the run."""
+        """Prefix of keys in the job's store, one per attempt: the store outlives a restart of the ranks."""
 
     def on_record(self, callback: Callable[[StepRecord], None], /) -> None: ...
 
 
 class Companion(Protocol):
-    """Told of a recorder's life by the thread that lives it, each time once."""
+    """Called at each stage of a recorder's life, once, on the thread that trains."""
 
     def opened(self, recorder: Accompanied) -> None:
-        """Recording begins. What is raised here is the caller's error."""
+        """Begin, with the recording. An exception here reaches the caller of `with`."""
 
     def step_begins(self, global_step: int) -> None:
-        """Before anything of the step, recorded or not (a paused recorder)."""
+        """Called before anything of the step, also while the recorder is paused."""
 
     def step_ended(self, global_step: int) -> None:
-        """After the step's body, unless that raised."""
+        """Called after the step's body, unless that raised."""
 
     def closing(self, cause: Cause) -> None:
-        """Before the instrument is taken off."""
+        """Called before the instrument is taken off."""
 
     def closed(self, cause: Cause) -> None:
-        """After the last record was written."""
+        """Called after the last record was written."""
 
 
 class Companions:
-    """Several. One that fails is left out from then on, with a line in the log: training goes on."""
+    """Passes each call on to all companions. One that fails is logged and left out: training goes on."""
 
     def __init__(self, companions: Iterable[Companion] = ()) -> None:
         self._all = list(companions)
@@ -70,7 +73,7 @@ class Companions:
 
     @contextmanager
     def pausing(self, activity: str) -> Iterator[None]:
-        """Tell those that care (a watchdog) that what follows is no step."""
+        """Enclose what is no step; a companion that has `pausing` (a watchdog) is told."""
         with ExitStack() as stack:
             for companion in self._all:
                 pausing = getattr(companion, "pausing", None)

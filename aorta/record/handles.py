@@ -1,4 +1,8 @@
-"""What a training script holds of an open step and of a range; scalars read late; steps that end retroactively."""
+"""Handles that a training script holds: of a step and of a range.
+
+Also the scalars that it logs, which are copied from the device now and read steps later, and cuts: places in
+an open step at which `aorta run` may end it in retrospect.
+"""
 
 import time
 from dataclasses import dataclass, replace
@@ -17,7 +21,119 @@ if TYPE_CHECKING:
     from aorta.record.recorder import Recorder
 
 
+profiler_is_on = torch._C._autograd._profiler_enabled
+"""True while a torch.profiler of the program or of ours runs; costs nothing to ask."""
+
+
+_LISTS = ("calls", "host_notes", "waits", "stalls", "final_waits", "ranges")
+"""Lists of a step that are divided where it is split."""
+
+
 _pinned: Pool[torch.Tensor] = Pool()
+"""Pinned host memory to copy scalars to, used again: allocating it may wait for the device."""
+
+
+class StepHandle:
+    """The context around one step's body; made by Recorder.step."""
+
+    __slots__ = ("_annotation", "_recorder", "_step")
+
+    def __init__(self, recorder: "Recorder", step: RecordedStep) -> None:
+        self._recorder = recorder
+        self._step = step
+        self._annotation: Any = None
+
+    @uncompiled
+    def log(self, **scalars: Any) -> None:
+        """Note scalars of this step by name, such as loss, lr and grad_norm: numbers or one-element tensors.
+
+        A device tensor is copied asynchronously and read steps later; nothing waits here.
+        """
+        for name, value in scalars.items():
+            if value is not None:
+                self._step.scalars[name] = scalar(value)
+
+    @property
+    def step(self) -> RecordedStep:
+        """Notes of the step."""
+        return self._step
+
+    def drop(self) -> None:
+        """Forget the step, which was none: it gets no line, and its number is free again."""
+        self._recorder._forget(self._step)
+
+    def close_window(self, at_body_end: bool = False) -> None:
+        """End the window of a step whose body has ended: what follows belongs to no step.
+
+        at_body_end: so does what came since the body's end.
+        """
+        self._recorder._close_window(self._step, at_body_end)
+
+    @uncompiled
+    def __enter__(self) -> Self:
+        # Companions first: a profiler that starts now is not to count as the step's time.
+        self._recorder.companions.step_begins(self._step.global_step)
+        self._recorder._open(self._step)
+        if profiler_is_on():
+            # A trace of this step then names it, and the reader assigns kernels to it.
+            self._annotation = torch.profiler.record_function(f"{STEP_ANNOTATION}{self._step.global_step}")
+            self._annotation.__enter__()
+        return self
+
+    @uncompiled
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._annotation is not None:
+            self._annotation.__exit__(None, None, None)
+        if kind is None:
+            self._recorder._end_body(self._step)
+            self._recorder.companions.step_ended(self._step.global_step)
+        else:
+            self._recorder._drop(self._step)
+
+
+class RangeHandle:
+    """The context around work on a named stream; made by Recorder.range. Marks nothing by kernel records."""
+
+    __slots__ = ("_name", "_range", "_recorder")
+
+    def __init__(self, recorder: "Recorder", name: str) -> None:
+        self._recorder = recorder
+        self._name = name
+        self._range: MarkedRange | None = None
+
+    @uncompiled
+    def __enter__(self) -> None:
+        recorder = self._recorder
+        step = recorder._journal.current
+        timed = step is not None and step.untimed is None and not step.by_kernels
+        if timed and step is not None and recorder._clock is not None:
+            self._range = MarkedRange(self._name, recorder._clock.mark())
+            step.ranges.append(self._range)
+
+    @uncompiled
+    def __exit__(self, *_: object) -> None:
+        if self._range is not None and self._recorder._clock is not None:
+            self._range.end = self._recorder._clock.mark()
+
+
+def scalar(value: Any) -> "float | DeviceScalar":
+    """Return a number as it is and a device's tensor as an asynchronous copy; CPU tensors are read at once.
+
+    A DTensor gives its local value: scalars of training are replicated.
+    """
+    if isinstance(value, torch.Tensor):
+        # A DTensor's own methods are Python, dispatched twice; this is what they would give.
+        tensor = value._local_tensor if hasattr(value, "_local_tensor") else value
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if tensor.numel() != 1:
+            raise ValueError(
+                f"step.log takes numbers and one-element tensors, got shape {tuple(value.shape)}"
+            )
+        if accelerator().holds(tensor):
+            return DeviceScalar(tensor)
+        return float(tensor)
+    return float(value)
 
 
 class DeviceScalar:
@@ -41,127 +157,24 @@ class DeviceScalar:
         return value
 
 
-def scalar(value: Any) -> float | DeviceScalar:
-    """A number as it is; a tensor copied asynchronously (CPU tensors are read at once).
-
-    A DTensor gives its local value: scalars of training are replicated.
-    """
-    if isinstance(value, torch.Tensor):
-        # A DTensor's own methods are Python, dispatched twice; this is what they would give.
-        tensor = value._local_tensor if hasattr(value, "_local_tensor") else value
-        if tensor.requires_grad:
-            tensor = tensor.detach()
-        if tensor.numel() != 1:
-            raise ValueError(
-                f"step.log takes numbers and one-element tensors, got shape {tuple(value.shape)}"
-            )
-        if accelerator().holds(tensor):
-            return DeviceScalar(tensor)
-        return float(tensor)
-    return float(value)
-
-
 def read_scalars(scalars: dict[str, "float | DeviceScalar"]) -> dict[str, float]:
-    """The numbers of a step whose marks the device has passed."""
+    """Read the numbers of a step whose marks the device has passed."""
     return {name: v.read() if isinstance(v, DeviceScalar) else v for name, v in scalars.items()}
-
-
-profiler_is_on = torch._C._autograd._profiler_enabled
-
-
-class StepHandle:
-    """One open step; made by Recorder.step."""
-
-    __slots__ = ("_annotation", "_recorder", "_step")
-
-    def __init__(self, recorder: "Recorder", step: RecordedStep) -> None:
-        self._recorder = recorder
-        self._step = step
-        self._annotation: Any = None
-
-    @uncompiled
-    def log(self, **scalars: Any) -> None:
-        """Note scalars of this step by name, such as loss, lr and grad_norm: numbers or one-element tensors.
-
-        A device tensor is copied asynchronously and read steps later; nothing waits here.
-        """
-        for name, value in scalars.items():
-            if value is not None:
-                self._step.scalars[name] = scalar(value)
-
-    @property
-    def step(self) -> RecordedStep:
-        """What is noted of the step."""
-        return self._step
-
-    def drop(self) -> None:
-        """End the step without a line: it was none. Its number is free again."""
-        self._recorder._forget(self._step)
-
-    def close_window(self, at_body_end: bool = False) -> None:
-        """End the window of a step whose body has ended: what follows belongs to no step."""
-        self._recorder._close_window(self._step, at_body_end)
-
-    @uncompiled
-    def __enter__(self) -> Self:
-        self._recorder.companions.step_begins(self._step.global_step)
-        self._recorder._open(self._step)
-        if profiler_is_on():
-            # A trace of this step then names it, and the reader assigns kernels to it.
-            self._annotation = torch.profiler.record_function(f"{STEP_ANNOTATION}{self._step.global_step}")
-            self._annotation.__enter__()
-        return self
-
-    @uncompiled
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._annotation is not None:
-            self._annotation.__exit__(None, None, None)
-        if kind is None:
-            self._recorder._end_body(self._step)
-            self._recorder.companions.step_ended(self._step.global_step)
-        else:
-            self._recorder._drop(self._step)
-
-
-class RangeHandle:
-    __slots__ = ("_name", "_range", "_recorder")
-
-    def __init__(self, recorder: "Recorder", name: str) -> None:
-        self._recorder = recorder
-        self._name = name
-        self._range: MarkedRange | None = None
-
-    @uncompiled
-    def __enter__(self) -> None:
-        recorder = self._recorder
-        step = recorder._journal.current
-        timed = step is not None and step.untimed is None and not step.by_kernels
-        if timed and step is not None and recorder._clock is not None:
-            self._range = MarkedRange(self._name, recorder._clock.mark())
-            step.ranges.append(self._range)
-
-    @uncompiled
-    def __exit__(self, *_: object) -> None:
-        if self._range is not None and self._recorder._clock is not None:
-            self._range.end = self._recorder._clock.mark()
-
-
-LISTS = ("calls", "host_notes", "waits", "stalls", "final_waits", "ranges")
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A place in an open step."""
+    """A place in an open step, at which it may be split later."""
 
     mark: Mark
     host_ns: int
     use: tuple[int, int, int | None]
-    """Of the step's thread, as ThreadUse reads it."""
+    """Use of the cores by the step's thread, as host.ThreadUse reads it."""
     lengths: tuple[int, ...]
-    """Of the step's lists there."""
+    """Length of each of _LISTS there."""
 
     def after(self, earlier: "Cut | None") -> "Cut":
-        """The same place once the step has been split at an earlier one."""
+        """Return the same place, counted from the earlier one at which the step has been split since."""
         if earlier is None:
             return self
         lengths = zip(self.lengths, earlier.lengths, strict=True)
@@ -169,15 +182,15 @@ class Cut:
 
 
 def cut(step: RecordedStep, mark: Mark, use: tuple[int, int, int | None]) -> Cut:
-    """The place where the step stands now."""
-    return Cut(mark, time.monotonic_ns(), use, tuple(len(getattr(step, name)) for name in LISTS))
+    """Return the place where the step stands now."""
+    return Cut(mark, time.monotonic_ns(), use, tuple(len(getattr(step, name)) for name in _LISTS))
 
 
 def split(journal: Journal, place: Cut, following: RecordedStep) -> None:
-    """End the open step at place; what came after it belongs to `following`, which is open from there on."""
+    """End the open step at place; what came after it moves to `following`, which is the open step then."""
     step = journal.current
     assert step is not None
-    for name, length in zip(LISTS, place.lengths, strict=True):
+    for name, length in zip(_LISTS, place.lengths, strict=True):
         entries = getattr(step, name)
         getattr(following, name).extend(entries[length:])
         del entries[length:]

@@ -1,7 +1,8 @@
-"""The journal: which step is open, which groups are known, what was seen.
+"""The journal: which step is open, which process groups are known, what was seen.
 
-Observers, patches and the recorder write here from any thread of the process; the resolving
-thread takes closed steps out at the other end. Everything on the hot path is a list append.
+Observers, hooks and the recorder write here from any thread of the process; the writer thread (sending.py)
+takes closed steps out at the other end. There is no lock: everything on the hot path is one append, which the
+interpreter lock makes whole.
 """
 
 import threading
@@ -17,41 +18,48 @@ from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.interception.works import Kept, TimedWork
 
 REMEMBERED_GROUPS = 1000
-"""Destroyed process groups whose numbering goes on if they return."""
+"""Destroyed process groups that are remembered, so that their numbering goes on if they return."""
 
 
 class Journal:
+    """Notes of one recorder; `current` is the step that calls are noted in."""
+
     def __init__(self) -> None:
         self.current: RecordedStep | None = None
         """The step whose window is open: from its start to the next step's start."""
         self.failed: RecordedStep | None = None
-        """The step whose body raised last, until the next one begins: for a watchdog that tells where."""
+        """The step whose body raised last, until the next one begins: a watchdog says where that was."""
         self.closed: deque[RecordedStep] = deque()
-        """Steps whose window has ended, oldest first, for the resolving thread."""
+        """Steps whose window has ended, oldest first, for the writer thread."""
         self.num_seen: Counter[str] = Counter()
+        """All collectives, by operation."""
         self.num_outside: Counter[str] = Counter()
-        """Collectives before the first step and after the last, and of checkpoints that a thread saves."""
+        """Collectives in no step: before the first, after the last, of a checkpoint that a thread saves."""
         self.away: str | None = None
         """Why nothing can be timed here: collectives run on another device than the recorder's."""
         self.pause: str | None = None
-        """What the program is about between two steps, as far as it has announced it."""
+        """The activity between two steps that the program has announced: "validation", "checkpoint"."""
         self.pause_ended_s = 0.0
-        """Monotonic time of the last such pause's end."""
+        """Monotonic time at which the last announced pause ended."""
         self.module: str | None = None
-        """The unit that communicates now, where a library tells."""
+        """The unit of fully_shard that communicates now."""
         self.look_at: Callable[[CollectiveCall], None] | None = None
-        """Looks which module a call comes from, in few steps."""
+        """Called with each call, in the few steps in which collective_names.py looks for its origin."""
         self.trail: Callable[[RecordedStep, CollectiveCall], None] | None = None
-        """Notes each call of a step outside of this process, for a watchdog."""
+        """Called with each call of a step by a watchdog that writes it down outside of this process."""
         self.stopped = False
-        """The resolving thread gave up: note nothing more, or memory would grow."""
+        """True: the writer thread gave up. Nothing more is noted, or memory would grow."""
         self._groups: dict[str, Group] = {}
         self._num_named: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._groups_by_id: dict[int, tuple[ref[ProcessGroup], Group]] = {}
-        """By the object's id, with what tells whether the object is still the one that had it."""
+        """Groups by the object's id, with a weak reference: ids are used again after an object is gone."""
         self._in_flight: deque[Kept] = deque()
+        """Asynchronous calls whose tensors are held until the device is done with them, oldest first."""
+
+    # -- process groups --------------------------------------------------------------------------
 
     def group(self, process_group: ProcessGroup) -> Group:
+        """Return our Group of this process group."""
         entry = self._groups_by_id.get(id(process_group))
         if entry is not None and entry[0]() is process_group:
             return entry[1]
@@ -62,10 +70,10 @@ class Journal:
         return group
 
     def _named_group(self, process_group: ProcessGroup) -> Group:
-        """Keys return after a destroy, for other ranks or another purpose; descriptions may be given twice.
+        """Return the Group of this key, a new one where other ranks or another purpose have the key now.
 
-        Group and number name a collective, so groups of the same ranks have names of their own, counted in
-        the order of their first calls.
+        torch gives keys again after a destroy, and programs give descriptions twice. Group and number name a
+        collective, so groups of the same ranks get names of their own, counted in the order of first calls.
         """
         key = process_group.group_name
         group, described = self._groups.get(key), _describe(key, process_group)
@@ -94,12 +102,14 @@ class Journal:
                     del self._num_named[name]
 
     def groups(self) -> list[Group]:
-        """The process groups that communicated so far."""
+        """Return the process groups that communicated so far."""
         return list(self._groups.values())
 
     def name_of(self, key: str) -> str:
-        """The name in records of the process group with this key."""
+        """Return the name in records of the process group with this key."""
         return self._groups[key].name if key in self._groups else key
+
+    # -- calls -----------------------------------------------------------------------------------
 
     def add_call(self, call: CollectiveCall) -> None:
         """Number the call within its group and note it in the open step."""
@@ -121,10 +131,10 @@ class Journal:
                 self.trail(step, call)
 
     def withdraw_call(self, call: CollectiveCall) -> None:
-        """Its launch raised, so there is no such collective, and the others must not wait for its end."""
+        """Take a call back whose launch raised: there is no such collective to wait for."""
         group, step = call.group, self.current
         call.reason = "its launch raised an error"
-        if group.next_seq != call.seq + 1:  # another thread has gone on counting: the number stays taken
+        if group.next_seq != call.seq + 1:  # another thread has gone on counting, so the number stays taken
             return
         group.next_seq = call.seq
         self.num_seen[call.op] -= 1
@@ -134,7 +144,7 @@ class Journal:
             step.calls.pop()
 
     def lost_futures(self, calls: Sequence[CollectiveCall]) -> None:
-        """Python let go of the futures of these calls; who waits for them now is not seen."""
+        """Note that Python dropped the futures of these calls: a wait for them is not seen any more."""
         step = self.current
         if step is not None:
             step.lost_futures += calls
@@ -146,13 +156,14 @@ class Journal:
         group.coalescing, group.coalesced_tensors = [], []
 
     def coalescing_ended(self, process_group: ProcessGroup) -> CollectiveCall | None:
-        """The call that stands for the group that is open; None where nothing was put into it."""
+        """Return the call that stands for the open group; None where nothing was put into it.
+
+        Its operation is its members', or 'coalesced' if they differ.
+        """
         group = self.group(process_group)
         members, group.coalescing = group.coalescing, None
-        return self._coalesced(group, members) if members else None
-
-    def _coalesced(self, group: Group, members: list[CollectiveCall]) -> CollectiveCall:
-        """Its operation is its members', or 'coalesced' if they differ."""
+        if not members:
+            return None
         ops = {member.op for member in members}
         op = members[0].op if len(ops) == 1 else "send_recv" if ops == {"send", "recv"} else "coalesced"
         dtypes = {member.dtype for member in members}
@@ -169,8 +180,8 @@ class Journal:
     # -- tensors of asynchronous calls ----------------------------------------------------------
 
     def in_flight(self, work: Kept) -> None:
-        """Keep an eye on an asynchronous call, so that its tensors go when the device is done."""
-        if self._in_flight:  # not asked about the call itself, which has only just been launched
+        """Watch an asynchronous call, so that its tensors are dropped when the device is done."""
+        if self._in_flight:  # before the append: the call itself has only just been launched
             self.release_finished(2)
         self._in_flight.append(work)
 
@@ -193,8 +204,10 @@ class Journal:
             except IndexError:  # another thread was faster
                 return
 
+    # -- the end of a step -----------------------------------------------------------------------
+
     def finish_current(self) -> None:
-        """End the open window where its body ended; nothing where the body goes on, or no step is open."""
+        """End the open window where its body ended. Does nothing without a step whose body has ended."""
         step, self.current = self.current, None
         if step is None:
             return
@@ -206,8 +219,11 @@ class Journal:
         self.closed.append(step)
 
     def end_at_body(self, step: RecordedStep) -> None:
-        """No step follows that would end the window. What was issued after the body is then in no step: its
-        kernels are not among those that were launched between the step's marks."""
+        """End the window with the body, since no step follows that would end it.
+
+        Calls that were issued after the body are then in no step: their kernels are not among those launched
+        between the step's marks.
+        """
         body_end = step.window_end = step.body_end
         assert body_end is not None
         if not step.by_kernels:
@@ -217,10 +233,6 @@ class Journal:
             step.calls = [call for call in step.calls if call.issued_ns <= body_end.host_ns]
             self.num_outside.update(call.op for call in late)
 
-    def tidy(self) -> None:
-        """Between two steps: drop what finished calls still hold. Never blocks."""
-        self.release_finished()
-
     def close(self) -> None:
         """Stop listening to works that are still in flight; they only delegate from now on."""
         for work in list(TimedWork._alive):
@@ -229,12 +241,14 @@ class Journal:
 
 
 def _saves_a_checkpoint() -> bool:
-    """Whether this thread is the one on which torch.distributed.checkpoint saves beside the training."""
-    thread = threading._active.get(get_ident())  # type: ignore[attr-defined]  # of torch's own threads it has none
+    """True on the thread on which torch.distributed.checkpoint saves beside the training."""
+    # Not current_thread(), which would make and keep an object for each of torch's own threads.
+    thread = threading._active.get(get_ident())  # type: ignore[attr-defined]
     return thread is not None and thread.name.startswith("AsyncCheckpointExecutor")
 
 
 def _describe(key: str, process_group: ProcessGroup) -> Group:
+    """Make the Group of a process group, named by its description where it has one."""
     description = getattr(process_group, "group_desc", "") or ""
     if description in ("", "undefined", "default_pg"):
         name = "default" if key == "0" or description == "default_pg" else key

@@ -495,7 +495,7 @@ class Recorder:
         self._module_names.end_body(step)
         if self._device is not None:
             step.memory = self._memory_of(self._device.index)
-        self._journal.tidy()
+        self._journal.release_finished()
 
     def _drop(self, step: RecordedStep) -> None:
         """The body raised: what there is of the step is not a step's time."""

@@ -1,4 +1,4 @@
-"""Options of a recorder, checked before anything is made."""
+"""Options of a recorder, checked before anything is made, and how messages show a wrong value."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Placement = Literal["native", "dedicated"]
 
 @dataclass(frozen=True, kw_only=True)
 class RecorderSettings:
-    """Options of `aorta.instrument`, which says what each does. Raises InstrumentError for what is none."""
+    """Options of a recorder; aorta.instrument says what each does. InstrumentError for a wrong value."""
 
     placement: Placement = "native"
     detail_every: int = 1
@@ -52,11 +52,11 @@ class RecorderSettings:
             raise InstrumentError(
                 f"max_mb must be a number above 0, or None for no limit, got {value_text(self.max_mb)}"
             )
-        _ = self.torch_device
+        _ = self.torch_device  # raises now rather than at the first step
 
     @property
     def max_bytes(self) -> int | None:
-        """Of a rank's file of lines; None: no limit."""
+        """Limit of a rank's file of lines; None: no limit."""
         return None if self.max_mb is None else int(min(self.max_mb, 2**42) * 2**20)
 
     @property
@@ -87,5 +87,5 @@ def is_number(value: Any) -> bool:
 
 
 def value_text(value: Any) -> str:
-    """A value in a message: a tensor's would have to be waited for."""
+    """Show a value in a message; not a tensor's, which would have to be waited for."""
     return "a tensor: count on the host" if isinstance(value, torch.Tensor) else repr(value)[:80]
