@@ -1,4 +1,10 @@
-"""Names of collectives: the fully_shard unit, DDP bucket, layer or phase that each one is for."""
+"""Names of collectives: the fully_shard unit, DDP bucket, module or optimizer that each one is for.
+
+ModuleNames is installed by the recorder. fully_shard's units say themselves what they gather; DDP's buckets
+are assigned by their order, calls within Optimizer.step by their time. For the rest CallOrigins looks, in a few
+steps, which module's frames or autograd nodes a call comes from, and LearnedNames gives these names to the
+same sequence of calls in the other steps, which pay nothing for it.
+"""
 
 import sys
 from bisect import bisect_right
@@ -19,12 +25,48 @@ from aorta.record.host import Phases, issued_ns
 from aorta.record.interception.replaced import ReplacedMethods, uncompiled
 from aorta.record.journal import Journal
 
+FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+
+DDP_MODULE = "torch.nn.parallel.distributed"
+
+ROOT = "root"
+"""Name of the unit that is the whole model: what no other unit holds."""
+
+FIRST_LOOKS = 24
+"""Limit of steps that are looked at because the one before them issued something unknown."""
+
+LOOKS_EVERY = 256
+"""Steps between two looks whether names still hold; in the beginning each power of two is looked at, too."""
+
+MOST_LOOKS = 4
+"""Limit of steps in a row with as many collectives in which DDP is asked for its buckets."""
+
+MOST_CALLS = 4096
+"""Limit of calls of a step that are looked at."""
+
+
+LOOKS = 2
+"""Steps that have to agree before their names are given to others."""
+
+MOST_SEQUENCES = 64
+"""Limit of different sequences of collectives that are remembered."""
+
+
 _CALL = Module._call_impl.__code__
+"""The frame of a module's call."""
+
 _BACKWARD = "_engine_run_backward"
+"""The frame of a backward pass, which autograd runs on this thread."""
+
 _UPDATE = "Optimizer.profile_hook_step.<locals>.wrapper"
+"""The frame of an optimizer's step()."""
+
 _COMPILED = ("/torch/_dynamo/", "/torch/_functorch/_aot_autograd/", "/torch/_inductor/")
+"""Files whose frames run compiled code, in which modules are not told apart."""
+
 _NOT_COMPILED = "DisableContext."
-"""Of torch._dynamo too: calls what is not compiled."""
+"""A frame of torch._dynamo that does not hide modules: it calls what is not compiled."""
+
 _AHEAD = (
     "/torch/distributed/fsdp/",
     "/deepspeed/runtime/zero/",
@@ -32,33 +74,238 @@ _AHEAD = (
     "/fairscale/",
 )
 """Libraries that gather parameters of one module while another one is called."""
+
 _WRAPPERS = frozenset(("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"))
+"""Parts of qualified names that wrappers add, left out of names."""
+
 _REPLICAS = frozenset(("DistributedDataParallel", "DataParallel"))
+"""Classes whose one child `module` is the model."""
+
 _node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+
 _next_number: Callable[[], int] | None = getattr(torch.autograd, "_get_sequence_nr", None)
 
 
+class ModuleNames:
+    """Names collectives while it is installed."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._units: ReplacedMethods | None = None
+        self._replicas: ReplacedMethods | None = None
+        self._replica: ReferenceType[Any] | None = None
+        self._bucket_names: list[str] = []
+        self._num_calls = self._num_looks = 0
+        """All-reduces of DDP in the last step, and how often DDP was asked while there were as many."""
+        self._installed = False
+        self._origins = CallOrigins()
+        self._learned = LearnedNames()
+        self._looked_at: set[int] | None = None
+        """Ids of the calls that were looked at in this step; None: the step is not looked at."""
+        self._num_steps = 0
+        self._num_first_looks = 0
+        self._has_unnamed = True
+        """True: the last step issued collectives that no library names."""
+        self._has_unknown = True
+        """True: the last step issued collectives that were not learned yet."""
+
+    def install(self) -> None:
+        self._installed = True
+        self._watch_imported()
+
+    def uninstall(self) -> None:
+        self._installed = False
+        self.leave_step()
+        for methods in (self._units, self._replicas):
+            if methods is not None:
+                methods.restore()
+        self._units = self._replicas = None
+
+    def _watch_imported(self) -> None:
+        """Replace methods of fully_shard and DDP that the program has imported by now."""
+        if self._units is None and FSDP_MODULE in sys.modules:
+            self._units = self._watch_units(sys.modules[FSDP_MODULE])
+        if self._replicas is None and DDP_MODULE in sys.modules:
+            self._replicas = self._watch_replicas(sys.modules[DDP_MODULE])
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Called before a step: look where its calls come from, if it is time to."""
+        self.leave_step()
+        if not self._installed:
+            return
+        self._watch_imported()
+        number = self._num_steps
+        self._num_steps += 1
+        if number == 0 or not self._has_unnamed:  # the first step compiles, allocates and connects
+            return
+        if self._has_unknown and self._num_first_looks < FIRST_LOOKS:
+            self._num_first_looks += 1
+        elif number % LOOKS_EVERY and number & (number - 1):
+            return
+        self._looked_at = set()
+        self._origins.begin()
+        self._journal.look_at = self._look_at
+
+    def leave_step(self) -> None:
+        """Stop looking at calls."""
+        if self._looked_at is not None:
+            self._looked_at = None
+            self._journal.look_at = None
+            self._origins.end()
+
+    @uncompiled
+    def _look_at(self, call: CollectiveCall) -> None:
+        looked_at = self._looked_at
+        if call.module is None and looked_at is not None and len(looked_at) < MOST_CALLS:
+            looked_at.add(id(call))
+            with suppress(Exception):  # frames and nodes of any program
+                call.module = self._origins.module()
+
+    def end_body(self, step: RecordedStep) -> None:
+        """Called at the end of a step's body: name its collectives."""
+        looked_at = self._looked_at
+        self.leave_step()
+        if not step.calls:
+            self._has_unnamed = False
+            return
+        if looked_at is None:
+            self._has_unnamed = not all([call.module for call in step.calls])
+            if self._has_unnamed:
+                self._has_unknown = not self._learned.name(step)
+        else:
+            self._has_unnamed = bool(looked_at)
+            if looked_at and len(looked_at) < MOST_CALLS:
+                self._has_unknown = not self._learned.learn(step, looked_at)
+        self._name_buckets(step)
+        if self._has_unnamed:
+            _name_updates(step)
+
+    # -- fully_shard and DDP ---------------------------------------------------------------------
+
+    def _watch_units(self, module: Any) -> ReplacedMethods:
+        methods = ReplacedMethods(module.FSDPParamGroup)
+        journal = self._journal
+
+        def named(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(self: Any, *args: Any, **named: Any) -> Any:
+                outer_module, journal.module = journal.module, self._module_fqn or ROOT
+                try:
+                    return original(self, *args, **named)
+                finally:
+                    journal.module = outer_module
+
+            return call
+
+        for name in ("unshard", "post_backward"):
+            if name in vars(module.FSDPParamGroup):
+                methods.replace(name, named)
+        return methods
+
+    def _watch_replicas(self, module: Any) -> ReplacedMethods:
+        methods = ReplacedMethods(module.DistributedDataParallel)
+        names = self
+
+        def watched(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(self: Any, *args: Any, **named: Any) -> Any:
+                names._replica = ref(self)
+                return original(self, *args, **named)
+
+            return call
+
+        if "_pre_forward" in vars(module.DistributedDataParallel):
+            methods.replace("_pre_forward", watched)
+        return methods
+
+    def _name_buckets(self, step: RecordedStep) -> None:
+        """Name the collectives that DDP's reducer issued in the step."""
+        replica = None if self._replica is None else self._replica()
+        if replica is None:
+            return
+        group = self._journal.group(replica.process_group)
+        calls = [
+            call
+            for call in step.calls
+            if call.module is None and call.is_async and call.op == "all_reduce" and call.group is group
+        ]
+        if not calls:
+            return
+        phases = Phases(step)
+        calls = [call for call in calls if phases.of_call(call) == "backward"]
+        if len(calls) != self._num_calls:
+            self._num_calls, self._num_looks = len(calls), 0
+        if self._num_looks < MOST_LOOKS:  # DDP makes its buckets anew after the first passes
+            self._num_looks += 1
+            self._bucket_names = _names_of_buckets(replica)
+        names = self._bucket_names
+        if names and len(calls) % len(names) == 0:  # once per backward pass that reduces
+            for place, call in enumerate(calls):
+                call.module = names[place % len(names)]
+
+
+def _name_updates(step: RecordedStep) -> None:
+    """Name what was launched within Optimizer.step, after the backward passes of its closure."""
+    updates = sorted(
+        (note.start_ns, note.end_ns, note.where) for note in step.host_notes if note.kind == "optimizer"
+    )
+    if not updates:
+        return
+    backward_ends = [note.end_ns for note in step.host_notes if note.kind == "backward"]
+    since_ns = [max([start, *(ns for ns in backward_ends if start < ns < end)]) for start, end, _ in updates]
+    for call in step.calls:
+        if call.module is None:
+            at_ns = issued_ns(call)
+            for start_ns, (_, end_ns, place) in zip(since_ns, updates, strict=True):
+                if start_ns <= at_ns <= end_ns:  # the outer one of two that are nested: it comes first
+                    call.module = f"optimizer: {place.partition(' ')[0]}"
+                    break
+
+
+def _names_of_buckets(replica: Any) -> list[str]:
+    """Return names such as 'bucket 0: head.weight and 3 more', by bucket; [] where torch does not tell."""
+    with suppress(Exception):  # a prototype of torch's, made for people
+        data = replica._get_ddp_logging_data()
+        indices = data.get("rebuilt_per_bucket_param_indices") or data.get("initial_per_bucket_param_indices")
+        parameters = [
+            name for name, parameter in replica.module.named_parameters() if parameter.requires_grad
+        ]
+        if not indices:
+            return []
+        return [
+            f"bucket {number}: {_listed([parameters[int(i)] for i in bucket.split()])}"
+            for number, bucket in enumerate(indices.split(", "))
+        ]
+    return []
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
 class CallOrigins:
-    """Looks from where calls come, between `begin` and `end`."""
+    """Looks which module a call comes from, by frames and autograd nodes, between `begin` and `end`."""
 
     def __init__(self) -> None:
         self._names: dict[int, tuple[ReferenceType[Module], str]] = {}
-        """By a module's id."""
+        """Names of modules by id, with a weak reference: ids are used again."""
         self._hiding: dict[str, bool] = {}
-        """By a file's name: frames of it hide which module called."""
+        """By a file's name: True where its frames hide which module called."""
         self._numbers = _NodeNumbers()
         self._thread = 0
-        """Whose nodes they are: threads number theirs each for itself."""
+        """The thread that numbers the nodes: each thread counts its own."""
         self._call_impl: Callable[..., Any] | None = None
         self._wrapper: Callable[..., Any] | None = None
         self._has_compiled = False
         self._second_order = False
         self.follows_nodes = False
-        """Backward passes can be named, too."""
+        """True: calls in backward passes can be named, too."""
 
     def begin(self) -> None:
-        """Notes from now on which module makes which nodes, unless something is compiled: what torch.compile
-        made depends on the functions that modules are called by."""
+        """Note from now on which module makes which autograd nodes.
+
+        Not where something is compiled: compiled code is only valid for the Module._call_impl that it saw.
+        """
         self.end()
         self._has_compiled = self._has_compiled or _compiled_frames() > 0
         if _next_number is not None and not self._has_compiled:
@@ -66,7 +313,7 @@ class CallOrigins:
         self.follows_nodes = self._call_impl is not None
 
     def end(self) -> None:
-        """Puts back what was replaced, and knows no module any more."""
+        """Put back what was replaced, and forget all modules."""
         if self._call_impl is not None and vars(Module).get("_call_impl") is self._wrapper:
             Module._call_impl = self._call_impl  # type: ignore[method-assign]
         self._call_impl = self._wrapper = None
@@ -75,7 +322,7 @@ class CallOrigins:
 
     @uncompiled
     def module(self) -> str | None:
-        """Of the call that is being noted: its module's qualified name, None where it is not certain."""
+        """Return the qualified name of the module that issues the call being noted; None if uncertain."""
         callers: list[Module | None] = []
         frame: FrameType | None = sys._getframe(1)
         backward_is_above = False
@@ -104,7 +351,7 @@ class CallOrigins:
         return hides and not code.co_qualname.startswith(_NOT_COMPILED)
 
     def _name_of(self, callers: list[Module | None]) -> str | None:
-        """Of the innermost that has a name. callers: innermost first, None for what hides further ones."""
+        """Return the innermost caller's name. callers: innermost first, None for what hides further ones."""
         outermost = next((module for module in reversed(callers) if module is not None), None)
         if outermost is None:
             return None
@@ -155,14 +402,14 @@ class CallOrigins:
 
 
 class _NodeNumbers:
-    """Which module's call was the innermost when autograd's nodes were numbered."""
+    """Knows which module's call was the innermost when autograd numbered its nodes."""
 
     __slots__ = ("_modules", "_numbers", "_open")
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
         self._modules: list[int] = []
-        """Ids; 0: none."""
+        """Id of the innermost module from each of these numbers on; 0: none."""
         self._open: list[int] = [0]
 
     def enter(self, number: int, module: int) -> None:
@@ -181,7 +428,7 @@ class _NodeNumbers:
 
 
 def _qualified_names(root: Module) -> dict[int, tuple[ReferenceType[Module], str]]:
-    """By id, without what wrappers add; the root's is its class."""
+    """Return names of modules by id, without what wrappers add; the root is named by its class."""
     is_replica = type(root).__name__ in _REPLICAS
     names = {}
     for path, module in root.named_modules():
@@ -197,50 +444,18 @@ def _compiled_frames() -> int:
     return sum(counters.get("frames", {}).values())
 
 
-LOOKS = 2
-"""Steps that have to agree."""
-MOST_SEQUENCES = 64
 Key = tuple[Group, tuple[str, ...]]
-
-
-class _Sequence:
-    """The collectives of a group in a step, as they were looked at."""
-
-    __slots__ = ("has_names", "names", "num_looks", "sizes")
-
-    def __init__(self, calls: list[CollectiveCall], names: list[str | None]) -> None:
-        self.names = names
-        self.sizes: list[int | None] = [call.bytes for call in calls]
-        """None: differs from step to step (tokens of experts)."""
-        self.num_looks = 1
-        self.has_names = any(names)
-
-    def confirm(self, calls: list[CollectiveCall], names: list[str | None]) -> None:
-        self.num_looks += 1
-        for place, call in enumerate(calls):
-            if self.names[place] != names[place]:
-                self.names[place] = None
-            if self.sizes[place] != call.bytes:
-                self.sizes[place] = None
-        self.has_names = any(self.names)
-
-    def name(self, calls: list[CollectiveCall]) -> bool:
-        """False where sizes are others, and nothing is named."""
-        for call, size in zip(calls, self.sizes, strict=True):
-            if size is not None and call.bytes != size:
-                return False
-        for call, name in zip(calls, self.names, strict=True):
-            if call.module is None:
-                call.module = name
-        return True
+"""A group and the operations of a step in it, in order."""
 
 
 class LearnedNames:
+    """Gives calls the names that calls at the same places had in steps that were looked at."""
+
     def __init__(self) -> None:
         self._sequences: dict[Key, _Sequence] = {}
 
     def learn(self, step: RecordedStep, looked_at: set[int]) -> bool:
-        """True once all that the step issued is known. looked_at: ids of the calls that were looked at."""
+        """Learn from a step; True once all that it issued is known. looked_at: ids of the calls looked at."""
         is_known = True
         for key, calls in _by_group(step):
             names = [call.module if id(call) in looked_at else None for call in calls]
@@ -264,6 +479,39 @@ class LearnedNames:
         return is_known
 
 
+class _Sequence:
+    """The collectives of a group in a step, as they were looked at."""
+
+    __slots__ = ("has_names", "names", "num_looks", "sizes")
+
+    def __init__(self, calls: list[CollectiveCall], names: list[str | None]) -> None:
+        self.names = names
+        self.sizes: list[int | None] = [call.bytes for call in calls]
+        """Bytes of each call; None: they differ from step to step (tokens of experts)."""
+        self.num_looks = 1
+        self.has_names = any(names)
+
+    def confirm(self, calls: list[CollectiveCall], names: list[str | None]) -> None:
+        """Note a second look; a name or a size that differs is not known any more."""
+        self.num_looks += 1
+        for place, call in enumerate(calls):
+            if self.names[place] != names[place]:
+                self.names[place] = None
+            if self.sizes[place] != call.bytes:
+                self.sizes[place] = None
+        self.has_names = any(self.names)
+
+    def name(self, calls: list[CollectiveCall]) -> bool:
+        """Name the calls; False where sizes differ, and nothing is named."""
+        for call, size in zip(calls, self.sizes, strict=True):
+            if size is not None and call.bytes != size:
+                return False
+        for call, name in zip(calls, self.names, strict=True):
+            if call.module is None:
+                call.module = name
+        return True
+
+
 _group = attrgetter("group")
 
 
@@ -273,214 +521,3 @@ def _by_group(step: RecordedStep) -> Iterator[tuple[Key, list[CollectiveCall]]]:
         by_group.setdefault(group, []).extend(run)
     for group, calls in by_group.items():
         yield (group, tuple([call.op for call in calls])), calls
-
-
-FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
-DDP_MODULE = "torch.nn.parallel.distributed"
-MOST_LOOKS = 4
-"""Steps in a row with as many collectives in which DDP is asked for its buckets."""
-FIRST_LOOKS = 24
-"""Steps that are looked at because the one before them issued something unknown, at most."""
-LOOKS_EVERY = 256
-"""A step is looked at to see whether names still hold; in the beginning at each power of two."""
-MOST_CALLS = 4096
-"""Of a step that are looked at."""
-ROOT = "root"
-"""Name of the unit that is the whole model: what no other unit holds."""
-
-
-class ModuleNames:
-    """Names collectives while it is installed."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._units: ReplacedMethods | None = None
-        self._replicas: ReplacedMethods | None = None
-        self._replica: ReferenceType[Any] | None = None
-        self._bucket_names: list[str] = []
-        self._num_calls = self._num_looks = 0
-        self._installed = False
-        self._origins = CallOrigins()
-        self._learned = LearnedNames()
-        self._looked_at: set[int] | None = None
-        """Ids of the calls that this step's looks may have named; None: not looked at."""
-        self._num_steps = 0
-        self._num_first_looks = 0
-        self._has_unnamed = True
-        """The last step issued collectives that no library names."""
-        self._has_unknown = True
-
-    def install(self) -> None:
-        self._installed = True
-        self.look()
-
-    def uninstall(self) -> None:
-        self._installed = False
-        self.leave_step()
-        for methods in (self._units, self._replicas):
-            if methods is not None:
-                methods.restore()
-        self._units = self._replicas = None
-
-    def look(self) -> None:
-        """Between two steps: the program may have imported what is to be watched by now."""
-        if not self._installed:
-            return
-        if self._units is None and FSDP_MODULE in sys.modules:
-            self._units = self._watch_units(sys.modules[FSDP_MODULE])
-        if self._replicas is None and DDP_MODULE in sys.modules:
-            self._replicas = self._watch_replicas(sys.modules[DDP_MODULE])
-
-    # -- steps -----------------------------------------------------------------------------------
-
-    def begin_step(self) -> None:
-        """Before a step: look where its calls come from, if it is time to."""
-        self.leave_step()
-        self.look()
-        if not self._installed:
-            return
-        number = self._num_steps
-        self._num_steps += 1
-        if number == 0 or not self._has_unnamed:  # the first step compiles, allocates and connects
-            return
-        if self._has_unknown and self._num_first_looks < FIRST_LOOKS:
-            self._num_first_looks += 1
-        elif number % LOOKS_EVERY and number & (number - 1):
-            return
-        self._looked_at = set()
-        self._origins.begin()
-        self._journal.look_at = self._look_at
-
-    def leave_step(self) -> None:
-        """No call is looked at any more."""
-        if self._looked_at is not None:
-            self._looked_at = None
-            self._journal.look_at = None
-            self._origins.end()
-
-    @uncompiled
-    def _look_at(self, call: CollectiveCall) -> None:
-        looked_at = self._looked_at
-        if call.module is None and looked_at is not None and len(looked_at) < MOST_CALLS:
-            looked_at.add(id(call))
-            with suppress(Exception):  # frames and nodes of any program
-                call.module = self._origins.module()
-
-    def end_body(self, step: RecordedStep) -> None:
-        """At the end of a step's body: name its collectives."""
-        looked_at = self._looked_at
-        self.leave_step()
-        if not step.calls:
-            self._has_unnamed = False
-            return
-        if looked_at is None:
-            self._has_unnamed = not all([call.module for call in step.calls])
-            if self._has_unnamed:
-                self._has_unknown = not self._learned.name(step)
-        else:
-            self._has_unnamed = bool(looked_at)
-            if looked_at and len(looked_at) < MOST_CALLS:
-                self._has_unknown = not self._learned.learn(step, looked_at)
-        self.name_buckets(step)
-        if self._has_unnamed:
-            name_updates(step)
-
-    # -- fully_shard and DDP ---------------------------------------------------------------------
-
-    def _watch_units(self, module: Any) -> ReplacedMethods:
-        methods = ReplacedMethods(module.FSDPParamGroup)
-        journal = self._journal
-
-        def named(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(self: Any, *args: Any, **named: Any) -> Any:
-                outer_module, journal.module = journal.module, self._module_fqn or ROOT
-                try:
-                    return original(self, *args, **named)
-                finally:
-                    journal.module = outer_module
-
-            return call
-
-        for name in ("unshard", "post_backward"):
-            if name in vars(module.FSDPParamGroup):
-                methods.replace(name, named)
-        return methods
-
-    def _watch_replicas(self, module: Any) -> ReplacedMethods:
-        methods = ReplacedMethods(module.DistributedDataParallel)
-        names = self
-
-        def watched(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(self: Any, *args: Any, **named: Any) -> Any:
-                names._replica = ref(self)
-                return original(self, *args, **named)
-
-            return call
-
-        if "_pre_forward" in vars(module.DistributedDataParallel):
-            methods.replace("_pre_forward", watched)
-        return methods
-
-    def name_buckets(self, step: RecordedStep) -> None:
-        """At the end of a step's body: name the collectives that DDP's reducer issued in it."""
-        replica = None if self._replica is None else self._replica()
-        if replica is None:
-            return
-        group = self._journal.group(replica.process_group)
-        calls = [
-            call
-            for call in step.calls
-            if call.module is None and call.is_async and call.op == "all_reduce" and call.group is group
-        ]
-        if not calls:
-            return
-        phases = Phases(step)
-        calls = [call for call in calls if phases.of_call(call) == "backward"]
-        if len(calls) != self._num_calls:
-            self._num_calls, self._num_looks = len(calls), 0
-        if self._num_looks < MOST_LOOKS:  # DDP makes its buckets anew after the first passes
-            self._num_looks += 1
-            self._bucket_names = bucket_names(replica)
-        names = self._bucket_names
-        if names and len(calls) % len(names) == 0:  # once per backward pass that reduces
-            for place, call in enumerate(calls):
-                call.module = names[place % len(names)]
-
-
-def name_updates(step: RecordedStep) -> None:
-    """Name what was launched within Optimizer.step, after the backward passes of its closure."""
-    updates = sorted(
-        (note.start_ns, note.end_ns, note.where) for note in step.host_notes if note.kind == "optimizer"
-    )
-    if not updates:
-        return
-    backward_ends = [note.end_ns for note in step.host_notes if note.kind == "backward"]
-    since_ns = [max([start, *(ns for ns in backward_ends if start < ns < end)]) for start, end, _ in updates]
-    for call in step.calls:
-        if call.module is None:
-            at_ns = issued_ns(call)
-            for start_ns, (_, end_ns, place) in zip(since_ns, updates, strict=True):
-                if start_ns <= at_ns <= end_ns:  # the outer one of two that are nested: it comes first
-                    call.module = f"optimizer: {place.partition(' ')[0]}"
-                    break
-
-
-def bucket_names(replica: Any) -> list[str]:
-    """By bucket: 'bucket 0: head.weight and 3 more'; [] where torch does not tell."""
-    with suppress(Exception):  # a prototype of torch's, made for people
-        data = replica._get_ddp_logging_data()
-        indices = data.get("rebuilt_per_bucket_param_indices") or data.get("initial_per_bucket_param_indices")
-        parameters = [
-            name for name, parameter in replica.module.named_parameters() if parameter.requires_grad
-        ]
-        if not indices:
-            return []
-        return [
-            f"bucket {number}: {_listed([parameters[int(i)] for i in bucket.split()])}"
-            for number, bucket in enumerate(indices.split(", "))
-        ]
-    return []
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -1,4 +1,7 @@
-"""run.json: what is known of a run at its start and at its end."""
+"""Makes the contents of run.json: what is known of a run at its start, and at its end.
+
+The recorder calls describe_run when it is entered and finish_run when it is closed.
+"""
 
 import sys
 import time
@@ -17,51 +20,9 @@ from aorta.records.schema import GPU_KINDS, AttemptRecord, Ending, PeakRecord, R
 from aorta.records.secrets import redacted_command, redacted_settings
 from aorta.steps.calibration import Calibration
 
-
-class UnknownPeak(AortaError):
-    """The message is the reason, for not_measured."""
-
-
-def precision_of(config: Mapping[str, Any] | None) -> str | None:
-    """train.py's training.precision, where a configuration of that form was given."""
-    training = (config or {}).get("training")
-    precision = training.get("precision") if isinstance(training, Mapping) else None
-    return precision if isinstance(precision, str) else None
-
-
-def peak_record(devices: Sequence[Mapping[str, Any]], precision: str | None) -> PeakRecord:
-    """The dense rate of matrix multiplies of one device in this precision. UnknownPeak where there is none:
-    an unlike device is never priced as its namesake."""
-    from aorta.hardware import hardware_name_of, load_hardware  # PyYAML, once a run
-
-    names = sorted({str(row.get("name")) for row in devices if row.get("kind") in GPU_KINDS})
-    if not names:
-        raise UnknownPeak("config/hardware holds GPUs only, and this run used none")
-    if len(names) > 1:
-        raise UnknownPeak(f"the devices differ: {', '.join(names)}")
-    if precision is None:
-        raise UnknownPeak("the precision is not known: give aorta.instrument precision, such as 'bf16'")
-    hardware_name = hardware_name_of(names[0])
-    if hardware_name is None:
-        raise UnknownPeak(f"config/hardware has no file for {names[0]}")
-    try:
-        hardware = load_hardware(hardware_name)
-    except AortaError as error:
-        raise UnknownPeak(str(error)) from error
-    rates = hardware.compute.peak_flops
-    if precision not in rates:
-        raise UnknownPeak(f"config/hardware has {', '.join(rates)} for {hardware.title}, not {precision}")
-    source = hardware.sources.get(f"compute.peak_flops.{precision}")
-    return PeakRecord(
-        flops_per_s=rates[precision],
-        precision=precision,
-        hardware=hardware.title,
-        origin="derived" if source is None else f"{source.what}, {source.date}",
-    )
-
-
 OTHERS_END_S = 2.0
-"""How long rank 0 waits for the others' last words, after a run that has ended well."""
+"""Limit of rank 0's wait for the other ranks' states, after a run that has ended well."""
+
 
 NOT_SEEN_BY_DESIGN = (
     "communication that does not pass through torch.distributed (symmetric memory, "
@@ -69,6 +30,7 @@ NOT_SEEN_BY_DESIGN = (
     "collectives replayed by a CUDA or HIP graph",
     "in a step, waits for collectives that were issued outside of any step",
 )
+"""Communication that no recorder sees, written into every run.json."""
 
 
 def describe_run(
@@ -78,7 +40,7 @@ def describe_run(
     clock_anchors: list[dict[str, int]],
     calibration: Calibration | None,
 ) -> RunRecord:
-    """The record of a run that begins. clock_anchors: the list that the recorder goes on adding to."""
+    """Make the record of a run that begins. clock_anchors: the list that the recorder goes on adding to."""
     devices = collect_devices()
     peak, not_measured = _peak(settings, devices)
     started_unix_ns = clock_anchors[0]["unix_ns"]
@@ -109,7 +71,7 @@ def describe_run(
 def _peak(
     settings: RecorderSettings, devices: list[dict[str, Any]]
 ) -> tuple[PeakRecord | None, dict[str, str]]:
-    """The FLOP/s that model FLOPs are a share of, or the reason why they are not known."""
+    """Return the FLOP/s that model FLOPs are a share of, or the reason why they are not known."""
     if settings.flops_per_token is None:
         return None, {"flops_per_token": "not given: pass flops_per_token to aorta.instrument"}
     try:
@@ -118,8 +80,52 @@ def _peak(
         return None, {"peak_flops": str(error)}
 
 
+class UnknownPeak(AortaError):
+    """Raised where no peak rate is known; the message is the reason, for not_measured."""
+
+
+def peak_record(devices: Sequence[Mapping[str, Any]], precision: str | None) -> PeakRecord:
+    """Return the dense rate of matrix multiplies of one device in this precision.
+
+    Raises UnknownPeak where config/hardware has none: a device is never priced as a similar one.
+    """
+    from aorta.hardware import hardware_name_of, load_hardware  # PyYAML, once a run
+
+    names = sorted({str(row.get("name")) for row in devices if row.get("kind") in GPU_KINDS})
+    if not names:
+        raise UnknownPeak("config/hardware holds GPUs only, and this run used none")
+    if len(names) > 1:
+        raise UnknownPeak(f"the devices differ: {', '.join(names)}")
+    if precision is None:
+        raise UnknownPeak("the precision is not known: give aorta.instrument precision, such as 'bf16'")
+    hardware_name = hardware_name_of(names[0])
+    if hardware_name is None:
+        raise UnknownPeak(f"config/hardware has no file for {names[0]}")
+    try:
+        hardware = load_hardware(hardware_name)
+    except AortaError as error:
+        raise UnknownPeak(str(error)) from error
+    rates = hardware.compute.peak_flops
+    if precision not in rates:
+        raise UnknownPeak(f"config/hardware has {', '.join(rates)} for {hardware.title}, not {precision}")
+    source = hardware.sources.get(f"compute.peak_flops.{precision}")
+    return PeakRecord(
+        flops_per_s=rates[precision],
+        precision=precision,
+        hardware=hardware.title,
+        origin="derived" if source is None else f"{source.what}, {source.date}",
+    )
+
+
+def precision_of(config: Mapping[str, Any] | None) -> str | None:
+    """Return training.precision of a configuration in train.py's form; None of any other."""
+    training = (config or {}).get("training")
+    precision = training.get("precision") if isinstance(training, Mapping) else None
+    return precision if isinstance(precision, str) else None
+
+
 def finish_run(output_dir: Path, run: RunRecord, ending: Ending) -> None:
-    """Put the ending of all ranks into the run's last attempt, by what they wrote of themselves."""
+    """Put the ending of all ranks into the run's last attempt, from the states that they wrote."""
     attempt = run.attempts[-1]
     assert run.run_id is not None
     end_s = time.monotonic() + (OTHERS_END_S if ending.kind in ("finished", "stopped") else 0.0)
@@ -135,7 +141,7 @@ def finish_run(output_dir: Path, run: RunRecord, ending: Ending) -> None:
 
 
 def collectives_seen(journal: Journal, groups: Any) -> dict[str, Any]:
-    """Collectives by operation, in steps and outside. groups: what the backends counted themselves."""
+    """Count collectives by operation, in steps and outside. groups: the backends' own counts."""
     return {
         "interception": "c10d dispatcher kernels",
         "seen": dict(journal.num_seen),
@@ -145,7 +151,7 @@ def collectives_seen(journal: Journal, groups: Any) -> dict[str, Any]:
 
 
 def end_marks(journal: Journal) -> dict[str, str]:
-    """Where the ends of asynchronous collectives are marked, by NCCL group."""
+    """Return where the ends of asynchronous collectives are marked, by NCCL group."""
     return {
         group.name: "group's stream" if group.own_stream is not None else "waiting stream"
         for group in journal.groups()

@@ -1,4 +1,9 @@
-"""What the program does on the host in a step: batches, backward passes, optimizers, checkpoints, garbage; and its use of the cores."""
+"""The host in a step: what the program does there, in which phase a collective is issued, use of the cores.
+
+HostWatch notes batches, backward passes, optimizers, checkpoints, waits for the device and garbage
+collections while the step runs. Phases reads these notes later, off the training's path. ThreadUse reads the
+scheduler's counters at the ends of a step.
+"""
 
 import gc
 import os
@@ -29,12 +34,17 @@ from aorta.record.journal import Journal
 from aorta.records.schema import HostKind, Phase
 
 MOST_NOTES = 256
-"""Notes of one step; what comes after is not noted."""
+"""Limit of notes per step; what comes after is not noted."""
+
 NOTED_WAIT_NS = 20_000
-"""A call that may wait for the device is noted from this length on."""
+"""Length from which on a call that may wait for the device is noted."""
+
 FULL_COLLECTION = 2
-"""Younger generations take microseconds."""
+"""The generation of garbage that is noted; younger ones take microseconds."""
+
 TENSOR_WAITS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
+"""Methods of a tensor that wait for the device."""
+
 CHECKPOINTS = (
     ("torch", "save"),
     ("torch.serialization", "save"),
@@ -43,35 +53,48 @@ CHECKPOINTS = (
     ("torch.serialization", "_save"),
     ("torch.distributed.checkpoint.state_dict_saver", "_save_state_dict"),
 )
-"""Functions, by the modules that programs take them from; last what they call, for a program that took them
-before this watch was installed."""
+"""Functions that save, by the modules that programs take them from; last what these call, for a program that
+took them before HostWatch was installed."""
+
+
+PHASES: dict[str, Phase] = {"data": "data", "backward": "backward", "optimizer": "optimizer"}
+"""The phase that a host note of this kind makes; what lies between them is told by the last backward pass."""
+
+
+SCHEDSTAT = "/proc/thread-self/schedstat"
+"""Linux: ns on a core, ns ready without a core, and time slices of the thread that reads it."""
+
 
 _TORCH = str(Path(torch.__file__).parent)
+
 _RECORDER = str(Path(__file__).parent)
+
 _MISSING: Any = object()
+
 
 Function = Callable[..., Any]
 
 
 class HostWatch:
-    """Replaces the functions that it notes while it is installed."""
+    """Notes what the program does on the host, by replacing functions while it is installed."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._replaced: list[tuple[Any, str, Any, Any]] = []
-        """Owner, attribute, what its dict held, what it holds now."""
+        """What was replaced: owner, attribute, the original in the owner's dict, the replacement."""
         self._handles: list[Any] = []
         self._collecting_since_ns = 0
         self._updating: dict[int, int] = {}
-        """Optimizers whose step() runs, by id: since when."""
-        self._about_optimizer: dict[int, tuple[str, int]] = {}
+        """Start of the step() that runs, by the optimizer's id."""
+        self._descriptions: dict[int, tuple[str, int]] = {}
+        """Description and bytes of each optimizer, by its id."""
         self._missing: list[tuple[str, str]] = []
         """CHECKPOINTS that are not imported yet."""
         self._depth = 0
-        """Of what is noted as one call: torch.save within a checkpoint's save."""
+        """Above 0 within a noted call: torch.save within a checkpoint's save is one note."""
 
     def install(self, waits_for_device: bool) -> None:
-        """waits_for_device: note calls that wait for a GPU."""
+        """Begin to note. waits_for_device: note calls that wait for a GPU, too."""
         if self._handles:
             return
         from torch.utils.data import dataloader
@@ -82,21 +105,21 @@ class HostWatch:
             if getattr(module, "_engine_run_backward", None) is original:
                 self._around(module, "_engine_run_backward", "backward")
         self._missing = list(CHECKPOINTS)
-        self.look()
+        self.look_for_checkpoints()
         if waits_for_device:
             self._watch_waits()
         self._handles = [
             register_optimizer_step_pre_hook(_unless_compiling(self._update_begins)),
             register_optimizer_step_post_hook(_unless_compiling(self._update_ended)),
         ]
-        # First of all such hooks: another one may end the step.
+        # To be the first of all such hooks: another one may end the step, and the note would come too late.
         with suppress(AttributeError, KeyError):
             hooks: Any = optimizers._global_optimizer_post_hooks
             hooks.move_to_end(self._handles[1].id, last=False)
         gc.callbacks.append(self._collection)
 
-    def look(self) -> None:
-        """Between two steps: the program may have imported what is to be noted by now."""
+    def look_for_checkpoints(self) -> None:
+        """Replace the CHECKPOINTS that the program has imported by now. Called between two steps."""
         if not self._missing or self._missing[0][0] not in sys.modules:
             return
         for name, function in self._missing:
@@ -106,6 +129,7 @@ class HostWatch:
         self._missing = [place for place in self._missing if place[0] not in sys.modules]
 
     def uninstall(self) -> None:
+        """Put everything back."""
         for owner, name, original, wrapper in reversed(self._replaced):
             if vars(owner).get(name) is not wrapper:
                 continue  # somebody has wrapped it since, and calls it
@@ -128,6 +152,7 @@ class HostWatch:
         setattr(owner, name, replacement)
 
     def _around(self, owner: Any, name: str, kind: HostKind) -> None:
+        """Note each call of this function as `kind`."""
         original = getattr(owner, name)
 
         def call(*args: Any, **named: Any) -> Any:
@@ -158,7 +183,9 @@ class HostWatch:
         function_name, is_on_device = name.strip("_"), accelerator().holds
 
         def call(self: torch.Tensor, *args: Any, **named: Any) -> Any:
-            if journal.current is None or not is_on_device(self):
+            if journal.current is None or not is_on_device(
+                self
+            ):  # CPU tensors are read often, and wait never
                 return original(self, *args, **named)
             start_ns = monotonic_ns()
             try:
@@ -192,12 +219,12 @@ class HostWatch:
     def _update_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         start_ns = self._updating.pop(id(optimizer), 0)
         if start_ns:
-            description, num_bytes = self._of_optimizer(optimizer)
+            description, num_bytes = self._describe_optimizer(optimizer)
             self._note("optimizer", start_ns, description, num_bytes)
 
-    def _of_optimizer(self, optimizer: Optimizer) -> tuple[str, int]:
-        """'AdamW (foreach=False)' and the bytes of its parameters on this rank."""
-        entry = self._about_optimizer.get(id(optimizer))
+    def _describe_optimizer(self, optimizer: Optimizer) -> tuple[str, int]:
+        """Return 'AdamW (foreach=False)' and the bytes of its parameters on this rank."""
+        entry = self._descriptions.get(id(optimizer))
         if entry is None:
             num_bytes = sum(
                 _local(parameter).nbytes
@@ -211,7 +238,7 @@ class HostWatch:
                 if (value := optimizer.defaults.get(name)) is not None
             ]
             description = type(optimizer).__name__ + (f" ({', '.join(flags)})" if flags else "")
-            entry = self._about_optimizer[id(optimizer)] = description, num_bytes
+            entry = self._descriptions[id(optimizer)] = description, num_bytes
         return entry
 
     def _collection(self, phase: str, info: dict[str, int]) -> None:
@@ -224,7 +251,7 @@ class HostWatch:
             self._collecting_since_ns = 0
 
     def note_pause(self, activity: str, start_ns: int) -> None:
-        """The program announced a pause, and it has ended."""
+        """Note a pause that the program announced, at its end."""
         kind: HostKind = "checkpoint" if activity == "checkpoint" else "pause"
         self._note(kind, start_ns, activity)
 
@@ -236,17 +263,17 @@ class HostWatch:
         num_bytes: int | None = None,
         step: RecordedStep | None = None,
     ) -> None:
-        """step: to note it in, None for the one that is open."""
+        """Append a note. step: the one to note it in; None: the open one."""
         step = step or self._journal.current
         if step is None or len(step.host_notes) >= MOST_NOTES:
             return
         if kind != "garbage_collection" and step.thread != threading.get_ident():
-            return  # of another thread: the step's own goes on beside it
+            return  # another thread's doing: the step's own thread goes on beside it
         step.host_notes.append(HostNote(kind, start_ns, monotonic_ns(), place, num_bytes))
 
 
 def caller() -> str:
-    """'train.py:88': the innermost place that is neither torch's nor the recorder's."""
+    """Return the innermost place of the call stack that is neither torch's nor the recorder's: 'train.py:88'."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
@@ -257,7 +284,7 @@ def caller() -> str:
 
 
 def _unless_compiling(hook: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
-    """The hook of optimizers, which is nothing where torch.compile traces it.
+    """Return the hook of optimizers as one that does nothing while torch.compile traces it.
 
     Not `uncompiled`: a function that must not be traced is an error in a step compiled with fullgraph=True.
     """
@@ -271,24 +298,21 @@ def _unless_compiling(hook: Callable[[Any, Any, Any], None]) -> Callable[[Any, A
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:
-    """Of a DTensor the shard of this rank."""
+    """Return this rank's shard of a DTensor; any other tensor as it is."""
     shard: torch.Tensor = getattr(parameter, "_local_tensor", parameter)
     return shard
 
 
 def _like(call: Function, original: Function) -> Function:
-    """With the name and the documentation of what it stands in for."""
+    """Give a replacement the name and the documentation of what it stands in for."""
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         with suppress(AttributeError):
             setattr(call, name, getattr(original, name))
     return call
 
 
-PHASES: dict[str, Phase] = {"data": "data", "backward": "backward", "optimizer": "optimizer"}
-
-
 class Phases:
-    """The phases of one step. Costs a search per call, off the training's path."""
+    """Tells in which phase of a step a collective was issued. Not used on the training's path."""
 
     _spans: Sequence[tuple[int, int, Phase]] = ()
     _starts: Sequence[int] = ()
@@ -305,7 +329,7 @@ class Phases:
         self._last_backward_ns = max((end for _, end, phase in spans if phase == "backward"), default=None)
 
     def of_call(self, call: CollectiveCall) -> Phase | None:
-        """None where the program was seen to run no backward pass, so that nothing tells the phases apart."""
+        """Return the call's phase; None where no backward pass was seen, which tells the phases apart."""
         at_ns = issued_ns(call)
         if self._last_backward_ns is None or not at_ns:
             return None
@@ -316,11 +340,8 @@ class Phases:
 
 
 def issued_ns(call: CollectiveCall) -> int:
-    """Monotonic host time at which the call was launched, or nearly; 0 where unknown."""
+    """Return the monotonic host time at which the call was launched, or nearly; 0 where unknown."""
     return call.launched_ns or call.issued_ns or (call.start.host_ns if call.start is not None else 0)
-
-
-SCHEDSTAT = "/proc/thread-self/schedstat"
 
 
 class ThreadUse:
@@ -331,8 +352,10 @@ class ThreadUse:
         self._file: int | None = None
 
     def read(self) -> tuple[int, int, int | None]:
-        """The thread, its ns of CPU time, and its ns of being ready to run without a core, since it began;
-        None where the system does not count these."""
+        """Return the thread, its ns of CPU time and its ns of being ready without a core, since it began.
+
+        The last is None where the system does not count it.
+        """
         thread = get_native_id()  # another one in a forked process, unlike get_ident()
         if thread != self._thread:
             self.close()
@@ -358,7 +381,7 @@ class ThreadUse:
 def use_ms(
     begin: tuple[int, int, int | None] | None, end: tuple[int, int, int | None] | None
 ) -> tuple[float, float | None] | None:
-    """CPU and ready ms between two readings; None where they are of two threads, or missing."""
+    """Return CPU and ready ms between two readings; None where one is missing, or of another thread."""
     if begin is None or end is None or begin[0] != end[0]:
         return None
     ready_ns = None if begin[2] is None or end[2] is None else end[2] - begin[2]

@@ -423,7 +423,7 @@ class Recorder:
             journal.finish_current()
             return
         self._module_names.begin_step()
-        self._host_watch.look()
+        self._host_watch.look_for_checkpoints()
         step.host_start_ns = time.monotonic_ns()
         step.use_at_start = self._thread_use.read()
         if self._device is not None:
