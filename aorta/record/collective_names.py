@@ -1,9 +1,9 @@
 """Names of collectives: the fully_shard unit, DDP bucket, module or optimizer that each one is for.
 
 ModuleNames is installed by the recorder. fully_shard's units say themselves what they gather; DDP's buckets
-are assigned by their order, calls within Optimizer.step by their time. For the rest CallOrigins looks, in a few
-steps, which module's frames or autograd nodes a call comes from, and LearnedNames gives these names to the
-same sequence of calls in the other steps, which pay nothing for it.
+are assigned by their order, calls within Optimizer.step by their time. For the rest CallOrigins looks, in a
+few steps, which module's frames or autograd nodes a call comes from, and LearnedNames gives these names to
+the same sequence of calls in the other steps, which pay nothing for it.
 """
 
 import sys

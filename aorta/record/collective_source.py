@@ -1,4 +1,7 @@
-"""The collective library's own events beside a training loop: asked for early, switched by step."""
+"""The collective library's own events (NCCL, RCCL) beside a training loop.
+
+The plugin is named to the library before it makes a communicator, and switched on and off by step.
+"""
 
 import logging
 from time import monotonic_ns
@@ -13,7 +16,7 @@ logger = logging.getLogger(__name__)
 Collectives = Literal["calls", "plugin"]
 
 GIVEN_UP_NS = 5_000_000_000
-"""After so long an event that has not ended is taken as it is."""
+"""Age from which on an event that has not ended is taken as it is."""
 NOT_ASKED_FOR = "not asked for (collectives='calls')"
 NOT_LOADED = (
     "NCCL has not loaded the plugin: it made its communicators before the instrument, or is older than 2.24; "
@@ -25,8 +28,10 @@ class CollectiveSource:
     """The events of one recorder."""
 
     def __init__(self, collectives: Collectives, timed_every: int) -> None:
-        """Names the plugin to the library, which asks when it makes its first communicator. timed_every: of
-        so many steps one is recorded."""
+        """Name the plugin to the library, which asks when it makes its first communicator.
+
+        timed_every: one step of so many is recorded.
+        """
         if collectives not in ("calls", "plugin"):
             raise InstrumentError(f"collectives must be 'calls' or 'plugin', got {collectives!r}")
         self._timed_every = timed_every
@@ -36,7 +41,7 @@ class CollectiveSource:
         self._num_captures = 0
         self._records_step = False
         self.reason: str | None = NOT_ASKED_FOR
-        """Why there are none; None where there are."""
+        """Why there are no events; None where there are."""
         if collectives == "plugin":
             try:
                 self._events = open_events()
@@ -46,7 +51,7 @@ class CollectiveSource:
                 logger.warning("no events of the collective library: %s", error)
 
     def begin_step(self, global_step: int) -> bool:
-        """Whether the collectives of the step that begins now are recorded."""
+        """Switch recording on or off for the step that begins; True: its collectives are recorded."""
         events = self._events
         if events is None:
             return False
@@ -61,10 +66,11 @@ class CollectiveSource:
             self._events.record(False)
 
     def wake(self) -> None:
+        """Record again, from the next step on."""
         self._is_asleep = False
 
     def capturing(self, num_open: int) -> None:
-        """Graphs are being captured: events of what they hold would put a host function into them."""
+        """Pause while graphs are captured: an event would put a host function into them."""
         self._num_captures = num_open
         if self._events is not None:
             self._switch(self._events)
@@ -73,7 +79,7 @@ class CollectiveSource:
         events.record(self._records_step and not self._is_asleep and self._num_captures == 0)
 
     def poll(self, closing: bool = False) -> CollectiveChunk | None:
-        """What has ended since the last poll; None where nothing can come. closing: all."""
+        """Return what has ended since the last poll; None where nothing can come. closing: return all."""
         events = self._events
         if events is None:
             return None
@@ -85,12 +91,8 @@ class CollectiveSource:
         self._num_names_sent = events.num_names
         return CollectiveChunk(b"".join(parts), names, events.complete_ns, events.num_lost)
 
-    def close(self) -> None:
-        """Record nothing any more. The library keeps the plugin, which then costs nothing."""
-        self.sleep()
-
     def described(self, had_communicators: bool) -> dict[str, Any]:
-        """For run.json. had_communicators: the program used NCCL or RCCL."""
+        """Describe the events for run.json. had_communicators: the program used NCCL or RCCL."""
         events = self._events
         if events is None:
             return {"reason": self.reason}

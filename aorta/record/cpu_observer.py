@@ -21,12 +21,15 @@ from aorta.record.journal import Journal
 
 
 class CpuObserver:
+    """The observer of collectives of CPU tensors, and of the waits for them."""
+
     def __init__(self, journal: Journal, clock: HostClock) -> None:
         self._journal = journal
         self._clock = clock
         self._done_work = DoneWork()
         self._backward = BackwardWatch(journal, clock)
         self._without_future: set[tuple[str, str, str]] = set()
+        """Backend and function of calls whose works turned out to have no future."""
 
     def observe(
         self,
@@ -60,9 +63,10 @@ class CpuObserver:
         return self._timed(call, launch)
 
     def _timed(self, call: CollectiveCall, launch: Launch) -> Work | None:
+        """Launch a call and time it; None where it has ended with its launch."""
         call.stream = "host"
         call.start = self._clock.mark()
-        self._journal.add_call(call)  # first, so that a call that blocks can be named
+        self._journal.add_call(call)  # before the launch, so that a watchdog can name a call that blocks
         try:
             work = launch()
         except BaseException:
@@ -79,7 +83,7 @@ class CpuObserver:
         return TimedWork(work, call, self, None)
 
     def wait(self, call: CollectiveCall, wait: Callable[..., Any], *timeout: timedelta) -> Any:
-        # A synchronous call stands still from its launch on: the host does nothing else meanwhile.
+        # The caller of a synchronous call stands still from its launch on, not only from this wait.
         start = call.start
         since = self._clock.mark() if call.is_async or start is None else start
         result = wait(*timeout)
@@ -119,8 +123,8 @@ class CpuObserver:
             now_ns = time.monotonic_ns()
             try:
                 future.value()
-            except RuntimeError:  # of whatever kind: torch hands it out as this one
-                call.failed = True  # before the end: who sees that asks for this
+            except RuntimeError:  # torch hands out any error as this one
+                call.failed = True  # before the end is set: who sees an end asks for this
             if call.end is None:
                 call.end = Mark(now_ns)
 
@@ -135,6 +139,6 @@ class CpuObserver:
 
 
 def _launching_function(launch: Launch) -> tuple[str, str]:
-    """Names of the backend's function, as far as the launch tells: a partial of it, or with its name."""
+    """Return names of the backend's function, as far as the launch, often a partial of it, tells."""
     function, args = getattr(launch, "func", launch), getattr(launch, "args", ())
     return getattr(function, "__name__", ""), args[0] if args and isinstance(args[0], str) else ""

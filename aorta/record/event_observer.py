@@ -1,4 +1,10 @@
-"""Times collectives on CUDA and HIP by events, without waiting for the device."""
+"""Times collectives on CUDA and HIP by events, without waiting for the device.
+
+A synchronous collective runs on the caller's stream, between two marks there. An asynchronous one runs on a
+stream that torch keeps to itself: its end is marked on a "probe" stream that waits for it, or on the group's
+own stream once GroupStreamFinder has found which one that is. In steps that kernel records time, calls are
+only noted.
+"""
 
 import logging
 import os
@@ -19,98 +25,8 @@ from aorta.record.interception.stalls import BackwardWatch, CaptureWatch, curren
 from aorta.record.interception.works import DoneWork, TimedWork
 from aorta.record.journal import Journal
 
-POOL_SIZE = 32
-"""torch hands out as many in turn. Asking for all of them leaves the turn where it was."""
-PER_LOOK = 4
-"""Streams asked per collective, about a microsecond each: small collectives end while one asks for more."""
-MOST_LOOKS = 800
-NUM_CHECKS, NUM_TOGETHER, MOST_CHECKS = 8, 6, 40
-"""Of that many comparisons so many have to agree, and none may refute."""
-TOGETHER_MS, REFUTED_MS = 0.06, -0.01
-"""By how much the waiting stream comes later: a few µs where nothing delays it, never earlier."""
-
-
-class GroupStreamFinder:
-    """Of one process group. Ask after each asynchronous collective until `found` or `given_up`."""
-
-    def __init__(self, pool: Sequence[DeviceStream], new_event: Callable[[], Any]) -> None:
-        """new_event: makes a timing event."""
-        self.stream: DeviceStream | None = None
-        self.given_up = not pool
-        self._candidates: deque[DeviceStream] = deque(pool)
-        self._new_event = new_event
-        self._num_looks = 0
-        self._num_checks = 0
-        self._pending: deque[tuple[Any, Any]] = deque()
-        """Events on the candidate and on the waiting stream that have not passed yet."""
-        self._later_ms: list[float] = []
-
-    def look(self, work: Work, caller: int) -> None:
-        """Rule out streams, right after the launch of `work`. Never blocks.
-
-        caller: handle of the stream that it was called on. That is never the group's, however busy it is.
-        """
-        self._num_looks += 1
-        candidates = self._candidates
-        examined = [candidates[i] for i in range(min(PER_LOOK, len(candidates)))]
-        candidates.rotate(-len(examined))
-        idle = [stream for stream in examined if stream.stream.query()]
-        # Asked last: what was idle before is so too when the work is pending now.
-        ruled_out = idle if idle and not work.is_completed() else []
-        for stream in examined:
-            if stream in ruled_out or stream.raw == caller:
-                candidates.remove(stream)
-        if not candidates or self._num_looks >= MOST_LOOKS:
-            self.given_up = True
-
-    def check(self, waiting: Any) -> None:
-        """Compare the last candidate with a stream that has just been told to wait for the work alone."""
-        self._compare_passed()
-        if self.stream is not None or self.given_up or len(self._candidates) != 1:
-            return
-        if self._num_checks >= MOST_CHECKS:
-            self.given_up = True
-            return
-        self._num_checks += 1
-        on_candidate, on_waiting = self._new_event(), self._new_event()
-        on_candidate.record(self._candidates[0].stream)
-        on_waiting.record(waiting)
-        self._pending.append((on_candidate, on_waiting))
-
-    def _compare_passed(self) -> None:
-        pending = self._pending
-        while pending and pending[0][0].query() and pending[0][1].query():
-            on_candidate, on_waiting = pending.popleft()
-            self._later_ms.append(on_candidate.elapsed_time(on_waiting))
-        if any(ms < REFUTED_MS for ms in self._later_ms):
-            self.given_up = True
-        together = sum(ms <= TOGETHER_MS for ms in self._later_ms)
-        if len(self._later_ms) >= NUM_CHECKS and together >= NUM_TOGETHER and not self.given_up:
-            self.stream = self._candidates[0]
-
-
-def finder_of(
-    group: ProcessGroup, clock: EventClock, recorder_streams: Sequence[DeviceStream]
-) -> GroupStreamFinder:
-    """A search on the clock's device. recorder_streams: the recorder's own, which wait for the works too."""
-    backend, device = clock.backend, clock.device
-    priority = _priority(group, device)
-    pool = [backend.new_stream(device, priority) for _ in range(POOL_SIZE)]
-    distinct = {stream.raw: stream for stream in map(backend.device_stream, pool)}
-    if any(stream.raw in distinct for stream in recorder_streams):
-        distinct = {}  # the group may have been given the same one
-    return GroupStreamFinder(list(distinct.values()), lambda: backend.new_event(True))
-
-
-def _priority(group: ProcessGroup, device: torch.device) -> int:
-    if os.environ.get("TORCH_NCCL_HIGH_PRIORITY", "0").lower() in ("1", "true", "t", "yes", "y", "on"):
-        return -100
-    options = getattr(group._get_backend(device), "options", None)
-    high = getattr(options, "is_high_priority_stream", False)
-    return -100 if high else 0  # torch takes the highest that there is
-
-
 logger = logging.getLogger(__name__)
+
 
 _DEDICATED = {
     "all_reduce": "allreduce",
@@ -118,20 +34,41 @@ _DEDICATED = {
     "all_gather": "allgather",
     "all_to_all": "alltoall",
 }
-"""Operations that dedicated placement moves, and the stream each runs on."""
+"""Operations that dedicated placement moves, and the name of the stream that each runs on."""
+
 
 _ON_GROUP_STREAM = frozenset(
     ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 )
-"""Operations that run on the one stream of their group. Sends and receives have one per peer; what a barrier
-waits for is the host's."""
+"""Operations that run on the one stream of their group. Sends and receives have one per peer, and a barrier
+makes the host wait."""
 
+
+# Why a call is not timed:
 _OUTSIDE = "outside of any step"
+
 _CAPTURED = "captured into a graph"
-"""Why a call is not timed."""
+
+
+POOL_SIZE = 32
+"""Streams in torch's pool, which it hands out in turn. Asking for all leaves the turn where it was."""
+
+PER_LOOK = 4
+"""Streams asked per collective, about 1 us each; a small collective would end before more are asked."""
+
+MOST_LOOKS = 800
+"""Limit of collectives that the search may take."""
+
+NUM_CHECKS, NUM_TOGETHER, MOST_CHECKS = 8, 6, 40
+"""Comparisons with the last candidate, those that have to agree, and their limit; none may refute."""
+
+TOGETHER_MS, REFUTED_MS = 0.06, -0.01
+"""Delay of the waiting stream behind the candidate that agrees, and that refutes (it came earlier)."""
 
 
 class EventObserver:
+    """The observer of one accelerator's collectives, and of the waits for them."""
+
     def __init__(self, journal: Journal, dedicated: bool, captures: CaptureWatch) -> None:
         self._journal = journal
         self._moved = _DEDICATED if dedicated else {}
@@ -147,14 +84,14 @@ class EventObserver:
         self._streams: NamedStreams
         self._backward: BackwardWatch
         self._device_index = 0
-        # A blocking wait would stop the host at the probe, and NCCL_BLOCKING_WAIT asks for that.
+        # With NCCL_BLOCKING_WAIT a wait blocks the host, not the stream: the probe must not wait then.
         self._wait_blocks = any(
             os.environ.get(name, "0") not in ("", "0")
             for name in ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
         )
 
     def attach(self, clock: EventClock) -> None:
-        """The device is known: time the calls of the steps from now on."""
+        """Time the calls of the steps from now on: the device is known."""
         backend = clock.backend
         self._clock, self._backend, self._collectives = clock, backend, backend.collectives
         self._current_stream, self._current_raw_stream = backend.current_stream, backend.current_raw_stream
@@ -224,7 +161,7 @@ class EventObserver:
         if call is None or step is None:
             work = launch()
             return work
-        # NCCL launches the whole group here; sync or async shows in whether it returns a work.
+        # NCCL launches the whole group here. It returns a work if the group is asynchronous.
         caller = self._current_stream(self._device_index)
         start = self._clock.mark(caller.stream)
         work = launch()
@@ -241,7 +178,7 @@ class EventObserver:
     # -- steps that kernel records time ------------------------------------------------------------
 
     def _noted_by_kernels(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> Work:
-        """Launch a call and note when. What it returns is the process group's own."""
+        """Launch a call and note when. Returns the process group's own work, unwrapped."""
         name = None if call.is_async else self._moved.get(call.op)
         if name is not None and not self._captures.num_open:
             self._journal.add_call(call)
@@ -256,6 +193,7 @@ class EventObserver:
         return work
 
     def _launched(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> Work | None:
+        """Launch a call of a step that kernel records time, with the host's time before and after."""
         if self._captures.num_open and self._captures.is_capturing():
             call.reason = _CAPTURED
         caller = self._current_raw_stream(self._device_index)
@@ -297,7 +235,7 @@ class EventObserver:
         return work
 
     def _why_not(self, step: RecordedStep | None) -> str | None:
-        """Why a call is not timed now."""
+        """Say why a call is not timed now; None: it is."""
         if step is None:
             return _OUTSIDE
         if step.untimed is not None:
@@ -305,10 +243,10 @@ class EventObserver:
         return _CAPTURED if self._captures.is_capturing() else None
 
     def _place(self, group: Group, tensors: Any, step: RecordedStep) -> None:
-        """At a group's first call: marks belong on the device of its tensors, which has to be current.
+        """Check at a group's first call that its tensors are on the recorder's device, which is current.
 
         A script may name its device in every call and leave the current one at cuda:0. Marks there would tell
-        of an idle device, and going over to a stream of ours and back would change the current device.
+        of an idle device, and switching to a stream of ours and back would change the current device.
         """
         tensor = _first_tensor(tensors)
         if tensor is None:  # a barrier
@@ -329,7 +267,7 @@ class EventObserver:
                 logger.warning("nothing is timed: %s", reason)
             self._journal.away = reason
 
-    # -- one call -----------------------------------------------------------------------------
+    # -- one call, by events ------------------------------------------------------------------
 
     def _asynchronous(self, call: CollectiveCall, step: RecordedStep, tensors: Any, launch: Launch) -> Work:
         task = current_graph_task()
@@ -351,23 +289,24 @@ class EventObserver:
             return self._probe(call, caller, tensors, work)
         call.stream = "group"
         call.end = self._clock.mark(group_stream.stream)
-        return TimedWork(work, call, self, None)  # the real one has kept the tensors
+        return TimedWork(work, call, self, None)  # nothing waited for the real work, so it keeps the tensors
 
     def _seek_stream(self, group: ProcessGroup, call: CollectiveCall) -> None:
         """Begin to look for the stream of the group's collectives."""
-        if call.op in _ON_GROUP_STREAM:
-            sought_group, probes = call.group, [self._streams["probe"]]
-            sought_group.sought = True
-            if self._probes(call):
+        if call.op not in _ON_GROUP_STREAM:
+            return
+        noted_group = call.group
+        noted_group.sought = True
+        if self._probes(call):
 
-                def begin() -> None:
-                    sought_group.finder = finder_of(group, self._clock, probes)
+            def begin() -> None:
+                noted_group.finder = finder_of(group, self._clock, [self._streams["probe"]])
 
-                self._search(sought_group, begin)
+            self._search(noted_group, begin)
 
     @staticmethod
     def _search(group: Group, act: Callable[[], None]) -> None:
-        """The search is a convenience: whatever goes wrong in it ends it, and never a step of training."""
+        """Do a part of the search. What goes wrong in it ends the search, and never a step of training."""
         try:
             act()
         except (RuntimeError, ValueError, IndexError, AttributeError) as error:
@@ -375,12 +314,12 @@ class EventObserver:
             logger.info("the stream of group %s is not sought any more: %s", group.name, error)
 
     def _probes(self, call: CollectiveCall) -> bool:
-        """Whether a stream may wait for this call: with NCCL the host goes on meanwhile."""
+        """True if the probe stream may wait for this call: with NCCL the host goes on meanwhile."""
         return call.group.backend == self._collectives and not self._wait_blocks and call.op != "barrier"
 
     @staticmethod
     def _conclude(group: Group) -> None:
-        """Once the search for the group's stream has ended either way."""
+        """Keep the stream that the search has found; drop a search that has ended."""
         finder = group.finder
         if finder is None or not (finder.given_up or finder.stream is not None):
             return
@@ -389,6 +328,7 @@ class EventObserver:
         group.finder = None
 
     def _in_place(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> None:
+        """Launch a synchronous call and time it on the caller's stream."""
         caller = self._current_stream(self._device_index)
         call.start = self._clock.mark(caller.stream)
         work = launch()
@@ -398,7 +338,7 @@ class EventObserver:
         self._ended_in_place(call, step, caller)
 
     def _ended_in_place(self, call: CollectiveCall, step: RecordedStep, caller: DeviceStream) -> None:
-        """The call has been queued on the caller's stream, which stands still until it has ended."""
+        """Mark the end of a call that was queued on the caller's stream, which stands still meanwhile."""
         call.end = self._clock.mark(caller.stream)
         if caller.raw == step.compute_raw_stream:
             call.on_compute = call.blocks = True
@@ -407,6 +347,7 @@ class EventObserver:
             call.stream = "side"
 
     def _run_on(self, name: str, call: CollectiveCall, step: RecordedStep, launch: Launch) -> None:
+        """Launch a synchronous call on the stream of its name, ordered as on the caller's, and time it."""
         caller, dedicated = self._current_stream(self._device_index), self._streams[name]
         mark = self._clock.mark
         start = mark(caller.stream)
@@ -427,15 +368,16 @@ class EventObserver:
         call.stream = name
 
     def _probe(self, call: CollectiveCall, caller: DeviceStream, tensors: Any, work: Work) -> Work:
+        """Mark the end of an asynchronous call on a stream of ours that waits for it."""
         call.stream = "group"
         if not self._probes(call) or _has_hidden_inputs(call, tensors):
-            # Waiting here would stop the host, or let go of memory. The end is marked when the caller waits.
+            # Waiting here would stop the host, or free memory too early: the end is marked at the caller's wait.
             return TimedWork(work, call, self, tensors)
         finder = call.group.finder if call.op in _ON_GROUP_STREAM else None
         if finder is not None:
             self._search(call.group, lambda: finder.look(work, caller.raw))
         probe = self._streams["probe"]
-        probe.make_current()
+        probe.make_current()  # wait() makes the current stream follow the work, and not the host
         try:
             work.wait()
             call.end = self._clock.mark(probe.stream)
@@ -444,13 +386,14 @@ class EventObserver:
         if finder is not None:
             self._search(call.group, lambda: finder.check(probe.stream))
             self._conclude(call.group)
-        timed = TimedWork(work, call, self, tensors)
+        timed = TimedWork(work, call, self, tensors)  # waiting made the real work drop the tensors
         self._journal.in_flight(timed.in_flight)
         return timed
 
     # -- waits --------------------------------------------------------------------------------
 
     def wait(self, call: CollectiveCall, wait: Callable[..., Any], *timeout: timedelta) -> Any:
+        """Let the caller's stream wait for the call; note that if it is the compute stream."""
         step = self._journal.current
         if step is not None and step.untimed is None and not call.waited:
             caller = self._current_stream(self._device_index)
@@ -463,7 +406,7 @@ class EventObserver:
         return result
 
     def wait_beyond(self, calls: Sequence[CollectiveCall], wait: Callable[..., Any]) -> Any:
-        """A future follows these calls and perhaps more: the stream stands still until it has passed."""
+        """Let the stream wait for a future that follows these calls and perhaps more; note a stall."""
         step = self._journal.current
         start = caller = None
         if step is not None and step.untimed is None and not self._captures.is_capturing():
@@ -484,15 +427,27 @@ class EventObserver:
         self._journal.lost_futures(calls)
 
 
+def _finished(work: Work | None, call: CollectiveCall, done_work: Work) -> Work:
+    """Return what the process group would return of an untimed call."""
+    if work is None:
+        return done_work
+    if not call.is_async:
+        work.wait()
+        return done_work
+    return work
+
+
 def _has_hidden_inputs(call: CollectiveCall, tensors: Any) -> bool:
-    """A list reduce-scatter reads a copy of its inputs that only the work keeps, until somebody waits for it:
-    a wait on a stream of ours would let the allocator give that memory away too early."""
+    """True for a list reduce-scatter, which reads a copy of its inputs that only the work keeps.
+
+    The work drops it at the first wait; if that was ours, the allocator would give it away too early.
+    """
     is_pair = call.op == "reduce_scatter" and isinstance(tensors, list | tuple) and len(tensors) > 0
     return is_pair and isinstance(tensors[0], list | tuple)
 
 
 def _first_tensor(tensors: Any) -> Tensor | None:
-    """The first tensor in nested lists of them; None where there is none."""
+    """Return the first tensor in nested lists of them; None where there is none."""
     while isinstance(tensors, list | tuple):
         if not tensors:
             return None
@@ -501,11 +456,88 @@ def _first_tensor(tensors: Any) -> Tensor | None:
     return first
 
 
-def _finished(work: Work | None, call: CollectiveCall, done_work: Work) -> Work:
-    """What an untimed call returns, as the process group would."""
-    if work is None:
-        return done_work
-    if not call.is_async:
-        work.wait()
-        return done_work
-    return work
+class GroupStreamFinder:
+    """Finds which stream of torch's pool a process group runs its collectives on.
+
+    After the launch of each collective `look` rules out streams that are idle while it runs. When one is
+    left, `check` compares it with a stream that waits for the collective alone: both must pass together.
+    """
+
+    def __init__(self, pool: Sequence[DeviceStream], new_event: Callable[[], Any]) -> None:
+        """pool: the streams it may be. new_event: makes a timing event."""
+        self.stream: DeviceStream | None = None
+        """The group's stream, once found."""
+        self.given_up = not pool
+        self._candidates: deque[DeviceStream] = deque(pool)
+        self._new_event = new_event
+        self._num_looks = 0
+        self._num_checks = 0
+        self._pending: deque[tuple[Any, Any]] = deque()
+        """Events on the candidate and on the waiting stream that have not passed yet."""
+        self._later_ms: list[float] = []
+        """Delays of the waiting stream behind the candidate, as compared so far."""
+
+    def look(self, work: Work, caller: int) -> None:
+        """Rule out streams, right after the launch of `work`. Never blocks.
+
+        caller: handle of the stream that it was called on, which is never the group's, however busy it is.
+        """
+        self._num_looks += 1
+        candidates = self._candidates
+        examined = [candidates[i] for i in range(min(PER_LOOK, len(candidates)))]
+        candidates.rotate(-len(examined))
+        idle = [stream for stream in examined if stream.stream.query()]
+        # Asked last: what was idle before is so too when the work is pending now.
+        ruled_out = idle if idle and not work.is_completed() else []
+        for stream in examined:
+            if stream in ruled_out or stream.raw == caller:
+                candidates.remove(stream)
+        if not candidates or self._num_looks >= MOST_LOOKS:
+            self.given_up = True
+
+    def check(self, waiting: Any) -> None:
+        """Compare the last candidate with a stream that has just been told to wait for the work alone."""
+        self._compare_passed()
+        if self.stream is not None or self.given_up or len(self._candidates) != 1:
+            return
+        if self._num_checks >= MOST_CHECKS:
+            self.given_up = True
+            return
+        self._num_checks += 1
+        on_candidate, on_waiting = self._new_event(), self._new_event()
+        on_candidate.record(self._candidates[0].stream)
+        on_waiting.record(waiting)
+        self._pending.append((on_candidate, on_waiting))
+
+    def _compare_passed(self) -> None:
+        pending = self._pending
+        while pending and pending[0][0].query() and pending[0][1].query():
+            on_candidate, on_waiting = pending.popleft()
+            self._later_ms.append(on_candidate.elapsed_time(on_waiting))
+        if any(ms < REFUTED_MS for ms in self._later_ms):
+            self.given_up = True
+        together = sum(ms <= TOGETHER_MS for ms in self._later_ms)
+        if len(self._later_ms) >= NUM_CHECKS and together >= NUM_TOGETHER and not self.given_up:
+            self.stream = self._candidates[0]
+
+
+def finder_of(
+    group: ProcessGroup, clock: EventClock, recorder_streams: Sequence[DeviceStream]
+) -> GroupStreamFinder:
+    """Make a search on the clock's device. recorder_streams: our own, which wait for the works too."""
+    backend, device = clock.backend, clock.device
+    priority = _priority(group, device)
+    pool = [backend.new_stream(device, priority) for _ in range(POOL_SIZE)]
+    distinct = {stream.raw: stream for stream in map(backend.device_stream, pool)}
+    if any(stream.raw in distinct for stream in recorder_streams):
+        distinct = {}  # the group may have been given the same stream: give up
+    return GroupStreamFinder(list(distinct.values()), lambda: backend.new_event(True))
+
+
+def _priority(group: ProcessGroup, device: torch.device) -> int:
+    """Return the priority of the group's stream: torch has a pool for each."""
+    if os.environ.get("TORCH_NCCL_HIGH_PRIORITY", "0").lower() in ("1", "true", "t", "yes", "y", "on"):
+        return -100
+    options = getattr(group._get_backend(device), "options", None)
+    high = getattr(options, "is_high_priority_stream", False)
+    return -100 if high else 0  # torch takes the highest that there is

@@ -1,4 +1,4 @@
-"""Kernel records beside a training loop: when they are on, who else wants them, and what has come.
+"""The driver's kernel records beside a training loop: when they are on, who else wants them, what has come.
 
     off ──open──▶ on ◀──────────────▶ resting     (one step in N)
                   │ ▲
@@ -6,7 +6,8 @@
     prepares    yielded
 
 The driver serves one client. torch.profiler takes the buffers when it prepares (in the warm-up of a schedule,
-before it is active), so ours are taken back first, and the steps until it has stopped are timed by events.
+before it is active), so our records are read and given up first, and the steps until it has stopped are timed
+by events.
 """
 
 import gc
@@ -31,49 +32,55 @@ logger = logging.getLogger(__name__)
 Kernels = Literal["auto", "on", "off"]
 
 FLUSH_EVERY_NS = 500_000_000
-"""How often the driver is asked for buffers that are not full: launching threads may wait meanwhile."""
-OFF = "not asked for (kernels='off')"
+"""Interval at which the driver is asked for buffers that are not full; launches may wait meanwhile."""
+_OFF = "not asked for (kernels='off')"
 
 
 class KernelSource:
     """The kernel records of one recorder.
 
-    Steps are begun on the training thread; `poll` may run on another.
+    The training thread begins steps and sets marks; the writer thread calls `poll`.
     """
 
     def __init__(self, mode: Kernels, period: int) -> None:
-        """every: steps of which one is recorded."""
+        """period: one step of so many is recorded."""
         if mode not in ("auto", "on", "off"):
             raise InstrumentError(f"kernels must be 'auto', 'on' or 'off', got {mode!r}")
         self._mode = mode
         self._period = period
         self._records: KernelRecords | None = None
         self._pid = os.getpid()
-        self._profiler = ProfilerWatch(self._yield, self._profiler_stopped)
+        self._profiler = ProfilerWatch(self._yield_to_profiler)
         self._yielded = False
+        """True: a profiler has the records, or had them until the next step begins."""
         self._reading = threading.Lock()
+        """Held while the records are read, and while they are given up: a chunk is whole or not there."""
         self._flushed_ns = 0
         self._num_names_sent = 0
-        self._before_yield: Callable[[], None] = _do_nothing
+        self._before_yield: Callable[[], None] | None = None
         self._device_later: torch.device | None = None
-        self.reason: str | None = OFF if mode == "off" else "no step has begun"
-        """Why there are none; None where there are."""
+        """Device to open once the profiler is done that had the records when the first step began."""
+        self.reason: str | None = _OFF if mode == "off" else "no step has begun"
+        """Why there are no records; None where there are."""
         self.note: str | None = None
-        """What to know of those that there are."""
+        """A limitation of the records that there are."""
         self.num_yields = 0
+        """Times that a profiler took the records."""
 
-    # -- life ----------------------------------------------------------------------------------
+    # -- on and off ----------------------------------------------------------------------------
 
     def watch(self, before_yield: Callable[[], None]) -> None:
         """Notice profilers from now on. before_yield: called before the records go to one of them."""
         self._before_yield = before_yield
         if self._mode != "off":
             self._profiler.install()
-            self._yielded = self._profiler.is_busy()
+            self._yielded = self._profiler.is_busy
 
     def open(self, device: torch.device) -> None:
-        """Turn the records on for a device. Synchronises it. Raises InstrumentError where they are demanded
-        and cannot be had."""
+        """Turn the records on for a device, which is synchronised.
+
+        Raises InstrumentError where they are demanded and cannot be had.
+        """
         if self._mode == "off":
             return
         if self._yielded:
@@ -112,13 +119,14 @@ class KernelSource:
     # -- steps (training thread) -----------------------------------------------------------------
 
     def begin_step(self, global_step: int) -> bool:
-        """Whether the step that begins now is timed by kernel records."""
-        if self._yielded and not self._profiler.is_busy():
+        """Turn the records on or off for the step that begins; True: they time it."""
+        if self._yielded and not self._profiler.is_busy:
             self._resume()
         if self._yielded or self._records is None:
             return False
         place = global_step % self._period
-        # On a step before the one that is recorded, since work of that one may run in it, and for one after.
+        # On from the step before to the step after: work that was queued before may run in the recorded step,
+        # and work of the recorded step may run in the next.
         is_recorded = place in (0, 1) or place == self._period - 1
         if is_recorded and not self._records.is_on:
             self._start()
@@ -127,13 +135,13 @@ class KernelSource:
         return place == 0 and self.is_on
 
     def mark(self, stream: int) -> int:
-        """Put a mark on a stream; its number, 0 where that was not possible."""
+        """Put a mark on a stream and return its number, 0 where that was not possible."""
         records = self._records
         return records.mark(stream) if records is not None and records.is_on else 0
 
     @property
     def is_open(self) -> bool:
-        """Whether there are kernel records, on or at rest."""
+        """True while there are kernel records, on or at rest."""
         return self._records is not None
 
     @property
@@ -143,15 +151,15 @@ class KernelSource:
     # -- reading (any thread) ----------------------------------------------------------------------
 
     def has_passed(self, number: int) -> bool:
-        """Whether the device has reached a mark; true where nobody can say any more."""
+        """True once the device has reached a mark, or where nobody can say any more."""
         records = self._records
         return records is None or records.has_passed(number)
 
     def poll(self, closing: bool = False, forced: bool = False) -> list[KernelChunk]:
-        """What has come since the last poll. Does not wait for the device.
+        """Return what has come since the last poll. Does not wait for the device.
 
-        closing: ask the driver for buffers that are not full now and not at an interval. forced: ask for all,
-        whether their kernels have ended or not.
+        closing: ask the driver for buffers that are not full, too, now and not at the interval. forced: ask
+        for all, also those whose kernels have not ended.
         """
         records = self._records
         if records is None:
@@ -187,21 +195,20 @@ class KernelSource:
 
     # -- profilers ---------------------------------------------------------------------------------
 
-    def _yield(self) -> None:
-        """A profiler is about to take the records."""
+    def _yield_to_profiler(self) -> None:
+        """Give the records up: a profiler is about to take them."""
         if self._yielded:
             return
         if self._records is not None and os.getpid() == self._pid:
-            self._before_yield()
+            if self._before_yield is not None:
+                self._before_yield()
             with self._reading:
                 self._records.yield_buffers()
         self._yielded = True
         self.num_yields += 1
 
-    def _profiler_stopped(self) -> None:
-        """Nothing is done here: the step that is open is timed by events, and the next one asks."""
-
     def _resume(self) -> None:
+        """Take the records back, at the start of a step: no profiler has them any more."""
         self._yielded = False
         if self._records is not None:
             self.wake()
@@ -214,7 +221,7 @@ class KernelSource:
             self._records.stop()
 
     def wake(self) -> None:
-        """Turn them on again. Waits for the device: what was launched unrecorded must not run in a step."""
+        """Turn the records on again. Waits for the device: nothing unrecorded may run in a recorded step."""
         if self._records is not None and not self._yielded and not self._records.is_on:
             self._records.synchronize()
             self._start()
@@ -230,25 +237,29 @@ class KernelSource:
 
 
 class ProfilerWatch:
-    """Notices when torch.profiler takes the device's records and when it has stopped."""
+    """Notices when torch.profiler takes the device's records, and when it has stopped."""
 
-    def __init__(self, taking: Callable[[], None], stopped: Callable[[], None]) -> None:
-        self._taking = taking
-        self._stopped = stopped
+    def __init__(self, about_to_take: Callable[[], None]) -> None:
+        """about_to_take: called before a profiler takes the records."""
+        self._about_to_take = about_to_take
         self._originals: dict[str, Any] = {}
-        self._has_device = False
+        self.is_busy = False
+        """True: a profiler has the device's records, or may have."""
 
     def install(self) -> None:
         if self._originals:
             return
-        self._has_device = _profiler_has_device()
+        self.is_busy = _profiler_has_device()
         watch, activity = self, accelerator().profiler_activity()
 
         def taking(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(config: Any, activities: Any, *args: Any, **named: Any) -> Any:
                 if activity in activities:
-                    watch._has_device = True
-                    watch._say(watch._taking)
+                    watch.is_busy = True
+                    try:
+                        watch._about_to_take()
+                    except Exception:  # never the program's profiler's trouble
+                        logger.exception("aorta: kernel records could not make room for a profiler")
                 return original(config, activities, *args, **named)
 
             return uncompiled(call)
@@ -258,9 +269,7 @@ class ProfilerWatch:
                 try:
                     return original(*args, **named)
                 finally:
-                    if watch._has_device:
-                        watch._has_device = False
-                        watch._say(watch._stopped)
+                    watch.is_busy = False  # the open step stays with events, the next one asks
 
             return uncompiled(call)
 
@@ -279,22 +288,11 @@ class ProfilerWatch:
             setattr(autograd_profiler, name, original)
         self._originals.clear()
 
-    def is_busy(self) -> bool:
-        """Whether a profiler has the device's records, or may."""
-        return self._has_device
-
-    @staticmethod
-    def _say(listener: Callable[[], None]) -> None:
-        try:
-            listener()
-        except Exception:  # never the program's profiler's trouble
-            logger.exception("aorta: kernel records could not make room for a profiler")
-
 
 def _profiler_has_device() -> bool:
-    """Whether a profiler of torch's was prepared or started before anybody watched.
+    """True if a profiler of torch's was prepared or started before ProfilerWatch was installed.
 
-    It cannot be asked: its objects are looked for, once.
+    torch does not tell of one that is prepared, so its objects are looked for, once.
     """
     if torch._C._autograd._profiler_enabled():
         return True
@@ -304,7 +302,3 @@ def _profiler_has_device() -> bool:
         and candidate.kineto_results is None
         for candidate in gc.get_objects()
     )
-
-
-def _do_nothing() -> None:
-    return None

@@ -99,7 +99,7 @@ def claim_folder(output_dir: Path, rank: int, world_size: int) -> Claim:
         if rank == 0:
             try:
                 claim = _claim_all(output_dir, launch, lambda: asking_agents(store, world_size))
-            except RecordError as error:
+            except RecordError as error:  # the others wait for a word, so they get the error
                 announce(store, world_size, _encoded(_Word(error=str(error))))
                 raise
             word = _Word(run_id=claim.run_id, attempt=claim.attempt, goes_on=bool(claim.earlier))

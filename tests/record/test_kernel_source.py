@@ -99,7 +99,7 @@ def test_buffers_are_claimed_once_and_again_after_another_client(library, source
     source.wake()
     assert library.called.count("claim") == 1
     source.pause()
-    source._yield()  # a profiler, while the recorder is paused
+    source._yield_to_profiler()  # a profiler, while the recorder is paused
     assert library.called[-2:] == ["stop", "flush"]
     source._resume()
     assert library.called.count("claim") == 2

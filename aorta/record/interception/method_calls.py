@@ -34,7 +34,7 @@ _ONLY_BACKENDS = DispatchKeySet(DispatchKey.BackendSelect)
 _NOBODY_LISTENS = frozenset(
     (_ONLY_BACKENDS.raw_repr(), _ONLY_BACKENDS.add(DispatchKey.ADInplaceOrView).raw_repr())
 )
-"""What the dispatcher itself includes where it would only pass a call on: in inference mode, and outside."""
+"""Include sets of the dispatcher where it would only pass a call on: in inference mode, and outside."""
 _included = torch._C._dispatch_tls_local_include_set
 _keys = torch._C._dispatch_keys
 _profiling = torch._C._autograd._profiler_enabled
@@ -44,14 +44,14 @@ _is_plain = frozenset((Tensor, torch.nn.Parameter)).__contains__
 
 
 def _keys_of(key: str) -> frozenset[int]:
-    """What the dispatcher sees in a dense tensor of this device, of inference mode or not."""
+    """Return the key sets of a dense tensor of this device, of inference mode or not."""
     device = DispatchKeySet(DispatchKey.__members__[key]).add(DispatchKey.__members__[f"Autocast{key}"])
     tracked = device.add(DispatchKey.__members__[f"Autograd{key}"]).add(DispatchKey.ADInplaceOrView)
     return frozenset((device.raw_repr(), tracked.raw_repr()))
 
 
 class _Target:
-    """Where calls of one device's tensors go."""
+    """The observer of one device's tensors, with the keys that such tensors have."""
 
     __slots__ = ("device", "keys", "observe")
 
@@ -62,10 +62,10 @@ class _Target:
 
 
 class MethodCalls:
-    """Replaces methods of ProcessGroup; `uninstall` puts the originals back."""
+    """Takes calls from Python, by replacing methods of ProcessGroup; `uninstall` puts the originals back."""
 
     def __init__(self, observers: dict[str, Observer]) -> None:
-        """observers: by dispatch key, the CPU's and an accelerator's."""
+        """observers: by dispatch key, one of the CPU and perhaps one of an accelerator."""
         self._targets = {key: _Target(key, observer) for key, observer in observers.items()}
         self._device_key = next((key for key in observers if key != CPU_KEY), CPU_KEY)
         self._methods = ReplacedMethods(ProcessGroup)
@@ -93,7 +93,7 @@ class MethodCalls:
         }
 
     def _target(self, *tensors: Tensor) -> _Target | None:
-        """Of a call with these tensors; None: let the dispatcher have it."""
+        """Return the target of a call with these tensors; None: let the dispatcher have it."""
         if _included().raw_repr() not in _NOBODY_LISTENS or _profiling() or _keeps_works():
             return None
         target = None
@@ -131,7 +131,7 @@ class MethodCalls:
     def _of_two(
         self, op: str, options_type: type[Any], num_args: int, name: str
     ) -> Callable[[_Method], _Method]:
-        """For methods of an output and an input. name: of the backend's method."""
+        """Replace a method that takes an output and an input. name: the backend's method to call."""
 
         def replacement(original: _Method) -> _Method:
             def method(group: Any, *args: Any, **named: Any) -> Any:

@@ -23,46 +23,27 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from aorta.record.calls import Launch, Observer
 
 _RED_OP_TYPES: dict[str, Any] = dict(c10d.ReduceOp.RedOpType.__members__)
+
 _PREMUL_SUM = int(_RED_OP_TYPES["PREMUL_SUM"])
 """Carries a factor that the boxed operator does not show: only the original kernel can pass it on."""
+
 _RED_OP = {int(kind): dist.ReduceOp(kind) for name, kind in _RED_OP_TYPES.items() if name != "PREMUL_SUM"}
+
 _unbox: Callable[[Any], Any] = ProcessGroup.unbox
 
 
-class _DtypeNames(dict[torch.dtype, str]):
-    def __missing__(self, dtype: torch.dtype) -> str:
-        name = self[dtype] = str(dtype).removeprefix("torch.")
-        return name
-
-
-DTYPE_NAMES = _DtypeNames()
-
-
-def _total(tensors: Sequence[Tensor]) -> int:
-    if len(tensors) == 1:
-        return tensors[0].nbytes
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def _total_sparse(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor._indices().nbytes + tensor._values().nbytes for tensor in tensors)
-
-
-def _total_nested(lists: Sequence[Sequence[Tensor]]) -> int:
-    return sum(_total(tensors) for tensors in lists)
-
-
 _BACKENDS = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
-"""What the dispatcher chooses from once BackendSelect has had its turn."""
+"""Keys that the dispatcher chooses from once BackendSelect has had its turn."""
+
 
 _Kernel = Callable[..., Any]
 
 
 def kernels(observers: dict[str, Observer]) -> dict[str, _Kernel]:
-    """By operator, what to register for BackendSelect, with the keys as first argument.
+    """Return by operator the kernel to register for BackendSelect; its first argument is the keys.
 
-    observers: by dispatch key, the CPU's and an accelerator's. Tensors of other devices go on as if nothing
-    was here.
+    observers: by dispatch key, one of the CPU and perhaps one of an accelerator. Tensors of other devices go
+    on as if nothing was here.
     """
     by_operator: dict[str, dict[str, _Kernel]] = {}
     for key, observer in observers.items():
@@ -73,7 +54,7 @@ def kernels(observers: dict[str, Observer]) -> dict[str, _Kernel]:
 
 
 def _by_device(name: str, by_key: dict[str, _Kernel]) -> _Kernel:
-    """Goes to the kernel of the tensors' device. by_key: by dispatch key."""
+    """Return a kernel that calls the one of the tensors' device. by_key: kernels by dispatch key."""
     by_keys: dict[int, _Kernel] = {}
 
     def chosen(keys: DispatchKeySet) -> _Kernel:
@@ -91,7 +72,7 @@ def _by_device(name: str, by_key: dict[str, _Kernel]) -> _Kernel:
 
 
 def _handle(name: str) -> Any:
-    """The operator's handle in the dispatcher. Its `redispatch_boxed` lets go of the interpreter lock."""
+    """Return the operator's handle in the dispatcher; its `redispatch_boxed` frees the interpreter lock."""
     return getattr(torch.ops.c10d, name).default._handle
 
 
@@ -130,7 +111,7 @@ class Operators:
         return {name: getattr(self, name) for name in names}
 
     def _original(self, name: str, *args: Any) -> Launch:
-        """Launch through the original kernel, always asynchronously: it cannot return a missing work."""
+        """Return a launch through the original kernel, always asynchronous: it cannot return no work."""
         return partial(_launched_by_original, name, self._keyset, *args)
 
     def allreduce_(self, tensors: Any, process_group: Any, reduce_op: Any, sparse_indices: Any = None,
@@ -483,7 +464,7 @@ _known_options: dict[tuple[Any, bool, int | None], Any] = {}
 
 
 def _options(kind: Any, async_op: bool, timeout: int, red_op: int | None = None) -> Any:
-    """Options of a call. Backends only read them, so those without a timeout of their own are shared."""
+    """Return options of a call. Backends only read them, so those without a timeout are shared."""
     key = (kind, async_op, red_op)
     options = _known_options.get(key) if timeout < 0 else None
     if options is None:
@@ -500,3 +481,26 @@ def _set(options: Any, async_op: bool, timeout: int) -> None:
     options.asyncOp = async_op
     if timeout >= 0:
         options.timeout = timedelta(milliseconds=timeout)
+
+
+def _total(tensors: Sequence[Tensor]) -> int:
+    if len(tensors) == 1:
+        return tensors[0].nbytes
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _total_sparse(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor._indices().nbytes + tensor._values().nbytes for tensor in tensors)
+
+
+def _total_nested(lists: Sequence[Sequence[Tensor]]) -> int:
+    return sum(_total(tensors) for tensors in lists)
+
+
+class _DtypeNames(dict[torch.dtype, str]):
+    def __missing__(self, dtype: torch.dtype) -> str:
+        name = self[dtype] = str(dtype).removeprefix("torch.")
+        return name
+
+
+DTYPE_NAMES = _DtypeNames()

@@ -1,4 +1,4 @@
-"""Methods of a class, or functions of a module, that are ours for a while; torch.compile leaves them alone."""
+"""Replaces methods of a class, or functions of a module, for a while, and hides them from torch.compile."""
 
 from collections.abc import Callable
 from types import FunctionType
@@ -16,10 +16,10 @@ except (ImportError, AttributeError):
 
 
 def uncompiled(function: F) -> F:
-    """The function, which torch.compile neither looks into nor compiles, nor anything that it calls.
+    """Return the function; torch.compile neither looks into it nor compiles it, nor anything that it calls.
 
-    For what torch calls in the middle of a compiled function: where its graph breaks, the frames of whatever
-    runs next are compiled too, and what the recorder does cannot be.
+    For functions that torch calls in the middle of a compiled one: where its graph breaks, the frames of
+    whatever runs next are compiled too, and what the recorder does cannot be.
     """
     inner = getattr(function, "__func__", function)  # of a method
     if _SKIP is not None and isinstance(inner, FunctionType):
@@ -29,7 +29,7 @@ def uncompiled(function: F) -> F:
 
 
 class ReplacedMethods:
-    """Of one owner; `restore` puts back the very objects that were there."""
+    """Methods of one owner that are replaced; `restore` puts back the very objects that were there."""
 
     def __init__(self, owner: Any) -> None:
         """owner: a class or a module."""
@@ -37,8 +37,8 @@ class ReplacedMethods:
         self._originals: dict[str, Any] = {}
 
     def replace(self, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """make: from the original, which takes the object first, to what stands in for it."""
-        # Out of the class's dict: what getattr gives of a method of pybind11 would not bind when set again.
+        """Replace a method. make: returns the replacement of the original, which takes the object first."""
+        # From the class's dict: what getattr gives for a method of pybind11 would not bind when set again.
         self._originals[name] = vars(self._owner)[name]
         setattr(self._owner, name, uncompiled(make(getattr(self._owner, name))))
 

@@ -1,4 +1,7 @@
-"""Where the compute stream is told to wait for something other than a Work; whether it is being captured."""
+"""Waits of the compute stream for something other than a Work: events, streams, the end of a backward pass.
+
+Also watches captures of graphs, in which nothing may be marked.
+"""
 
 import threading
 from collections.abc import Callable
@@ -12,62 +15,12 @@ from aorta.record.calls import FinalWait, RecordedStep, Stall
 from aorta.record.interception.replaced import ReplacedMethods, uncompiled
 from aorta.record.journal import Journal
 
-
-class CaptureWatch:
-    """Counts the captures that are open in this process."""
-
-    def __init__(self) -> None:
-        self.num_open = 0
-        self.listener: Callable[[int], None] | None = None
-        """Told the number whenever it changes."""
-        self._lock = threading.Lock()
-        devices = accelerator()
-        self._asks_driver = devices.is_capturing
-        self._methods = None if devices.graph_type is None else ReplacedMethods(devices.graph_type)
-
-    def is_capturing(self) -> bool:
-        """Of the caller's current stream."""
-        return self.num_open > 0 and self._asks_driver()
-
-    def install(self) -> None:
-        if self._methods is not None:
-            self._methods.replace("capture_begin", self._opening)
-            self._methods.replace("capture_end", self._closing)
-
-    def uninstall(self) -> None:
-        if self._methods is not None:
-            self._methods.restore()
-        self.num_open = 0
-
-    def _opening(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def capture_begin(graph: Any, *args: Any, **named: Any) -> Any:
-            self._add(1)  # before: from the first captured call on it has to be known
-            try:
-                return original(graph, *args, **named)
-            except BaseException:
-                self._add(-1)
-                raise
-
-        return capture_begin
-
-    def _closing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def capture_end(graph: Any, *args: Any, **named: Any) -> Any:
-            try:
-                return original(graph, *args, **named)
-            finally:
-                self._add(-1)
-
-        return capture_end
-
-    def _add(self, num: int) -> None:
-        with self._lock:
-            self.num_open = max(0, self.num_open + num)
-            if self.listener is not None:
-                self.listener(self.num_open)
-
-
 ASK_EVERY = 8
-"""In one step of so many, every wait of the compute stream is asked whether it has anything to wait for."""
+"""In one step of so many, every event that the compute stream waits for is asked whether it has passed."""
+
+
+current_graph_task = torch._C._current_graph_task_id
+"""Returns the pass of the autograd engine that this thread works for, -1 outside of one."""
 
 
 class StreamWaitPatch:
@@ -76,7 +29,9 @@ class StreamWaitPatch:
     torch.Stream's own wait methods (not those of the device's class) cannot be replaced and are not seen.
     """
 
-    def __init__(self, journal: Journal, clock: MarkClock, device_index: int, captures: CaptureWatch) -> None:
+    def __init__(
+        self, journal: Journal, clock: MarkClock, device_index: int, captures: "CaptureWatch"
+    ) -> None:
         self._journal = journal
         self._clock = clock
         self._device_index = device_index
@@ -96,25 +51,26 @@ class StreamWaitPatch:
             devices.current_index,
             devices.handle_of,
         )
-        passing: set[int] = set()  # places of waits in the step that stopped nothing when last asked about
+        passing: set[int] = set()  # places in the step whose events had passed when last asked
         device_index, is_capturing = self._device_index, self._captures.is_capturing
-        # Past torch's own Python method; somebody else's replacement of it is called.
+        # torch's own Python method is left out, which saves time; another tool's replacement of it is called.
         order = devices.wait_event if event_wait.__module__ == devices.event_wait_module else event_wait
 
         def is_compute(stream: Any, step: RecordedStep) -> bool:
-            """Whether a wait of this stream is noted."""
+            """True if a wait of this stream is noted."""
             if step.untimed is not None or step.by_kernels or handle_of(stream) != step.compute_raw_stream:
                 return False
-            # The default streams of all devices have one handle. Captured waits stall nobody now.
+            # The default streams of all devices have one handle. A captured wait stalls nothing now.
             return stream.device_index == device_index and not is_capturing()
 
         def stand_still(
             stream: Any, event: Any, step: RecordedStep, follow: Callable[[Any, Any], Any]
         ) -> None:
-            """The compute stream follows the event."""
+            """Let the compute stream follow the event, and note the stall."""
             start = mark(stream)
-            # Asked after the mark: what has passed by now stops nothing, and one mark is both ends. This is
-            # so of most waits where the host is the bottleneck. Elsewhere asking would be one call too many.
+            # Asked after the mark: an event that has passed by now stops nothing, and one mark is both ends.
+            # Most waits are like this where the host is the bottleneck. Elsewhere the question is wasted, so
+            # only places are asked at which the event had passed before.
             place = len(step.stalls)
             asks = place in passing or step.global_step % ASK_EVERY == 0
             passed = asks and has_passed(event)
@@ -159,7 +115,7 @@ class StreamWaitPatch:
 
 
 def has_passed(event: Any) -> bool:
-    """Whether all that the event held is done. Never blocks; False where nobody can say."""
+    """True once all work before the event is done. Never blocks; False where nobody can say."""
     try:
         passed: bool = event.query()
     except RuntimeError:  # recorded in a capture that this stream is about to join
@@ -167,12 +123,8 @@ def has_passed(event: Any) -> bool:
     return passed
 
 
-current_graph_task = torch._C._current_graph_task_id
-"""The pass of the autograd engine that this thread works for, -1 outside of one."""
-
-
 class BackwardWatch:
-    """Brackets what C++ waits for at the end of a backward pass."""
+    """Marks the time in which C++ waits for futures at the end of a backward pass, as DDP's reducer does."""
 
     def __init__(self, journal: Journal, clock: MarkClock) -> None:
         self._journal = journal
@@ -180,9 +132,9 @@ class BackwardWatch:
         self._graph_task = -1
 
     def async_call(self, task: int) -> None:
-        """An asynchronous call was issued; if that was inside backward, watch the end of this pass.
+        """Watch the end of the backward pass in which an asynchronous call was issued.
 
-        task: current_graph_task().
+        task: current_graph_task(); -1: it was issued outside of one, and nothing is done.
         """
         if task == -1 or task == self._graph_task:
             return
@@ -212,3 +164,56 @@ class BackwardWatch:
 
         # Runs after the callbacks that are queued by now, DDP's among them.
         torch.autograd.Variable._execution_engine.queue_callback(others_waited)
+
+
+class CaptureWatch:
+    """Counts the captures of graphs that are open in this process."""
+
+    def __init__(self) -> None:
+        self.num_open = 0
+        self.listener: Callable[[int], None] | None = None
+        """Called with the number whenever it changes."""
+        self._lock = threading.Lock()
+        devices = accelerator()
+        self._asks_driver = devices.is_capturing
+        self._methods = None if devices.graph_type is None else ReplacedMethods(devices.graph_type)
+
+    def is_capturing(self) -> bool:
+        """True while the caller's current stream is captured."""
+        return self.num_open > 0 and self._asks_driver()
+
+    def install(self) -> None:
+        if self._methods is not None:
+            self._methods.replace("capture_begin", self._opening)
+            self._methods.replace("capture_end", self._closing)
+
+    def uninstall(self) -> None:
+        if self._methods is not None:
+            self._methods.restore()
+        self.num_open = 0
+
+    def _opening(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def capture_begin(graph: Any, *args: Any, **named: Any) -> Any:
+            self._add(1)  # before it begins, for the first captured call has to know
+            try:
+                return original(graph, *args, **named)
+            except BaseException:
+                self._add(-1)
+                raise
+
+        return capture_begin
+
+    def _closing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def capture_end(graph: Any, *args: Any, **named: Any) -> Any:
+            try:
+                return original(graph, *args, **named)
+            finally:
+                self._add(-1)
+
+        return capture_end
+
+    def _add(self, num: int) -> None:
+        with self._lock:
+            self.num_open = max(0, self.num_open + num)
+            if self.listener is not None:
+                self.listener(self.num_open)

@@ -1,4 +1,8 @@
-"""Sees every collective of the process, by whatever path it comes, and compares with what the backends counted."""
+"""Puts everything on that sees collectives, and takes it off; compares with what the backends counted.
+
+The recorder makes one Interception with an observer per kind of device. Every collective then reaches its
+observer through a replaced operator (operators.py), or on a shorter way (method_calls.py).
+"""
 
 import logging
 import warnings
@@ -20,18 +24,19 @@ logger = logging.getLogger(__name__)
 
 
 class Interception:
-    """Installed once per process; a second one is refused by `install`."""
+    """What is replaced in one process while a recorder is on; there is one at a time."""
 
     _installed: "Interception | None" = None
+    """The one that is on."""
 
     _was_installed = False
-    """In this process, once at least."""
+    """True: one was on before in this process."""
 
     give_way: "Callable[[], None] | None" = None
-    """Takes the recorder off that is on only as long as the program has none of its own."""
+    """Takes off the recorder of `aorta run`, which is on only as long as the program has none of its own."""
 
     def __init__(self, observers: dict[str, Observer]) -> None:
-        """observers: by dispatch key, the CPU's and an accelerator's."""
+        """observers: by dispatch key, one of the CPU and perhaps one of an accelerator."""
         self._observers = observers
         self._libraries: list[torch.library.Library] = []
         self._coalescing = ReplacedMethods(ProcessGroup)
@@ -72,6 +77,7 @@ class Interception:
             library.impl(name, uncompiled(kernel), "BackendSelect", with_keyset=True, allow_override=True)
 
     def _bracket_coalescing(self) -> None:
+        """See the start and the end of coalesced groups, which are methods and no operators."""
         observers = self._observers
 
         def observer_of(device: Any) -> Observer | None:
@@ -100,21 +106,21 @@ class Interception:
 
 
 class BackendCounts:
-    """Counts per process group, over the times in which the instrument is on."""
+    """Compares our count of collectives with the backend's, per group, over the times the recorder is on."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._began: dict[str, tuple[int, int]] = {}
-        """By the group's name: the backend's number and ours when the instrument was put on."""
+        """The backend's count and ours when the instrument was put on, by the group's name."""
         self._grown: dict[str, tuple[int, int]] = {}
-        """Grown since, in the earlier times in which it was on."""
+        """Growth of the two counts in the earlier times in which the instrument was on."""
 
     def begin(self) -> None:
-        """The instrument is put on."""
+        """Note the counts: the instrument is put on."""
         self._began = self._read()
 
     def end(self) -> None:
-        """The instrument is taken off."""
+        """Add up the growth of the counts: the instrument is taken off."""
         for name, (backend, num_seen) in self._read().items():
             first_backend, first_seen = self._began.get(name, (0, 0))
             grown_backend, grown_seen = self._grown.get(name, (0, 0))
@@ -125,7 +131,7 @@ class BackendCounts:
         self._began = {}
 
     def result(self) -> dict[str, dict[str, int]]:
-        """For each group that is alive at the end: what its backend counted, and what was seen."""
+        """Return, for each group that is alive at the end, what its backend counted and what was seen."""
         return {
             self._journal.name_of(name): {"backend": backend, "seen": num_seen}
             for name, (backend, num_seen) in self._grown.items()
@@ -149,7 +155,7 @@ class BackendCounts:
 
 
 def _sequence_number(group: Any) -> int | None:
-    """Collectives that the group's backend counted so far; None where it keeps no count."""
+    """Return the collectives that the group's backend counted so far; None where it keeps no count."""
     try:
         return int(group._get_sequence_number_for_group())
     except (RuntimeError, AttributeError):

@@ -1,4 +1,9 @@
-"""The Work that intercepted collectives return, seen through; who waits for it, or for its future."""
+"""The Work that an intercepted collective returns: tells the observer who waits for it, or for its future.
+
+TimedWork stands for one asynchronous call. C++ (DDP, torch's registry of works) may hold it, too, which
+decides how long it has to live. DoneWork is the answer to all synchronous calls. FutureMethods follows the
+futures that Python gets from a work, through `then` and `collect_all`.
+"""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -18,54 +23,201 @@ from aorta.record.interception.replaced import ReplacedMethods, uncompiled
 _Method = Callable[..., Any]
 
 
+MANY_WORKS = 256
+"""Number of works that nobody has asked yet from which on they are looked through."""
+
+
+_keeps_works = c10d._allow_inflight_collective_as_graph_input
+
+_registry_size: Callable[[], int] = getattr(c10d, "_get_work_registry_size", lambda: 1)
+"""Returns the number of works that functional collectives started and nobody has waited for."""
+
+
 class FutureListener(Protocol):
+    """Is told of waits for futures of calls."""
+
     def wait(self, call: CollectiveCall, wait: _Method) -> Any:
-        """Let `wait` make the caller's stream (CUDA) or thread (CPU) follow the call, and note it."""
+        """Carry out `wait`, by which the caller's stream (CUDA) or thread (CPU) follows the call; note it."""
 
     def wait_beyond(self, calls: Sequence[CollectiveCall], wait: _Method) -> Any:
-        """The same of what follows these calls, and ends when `wait` has been carried out."""
+        """Carry out `wait` for what follows these calls, so that it may end later than they; note it."""
 
     def lost(self, calls: Sequence[CollectiveCall]) -> None:
-        """Nobody in Python can wait for these any more, and nobody was seen to."""
+        """Note calls that nobody in Python can wait for any more, and nobody was seen to."""
 
 
-class _Promise:
-    """What a future that Python holds stands for."""
+class WorkListener(FutureListener, Protocol):
+    """Is told of waits for works as well, which may have a timeout."""
 
-    __slots__ = ("calls", "future", "is_settled", "itself", "listener")
-
-    def __init__(
-        self, future: "ref[Any]", calls: Sequence[CollectiveCall], listener: FutureListener, itself: bool
-    ) -> None:
-        self.future = future
-        self.calls = calls
-        self.listener = listener
-        self.itself = itself
-        """It ends with its one call, and not after something that follows."""
-        self.is_settled = False
-        """Somebody waited for it, or another future stands for the same calls."""
+    def wait(self, call: CollectiveCall, wait: Callable[..., Any], *timeout: timedelta) -> Any:
+        """Carry out `wait`, by which the caller's stream (CUDA) or thread (CPU) follows the call; note it."""
 
 
-_promises: dict[int, _Promise] = {}
-"""By the id of the future's Python object, as long as that lives: it has no attributes of its own."""
+class Kept(msgspec.Struct, eq=False, gc=False):
+    """Holds the tensors of a call that the device may still read or write.
+
+    Apart from the work, which may be dropped earlier, and whose results are dropped with it.
+    """
+
+    call: CollectiveCall
+    tensors: Any
 
 
-def promise(
-    future: Any, calls: Sequence[CollectiveCall], listener: FutureListener, itself: bool = False
-) -> None:
-    """From now on waits for this future are waits for these calls."""
-    key = id(future)
+class TimedWork(Work):
+    """A work in flight. Behaves as the work it wraps."""
 
-    def dropped(_: Any) -> None:
-        lost_promise = _promises.pop(key, None)
-        if lost_promise is not None and not lost_promise.is_settled:
-            lost_promise.listener.lost(lost_promise.calls)
+    __slots__ = ("_inner", "_listener", "call", "in_flight", "stays_in_python")
 
-    _promises[key] = _Promise(ref(future, dropped), calls, listener, itself)
+    # C++ holds only the C++ half of this object. Were the Python half collected, a wait from
+    # C++ would fall through to the base class, which nobody ever completes. So each object
+    # keeps itself alive until it has been waited for, or asked anything from Python (whose
+    # reference then does the keeping), or asked for its future, which is all that C++ keeps then.
+    _alive: "set[TimedWork]" = set()
+    _settle_at = MANY_WORKS
+    """Number of works from which on they are looked through: twice as many as the last look left."""
+    _shells: "set[TimedWork]" = set()
+    """Works that ended, that nobody ever asked, and that C++ may still hold. Never looked through."""
+
+    def __init__(self, inner: Work, call: CollectiveCall, listener: WorkListener, tensors: Any) -> None:
+        Work.__init__(self)
+        self._inner: Work | None = inner
+        self.call = call
+        self._listener: WorkListener | None = listener
+        # Waiting from the probe stream made the inner work drop the tensors that it had stashed
+        # for the allocator's sake. They must live until the caller's stream waits, as without us.
+        self.in_flight = Kept(call, tensors)
+        self.stays_in_python = False
+        """True: only Python was given it, and C++ has it only if Python entered it in torch's registry."""
+        TimedWork._alive.add(self)
+        if len(TimedWork._alive) >= TimedWork._settle_at:
+            TimedWork.settle_forgotten()
+
+    @uncompiled
+    def wait(self, *timeout: timedelta) -> bool:
+        inner = self._inner
+        if inner is None:
+            TimedWork._shells.discard(self)
+            return True  # settled: it had ended, and only C++ could still ask
+        listener = self._listener
+        if listener is None:
+            return inner.wait(*timeout)
+        result: bool = listener.wait(self.call, inner.wait, *timeout)
+        self.in_flight.tensors = None
+        TimedWork._alive.discard(self)
+        return result
+
+    @uncompiled
+    def get_future(self) -> Any:
+        assert self._inner is not None
+        future = self._inner.get_future()
+        listener = self._listener
+        if listener is not None:
+            self.call.future_taken = True
+            promise(future, (self.call,), listener, itself=True)
+        if not _keeps_works():  # else torch's registry has it too, for a wait that is still to come
+            TimedWork._alive.discard(self)
+        return future
+
+    @classmethod
+    def settle_forgotten(cls) -> None:
+        """Drop the real works of those that have ended and that nobody in Python holds any more.
+
+        Otherwise a script that never waits would keep the buffers of all its collectives.
+        """
+        registry_is_empty = _registry_size() == 0
+        for work in list(cls._alive):
+            inner = work._inner
+            # Four references are ours: the set, the list, `work`, and getrefcount's argument.
+            if inner is not None and sys.getrefcount(work) <= 4 and inner.is_completed():
+                work._inner = work._listener = None
+                work.in_flight.tensors = None
+                cls._alive.discard(work)
+                if not (work.stays_in_python and registry_is_empty):
+                    cls._shells.add(work)
+        cls._settle_at = max(MANY_WORKS, 2 * len(cls._alive))
+
+    def stop_listening(self) -> None:
+        """Only delegate from now on: the recorder is closing."""
+        self._listener = None
+        self.in_flight.tensors = None
+
+
+def _delegate(name: str) -> Callable[..., Any]:
+    """Return a method that calls the real work's method of this name."""
+
+    def method(self: TimedWork, *args: Any, **kwargs: Any) -> Any:
+        TimedWork._alive.discard(self)
+        return getattr(self._inner, name)(*args, **kwargs)
+
+    method.__name__ = name
+    return uncompiled(method)
+
+
+for _name in dir(Work):
+    if not _name.startswith("__") and _name not in {
+        "boxed",
+        "unbox",
+        "wait",
+        "get_future",
+        "_pybind11_conduit_v1_",
+    }:
+        setattr(TimedWork, _name, _delegate(_name))
+
+
+def _order(name: str) -> Callable[..., Any]:
+    """Return a method that orders the caller's stream after the work, as wait() does on CUDA."""
+
+    def method(self: TimedWork) -> None:
+        assert self._inner is not None
+        wait = getattr(self._inner, name)
+        if self._listener is None:
+            wait()
+        else:
+            self._listener.wait(self.call, wait)
+        self.in_flight.tensors = None
+        TimedWork._alive.discard(self)
+
+    method.__name__ = name
+    return uncompiled(method)
+
+
+for _name in ("block_current_stream", "synchronize"):
+    if hasattr(Work, _name):
+        setattr(TimedWork, _name, _order(_name))
+
+
+class DoneWork(Work):
+    """The work of a synchronous collective: the caller's stream already follows it.
+
+    Since torch 2.8 the backend returns no work there, but the dispatcher's schema wants one: always this
+    one, and in the same box.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.boxed = repeat(super().boxed()).__next__  # type: ignore[method-assign]
+
+    def wait(self, *timeout: timedelta) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return None
+
+    def block_current_stream(self) -> None:
+        return None
+
+    def exception(self) -> Any:
+        return None
 
 
 class FutureMethods:
-    """Replaces methods of torch's futures; `uninstall` puts the originals back."""
+    """Sees who waits for futures, by replacing their methods; `uninstall` puts the originals back."""
 
     def __init__(self) -> None:
         self._methods = ReplacedMethods(torch._C.Future)
@@ -125,176 +277,37 @@ class FutureMethods:
         return collect_all
 
 
-uncompiled(promise)
+class _Promise:
+    """The calls that a future which Python holds stands for."""
+
+    __slots__ = ("calls", "future", "is_settled", "itself", "listener")
+
+    def __init__(
+        self, future: "ref[Any]", calls: Sequence[CollectiveCall], listener: FutureListener, itself: bool
+    ) -> None:
+        self.future = future
+        self.calls = calls
+        self.listener = listener
+        self.itself = itself
+        """True: the future ends with its one call, and not after a callback that follows."""
+        self.is_settled = False
+        """True: somebody waited for it, or another future stands for the same calls."""
 
 
-class WorkListener(FutureListener, Protocol):
-    def wait(self, call: CollectiveCall, wait: Callable[..., Any], *timeout: timedelta) -> Any:
-        """Let `wait` make the caller's stream (CUDA) or thread (CPU) follow the call, and note it."""
+_promises: dict[int, _Promise] = {}
+"""Promises by the id of the future's Python object, while that lives: it takes no attributes."""
 
 
-MANY_WORKS = 256
-"""Works that nobody has asked yet; more of them than this are looked through."""
+@uncompiled
+def promise(
+    future: Any, calls: Sequence[CollectiveCall], listener: FutureListener, itself: bool = False
+) -> None:
+    """Take waits for this future as waits for these calls from now on."""
+    key = id(future)
 
-_keeps_works = c10d._allow_inflight_collective_as_graph_input
-_registry_size: Callable[[], int] = getattr(c10d, "_get_work_registry_size", lambda: 1)
-"""Of the works that functional collectives have started and nobody has waited for."""
+    def dropped(_: Any) -> None:
+        lost_promise = _promises.pop(key, None)
+        if lost_promise is not None and not lost_promise.is_settled:
+            lost_promise.listener.lost(lost_promise.calls)
 
-
-class Kept(msgspec.Struct, eq=False, gc=False):
-    """Tensors of a call that the device may still read or write: beside its work, which does not live as
-    long as somebody watches over them, and whose results go with it."""
-
-    call: CollectiveCall
-    tensors: Any
-
-
-class TimedWork(Work):
-    """A work in flight. Behaves as the work it wraps."""
-
-    __slots__ = ("_inner", "_listener", "call", "in_flight", "stays_in_python")
-
-    # C++ holds only the C++ half of this object. Were the Python half collected, a wait from
-    # C++ would fall through to the base class, which nobody ever completes. So each object
-    # keeps itself alive until it has been waited for, or asked anything from Python (whose
-    # reference then does the keeping), or asked for its future, which is all that C++ keeps then.
-    _alive: "set[TimedWork]" = set()
-    _settle_at = MANY_WORKS
-    """Look through them when there are so many: twice as many as the last look left."""
-    _shells: "set[TimedWork]" = set()
-    """What C++ may still hold of works that ended and that nobody ever asked. Never looked through."""
-
-    def __init__(self, inner: Work, call: CollectiveCall, listener: WorkListener, tensors: Any) -> None:
-        Work.__init__(self)
-        self._inner: Work | None = inner
-        self.call = call
-        self._listener: WorkListener | None = listener
-        # Waiting from the probe stream made the inner work drop the tensors that it had stashed
-        # for the allocator's sake. They must live until the caller's stream waits, as without us.
-        self.in_flight = Kept(call, tensors)
-        self.stays_in_python = False
-        """It was given to Python alone, and C++ has it only if Python entered it in torch's registry."""
-        TimedWork._alive.add(self)
-        if len(TimedWork._alive) >= TimedWork._settle_at:
-            TimedWork.settle_forgotten()
-
-    @uncompiled
-    def wait(self, *timeout: timedelta) -> bool:
-        inner = self._inner
-        if inner is None:
-            TimedWork._shells.discard(self)
-            return True  # settled: it had ended, and only C++ could still ask
-        listener = self._listener
-        if listener is None:
-            return inner.wait(*timeout)
-        result: bool = listener.wait(self.call, inner.wait, *timeout)
-        self.in_flight.tensors = None
-        TimedWork._alive.discard(self)
-        return result
-
-    @uncompiled
-    def get_future(self) -> Any:
-        assert self._inner is not None
-        future = self._inner.get_future()
-        listener = self._listener
-        if listener is not None:
-            self.call.future_taken = True
-            promise(future, (self.call,), listener, itself=True)
-        if not _keeps_works():  # else torch's registry has it too, for a wait that is still to come
-            TimedWork._alive.discard(self)
-        return future
-
-    @classmethod
-    def settle_forgotten(cls) -> None:
-        """Let the real works go of those that have ended and that nobody in Python holds any more.
-
-        Otherwise a script that never waits would keep the buffers of all its collectives.
-        """
-        registry_is_empty = _registry_size() == 0
-        for work in list(cls._alive):
-            inner = work._inner
-            # Ours: the set, the list, `work`, and getrefcount's argument.
-            if inner is not None and sys.getrefcount(work) <= 4 and inner.is_completed():
-                work._inner = work._listener = None
-                work.in_flight.tensors = None
-                cls._alive.discard(work)
-                if not (work.stays_in_python and registry_is_empty):
-                    cls._shells.add(work)
-        cls._settle_at = max(MANY_WORKS, 2 * len(cls._alive))
-
-    def stop_listening(self) -> None:
-        """The recorder is closing: from now on only delegate."""
-        self._listener = None
-        self.in_flight.tensors = None
-
-
-class DoneWork(Work):
-    """What a synchronous collective returns: the caller's stream already follows it.
-
-    Since torch 2.8 the backend returns no work there, but the dispatcher's schema wants one: always this
-    one, and in the same box.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.boxed = repeat(super().boxed()).__next__  # type: ignore[method-assign]
-
-    def wait(self, *timeout: timedelta) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        return None
-
-    def block_current_stream(self) -> None:
-        return None
-
-    def exception(self) -> Any:
-        return None
-
-
-def _delegate(name: str) -> Callable[..., Any]:
-    def method(self: TimedWork, *args: Any, **kwargs: Any) -> Any:
-        TimedWork._alive.discard(self)
-        return getattr(self._inner, name)(*args, **kwargs)
-
-    method.__name__ = name
-    return uncompiled(method)
-
-
-for _name in dir(Work):
-    if not _name.startswith("__") and _name not in {
-        "boxed",
-        "unbox",
-        "wait",
-        "get_future",
-        "_pybind11_conduit_v1_",
-    }:
-        setattr(TimedWork, _name, _delegate(_name))
-
-
-def _order(name: str) -> Callable[..., Any]:
-    """A method that orders the caller's stream after the work, as wait() does on CUDA."""
-
-    def method(self: TimedWork) -> None:
-        assert self._inner is not None
-        wait = getattr(self._inner, name)
-        if self._listener is None:
-            wait()
-        else:
-            self._listener.wait(self.call, wait)
-        self.in_flight.tensors = None
-        TimedWork._alive.discard(self)
-
-    method.__name__ = name
-    return uncompiled(method)
-
-
-for _name in ("block_current_stream", "synchronize"):
-    if hasattr(Work, _name):
-        setattr(TimedWork, _name, _order(_name))
+    _promises[key] = _Promise(ref(future, dropped), calls, listener, itself)
