@@ -26,47 +26,33 @@ from aorta.record.interception.replaced import ReplacedMethods, uncompiled
 from aorta.record.journal import Journal
 
 FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
-
 DDP_MODULE = "torch.nn.parallel.distributed"
-
 ROOT = "root"
 """Name of the unit that is the whole model: what no other unit holds."""
-
 FIRST_LOOKS = 24
 """Limit of steps that are looked at because the one before them issued something unknown."""
-
 LOOKS_EVERY = 256
 """Steps between two looks whether names still hold; in the beginning each power of two is looked at, too."""
-
 MOST_LOOKS = 4
 """Limit of steps in a row with as many collectives in which DDP is asked for its buckets."""
-
 MOST_CALLS = 4096
 """Limit of calls of a step that are looked at."""
-
-
 LOOKS = 2
 """Steps that have to agree before their names are given to others."""
-
 MOST_SEQUENCES = 64
 """Limit of different sequences of collectives that are remembered."""
 
-
+# How CallOrigins reads frames and nodes:
 _CALL = Module._call_impl.__code__
 """The frame of a module's call."""
-
 _BACKWARD = "_engine_run_backward"
 """The frame of a backward pass, which autograd runs on this thread."""
-
 _UPDATE = "Optimizer.profile_hook_step.<locals>.wrapper"
 """The frame of an optimizer's step()."""
-
 _COMPILED = ("/torch/_dynamo/", "/torch/_functorch/_aot_autograd/", "/torch/_inductor/")
 """Files whose frames run compiled code, in which modules are not told apart."""
-
 _NOT_COMPILED = "DisableContext."
 """A frame of torch._dynamo that does not hide modules: it calls what is not compiled."""
-
 _AHEAD = (
     "/torch/distributed/fsdp/",
     "/deepspeed/runtime/zero/",
@@ -74,15 +60,11 @@ _AHEAD = (
     "/fairscale/",
 )
 """Libraries that gather parameters of one module while another one is called."""
-
 _WRAPPERS = frozenset(("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"))
 """Parts of qualified names that wrappers add, left out of names."""
-
 _REPLICAS = frozenset(("DistributedDataParallel", "DataParallel"))
 """Classes whose one child `module` is the model."""
-
 _node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
-
 _next_number: Callable[[], int] | None = getattr(torch.autograd, "_get_sequence_nr", None)
 
 

@@ -14,7 +14,6 @@ from aorta.steps.raw import CollectiveChunk
 logger = logging.getLogger(__name__)
 
 Collectives = Literal["calls", "plugin"]
-
 GIVEN_UP_NS = 5_000_000_000
 """Age from which on an event that has not ended is taken as it is."""
 NOT_ASKED_FOR = "not asked for (collectives='calls')"

@@ -22,8 +22,6 @@ from aorta.steps.calibration import Calibration
 
 OTHERS_END_S = 2.0
 """Limit of rank 0's wait for the other ranks' states, after a run that has ended well."""
-
-
 NOT_SEEN_BY_DESIGN = (
     "communication that does not pass through torch.distributed (symmetric memory, "
     "NVSHMEM, custom all-reduce kernels)",

@@ -27,7 +27,6 @@ from aorta.record.journal import Journal
 
 logger = logging.getLogger(__name__)
 
-
 _DEDICATED = {
     "all_reduce": "allreduce",
     "reduce_scatter": "reducescatter",
@@ -35,33 +34,25 @@ _DEDICATED = {
     "all_to_all": "alltoall",
 }
 """Operations that dedicated placement moves, and the name of the stream that each runs on."""
-
-
 _ON_GROUP_STREAM = frozenset(
     ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 )
 """Operations that run on the one stream of their group. Sends and receives have one per peer, and a barrier
 makes the host wait."""
 
-
 # Why a call is not timed:
 _OUTSIDE = "outside of any step"
-
 _CAPTURED = "captured into a graph"
 
-
+# The search for a group's stream:
 POOL_SIZE = 32
 """Streams in torch's pool, which it hands out in turn. Asking for all leaves the turn where it was."""
-
 PER_LOOK = 4
 """Streams asked per collective, about 1 us each; a small collective would end before more are asked."""
-
 MOST_LOOKS = 800
 """Limit of collectives that the search may take."""
-
 NUM_CHECKS, NUM_TOGETHER, MOST_CHECKS = 8, 6, 40
 """Comparisons with the last candidate, those that have to agree, and their limit; none may refute."""
-
 TOGETHER_MS, REFUTED_MS = 0.06, -0.01
 """Delay of the waiting stream behind the candidate that agrees, and that refutes (it came earlier)."""
 
@@ -371,7 +362,7 @@ class EventObserver:
         """Mark the end of an asynchronous call on a stream of ours that waits for it."""
         call.stream = "group"
         if not self._probes(call) or _has_hidden_inputs(call, tensors):
-            # Waiting here would stop the host, or free memory too early: the end is marked at the caller's wait.
+            # Waiting here would stop the host, or free memory too early: the caller's wait marks the end.
             return TimedWork(work, call, self, tensors)
         finder = call.group.finder if call.op in _ON_GROUP_STREAM else None
         if finder is not None:

@@ -1,7 +1,7 @@
-"""From a closed step's marks to plain numbers, once the device has passed them.
+"""From a closed step's marks to plain numbers (RawStep), once the device has passed them.
 
-This is all that is done beside the training loop in its own process on a GPU: one question to the
-device per mark. What the numbers mean is worked out elsewhere (aorta.steps).
+The writer thread calls `ready`, then `extract`. On a GPU this is all that is done in the training process:
+one question to the device per mark. What the numbers mean is worked out elsewhere (aorta.steps).
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from aorta.steps.raw import CallId, RawCall, RawGroup, RawHostNote, RawMark, Raw
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes into a step's record beside its own numbers."""
+    """Readings of the device that go into a step's record beside its own numbers."""
 
     device: DeviceRecord | None = None
     rocm_smi_output: str | None = None
@@ -27,20 +27,22 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Extractor:
+    """Reads the closed steps of one recorder, in order."""
+
     def __init__(
         self, clock: MarkClock, kernels: KernelSource | None = None, first_mark: Mark | None = None
     ) -> None:
-        """first_mark: the run's first, from which the resolver counts the device's time."""
+        """first_mark: the run's first mark, from which the resolver counts the device's time."""
         self._clock = clock
         self._kernels = kernels
         self._last_end: Mark | None = first_mark
-        """Where the window of the step before ended: this step's start, unless the recorder was paused."""
+        """End of the window before; this step starts there, unless the recorder was paused."""
 
     def ready(self, step: RecordedStep, is_late: bool) -> bool:
-        """Whether the step's window has ended on the device and every call has an end to ask for.
+        """True once the step's window has ended on the device and every call has an end to ask for.
 
-        Never blocks. Asks the device about one mark only: the others are asked for their time by `extract`,
-        which says whether one is missing.
+        Never blocks. Asks the device about one mark only; `extract` asks the others for their times and
+        returns None where one is missing. is_late: wait no longer for ends that only a wait would tell.
         """
         assert step.window_end is not None
         if step.by_kernels:
@@ -50,7 +52,7 @@ class Extractor:
             return False
         for call in step.calls:
             if call.reason is None and call.end is None:
-                if call.ends_unseen:  # when it ended would be known from a wait in the same step
+                if call.ends_unseen:  # only a wait in the same step would have told its end
                     call.reason = "not waited for within its step"
                 elif not is_late:
                     return False
@@ -59,18 +61,18 @@ class Extractor:
         return True
 
     def extract(self, step: RecordedStep, telemetry: Telemetry) -> RawStep | None:
-        """The numbers of a step that is ready; None while something in it goes on.
+        """Return the numbers of a step that is ready; None while something in it goes on.
 
-        Gives the step's marks back to their clock.
+        Gives the step's marks back to their clock, to be used again.
         """
         start, body_end, window_end = step.start, step.body_end, step.window_end
         assert start is not None
         assert body_end is not None
         assert window_end is not None
-        noted = _Seen(step)
+        notes = _Notes(step)
         if step.by_kernels:
-            return self._by_kernels(step, noted, telemetry)
-        marks = [window_end, body_end, *noted.marks()]
+            return self._by_kernels(step, notes, telemetry)
+        marks = [window_end, body_end, *notes.marks()]
         try:
             distances_ms = self._clock.distances_ms(start, marks)
         except NotPassedError:
@@ -78,9 +80,9 @@ class Extractor:
         window_ms, body_ms = distances_ms[:2]
         assert window_ms is not None
         assert body_ms is not None
-        # One after the other, in the order of _Seen.marks: a call of this costs no Python frame.
+        # Called once per mark, in the order of _Notes.marks; a bound __next__ costs no Python frame.
         raw = iter([(ms, mark.host_ns) for ms, mark in zip(distances_ms, marks, strict=True)][2:]).__next__
-        groups = {id(call.group): call.group for call in noted.calls}
+        groups = {id(call.group): call.group for call in notes.calls}
         index = {group: i for i, group in enumerate(groups)}
         result = RawStep(
             **_host_numbers(step),
@@ -88,23 +90,23 @@ class Extractor:
             body_ms=body_ms,
             groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
             calls=[
-                _raw_call_by_marks(call, index[id(call.group)], raw, timed, noted)
-                for call, timed in zip(noted.calls, noted.timed, strict=True)
+                _raw_call_by_marks(call, index[id(call.group)], raw, timed, notes)
+                for call, timed in zip(notes.calls, notes.timed, strict=True)
             ],
-            waits=[(raw(), _call_id(wait.call)) for wait in noted.waits] if noted.waits else [],
+            waits=[(raw(), _call_id(wait.call)) for wait in notes.waits] if notes.waits else [],
             stalls=[
                 (stall_start := raw(), stall_start if stall.end is stall.start else raw())
-                for stall in noted.stalls
+                for stall in notes.stalls
             ]
-            if noted.stalls
+            if notes.stalls
             else [],
             final_waits=[
                 (raw(), raw() if ended else None, [_call_id(call) for call in wait.calls])
-                for wait, ended in zip(noted.final_waits, noted.ended, strict=True)
+                for wait, ended in zip(notes.final_waits, notes.ended, strict=True)
             ]
-            if noted.final_waits
+            if notes.final_waits
             else [],
-            ranges=[(r.name, raw(), raw()) for r in noted.ranges] if noted.ranges else [],
+            ranges=[(r.name, raw(), raw()) for r in notes.ranges] if notes.ranges else [],
             scalars=read_scalars(step.scalars),
             device=telemetry.device,
             rocm_smi_output=telemetry.rocm_smi_output,
@@ -112,7 +114,7 @@ class Extractor:
             gap_ms=self._gap_ms(start),
             untimed=step.untimed or _unseen_waits(step),
             by_library=step.by_library,
-            modules=list(noted.modules),
+            modules=list(notes.modules),
             host_notes=_host_notes(step),
         )
         # The window's end is still needed: the next step starts there, or at a distance from it.
@@ -123,28 +125,21 @@ class Extractor:
         return result
 
     @staticmethod
-    def _by_kernels(step: RecordedStep, noted: "_Seen", telemetry: Telemetry) -> RawStep:
-        """The numbers of a step whose times are in the kernel records: those of the host."""
-        groups = {id(call.group): call.group for call in noted.calls}
+    def _by_kernels(step: RecordedStep, notes: "_Notes", telemetry: Telemetry) -> RawStep:
+        """Return the host's numbers of a step whose times are in the kernel records."""
+        groups = {id(call.group): call.group for call in notes.calls}
         index = {group: i for i, group in enumerate(groups)}
         return RawStep(
-            **_host_numbers(step),
-            window_ms=0.0,
-            body_ms=0.0,
+            **_numbers_without_times(step),
             groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
-            calls=[_raw_call_by_kernels(call, index[id(call.group)], noted) for call in noted.calls],
-            waits=[],
-            stalls=[],
-            final_waits=[],
-            ranges=[],
+            calls=[_raw_call_by_kernels(call, index[id(call.group)], notes) for call in notes.calls],
             scalars=read_scalars(step.scalars),
             device=telemetry.device,
             rocm_smi_output=telemetry.rocm_smi_output,
             not_measured=telemetry.not_measured,
-            kernel_marks=_kernel_marks(step),
             kernels_lost=step.kernels_lost,
             by_library=step.by_library,
-            modules=list(noted.modules),
+            modules=list(notes.modules),
             host_notes=_host_notes(step),
         )
 
@@ -153,36 +148,45 @@ class Extractor:
         return 0.0 if last is None or last is start else self._clock.distance_ms(last, start)
 
 
-def of_host(step: RecordedStep, reason: str) -> RawStep:
-    """What the host knows of a closed step that kernel records time, and why the rest is not known.
+def host_only(step: RecordedStep, reason: str) -> RawStep:
+    """Return what the host knows of a closed step that kernel records time. reason: why the rest is missing.
 
-    The device is not asked: numbers that are on their way from it are left out. So are the collectives, but
-    for their number.
+    The device is not asked, so scalars that are on their way from it are left out. Of the collectives only
+    their number is kept.
     """
     scalars = {name: value for name, value in step.scalars.items() if isinstance(value, float)}
-    not_there = ("device", "collectives", *(name for name in step.scalars if name not in scalars))
+    missing = ("device", "collectives", *(name for name in step.scalars if name not in scalars))
     return RawStep(
-        **_host_numbers(step),
-        window_ms=0.0,
-        body_ms=0.0,
+        **_numbers_without_times(step),
         groups=[],
         calls=[],
-        waits=[],
-        stalls=[],
-        final_waits=[],
-        ranges=[],
         scalars=scalars,
         device=None,
         rocm_smi_output=None,
-        not_measured=dict.fromkeys(not_there, reason),
-        kernel_marks=_kernel_marks(step),
+        not_measured=dict.fromkeys(missing, reason),
         kernels_lost=reason,
         num_calls=len(step.calls),
     )
 
 
+def _numbers_without_times(step: RecordedStep) -> dict[str, Any]:
+    """Return the fields of a RawStep that kernel records time: the host's numbers, and its marks' numbers."""
+    assert step.start is not None
+    assert step.body_end is not None
+    assert step.window_end is not None
+    return _host_numbers(step) | {
+        "window_ms": 0.0,
+        "body_ms": 0.0,
+        "waits": [],
+        "stalls": [],
+        "final_waits": [],
+        "ranges": [],
+        "kernel_marks": (step.start.number, step.body_end.number, step.window_end.number),
+    }
+
+
 def _host_numbers(step: RecordedStep) -> dict[str, Any]:
-    """What a RawStep has of the host, whatever times the device."""
+    """Return the fields of a RawStep that the host knows, whatever times the device."""
     assert step.start is not None
     assert step.body_end is not None
     assert step.window_end is not None
@@ -202,15 +206,8 @@ def _host_numbers(step: RecordedStep) -> dict[str, Any]:
     }
 
 
-def _kernel_marks(step: RecordedStep) -> tuple[int, int, int]:
-    assert step.start is not None
-    assert step.body_end is not None
-    assert step.window_end is not None
-    return step.start.number, step.body_end.number, step.window_end.number
-
-
-class _Seen:
-    """What a closed step holds, as it was at one moment: another thread may still be about to add to it."""
+class _Notes:
+    """A closed step's notes at one moment: another thread may still be about to add some."""
 
     def __init__(self, step: RecordedStep) -> None:
         self.calls = list(step.calls)
@@ -224,13 +221,13 @@ class _Seen:
         self.phases = Phases(step)
 
     def module(self, call: CollectiveCall) -> int | None:
-        """Index of what the call is for among the step's modules."""
+        """Return the index of the call's module among the step's modules."""
         if call.module is None:
             return None
         return self.modules.setdefault(call.module, len(self.modules))
 
     def marks(self) -> list[Mark]:
-        """Every mark that has a time, in the order in which a RawStep holds them."""
+        """Return every mark that has a time, in the order in which a RawStep holds them."""
         if not (self.calls or self.waits or self.stalls or self.final_waits or self.ranges):
             return []
         marks: list[Mark | None] = []
@@ -248,7 +245,7 @@ class _Seen:
 
 
 def _unseen_waits(step: RecordedStep) -> str | None:
-    """Why nobody knows how long compute stood still; None: every wait was seen."""
+    """Say why it is not known how long compute stood still; None: every wait was seen."""
     if not step.lost_futures:
         return None
     unseen = [call for call in step.lost_futures if not (call.waited or call.backward_waited)]
@@ -278,25 +275,25 @@ def _members(call: CollectiveCall) -> list[RawMember] | None:
     return [RawMember(m.op, m.bytes, m.dtype, m.peer) for m in call.members]
 
 
-def _raw_call_by_kernels(call: CollectiveCall, group: int, noted: _Seen) -> RawCall:
-    """A call whose times are those of its kernels; one of CPU tensors has its own, on the host's clock."""
+def _raw_call_by_kernels(call: CollectiveCall, group: int, notes: _Notes) -> RawCall:
+    """Return a call without times, which its kernels have; a call of CPU tensors has its own, by the host."""
     if call.start is not None and call.end is not None:
-        return _raw_call(call, group, noted, (None, call.start.host_ns), (None, call.end.host_ns))
-    return _raw_call(call, group, noted, None, None)
+        return _raw_call(call, group, notes, (None, call.start.host_ns), (None, call.end.host_ns))
+    return _raw_call(call, group, notes, None, None)
 
 
 def _raw_call_by_marks(
-    call: CollectiveCall, group: int, raw: Callable[[], RawMark], timed: bool, noted: _Seen
+    call: CollectiveCall, group: int, raw: Callable[[], RawMark], timed: bool, notes: _Notes
 ) -> RawCall:
     start = raw() if timed else None
     end = raw() if timed else None
-    return _raw_call(call, group, noted, start, end, blocks=call.blocks, on_compute=call.on_compute)
+    return _raw_call(call, group, notes, start, end, blocks=call.blocks, on_compute=call.on_compute)
 
 
 def _raw_call(
     call: CollectiveCall,
     group: int,
-    noted: _Seen,
+    notes: _Notes,
     start: RawMark | None,
     end: RawMark | None,
     *,
@@ -318,6 +315,6 @@ def _raw_call(
         reason=call.reason,
         members=_members(call),
         on_compute=on_compute,
-        module=noted.module(call),
-        phase=noted.phases.of_call(call),
+        module=notes.module(call),
+        phase=notes.phases.of_call(call),
     )

@@ -23,12 +23,8 @@ if TYPE_CHECKING:
 
 profiler_is_on = torch._C._autograd._profiler_enabled
 """True while a torch.profiler of the program or of ours runs; costs nothing to ask."""
-
-
 _LISTS = ("calls", "host_notes", "waits", "stalls", "final_waits", "ranges")
 """Lists of a step that are divided where it is split."""
-
-
 _pinned: Pool[torch.Tensor] = Pool()
 """Pinned host memory to copy scalars to, used again: allocating it may wait for the device."""
 

@@ -35,16 +35,12 @@ from aorta.records.schema import HostKind, Phase
 
 MOST_NOTES = 256
 """Limit of notes per step; what comes after is not noted."""
-
 NOTED_WAIT_NS = 20_000
 """Length from which on a call that may wait for the device is noted."""
-
 FULL_COLLECTION = 2
 """The generation of garbage that is noted; younger ones take microseconds."""
-
 TENSOR_WAITS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
 """Methods of a tensor that wait for the device."""
-
 CHECKPOINTS = (
     ("torch", "save"),
     ("torch.serialization", "save"),
@@ -55,23 +51,13 @@ CHECKPOINTS = (
 )
 """Functions that save, by the modules that programs take them from; last what these call, for a program that
 took them before HostWatch was installed."""
-
-
 PHASES: dict[str, Phase] = {"data": "data", "backward": "backward", "optimizer": "optimizer"}
 """The phase that a host note of this kind makes; what lies between them is told by the last backward pass."""
-
-
 SCHEDSTAT = "/proc/thread-self/schedstat"
 """Linux: ns on a core, ns ready without a core, and time slices of the thread that reads it."""
-
-
 _TORCH = str(Path(torch.__file__).parent)
-
 _RECORDER = str(Path(__file__).parent)
-
 _MISSING: Any = object()
-
-
 Function = Callable[..., Any]
 
 

@@ -30,7 +30,6 @@ from aorta.steps.raw import KernelChunk
 logger = logging.getLogger(__name__)
 
 Kernels = Literal["auto", "on", "off"]
-
 FLUSH_EVERY_NS = 500_000_000
 """Interval at which the driver is asked for buffers that are not full; launches may wait meanwhile."""
 _OFF = "not asked for (kernels='off')"

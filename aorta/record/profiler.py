@@ -1,4 +1,8 @@
-"""torch.profiler over windows of a run's steps, planned or asked for by `aorta capture`; each window exported on its own."""
+"""Runs torch.profiler over windows of a run's steps and exports each window on its own.
+
+ProfilerWindow has windows that the settings plan; RequestedCapture has those that `aorta capture` asks for
+while the run goes on. export_trace writes a trace, in a child process where an export may crash the run.
+"""
 
 import faulthandler
 import gzip
@@ -24,88 +28,17 @@ from aorta.records.requests import CapturePlan, plan_capture, read_plan, read_re
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 0.005
-
-
-def is_rocm() -> bool:
-    return accelerator().kind == "hip" and accelerator().is_available()
-
-
-def writes_chrome(settings: ProfilingConfig, rank: int = 0) -> bool:
-    """Whether Chrome traces are written; says so where the default leaves them out."""
-    if settings.chrome_trace is not None:
-        return settings.chrome_trace
-    if is_rocm():
-        if settings.enabled and rank == 0:
-            log.warning(
-                "no Chrome trace: on ROCm its export has crashed runs; profiling.chrome_trace=true writes it"
-            )
-        return False
-    return True
-
-
-def export_trace(write: Callable[[str], object], path: Path, settings: ProfilingConfig) -> None:
-    """write(path), here or in a child; OSError or RuntimeError where no trace came of it."""
-    if settings.export == "child" or (settings.export == "auto" and is_rocm()):
-        in_child(lambda: write(str(path)), settings.export_timeout_s, path)
-    else:
-        write(str(path))
-    if not path.exists():  # a write that fails in Kineto is not raised
-        raise OSError(f"the profiler could not write {path}")
-
-
-def in_child(write: Callable[[], object], timeout_s: float, path: Path) -> None:
-    """Run write in a forked child and wait for it; OSError where it did not end well, and no path then.
-
-    The child has the one thread that called. A lock that another thread held at this moment stays locked
-    in it, hence the time limit.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads in a process that forks
-        pid = os.fork()
-    if pid == 0:
-        _child(write)
-    fault = _wait(pid, timeout_s)
-    if fault is not None:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-        raise OSError(f"the process that wrote {path} {fault}")
-
-
-def _child(write: Callable[[], object]) -> None:
-    status = 1
-    try:
-        signal.set_wakeup_fd(-1)  # a signal to this process is none to the run
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        faulthandler.disable()  # its account of a crash would read like one of the run
-        write()
-        status = 0
-    finally:
-        os._exit(status)  # nothing of the parent's is flushed or closed twice
-
-
-def _wait(pid: int, timeout_s: float) -> str | None:
-    """What went wrong, None if nothing."""
-    end_s = time.monotonic() + timeout_s
-    while True:
-        ended_pid, status = os.waitpid(pid, os.WNOHANG)
-        if ended_pid:
-            break
-        if time.monotonic() > end_s:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return f"did not end within {timeout_s:g} s (profiling.export_timeout_s)"
-        time.sleep(_POLL_S)
-    if os.WIFSIGNALED(status):
-        return f"was ended by {signal.Signals(os.WTERMSIG(status)).name}"
-    code = os.waitstatus_to_exitcode(status)
-    return None if code == 0 else f"ended with status {code}"
-
-
 KERNELS_WARMUP, KERNELS_ACTIVE = 1, 2
-"""With profiling.kernels_every: a step in which the profiler starts, the step that is traced, and one in
-which the work that it left behind runs out."""
+"""Steps of a window with profiling.kernels_every: one in which the profiler starts, the step that is traced,
+and one in which the work that it left behind runs out."""
+REQUEST_POLL_S = 0.5
+"""Interval between two looks for a request, or a plan."""
+LEAD_S = 3 * REQUEST_POLL_S
+"""Time that the other ranks get to see the plan before its first step."""
+LEAD_STEPS = 2
+"""Steps between the plan and its first step, at least."""
+EXPORT_POLL_S = 0.005
+"""Interval between two looks whether the child that exports has ended."""
 
 
 class ProfilerWindow:
@@ -125,10 +58,10 @@ class ProfilerWindow:
     step after whose body it was started, and the one after a file was written."""
 
     trace_files: list[Path]
-    """What was written, in order."""
+    """Files that were written, in order."""
 
     cycle_traces: list[Path]
-    """One file of every cycle, whatever else the cycle was written to."""
+    """One file of every cycle; the others are copies of it."""
 
     def __init__(
         self, settings: ProfilingConfig, output_dir: str | Path, rank: int, first_step: int = 0
@@ -180,7 +113,7 @@ class ProfilerWindow:
         return self
 
     def step(self, global_step: int | None = None) -> None:
-        """global_step: of the step that has ended; by default they count on from the first."""
+        """Tell the profiler that a step has ended. global_step: its number, counted on where not given."""
         if self._profiler is None:
             return
         self._count_step(global_step)
@@ -210,7 +143,7 @@ class ProfilerWindow:
     def _count_step(self, global_step: int | None) -> None:
         step = self._first_step + self._num_steps if global_step is None else global_step
         action, following = self._action(self._num_steps), self._action(self._num_steps + 1)
-        # Ranks do not finish their files at the same time, and wait for each other in the next step.
+        # Ranks finish their files at different times, so the next step holds waits for each other.
         exported = self._num_steps > 0 and self._action(self._num_steps - 1) == ProfilerAction.RECORD_AND_SAVE
         if action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
             self.active_steps.append(step)
@@ -223,7 +156,7 @@ class ProfilerWindow:
         self._num_cycles += 1
         num_steps = len(self.active_steps) - self._num_exported_steps
         self._num_exported_steps = len(self.active_steps)
-        # What raised may have done so in an active step: what there is of it is worth having.
+        # An error may have ended an active step: what there is of it is worth having.
         if self._settings.enabled and num_steps == 0 and not self._raised:
             self._say_empty(cycle)
             return
@@ -233,7 +166,7 @@ class ProfilerWindow:
             log.warning("rank %d: the trace of profiling cycle %d is lost: %s", self._rank, cycle, error)
 
     def _say_empty(self, cycle: int) -> None:
-        if self._rank == 0:  # alike on all ranks
+        if self._rank == 0:  # all ranks would say the same
             log.warning("profiling cycle %d leaves no trace: it ended before its first active step", cycle)
 
     def _write_traces(self, profiler: profile, cycle: int) -> None:
@@ -253,6 +186,7 @@ class ProfilerWindow:
             self.trace_files.append(copy)
 
     def _targets(self, cycle: int) -> list[Path]:
+        """Return the files to write the cycle's trace to; [] where it is not worth having."""
         settings = self._settings
         if settings.kernels_every:
             steps = self.active_steps[KERNELS_ACTIVE * cycle : KERNELS_ACTIVE * (cycle + 1)]
@@ -268,7 +202,7 @@ class ProfilerWindow:
 
 
 def why_nothing_is_traced(settings: ProfilingConfig, num_steps: int) -> str | None:
-    """Why the num_steps that a run does, a resumed one from its first, are too few to trace one."""
+    """Say why the num_steps of a (resumed) run are too few to trace one; None: they suffice."""
     if settings.enabled and settings.wait + settings.warmup >= num_steps:
         return (
             f"profiling.enabled traces no step: profiling.wait = {settings.wait} and profiling.warmup = "
@@ -283,19 +217,19 @@ def why_nothing_is_traced(settings: ProfilingConfig, num_steps: int) -> str | No
 
 
 def why_no_kernels(settings: ProfilingConfig) -> str | None:
-    """Why profiling.kernels_every, where it is set, can trace nothing on this machine."""
+    """Say why profiling.kernels_every, where it is set, can trace nothing on this machine."""
     if settings.kernels_every and not accelerator().is_available():
         return "profiling.kernels_every: there is no GPU whose kernels could be traced"
     return None
 
 
 def kernels_name(step: int) -> str:
-    """Of the trace of one step's kernels; TensorBoard's plugin does not look for such names."""
+    """Name the trace of one step's kernels; TensorBoard's plugin does not look for such names."""
     return f"kernels/step_{step:08d}.json.gz"
 
 
 def step_of_kernels(path: Path) -> int | None:
-    """The step whose kernels the trace holds, if it is named by kernels_name."""
+    """Return the step whose kernels the trace holds; None where kernels_name did not name it."""
     name = path.name.removeprefix("step_").removesuffix(".json.gz")
     return int(name) if path.parent.name == "kernels" and name.isdecimal() else None
 
@@ -330,7 +264,7 @@ def _experimental_config(settings: ProfilingConfig) -> "torch._C._profiler._Expe
 
 
 def _numbered(filename: str, rank: int, cycle: int) -> str:
-    """trace.json -> trace_rank0_cycle1.json; .json.gz keeps both suffixes."""
+    """Add rank and cycle: trace.json -> trace_rank0_cycle1.json; .json.gz keeps both suffixes."""
     path = Path(filename)
     suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
     stem = path.name.removesuffix(suffix)
@@ -349,16 +283,11 @@ def _copy_trace(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-POLL_S = 0.5
-LEAD_S = 3 * POLL_S
-"""Time that the other ranks get to see the plan before its first step."""
-LEAD_STEPS = 2
-
-
 class RequestedCapture:
-    """Watches for requests on a thread of its own; the program's thread calls step_begins and close.
+    """Traces the steps that `aorta capture` asks for while the run goes on.
 
-    Rank 0 answers a request with a plan that names its first step, far enough ahead for all ranks to read it.
+    A thread of its own looks for requests; the program's thread calls step_begins and close. Rank 0 answers a
+    request with a plan that names its first step, far enough ahead for all ranks to read it in time.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -375,7 +304,7 @@ class RequestedCapture:
         self._thread.start()
 
     def step_begins(self, global_step: int) -> None:
-        """The program's thread, before the first work of a step. Starts or ends the trace where it is due."""
+        """Called before the first work of a step; starts or ends the trace where it is due."""
         self._step = global_step
         self._num_begun += 1
         plan = self._plan
@@ -409,14 +338,15 @@ class RequestedCapture:
         try:
             profiler.stop()
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}")
+            temporary = path.with_name(f".{path.name}")  # `aorta capture` waits for the whole file
             export_trace(profiler.export_chrome_trace, temporary, ProfilingConfig())
             temporary.rename(path)
         except (OSError, RuntimeError) as error:
             log.warning("rank %d: the trace of aorta capture is lost: %s", self._rank, error)
 
     def _watch(self) -> None:
-        while not self._closing.wait(POLL_S):
+        """Look for requests and plans until the run ends; the next step_begins sees a new plan."""
+        while not self._closing.wait(REQUEST_POLL_S):
             try:
                 if self._rank == 0:
                     self._answer()
@@ -429,6 +359,7 @@ class RequestedCapture:
                 self._plan = plan
 
     def _answer(self) -> None:
+        """Write the plan for a new request, as rank 0."""
         request = read_request(self._folder)
         if request is None or request.id in self._answered or self._plan is not None:
             return
@@ -441,3 +372,80 @@ class RequestedCapture:
             self._folder,
             CapturePlan(id=request.id, first_step=self._step + lead, num_steps=request.num_steps),
         )
+
+
+def writes_chrome(settings: ProfilingConfig, rank: int = 0) -> bool:
+    """True if Chrome traces are written; warns where the default leaves them out."""
+    if settings.chrome_trace is not None:
+        return settings.chrome_trace
+    if is_rocm():
+        if settings.enabled and rank == 0:
+            log.warning(
+                "no Chrome trace: on ROCm its export has crashed runs; profiling.chrome_trace=true writes it"
+            )
+        return False
+    return True
+
+
+def is_rocm() -> bool:
+    return accelerator().kind == "hip" and accelerator().is_available()
+
+
+def export_trace(write: Callable[[str], object], path: Path, settings: ProfilingConfig) -> None:
+    """Call write(path), here or in a child. Raises OSError or RuntimeError where no trace came of it."""
+    if settings.export == "child" or (settings.export == "auto" and is_rocm()):
+        in_child(lambda: write(str(path)), settings.export_timeout_s, path)
+    else:
+        write(str(path))
+    if not path.exists():  # a write that fails in Kineto is not raised
+        raise OSError(f"the profiler could not write {path}")
+
+
+def in_child(write: Callable[[], object], timeout_s: float, path: Path) -> None:
+    """Run write in a forked child and wait for it. Raises OSError, and removes path, where that went wrong.
+
+    The child has only the thread that called. A lock that another thread held at that moment stays locked in
+    it for ever, hence the time limit.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of forking beside threads
+        pid = os.fork()
+    if pid == 0:
+        _child(write)
+    fault = _wait(pid, timeout_s)
+    if fault is not None:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise OSError(f"the process that wrote {path} {fault}")
+
+
+def _child(write: Callable[[], object]) -> None:
+    """Run write in the child, and leave without touching anything that the parent shares."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)  # a signal to this process is none to the run
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        faulthandler.disable()  # its report of a crash here would read like a crash of the run
+        write()
+        status = 0
+    finally:
+        os._exit(status)  # nothing of the parent's is flushed or closed twice
+
+
+def _wait(pid: int, timeout_s: float) -> str | None:
+    """Wait for the child; return what went wrong, None if nothing."""
+    end_s = time.monotonic() + timeout_s
+    while True:
+        ended_pid, status = os.waitpid(pid, os.WNOHANG)
+        if ended_pid:
+            break
+        if time.monotonic() > end_s:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return f"did not end within {timeout_s:g} s (profiling.export_timeout_s)"
+        time.sleep(EXPORT_POLL_S)
+    if os.WIFSIGNALED(status):
+        return f"was ended by {signal.Signals(os.WTERMSIG(status)).name}"
+    code = os.waitstatus_to_exitcode(status)
+    return None if code == 0 else f"ended with status {code}"

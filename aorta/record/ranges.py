@@ -1,5 +1,5 @@
-"""Names for stretches of a step in traces: NVTX (ROCTx on ROCm) for nsys and rocprofv3, and torch.profiler's
-own annotations while it runs.
+"""Names stretches of a step in traces: by NVTX (ROCTx on ROCm) for nsys and rocprofv3, and by annotations of
+torch.profiler while it runs. train.py uses it.
 """
 
 import logging
@@ -20,7 +20,7 @@ _NOTHING: AbstractContextManager[object] = nullcontext()
 
 
 class Ranges:
-    """`with ranges("forward"):`. Without profiling.ranges and outside a profiler window it costs a test."""
+    """Makes contexts: `with ranges("forward"):`. Costs one test where nothing is to be marked."""
 
     def __init__(self, profiling: ProfilingConfig, markers: Any = None) -> None:
         """markers: range_push and range_pop, as torch's bindings of NVTX have them."""
@@ -35,13 +35,13 @@ class Ranges:
         return _Range(name, self._markers, profiled)
 
     def step(self, global_step: int) -> AbstractContextManager[object]:
-        """Readers of traces cut them into steps by this name; in torch.profiler the recorder sets it."""
+        """Mark a step by the name that readers of traces look for; in torch.profiler the recorder does it."""
         if self._markers is None:
             return _NOTHING
         return _Range(f"{STEP_ANNOTATION}{global_step}", self._markers, False)
 
     def observer(self, observer: Observer) -> Observer:
-        """The same observer with a range around each launch of a collective."""
+        """Return the observer with a range around each launch of a collective."""
         return observer if self._markers is None else _RangedObserver(observer, self._markers)
 
 
@@ -74,7 +74,7 @@ class _Range:
 
 
 class _RangedObserver:
-    """An Observer that marks the launch of each collective: operation, bytes, type."""
+    """Marks the launch of each collective with its operation, bytes and type; else as the inner observer."""
 
     def __init__(self, inner: Observer, markers: Any) -> None:
         self._inner, self._markers = inner, markers

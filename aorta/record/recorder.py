@@ -1,7 +1,8 @@
 """The recorder: what a training script holds, and what ties the parts of the instrument together.
 
-observers, patches -> Journal -> Extractor (writer thread) -> RawStep
-    -> Sink (on a GPU a process of its own) -> StepRecord -> file, callbacks
+observers, replaced methods -> Journal                      on the threads of the program
+    -> WriterThread: Extractor -> RawStep                   on a thread of our own
+    -> RecordSink: StepRecord -> lines, callbacks           on a GPU in a process of its own
 """
 
 import atexit
@@ -20,9 +21,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.device.backend import CPU, Backend, accelerator
-from aorta.device.environment import (
-    environment_warnings,
-)
+from aorta.device.environment import environment_warnings
 from aorta.device.event_clock import EventClock
 from aorta.device.marks import HostClock, Mark, MarkClock, clock_anchor
 from aorta.device.telemetry import TelemetrySampler
@@ -56,13 +55,11 @@ from aorta.steps.raw import ResolverSettings
 logger = logging.getLogger(__name__)
 
 _NO_MARK = "no mark could be put on the step's stream"
-
 LEFT_OUT = "not timed in this step (recording.timed_every)"
-
 MANY_WAITING = 100
-"""Steps that wait for their records to be written, from which on the writer is woken at every one."""
+"""Steps waiting for their records to be written from which on each new one wakes the writer."""
 MOST_WAITING = 1000
-"""Steps that wait for their records to be written, at most; while there are so many, steps are left out."""
+"""Limit of steps waiting for their records to be written; beyond it steps are left out."""
 
 
 class Recorder:
@@ -88,7 +85,7 @@ class Recorder:
         self._interception: Interception | None = None
         self._is_on = False
         self._had_device = False
-        """The devices were in use before this recorder asked for their properties, which counts too."""
+        """True: the program had used its devices before this recorder did, by asking for their properties."""
         self._was_entered = False
         self._stopped_by: str | None = None
         self._observers: dict[str, Observer] = {}
@@ -105,10 +102,10 @@ class Recorder:
         self._telemetry: TelemetrySampler | None = None
         self._callbacks: list[Callable[[StepRecord], None]] = []
         self.companions = Companions()
-        """What runs beside it. Add to them before `with`."""
+        """Watchdog, profiler and the like that run beside it; to be added before `with`."""
         self._cause: Cause = None
         self._exit_error: tuple[BaseException | None] | None = None
-        """What left `with`, once it is left."""
+        """The exception that left `with`, or None, in a tuple once `with` is left."""
         self._num_left_out = 0
         self._anchors: list[dict[str, int]] = []
         self._next_global_step = 0
@@ -118,7 +115,7 @@ class Recorder:
         self._run: RunRecord | None = None
         self._counts = BackendCounts(self._journal)
         self.coverage_notes: dict[str, Any] = {}
-        """Added to the coverage in run.json."""
+        """Notes that are added to the coverage in run.json."""
         self.rank = 0
         self.world_size = 1
 
@@ -135,10 +132,9 @@ class Recorder:
     ) -> StepHandle:
         """A context for the body of one training step.
 
-        Its window reaches to the start of the next step, so data loading between the two is seen
-        as between_steps_ms. Counts by itself where step and global_step are not given. tokens:
-        of this rank in this step. No line is written of a step whose body raises, or while the recorder
-        is paused.
+        The step's window reaches to the start of the next step, so data loading between the two is seen as
+        between_steps_ms. Steps are counted where step and global_step are not given. tokens: those of this
+        rank in this step. No line is written for a step whose body raises, or while the recorder is paused.
         """
         if self._folder is None:
             raise InstrumentError("recorder.step outside of 'with aorta.instrument(...)'")
@@ -177,30 +173,30 @@ class Recorder:
 
     @property
     def store_prefix(self) -> str:
-        """For keys in the job's store, which outlives a restart of the ranks: of this attempt of the run."""
+        """Prefix of keys in the job's store, one per attempt: the store outlives a restart of the ranks."""
         assert self._claim is not None, "inside 'with'"
         return f"aorta/{self._claim.run_id}/{self._claim.attempt}"
 
     @property
     def clock(self) -> MarkClock | None:
-        """What sets the marks, from the first step on."""
+        """The clock that sets the marks; None before the first step."""
         return self._clock
 
     @property
     def journal(self) -> Journal:
-        """Which collectives were seen and which steps are not resolved yet: for a watchdog, read only."""
+        """The journal, for a watchdog that reads which collectives were seen and which steps are open."""
         return self._journal
 
     def has_passed(self, number: int) -> bool:
-        """Whether the device has passed a mark of the kernel records. Reads a word of the host's memory."""
+        """True once the device has passed a mark of the kernel records. Only reads the host's memory."""
         return self._kernels.has_passed(number)
 
     def wrap_observers(self, wrap: Callable[[Observer], Observer]) -> None:
-        """Put something around what sees the collectives (markers of a profiler). Before `with`."""
+        """Have `wrap` applied to the observers of collectives (markers of a profiler). Before `with`."""
         self._wrap = wrap
 
     def on_record(self, callback: Callable[[StepRecord], None]) -> None:
-        """Call back with every record, from the writer thread, some steps later. Must not block."""
+        """Call back with every record, some steps later and on another thread. It must not block."""
         self._callbacks.append(callback)
 
     def calibrate(self, calibration: Calibration | None) -> None:
@@ -282,26 +278,28 @@ class Recorder:
     ) -> None:
         self._cause = kind
         self._exit_error = (error,)
-        # After an error the device may never finish what is queued; do not wait long for it. By `close`, so
-        # that a program which has put something around it sees every end.
+        # After an error the device may never finish what is queued, so the wait is short. It goes through
+        # `close`, so that a program that has wrapped `close` sees every end.
         self.close(timeout_s=60.0 if kind is None else 5.0)
 
     def close(self, timeout_s: float = 60.0) -> None:
         """Remove the instrument, write what the device finishes within timeout_s, finish run.json.
 
-        In a copy of the process that a fork made it does nothing: the records are the first process's.
+        Does nothing in a forked child: the records belong to the process that was forked.
         """
-        # Within `with` only its own error counts: it may stand in the handler of another one.
+        # Once `with` was left, only its own error counts: it may all stand in the handler of another one.
         (error,) = self._exit_error or (sys.exc_info()[1],)
         self._close(ending_of(error), timeout_s)
 
     def stopped(self, reason: str) -> None:
-        """Note that the run was asked to end early, and by what: a signal's name, say."""
+        """Note that the run was asked to end early. reason: by what, such as a signal's name."""
         self._stopped_by = reason
 
     def flush(self, timeout_s: float) -> None:
-        """Have the last finished step written, within timeout_s. From any thread, when the process is about
-        to be ended."""
+        """Have the last finished step written, within timeout_s: the process is about to be ended.
+
+        May be called on any thread.
+        """
         self._journal.finish_current()
         end_s = time.monotonic() + timeout_s
         while self._journal.closed and time.monotonic() < end_s:
@@ -310,12 +308,12 @@ class Recorder:
             time.sleep(0.01)
 
     def end(self, ending: Ending) -> None:
-        """Note how this process ends; for who ends it without leaving the recorder."""
+        """Note how this process ends, for a caller that ends it without leaving the recorder."""
         if self._standing is not None:
             self._standing.end(ending)
 
     def _left_open(self) -> None:
-        """The interpreter exits and nobody has closed the recorder."""
+        """Close the recorder at the exit of the interpreter, if nobody did."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         self._close(ending_of(error), timeout_s=5.0)
 
@@ -400,6 +398,7 @@ class Recorder:
     # -- steps (called by the handles) -----------------------------------------------------------
 
     def _open(self, step: RecordedStep) -> None:
+        """Begin a step, and with that end the window of the one before."""
         journal = self._journal
         if step.start is not None:
             raise InstrumentError("this step was entered before: make each with recorder.step(...)")
@@ -431,9 +430,10 @@ class Recorder:
             step.untimed = journal.away
             step.by_library = self._collectives.begin_step(step.global_step)
             step.by_kernels = self._kernels.begin_step(step.global_step) and step.untimed is None
-            # What a profiler traces is what records are calibrated with.
+            # A step that a profiler traces is always timed: the other steps are calibrated with it.
             if step.global_step % self._settings.timed_every != 0 and not profiler_is_on():
                 step.untimed = LEFT_OUT
+        # The window of the step before ends at this mark, so it has to be of the kind that times that step.
         needs_event = not step.by_kernels or (previous is not None and not previous.by_kernels)
         step.start = clock.mark() if needs_event else Mark(time.monotonic_ns())
         self._number(step.start, step)
@@ -449,6 +449,7 @@ class Recorder:
             self._keep(previous)
 
     def _note_order(self, step: RecordedStep) -> None:
+        """Note in the step whether it follows the one before, and how often the run was rolled back."""
         last, self._last_global_step = self._last_global_step, step.global_step
         if last is not None and step.global_step <= last:
             self._rollbacks += 1
@@ -458,7 +459,7 @@ class Recorder:
             self._standing.begin(step.global_step)
 
     def _number(self, mark: Mark, step: RecordedStep) -> None:
-        """Put the mark among the kernel records too, where they are on."""
+        """Put the mark among the kernel records, too, where they are on."""
         if not self._kernels.is_on:
             return
         if not (self._captures.num_open and self._captures.is_capturing()):
@@ -467,7 +468,7 @@ class Recorder:
             step.kernels_lost = step.kernels_lost or _NO_MARK
 
     def _mark_for(self, step: RecordedStep, clock: MarkClock) -> Mark:
-        """A mark on the step's stream, by what times the step."""
+        """Set a mark on the step's stream, of the kind that times the step."""
         if not step.by_kernels:
             return clock.mark()
         mark = Mark(time.monotonic_ns())
@@ -476,7 +477,7 @@ class Recorder:
         return mark
 
     def _make_room_for_profiler(self) -> None:
-        """A profiler takes the driver's records: the step that is open ends here, or has none."""
+        """End the open step's window here, or give its kernel records up: a profiler takes them."""
         step = self._journal.current
         if step is None or not step.by_kernels:
             return
@@ -487,6 +488,7 @@ class Recorder:
             step.window_end = self._mark_for(step, self._clock)
 
     def _end_body(self, step: RecordedStep) -> None:
+        """End a step's body; its window stays open until the next step begins."""
         clock = self._clock
         if clock is None or step.body_end is not None or self._journal.current is not step:
             return
@@ -498,7 +500,7 @@ class Recorder:
         self._journal.release_finished()
 
     def _drop(self, step: RecordedStep) -> None:
-        """The body raised: what there is of the step is not a step's time."""
+        """Drop a step whose body raised: its times are not those of a step."""
         self._module_names.leave_step()
         if self._journal.current is step and step.body_end is None:
             self._journal.current, self._journal.failed = None, step
@@ -506,7 +508,7 @@ class Recorder:
             self._gap = f"step {step.global_step} raised an error"
 
     def _forget(self, step: RecordedStep) -> None:
-        """The step was none; the next one may have its number."""
+        """Drop what was no step; the next one may have its number."""
         self._module_names.leave_step()
         if self._journal.current is step and step.body_end is None:
             self._journal.current = None
@@ -515,14 +517,14 @@ class Recorder:
             self._last_global_step = step.global_step - 1 if step.global_step else None
 
     def cut(self) -> Cut | None:
-        """The place where the open step stands now, at which `split` may end it later; None without one."""
+        """Return the place where the open step stands now, for `split`; None without an open step."""
         step, clock = self._journal.current, self._clock
         if step is None or clock is None or step.body_end is not None:
             return None
         return cut(step, self._mark_for(step, clock), self._thread_use.read())
 
     def split(self, place: Cut, global_step: int) -> StepHandle:
-        """End the open step at a place that has passed; the step that is open from there on."""
+        """End the open step at a place that has passed, and return the step that is open from there on."""
         previous = self._journal.current
         assert previous is not None
         following = self.step(global_step=global_step)
@@ -532,7 +534,7 @@ class Recorder:
         return following
 
     def _keep(self, closed_step: RecordedStep) -> None:
-        """The step was the last to be closed: it is to survive this process, and to be written."""
+        """Keep the step that was just closed, lest this process is killed; wake the writer if need be."""
         if self._unwritten is None or self._writer is None:
             return
         num_waiting = len(self._journal.closed)
@@ -541,6 +543,7 @@ class Recorder:
             self._writer.wake()
 
     def _close_window(self, step: RecordedStep, at_body_end: bool) -> None:
+        """End the window of a step without beginning another one."""
         clock, journal = self._clock, self._journal
         if clock is not None and journal.current is step and step.body_end is not None:
             if step.window_end is None and at_body_end:
@@ -552,7 +555,7 @@ class Recorder:
             journal.closed.append(step)
 
     def _open_device(self) -> MarkClock:
-        """Find the device at the first step: by then the script has chosen it."""
+        """Find the device and begin to write. At the first step: by then the script has chosen the device."""
         devices = self._accelerator
         device = self._settings.torch_device
         if device is None:
@@ -645,7 +648,7 @@ class Recorder:
                 logger.exception("aorta: a record callback failed")
 
     def _kernel_records(self) -> dict[str, Any]:
-        """Whether the driver's kernel records were read, why not, and how collectives fit to kernels."""
+        """Say in run.json whether kernel records were read, why not, and how collectives fit to kernels."""
         coverage = self._sink.kernel_coverage if isinstance(self._sink, ProcessSink) else None
         return {
             "reason": "there is no device" if self._device is None else self._kernels.reason,
@@ -655,7 +658,7 @@ class Recorder:
         }
 
     def _library_events(self) -> dict[str, Any]:
-        """Whether the collective library's events were recorded, why not, and how they fit to the calls."""
+        """Say in run.json whether the library's events were recorded, why not, and how they fit to calls."""
         coverage = self._sink.library_coverage if isinstance(self._sink, ProcessSink) else None
         has_nccl = any(group.backend == "nccl" for group in self._journal.groups())
         matched = None if coverage is None else msgspec.to_builtins(coverage)
@@ -681,7 +684,7 @@ class Recorder:
 
 
 def _trains_on_cpu(devices: Backend) -> bool:
-    """True for ranks whose process group knows no GPU, in a process that holds no memory of any."""
+    """True for a rank whose process group knows no GPU and whose process holds no memory of one."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_backend() != CPU.collectives:
         return False
     return all(devices.reserved_bytes(index) == 0 for index in range(devices.count()))

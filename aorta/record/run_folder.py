@@ -58,15 +58,10 @@ from aorta.steps.process import unwritten_steps
 
 PATIENCE = timedelta(minutes=5)
 """Limit of the wait for rank 0's announcement, should rank 0 or another rank come late."""
-
 ASKING = timedelta(minutes=1)
 """Limit of rank 0's wait for the other ranks to ask, from its claim of the folder on."""
-
-
 WRITERS_S = 30.0
 """Limit of the wait for the process that writes the lines of a killed rank."""
-
-
 Agents = Callable[[], set[str]]
 """Returns the agents that started the other ranks; asked only where it matters."""
 

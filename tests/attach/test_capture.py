@@ -36,7 +36,7 @@ def test_a_request_becomes_a_trace_of_the_planned_steps(tmp_path: Path) -> None:
 def test_a_plan_that_was_carried_out_is_not_repeated(tmp_path: Path) -> None:
     requested.plan_capture(tmp_path, requested.CapturePlan(id="old", first_step=0, num_steps=1))
     capture = RequestedCapture(tmp_path, rank=1)
-    time.sleep(2 * requested.POLL_S)
+    time.sleep(2 * requested.REQUEST_POLL_S)
     capture.step_begins(0)
     capture.step_begins(1)
     capture.close()

@@ -27,9 +27,7 @@ from aorta.record.interception.replaced import ReplacedMethods
 from aorta.record.interception.works import TimedWork
 
 CPU_KEY = CPU.dispatch_key
-
 _Method = Callable[..., Any]
-
 _ONLY_BACKENDS = DispatchKeySet(DispatchKey.BackendSelect)
 _NOBODY_LISTENS = frozenset(
     (_ONLY_BACKENDS.raw_repr(), _ONLY_BACKENDS.add(DispatchKey.ADInplaceOrView).raw_repr())
@@ -39,7 +37,6 @@ _included = torch._C._dispatch_tls_local_include_set
 _keys = torch._C._dispatch_keys
 _profiling = torch._C._autograd._profiler_enabled
 _keeps_works = c10d._allow_inflight_collective_as_graph_input
-
 _is_plain = frozenset((Tensor, torch.nn.Parameter)).__contains__
 
 

@@ -23,19 +23,12 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from aorta.record.calls import Launch, Observer
 
 _RED_OP_TYPES: dict[str, Any] = dict(c10d.ReduceOp.RedOpType.__members__)
-
 _PREMUL_SUM = int(_RED_OP_TYPES["PREMUL_SUM"])
 """Carries a factor that the boxed operator does not show: only the original kernel can pass it on."""
-
 _RED_OP = {int(kind): dist.ReduceOp(kind) for name, kind in _RED_OP_TYPES.items() if name != "PREMUL_SUM"}
-
 _unbox: Callable[[Any], Any] = ProcessGroup.unbox
-
-
 _BACKENDS = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
 """Keys that the dispatcher chooses from once BackendSelect has had its turn."""
-
-
 _Kernel = Callable[..., Any]
 
 

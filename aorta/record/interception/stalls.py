@@ -17,8 +17,6 @@ from aorta.record.journal import Journal
 
 ASK_EVERY = 8
 """In one step of so many, every event that the compute stream waits for is asked whether it has passed."""
-
-
 current_graph_task = torch._C._current_graph_task_id
 """Returns the pass of the autograd engine that this thread works for, -1 outside of one."""
 

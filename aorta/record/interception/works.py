@@ -21,22 +21,17 @@ from aorta.record.calls import CollectiveCall
 from aorta.record.interception.replaced import ReplacedMethods, uncompiled
 
 _Method = Callable[..., Any]
-
-
 MANY_WORKS = 256
 """Number of works that nobody has asked yet from which on they are looked through."""
-
-
 _keeps_works = c10d._allow_inflight_collective_as_graph_input
-
 _registry_size: Callable[[], int] = getattr(c10d, "_get_work_registry_size", lambda: 1)
 """Returns the number of works that functional collectives started and nobody has waited for."""
 
 
-class FutureListener(Protocol):
-    """Is told of waits for futures of calls."""
+class WorkListener(Protocol):
+    """Is told of waits for works and for futures of works: an observer."""
 
-    def wait(self, call: CollectiveCall, wait: _Method) -> Any:
+    def wait(self, call: CollectiveCall, wait: _Method, *timeout: timedelta) -> Any:
         """Carry out `wait`, by which the caller's stream (CUDA) or thread (CPU) follows the call; note it."""
 
     def wait_beyond(self, calls: Sequence[CollectiveCall], wait: _Method) -> Any:
@@ -44,13 +39,6 @@ class FutureListener(Protocol):
 
     def lost(self, calls: Sequence[CollectiveCall]) -> None:
         """Note calls that nobody in Python can wait for any more, and nobody was seen to."""
-
-
-class WorkListener(FutureListener, Protocol):
-    """Is told of waits for works as well, which may have a timeout."""
-
-    def wait(self, call: CollectiveCall, wait: Callable[..., Any], *timeout: timedelta) -> Any:
-        """Carry out `wait`, by which the caller's stream (CUDA) or thread (CPU) follows the call; note it."""
 
 
 class Kept(msgspec.Struct, eq=False, gc=False):
@@ -283,7 +271,7 @@ class _Promise:
     __slots__ = ("calls", "future", "is_settled", "itself", "listener")
 
     def __init__(
-        self, future: "ref[Any]", calls: Sequence[CollectiveCall], listener: FutureListener, itself: bool
+        self, future: "ref[Any]", calls: Sequence[CollectiveCall], listener: WorkListener, itself: bool
     ) -> None:
         self.future = future
         self.calls = calls
@@ -300,7 +288,7 @@ _promises: dict[int, _Promise] = {}
 
 @uncompiled
 def promise(
-    future: Any, calls: Sequence[CollectiveCall], listener: FutureListener, itself: bool = False
+    future: Any, calls: Sequence[CollectiveCall], listener: WorkListener, itself: bool = False
 ) -> None:
     """Take waits for this future as waits for these calls from now on."""
     key = id(future)
