@@ -143,7 +143,7 @@ def _settings(name: str, value: Any, kind: type[S]) -> S:
         raise InstrumentError(f"{name}: {error} (it takes the fields of {kind.__name__})") from None
 
 
-class HangWatch:
+class HangWatch(Companion):
     """Reports where the rank stands when no step begins any more (aorta.hang.watchdog)."""
 
     def __init__(self, settings: HangConfig) -> None:
@@ -169,19 +169,14 @@ class HangWatch:
         if self._watchdog is not None:
             self._watchdog.beat(global_step)
 
-    def step_ended(self, global_step: int) -> None:
-        pass
-
     def closing(self, cause: Cause) -> None:
         if self._watchdog is not None:
+            # Recording may end in a handler of the error, or at the interpreter's exit after it.
             error = sys.exc_info()[1] or getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
             self._watchdog.__exit__(cause, None if cause is None else error, None)
 
-    def closed(self, cause: Cause) -> None:
-        pass
 
-
-class Windows:
+class Windows(Companion):
     """Runs torch.profiler over windows of steps, and puts its kernels' times into the records afterwards."""
 
     def __init__(self, settings: ProfilingConfig) -> None:
@@ -235,7 +230,7 @@ class Windows:
         return Peers(self._store, recorder.rank, recorder.world_size).traced_with
 
 
-class Scalars:
+class Scalars(Companion):
     """Writes scalars of rank 0's steps for TensorBoard.
 
     A missing package or a full disk is one warning and ends the scalars, not the training.
@@ -254,7 +249,7 @@ class Scalars:
         if self._failed:
             return
         try:
-            if self._writer is None:  # with the first record: only now is an older run's folder moved aside
+            if self._writer is None:  # with the first record: an older run's files were moved aside by then
                 from torch.utils.tensorboard import SummaryWriter
 
                 self._writer = SummaryWriter(str(folder))
@@ -262,15 +257,6 @@ class Scalars:
                 self._writer.add_scalar(name, value, record.global_step)
         except (ImportError, OSError) as error:
             self._fail(error)
-
-    def step_begins(self, global_step: int) -> None:
-        pass
-
-    def step_ended(self, global_step: int) -> None:
-        pass
-
-    def closing(self, cause: Cause) -> None:
-        pass
 
     def closed(self, cause: Cause) -> None:
         try:

@@ -5,7 +5,7 @@ aorta.attach.instrument makes them; the recorder calls them through Companions.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -31,8 +31,8 @@ class Accompanied(Protocol):
     def on_record(self, callback: Callable[[StepRecord], None], /) -> None: ...
 
 
-class Companion(Protocol):
-    """Called at each stage of a recorder's life, once, on the thread that trains."""
+class Companion:
+    """Called at each stage of a recorder's life, once, on the thread that trains. Does nothing by itself."""
 
     def opened(self, recorder: Accompanied) -> None:
         """Begin, with the recording. An exception here reaches the caller of `with`."""
@@ -42,6 +42,10 @@ class Companion(Protocol):
 
     def step_ended(self, global_step: int) -> None:
         """Called after the step's body, unless that raised."""
+
+    def pausing(self, activity: str) -> AbstractContextManager[None]:
+        """Return a context around what is no step."""
+        return nullcontext()
 
     def closing(self, cause: Cause) -> None:
         """Called before the instrument is taken off."""
@@ -73,12 +77,10 @@ class Companions:
 
     @contextmanager
     def pausing(self, activity: str) -> Iterator[None]:
-        """Enclose what is no step; a companion that has `pausing` (a watchdog) is told."""
+        """Enclose what is no step, and tell every companion."""
         with ExitStack() as stack:
             for companion in self._all:
-                pausing = getattr(companion, "pausing", None)
-                if pausing is not None:
-                    stack.enter_context(pausing(activity))
+                stack.enter_context(companion.pausing(activity))
             yield
 
     def closing(self, cause: Cause) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 import aorta
 from aorta.errors import InstrumentError
+from aorta.record.companions import Companion
 from tests.attach import loops
 from tests.dist.launch import run_ranks
 
@@ -46,17 +47,12 @@ def test_an_option_that_is_none_is_named(tmp_path, options, message):
 
 @pytest.mark.heavy
 def test_a_companion_that_fails_is_left_out_and_training_goes_on(tmp_path: Path, caplog, monkeypatch):
-    class Fails:
+    class Fails(Companion):
         begun = 0
-
-        def opened(self, recorder):
-            pass
 
         def step_begins(self, global_step):
             Fails.begun += 1
             raise OSError("planted")
-
-        step_ended = closing = closed = opened
 
     recorder = aorta.instrument(tmp_path)
     recorder.companions.add(Fails())
