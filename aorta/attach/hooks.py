@@ -69,7 +69,7 @@ class Attachment:
         self.session: Any = None
         self.torch: Any = None
         self._restore: list[tuple[Any, str, Any, Any]] = []
-        """What was replaced: object, attribute, the original, the replacement."""
+        """Replacements: object, attribute, the original, ours."""
         self._handles: list[Any] = []
         self._steppers: dict[int, Any] = {}
         """The outermost object whose step() calls the optimizer with this id; itself where there is none."""
@@ -87,7 +87,7 @@ class Attachment:
         """Ids of the optimizers that were called within it."""
         self._last_stepper: Any = None
         self._regular: dict[int, int] = {}
-        """For an outer object, how many of its last calls in a row updated parameters."""
+        """Number of the last calls in a row that updated parameters, by the id of an outer object."""
         self._behind = False
         """A backward pass has run since the last call of an optimizer."""
         self.backward_thread: int | None = None
@@ -116,6 +116,7 @@ class Attachment:
             self._look_for_target()
 
     def _install(self, torch: Any) -> None:
+        """Put all hooks on: torch was imported just now, so nothing of it has run yet."""
         self.torch = torch
         from torch.optim import optimizer
 

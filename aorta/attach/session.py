@@ -37,9 +37,9 @@ class AttachedSession:
         self._cycle = OptimizerCycle()
         self._blind: BackwardCycle | None = None
         self._cuts: list[Cut | None] = []
-        """Where the last calls of optimizers ended, while it is not known what makes an iteration."""
+        """Ends of the last calls of optimizers, while it is not known what makes an iteration."""
         self._pass_cuts: list[Cut | None] = []
-        """Where the last backward passes ended, as long as no optimizer was called."""
+        """Ends of the last backward passes, as long as no optimizer was called."""
         self._num_steps = 0
         """Steps that have ended; also the number of the open one."""
         self._num_backwards = 0
@@ -61,7 +61,7 @@ class AttachedSession:
         self.thread = threading.get_ident()
         """The thread that runs the loop."""
         self._thread_trains = False
-        """That thread has been seen to train; until then it is only the one that set things up."""
+        """True: that thread has been seen to train; until then it is only the one that set things up."""
         self._explicit = attachment.settings.step_at is not None
         """--step-at names the function whose calls are the steps: nothing is detected."""
         self._sinks: Any = None

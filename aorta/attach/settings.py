@@ -1,4 +1,5 @@
-"""Between `aorta run` and the processes of its command: options in one environment variable, lines on stderr.
+"""The ways between `aorta run` and the processes of its command: options go in by one environment variable,
+lines for the user come out on stderr.
 
 Imported by every Python below `aorta run` that imports torch, so it imports nothing heavy.
 """

@@ -103,7 +103,7 @@ class CollectiveCall(msgspec.Struct, eq=False, gc=False):
     failed: bool = False
     """True: the call ended with an error; some of its peers may never have come to it."""
     reason: str | None = None
-    """Why the call has no times."""
+    """Reason why the call has no times; None: it has."""
     module: str | None = None
     """Name of what the call is for: a unit of fully_shard, a bucket of DDP, a layer, an optimizer."""
 
@@ -212,13 +212,13 @@ class RecordedStep:
         self.use_at_end: tuple[int, int, int | None] | None = None
         self.compute_raw_stream = 0
         self.untimed: str | None = None
-        """Why only the step's ends are marked and collectives have no times; None: all is marked."""
+        """Reason why only the step's ends are marked and collectives have no times; None: all is marked."""
         self.by_kernels = False
         """True: the driver's kernel records time the step, and only its ends are marked, by number."""
         self.by_library = False
         """True: the collective library records events of the step's calls."""
         self.kernels_lost: str | None = None
-        """Why the kernel records of this step are not whole."""
+        """Reason why the kernel records of this step are not whole; None: they are, as far as is known."""
         self.thread = threading.get_ident()
         self.calls: list[CollectiveCall] = []
         self.host_notes: list[HostNote] = []
@@ -232,7 +232,7 @@ class RecordedStep:
         self.memory: tuple[int, int, int, int | None] | None = None
         self.rollbacks = 0
         self.gap: str | None = None
-        """Why the step does not follow the one before it; None: it does."""
+        """Reason why the step does not follow the one before it; None: it does."""
 
 
 Launch = Callable[[], Any]

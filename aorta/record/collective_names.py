@@ -272,7 +272,7 @@ class CallOrigins:
         self._names: dict[int, tuple[ReferenceType[Module], str]] = {}
         """Names of modules by id, with a weak reference: ids are used again."""
         self._hiding: dict[str, bool] = {}
-        """By a file's name: True where its frames hide which module called."""
+        """True, by a file's name, where its frames hide which module called."""
         self._numbers = _NodeNumbers()
         self._thread = 0
         """The thread that numbers the nodes: each thread counts its own."""

@@ -40,7 +40,7 @@ class CollectiveSource:
         self._num_captures = 0
         self._records_step = False
         self.reason: str | None = NOT_ASKED_FOR
-        """Why there are no events; None where there are."""
+        """Reason why there are no events; None where there are."""
         if collectives == "plugin":
             try:
                 self._events = open_events()

@@ -18,7 +18,7 @@ Cause = type[BaseException] | None
 
 
 class Accompanied(Protocol):
-    """What companions may know of a recorder. One with a `journal` knows the collectives too."""
+    """The part of a recorder that companions may know. One with a `journal` knows the collectives too."""
 
     output_dir: Path
     rank: int

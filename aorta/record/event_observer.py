@@ -102,19 +102,23 @@ class EventObserver:
         launch: Launch,
         peer: int | None = None,
     ) -> Work:
+        """Launch a collective, timed by what times the open step; see Observer."""
         journal = self._journal
         noted_group = journal.group(group)
         call = CollectiveCall(noted_group, op, num_bytes, dtype, is_async, peer)
         step = journal.current
         if step is not None and not noted_group.placed:
             self._place(noted_group, tensors, step)
-        if noted_group.coalescing is not None:
+        if (
+            noted_group.coalescing is not None
+        ):  # NCCL launches the group at its end: only then is there a time
             noted_group.coalescing.append(call)
             if step is None or not step.by_kernels:
                 noted_group.coalesced_tensors.append(tensors)
             return launch() or self._done_work
         if step is not None and step.by_kernels:
             return self._noted_by_kernels(call, step, launch)
+        # The open captures are counted first, for asking the driver about this stream costs more.
         if step is None or step.untimed is not None or self._captures.num_open:
             call.reason = self._why_not(step)
             if step is None or call.reason is not None:
@@ -138,6 +142,7 @@ class EventObserver:
         self._journal.coalescing_started(group)
 
     def coalescing_ended(self, group: ProcessGroup, launch: Launch) -> Work | None:
+        """Launch a coalesced group, timed as one call."""
         work: Work | None
         step = self._journal.current
         noted_group = self._journal.group(group)
@@ -261,6 +266,7 @@ class EventObserver:
     # -- one call, by events ------------------------------------------------------------------
 
     def _asynchronous(self, call: CollectiveCall, step: RecordedStep, tensors: Any, launch: Launch) -> Work:
+        """Launch an asynchronous call; its start is marked on the caller's stream, its end where it runs."""
         task = current_graph_task()
         if task != -1:
             self._backward.async_call(task)

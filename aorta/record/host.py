@@ -67,7 +67,7 @@ class HostWatch:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._replaced: list[tuple[Any, str, Any, Any]] = []
-        """What was replaced: owner, attribute, the original in the owner's dict, the replacement."""
+        """Replacements: owner, attribute, the original in the owner's dict, ours."""
         self._handles: list[Any] = []
         self._collecting_since_ns = 0
         self._updating: dict[int, int] = {}

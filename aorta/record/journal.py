@@ -36,7 +36,7 @@ class Journal:
         self.num_outside: Counter[str] = Counter()
         """Collectives in no step: before the first, after the last, of a checkpoint that a thread saves."""
         self.away: str | None = None
-        """Why nothing can be timed here: collectives run on another device than the recorder's."""
+        """Reason why nothing can be timed: collectives run on another device than the recorder's."""
         self.pause: str | None = None
         """The activity between two steps that the program has announced: "validation", "checkpoint"."""
         self.pause_ended_s = 0.0

@@ -60,7 +60,7 @@ class KernelSource:
         self._device_later: torch.device | None = None
         """Device to open once the profiler is done that had the records when the first step began."""
         self.reason: str | None = _OFF if mode == "off" else "no step has begun"
-        """Why there are no records; None where there are."""
+        """Reason why there are no records; None where there are."""
         self.note: str | None = None
         """A limitation of the records that there are."""
         self.num_yields = 0
@@ -246,6 +246,7 @@ class ProfilerWatch:
         """True: a profiler has the device's records, or may have."""
 
     def install(self) -> None:
+        """Replace the functions by which torch prepares, starts and stops a profiler."""
         if self._originals:
             return
         self.is_busy = _profiler_has_device()

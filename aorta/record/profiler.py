@@ -83,6 +83,7 @@ class ProfilerWindow:
         self._profiler: profile | None = None
 
     def __enter__(self) -> Self:
+        """Start the profiler, in the settings' schedule."""
         settings = self._settings
         if settings.enabled:
             if not (settings.tensorboard or self._writes_chrome):

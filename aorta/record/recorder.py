@@ -318,6 +318,7 @@ class Recorder:
         self._close(ending_of(error), timeout_s=5.0)
 
     def _close(self, ending: Ending, timeout_s: float) -> None:
+        """Take the instrument off, have the last lines written, and then run.json, which counts them."""
         if self._folder is None or os.getpid() != self._pid:
             return
         atexit.unregister(self._left_open)
@@ -359,6 +360,7 @@ class Recorder:
         self.companions.closed(self._cause)
 
     def _install(self) -> None:
+        """Put on what sees the program. Observers are made once, and kept over pauses."""
         self._is_on = True
         self._counts.begin()
         if not self._observers:

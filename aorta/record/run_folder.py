@@ -268,14 +268,14 @@ def with_ending(
     for state in states:
         if state.rank < len(steps):
             steps[state.rank] = last_step(folder, state)
-    first = [state.process.first_step for state in sorted(states, key=lambda state: state.rank)]
+    first_steps = [state.process.first_step for state in sorted(states, key=lambda state: state.rank)]
     ending = attempt_ending(states, attempt.world_size, is_over)
     if ending is None and is_over:
         ending = Ending(kind="killed", why="no rank left a word")
     return msgspec.structs.replace(
         attempt,
         ending=ending,
-        first_step=next((step for step in first if step is not None), attempt.first_step),
+        first_step=next((step for step in first_steps if step is not None), attempt.first_step),
         last_steps=steps,
     )
 

@@ -1,4 +1,4 @@
-"""From closed steps to written lines: the way out of the training process.
+"""Brings closed steps out of the training process, to the one that writes their lines.
 
 WriterThread takes steps off the journal once the device has passed them, and puts their numbers into a sink.
 On a GPU that is ProcessSink, a pipe to a process of its own, so that resolving and writing never hold the

@@ -39,6 +39,7 @@ class StreamWaitPatch:
         self._streams = ReplacedMethods(self._devices.stream_type)
 
     def install(self) -> None:
+        """Replace Event.wait and Stream.wait_event; what they use is looked up once, here."""
         devices = self._devices
         plain_event = devices.event_type
         event_wait = plain_event.wait
@@ -141,6 +142,7 @@ class BackwardWatch:
 
     @uncompiled
     def _backward_ended(self) -> None:
+        """Bracket the callbacks that autograd runs at the end of the pass: in these C++ waits."""
         step = self._journal.current
         if step is None:
             return

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Interception:
-    """What is replaced in one process while a recorder is on; there is one at a time."""
+    """The replacements in one process while a recorder is on; there is one at a time."""
 
     _installed: "Interception | None" = None
     """The one that is on."""
