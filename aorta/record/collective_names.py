@@ -69,13 +69,16 @@ _next_number: Callable[[], int] | None = getattr(torch.autograd, "_get_sequence_
 
 
 class ModuleNames:
-    """Names collectives while it is installed."""
+    """Names the collectives of each step, at the end of its body, while it is installed."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._units: ReplacedMethods | None = None
+        """Replaced methods of fully_shard's units; None while the program has not imported it."""
         self._replicas: ReplacedMethods | None = None
+        """Replaced methods of DDP; None while the program has not imported it."""
         self._replica: ReferenceType[Any] | None = None
+        """The DDP that ran last."""
         self._bucket_names: list[str] = []
         self._num_calls = self._num_looks = 0
         """All-reduces of DDP in the last step, and how often DDP was asked while there were as many."""
@@ -160,6 +163,7 @@ class ModuleNames:
             self._has_unnamed = bool(looked_at)
             if looked_at and len(looked_at) < MOST_CALLS:
                 self._has_unknown = not self._learned.learn(step, looked_at)
+        # Last, for calls that nothing better names: whole buckets of DDP, and what Optimizer.step issued.
         self._name_buckets(step)
         if self._has_unnamed:
             _name_updates(step)
@@ -167,10 +171,11 @@ class ModuleNames:
     # -- fully_shard and DDP ---------------------------------------------------------------------
 
     def _watch_units(self, module: Any) -> ReplacedMethods:
+        """Have fully_shard's units note their names in the journal while they communicate."""
         methods = ReplacedMethods(module.FSDPParamGroup)
         journal = self._journal
 
-        def named(original: Callable[..., Any]) -> Callable[..., Any]:
+        def within_unit(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(self: Any, *args: Any, **named: Any) -> Any:
                 outer_module, journal.module = journal.module, self._module_fqn or ROOT
                 try:
@@ -182,14 +187,15 @@ class ModuleNames:
 
         for name in ("unshard", "post_backward"):
             if name in vars(module.FSDPParamGroup):
-                methods.replace(name, named)
+                methods.replace(name, within_unit)
         return methods
 
     def _watch_replicas(self, module: Any) -> ReplacedMethods:
+        """Notice which DistributedDataParallel runs: its reducer, in C++, does not say what it reduces."""
         methods = ReplacedMethods(module.DistributedDataParallel)
         names = self
 
-        def watched(original: Callable[..., Any]) -> Callable[..., Any]:
+        def noting_replica(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(self: Any, *args: Any, **named: Any) -> Any:
                 names._replica = ref(self)
                 return original(self, *args, **named)
@@ -197,7 +203,7 @@ class ModuleNames:
             return call
 
         if "_pre_forward" in vars(module.DistributedDataParallel):
-            methods.replace("_pre_forward", watched)
+            methods.replace("_pre_forward", noting_replica)
         return methods
 
     def _name_buckets(self, step: RecordedStep) -> None:

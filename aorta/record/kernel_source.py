@@ -126,10 +126,10 @@ class KernelSource:
         place = global_step % self._period
         # On from the step before to the step after: work that was queued before may run in the recorded step,
         # and work of the recorded step may run in the next.
-        is_recorded = place in (0, 1) or place == self._period - 1
-        if is_recorded and not self._records.is_on:
+        is_needed = place in (0, 1) or place == self._period - 1
+        if is_needed and not self._records.is_on:
             self._start()
-        elif not is_recorded and self._records.is_on:
+        elif not is_needed and self._records.is_on:
             self._records.stop()
         return place == 0 and self.is_on
 

@@ -55,7 +55,7 @@ def hanging_loop(folder: str) -> list[int]:
 
 
 def raising_loop(folder: str) -> str:
-    """What the script's own error is, with everything on."""
+    """Return the script's own error, with everything on."""
     try:
         with aorta.instrument(
             folder,

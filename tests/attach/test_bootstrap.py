@@ -1,4 +1,4 @@
-"""What `aorta run` adds to the start of a Python: the hidden sitecustomize, finders of the program's own."""
+"""The start of a Python below `aorta run`: hidden sitecustomize, finders of the program, what is loaded."""
 
 import os
 import subprocess

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-import aorta.record.profiler as requested
+from aorta.record import profiler
 from aorta.record.profiler import RequestedCapture
 from aorta.records.requests import CaptureRequest, ask_for_capture, read_plan, trace_name
 
@@ -34,9 +34,9 @@ def test_a_request_becomes_a_trace_of_the_planned_steps(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_was_carried_out_is_not_repeated(tmp_path: Path) -> None:
-    requested.plan_capture(tmp_path, requested.CapturePlan(id="old", first_step=0, num_steps=1))
+    profiler.plan_capture(tmp_path, profiler.CapturePlan(id="old", first_step=0, num_steps=1))
     capture = RequestedCapture(tmp_path, rank=1)
-    time.sleep(2 * requested.REQUEST_POLL_S)
+    time.sleep(2 * profiler.REQUEST_POLL_S)
     capture.step_begins(0)
     capture.step_begins(1)
     capture.close()

@@ -25,7 +25,7 @@ Attach = Callable[..., "Attached"]
 
 
 class Attached:
-    """What a kind of loop left."""
+    """Return what a kind of loop left."""
 
     def __init__(self, folder: Path, losses: list[float], counted: int) -> None:
         lines = (folder / "rank_0_metrics.jsonl").read_bytes().splitlines()

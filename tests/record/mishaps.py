@@ -1,4 +1,4 @@
-"""What the ranks of test_mishaps.py run: scripts that go wrong somewhere and carry on."""
+"""Programs of the ranks of test_mishaps.py: scripts that go wrong somewhere and carry on."""
 
 import contextlib
 import os

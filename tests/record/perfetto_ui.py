@@ -31,7 +31,7 @@ def folder() -> Path | None:
 
 
 def absent() -> str | None:
-    """What a test would need, None where all is there."""
+    """Say what a test would need, None where all is there."""
     if executable() is None:
         return ABSENT
     return NEEDED if folder() is None else None

@@ -1,4 +1,4 @@
-"""What the rank processes of these tests run. Every function is called on each rank of a gloo group."""
+"""Programs of these tests' rank processes. Every function is called on each rank of a gloo group."""
 
 import json
 import os
@@ -175,7 +175,7 @@ def operations_by_path(folder: str) -> dict[str, list[str]]:
 
 
 def everything_is_restored(folder: str) -> list[str]:
-    """What the instrument left behind; nothing, if all is well."""
+    """Return what the instrument left behind; nothing, if all is well."""
     before = dict(vars(dist.ProcessGroup))
     with aorta.instrument(folder) as recorder, recorder.step():
         _all_reduce()
@@ -192,7 +192,7 @@ def everything_is_restored(folder: str) -> list[str]:
 
 
 def everybody_still_listens(folder: str) -> dict[str, tuple[list[str], list[str]]]:
-    """What a dispatch mode and a profiler see of the paths, without and with the instrument."""
+    """Return what a dispatch mode and a profiler see of the paths, without and with the instrument."""
     paths = (_all_reduce, _all_reduce_positional_async, _fsdp, _all_to_all)
 
     class Mode(TorchDispatchMode):
@@ -384,16 +384,16 @@ def two_runs_one_late_rank(folder: str) -> int:
 
 
 def a_folder_that_cannot_be_cleared(folder: str) -> str:
-    """What each rank is told when rank 0 cannot move an earlier run aside."""
+    """Return what each rank is told when rank 0 cannot move an earlier run aside."""
     from aorta.errors import RecordError
-    from aorta.record import run_folder as place
+    from aorta.record import run_folder
 
     def fails(*_: object) -> None:
         raise RecordError(f"planted on rank {dist.get_rank()}")
 
-    place.move_aside = fails  # type: ignore[assignment]
+    run_folder.move_aside = fails  # type: ignore[assignment]
     try:
-        place.claim_folder(Path(folder), dist.get_rank(), 2)
+        run_folder.claim_folder(Path(folder), dist.get_rank(), 2)
     except RecordError as error:
         return str(error)
     return "claimed"
@@ -581,7 +581,7 @@ def launches_while_the_queue_is_held(folder: str) -> list[int]:
 
 
 def what_many_steps_leave(folder: str) -> dict[str, list[int]]:
-    """What the recorder holds after 20 and after 120 steps, by container."""
+    """Count what the recorder holds after 20 and after 120 steps, by container."""
     from aorta.record.interception import works as futures
     from aorta.record.interception.works import TimedWork
 

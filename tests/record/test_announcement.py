@@ -1,4 +1,4 @@
-"""What rank 0 says, in a store that holds the keys of attempts before."""
+"""Announcements of rank 0, in a store that holds the keys of attempts before."""
 
 import threading
 

@@ -17,7 +17,7 @@ class Future:
 
 
 class Work:
-    """Of a backend's function; how often anybody asked for its future."""
+    """Work of a backend's function; counts how often anybody asked for its future."""
 
     num_asked = 0
 

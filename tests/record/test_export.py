@@ -62,7 +62,7 @@ def test_an_error_in_the_child_is_an_error_here(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_lock_of_another_thread_stays_locked_in_the_child(tmp_path: Path) -> None:
-    """What the time limit is for."""
+    """The case that the time limit is for."""
     lock, held, done = threading.Lock(), threading.Event(), threading.Event()
 
     def hold() -> None:

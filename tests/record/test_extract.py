@@ -135,7 +135,7 @@ def test_marks_go_back_once_and_the_windows_end_when_the_next_step_has_been_read
 
 
 def numbers(extractor: Extractor, step: RecordedStep) -> RawStep | None:
-    """What the writer does at a poll."""
+    """Do what the writer does at a poll."""
     return extractor.extract(step, Telemetry()) if extractor.ready(step, is_late=False) else None
 
 

@@ -1,4 +1,4 @@
-"""What a recorded collective costs its host, in counts: times belong to benchmarks/cost.py."""
+"""Cost of a recorded collective on its host, in counts: times belong to benchmarks/cost.py."""
 
 import gc
 import sys

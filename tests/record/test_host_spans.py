@@ -1,4 +1,4 @@
-"""What the host did in a step, and what a collective was for."""
+"""Notes of the host's work in a step, and the phase of a collective."""
 
 import gc
 import threading

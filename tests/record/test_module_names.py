@@ -34,7 +34,7 @@ def two_ranks():
 
 
 def named(folder, steps, body):
-    """By step: (operation, module, phase) of its collectives. body: of a step, from its number."""
+    """Return (operation, module, phase) of the collectives, by step. body: runs a step, given its number."""
     with aorta.instrument(folder) as recorder:
         for number in range(steps):
             with recorder.step():
@@ -235,15 +235,16 @@ def test_a_name_that_was_not_seen_twice_is_not_given():
 
 def test_looks_end(tmp_path, monkeypatch):
     """A program whose steps are never the same is looked at in a few."""
-    from aorta.record import collective_names as call_origins
-    from aorta.record import collective_names as module_names
+    from aorta.record import collective_names
 
     looks = []
-    original = call_origins.CallOrigins.module
+    original = collective_names.CallOrigins.module
     monkeypatch.setattr(
-        call_origins.CallOrigins, "module", lambda self: (looks.append(sys._getframe(1)), original(self))[1]
+        collective_names.CallOrigins,
+        "module",
+        lambda self: (looks.append(sys._getframe(1)), original(self))[1],
     )
-    monkeypatch.setattr(module_names, "FIRST_LOOKS", 3)
+    monkeypatch.setattr(collective_names, "FIRST_LOOKS", 3)
 
     def body(number):
         for _ in range(1 + number):

@@ -1,4 +1,4 @@
-"""What Perfetto itself sees in the traces of the profiler, of a GPU run and of the report."""
+"""Perfetto's own view of the traces of the profiler, of a GPU run and of the report."""
 
 import gzip
 import json

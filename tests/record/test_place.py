@@ -1,4 +1,4 @@
-"""What a run without a process group moves aside before it writes."""
+"""Files that a run without a process group moves aside before it writes."""
 
 import socket
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from aorta.errors import RecordError
-from aorta.record import run_folder as place
+from aorta.record import run_folder
 from aorta.record.run_folder import claim_folder
 from aorta.records.files import RUN_FILES, state_name, steps_name
 from aorta.records.run_identity import process_start
@@ -55,7 +55,7 @@ def test_rank_0_leaves_nothing_that_a_run_writes(tmp_path, pattern):
 
 
 def test_the_next_attempt_waits_for_a_writer_that_has_not_opened_its_file_yet(tmp_path, monkeypatch):
-    """Its rank was killed a moment after it had started the writer."""
+    """The writer's rank was killed a moment after it had started the writer."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     writer = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
@@ -67,7 +67,7 @@ def test_the_next_attempt_waits_for_a_writer_that_has_not_opened_its_file_yet(tm
     file = StateFile(tmp_path / state_name(0), 0)
     file.write(state)
     file.close()
-    monkeypatch.setattr(place, "WRITERS_S", 0.0)
+    monkeypatch.setattr(run_folder, "WRITERS_S", 0.0)
     with pytest.raises(RecordError, match=f"process {writer.pid} is still writing the lines of rank 0"):
         claim_folder(tmp_path, rank=0, world_size=1)
     writer.stdin.close()

@@ -272,7 +272,7 @@ def test_flops_of_a_token_are_a_number_above_zero(tmp_path, wrong):
 
 @pytest.mark.heavy
 def test_steps_are_flushed_when_the_body_raises_and_that_one_is_none(tmp_path):
-    """What there is of it is not a step's time."""
+    """A step that raised has no time of a step."""
 
     def fail(recorder: Recorder) -> None:
         with recorder.step():

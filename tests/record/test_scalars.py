@@ -1,4 +1,4 @@
-"""What step.log takes. Device tensors are copied on the device (tests/gpu); here is what the host reads."""
+"""Values that step.log takes, as the host reads them. Copies on a device are in tests/gpu."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a thread had of the cores."""
+"""Use of the cores by a thread."""
 
 import os
 import threading

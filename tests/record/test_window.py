@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aorta.config import ProfilingConfig
-from aorta.record import profiler as window_module
+from aorta.record import profiler
 from aorta.record.profiler import ProfilerWindow, why_nothing_is_traced
 
 
@@ -61,7 +61,7 @@ def test_steps_that_hold_the_profilers_work_are_named(tmp_path: Path) -> None:
 def test_one_step_in_n_is_traced_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU in place of a GPU: the steps that are chosen and the names of the traces."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(window_module, "profile", lambda **options: cpu_profile(asked, **options))
+    monkeypatch.setattr(profiler, "profile", lambda **options: cpu_profile(asked, **options))
     asked: list[object] = []
     settings = ProfilingConfig(kernels_every=5)
     with ProfilerWindow(settings, tmp_path, rank=1, first_step=10) as window:
@@ -72,7 +72,7 @@ def test_one_step_in_n_is_traced_until_the_end(tmp_path: Path, monkeypatch: pyte
         "step_00000013.json.gz",
         "step_00000018.json.gz",
     ]
-    assert [window_module.step_of_kernels(path) for path in window.cycle_traces] == [13, 18]
+    assert [profiler.step_of_kernels(path) for path in window.cycle_traces] == [13, 18]
     assert "global_step_3" in names_in(folder / "step_00000013.json.gz")
 
 
@@ -93,7 +93,7 @@ def test_too_few_steps_to_trace_kernels_are_known_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_steps: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(window_module, "profile", lambda **options: cpu_profile([], **options))
+    monkeypatch.setattr(profiler, "profile", lambda **options: cpu_profile([], **options))
     settings = ProfilingConfig(kernels_every=4)
     with ProfilerWindow(settings, tmp_path, rank=0) as window:
         run_steps(window, num_steps)
@@ -168,7 +168,7 @@ def test_the_chrome_trace_can_be_packed(tmp_path: Path) -> None:
 
 
 def test_disabled_touches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window_module, "profile", None)
+    monkeypatch.setattr(profiler, "profile", None)
     with ProfilerWindow(small(enabled=False), tmp_path, rank=0) as window:
         run_steps(window, 3)
     assert window.active_steps == []
@@ -223,7 +223,7 @@ def test_sync_events_are_asked_for_where_torch_has_them(
         return object()
 
     monkeypatch.setattr(torch._C._profiler, "_ExperimentalConfig", experimental_config)
-    config = window_module._experimental_config(small(sync_events=True))
+    config = profiler._experimental_config(small(sync_events=True))
     assert (config is not None) == supported
     assert asked == ([{"enable_cuda_sync_events": True}] if supported else [])
     assert ("sync_events is ignored" in caplog.text) == (not supported)

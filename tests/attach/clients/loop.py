@@ -114,7 +114,7 @@ def critic_first(losses):
 
 
 def other_thread(losses):
-    """What the main thread has made is trained on another one."""
+    """Train on another thread what the main thread has made."""
     model = ddp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
