@@ -301,6 +301,7 @@ class Attachment:
             self._start()
 
     def _start(self) -> None:
+        """Begin to record, unless it has begun: the process trains. Only now is the recorder imported."""
         if self.session is None:
             from aorta.attach.session import AttachedSession
             from aorta.device.backend import backend_of
@@ -308,9 +309,11 @@ class Attachment:
             if self.pending_targets:
                 self._look_for_target()
             device = self._optimizer_device
-            self.session = AttachedSession(
-                self, device if device is not None and backend_of(device).is_device else None
-            )
+            if device is not None and not backend_of(device).is_device:
+                device = (
+                    None  # parameters on the CPU, or of no device yet: the recorder looks at the first step
+                )
+            self.session = AttachedSession(self, device)
             self.session.start()
 
     @guarded
@@ -332,6 +335,7 @@ class Attachment:
             self.session.data_requested(id(iterator._dataset))
 
     def _pre_step(self) -> Callable[..., None]:
+        """Return the hook before an optimizer's step(): it looks once who calls the optimizer."""
         is_compiling = self.torch.compiler.is_compiling
 
         def pre(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -343,6 +347,7 @@ class Attachment:
         return pre
 
     def _post_step(self) -> Callable[..., None]:
+        """Return the hook after an optimizer's step(); see CompiledCall for what it does while traced."""
         is_compiling = self.torch.compiler.is_compiling
         compiled_call = self._compiled_call
 
@@ -388,6 +393,7 @@ class Attachment:
         self._inner_seen.add(id(optimizer))
 
     def _ended(self, stepper: Any) -> None:
+        """Tell the session that a call has ended of an optimizer, or of the object that steps it."""
         if self._uncalled and isinstance(stepper, self.torch.optim.Optimizer):
             self._uncalled.discard(stepper)
         behind, self._behind = self._behind, False
