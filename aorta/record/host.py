@@ -259,7 +259,7 @@ class HostWatch:
 
 
 def caller() -> str:
-    """Return the innermost place of the call stack that is neither torch's nor the recorder's: 'train.py:88'."""
+    """Return the innermost place that is neither torch's nor the recorder's: 'train.py:88'."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
