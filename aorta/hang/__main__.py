@@ -1,4 +1,4 @@
-"""python -m aorta.hang artifacts/ : the rank and the collective that the others wait for.
+"""python -m aorta.hang artifacts/ (`aorta hang`): names the rank and the collective that the others wait for.
 
 Exit status: 0 when the reports were read, 2 when there are none.
 """
@@ -12,14 +12,16 @@ import msgspec
 
 from aorta.errors import AortaError
 from aorta.hang.find import HangFinding, find, sentence
+from aorta.hang.last_calls import with_last_calls
 from aorta.hang.report import FOLDER, HangReport, read_reports
-from aorta.hang.standing import with_last_calls
 from aorta.records.state import attempt_ending, ending_text, read_states
 
 MOST_ROWS = 64
+"""Ranks in the table."""
 MOST_STACKS, MOST_FRAMES = 3, 6
-LIBRARIES = ("/torch/", "/aorta/record/", "/aorta/recording/")
-"""The last is the recorder's folder in reports of earlier versions."""
+"""Stacks that are printed, of ranks and of a rank; and frames of each."""
+LIBRARIES = ("/torch/", "/aorta/record/")
+"""Folders whose frames are left out: the program's own ones tell more."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -111,12 +113,13 @@ def stacks(finding: HangFinding) -> list[str]:
 
 
 def _frame_lines(frames: list[str]) -> list[str]:
-    return [f"    {frame}" for frame in (_user_frames(frames) or frames)[:MOST_FRAMES]]
+    return [f"    {frame}" for frame in _user_frames(frames)[:MOST_FRAMES]]
 
 
 def _user_frames(frames: list[str]) -> list[str]:
-    """Frames that are neither torch's nor the recorder's."""
-    return [frame for frame in frames if not any(folder in frame for folder in LIBRARIES)]
+    """Frames that are neither torch's nor the recorder's; all of them where no other is there."""
+    user_frames = [frame for frame in frames if not any(folder in frame for folder in LIBRARIES)]
+    return user_frames or frames
 
 
 def _row(report: HangReport) -> tuple[str, str, str, str, str]:
@@ -137,9 +140,8 @@ def _row(report: HangReport) -> tuple[str, str, str, str, str]:
 
 
 def _place(frames: list[str]) -> str:
-    """The innermost function of the program itself."""
-    frame = (_user_frames(frames) or frames or ["?"])[0]
-    function, opening, place = frame.partition(" (")
+    """The innermost function of the program, with the end of its path."""
+    function, opening, place = (_user_frames(frames) or ["?"])[0].partition(" (")
     return function + opening + "/".join(place.split("/")[-3:])
 
 

@@ -1,43 +1,57 @@
-"""Where a rank stands: its collectives by group, counted in mapped files that outlive a rank that cannot report."""
+"""Where a rank stands: its collectives, the stacks of its threads, its device, torch's flight recorder.
 
-import mmap
-import os
-import struct
+The watchdog's thread asks for these while the main thread may hang in any call. So nothing here waits for the
+device, and what might wait for a lock runs in a thread of its own.
+"""
+
+import io
+import logging
+import pickle
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from types import FrameType
+from typing import Any, Literal
 
-import msgspec
+import torch
+from torch._C import _distributed_c10d as c10d
 
+from aorta.device.backend import backend_of
 from aorta.device.marks import Mark
-from aorta.errors import NOT_JSON
-from aorta.hang.report import FOLDER, LISTED_AFTER, LISTED_BEFORE, CallState, GroupState, HangReport
+from aorta.device.telemetry import TelemetrySampler
+from aorta.files import write_whole
+from aorta.hang.report import LISTED_AFTER, LISTED_BEFORE, CallStack, CallState, GroupState
+from aorta.record import cpu_observer, event_observer
 from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.journal import Journal
-from aorta.records.files import call_counts_name, last_calls_name
+from aorta.records.schema import DeviceRecord
 
-if TYPE_CHECKING:
-    from aorta.record.calls import CollectiveCall, RecordedStep
-
-
-def journal_of(recorder: Any) -> Journal | None:
-    """Of a recorder that records collectives, else None."""
-    return getattr(recorder, "journal", None)
-
+log = logging.getLogger(__name__)
+FRAMES = 20
+"""Frames of a stack that a report holds."""
+DEEPEST = 200
+"""Frames of a stack that are looked at for a debugger or a collective."""
+DEBUGGERS = ("/pdb.py", "/bdb.py", "/pydevd.py", "/pydevd_frame.py")
+OBSERVERS = (cpu_observer.__file__, event_observer.__file__)
+"""Files whose functions hold the collective that they launch in a variable `call`."""
+SAMPLE_S = 2.0
+"""Longest wait for a sample of the device's telemetry."""
+FLIGHT_RECORDER_S = 3.0
+"""Longest wait for torch's flight recorder."""
 
 HasPassed = Callable[[int], bool]
-"""Whether the device has passed a mark of the kernel records, by its number. Waits for nothing."""
-
+"""Says, without waiting, if the device has passed a mark of the kernel records, by the mark's number."""
 Stand = Literal["finished", "ahead", "inside", "passed", "marked"]
-"""What is known of the calls of a step. finished: all of them have. Where kernel records time the step: it is
-ahead of the device, the device is inside, or has passed its end on the compute stream. marked: each call has
-marks of its own."""
-
+"""Progress of a step's calls. finished: all have ended. Where kernel records time the step: it is ahead of
+the device, the device is inside, or has passed its end on the compute stream. marked: each call has marks of
+its own, which tell."""
 Row = tuple[int, CollectiveCall, Stand]
-"""Global step, call, and what is known of its step."""
+"""Global step, call, and how far the calls of that step are."""
+
+
+# ---- its collectives ---------------------------------------------------------------------------
 
 
 def group_states(
@@ -47,9 +61,9 @@ def group_states(
 ) -> list[GroupState]:
     """Every group of this rank with its latest collectives.
 
-    finished_steps: number and calls of steps before those that the journal still holds; what the device
-    marked them with may be in use again, and they count as finished. has_passed: None where the recorder has
-    no kernel records.
+    finished_steps: number and calls of steps before those that the journal still holds. They count as
+    finished: their marks may be in use again for later steps. has_passed: None where the recorder has no
+    kernel records.
     """
     open_steps: list[RecordedStep] = [
         *journal.closed,
@@ -105,7 +119,7 @@ def _group_state(group: Group, rows: list[Row], now_ns: int) -> GroupState:
         ranks=list(group.ranks),
         backend=group.backend,
         num_seen=group.next_seq,
-        calls=list(islice(calls, start, None)),
+        calls=calls[start:],
     )
 
 
@@ -126,7 +140,7 @@ def _call_state(step: int, call: CollectiveCall, stand: Stand, now_ns: int) -> C
 
 
 def _progress(call: CollectiveCall, stand: Stand) -> tuple[bool | None, bool | None]:
-    """Whether it has started, and finished; None where that cannot be told."""
+    """True or False for `has started` and for `has finished`; None where that cannot be told."""
     if stand == "finished":
         return True, True
     if call.failed:  # gloo ends a call whose peer is gone: it was waiting for that peer
@@ -147,7 +161,7 @@ def _progress(call: CollectiveCall, stand: Stand) -> tuple[bool | None, bool | N
 def _passed(mark: Mark | None) -> bool | None:
     if mark is None:
         return False
-    event = mark.event  # once: the thread that resolves steps takes it away
+    event = mark.event  # read once: the thread that resolves steps sets it to None
     if event is None:
         return True  # set on the host when it happened, or resolved
     try:
@@ -156,246 +170,158 @@ def _passed(mark: Mark | None) -> bool | None:
         return None
 
 
-def new_mapped_file(path: Path, num_bytes: int) -> mmap.mmap:
-    """The bytes of a new file, all zero; what is assigned to them is in the page cache at once.
+# ---- its threads -------------------------------------------------------------------------------
 
-    Raises OSError where the file cannot be made, and where `path` is a link.
+
+def main_thread_frames() -> list[str]:
+    """Frames of the main thread, the innermost call first. Reads no source files: their disk may hang."""
+    return _texts(sys._current_frames().get(threading.main_thread().ident or -1))
+
+
+def in_debugger() -> bool:
+    """True while the main thread stands in a Python debugger."""
+    frame = sys._current_frames().get(threading.main_thread().ident or -1)
+    return any(frame.f_code.co_filename.endswith(DEBUGGERS) for frame in _frames(frame))
+
+
+def call_stacks() -> list[CallStack]:
+    """The stack of each thread that is inside a collective, with that collective."""
+    stacks = []
+    main_id = threading.main_thread().ident
+    for thread_id, frame in sys._current_frames().items():
+        call = _call_of(frame)
+        if call is not None:
+            stacks.append(
+                CallStack(
+                    group=call.group.key,
+                    op=call.op,
+                    seq=call.seq,
+                    thread="main thread" if thread_id == main_id else f"thread {thread_id}",
+                    frames=_texts(frame),
+                )
+            )
+    return stacks
+
+
+def _call_of(frame: FrameType | None) -> CollectiveCall | None:
+    """The collective that an observer of this stack is launching or waiting for."""
+    for inner in _frames(frame):
+        code = inner.f_code
+        if code.co_filename in OBSERVERS and "call" in code.co_varnames:
+            call = inner.f_locals.get("call")
+            if isinstance(call, CollectiveCall) and call.seq >= 0:
+                return call
+    return None
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    for _ in range(DEEPEST):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
+def _texts(frame: FrameType | None) -> list[str]:
+    rows = []
+    for inner in _frames(frame):
+        rows.append(f"{inner.f_code.co_name} ({inner.f_code.co_filename}:{inner.f_lineno})")
+        if len(rows) == FRAMES:
+            break
+    return rows
+
+
+# ---- its device, and torch's flight recorder ----------------------------------------------------
+
+
+def ask_once(device: torch.device | None) -> None:
+    """Ask for the device's properties while it answers: torch keeps them for the sampler."""
+    if device is not None and backend_of(device).is_device:
+        backend_of(device).properties(device.index)
+
+
+def sample(device: torch.device | None) -> tuple[DeviceRecord | None, str | None]:
+    """Power, clocks and throttling of this moment, or the reason why there are none.
+
+    NVML and amdsmi do not wait for kernels.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o644)
-    try:
-        # Blocks and all: to write into a hole of a mapped file on a full disk ends the process (SIGBUS).
-        os.posix_fallocate(descriptor, 0, num_bytes)
-        return mmap.mmap(descriptor, num_bytes)
-    finally:
-        os.close(descriptor)
+    if device is None or not backend_of(device).is_device:
+        return None, "there is no device"
+    with TelemetrySampler(device.index, SAMPLE_S / 4) as sampler:
+        end_s = time.monotonic() + SAMPLE_S
+        while sampler.latest() is None and time.monotonic() < end_s:
+            time.sleep(0.05)
+        record = sampler.latest()
+        return record, None if record is not None else sampler.reason or f"no sample within {SAMPLE_S:g} s"
 
 
-MOST_GROUPS = 256
-"""Groups that come later are not counted."""
-COUNT_SLOT_BYTES = 128
-_HEAD = struct.Struct("=qq")
-_MOST_KEY_BYTES = COUNT_SLOT_BYTES - _HEAD.size
-_WORDS = COUNT_SLOT_BYTES // 8
+def write_flight_recorder(path: Path) -> bytes:
+    """PyTorch's own record of its calls, written to `path`; empty where this build keeps none.
 
-
-class GroupCount(NamedTuple):
-    """What a rank has issued in a group."""
-
-    num_seen: int
-    step: int
-    """Global step of the last of them."""
-
-
-class CallCounts:
-    """The file of one rank. Raises OSError where it cannot be made."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._map = new_mapped_file(path, COUNT_SLOT_BYTES * MOST_GROUPS)
-        self._words = memoryview(self._map).cast("q")
-        self._places: dict[str, int | None] = {}
-        """By the group's key: index of its first word, None where there is no room for it."""
-        self._num_slots = 0
-
-    def note(self, step: "RecordedStep", call: "CollectiveCall") -> None:
-        """The rank issues this call."""
-        key = call.group.key
-        place = self._places[key] if key in self._places else self._new_place(key)
-        if place is not None:
-            self._words[place] = call.seq + 1
-            self._words[place + 1] = step.global_step
-
-    def _new_place(self, key: str) -> int | None:
-        data = key.encode()
-        place = None
-        if self._num_slots < MOST_GROUPS and len(data) <= _MOST_KEY_BYTES:
-            start = self._num_slots * COUNT_SLOT_BYTES
-            self._map[start + _HEAD.size : start + _HEAD.size + len(data)] = data
-            place = self._num_slots * _WORDS
-            self._num_slots += 1
-        if len(self._places) < 2 * MOST_GROUPS:  # a script may make a group in every step
-            self._places[key] = place
-        return place
-
-    def remove(self) -> None:
-        """The run has ended well: nobody will ask."""
-        with suppress(OSError):
-            self._path.unlink(missing_ok=True)
-
-
-def read_counts(path: Path) -> dict[str, GroupCount]:
-    """By the group's key; empty where there is no such file."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            data = file.read(COUNT_SLOT_BYTES * MOST_GROUPS)
-    except OSError:
-        return {}
-    counts = {}
-    for start in range(0, len(data) - COUNT_SLOT_BYTES + 1, COUNT_SLOT_BYTES):
-        num_seen, step = _HEAD.unpack_from(data, start)
-        with suppress(UnicodeDecodeError):
-            key = data[start + _HEAD.size : start + COUNT_SLOT_BYTES].rstrip(b"\0").decode()
-            if key and num_seen > 0 and step >= 0:
-                counts[key] = GroupCount(num_seen, step)
-    return counts
-
-
-MOST_SILENT = 1024
-"""More ranks without a report are a run whose folders are not together."""
-SLOT_BYTES, NUM_SLOTS = 160, 512
-LEFT_NO_REPORT = "left no report; its latest collectives were kept"
-COUNTED = "left no report; the number of its collectives was kept"
-
-
-class NotedCall(msgspec.Struct, frozen=True, array_like=True):
-    """A slot of the file. number counts the rank's calls of all groups."""
-
-    number: int
-    unix_ns: int
-    step: int
-    group: str
-    seq: int
-    op: str
-    bytes: int
-    dtype: str
-    peer: int | None
-    is_async: bool
-
-
-class LastCalls:
-    """The file of one rank. Raises OSError where it cannot be made."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._num = path, 0
-        self._map = new_mapped_file(path, SLOT_BYTES * NUM_SLOTS)
-        self._encode = msgspec.json.Encoder().encode
-
-    def note(self, step: "RecordedStep", call: "CollectiveCall") -> None:
-        """The rank issues this call."""
-        number = self._num
-        self._num = number + 1
-        row = (
-            number, time.time_ns(), step.global_step, call.group.key, call.seq, call.op, call.bytes,
-            call.dtype, call.peer, call.is_async,
-        )  # fmt: skip
-        data = self._encode(row)
-        if len(data) <= SLOT_BYTES:
-            offset = number % NUM_SLOTS * SLOT_BYTES
-            self._map[offset : offset + SLOT_BYTES] = data.ljust(SLOT_BYTES)
-
-    def remove(self) -> None:
-        """The run has ended well: nobody will ask."""
-        with suppress(OSError):
-            self._path.unlink(missing_ok=True)
-
-
-def with_last_calls(output_dir: Path | str, reports: list[HangReport]) -> list[HangReport]:
-    """The reports of a run, by rank; with what is left of the ranks that wrote none."""
-    folder = Path(output_dir)
-    if folder.name == FOLDER and not (folder / FOLDER).is_dir():
-        folder = folder.parent
-    silent = set(range(reports[0].world_size)) - {report.rank for report in reports}
-    if len(silent) > MOST_SILENT:
-        return reports
-    kept = [kept_report(folder, rank, reports) for rank in silent]
-    return sorted([*reports, *filter(None, kept)], key=lambda report: report.rank)
-
-
-def kept_report(folder: Path, rank: int, others: list[HangReport]) -> HangReport | None:
-    """A report from the file of a rank that left none; None where there is no such file.
-
-    others: reports of the same run, whose groups name the ranks of this one's.
+    Returns within FLIGHT_RECORDER_S, unless torch waits for a lock of NCCL's threads while it holds the
+    interpreter lock. So ask for it last.
     """
-    notes = _read(folder / last_calls_name(rank))
-    known_groups = {group.key: group for report in others for group in report.groups or ()}
-    if not notes:
-        return _counted_report(folder, rank, others, known_groups)
-    by_group: dict[str, list[NotedCall]] = {}
-    for note in notes:
-        by_group.setdefault(note.group, []).append(note)
-    groups = [
-        GroupState(
-            key=key,
-            name=known_groups[key].name,
-            ranks=known_groups[key].ranks,
-            backend=known_groups[key].backend,
-            num_seen=calls[-1].seq + 1,
-            calls=[_state(note, is_last=note is notes[-1], now_ns=notes[-1].unix_ns) for note in calls],
-        )
-        for key, calls in by_group.items()
-        if key in known_groups and rank in known_groups[key].ranks
-    ]
-    since_s = max(0.0, (others[0].written_unix_ns - notes[-1].unix_ns) / 1e9)
-    return _report_of(rank, others, groups, LEFT_NO_REPORT, notes[-1].step, since_s)
+    dump = getattr(c10d, "_dump_nccl_trace", None) or getattr(c10d, "_dump_fr_trace", None)
+    if dump is None:
+        return b""
+    answers: list[bytes] = []
+
+    def ask() -> None:
+        data = dump()
+        if data:
+            answers.append(data)
+            write_whole(path, data)
+
+    in_thread(ask, "aorta-flight-recorder").join(FLIGHT_RECORDER_S)
+    return answers[0] if answers else b""
 
 
-def _counted_report(
-    folder: Path, rank: int, others: list[HangReport], known_groups: dict[str, GroupState]
-) -> HangReport | None:
-    counts = {
-        key: count
-        for key, count in read_counts(folder / call_counts_name(rank)).items()
-        if key in known_groups and rank in known_groups[key].ranks
-    }
-    if not counts:
-        return None
-    groups = [
-        msgspec.structs.replace(known_groups[key], num_seen=count.num_seen, calls=[])
-        for key, count in counts.items()
-    ]
-    step = max(count.step for count in counts.values())
-    return _report_of(rank, others, groups, COUNTED, step, others[0].since_s)
+def launch_stacks(flight_record: bytes, groups: Sequence[GroupState]) -> list[CallStack]:
+    """Stack of the launch of each group's first unfinished call, from torch's flight recorder.
 
-
-def _report_of(
-    rank: int, others: list[HangReport], groups: list[GroupState], reason: str, step: int, since_s: float
-) -> HangReport:
-    return HangReport(
-        rank=rank,
-        world_size=others[0].world_size,
-        host="",
-        pid=0,
-        written_unix_ns=max(report.written_unix_ns for report in others),
-        reason=reason,
-        is_from_last_calls=True,
-        step=step,
-        num_steps=max(report.num_steps for report in others),
-        since_s=since_s,
-        limit_s=others[0].limit_s,
-        groups=groups,
-        main_thread=[],
-        device=None,
-        not_measured={"device": reason},
-    )
-
-
-def _state(note: NotedCall, is_last: bool, now_ns: int) -> CallState:
-    """Whoever issues another call has come out of a synchronous one."""
-    return CallState(
-        seq=note.seq,
-        op=note.op,
-        bytes=note.bytes,
-        dtype=note.dtype,
-        peer=note.peer,
-        step=note.step,
-        started=True,
-        finished=None if is_last or note.is_async else True,
-        age_s=(now_ns - note.unix_ns) / 1e9,
-    )
-
-
-def _read(path: Path) -> list[NotedCall]:
-    """By number. Slots that were being written are left out."""
+    flight_record: the recorder's pickle, made by this very process; nothing in it may run code. Empty where
+    its form is not the one known here.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            data = file.read(SLOT_BYTES * NUM_SLOTS)
-    except OSError:
+        entries = _Plain(io.BytesIO(flight_record)).load()["entries"]
+        return list(_launches(entries, {group.key: group for group in groups}))
+    except Exception:  # another version of torch
         return []
-    notes = []
-    for start in range(0, len(data), SLOT_BYTES):
-        with suppress(*NOT_JSON):
-            notes.append(msgspec.json.decode(data[start : start + SLOT_BYTES], type=NotedCall))
-    return sorted(notes, key=lambda note: note.number)
+
+
+def _launches(entries: list[dict[str, Any]], groups: dict[str, GroupState]) -> Iterator[CallStack]:
+    for key, group in groups.items():
+        call = next((call for call in group.calls if call.finished is False), None)
+        entry = next(
+            (
+                entry
+                for entry in entries
+                if entry["process_group"][0] == key and not entry["retired"] and entry["state"] != "completed"
+            ),
+            None,
+        )
+        if entry is None or call is None or call.op not in entry["profiling_name"]:
+            continue
+        frames = [f"{frame['name']} ({frame['filename']}:{frame['line']})" for frame in entry["frames"]]
+        yield CallStack(group=key, op=call.op, seq=call.seq, thread="launch", frames=frames[:FRAMES])
+
+
+class _Plain(pickle.Unpickler):
+    """Unpickler of numbers, texts, lists and dicts alone: a class in the data is an error."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module_name}.{global_name}")
+
+
+def in_thread(work: Callable[[], object], name: str) -> threading.Thread:
+    """A started thread; the end of the process does not wait for it, and its errors are logged."""
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:  # a vendor's library may raise anything
+            log.info("%s: %r", name, error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread

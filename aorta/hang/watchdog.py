@@ -23,25 +23,29 @@ from aorta.config import HangConfig
 from aorta.device.backend import backend_of
 from aorta.errors import AortaError
 from aorta.hang.find import find, sentence
+from aorta.hang.last_calls import CallCounts, LastCalls, with_last_calls
 from aorta.hang.report import (
     FOLDER,
     GroupState,
     HangReport,
+    flight_recorder_name,
+    read_reports,
+    report_name,
+    stacks_name,
+)
+from aorta.hang.standing import (
     ask_once,
     call_stacks,
-    flight_recorder_name,
+    group_states,
     in_debugger,
     in_thread,
     launch_stacks,
     main_thread_frames,
-    read_reports,
-    report_name,
     sample,
-    stacks_name,
     write_flight_recorder,
 )
-from aorta.hang.standing import CallCounts, LastCalls, group_states, journal_of, with_last_calls
 from aorta.record.calls import CollectiveCall
+from aorta.record.journal import Journal
 from aorta.records.files import call_counts_name, last_calls_name
 from aorta.records.run_identity import is_stopped
 from aorta.records.schema import Ending
@@ -212,7 +216,7 @@ class Watchdog:
         self._folder = self._output_dir / FOLDER
         self._rank, self._world_size = rank, world_size
         self._recorder = recorder
-        self._journal = journal_of(recorder)
+        self._journal: Journal | None = getattr(recorder, "journal", None)
         self._finding: tuple[str, list[int]] | None = None
         """What is waited for and which ranks, on the rank that says it."""
         self._meeting = Meeting(store, world_size, rank)

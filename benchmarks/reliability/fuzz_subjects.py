@@ -25,8 +25,8 @@ from torch._C._distributed_c10d import HashStore
 from aorta.account.results.schema import write_document
 from aorta.cli import main as aorta_command
 from aorta.config.load import load_config
+from aorta.hang.last_calls import LastCalls
 from aorta.hang.report import FOLDER, report_name
-from aorta.hang.standing import LastCalls
 from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.records.files import last_calls_name, state_name, steps_name
 from aorta.records.schema import Ending

@@ -41,8 +41,8 @@ import aorta  # noqa: E402
 from aorta.config import HangConfig  # noqa: E402
 from aorta.errors import AortaError  # noqa: E402
 from aorta.hang.find import find, sentence  # noqa: E402
+from aorta.hang.last_calls import with_last_calls  # noqa: E402
 from aorta.hang.report import read_reports  # noqa: E402
-from aorta.hang.standing import with_last_calls  # noqa: E402
 from aorta.hang.watchdog import Watchdog  # noqa: E402
 from aorta.records.reader import read_steps  # noqa: E402
 

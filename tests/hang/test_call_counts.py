@@ -7,8 +7,8 @@ import torch
 
 from aorta.config import HangConfig
 from aorta.hang.find import find, sentence
+from aorta.hang.last_calls import MOST_GROUPS, CallCounts, GroupCount, read_counts, with_last_calls
 from aorta.hang.report import CallState, GroupState, HangReport
-from aorta.hang.standing import MOST_GROUPS, CallCounts, GroupCount, read_counts, with_last_calls
 from aorta.hang.watchdog import Watchdog
 from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.journal import Journal

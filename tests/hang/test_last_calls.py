@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from aorta.hang.find import find, sentence
+from aorta.hang.last_calls import NUM_SLOTS, LastCalls, with_last_calls
 from aorta.hang.report import CallState, GroupState, HangReport
-from aorta.hang.standing import NUM_SLOTS, LastCalls, with_last_calls
 from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.records.files import last_calls_name
 from tests.hang.reports_by_hand import report

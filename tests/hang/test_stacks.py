@@ -5,7 +5,8 @@ import pickle
 import threading
 from typing import Any
 
-from aorta.hang.report import CallState, GroupState, call_stacks, launch_stacks
+from aorta.hang.report import CallState, GroupState
+from aorta.hang.standing import call_stacks, launch_stacks
 from aorta.record import cpu_observer
 from aorta.record.calls import CollectiveCall, Group
 
