@@ -1,4 +1,4 @@
-"""Who is waited for? Reports of the ranks side by side; plain data.
+"""The ranks that the others wait for, from the reports of all ranks; plain data, in and out.
 
 In each group the ranks number their collectives alike. Where two ranks issued different ones under one
 number, one of them left the program's order, and what followed is a consequence. Otherwise the first one
@@ -25,8 +25,10 @@ cycle: ranks wait for each other in different groups. all_inside: every rank has
 nobody_waits: no rank has an unfinished collective."""
 
 MOST = 16
+"""Ranks in a list of the sentence, and notes of a kind."""
 OLD_S = 30.0
-"""Beyond the limit: ranks without a store report up to a limit apart, and clocks of machines differ."""
+"""Age beyond the limit at which a report is called old: ranks without a store report up to a limit apart, and
+clocks of machines differ."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,12 @@ class StuckCollective:
     key: str
     name: str
     ranks: tuple[int, ...]
-    """Of the group."""
+    """Ranks of the group."""
     seq: int
     waiting: dict[int, CallState]
-    """Ranks that have started it."""
+    """Ranks that have started the collective, each with its call."""
     absent: list[int]
-    """Ranks of the group that have not, those without a report among them."""
+    """Ranks of the group that have not started it, those without a report among them."""
 
     @property
     def call(self) -> CallState:
@@ -50,11 +52,13 @@ class StuckCollective:
 
 @dataclass(frozen=True)
 class HangFinding:
+    """The answer: who is waited for, and where the others wait. sentence() puts it in words."""
+
     kind: Kind
     ranks: list[int]
-    """Who is waited for, or has departed from the usual order; empty where the reports do not tell."""
+    """Ranks that are waited for, or departed from the usual order; empty where the reports do not tell."""
     block: StuckCollective | None
-    """Where the others wait."""
+    """The collective that the others wait in."""
     notes: list[str] = field(default_factory=list)
     silent: list[int] = field(default_factory=list)
     """Ranks that left no report."""
@@ -78,18 +82,21 @@ def find(reports: Sequence[HangReport]) -> HangFinding:
 
 
 def _is_counted(report: HangReport) -> bool:
-    """Of a silent rank it is known how many collectives it issued, and not how far its device was."""
+    """True for a silent rank of which only the number of collectives is known, not how far its device was."""
     return report.is_from_last_calls and not any(group.calls for group in report.groups or ())
 
 
 def _old(reports: Sequence[HangReport]) -> list[str]:
-    """A rank that has been stuck since then, or one that ended and left the report of an earlier hang."""
+    """Note on reports that are much older than the latest: from an earlier hang, or stuck since then."""
     latest = max(reports, key=lambda report: report.written_unix_ns)
     ages_s = {r.rank: (latest.written_unix_ns - r.written_unix_ns) / 1e9 for r in reports}
     old = [rank for rank, age_s in ages_s.items() if age_s > latest.limit_s + OLD_S]
     if not old:
         return []
     return [f"what {_ranks(old)} reported is older by {min(ages_s[rank] for rank in old):.0f} s or more"]
+
+
+# ---- who is waited for -------------------------------------------------------------------------
 
 
 Judged = tuple[Kind, list[int], StuckCollective | None, list[str]]
@@ -125,7 +132,7 @@ def _judge(of_rank: dict[int, HangReport], blocks: list[StuckCollective], silent
 
 
 def _not_told(of_rank: dict[int, HangReport]) -> list[str]:
-    """Of groups whose ranks all issued the same, and the reports do not tell how far their devices are."""
+    """Notes on groups whose ranks all issued the same, while no report tells how far their devices are."""
     notes = []
     for (_, ranks), states in _groups(of_rank).items():
         unknown = [call for group in states.values() for call in group.calls if call.finished is None]
@@ -144,7 +151,7 @@ def _not_told(of_rank: dict[int, HangReport]) -> list[str]:
 def _cycle(
     of_rank: dict[int, HangReport], blocks: list[StuckCollective], waits_in: dict[int, StuckCollective]
 ) -> Judged:
-    """Who issued the collectives of several groups in an order of their own, else all that are waited for."""
+    """Ranks that issued the collectives of several groups in another order; if none did, all waited for."""
     step = min(call.step for block in blocks for call in block.waiting.values())
     departures = {rank: departure(of_rank[rank], step) for rank in sorted(waits_in)}
     departed = [rank for rank, departure_text in departures.items() if departure_text is not None]
@@ -160,7 +167,7 @@ Groups = dict[tuple[str, tuple[int, ...]], dict[int, GroupState]]
 
 
 def _groups(of_rank: dict[int, HangReport]) -> Groups:
-    """By key and ranks: what each rank has of the group. Groups of one rank are left out."""
+    """Each rank's state of every group, by the group's key and ranks; groups of one rank are left out."""
     groups: Groups = {}
     for rank, report in of_rank.items():
         for group in report.groups or ():
@@ -174,8 +181,11 @@ def _is_point_to_point(states: dict[int, GroupState]) -> bool:
 
 
 def _mismatch(of_rank: dict[int, HangReport]) -> StuckCollective | None:
-    """The first number under which ranks of a group issued different collectives; of several groups the one
-    where that was in the earliest step, and there the longest ago: the others are consequences."""
+    """The first number under which ranks of a group issued different collectives.
+
+    Of several groups: the one where that was in the earliest step, and there the longest ago. The others are
+    consequences.
+    """
     blocks = []
     for (key, ranks), states in _groups(of_rank).items():
         if _is_point_to_point(states):
@@ -193,10 +203,10 @@ def _mismatch(of_rank: dict[int, HangReport]) -> StuckCollective | None:
 
 
 def _first_difference(rows: dict[int, dict[int, CallState]]) -> int | None:
-    """The number under which ranks issued different collectives; where the same ones came in different steps
-    before that, the first such number: a rank that leaves out a whole step goes on in the usual order.
+    """The first number under which ranks issued different collectives; None if there is none.
 
-    rows: by number and rank.
+    Where the same collectives came in different steps before, the first such number: a rank that leaves out
+    a whole step goes on in the usual order. rows: calls by number and rank.
     """
     numbers = sorted(rows)
     different = (seq for seq in numbers if len({comparable(call) for call in rows[seq].values()}) > 1)
@@ -239,8 +249,10 @@ def _pairs(key: str, ranks: tuple[int, ...], states: dict[int, GroupState]) -> l
 def _not_come(
     ranks: tuple[int, ...], states: dict[int, GroupState], own_group: GroupState, pending: CallState
 ) -> list[int]:
-    """Ranks that have not begun a collective of a group in which sends and receives, which not every rank
-    issues, put the numbers apart: by its place in its step."""
+    """Ranks that have not begun a collective of a group that also has sends and receives.
+
+    Not every rank issues those, so numbers differ between ranks: the place in the step is compared.
+    """
 
     def of_step(group: GroupState) -> list[CallState]:
         return [c for c in group.calls if c.step == pending.step and c.op not in POINT_TO_POINT]
@@ -253,7 +265,10 @@ def _not_come(
 def _block(
     key: str, ranks: tuple[int, ...], states: dict[int, GroupState], of_rank: dict[int, HangReport]
 ) -> StuckCollective | None:
-    """None where no rank waits in the group."""
+    """The collective that ranks of the group wait in; None where none waits.
+
+    It is the first that some rank has not finished: whoever has started it waits, whoever has not is absent.
+    """
     # A rank that knows nothing of the group has issued nothing in it.
     reporting = [rank for rank in ranks if rank in of_rank and of_rank[rank].groups is not None]
     seq = min((_front(states[rank]) if rank in states else 0 for rank in reporting), default=0)
@@ -270,7 +285,7 @@ def _block(
         elif call is not None and call.finished is None:
             unknown[rank] = call
     if absent:
-        # Whoever issued it is in it still: it does not end without those who have not come.
+        # A collective does not end without all its ranks: those that issued it are still in it.
         waiting |= unknown
     if not waiting:
         return None
@@ -297,8 +312,10 @@ def _call(group: GroupState | None, seq: int) -> CallState | None:
 
 
 def _departed(of_rank: dict[int, HangReport], block: StuckCollective) -> tuple[list[int], list[str]]:
-    """Ranks that issued another collective than most; where no majority tells, another than their own other
-    steps have in this place."""
+    """Ranks that issued another collective than most, and notes on how.
+
+    Where there is no majority: ranks whose own other steps have another collective in this place.
+    """
     counts = Counter(comparable(call) for call in block.waiting.values()).most_common()
     if len(counts) == 1:
         return _in_other_steps(of_rank, block)
@@ -323,8 +340,11 @@ def _departed(of_rank: dict[int, HangReport], block: StuckCollective) -> tuple[l
 
 
 def _in_other_steps(of_rank: dict[int, HangReport], block: StuckCollective) -> tuple[list[int], list[str]]:
-    """Ranks that issued the same collective in another step than most; where no majority tells, those that
-    issued more or fewer in the earlier of the steps than in the steps before."""
+    """Ranks that issued the same collective in another step than most, and notes on how.
+
+    Where there is no majority: ranks that issued more or fewer collectives in the earlier of the steps than
+    in the steps before.
+    """
     steps = Counter(call.step for call in block.waiting.values()).most_common()
     earliest = min(number for number, _ in steps)
     if steps[0][1] > steps[1][1]:
@@ -358,7 +378,7 @@ def _has(ranks: Sequence[int]) -> str:
 def _divergence_text(
     of_rank: dict[int, HangReport], block: StuckCollective, rank: int, usual_rank: int
 ) -> str:
-    """In what a rank departed from another: one left out, one more, or one in place of another."""
+    """How a rank departed from another: a collective left out, one more, or one in place of another."""
     issued, usual = block.waiting[rank], block.waiting[usual_rank]
     after_own = _call(_group_of(of_rank[rank], block.key), block.seq + 1)
     after_usual = _call(_group_of(of_rank[usual_rank], block.key), block.seq + 1)
@@ -376,8 +396,11 @@ def _group_of(report: HangReport, key: str) -> GroupState | None:
 def _unlike_other_steps(
     of_rank: dict[int, HangReport], block: StuckCollective
 ) -> tuple[list[int], list[str]]:
-    """Ranks whose collective no other step has in this place, where others' is in some; where both are,
-    because a program does something every N steps, those that are not where the N falls."""
+    """Ranks whose collective no other step has in this place, while some step has that of the others.
+
+    Where some step has either, because a program does something every N steps: ranks for whose collective
+    this step is not the Nth.
+    """
     places = {rank: _place(of_rank[rank], block.key, call) for rank, call in block.waiting.items()}
     steps: dict[Signature, list[int]] = {}
     for place in places.values():
@@ -429,7 +452,7 @@ def _is_unseen(report: HangReport, block: StuckCollective, rank: int, usual: Sig
 
 
 def _falls_on(number: int, steps: list[int]) -> bool | None:
-    """Whether steps that are evenly apart, by two or more, go on with this number; None of other steps."""
+    """True where evenly spaced steps (two or more apart) go on with this number; None where steps are not."""
     earlier = [step for step in steps if step < number]
     distances = {b - a for a, b in pairwise(earlier)}
     if len(distances) != 1 or min(distances) < 2:
@@ -440,8 +463,10 @@ def _falls_on(number: int, steps: list[int]) -> bool | None:
 def _place(
     report: HangReport, key: str, call: CallState
 ) -> "dict[int, tuple[Signature | None, Signature | None]] | None":
-    """By step: what this rank's other whole steps had in the place of this call, and what followed; None
-    where the report reaches over no whole one."""
+    """The collective that each other whole step had in the place of this call, and the next one, by step.
+
+    None where the report holds no other whole step.
+    """
     group = next(group for group in report.groups or () if group.key == key)
     steps: dict[int, list[CallState]] = {}
     for call_in_step in group.calls:
@@ -465,7 +490,7 @@ def _place(
 
 
 def _skips(of_rank: dict[int, HangReport], block: StuckCollective) -> list[str]:
-    """Earlier collectives that ranks issued in different steps: who is ahead left one out before."""
+    """Note on earlier collectives that ranks issued in different steps: a rank ahead left one out before."""
     steps: dict[int, dict[int, int]] = {}
     for rank, report in of_rank.items():
         for group in report.groups or ():

@@ -1,4 +1,4 @@
-"""Which ranks issued the collectives of their groups in another order than in their other steps?
+"""Order of a rank's collectives across its groups: where it departs from the usual one, what comes next.
 
 A report numbers collectives by group. Across groups the time of issue orders them, and a program orders
 them alike in every step: a rank that did not is the one to blame for ranks that wait for each other.
@@ -14,6 +14,8 @@ OF_ANY_SIZE = UNEVEN | {"coalesced"}
 
 
 class Signature(NamedTuple):
+    """What two ranks must agree on in a collective."""
+
     op: str
     bytes: int
     dtype: str
@@ -27,11 +29,13 @@ def signature(call: CallState) -> Signature:
 
 
 def comparable(call: CallState) -> Signature:
-    """Equal where two ranks, or two steps, issued the same collective."""
+    """Signature that is equal wherever two ranks, or two steps, issued the same collective."""
     return Signature(call.op, 0, "") if call.op in OF_ANY_SIZE else signature(call)
 
 
 class Issued(NamedTuple):
+    """A collective with its group."""
+
     key: str
     group: str
     call: CallState
@@ -44,10 +48,9 @@ class Issued(NamedTuple):
 
 
 def departure(report: HangReport, number: int) -> str | None:
-    """How the step with this number departs from the nearest whole one; None where it does not, or where the
-    report does not tell.
+    """How a step of this rank departs from the nearest whole one; None where it does not, or is not known.
 
-    number: of the earliest step in which ranks wait. The rank that departed may be further.
+    number: the earliest step in which ranks wait. The rank that departed may be further.
     """
     steps = _steps(report)
     if steps is None or number not in steps:
@@ -84,7 +87,7 @@ def next_keys(report: HangReport) -> list[str]:
 
 
 def _steps(report: HangReport) -> dict[int, list[Issued]] | None:
-    """By step: the collectives of all groups, in the order of their issue; None where a time is not known."""
+    """Collectives of all groups in order of their issue, by step; None where a time is not known."""
     issued = [
         Issued(group.key, group.name, call)
         for group in report.groups or ()

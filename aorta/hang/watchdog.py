@@ -1,4 +1,10 @@
-"""A thread of every rank that notices when no step ends any more, and calls the other ranks to report."""
+"""A thread of every rank that notices when no step ends any more, and calls the other ranks to report.
+
+aorta.instrument enters the Watchdog and calls beat() before each step. On a standstill the thread writes
+hang/rank<n>.json; the first rank to report also prints who is waited for (aorta.hang.find), and with
+hang.action=abort the process then ends. The main thread may hang in any call and hold any lock, so every
+question to a store, a device or a library is asked in a thread of its own, with a limit to the wait.
+"""
 
 import faulthandler
 import logging
@@ -52,8 +58,37 @@ from aorta.records.schema import Ending
 from aorta.records.state import first_line, lost_a_peer, read_states
 from aorta.records.writer import move_aside, write_json
 
+log = logging.getLogger(__name__)
 ANSWER_S = 2.0
-"""A store whose machine is gone may not answer for minutes."""
+"""Longest wait for an answer of the store: one whose machine is gone may not answer for minutes."""
+ABORT_STATUS = 124
+"""Exit status with hang.action=abort, as timeout(1) has it."""
+POLL_S = 1.0
+"""Time between two looks of the thread."""
+OTHERS_S = 4.0
+"""Longest wait of a rank that reports for the reports of the others."""
+SAY_S = 2.0
+"""Longest wait for what takes a lock of the main thread: a line on stderr, the ending of the run."""
+DEVICE_S = 2.5
+"""Longest wait for the device's telemetry."""
+LEAVE_S = 3.0
+"""Longest wait for the other ranks' last writing before this one ends."""
+FLUSH_S = 1.0
+"""Longest wait for the recorder to write finished steps."""
+REPORT_S = 20.0
+"""Time for a whole report: more than all of the above and the flight recorder. A rank beyond it is stuck."""
+NOT_RUN_S = 2.0
+"""Delay of a look from which on the process is taken not to have run: stopped, say."""
+MOST_REMEMBERED, MOST_REMEMBERED_STEPS = 2000, 200
+"""Finished calls, and steps, that are kept to tell the usual order."""
+LEAST_BY_MEDIAN_S = 10.0
+"""Shortest limit that hang.median_factor may give."""
+STEPS_FOR_MEDIAN = 10
+"""Fewest finished steps for such a limit."""
+INTERPRETER_STUCK_S = 2.0
+"""Time beyond the limit after which faulthandler acts in place of this module's thread."""
+STDERR = 2
+"""Number of the process's stderr: sys.stderr may be an object without a file."""
 
 
 class MeetingStore(Protocol):
@@ -63,133 +98,6 @@ class MeetingStore(Protocol):
     def check(self, keys: list[str], /) -> bool: ...
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
-
-
-class Meeting:
-    """Every question is asked in a thread of its own: the caller never waits longer than a limit."""
-
-    def __init__(self, store: MeetingStore | None, world_size: int, rank: int = 0) -> None:
-        self._store, self._world_size, self._rank = store, world_size, rank
-        self._number = 0
-        """Of the hang that is reported next."""
-        self._asking: threading.Thread | None = None
-
-    def connect(self) -> None:
-        """Take a connection of its own: one connection answers one question at a time, and the main thread
-        may hang in its own."""
-        clone = getattr(self._store, "clone", None)
-        if clone is not None:
-            with suppress(RuntimeError, NotImplementedError):
-                self._store = clone()
-
-    def is_called(self) -> bool:
-        """Whether another rank reports a hang that this one has not reported."""
-        key = self._key(self._number)
-        return bool(self._ask(lambda store: store.check([key])))
-
-    def count_pause(self, change: int, place: int = 0) -> None:
-        """This rank begins a pause that it has announced (1) or ends it (-1).
-
-        place: how far it is in its run, in a measure that all ranks share.
-        """
-
-        def tell(store: MeetingStore) -> None:
-            store.set(f"pausing/{self._rank}", str(place) if change > 0 else "")
-            store.add("pausing", change)
-
-        self._ask(tell)
-
-    def waits_for_pause(self, place: int) -> bool:
-        """Whether a rank that is no further than this one is in a pause. One that is further waits for this
-        one, in a checkpoint say, and has nothing to do with this one's standstill."""
-        if self.num_pausing() == 0:
-            return False
-
-        def is_waited_for(store: MeetingStore) -> bool:
-            for rank in range(self._world_size):
-                key = f"pausing/{rank}"
-                if rank != self._rank and store.check([key]):
-                    text = store.get(key).decode()
-                    if text and int(text) <= place:
-                        return True
-            return False
-
-        return self._ask(is_waited_for) is not False
-
-    def num_pausing(self) -> int:
-        """Ranks in such a pause; 0 where the store does not tell."""
-        return self._ask(lambda store: store.add("pausing", 0)) or 0
-
-    def count_in(self) -> int:
-        """This rank has reported; which one it is to do so, 1 where the store does not tell."""
-        key = self._key(self._number)
-        self._number += 1
-        return self._ask(lambda store: store.add(key, 1)) or 1
-
-    def wait_for_all(self, limit_s: float) -> int:
-        """How many ranks have reported when all have, or after limit_s."""
-        return self._wait(self._key(self._number - 1), self._world_size, limit_s)
-
-    def leave_together(self, num_ranks: int, limit_s: float) -> None:
-        """Returns when so many ranks have nothing left to write, this one included, or after limit_s: a
-        launcher ends the others when the first one ends."""
-        key = self._key(self._number - 1) + "/left"
-        self._ask(lambda store: store.add(key, 1))
-        self._wait(key, num_ranks, limit_s)
-
-    def _wait(self, key: str, num_expected: int, limit_s: float) -> int:
-        num = 1
-        end_s = time.monotonic() + limit_s
-        while self._store is not None and num < num_expected and (left_s := end_s - time.monotonic()) > 0:
-            num = self._ask(lambda store: store.add(key, 0), left_s) or num
-            if num < num_expected:
-                time.sleep(min(0.5, 0.1 * max(1.0, self._world_size / 64)))  # all ranks may ask one store
-        return num
-
-    def _key(self, number: int) -> str:
-        return f"hang/{number}"
-
-    def _ask(self, question: Callable[[MeetingStore], Any], limit_s: float = ANSWER_S) -> Any:
-        """None where there is no answer."""
-        store = self._store
-        if store is None or (self._asking is not None and self._asking.is_alive()):
-            return None
-        answers: list[Any] = []
-
-        def ask() -> None:
-            try:
-                answers.append(question(store))
-            except RuntimeError:  # the store went away with the rank that holds it
-                self._store = None
-
-        self._asking = threading.Thread(target=ask, name="aorta-hang-store", daemon=True)
-        self._asking.start()
-        self._asking.join(min(limit_s, ANSWER_S))
-        return answers[0] if answers else None
-
-
-log = logging.getLogger(__name__)
-
-ABORT_STATUS = 124
-"""As timeout(1) ends."""
-POLL_S = 1.0
-OTHERS_S = 4.0
-"""How long a rank that reports waits for the reports of the others."""
-SAY_S = 2.0
-DEVICE_S = 2.5
-LEAVE_S = 3.0
-FLUSH_S = 1.0
-REPORT_S = 20.0
-"""More than all of the above and the flight recorder: a rank that is not done by then is stuck."""
-NOT_RUN_S = 2.0
-"""Beyond its interval between two looks, a watchdog did not run: the process was stopped, say."""
-MOST_REMEMBERED, MOST_REMEMBERED_STEPS = 2000, 200
-"""Finished calls, and steps, that are kept to tell the usual order."""
-LEAST_BY_MEDIAN_S = 10.0
-STEPS_FOR_MEDIAN = 10
-INTERPRETER_STUCK_S = 2.0
-STDERR = 2
-"""Of the process: sys.stderr may be an object without a file."""
 
 
 class Watchdog:
@@ -218,7 +126,7 @@ class Watchdog:
         self._recorder = recorder
         self._journal: Journal | None = getattr(recorder, "journal", None)
         self._finding: tuple[str, list[int]] | None = None
-        """What is waited for and which ranks, on the rank that says it."""
+        """The sentence that is printed and the ranks that it names; on the rank that prints it."""
         self._meeting = Meeting(store, world_size, rank)
         self._device = device
         self._exit_now = exit_now
@@ -288,8 +196,10 @@ class Watchdog:
         self._progress_s = now_s
 
     def _keep_last_calls(self) -> None:
-        """For the others, should this rank end without a report, or be stopped. On GPUs their number alone: a
-        mismatch ends no process there."""
+        """Keep the latest collectives in a file, should this rank end without a report or be stopped.
+
+        On GPUs their number alone: a mismatch ends no process there.
+        """
         if self._journal is None:
             return
         on_gpu = self._device is not None and self._device.type != "cpu"
@@ -305,8 +215,7 @@ class Watchdog:
         self._journal.trail = self._last_calls.note
 
     def _remember(self, global_step: int, calls: list[CollectiveCall]) -> None:
-        """Steps that tell the program's usual order, every so many steps too: the latest, as many as hold
-        MOST_REMEMBERED calls together."""
+        """Keep a finished step: many of them tell the usual order, also of what comes every N steps."""
         steps = self._finished_steps
         steps.append((global_step, calls))
         self._num_finished_calls += len(calls)
@@ -317,7 +226,7 @@ class Watchdog:
 
     @contextmanager
     def pausing(self, activity: str) -> Iterator[None]:
-        """A context around what is no step and may take long, as Recorder.pausing."""
+        """Context for work that is no step and may take long; as Recorder.pausing."""
         enclosing, self._pause = self._pause, activity
         try:
             yield
@@ -337,7 +246,7 @@ class Watchdog:
         self._was_debugging = is_debugging
 
     def _forgive(self, seconds: float) -> None:
-        """Time in which this process did not run (it was stopped, or the machine was) is no standstill."""
+        """Move the clocks of progress on: while this process was stopped, nothing stood still."""
         now_s = time.monotonic()
         self._progress_s = min(now_s, self._progress_s + seconds)
         self._device_progress_s = min(now_s, self._device_progress_s + seconds)
@@ -347,7 +256,7 @@ class Watchdog:
         return max(self._progress_s, self._pause_ended_s, ended_s)
 
     def limit_s(self) -> float:
-        """Time without progress that is one too much, as of now."""
+        """Longest time without progress that is no hang, for what the rank does now."""
         limit_s, factor = self.hang.timeout_s, self.hang.median_factor
         pause = self._announced()
         if pause is not None:
@@ -389,7 +298,7 @@ class Watchdog:
             self._end_it_after(limit_s + INTERPRETER_STUCK_S)
             reason = self._standstill(limit_s)
         if self._num_steps == self._reported_at_step:
-            return  # this one is told
+            return  # this standstill is reported
         if reason is None and self._meeting.is_called():
             reason = "another rank reports a hang"
         if reason is not None and not self._closing.is_set():
@@ -410,12 +319,13 @@ class Watchdog:
             self._meeting.count_pause(1 if is_pausing else -1, self._place())
 
     def _place(self) -> int:
-        """How far this rank is: odd in a step, even behind it."""
+        """Progress of this rank as a number: odd inside a step, even after it."""
         step = None if self._journal is None else self._journal.current
         is_inside = self._journal is None or (step is not None and step.body_end is None)
         return 2 * self._num_steps - (1 if is_inside else 0)
 
     def _standstill(self, limit_s: float) -> str | None:
+        """Reason to report: the host began no step, or the device finished none, within the limit."""
         now_s = time.monotonic()
         first = None
         if self._journal is not None:
@@ -434,13 +344,15 @@ class Watchdog:
         return None
 
     def _end_it_after(self, seconds: float) -> None:
-        """Unless this thread runs again by then. A library that keeps the interpreter lock stops it; a thread
-        of faulthandler needs no lock."""
+        """Have faulthandler dump all stacks, and end the process on abort, unless this thread runs by then.
+
+        A library that keeps the interpreter lock stops this thread; faulthandler's needs no lock.
+        """
         with suppress(AttributeError, ValueError, OSError):  # no such file
             faulthandler.dump_traceback_later(seconds, file=STDERR, exit=self.hang.action == "abort")
 
     def _leave(self, reason: str) -> None:
-        """Have written what is finished, and how this ends. A thread: the main thread may keep a lock."""
+        """Write finished steps and how the run ends, in threads: the main thread may keep a lock."""
         in_thread(self._end_stopped, "aorta-hang-kills").join(SAY_S)
         flush, end = getattr(self._recorder, "flush", None), getattr(self._recorder, "end", None)
         ending_reason, ranks = self._finding or (reason, [])
@@ -451,7 +363,7 @@ class Watchdog:
             in_thread(lambda: flush(FLUSH_S), "aorta-hang-flushes").join(FLUSH_S + 0.5)
 
     def _end_stopped(self) -> None:
-        """Ranks of this machine that are stopped (SIGSTOP) cannot end themselves, nor heed a SIGTERM."""
+        """Kill stopped ranks of this machine (SIGSTOP): they neither end themselves nor heed SIGTERM."""
         own_state = read_states(self._output_dir).get(self._rank)
         for state in read_states(self._output_dir).values():
             process = state.process
@@ -468,7 +380,9 @@ class Watchdog:
     # -- the report -----------------------------------------------------------------------------
 
     def _report(self, reason: str, limit_s: float) -> None:
-        self._write_stacks()  # first: needs no answer of the device
+        # In order of risk: stacks need no answer of the device, the flight recorder may wait for ever with the
+        # interpreter lock. What is known is written before the next question is asked.
+        self._write_stacks()
         report = self._report_now = self._describe(reason, limit_s)
         self._write(report)
         adding = in_thread(lambda: self._add_device(report), "aorta-hang-device")
@@ -540,13 +454,14 @@ class Watchdog:
         self._amend(device=device, not_measured=not_measured)
 
     def _amend(self, **changes: Any) -> None:
-        """Write the report again, with what has become known."""
-        with self._amending:
+        """Write the report again, with what has become known since."""
+        with self._amending:  # the device's thread and the watchdog's may both have news
             assert self._report_now is not None
             self._report_now = msgspec.structs.replace(self._report_now, **changes)
             self._write(self._report_now)
 
     def _say(self, num_reported: int) -> None:
+        """Print who is waited for, by the reports that are here."""
         try:
             reports = read_reports(self._output_dir)
             if len(reports) < num_reported:
@@ -567,3 +482,113 @@ class Watchdog:
             move_aside(self._output_dir, (FOLDER,))
         except AortaError as error:
             log.warning("%s", error)
+
+
+class Meeting:
+    """Ranks that tell each other, through a store, that they hang, pause, have reported or leave.
+
+    Every question is asked in a thread of its own: the caller never waits longer than a limit.
+    """
+
+    def __init__(self, store: MeetingStore | None, world_size: int, rank: int = 0) -> None:
+        self._store, self._world_size, self._rank = store, world_size, rank
+        self._number = 0
+        """Number of the hang that is reported next: a run may hang more than once."""
+        self._asking: threading.Thread | None = None
+
+    def connect(self) -> None:
+        """Take a connection of its own: one connection answers one question at a time, and the main thread
+        may hang in its own."""
+        clone = getattr(self._store, "clone", None)
+        if clone is not None:
+            with suppress(RuntimeError, NotImplementedError):
+                self._store = clone()
+
+    def is_called(self) -> bool:
+        """True where another rank reports a hang that this one has not reported."""
+        key = self._key(self._number)
+        return bool(self._ask(lambda store: store.check([key])))
+
+    def count_pause(self, change: int, place: int = 0) -> None:
+        """Tell the others that this rank begins an announced pause (1) or ends it (-1).
+
+        place: how far it is in its run, in a measure that all ranks share.
+        """
+
+        def tell(store: MeetingStore) -> None:
+            store.set(f"pausing/{self._rank}", str(place) if change > 0 else "")
+            store.add("pausing", change)
+
+        self._ask(tell)
+
+    def waits_for_pause(self, place: int) -> bool:
+        """True where a rank that is no further than this one is in a pause.
+
+        A rank that is further waits for this one, in a checkpoint say: its pause explains no standstill here.
+        """
+        if self.num_pausing() == 0:
+            return False
+
+        def is_waited_for(store: MeetingStore) -> bool:
+            for rank in range(self._world_size):
+                key = f"pausing/{rank}"
+                if rank != self._rank and store.check([key]):
+                    text = store.get(key).decode()
+                    if text and int(text) <= place:
+                        return True
+            return False
+
+        return self._ask(is_waited_for) is not False
+
+    def num_pausing(self) -> int:
+        """Number of ranks in an announced pause; 0 where the store does not answer."""
+        return self._ask(lambda store: store.add("pausing", 0)) or 0
+
+    def count_in(self) -> int:
+        """Count this rank as one that has reported: its place among them, 1 without an answer."""
+        key = self._key(self._number)
+        self._number += 1
+        return self._ask(lambda store: store.add(key, 1)) or 1
+
+    def wait_for_all(self, limit_s: float) -> int:
+        """Number of ranks that have reported, once all have or limit_s is over."""
+        return self._wait(self._key(self._number - 1), self._world_size, limit_s)
+
+    def leave_together(self, num_ranks: int, limit_s: float) -> None:
+        """Wait until num_ranks have nothing left to write, this one included, or until limit_s is over.
+
+        A launcher ends the other ranks when the first one ends.
+        """
+        key = self._key(self._number - 1) + "/left"
+        self._ask(lambda store: store.add(key, 1))
+        self._wait(key, num_ranks, limit_s)
+
+    def _wait(self, key: str, num_expected: int, limit_s: float) -> int:
+        num = 1
+        end_s = time.monotonic() + limit_s
+        while self._store is not None and num < num_expected and (left_s := end_s - time.monotonic()) > 0:
+            num = self._ask(lambda store: store.add(key, 0), left_s) or num
+            if num < num_expected:
+                time.sleep(min(0.5, 0.1 * max(1.0, self._world_size / 64)))  # all ranks may ask one store
+        return num
+
+    def _key(self, number: int) -> str:
+        return f"hang/{number}"
+
+    def _ask(self, question: Callable[[MeetingStore], Any], limit_s: float = ANSWER_S) -> Any:
+        """Answer of the store; None where there is none in time, or an earlier question is still open."""
+        store = self._store
+        if store is None or (self._asking is not None and self._asking.is_alive()):
+            return None
+        answers: list[Any] = []
+
+        def ask() -> None:
+            try:
+                answers.append(question(store))
+            except RuntimeError:  # the store went away with the rank that holds it
+                self._store = None
+
+        self._asking = threading.Thread(target=ask, name="aorta-hang-store", daemon=True)
+        self._asking.start()
+        self._asking.join(min(limit_s, ANSWER_S))
+        return answers[0] if answers else None
