@@ -380,8 +380,8 @@ class Watchdog:
     # -- the report -----------------------------------------------------------------------------
 
     def _report(self, reason: str, limit_s: float) -> None:
-        # In order of risk: stacks need no answer of the device, the flight recorder may wait for ever with the
-        # interpreter lock. What is known is written before the next question is asked.
+        # In order of risk: stacks need no answer of the device; the flight recorder may wait for ever with
+        # the interpreter lock. What is known is written before the next question is asked.
         self._write_stacks()
         report = self._report_now = self._describe(reason, limit_s)
         self._write(report)

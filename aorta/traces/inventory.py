@@ -1,25 +1,35 @@
-"""What a rank's device did in each step, piece by piece: kernels, copies and collectives with what launched
-them."""
+"""Inventory of a rank's device work: kernels, copies and collectives of each step, with what launched them.
 
-from collections.abc import Sequence
+`aorta compare` of two traces (aorta.account) sets two inventories side by side. Operators and modules come
+from a second reading of a Kineto trace: the RankTrace holds device work alone.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import TraceError
+from aorta.processes import no_garbage_collection
 from aorta.timeline.types import Kind
 from aorta.traces.cache import Reading
 from aorta.traces.classify import COMM_RULES, COMMUNICATION, COPY, CommRule, classifier, kernel_class
-from aorta.traces.files import read_bytes
-from aorta.traces.kineto import LaunchedBy, launchers
+from aorta.traces.files import read_bytes, unpack
+from aorta.traces.kineto import CATEGORIES, EARLIER_CATEGORIES, LAUNCH_CATEGORIES
 from aorta.traces.model import RankTrace, TraceCollective
 from aorta.traces.sniff import read_member
 from aorta.traces.sources import Source
 
 Floats = NDArray[np.float64]
+MODULE = "nn.Module: "
+"""Start of the ranges of modules among Python functions."""
+MOST_LETTERS = 200
+"""Letters of a name that are kept."""
 
 
 class WorkKey(NamedTuple):
@@ -27,18 +37,18 @@ class WorkKey(NamedTuple):
 
     kind: Literal["kernel", "copy", "collective"]
     work_class: str
-    """Of aorta.traces.classify; communication of collectives."""
+    """One of aorta.traces.classify.KERNEL_CLASSES."""
     name: str
-    """The kernel's, or the collective's operation."""
+    """Name of the kernel, or operation of the collective."""
     operator: str = ""
     shapes: str = ""
-    """Of the operator's inputs; bytes, type and ranks of a collective."""
+    """Shapes of the operator's inputs; bytes, type and ranks of a collective."""
     module: str = ""
-    """Of the operator; the group of a collective."""
+    """Module around the operator; the group of a collective."""
 
 
 class WorkTimes(NamedTuple):
-    """By step."""
+    """Times and launches of a piece of work, with a number for each step."""
 
     ms: Floats
     """Summed durations, which may overlap."""
@@ -46,19 +56,29 @@ class WorkTimes(NamedTuple):
 
 
 class Inventory(NamedTuple):
+    """All device work of a rank, by step."""
+
     work: dict[WorkKey, WorkTimes]
     num_steps: int
     is_whole_window: bool
-    """The trace marks no steps: everything counts as one."""
+    """True where the trace marks no steps: everything counts as one."""
     sequence: tuple[WorkKey, ...]
     """Kernels of the middle step in order of their starts."""
     has_operators: bool
 
 
+class LaunchedBy(NamedTuple):
+    """Operator and module that launched a kernel; '' where the trace does not tell."""
+
+    operator: str = ""
+    shapes: str = ""
+    module: str = ""
+
+
 def rank_inventory(source: Source, rank: int, reading: Reading) -> Inventory:
-    """Of one rank's trace; read a second time for operators where it is Kineto's."""
+    """The inventory of one rank's trace."""
     trace = replace(reading, cache=False).read(source, rank)  # a cached one does not tell who launched what
-    by_correlation = _launchers(source, rank)
+    by_correlation = _launchers_of_rank(source, rank)
     keys = _keys(trace, by_correlation, reading.rules)
     num_steps = max(len(trace.steps), 1)
     step = trace.launch_step if trace.steps else np.zeros(len(trace.timeline), dtype=np.int64)
@@ -79,21 +99,10 @@ def rank_inventory(source: Source, rank: int, reading: Reading) -> Inventory:
     return Inventory(rows, num_steps, not trace.steps, sequence, has_operators)
 
 
-def _launchers(source: Source, rank: int) -> dict[int | str, LaunchedBy]:
-    file = source.files[rank]
-    if file.format != "kineto":
-        return {}
-    first = Path(file.paths[0])
-    try:
-        return launchers(read_member(first, file.member) if file.member else read_bytes(first), file.name)
-    except TraceError:
-        return {}  # JAX's traces have no operators of torch
-
-
 def _keys(
     trace: RankTrace, by_correlation: dict[int | str, LaunchedBy], rules: Sequence[CommRule] = COMM_RULES
 ) -> list[WorkKey]:
-    """One per span of the timeline."""
+    """The piece of work that each span of the timeline belongs to."""
     line = trace.timeline
     unknown = LaunchedBy()
     comm_op = classifier(tuple(rules)).comm_op
@@ -133,3 +142,112 @@ def _of_collective(collective: TraceCollective | None, op: str) -> WorkKey:
         "" if not collective.ranks else f"{len(collective.ranks)} ranks",
     ]
     return WorkKey("collective", COMMUNICATION, op, "", " ".join(filter(None, parts)), collective.group or "")
+
+
+def _launchers_of_rank(source: Source, rank: int) -> dict[int | str, LaunchedBy]:
+    file = source.files[rank]
+    if file.format != "kineto":
+        return {}
+    first = Path(file.paths[0])
+    try:
+        return _launchers(read_member(first, file.member) if file.member else read_bytes(first), file.name)
+    except TraceError:
+        return {}  # JAX's traces have no operators of torch
+
+
+class _LaunchArgs(msgspec.Struct, gc=False):
+    correlation: int | str | None = None
+    dims: Any = msgspec.field(name="Input Dims", default=None)
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    ts: int | float = 0
+    dur: int | float | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    args: _LaunchArgs | None = None
+
+
+class _Trace(msgspec.Struct):
+    events: list[_Event] = msgspec.field(name="traceEvents")
+
+
+def _launchers(data: bytes, location: str) -> dict[int | str, LaunchedBy]:
+    """Operator and module of each launch, by correlation id; empty where the trace has no operators.
+
+    Raises TraceError where the bytes are no Kineto trace.
+    """
+    with no_garbage_collection():
+        try:
+            events = msgspec.json.decode(unpack(data, location), type=_Trace, strict=False).events
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise TraceError(f"{location} is not a readable Kineto trace: {error}") from error
+        threads: dict[Any, tuple[list[_Event], list[_Event]]] = defaultdict(lambda: ([], []))
+        device_ids = {
+            e.args.correlation
+            for e in events
+            if e.args is not None and EARLIER_CATEGORIES.get(e.cat or "", e.cat) in CATEGORIES
+        }
+        for e in events:
+            category = EARLIER_CATEGORIES.get(e.cat or "", e.cat)
+            is_module = category == "python_function" and e.name.startswith(MODULE)
+            if (category == "cpu_op" or is_module) and e.dur is not None:
+                threads[e.pid, e.tid][0].append(e)
+            elif category in LAUNCH_CATEGORIES and e.args is not None and e.args.correlation in device_ids:
+                threads[e.pid, e.tid][1].append(e)
+        return {
+            key: launched_by
+            for ranges, launches in threads.values()
+            for key, launched_by in _of_thread(ranges, launches)
+        }
+
+
+def _of_thread(
+    ranges: Sequence[_Event], launches: Sequence[_Event]
+) -> Iterable[tuple[int | str, LaunchedBy]]:
+    """Launches of a thread, each with the innermost operator and module around it.
+
+    Ranges of a thread nest, so the open ones at a launch are a stack.
+    """
+    ranges = sorted(ranges, key=lambda e: (e.ts, -(e.dur or 0)))
+    open_ranges: list[_Event] = []
+    number = 0
+    for launch in sorted(launches, key=lambda e: e.ts):
+        while number < len(ranges) and ranges[number].ts <= launch.ts:
+            while open_ranges and _end(open_ranges[-1]) <= ranges[number].ts:
+                open_ranges.pop()
+            open_ranges.append(ranges[number])
+            number += 1
+        while open_ranges and _end(open_ranges[-1]) < launch.ts:
+            open_ranges.pop()
+        operator = next((e for e in reversed(open_ranges) if not e.name.startswith(MODULE)), None)
+        module = next((e for e in reversed(open_ranges) if e.name.startswith(MODULE)), None)
+        key = launch.args.correlation if launch.args is not None else None
+        if key is not None:
+            yield (
+                key,
+                LaunchedBy(
+                    "" if operator is None else operator.name[:MOST_LETTERS],
+                    "" if operator is None or operator.args is None else _shapes(operator.args.dims),
+                    "" if module is None else module.name.removeprefix(MODULE)[:MOST_LETTERS],
+                ),
+            )
+
+
+def _end(event: _Event) -> float:
+    return event.ts + (event.dur or 0)
+
+
+def _shapes(dims: Any) -> str:
+    """Shapes of tensors as '64x128, 128x256'; scalars have none."""
+    if not isinstance(dims, list):
+        return ""
+    shapes = [
+        "x".join(map(str, dim))
+        for dim in dims
+        if isinstance(dim, list) and dim and not any(isinstance(size, list) for size in dim)
+    ]
+    return ", ".join(shapes)[:MOST_LETTERS]

@@ -1,10 +1,14 @@
-"""Reads a Kineto (torch.profiler) trace: one Timeline of everything, one per step."""
+"""Reads a Kineto (torch.profiler) trace into a RankTrace.
+
+kineto_file.py decodes the file. Here its events become the columns that all readers fill in (Activities),
+with the metadata of collectives, and assemble.py makes the trace of these.
+"""
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,121 +27,11 @@ from aorta.traces.assemble import (
     indexed,
 )
 from aorta.traces.classify import COMM_RULES, Classifier, CommRule, classifier
-from aorta.traces.files import read_bytes, unpack
+from aorta.traces.files import read_bytes
 from aorta.traces.host_calls import KERNEL_LAUNCH, STEP_NAME, step_marks
 from aorta.traces.jax_profiler import parse_jax
 from aorta.traces.kineto_file import Args, Distributed, KinetoEvent, Trace, decode, is_coarse, nanoseconds
-from aorta.traces.model import RankTrace, TraceCollective, TraceQuality, rank_in_name
-
-NCCL_RANGE = "nccl:"
-"""User annotations of ProcessGroupNCCL: the operation of traces without metadata."""
-PARAMS = "record_param_comms"
-DTYPE_BYTES = {
-    "byte": 1, "char": 1, "bool": 1, "half": 2, "bfloat16": 2, "short": 2, "int": 4, "float": 4,
-    "long": 8, "double": 8, "complexfloat": 8, "complexdouble": 16,
-}  # fmt: skip
-
-MOST_ELEMENTS = 2**58
-"""More is damage."""
-
-Ranges = dict[tuple[Any, Any], list[tuple[float, float, str]]]
-
-
-def collective_args(
-    events: Iterable[KinetoEvent], activities: Sequence[KinetoEvent], launch_of: Sequence[KinetoEvent | None]
-) -> dict[int, Args]:
-    """Metadata by activity: the kernel's own, else that of the record_param_comms (among events) to
-    which the kernel or its launch is linked."""
-    by_id: dict[int | str | None, Args] = {
-        e.args.external_id: e.args
-        for e in events
-        if e.name == PARAMS and e.args is not None and e.args.collective
-    }
-    by_id.pop(None, None)
-    args_of = {i: e.args for i, e in enumerate(activities) if e.args is not None and e.args.collective}
-    if by_id:
-        for i, (e, launch) in enumerate(zip(activities, launch_of, strict=True)):
-            if i in args_of:
-                continue
-            args = by_id.get(e.args.external_id) if e.args is not None else None
-            if args is None and launch is not None and launch.args is not None:
-                args = by_id.get(launch.args.external_id)
-            if args is not None:
-                args_of[i] = args
-    return args_of
-
-
-def information(args: Args, distributed: Distributed | None) -> CollectiveInfo:
-    return CollectiveInfo(
-        op=canonical_op(str(args.collective)),
-        group=None if args.group is None else str(args.group),
-        ranks=group_ranks(args, distributed),
-        bytes=size_bytes(args),
-        dtype=None if args.dtype is None else str(args.dtype),
-    )
-
-
-def read_ranges(annotations: Iterable[KinetoEvent]) -> Ranges:
-    """Per thread: start, end and operation of the annotations nccl:<operation>."""
-    ranges: Ranges = {}
-    for e in annotations:
-        if e.name.startswith(NCCL_RANGE):
-            op = canonical_op(e.name.removeprefix(NCCL_RANGE))
-            if op is not None:
-                ranges.setdefault((e.pid, e.tid), []).append((e.ts, e.ts + (e.dur or 0), op))
-    return ranges
-
-
-def range_op(launch: KinetoEvent | None, ranges: Ranges) -> str | None:
-    """The operation of the innermost annotation around the launch."""
-    if launch is None:
-        return None
-    inside = [
-        (end - start, op)
-        for start, end, op in ranges.get((launch.pid, launch.tid), ())
-        if start <= launch.ts <= end
-    ]
-    return min(inside)[1] if inside else None
-
-
-def size_bytes(args: Args) -> int | None:
-    """The larger of this rank's input and output; None where the trace does not tell."""
-    element = dtype_bytes(args.dtype)
-    nelems = [n for n in (args.in_nelems, args.out_nelems) if type(n) is int and 0 <= n <= MOST_ELEMENTS]
-    return max(nelems) * element if nelems and element else None
-
-
-def dtype_bytes(dtype: Any) -> int | None:
-    name = str(dtype).lower()
-    if name.startswith("float8"):
-        return 1
-    return DTYPE_BYTES.get(name)
-
-
-def group_ranks(args: Args, distributed: Distributed | None) -> list[int] | None:
-    """Ranks of the collective's group, from its own metadata or the trace's table of groups.
-
-    Kineto abbreviates long lists ("[0, 1, ..., 63]"); the table has them whole.
-    """
-    text = str(args.ranks or "")
-    if re.fullmatch(r"\[\d+(, ?\d+)*\]", text):
-        return [int(number) for number in re.findall(r"\d+", text)]
-    for row in (distributed.pg_config if distributed else None) or ():
-        try:
-            group = msgspec.convert(row, _Group)
-        except msgspec.ValidationError:
-            continue
-        if group.pg_name == str(args.group) and group.ranks:
-            return group.ranks
-    return None
-
-
-class _Group(msgspec.Struct):
-    pg_name: str
-    ranks: list[int] = []
-
-
-__all__ = ["TraceCollective", "TraceQuality", "parse_kineto", "read_kineto"]
+from aorta.traces.model import RankTrace, rank_in_name
 
 CATEGORIES = {"kernel": Category.KERNEL, "gpu_memcpy": Category.COPY, "gpu_memset": Category.MEMSET}
 LAUNCH_CATEGORIES = ("runtime", "hip_runtime", "cuda_runtime", "driver", "cuda_driver")
@@ -145,11 +39,23 @@ EARLIER_CATEGORIES = {
     "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
     "Operator": "cpu_op", "UserAnnotation": "user_annotation",
 }  # fmt: skip
-"""As torch 1.8 to 1.11 (2021 and 2022) wrote them."""
+"""Categories as torch 1.8 to 1.11 (2021 and 2022) wrote them, and today's names."""
+PARAMS = "record_param_comms"
+"""Host operator that carries a collective's metadata where its kernel has none."""
+NCCL_RANGE = "nccl:"
+"""Start of ProcessGroupNCCL's annotations, which name the operation in traces without metadata."""
 PEER_COPY = re.compile(r"^Memcpy (PtoP|P2P)")
 _SPECIAL = (PARAMS, STEP_ANNOTATION, "ProfilerStep#", "nccl:")
 _INITIALS = frozenset(text[0] for text in _SPECIAL)
+DTYPE_BYTES = {
+    "byte": 1, "char": 1, "bool": 1, "half": 2, "bfloat16": 2, "short": 2, "int": 4, "float": 4,
+    "long": 8, "double": 8, "complexfloat": 8, "complexdouble": 16,
+}  # fmt: skip
+MOST_ELEMENTS = 2**58
+"""Largest believable number of elements; more is damage."""
 _NO_ARGS = Args()
+_Ranges = dict[tuple[Any, Any], list[tuple[float, float, str]]]
+"""Start, end and operation of the annotations nccl:<operation>, by thread."""
 
 
 def read_kineto(
@@ -158,7 +64,7 @@ def read_kineto(
     rules: Sequence[CommRule] = COMM_RULES,
     device_index: str | None = None,
 ) -> RankTrace:
-    """The trace of a .json or .json.gz file."""
+    """Trace of a .json or .json.gz file."""
     data = read_bytes(path)
     return parse_kineto(data, str(path), rules=rules, device_index=device_index)
 
@@ -170,7 +76,7 @@ def parse_kineto(
     rules: Sequence[CommRule] = COMM_RULES,
     device_index: str | None = None,
 ) -> RankTrace:
-    """read_kineto for bytes at hand; where names them in errors."""
+    """read_kineto of bytes; location names them in errors. Traces that JAX wrote are read too."""
     with no_garbage_collection():
         trace = decode(data, location)
         if not any(e.cat in CATEGORIES or e.cat in EARLIER_CATEGORIES for e in trace.events):
@@ -188,9 +94,9 @@ def rank_trace(
     rules: Sequence[CommRule] = COMM_RULES,
     device_index: str | None = None,
 ) -> RankTrace:
-    """parse_kineto for a file that was decoded."""
+    """parse_kineto of a file that is decoded already."""
     rule_classifier = classifier(tuple(rules))
-    work, rank, device = _columns(trace, location, rule_classifier)
+    work, rank, device = _activities(trace, location, rule_classifier)
     return assemble(
         work,
         location,
@@ -204,7 +110,8 @@ def rank_trace(
     )
 
 
-def _columns(trace: Trace, location: str, classifier: Classifier) -> tuple[Activities, int, str | None]:
+def _activities(trace: Trace, location: str, classifier: Classifier) -> tuple[Activities, int, str | None]:
+    """Device activities as columns, the rank, and the device's name."""
     by_category: dict[str | None, list[KinetoEvent]] = defaultdict(list)
     for e in trace.events:
         by_category[e.cat].append(e)
@@ -278,25 +185,12 @@ def _rename_earlier(events: list[KinetoEvent]) -> None:
             e.args.external_id = e.args.external_id_2021
 
 
-def _add_metadata(
-    work: Activities,
-    trace: Trace,
-    special: list[KinetoEvent],
-    activities: list[KinetoEvent],
-    launch_of: list[KinetoEvent | None],
-    classifier: Classifier,
-) -> None:
-    of_args = collective_args(special, activities, launch_of)
-    info_of: dict[int, CollectiveInfo] = {}
-    for args in {id(args): args for args in of_args.values()}.values():
-        info_of[id(args)] = information(args, trace.distributed)
-    work.info = {i: info_of[id(args)] for i, args in of_args.items()}
-    ranges = read_ranges(special)
-    if ranges:
-        comm_names = {i for i, name in enumerate(work.names) if classifier.comm_op(name) is not None}
-        candidates = {i for i, name in enumerate(work.name.tolist()) if name in comm_names} | set(work.info)
-        hints = {i: range_op(launch_of[i], ranges) for i in candidates}
-        work.hints = {i: op for i, op in hints.items() if op is not None}
+def _streams(activities: list[KinetoEvent], args: list[Args]) -> tuple[tuple[str, ...], Any]:
+    """Labels of streams: '7', or '2:7' (device:stream) where the trace holds several devices."""
+    stream = [a.stream if a.stream is not None else e.tid for e, a in zip(activities, args, strict=True)]
+    if len({a.device for a in args}) > 1:
+        return indexed([f"{a.device}:{s}" for a, s in zip(args, stream, strict=True)])
+    return indexed(list(map(str, stream)))
 
 
 def _marks(special: list[KinetoEvent], processes: dict[Any, int], location: str) -> list[StepMark]:
@@ -309,14 +203,6 @@ def _marks(special: list[KinetoEvent], processes: dict[Any, int], location: str)
     )
 
 
-def _streams(activities: list[KinetoEvent], args: list[Args]) -> tuple[tuple[str, ...], Any]:
-    """'7', or '2:7' (device:stream) where the trace holds several devices."""
-    stream = [a.stream if a.stream is not None else e.tid for e, a in zip(activities, args, strict=True)]
-    if len({a.device for a in args}) > 1:
-        return indexed([f"{a.device}:{s}" for a, s in zip(args, stream, strict=True)])
-    return indexed(list(map(str, stream)))
-
-
 def _rank(trace: Trace, location: str) -> tuple[int, list[str]]:
     rank = trace.distributed.rank if trace.distributed else None
     if rank is None:
@@ -324,6 +210,12 @@ def _rank(trace: Trace, location: str) -> tuple[int, list[str]]:
     if rank is None:
         return 0, ["the trace does not say its rank: 0 is assumed"]
     return rank, []
+
+
+def _device_name(trace: Trace, args: list[Args]) -> str | None:
+    device = next((a.device for a in args if a.device is not None), None)
+    row = next((row for row in trace.devices if row.get("id") == device), {})
+    return None if row.get("name") is None else str(row["name"])
 
 
 def _versions(trace: Trace) -> dict[str, str]:
@@ -337,112 +229,118 @@ def _versions(trace: Trace) -> dict[str, str]:
     return {name: str(version) for name, version in versions.items() if type(version) in (int, str)}
 
 
-def _device_name(trace: Trace, args: list[Args]) -> str | None:
-    device = next((a.device for a in args if a.device is not None), None)
-    row = next((row for row in trace.devices if row.get("id") == device), {})
-    return None if row.get("name") is None else str(row["name"])
+def _add_metadata(
+    work: Activities,
+    trace: Trace,
+    special: list[KinetoEvent],
+    activities: list[KinetoEvent],
+    launch_of: list[KinetoEvent | None],
+    classifier: Classifier,
+) -> None:
+    args_of = _collective_args(special, activities, launch_of)
+    # Kernels of one record_param_comms share its args: each is read once.
+    distinct_args = {id(args): args for args in args_of.values()}
+    info_of = {key: _collective_info(args, trace.distributed) for key, args in distinct_args.items()}
+    work.info = {i: info_of[id(args)] for i, args in args_of.items()}
+    ranges = _read_ranges(special)
+    if ranges:
+        comm_names = {i for i, name in enumerate(work.names) if classifier.comm_op(name) is not None}
+        candidates = {i for i, name in enumerate(work.name.tolist()) if name in comm_names} | set(work.info)
+        hints = {i: _range_op(launch_of[i], ranges) for i in candidates}
+        work.hints = {i: op for i, op in hints.items() if op is not None}
 
 
-MODULE = "nn.Module: "
-MOST_LETTERS = 200
+def _collective_args(
+    events: Iterable[KinetoEvent], activities: Sequence[KinetoEvent], launch_of: Sequence[KinetoEvent | None]
+) -> dict[int, Args]:
+    """Metadata of collectives, by index of the activity.
+
+    The kernel's own, else that of the record_param_comms (among events) to which the kernel or its launch is
+    linked.
+    """
+    by_id: dict[int | str | None, Args] = {
+        e.args.external_id: e.args
+        for e in events
+        if e.name == PARAMS and e.args is not None and e.args.collective
+    }
+    by_id.pop(None, None)
+    args_of = {i: e.args for i, e in enumerate(activities) if e.args is not None and e.args.collective}
+    if by_id:
+        for i, (e, launch) in enumerate(zip(activities, launch_of, strict=True)):
+            if i in args_of:
+                continue
+            args = by_id.get(e.args.external_id) if e.args is not None else None
+            if args is None and launch is not None and launch.args is not None:
+                args = by_id.get(launch.args.external_id)
+            if args is not None:
+                args_of[i] = args
+    return args_of
 
 
-class LaunchedBy(NamedTuple):
-    """'' where the trace does not tell."""
-
-    operator: str = ""
-    shapes: str = ""
-    module: str = ""
-
-
-class _Args(msgspec.Struct, gc=False):
-    correlation: int | str | None = None
-    dims: Any = msgspec.field(name="Input Dims", default=None)
+def _collective_info(args: Args, distributed: Distributed | None) -> CollectiveInfo:
+    return CollectiveInfo(
+        op=canonical_op(str(args.collective)),
+        group=None if args.group is None else str(args.group),
+        ranks=_group_ranks(args, distributed),
+        bytes=_size_bytes(args),
+        dtype=None if args.dtype is None else str(args.dtype),
+    )
 
 
-class _Event(msgspec.Struct, gc=False):
-    ph: str = ""
-    cat: str | None = None
-    name: str = ""
-    ts: int | float = 0
-    dur: int | float | None = None
-    pid: int | str | None = None
-    tid: int | str | None = None
-    args: _Args | None = None
+def _group_ranks(args: Args, distributed: Distributed | None) -> list[int] | None:
+    """Ranks of the collective's group, from its own metadata or the trace's table of groups.
 
-
-class _Trace(msgspec.Struct):
-    events: list[_Event] = msgspec.field(name="traceEvents")
-
-
-def launchers(data: bytes, location: str) -> dict[int | str, LaunchedBy]:
-    """Correlation id -> what launched it; empty where the trace has no operators. TraceError where the bytes
-    are no Kineto trace."""
-    with no_garbage_collection():
+    Kineto abbreviates long lists ("[0, 1, ..., 63]"); the table has them whole.
+    """
+    text = str(args.ranks or "")
+    if re.fullmatch(r"\[\d+(, ?\d+)*\]", text):
+        return [int(number) for number in re.findall(r"\d+", text)]
+    for row in (distributed.pg_config if distributed else None) or ():
         try:
-            events = msgspec.json.decode(unpack(data, location), type=_Trace, strict=False).events
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise TraceError(f"{location} is not a readable Kineto trace: {error}") from error
-        threads: dict[Any, tuple[list[_Event], list[_Event]]] = defaultdict(lambda: ([], []))
-        device_ids = {
-            e.args.correlation
-            for e in events
-            if e.args is not None and EARLIER_CATEGORIES.get(e.cat or "", e.cat) in CATEGORIES
-        }
-        for e in events:
-            category = EARLIER_CATEGORIES.get(e.cat or "", e.cat)
-            is_module = category == "python_function" and e.name.startswith(MODULE)
-            if (category == "cpu_op" or is_module) and e.dur is not None:
-                threads[e.pid, e.tid][0].append(e)
-            elif category in LAUNCH_CATEGORIES and e.args is not None and e.args.correlation in device_ids:
-                threads[e.pid, e.tid][1].append(e)
-        return {
-            key: launched_by
-            for ranges, launches in threads.values()
-            for key, launched_by in _of_thread(ranges, launches)
-        }
+            group = msgspec.convert(row, _GroupRow)
+        except msgspec.ValidationError:
+            continue
+        if group.pg_name == str(args.group) and group.ranks:
+            return group.ranks
+    return None
 
 
-def _of_thread(
-    ranges: Sequence[_Event], launches: Sequence[_Event]
-) -> Iterable[tuple[int | str, LaunchedBy]]:
-    """Launches with the innermost operator and module about each. Ranges of a thread nest."""
-    ranges = sorted(ranges, key=lambda e: (e.ts, -(e.dur or 0)))
-    open_ranges: list[_Event] = []
-    number = 0
-    for launch in sorted(launches, key=lambda e: e.ts):
-        while number < len(ranges) and ranges[number].ts <= launch.ts:
-            while open_ranges and _end(open_ranges[-1]) <= ranges[number].ts:
-                open_ranges.pop()
-            open_ranges.append(ranges[number])
-            number += 1
-        while open_ranges and _end(open_ranges[-1]) < launch.ts:
-            open_ranges.pop()
-        operator = next((e for e in reversed(open_ranges) if not e.name.startswith(MODULE)), None)
-        module = next((e for e in reversed(open_ranges) if e.name.startswith(MODULE)), None)
-        key = launch.args.correlation if launch.args is not None else None
-        if key is not None:
-            yield (
-                key,
-                LaunchedBy(
-                    "" if operator is None else operator.name[:MOST_LETTERS],
-                    "" if operator is None or operator.args is None else _shapes(operator.args.dims),
-                    "" if module is None else module.name.removeprefix(MODULE)[:MOST_LETTERS],
-                ),
-            )
+class _GroupRow(msgspec.Struct):
+    pg_name: str
+    ranks: list[int] = []
 
 
-def _end(event: _Event) -> float:
-    return event.ts + (event.dur or 0)
+def _size_bytes(args: Args) -> int | None:
+    """Bytes of this rank's input or output, the larger; None where the trace does not tell."""
+    element = _dtype_bytes(args.dtype)
+    nelems = [n for n in (args.in_nelems, args.out_nelems) if type(n) is int and 0 <= n <= MOST_ELEMENTS]
+    return max(nelems) * element if nelems and element else None
 
 
-def _shapes(dims: Any) -> str:
-    """'64x128, 128x256' of tensors; scalars have no shape."""
-    if not isinstance(dims, list):
-        return ""
-    shapes = ["x".join(map(str, dim)) for dim in dims if isinstance(dim, list) and dim and not _nests(dim)]
-    return ", ".join(shapes)[:MOST_LETTERS]
+def _dtype_bytes(dtype: Any) -> int | None:
+    name = str(dtype).lower()
+    if name.startswith("float8"):
+        return 1
+    return DTYPE_BYTES.get(name)
 
 
-def _nests(dim: list[Any]) -> bool:
-    return any(isinstance(size, list) for size in dim)
+def _read_ranges(annotations: Iterable[KinetoEvent]) -> _Ranges:
+    ranges: _Ranges = {}
+    for e in annotations:
+        if e.name.startswith(NCCL_RANGE):
+            op = canonical_op(e.name.removeprefix(NCCL_RANGE))
+            if op is not None:
+                ranges.setdefault((e.pid, e.tid), []).append((e.ts, e.ts + (e.dur or 0), op))
+    return ranges
+
+
+def _range_op(launch: KinetoEvent | None, ranges: _Ranges) -> str | None:
+    """Operation of the innermost annotation around the launch."""
+    if launch is None:
+        return None
+    inside = [
+        (end - start, op)
+        for start, end, op in ranges.get((launch.pid, launch.tid), ())
+        if start <= launch.ts <= end
+    ]
+    return min(inside)[1] if inside else None

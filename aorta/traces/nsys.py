@@ -24,11 +24,15 @@ from aorta.traces.model import RankTrace, listed_names, rank_in_name
 
 KERNEL, COPY, MEMSET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 RUNTIME, NVTX, STRINGS = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "StringIds"
+PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid")
+"""Columns of the tables of device work."""
 ID_UNIT = 0x1000000
 """globalTid = ... * ID_UNIT**2 + pid * ID_UNIT + tid; globalPid has a tid of 0."""
 COPY_KINDS = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 10: "Memcpy PtoP"}
 LOST = re.compile(r"dropped|lost|overflow|not all|incomplete", re.IGNORECASE)
+"""Words of nsys's own diagnostics that say that events are missing."""
 NCCL_RANGE = re.compile(r"nccl[A-Z]\w+")
+"""NVTX ranges that NCCL makes around its calls."""
 
 
 def read_nsys(
@@ -39,10 +43,10 @@ def read_nsys(
     device_index: str | None = None,
     rank: int | None = None,
 ) -> RankTrace:
-    """The trace of one process of a .sqlite file: of the only one where process is left out."""
+    """Trace of one process of a .sqlite file; process may be left out where there is only one."""
     location = str(path)
     with no_garbage_collection(), open_database(path) as database:
-        work, num_processes = _columns(database, process)
+        work, num_processes = _activities(database, process)
         trace_rank = rank if num_processes > 1 else rank_in_name(location)
         if trace_rank is None:
             trace_rank = rank
@@ -62,7 +66,7 @@ def read_nsys(
 
 
 def nsys_processes(path: Path | str) -> list[int]:
-    """Processes that the file holds device work of, by their device and then by their number."""
+    """Processes that did device work, in order of their devices, then of their numbers."""
     with open_database(path) as database:
         device_of: dict[int, int] = {}
         for table in (KERNEL, COPY, MEMSET):
@@ -83,7 +87,8 @@ def is_nsys(database: Database) -> bool:
     )
 
 
-def _columns(database: Database, process: int | None) -> tuple[Activities, int]:
+def _activities(database: Database, process: int | None) -> tuple[Activities, int]:
+    """Device activities of the process as columns, and the number of processes in the file."""
     location = database.location
     if not any(database.columns(table) for table in (KERNEL, COPY, MEMSET)):
         raise TraceError(
@@ -140,9 +145,6 @@ def _columns(database: Database, process: int | None) -> tuple[Activities, int]:
     )
 
 
-PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid")
-
-
 def _host_side(
     database: Database, strings: dict[Any, Any], process: int | None, location: str
 ) -> tuple[HostCalls, list[Any], CollectiveCalls]:
@@ -180,18 +182,8 @@ def _kernel_name(strings: dict[Any, Any], ids: Sequence[Any]) -> str:
     return "unnamed"
 
 
-def _select(database: Database, table: str, *columns: str) -> list[tuple[Any, ...]]:
-    """Rows of these columns, NULL for those that the table lacks; nothing where there is no table."""
-    present = database.columns(table)
-    if not present:
-        return []
-    if table in (KERNEL, COPY, MEMSET) and not {"start", "end"} <= set(present):
-        raise TraceError(f"{database.location}: {table} lacks start or end; it has {listed_names(present)}")
-    chosen = ", ".join(quoted(column) if column in present else "NULL" for column in columns)
-    return database.rows(f"SELECT {chosen} FROM {quoted(table)}")
-
-
 def _missing(database: Database) -> list[str]:
+    """Notes on what the export lacks."""
     notes = []
     if not database.columns(KERNEL):
         notes.append("the export has no kernels, only copies")
@@ -226,8 +218,19 @@ def _host(database: Database) -> str | None:
     return next((str(value) for name, value in rows if name == "Hostname" and value is not None), None)
 
 
+def _select(database: Database, table: str, *columns: str) -> list[tuple[Any, ...]]:
+    """Rows of these columns, NULL for those that the table lacks; nothing where there is no table."""
+    present = database.columns(table)
+    if not present:
+        return []
+    if table in (KERNEL, COPY, MEMSET) and not {"start", "end"} <= set(present):
+        raise TraceError(f"{database.location}: {table} lacks start or end; it has {listed_names(present)}")
+    chosen = ", ".join(quoted(column) if column in present else "NULL" for column in columns)
+    return database.rows(f"SELECT {chosen} FROM {quoted(table)}")
+
+
 def _pid(global_id: Any) -> int:
-    """Of a globalPid or globalTid; 0 where there is none."""
+    """Process number within a globalPid or globalTid; 0 where there is none."""
     return global_id // ID_UNIT % ID_UNIT if type(global_id) is int else 0
 
 

@@ -23,43 +23,7 @@ from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, 
 from aorta.traces.model import RankTrace, listed_names
 from aorta.traces.rocprof import BOOT_CLOCK, dispatch_gaps, finish, stream_labels
 
-
-class _Kernel(NamedTuple):
-    start: int
-    end: int
-    name: str
-    process: Any
-    agent: Any
-    queue: Any
-    stream: Any
-    correlation: int
-    dispatch: int
-
-
-class _Copy(NamedTuple):
-    start: int
-    end: int
-    name: str
-    process: Any
-    source: Any
-    destination: Any
-    stream: Any
-    correlation: int
-
-
-class _Region(NamedTuple):
-    start: int
-    end: int
-    name: str
-    category: str
-    process: Any
-    thread: Any
-    correlation: int
-    event: Any
-    extra: str
-
-
-KERNEL_VIEW = {
+KERNEL_VIEW: dict[str, tuple[str, ...]] = {
     "start": ("start",),
     "end": ("end",),
     "name": ("name",),
@@ -91,8 +55,50 @@ REGION_VIEW = {
     "event": ("event_id",),
     "extra": ("extdata",),
 }
+"""Columns of a view that hold each field, by the versions of rocprofv3, the first that is there counts."""
 NEEDED = ("start", "end", "name")
-"""Without these columns a view is of no use."""
+"""Fields that a view must have; the others are NULL where it lacks them."""
+
+
+class _Kernel(NamedTuple):
+    """A dispatch; fields in the order of KERNEL_VIEW."""
+
+    start: int
+    end: int
+    name: str
+    process: Any
+    agent: Any
+    queue: Any
+    stream: Any
+    correlation: int
+    dispatch: int
+
+
+class _Copy(NamedTuple):
+    """A memory copy; fields in the order of COPY_VIEW."""
+
+    start: int
+    end: int
+    name: str
+    process: Any
+    source: Any
+    destination: Any
+    stream: Any
+    correlation: int
+
+
+class _Region(NamedTuple):
+    """A call of the host, or a marker; fields in the order of REGION_VIEW."""
+
+    start: int
+    end: int
+    name: str
+    category: str
+    process: Any
+    thread: Any
+    correlation: int
+    event: Any
+    extra: str
 
 
 def read_rocpd(
@@ -103,7 +109,7 @@ def read_rocpd(
     device_index: str | None = None,
     rank: int | None = None,
 ) -> RankTrace:
-    """The trace of one process of a .db file: of the only one where process is left out."""
+    """Trace of one process of a .db file; process may be left out where there is only one."""
     location = str(path)
     with no_garbage_collection(), open_database(path) as database:
         kernels, notes = _kernels(database)
@@ -115,7 +121,7 @@ def read_rocpd(
             kernels = [row for row in kernels if row.process == process]
             copies = [row for row in copies if row.process == process]
         regions = [row for row in _regions(database, notes) if process is None or row.process == process]
-        work, calls = _columns(kernels, copies, regions, _arguments(database, regions), location)
+        work, calls = _activities(kernels, copies, regions, _arguments(database, regions), location)
         work.notes += notes
         return assemble(
             work,
@@ -209,9 +215,34 @@ def _regions(database: Database, notes: list[str]) -> list[_Region]:
     return [_Region(*row) for row in rows]
 
 
+def _from_view(
+    database: Database, view: str, columns_of: Mapping[str, tuple[str, ...]]
+) -> list[tuple[Any, ...]] | None:
+    """Rows of a view; None where it is missing, lacks a needed field or cannot be queried."""
+    present = database.columns(view)
+    chosen = {name: next((c for c in columns if c in present), None) for name, columns in columns_of.items()}
+    if any(chosen[name] is None for name in NEEDED):
+        return None
+    columns = ", ".join("NULL" if column is None else quoted(column) for column in chosen.values())
+    try:
+        return database.rows(f"SELECT {columns} FROM {quoted(view)}")
+    except TraceError:
+        return None
+
+
+def _tables(database: Database, base: str) -> list[str]:
+    """Names to read: the view over all processes' tables where there is one, else these tables."""
+    if database.columns(base):
+        return [base]
+    pattern = re.compile(rf"{base}_?[0-9a-fA-F_-]{{8,}}")
+    return [name for name in database.names if pattern.fullmatch(name) and database.columns(name)]
+
+
 class _Joined:
-    """A table with what its rows refer to. Times and places are reached inline, or through
-    rocpd_timestamp and rocpd_track."""
+    """SQL of a table joined with what its rows refer to.
+
+    Times and places are columns of the table itself, or of rocpd_timestamp and rocpd_track.
+    """
 
     def __init__(self, database: Database, table: str, base: str) -> None:
         self._database = database
@@ -236,7 +267,7 @@ class _Joined:
             )
 
     def join(self, alias: str, base: str, reference: str) -> None:
-        """Joins the table of that kind that belongs to this one, where there is one."""
+        """Join the table of that kind that belongs to this one, where there is one."""
         names = (base + self._suffix, base)
         joined_table = next((name for name in names if self._database.columns(name)), None)
         if joined_table is None or reference not in self._columns["K"]:
@@ -247,7 +278,7 @@ class _Joined:
             self._joins += f" AND {alias}.guid = K.guid"
 
     def first(self, *columns: str) -> str:
-        """SQL for the first of alias.column that is there and not NULL."""
+        """SQL for the first alias.column that exists and is not NULL."""
         split = [column.split(".") for column in columns]
         present = [f"{a}.{quoted(c)}" for a, c in split if c in self._columns.get(a, ())]
         return f"coalesce({', '.join(present)}, NULL)" if present else "NULL"
@@ -259,31 +290,8 @@ class _Joined:
         return self._database.rows(f"SELECT {', '.join(columns)} FROM {quoted(self._table)} K{self._joins}")
 
 
-def _from_view(
-    database: Database, view: str, columns_of: Mapping[str, tuple[str, ...]]
-) -> list[tuple[Any, ...]] | None:
-    """None where the view is missing, or lacks what is needed, or cannot be queried."""
-    present = database.columns(view)
-    chosen = {name: next((c for c in columns if c in present), None) for name, columns in columns_of.items()}
-    if any(chosen[name] is None for name in NEEDED):
-        return None
-    columns = ", ".join("NULL" if column is None else quoted(column) for column in chosen.values())
-    try:
-        return database.rows(f"SELECT {columns} FROM {quoted(view)}")
-    except TraceError:
-        return None
-
-
-def _tables(database: Database, base: str) -> list[str]:
-    """The view over all processes' tables where there is one, else the tables themselves."""
-    if database.columns(base):
-        return [base]
-    pattern = re.compile(rf"{base}_?[0-9a-fA-F_-]{{8,}}")
-    return [name for name in database.names if pattern.fullmatch(name) and database.columns(name)]
-
-
 def _arguments(database: Database, regions: list[_Region]) -> dict[Any, dict[str, str]]:
-    """Of calls of the RCCL API, by event."""
+    """Arguments of the calls of the RCCL API, by event."""
     events = {row.event for row in regions if "RCCL" in str(row.category) and row.event is not None}
     arguments: dict[Any, dict[str, str]] = {}
     for table in _tables(database, "rocpd_arg") if events else ():
@@ -294,7 +302,7 @@ def _arguments(database: Database, regions: list[_Region]) -> dict[Any, dict[str
     return arguments
 
 
-def _columns(
+def _activities(
     kernels: list[_Kernel],
     copies: list[_Copy],
     regions: list[_Region],
@@ -360,13 +368,8 @@ def _columns(
     return work, collectives
 
 
-def _integer(value: Any) -> int:
-    """SQLite holds any type in any column."""
-    return value if type(value) is int else 0
-
-
 def _message(region: _Region) -> str:
-    """The text of a marker: the region's name, or in its extra data where that is the call's."""
+    """Text of a marker: the message in the extra data (the name is then roctx's call), or the name."""
     if isinstance(region.extra, str) and '"message"' in region.extra:
         try:
             extra = json.loads(region.extra)
@@ -375,6 +378,11 @@ def _message(region: _Region) -> str:
         if isinstance(extra, dict) and isinstance(extra.get("message"), str):
             return str(extra["message"])
     return str(region.name)
+
+
+def _integer(value: Any) -> int:
+    """The value if it is an integer, else 0: SQLite holds any type in any column."""
+    return value if type(value) is int else 0
 
 
 def _device(database: Database) -> str | None:

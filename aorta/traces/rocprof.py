@@ -1,4 +1,8 @@
-"""Reads rocprofv3's output: JSON documents, and the CSV files <prefix>_kernel_trace.csv and its companions."""
+"""Reads rocprofv3's JSON documents, and its CSV files (<prefix>_kernel_trace.csv and its companions).
+
+rocpd.py reads its third format, a database. All three fill in Activities, end with finish(), and leave the
+rest to assemble.py.
+"""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -19,225 +23,13 @@ from aorta.traces.model import RankTrace, rank_in_name
 
 BOOT_CLOCK = "times are those of the machine's boot clock, not of the Unix clock"
 STEPS_UNLINKED = "steps are marked, but without --hip-trace nothing ties kernels to them: they are left out"
-
-
-class Place(TypedDict):
-    rank: int
-    world_size: int | None
-
-
-def finish(work: Activities, calls: CollectiveCalls, location: str, rank: int | None) -> Place:
-    """The rank by the best evidence: the communicator's, the file's name, what the caller assumed.
-
-    Leaves out, and says so: activities without times; steps where no host call links work to them.
-    """
-    _drop_without_time(work)
-    if work.marks and not (work.launch_ns != UNLINKED).any():
-        work.marks = []
-        work.notes.append(STEPS_UNLINKED)
-    for candidate in (calls.rank, rank_in_name(location), rank):
-        if candidate is not None:
-            return Place(rank=candidate, world_size=calls.num_ranks)
-    work.notes.append("the trace does not say its rank: 0 is assumed")
-    return Place(rank=0, world_size=calls.num_ranks)
-
-
-def stream_labels(
-    device: Sequence[object], stream: Sequence[object], otherwise: Sequence[str]
-) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    """'7', or '2:7' (device:stream) where there are several devices; otherwise where no stream is known."""
-    labels = [fallback if s is None else str(s) for s, fallback in zip(stream, otherwise, strict=True)]
-    if len(set(device)) > 1:
-        labels = [f"{d}:{label}" for d, label in zip(device, labels, strict=True)]
-    return indexed(labels)
-
-
-def dispatch_gaps(numbers: Sequence[int], location: str) -> int:
-    """How many numbers the sequence of dispatches lacks."""
-    try:
-        unique = np.unique(np.array([number for number in numbers if number > 0], dtype=np.int64))
-    except OverflowError as error:
-        raise TraceError(f"{location} has dispatch numbers that no tool writes: {error}") from error
-    return int(unique[-1] - unique[0]) + 1 - len(unique) if len(unique) else 0
-
-
-def _drop_without_time(work: Activities) -> None:
-    keep = (work.start_ns > 0) & (work.end_ns > 0)
-    work.num_without_time += int(np.count_nonzero(~keep))
-    work.keep(keep)
-
-
 TIMES = frozenset(("Start_Timestamp", "End_Timestamp"))
+"""Columns of every CSV file of a trace."""
 LONGEST_FIELD = 1 << 24
+"""Letters of a CSV field: names of kernels are longer than the csv module allows by itself."""
 
 
-class CsvTable(NamedTuple):
-    location: str
-    columns: dict[str, int]
-    rows: list[list[str]]
-
-    def texts(self, *names: str, missing: str = "") -> list[str]:
-        """The first of these columns that the file has."""
-        for name in names:
-            if name in self.columns:
-                i = self.columns[name]
-                return [row[i] for row in self.rows]
-        return [missing] * len(self.rows)
-
-    def numbers(self, name: str) -> list[int]:
-        try:
-            return [int(text) if text else 0 for text in self.texts(name)]
-        except ValueError as error:
-            raise TraceError(f"{self.location}: column {name} holds no whole number: {error}") from error
-
-    def times(self, name: str) -> Ints:
-        return nanoseconds(self.numbers(name), self.location)
-
-
-def kind_of_header(header: Sequence[str]) -> str | None:
-    """kernel, copy or api; None where the table is none of rocprofv3's traces."""
-    columns = set(header)
-    if not columns >= TIMES:
-        return None
-    if "Kernel_Name" in columns:
-        return "kernel"
-    if columns >= {"Domain", "Function"}:
-        return "api"
-    return "copy" if "Direction" in columns else None
-
-
-def read_rocprofv3_csv(
-    paths: Iterable[Path | str],
-    *,
-    rules: Sequence[CommRule] = COMM_RULES,
-    device_index: str | None = None,
-    rank: int | None = None,
-) -> RankTrace:
-    """The trace of the files of one process. rank is used where no file's name tells one."""
-    with no_garbage_collection():
-        tables: dict[str, list[CsvTable]] = {"kernel": [], "copy": [], "api": []}
-        location = ""
-        for path in sorted(map(str, paths)):
-            table, kind = _read(path)
-            if kind is not None:
-                tables[kind].append(table)
-                location = path if kind == "kernel" or not location else location
-        if not tables["kernel"] and not tables["copy"]:
-            raise TraceError(f"{location or 'the CSV set'} has no kernel_trace: was --kernel-trace given?")
-        work, calls = _columns(tables, location)
-        return assemble(
-            work,
-            location,
-            classifier(tuple(rules)),
-            source="rocprofv3",
-            device=None,
-            device_index=device_index,
-            **finish(work, calls, location, rank),
-        )
-
-
-def _read(path: str) -> tuple[CsvTable, str | None]:
-    data = read_bytes(path)
-    csv.field_size_limit(LONGEST_FIELD)
-    try:
-        reader = csv.reader(data.decode("utf-8", "replace").splitlines(keepends=True), strict=True)
-        header = next(reader, [])
-        rows = [row for row in reader if row]
-    except csv.Error as error:
-        raise TraceError(f"{path} is damaged CSV: {error}") from error
-    kind = kind_of_header(header)
-    if kind is not None:
-        ragged = next((i for i, row in enumerate(rows, start=2) if len(row) != len(header)), None)
-        if ragged is not None:
-            raise TraceError(f"{path}: line {ragged} has {len(rows[ragged - 2])} columns, not {len(header)}")
-    return CsvTable(path, {name: i for i, name in enumerate(header)}, rows), kind
-
-
-def _columns(tables: dict[str, list[CsvTable]], location: str) -> tuple[Activities, CollectiveCalls]:
-    kernels, copies, apis = tables["kernel"], tables["copy"], tables["api"]
-    device = [text for t in kernels for text in t.texts("Agent_Id")]
-    device += [text for t in copies for text in _copy_device(t)]
-    work_tables = [*kernels, *copies]
-    streams, stream = stream_labels(
-        device,
-        [text or None for t in work_tables for text in t.texts("Stream_Id")],
-        [f"queue {text}" for t in kernels for text in t.texts("Queue_Id")]
-        + ["copies" for t in copies for _ in t.rows],
-    )
-    names, name = indexed(
-        [text or "unnamed" for t in kernels for text in t.texts("Kernel_Name")]
-        + [text or "copy" for t in copies for text in t.texts("Direction")]
-    )
-    correlation = [number for t in work_tables for number in t.numbers("Correlation_Id")]
-    rows = [row for t in apis for row in _api_rows(t)]
-    links = link(
-        nanoseconds(correlation, location),
-        HostCalls.from_rows(
-            [(c, start, thread, f) for domain, f, c, start, _, thread in rows if "MARKER" not in domain]
-        ),
-    )
-    collectives = CollectiveCalls(
-        HostCall(function, start, end, thread, {})
-        for domain, function, _, start, end, thread in rows
-        if "RCCL" in domain
-    )
-    work = Activities(
-        start_ns=np.concatenate([t.times("Start_Timestamp") for t in work_tables]),
-        end_ns=np.concatenate([t.times("End_Timestamp") for t in work_tables]),
-        category=np.array(
-            [int(Category.KERNEL) for t in kernels for _ in t.rows]
-            + [int(category) for t in copies for category in _copy_categories(t)],
-            dtype=np.int8,
-        ),
-        name=name,
-        names=names,
-        stream=stream,
-        streams=streams,
-        launch_ns=links.launch_ns,
-        correlation=correlation,
-        info=collectives.information(links),
-        marks=step_marks((f, 0, start, end) for d, f, _, start, end, _ in rows if "MARKER" in d),
-        num_launches=links.num_launches,
-        dropped_ns=links.dropped_ns,
-        num_missing_dispatches=dispatch_gaps(
-            [n for t in kernels for n in t.numbers("Dispatch_Id")], location
-        ),
-        notes=[BOOT_CLOCK],
-    )
-    return work, collectives
-
-
-def _api_rows(table: CsvTable) -> Iterable[tuple[str, str, int, int, int, int]]:
-    """Domain, function, correlation, start, end, thread."""
-    return zip(
-        table.texts("Domain"),
-        table.texts("Function"),
-        nanoseconds(table.numbers("Correlation_Id"), table.location).tolist(),
-        table.times("Start_Timestamp").tolist(),
-        table.times("End_Timestamp").tolist(),
-        nanoseconds(table.numbers("Thread_Id"), table.location).tolist(),
-        strict=True,
-    )
-
-
-def _copy_device(table: CsvTable) -> list[str]:
-    """The device of a copy: where it goes, or where it comes from if it goes to the host."""
-    to_host = ["DEVICE_TO_HOST" in text.upper() for text in table.texts("Direction")]
-    ends = zip(to_host, table.texts("Source_Agent_Id"), table.texts("Destination_Agent_Id"), strict=True)
-    return [source if host else destination for host, source, destination in ends]
-
-
-def _copy_categories(table: CsvTable) -> list[Category]:
-    rows = zip(
-        table.texts("Direction"),
-        table.texts("Source_Agent_Id"),
-        table.texts("Destination_Agent_Id"),
-        strict=True,
-    )
-    return [
-        Category.PEER_COPY if "DEVICE_TO_DEVICE" in text.upper() and source != destination else Category.COPY
-        for text, source, destination in rows
-    ]
+# ---- JSON --------------------------------------------------------------------------------------
 
 
 class _Handle(msgspec.Struct, gc=False, frozen=True):
@@ -335,7 +127,7 @@ class _Metadata(msgspec.Struct, frozen=True):
     node: _Node = _Node()
 
 
-class Tool(msgspec.Struct, frozen=True):
+class _Tool(msgspec.Struct, frozen=True):
     buffer_records: _Records
     metadata: _Metadata = _Metadata()
     agents: list[_Agent] = []
@@ -344,7 +136,7 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 class _File(msgspec.Struct, frozen=True):
-    tool: Tool | list[Tool] = msgspec.field(name="rocprofiler-sdk-tool")
+    tool: _Tool | list[_Tool] = msgspec.field(name="rocprofiler-sdk-tool")
 
 
 def parse_rocprofv3_json(
@@ -355,9 +147,10 @@ def parse_rocprofv3_json(
     device_index: str | None = None,
     rank: int | None = None,
 ) -> RankTrace:
+    """Trace of a JSON document. location names it in errors; rank is used where nothing tells one."""
     with no_garbage_collection():
-        tool = _decode(data, location)
-        work, calls = _columns_of_document(tool, location)
+        tool = _decode_json(data, location)
+        work, calls = _json_activities(tool, location)
         agents_in_use = {
             record.dispatch_info.agent_id.handle for record in tool.buffer_records.kernel_dispatch
         }
@@ -374,7 +167,7 @@ def parse_rocprofv3_json(
         )
 
 
-def _decode(data: bytes, location: str) -> Tool:
+def _decode_json(data: bytes, location: str) -> _Tool:
     try:
         tool = msgspec.json.decode(data, type=_File).tool
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -397,7 +190,7 @@ def _decode(data: bytes, location: str) -> Tool:
     return busy[0]
 
 
-def _columns_of_document(tool: Tool, location: str) -> tuple[Activities, CollectiveCalls]:
+def _json_activities(tool: _Tool, location: str) -> tuple[Activities, CollectiveCalls]:
     kernels, copies = tool.buffer_records.kernel_dispatch, tool.buffer_records.memory_copy
     symbol = {s.kernel_id: s.formatted_kernel_name or s.kernel_name for s in tool.kernel_symbols}
     kinds = tool.strings.buffer_records
@@ -471,7 +264,7 @@ def _columns_of_document(tool: Tool, location: str) -> tuple[Activities, Collect
 
 
 def _operation(kinds: list[_Kind], kind: int, operation: int) -> str:
-    """What the tool's table calls it; the numbers differ between versions."""
+    """Name of an operation in the document's own table: the numbers differ between versions."""
     try:
         if kind >= 0 and operation >= 0:
             return kinds[kind].operations[operation]
@@ -484,3 +277,226 @@ def _arguments(call: _Call) -> dict[str, str]:
     if isinstance(call.args, dict):
         return {name: str(value) for name, value in call.args.items()}
     return {argument.name: str(argument.value) for argument in call.args or ()}
+
+
+# ---- CSV ---------------------------------------------------------------------------------------
+
+
+class _CsvTable(NamedTuple):
+    location: str
+    columns: dict[str, int]
+    rows: list[list[str]]
+
+    def texts(self, *names: str, missing: str = "") -> list[str]:
+        """Texts of the first of these columns that the file has."""
+        for name in names:
+            if name in self.columns:
+                i = self.columns[name]
+                return [row[i] for row in self.rows]
+        return [missing] * len(self.rows)
+
+    def numbers(self, name: str) -> list[int]:
+        try:
+            return [int(text) if text else 0 for text in self.texts(name)]
+        except ValueError as error:
+            raise TraceError(f"{self.location}: column {name} holds no whole number: {error}") from error
+
+    def times(self, name: str) -> Ints:
+        return nanoseconds(self.numbers(name), self.location)
+
+
+def read_rocprofv3_csv(
+    paths: Iterable[Path | str],
+    *,
+    rules: Sequence[CommRule] = COMM_RULES,
+    device_index: str | None = None,
+    rank: int | None = None,
+) -> RankTrace:
+    """Trace of the CSV files of one process. rank is used where no file's name tells one."""
+    with no_garbage_collection():
+        tables: dict[str, list[_CsvTable]] = {"kernel": [], "copy": [], "api": []}
+        location = ""
+        for path in sorted(map(str, paths)):
+            table, kind = _read_csv(path)
+            if kind is not None:
+                tables[kind].append(table)
+                location = path if kind == "kernel" or not location else location
+        if not tables["kernel"] and not tables["copy"]:
+            raise TraceError(f"{location or 'the CSV set'} has no kernel_trace: was --kernel-trace given?")
+        work, calls = _csv_activities(tables, location)
+        return assemble(
+            work,
+            location,
+            classifier(tuple(rules)),
+            source="rocprofv3",
+            device=None,
+            device_index=device_index,
+            **finish(work, calls, location, rank),
+        )
+
+
+def kind_of_header(header: Sequence[str]) -> str | None:
+    """Kind of a CSV file by its first line: kernel, copy or api; None where it is none of rocprofv3's
+    traces."""
+    columns = set(header)
+    if not columns >= TIMES:
+        return None
+    if "Kernel_Name" in columns:
+        return "kernel"
+    if columns >= {"Domain", "Function"}:
+        return "api"
+    return "copy" if "Direction" in columns else None
+
+
+def _read_csv(path: str) -> tuple[_CsvTable, str | None]:
+    data = read_bytes(path)
+    csv.field_size_limit(LONGEST_FIELD)
+    try:
+        reader = csv.reader(data.decode("utf-8", "replace").splitlines(keepends=True), strict=True)
+        header = next(reader, [])
+        rows = [row for row in reader if row]
+    except csv.Error as error:
+        raise TraceError(f"{path} is damaged CSV: {error}") from error
+    kind = kind_of_header(header)
+    if kind is not None:
+        ragged = next((i for i, row in enumerate(rows, start=2) if len(row) != len(header)), None)
+        if ragged is not None:
+            raise TraceError(f"{path}: line {ragged} has {len(rows[ragged - 2])} columns, not {len(header)}")
+    return _CsvTable(path, {name: i for i, name in enumerate(header)}, rows), kind
+
+
+def _csv_activities(tables: dict[str, list[_CsvTable]], location: str) -> tuple[Activities, CollectiveCalls]:
+    kernels, copies, apis = tables["kernel"], tables["copy"], tables["api"]
+    device = [text for t in kernels for text in t.texts("Agent_Id")]
+    device += [text for t in copies for text in _copy_device(t)]
+    work_tables = [*kernels, *copies]
+    streams, stream = stream_labels(
+        device,
+        [text or None for t in work_tables for text in t.texts("Stream_Id")],
+        [f"queue {text}" for t in kernels for text in t.texts("Queue_Id")]
+        + ["copies" for t in copies for _ in t.rows],
+    )
+    names, name = indexed(
+        [text or "unnamed" for t in kernels for text in t.texts("Kernel_Name")]
+        + [text or "copy" for t in copies for text in t.texts("Direction")]
+    )
+    correlation = [number for t in work_tables for number in t.numbers("Correlation_Id")]
+    rows = [row for t in apis for row in _api_rows(t)]
+    links = link(
+        nanoseconds(correlation, location),
+        HostCalls.from_rows(
+            [(c, start, thread, f) for domain, f, c, start, _, thread in rows if "MARKER" not in domain]
+        ),
+    )
+    collectives = CollectiveCalls(
+        HostCall(function, start, end, thread, {})
+        for domain, function, _, start, end, thread in rows
+        if "RCCL" in domain
+    )
+    work = Activities(
+        start_ns=np.concatenate([t.times("Start_Timestamp") for t in work_tables]),
+        end_ns=np.concatenate([t.times("End_Timestamp") for t in work_tables]),
+        category=np.array(
+            [int(Category.KERNEL) for t in kernels for _ in t.rows]
+            + [int(category) for t in copies for category in _copy_categories(t)],
+            dtype=np.int8,
+        ),
+        name=name,
+        names=names,
+        stream=stream,
+        streams=streams,
+        launch_ns=links.launch_ns,
+        correlation=correlation,
+        info=collectives.information(links),
+        marks=step_marks((f, 0, start, end) for d, f, _, start, end, _ in rows if "MARKER" in d),
+        num_launches=links.num_launches,
+        dropped_ns=links.dropped_ns,
+        num_missing_dispatches=dispatch_gaps(
+            [n for t in kernels for n in t.numbers("Dispatch_Id")], location
+        ),
+        notes=[BOOT_CLOCK],
+    )
+    return work, collectives
+
+
+def _api_rows(table: _CsvTable) -> Iterable[tuple[str, str, int, int, int, int]]:
+    """Rows of an API trace as domain, function, correlation, start, end, thread."""
+    return zip(
+        table.texts("Domain"),
+        table.texts("Function"),
+        nanoseconds(table.numbers("Correlation_Id"), table.location).tolist(),
+        table.times("Start_Timestamp").tolist(),
+        table.times("End_Timestamp").tolist(),
+        nanoseconds(table.numbers("Thread_Id"), table.location).tolist(),
+        strict=True,
+    )
+
+
+def _copy_device(table: _CsvTable) -> list[str]:
+    """Device of each copy: its destination, or its source if it goes to the host."""
+    to_host = ["DEVICE_TO_HOST" in text.upper() for text in table.texts("Direction")]
+    ends = zip(to_host, table.texts("Source_Agent_Id"), table.texts("Destination_Agent_Id"), strict=True)
+    return [source if host else destination for host, source, destination in ends]
+
+
+def _copy_categories(table: _CsvTable) -> list[Category]:
+    rows = zip(
+        table.texts("Direction"),
+        table.texts("Source_Agent_Id"),
+        table.texts("Destination_Agent_Id"),
+        strict=True,
+    )
+    return [
+        Category.PEER_COPY if "DEVICE_TO_DEVICE" in text.upper() and source != destination else Category.COPY
+        for text, source, destination in rows
+    ]
+
+
+# ---- shared by JSON, CSV and rocpd --------------------------------------------------------------
+
+
+class Place(TypedDict):
+    """Arguments of assemble that finish() finds out."""
+
+    rank: int
+    world_size: int | None
+
+
+def finish(work: Activities, calls: CollectiveCalls, location: str, rank: int | None) -> Place:
+    """Rank and world size by the best evidence: the communicator's, the file's name, the caller's assumption.
+
+    Leaves out activities without times, and steps where no host call links work to them, and notes it.
+    """
+    has_time = (work.start_ns > 0) & (work.end_ns > 0)
+    work.num_without_time += int(np.count_nonzero(~has_time))
+    work.keep(has_time)
+    if work.marks and not (work.launch_ns != UNLINKED).any():
+        work.marks = []
+        work.notes.append(STEPS_UNLINKED)
+    for candidate in (calls.rank, rank_in_name(location), rank):
+        if candidate is not None:
+            return Place(rank=candidate, world_size=calls.num_ranks)
+    work.notes.append("the trace does not say its rank: 0 is assumed")
+    return Place(rank=0, world_size=calls.num_ranks)
+
+
+def stream_labels(
+    device: Sequence[object], stream: Sequence[object], otherwise: Sequence[str]
+) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+    """Labels of streams: '7', or '2:7' (device:stream) where there are several devices.
+
+    otherwise: label of an activity whose stream is not known.
+    """
+    labels = [fallback if s is None else str(s) for s, fallback in zip(stream, otherwise, strict=True)]
+    if len(set(device)) > 1:
+        labels = [f"{d}:{label}" for d, label in zip(device, labels, strict=True)]
+    return indexed(labels)
+
+
+def dispatch_gaps(numbers: Sequence[int], location: str) -> int:
+    """Number of dispatches that are missing from the sequence of their numbers."""
+    try:
+        unique = np.unique(np.array([number for number in numbers if number > 0], dtype=np.int64))
+    except OverflowError as error:
+        raise TraceError(f"{location} has dispatch numbers that no tool writes: {error}") from error
+    return int(unique[-1] - unique[0]) + 1 - len(unique) if len(unique) else 0
