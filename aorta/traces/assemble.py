@@ -1,4 +1,4 @@
-"""From the columns that every reader fills in to a RankTrace.
+"""Makes a RankTrace of the columns that every reader fills in (Activities).
 
 Work belongs to the step that launched it: an activity's correlation id names the host call that
 launched it, and the step is the one whose annotation on the host contains that call, on any thread of
@@ -24,37 +24,39 @@ from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective, TraceQuali
 UNLINKED = np.iinfo(np.int64).min
 """Launch time of an activity whose launch the trace lacks."""
 UNTRACED_MS = 1.0
-"""From a launch to its kernel on a device that does nothing else that was traced: longer, and the queue was
-busy with work from before the trace. A launch on an empty queue takes some 10 µs."""
+"""Longest time from a launch to its kernel while nothing else that was traced runs. Longer, and the queue was
+busy with work from before the trace: a launch on an empty queue takes some 10 µs."""
 LATEST_NS = 2**62
-"""About the year 2116: times beyond it are damage."""
+"""Latest believable time, about the year 2116: times beyond it are damage."""
 FAR_LONGER = 20
-"""Times the next longest kernel: no duration of a kernel of the same program."""
+"""Ratio to the next longest kernel that no kernel of the same program has."""
 MOST_ENCLOSED = 3
-"""Kernels of the same stream that start within another one: a stream runs in order, so its end is wrong."""
+"""Fewest kernels of the same stream that start within another one to show that its end is wrong: a stream
+runs in order."""
 UNTIMED_SHARE = 0.01
-"""Of the kernels of a kind: with more of them untimed, sums over that kind are not known."""
+"""Share of the kernels of a kind above which, if these are untimed, sums over that kind are not known."""
 NO_LAUNCHES = (
     "no call of the host ties device work to steps: steps are the host's own windows, and work that runs"
     " behind the host counts for the step in which it runs"
 )
-
 Ints = NDArray[np.int64]
 
 
 class Category(IntEnum):
+    """Kinds of device activities."""
+
     KERNEL = 0
     COPY = 1
     MEMSET = 2
     PEER_COPY = 3
-    """From one device to another: communication where metadata or a rule says so."""
+    """Copy from one device to another: communication where metadata or a rule says so."""
 
 
 OP_OF_CATEGORY = {Category.COPY: "memcpy", Category.MEMSET: "memset", Category.PEER_COPY: "memcpy"}
 
 
 class CollectiveInfo(NamedTuple):
-    """What the trace's metadata says of a collective."""
+    """Metadata of a collective; None is what the trace does not tell."""
 
     op: str | None = None
     group: str | None = None
@@ -86,20 +88,20 @@ class Activities:
     stream: NDArray[np.int32]
     streams: tuple[str, ...]
     launch_ns: Ints
-    """Start of the host call that launched it, or UNLINKED."""
+    """Start of the host call that launched each activity, or UNLINKED."""
     launch_process: NDArray[np.int32] | None = None
-    """Process that launched it; None: there is only one."""
+    """Process that launched each activity; None: there is only one."""
     correlation: Sequence[int | str | None] = ()
     info: Mapping[int, CollectiveInfo] = field(default_factory=dict)
-    """Metadata, by activity."""
+    """Metadata of collectives, by index of the activity."""
     hints: Mapping[int, str] = field(default_factory=dict)
-    """Operation that something weaker than metadata tells (an annotation around the launch)."""
+    """Operations that something weaker than metadata tells (an annotation around the launch), by index."""
     marks: Sequence[StepMark] = ()
     num_launches: int | None = None
     dropped_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Start of every kernel launch whose kernel the trace lacks."""
     is_timed: NDArray[np.bool_] | None = None
-    """Without it the activity has no end that can be believed; None: all have."""
+    """False where the activity has no end that can be believed; None: all have one."""
     num_without_time: int = 0
     """Activities without times that are not among the rows."""
     num_missing_dispatches: int = 0
@@ -108,7 +110,7 @@ class Activities:
     notes: list[str] = field(default_factory=list)
 
     def keep(self, mask: NDArray[np.bool_]) -> None:
-        """Leaves out the other activities."""
+        """Leave out the activities that are not in the mask."""
         if mask.all():
             return
         indices = np.flatnonzero(mask)
@@ -144,9 +146,9 @@ def assemble(
     versions: Mapping[str, str] | None = None,
     device_index: str | None = None,
 ) -> RankTrace:
-    """The trace of these activities; where names the file in errors.
+    """Trace of these activities, which are changed on the way; location names the file in errors.
 
-    device_index: of a trace of several devices the one to take; left out, the busiest one.
+    device_index: the device to take from a trace of several; None: the busiest one.
     """
     if len(work.start_ns) == 0:
         raise TraceError(f"{location} holds no GPU activity (kernels, copies): was the GPU traced?")
@@ -183,8 +185,10 @@ def assemble(
 
 
 def _take_device(work: Activities, location: str, chosen: str | None) -> tuple[str, ...]:
-    """The devices that kernels ran on; leaves out what did not run on the one that is taken. Streams of
-    several devices are labelled device:stream."""
+    """Devices that kernels ran on. Leaves out what did not run on the one that is taken.
+
+    Streams of several devices are labelled device:stream.
+    """
     of_stream = [label.partition(":")[0] if ":" in label else "" for label in work.streams]
     names, device_of_stream = indexed(of_stream)
     device = device_of_stream[work.stream]
@@ -211,8 +215,10 @@ def _busy_ns(work: Activities, mask: NDArray[np.bool_]) -> float:
 
 
 def _leave_out_untimed(work: Activities, classifier: Classifier) -> dict[str, str]:
-    """Leaves out activities whose end is not known. The reason by kind, comm or compute, where they are so
-    many of it that its sums are not known."""
+    """Leave out activities whose end is not known.
+
+    Returns the reason by kind (comm, compute) where these are so many that sums over the kind are not known.
+    """
     too_long = _impossibly_long(work)
     if too_long.any():
         worst_ms = float((work.end_ns - work.start_ns)[too_long].max()) / NS_PER_MS
@@ -235,7 +241,8 @@ def _leave_out_untimed(work: Activities, classifier: Classifier) -> dict[str, st
 
 
 def _impossibly_long(work: Activities) -> NDArray[np.bool_]:
-    """Kernels whose end is wrong: far longer than all others, and later ones of their stream start inside."""
+    """Mask of kernels whose end is wrong: far longer than others, and later ones of the stream start
+    inside."""
     is_impossible = np.zeros(len(work.start_ns), dtype=bool)
     kernels = np.flatnonzero(work.category == Category.KERNEL)
     if len(kernels) <= MOST_ENCLOSED:
@@ -254,32 +261,6 @@ def _impossibly_long(work: Activities) -> NDArray[np.bool_]:
     return is_impossible
 
 
-def _distinct(marks: list[StepMark], notes: list[str]) -> list[StepMark]:
-    """Without marks of a step that is marked already: exporters write some twice, and nest them."""
-    first: dict[int, StepMark] = {}
-    num_apart = 0
-    for mark in marks:
-        first_mark = first.setdefault(mark.step, mark)
-        num_apart += mark.start_ns >= first_mark.end_ns
-    if num_apart:
-        notes.append(f"steps that are marked again later in the trace, left out: {num_apart}")
-    return list(first.values())
-
-
-def indexed(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    """The distinct values in order of appearance, and the index of each value."""
-    index = {value: i for i, value in enumerate(dict.fromkeys(values))}
-    return tuple(index), np.fromiter(map(index.__getitem__, values), np.int32, len(values))
-
-
-def nanoseconds(values: Sequence[int], location: str) -> Ints:
-    """Whole nanoseconds as an array; TraceError for what no clock gives."""
-    try:
-        return np.array(values, dtype=np.int64).reshape(-1)
-    except (OverflowError, TypeError, ValueError) as error:
-        raise TraceError(f"{location} has times that no clock gives: {error}") from error
-
-
 def _check_times(work: Activities, location: str) -> None:
     times = [int(t) for edge in (work.start_ns, work.end_ns) for t in (edge.min(), edge.max())]
     times += [time + work.base_ns for time in times]
@@ -292,11 +273,25 @@ def _check_times(work: Activities, location: str) -> None:
         raise TraceError(f"{location} has times that no clock gives: {worst} ns")
 
 
+def _distinct(marks: list[StepMark], notes: list[str]) -> list[StepMark]:
+    """The first mark of each step: exporters write some twice, and nest them."""
+    first: dict[int, StepMark] = {}
+    num_apart = 0
+    for mark in marks:
+        first_mark = first.setdefault(mark.step, mark)
+        num_apart += mark.start_ns >= first_mark.end_ns
+    if num_apart:
+        notes.append(f"steps that are marked again later in the trace, left out: {num_apart}")
+    return list(first.values())
+
+
 def _classify(
     work: Activities, classifier: Classifier
 ) -> tuple[NDArray[np.bool_], tuple[str, ...], NDArray[np.int32], int]:
-    """Which activities communicate, the names of operations, each one's operation, and how many are
-    communication by metadata alone. Rules are asked once per name."""
+    """Mask of communication, operations, operation of each activity, number that only metadata tells.
+
+    Rules are asked once per name. Metadata outweighs them, hints only fill in the operation.
+    """
     named = [classifier.comm_op(name) for name in work.names]
     by_name = np.array([op is not None for op in named], dtype=bool)[work.name]
     ops: dict[str, int] = {}
@@ -363,7 +358,7 @@ def _whole_timeline(
 
 
 def _compute_stream(timeline: Timeline) -> frozenset[int]:
-    """The stream with the longest union of kernels that are not communication; empty where none computes."""
+    """Index of the stream that computes longest, without communication; empty where none computes."""
     computes = timeline.kind == Kind.COMPUTE
     stream = timeline.stream[computes]
     spans = pairs(timeline.start_ms[computes], timeline.end_ms[computes])
@@ -395,7 +390,8 @@ def _steps_of(work: Activities, marks: Sequence[StepMark]) -> Ints:
 def _step_windows(
     work: Activities, marks: Sequence[StepMark], timeline: Timeline
 ) -> list[tuple[float, float]]:
-    """When the compute stream reaches each step, as an event recorded there would tell."""
+    """Start and end of each step: when the compute stream reaches it, as an event recorded there would
+    tell."""
     if not marks:
         return []
     if not (work.launch_ns != UNLINKED).any():
@@ -424,10 +420,12 @@ def _step_windows(
 
 
 def _untraced_until_ms(work: Activities, first: StepMark, timeline: Timeline) -> float:
-    """When the device reached the first step, where its queue still held work from before the trace: the end
-    of the last long stretch without any traced work between the launch of the step's first kernel on the
-    compute stream and that kernel. Minus infinity where there is none: a kernel that waits for a traced
-    collective is a part of the step."""
+    """Time at which the device reached the first step, if its queue still held work from before the trace.
+
+    That is the end of the last long stretch without any traced work between the launch of the step's first
+    kernel on the compute stream and that kernel. Minus infinity where there is none: a kernel that waits
+    for a traced collective is a part of the step.
+    """
     on_compute = np.flatnonzero(on_compute_stream(timeline) & (work.launch_ns >= first.start_ns))
     if len(on_compute) == 0:
         return -np.inf
@@ -520,3 +518,17 @@ def _num_same_stream_overlaps(work: Activities) -> int:
     order = kernels[np.lexsort((work.start_ns[kernels], work.stream[kernels]))]
     is_same_stream = work.stream[order][1:] == work.stream[order][:-1]
     return int(np.count_nonzero(is_same_stream & (work.start_ns[order][1:] < work.end_ns[order][:-1])))
+
+
+def indexed(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+    """Distinct values in order of appearance, and the index of each value."""
+    index = {value: i for i, value in enumerate(dict.fromkeys(values))}
+    return tuple(index), np.fromiter(map(index.__getitem__, values), np.int32, len(values))
+
+
+def nanoseconds(values: Sequence[int], location: str) -> Ints:
+    """Whole nanoseconds as an array; TraceError for what no clock gives."""
+    try:
+        return np.array(values, dtype=np.int64).reshape(-1)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise TraceError(f"{location} has times that no clock gives: {error}") from error

@@ -1,4 +1,7 @@
-"""Traces read once: what was read is kept as Parquet in the user's cache folder, and the next reading decodes nothing."""
+"""Reads traces once: a RankTrace is kept as Parquet in the user's cache folder, by the content of its files.
+
+Commands take a Reading along: the rules, whether the cache is used, and how steps are cut.
+"""
 
 import hashlib
 import os
@@ -21,14 +24,33 @@ from aorta.traces.sources import Source, TraceFile
 from aorta.traces.steps import StepRule, with_steps
 
 LARGEST_CACHE_BYTES = 4 << 30
+"""Size of the folder above which the files used longest ago are removed."""
 VERSION = 3
-"""Raised with every change of what a reader finds in a trace."""
+"""Number to raise with every change of what a reader finds in a trace."""
 CHUNK = 1 << 20
 KEY = b"aorta"
+"""Key of the metadata in the Parquet file's schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Settings of how traces are read. Travels to other processes."""
+
+    rules: Sequence[CommRule] = COMM_RULES
+    cache: bool = True
+    steps: StepRule = StepRule()
+
+    def read(self, source: Source, rank: int) -> RankTrace:
+        """Trace of one rank, cut into steps."""
+        if self.cache:
+            trace = read_cached(source, rank, rules=self.rules)
+        else:
+            trace = source.read(rank, rules=self.rules)
+        return with_steps(trace, self.steps)
 
 
 class _Metadata(msgspec.Struct):
-    """All but the columns."""
+    """RankTrace without its columns, as the Parquet file's metadata has it."""
 
     rank: int
     world_size: int | None
@@ -57,7 +79,7 @@ def read_cached(
     *,
     rules: Sequence[CommRule] = COMM_RULES,
 ) -> RankTrace:
-    """source.read(rank), from the cache where there is one. Where none can be written there is none."""
+    """source.read(rank), from the cache where it has this trace; else read, and kept if that is possible."""
     file = source.files[rank]
     path = _cache_path(file, rank, rules)
     if path is not None:
@@ -70,7 +92,22 @@ def read_cached(
     return trace
 
 
+def cache_folder() -> Path | None:
+    """Folder of cached traces; None where the user has no home."""
+    if folder := os.environ.get("AORTA_CACHE_DIR"):
+        return Path(folder)
+    for variable in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        if base := os.environ.get(variable):
+            return Path(base, "aorta", "traces")
+    try:
+        return Path.home() / ".cache" / "aorta" / "traces"
+    except RuntimeError:
+        return None
+
+
 def _cache_path(file: TraceFile, rank: int, rules: Sequence[CommRule]) -> Path | None:
+    """File of the cache for this trace: its name is a digest of the content and of all that reading
+    depends on."""
     digest = hashlib.blake2b(digest_size=16)
     settings = (
         VERSION,
@@ -94,72 +131,6 @@ def _cache_path(file: TraceFile, rank: int, rules: Sequence[CommRule]) -> Path |
     return None if folder is None else folder / f"{digest.hexdigest()}.parquet"
 
 
-def cache_folder() -> Path | None:
-    """Where traces are cached; None where the user has no home."""
-    if folder := os.environ.get("AORTA_CACHE_DIR"):
-        return Path(folder)
-    for variable in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
-        if base := os.environ.get(variable):
-            return Path(base, "aorta", "traces")
-    try:
-        return Path.home() / ".cache" / "aorta" / "traces"
-    except RuntimeError:
-        return None
-
-
-def _make_room(folder: Path) -> None:
-    """Removes what was used last long ago, while the folder is too large."""
-    files = []
-    for path in folder.glob("*.parquet"):
-        with suppress(OSError):
-            state = path.stat()
-            files.append((state.st_mtime, state.st_size, path))
-    size = sum(file[1] for file in files)
-    for _, num_bytes, path in sorted(files)[:-1]:
-        if size <= LARGEST_CACHE_BYTES:
-            return
-        with suppress(OSError):
-            path.unlink()
-            size -= num_bytes
-
-
-def _save(trace: RankTrace, path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    line = trace.timeline
-    metadata = _Metadata(
-        rank=trace.rank,
-        world_size=trace.world_size,
-        device=trace.device,
-        host=trace.host,
-        source=trace.source,
-        origin_unix_ns=line.origin_unix_ns,
-        window_ms=line.window_ms,
-        streams=line.streams,
-        ops=line.ops,
-        names=line.names,
-        compute_streams=sorted(line.compute_streams),
-        sees_copies=line.sees_copies,
-        steps=[(step.step, step.window_ms) for step in trace.steps],
-        collectives=trace.collectives,
-        quality=trace.quality,
-        versions=trace.versions,
-        devices=trace.devices,
-        untimed=trace.untimed,
-    )
-    columns = {name: getattr(line, name) for name in ("start_ms", "end_ms", "kind", "stream", "op", "name")}
-    table = pa.table(columns | {"launch_step": trace.launch_step})
-    table = table.replace_schema_metadata({KEY: msgspec.json.encode(metadata)})
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, durable=False) as file:
-            pq.write_table(table, file, compression="zstd")
-        _make_room(path.parent)
-    except OSError:
-        pass  # the trace was read; the next reading decodes it again
-
-
 def _load(path: Path) -> RankTrace | None:
     if not path.is_file():
         return None
@@ -171,7 +142,7 @@ def _load(path: Path) -> RankTrace | None:
         metadata = msgspec.json.decode(table.schema.metadata[KEY], type=_Metadata)
         columns: dict[str, Any] = {name: table[name].to_numpy() for name in table.column_names}
         with suppress(OSError):
-            os.utime(path)  # used last now
+            os.utime(path)  # _make_room goes by the time of the last use
         return _trace(metadata, columns)
     except (pa.ArrowException, OSError, msgspec.DecodeError, KeyError, TypeError, ValueError, IndexError):
         return None
@@ -220,18 +191,54 @@ def _trace(metadata: _Metadata, columns: dict[str, Any]) -> RankTrace:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Travels to other processes."""
+def _save(trace: RankTrace, path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    rules: Sequence[CommRule] = COMM_RULES
-    cache: bool = True
-    steps: StepRule = StepRule()
+    line = trace.timeline
+    metadata = _Metadata(
+        rank=trace.rank,
+        world_size=trace.world_size,
+        device=trace.device,
+        host=trace.host,
+        source=trace.source,
+        origin_unix_ns=line.origin_unix_ns,
+        window_ms=line.window_ms,
+        streams=line.streams,
+        ops=line.ops,
+        names=line.names,
+        compute_streams=sorted(line.compute_streams),
+        sees_copies=line.sees_copies,
+        steps=[(step.step, step.window_ms) for step in trace.steps],
+        collectives=trace.collectives,
+        quality=trace.quality,
+        versions=trace.versions,
+        devices=trace.devices,
+        untimed=trace.untimed,
+    )
+    columns = {name: getattr(line, name) for name in ("start_ms", "end_ms", "kind", "stream", "op", "name")}
+    table = pa.table(columns | {"launch_step": trace.launch_step})
+    table = table.replace_schema_metadata({KEY: msgspec.json.encode(metadata)})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, durable=False) as file:
+            pq.write_table(table, file, compression="zstd")
+        _make_room(path.parent)
+    except OSError:
+        pass  # the trace was read; the next reading decodes it again
 
-    def read(self, source: Source, rank: int) -> RankTrace:
-        """One rank's trace."""
-        if self.cache:
-            trace = read_cached(source, rank, rules=self.rules)
-        else:
-            trace = source.read(rank, rules=self.rules)
-        return with_steps(trace, self.steps)
+
+def _make_room(folder: Path) -> None:
+    """Remove the files used longest ago while the folder is too large."""
+    files = []
+    for path in folder.glob("*.parquet"):
+        with suppress(OSError):
+            state = path.stat()
+            files.append((state.st_mtime, state.st_size, path))
+    size = sum(file[1] for file in files)
+    for _, num_bytes, path in sorted(files)[:-1]:
+        if size <= LARGEST_CACHE_BYTES:
+            return
+        with suppress(OSError):
+            path.unlink()
+            size -= num_bytes

@@ -1,4 +1,8 @@
-"""What a kernel does, by its name: which collective it carries out, or which class of compute it is."""
+"""Tells from a kernel's name which collective it carries out, or which class of compute it is.
+
+classifier(rules).comm_op answers for readers; compute_op and kernel_class for kernels that are no
+communication. load_rules reads a user's own rules.
+"""
 
 import re
 from collections.abc import Sequence
@@ -12,17 +16,32 @@ from aorta.errors import ConfigError, TraceError
 from aorta.timeline.collective import canonical_op
 
 UNKNOWN = "unknown"
-"""A collective whose operation neither metadata nor the kernel's name tells."""
-
+"""Op of a collective whose operation neither metadata nor the kernel's name tells."""
 COPY_KERNEL = "copy_kernel"
 """Op of a kernel that only copies. It counts as compute and is named beside it."""
+COMMUNICATION, COPY, OTHER = "communication", "copy", "other"
+KERNEL_CLASSES = (
+    "gemm", "attention", "normalization", "optimizer", "elementwise", COPY, COMMUNICATION, OTHER,
+)  # fmt: skip
+MOST_NAMES = 100_000
+"""Names whose answers are remembered."""
+LONGEST_NAME = 4096
+"""Letters of a name that are searched: patterns cost more than linear time in a long one."""
+OPS_IN_NAMES = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|alltoallv|broadcast|send_?recv|reduce(?=_|$)",
+    re.IGNORECASE,
+)
+HELPERS = re.compile(r"checkForNaN|at::native::|at::cuda::|__amd_rocclr_", re.IGNORECASE)
+"""Kernels that the process group or the runtime launches beside the collective's own: the metadata of
+a collective does not make them communication."""
+COPY_NAMES = re.compile(r"__amd_rocclr_(copy|fill)|^MEMORY_COPY_|^(hip)?mem(cpy|set)", re.IGNORECASE)
 
 
 class CommRule(NamedTuple):
     pattern: str
     """Regular expression searched in the kernel's name, without regard to case."""
     op: str | None = None
-    """The operation; None: look for it in the name, else UNKNOWN."""
+    """Operation of the kernel; None: taken from its name, else UNKNOWN."""
 
 
 COMM_RULES: tuple[CommRule, ...] = (
@@ -36,24 +55,9 @@ COMM_RULES: tuple[CommRule, ...] = (
     CommRule(r"custom_?all_?reduce|trtllm_?all_?reduce|allreduce_fusion", "all_reduce"),
     CommRule(r"nvshmem|rocshmem"),
 )
-"""Searched from the top, the first match decides. A program with its own kernels puts its rules
-before these: read_kineto(path, rules=(CommRule(r"my_exchange", "all_to_all"), *COMM_RULES)), or in a
+"""Rules that are searched from the top; the first match decides. A program with its own kernels puts its
+rules before these: read_kineto(path, rules=(CommRule(r"my_exchange", "all_to_all"), *COMM_RULES)), or in a
 file for load_rules. Names of copies are searched too, for collectives that copy engines carry out."""
-
-OPS_IN_NAMES = re.compile(
-    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|alltoallv|broadcast|send_?recv|reduce(?=_|$)",
-    re.IGNORECASE,
-)
-HELPERS = re.compile(r"checkForNaN|at::native::|at::cuda::|__amd_rocclr_", re.IGNORECASE)
-"""Kernels that the process group or the runtime launches beside the collective's own: the metadata of
-a collective does not make them communication."""
-COPY_NAMES = re.compile(r"__amd_rocclr_(copy|fill)|^MEMORY_COPY_|^(hip)?mem(cpy|set)", re.IGNORECASE)
-
-
-MOST_NAMES = 100_000
-"""That are remembered."""
-LONGEST_NAME = 4096
-"""Part of a kernel's name that is searched: patterns cost more than linear time in a long one."""
 
 
 class _Rule(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,8 +69,45 @@ class _RuleFile(msgspec.Struct, forbid_unknown_fields=True):
     communication: list[_Rule]
 
 
+@cache
+def classifier(rules: tuple[CommRule, ...]) -> "Classifier":
+    """The classifier for these rules, made once: ranks of a run have the same names."""
+    return Classifier(rules)
+
+
+class Classifier:
+    """Tells communication by a kernel's name. Remembers names: a trace has many kernels and few names."""
+
+    def __init__(self, rules: Sequence[CommRule] = COMM_RULES) -> None:
+        self._rules = [(re.compile(pattern, re.IGNORECASE), op) for pattern, op in rules]
+        self._op_of_name: dict[str, str | None] = {}
+
+    def comm_op(self, kernel: str) -> str | None:
+        """Operation of the collective that this kernel carries out; None where it is no communication."""
+        try:
+            return self._op_of_name[kernel]
+        except KeyError:
+            if len(self._op_of_name) >= MOST_NAMES:
+                self._op_of_name.clear()
+            op = self._op_of_name[kernel] = self._search(kernel)
+            return op
+
+    def _search(self, kernel: str) -> str | None:
+        kernel = kernel[:LONGEST_NAME]
+        for pattern, op in self._rules:
+            if pattern.search(kernel):
+                return op or op_in_name(kernel)
+        return None
+
+
+def op_in_name(kernel: str) -> str:
+    """Operation that the kernel's name says, or UNKNOWN."""
+    match = OPS_IN_NAMES.search(kernel)
+    return (canonical_op(match.group()) if match else None) or UNKNOWN
+
+
 def load_rules(path: Path | str) -> tuple[CommRule, ...]:
-    """The rules of a YAML file, before those of COMM_RULES.
+    """Rules of a YAML file, followed by COMM_RULES.
 
     communication:
       - {pattern: my_exchange, op: all_to_all}   # op may be left out
@@ -92,52 +133,11 @@ def load_rules(path: Path | str) -> tuple[CommRule, ...]:
     return (*rules, *COMM_RULES)
 
 
-@cache
-def classifier(rules: tuple[CommRule, ...]) -> "Classifier":
-    """The one for these rules: ranks of a run have the same names."""
-    return Classifier(rules)
-
-
-class Classifier:
-    """Answers by kernel name, remembering each: a trace has many kernels and few names."""
-
-    def __init__(self, rules: Sequence[CommRule] = COMM_RULES) -> None:
-        self._rules = [(re.compile(pattern, re.IGNORECASE), op) for pattern, op in rules]
-        self._op_of_name: dict[str, str | None] = {}
-
-    def comm_op(self, kernel: str) -> str | None:
-        """The collective that this kernel carries out; None where it is no communication."""
-        try:
-            return self._op_of_name[kernel]
-        except KeyError:
-            if len(self._op_of_name) >= MOST_NAMES:
-                self._op_of_name.clear()
-            op = self._op_of_name[kernel] = self._search(kernel)
-            return op
-
-    def _search(self, kernel: str) -> str | None:
-        kernel = kernel[:LONGEST_NAME]
-        for pattern, op in self._rules:
-            if pattern.search(kernel):
-                return op or op_in_name(kernel)
-        return None
-
-
-def op_in_name(kernel: str) -> str:
-    match = OPS_IN_NAMES.search(kernel)
-    return (canonical_op(match.group()) if match else None) or UNKNOWN
-
-
 @lru_cache(MOST_NAMES)
 def compute_op(kernel: str) -> str:
-    """The class of a kernel that is no communication."""
+    """Op of a kernel that is no communication: COPY_KERNEL or kernel."""
     return COPY_KERNEL if COPY_NAMES.search(kernel[:LONGEST_NAME]) else "kernel"
 
-
-COMMUNICATION, COPY, OTHER = "communication", "copy", "other"
-KERNEL_CLASSES = (
-    "gemm", "attention", "normalization", "optimizer", "elementwise", COPY, COMMUNICATION, OTHER,
-)  # fmt: skip
 
 _WORDS: dict[str, tuple[str, ...]] = {
     "optimizer": (
@@ -163,15 +163,15 @@ _WORDS: dict[str, tuple[str, ...]] = {
         "sort", "topk", "where", "mask",
     ),
 }  # fmt: skip
-"""Searched from the top without regard to case, the first match decides: a fused name has several words, and
-the rarer ones say more. Names of cuBLAS, CUTLASS, cuDNN, hipBLASLt (Cijk_), Composable Kernel, ATen and
-Triton."""
+"""Words of each class, searched from the top without regard to case; the first match decides: a fused name
+has several words, and the rarer ones say more. Names of cuBLAS, CUTLASS, cuDNN, hipBLASLt (Cijk_),
+Composable Kernel, ATen and Triton."""
 _SEARCHES = tuple((name, re.compile("|".join(words), re.IGNORECASE)) for name, words in _WORDS.items())
 
 
 @lru_cache(MOST_NAMES)
 def kernel_class(name: str) -> str:
-    """One of KERNEL_CLASSES, never COMMUNICATION: that is for aorta.traces.classify to say."""
+    """Class of a compute kernel, one of KERNEL_CLASSES; never COMMUNICATION, which Classifier tells."""
     text = name[:LONGEST_NAME]
     if COPY_NAMES.search(text):
         return COPY

@@ -1,4 +1,7 @@
-"""Files of profilers, opened to be read: decompression by the fastest library, SQLite with an end to every query."""
+"""Opens files of profilers: gzip by the fastest library, SQLite with an end to every query.
+
+Such files come from elsewhere: a bomb, a pipe or a view without end is refused in one line.
+"""
 
 import gzip
 import importlib
@@ -17,32 +20,37 @@ from aorta.errors import TraceError
 
 _library: ModuleType
 try:
-    _library = importlib.import_module("isal.isal_zlib")
+    _library = importlib.import_module("isal.isal_zlib")  # several times faster than zlib
 except ImportError:
     _library = zlib
-
-LARGEST_BYTES = 1 << 34
-"""A file that unpacks to more is taken for a bomb, and so is one that unpacks to more than LARGEST_RATIO
-times its size and to more than LARGEST_SMALL_BYTES: traces unpack to 5 to 40 times theirs. A piece of
-UNPACKED_BYTES is held to the ratio by itself, so that a bomb is refused long before the memory is full."""
-LARGEST_RATIO = 100
-LARGEST_SMALL_BYTES = 1 << 28
-UNPACKED_BYTES = 1 << 28
-"""Unpacked at a time: most traces in one piece, which need not be joined."""
-
-
 NAME: str = _library.__name__
 DECOMPRESS_ERRORS: tuple[type[Exception], type[Exception]] = (zlib.error, _library.error)
 
+LARGEST_BYTES = 1 << 34
+"""Size from which on an unpacked file is taken for a bomb, whatever its ratio."""
+LARGEST_RATIO = 100
+LARGEST_SMALL_BYTES = 1 << 28
+"""Ratio of unpacked to packed size that makes a bomb of what unpacks to more than LARGEST_SMALL_BYTES: traces
+unpack to 5 to 40 times their size."""
+UNPACKED_BYTES = 1 << 28
+"""Bytes that are unpacked at a time: most traces in one piece, which need not be joined. Each piece is
+held to the ratio by itself, so that a bomb is refused long before the memory is full."""
 
-def decompressobj(wbits: int) -> Any:
-    """As zlib.decompressobj."""
-    return _library.decompressobj(wbits)
+SQLITE_MAGIC = b"SQLite format 3\0"
+INSTRUCTIONS_PER_BYTE, FIRST_INSTRUCTIONS = 200, 100_000_000
+"""Limit of the instructions of all queries on a database, by its size: a view made to run for ever is
+ended."""
+STRIDE = 100_000
+"""Instructions between two looks at that limit."""
+FAULTS = (sqlite3.Error, UnicodeDecodeError, OverflowError)
+"""Errors of a damaged database; names in its schema may be no text."""
 
 
 def open_regular(path: Path | str) -> BinaryIO:
-    """The file, opened to be read. TraceError for what is none: a pipe would be waited for without end, and a
-    device never ends."""
+    """The file, opened for reading.
+
+    Raises TraceError for a pipe, which would be waited for without end, and for a device, which never ends.
+    """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise TraceError(f"{path} is no regular file")
@@ -53,7 +61,7 @@ def open_regular(path: Path | str) -> BinaryIO:
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """The file's content, unpacked where it is gzip."""
+    """Content of a file, unpacked where it is gzip."""
     with open_regular(path) as file:
         try:
             data = file.read()
@@ -65,7 +73,7 @@ def read_bytes(path: Path | str) -> bytes:
 
 
 def unpack(data: bytes, location: str) -> bytes:
-    """The content of gzip, or data as they are."""
+    """Content of gzip data; other data as they are. location names them in errors."""
     if data[:2] != b"\x1f\x8b":
         return data
     parts: list[bytes] = []
@@ -73,7 +81,7 @@ def unpack(data: bytes, location: str) -> bytes:
     largest_bytes = max(LARGEST_SMALL_BYTES, LARGEST_RATIO * len(data))
     try:
         while data:
-            unpacker = decompressobj(31)
+            unpacker = _library.decompressobj(31)
             packed = data
             while packed and not unpacker.eof:
                 num_packed = len(packed)
@@ -98,15 +106,6 @@ def unpack(data: bytes, location: str) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-SQLITE_MAGIC = b"SQLite format 3\0"
-INSTRUCTIONS_PER_BYTE = 200
-"""A query over a file of this kind takes less; a view made to run for ever does not."""
-FIRST_INSTRUCTIONS = 100_000_000
-STRIDE = 100_000
-FAULTS = (sqlite3.Error, UnicodeDecodeError, OverflowError)
-"""Names in a damaged schema may be no text."""
-
-
 class Database:
     """Tables and views of one file, with their columns."""
 
@@ -119,7 +118,7 @@ class Database:
         ]
 
     def columns(self, table: str) -> list[str]:
-        """Of a table or view; empty where there is none of that name, or a view that cannot be used."""
+        """Columns of a table or view; empty where there is none of that name, or a view that fails."""
         if table not in self.names:
             return []
         if table not in self._columns:
@@ -131,6 +130,7 @@ class Database:
         return self._columns[table]
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Result of a query. Raises TraceError where it fails."""
         try:
             return self._connection.execute(query, parameters).fetchall()
         except FAULTS as error:
@@ -142,12 +142,16 @@ class Database:
 
 
 def quoted(name: str) -> str:
+    """Name of a table or column, as SQL takes it whatever it holds."""
     return '"' + name.replace('"', '""') + '"'
 
 
 @contextmanager
 def open_database(path: Path | str) -> Iterator[Database]:
-    """TraceError in one line where the file is none, is damaged, or a query does not end."""
+    """Context of a SQLite file, read only.
+
+    Raises TraceError where the file is no database or damaged, or where a query does not end.
+    """
     try:
         with open_regular(path) as file:
             if file.read(len(SQLITE_MAGIC)) != SQLITE_MAGIC:

@@ -1,4 +1,7 @@
-"""Every reader of traces returns a RankTrace: one rank's device work as a Timeline, cut into steps."""
+"""RankTrace, which every reader of traces returns: one rank's device work as a Timeline, cut into steps.
+
+Beside it what readers share: a rank in a file's name, names of a trace listed in a message.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -15,20 +18,23 @@ from aorta.timeline.matching import RankCalls
 from aorta.timeline.types import Kind, Source, Timeline
 
 NS_PER_MS = 1_000_000
+RANK_NAME = r"(?:rank|worker)[-_]?(\d{1,6})(?!\d)"
+MOST_LISTED, LONGEST_LISTED = 16, 60
+"""Names in a list of a message, and letters of each."""
 
 
 class TraceCollective(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One communication kernel. What neither metadata nor names tell is None."""
 
     op: str
-    """As in torch.distributed; 'unknown' where nothing tells."""
+    """Operation as in torch.distributed; 'unknown' where nothing tells."""
     start_ms: float
-    """Relative to the origin of RankTrace.timeline, as end_ms."""
+    """Start relative to the origin of RankTrace.timeline, as end_ms."""
     end_ms: float
     group: str | None
     ranks: list[int] | None
     bytes: int | None
-    """The larger of the input and the output of this rank."""
+    """Bytes of this rank's input or output, the larger."""
     dtype: str | None
     stream: str
     kernel: str
@@ -40,16 +46,16 @@ class TraceCollective(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class TraceQuality(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trace lacks. Counts are of device activities (kernels, copies, memsets).
+    """Faults and gaps of a trace. Counts are of device activities (kernels, copies, memsets).
 
     aorta.traces.quality.verdict puts it in words.
     """
 
     num_activities: int
     num_unlinked: int
-    """Without the runtime call that launched them: started before the trace did, as a rule."""
+    """Activities without the runtime call that launched them: mostly launched before the trace began."""
     num_outside_steps: int
-    """In the whole window, in no step: unlinked, or launched before the first or after the last step."""
+    """Activities of no step: unlinked, or launched before the first or after the last step."""
     num_launches: int | None = None
     """Kernel launches seen on the host; None where the trace holds no host calls."""
     num_launches_without_kernel: int = 0
@@ -83,18 +89,20 @@ class TraceQuality(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
+    """One rank's trace, whatever profiler wrote it. Everything in it is of one device."""
+
     rank: int
     world_size: int | None
     device: str | None
     timeline: Timeline
-    """Everything on the device; window from the first activity's start to the last one's end."""
+    """All work of the device; the window is from the first activity's start to the last one's end."""
     steps: list[Timeline]
     """Work launched by each step, same origin as timeline. The window starts when the compute stream
     reaches the step: the later of the step's start on the CPU and the end of the compute stream's
     earlier work; it ends where the next step's starts, the last one's when its own compute-stream
     work and CPU annotation have ended."""
     collectives: list[TraceCollective]
-    """In order of their starts."""
+    """Communication kernels in order of their starts."""
     quality: TraceQuality
     launch_step: NDArray[np.int64] = field(repr=False)
     """Index into steps of every span of timeline, -1 where it belongs to none."""
@@ -103,12 +111,11 @@ class RankTrace:
     host: str | None = None
     """Name of the machine, where the trace tells."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of the libraries, where the trace tells."""
+    """Versions of the libraries, where the trace tells."""
     devices: tuple[str, ...] = ("",)
-    """That kernels ran on in the trace; everything here is of one of them."""
+    """Devices that kernels ran on in the trace; everything here is of one of them."""
     untimed: dict[str, str] = field(default_factory=dict)
-    """Kinds of kernels (comm, compute) of which so many lack a duration that their sums are not known, and
-    why."""
+    """Kinds of kernels (comm, compute) whose sums are not known, because many lack a duration, and why."""
 
     @property
     def source(self) -> Source:
@@ -121,6 +128,7 @@ class RankTrace:
 
 
 def rank_calls(trace: RankTrace) -> RankCalls:
+    """Collectives of a trace in the form that aorta.timeline matches across ranks."""
     line = trace.timeline
     collectives = trace.collectives
     keys: dict[tuple[tuple[int, ...] | None, str | None], GroupKey] = {}
@@ -143,26 +151,24 @@ def rank_calls(trace: RankTrace) -> RankCalls:
     )
 
 
-MOST = 16
-LONGEST = 60
-
-RANK = r"(?:rank|worker)[-_]?(\d{1,6})(?!\d)"
-
-
 def rank_in_name(location: str) -> int | None:
-    """Of rank3.json, worker3_step_12.json or rank_3/trace.json; the file's own name comes before its
-    folder's, which must say nothing else."""
+    """Rank by the name: of rank3.json, worker3_step_12.json or rank_3/trace.json; None where it has none.
+
+    The file's own name comes before its folder's, which must say nothing else.
+    """
     path = PurePath(location)
-    numbers = re.findall(RANK, path.name)
+    numbers = re.findall(RANK_NAME, path.name)
     if numbers:
         return int(numbers[-1])
-    folder = re.fullmatch(RANK, path.parent.name)
+    folder = re.fullmatch(RANK_NAME, path.parent.name)
     return int(folder[1]) if folder else None
 
 
 def listed_names(names: Iterable[object]) -> str:
-    """Names that a trace gives, listed in one line whatever is in them."""
+    """Names from a trace as a list in one line, shortened, without control characters."""
     listed = list(names)
-    texts = ["".join(c if c.isprintable() else "?" for c in str(name)) for name in listed[:MOST]]
-    shortened = [text if len(text) <= LONGEST else text[: LONGEST - 3] + "..." for text in texts]
-    return ", ".join([*shortened, *(["..."] if len(listed) > MOST else [])])
+    texts = ["".join(c if c.isprintable() else "?" for c in str(name)) for name in listed[:MOST_LISTED]]
+    shortened = [
+        text if len(text) <= LONGEST_LISTED else text[: LONGEST_LISTED - 3] + "..." for text in texts
+    ]
+    return ", ".join([*shortened, *(["..."] if len(listed) > MOST_LISTED else [])])

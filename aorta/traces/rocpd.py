@@ -23,7 +23,7 @@ from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, 
 from aorta.traces.model import RankTrace, listed_names
 from aorta.traces.rocprof import BOOT_CLOCK, dispatch_gaps, finish, stream_labels
 
-KERNEL_VIEW: dict[str, tuple[str, ...]] = {
+KERNEL_VIEW = {
     "start": ("start",),
     "end": ("end",),
     "name": ("name",),
@@ -55,7 +55,8 @@ REGION_VIEW = {
     "event": ("event_id",),
     "extra": ("extdata",),
 }
-"""Columns of a view that hold each field, by the versions of rocprofv3, the first that is there counts."""
+"""In each of the three: columns that may hold a field, by version of rocprofv3; the first that exists is
+read."""
 NEEDED = ("start", "end", "name")
 """Fields that a view must have; the others are NULL where it lacks them."""
 

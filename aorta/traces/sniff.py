@@ -1,4 +1,7 @@
-"""What a file is, by its first bytes; traces inside a tar file are read where they are, nothing is unpacked to disk."""
+"""Tells the format of a file by its first bytes, with the rank and the world size where these say so.
+
+Also reads traces inside a tar file where they are: nothing is unpacked to disk.
+"""
 
 import json
 import re
@@ -19,21 +22,26 @@ from aorta.traces.rocprof import kind_of_header
 Format = Literal[
     "kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd", "nsys", "xplane", "tar", "records", "json", "other"
 ]
-"""json: JSON that is no trace. other: nothing that is known."""
+"""Formats of files. json: JSON that is no trace. other: nothing that is known."""
 
 HEAD_BYTES = 1 << 17
+"""Bytes at the start of a file that are looked at."""
 KEYS: dict[Format, bytes] = {"rocprofv3-json": b'"rocprofiler-sdk-tool"', "kineto": b'"traceEvents"'}
+"""Keys at the top of the JSON formats."""
 TAR_MAGIC = slice(257, 262)
+"""Place of the word ustar in a tar file."""
 
 
 class Content(NamedTuple):
+    """Format of a file; rank and world size where its head says them."""
+
     format: Format
     rank: int | None = None
     world_size: int | None = None
 
 
 def sniff(path: Path) -> Content:
-    """TraceError where the file is empty or its compression is damaged."""
+    """Content of a file. Raises TraceError where it is empty or its compression is damaged."""
     with open_regular(path) as file:
         try:
             start = file.read(HEAD_BYTES)
@@ -48,14 +56,14 @@ def sniff(path: Path) -> Content:
             return Content("nsys" if is_nsys(database) else "other")
     if path.name.endswith(".xplane.pb"):
         return Content("xplane", rank_in_name(str(path)))
-    head = unpacked_head(start, path)
-    if is_tar(head) or (head[:1] not in (b"{", b"[") and path.name.endswith((".tar", ".tar.gz", ".tgz"))):
+    head = _unpacked_head(start, path)
+    if _is_tar(head) or (head[:1] not in (b"{", b"[") and path.name.endswith((".tar", ".tar.gz", ".tgz"))):
         return Content("tar")
-    return sniff_text(head, len(start) < HEAD_BYTES and head is start, lambda: read_bytes(path), str(path))
+    return _sniff_text(head, len(start) < HEAD_BYTES and head is start, lambda: read_bytes(path), str(path))
 
 
-def sniff_text(head: bytes, is_whole: bool, read: Callable[[], bytes], location: str) -> Content:
-    """Of JSON and CSV. read gives the whole where the head does not tell."""
+def _sniff_text(head: bytes, is_whole: bool, read: Callable[[], bytes], location: str) -> Content:
+    """Content of JSON or CSV. read returns the whole document, for where the head does not tell."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not text:
         raise TraceError(f"{location} is empty")
@@ -100,7 +108,7 @@ def _distributed(text: bytes) -> tuple[int | None, int | None]:
     return (rank if type(rank) is int else None), (world_size if type(world_size) is int else None)
 
 
-def unpacked_head(start: bytes, path: Path) -> bytes:
+def _unpacked_head(start: bytes, path: Path) -> bytes:
     if start[:2] != b"\x1f\x8b":
         return start
     try:
@@ -109,15 +117,15 @@ def unpacked_head(start: bytes, path: Path) -> bytes:
         raise TraceError(f"{path} is a damaged gzip file: {error}") from error
 
 
-def is_tar(head: bytes) -> bool:
+def _is_tar(head: bytes) -> bool:
     return head[TAR_MAGIC] == b"ustar"
 
 
 def archive_members(path: Path) -> dict[str, Content]:
-    """The traces in a tar file, by the name of the member."""
+    """Content of the traces in a tar file, by the name of the member."""
     contents: dict[str, Content] = {}
     unread = []
-    with _opened(path) as archive:
+    with _open_archive(path) as archive:
         for member in _members(archive, path):
             if Path(member.name).name.startswith("._"):
                 continue  # resource forks of a Mac
@@ -130,10 +138,10 @@ def archive_members(path: Path) -> dict[str, Content]:
                 unread.append(member.name)
                 continue
             if head[:2] == b"\x1f\x8b":
-                head = unpacked_head(head, path)
+                head = _unpacked_head(head, path)
             if not head.lstrip()[:1] or head.lstrip()[:1] not in b"{[":
                 continue
-            content = sniff_text(
+            content = _sniff_text(
                 head, len(head) < HEAD_BYTES, partial(read_member, path, member.name), location
             )
             if content.format in ("kineto", "rocprofv3-json"):
@@ -145,7 +153,8 @@ def archive_members(path: Path) -> dict[str, Content]:
 
 
 def read_member(path: Path, name: str) -> bytes:
-    with _opened(path) as archive:
+    """A member of a tar file, unpacked where it is gzip."""
+    with _open_archive(path) as archive:
         for member in _members(archive, path):
             if member.name == name:
                 file = archive.extractfile(member)
@@ -154,8 +163,8 @@ def read_member(path: Path, name: str) -> bytes:
     raise TraceError(f"{path} holds no {name}")
 
 
-class _opened:
-    """A tar file whose faults are TraceErrors."""
+class _open_archive:
+    """Context of an open tar file, in which its faults are TraceErrors."""
 
     FAULTS = (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, OverflowError, MemoryError)
 
@@ -179,6 +188,7 @@ class _opened:
 
 
 def _members(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
+    """Regular files of an archive. Raises TraceError for names that leave its folder, and for bombs."""
     for member in archive:
         parts = member.name.replace("\\", "/").split("/")
         if member.name.startswith("/") or ".." in parts:

@@ -1,7 +1,8 @@
-"""What a --log-dir is, and its traces one rank at a time.
+"""Traces of a folder or a file, found by rank and read one rank at a time.
 
-Files are told apart by their content. Nothing is read but what tells the format and the rank until
-Source.read asks for one rank.
+open_source finds them: files are told apart by their content (sniff.py), and no more of them is read than
+tells the format and the rank. Source.read then reads one rank with the reader of its format; map_ranks does
+so for all, in several processes.
 """
 
 import os
@@ -29,8 +30,6 @@ from aorta.traces.rocpd import read_rocpd, rocpd_processes
 from aorta.traces.rocprof import parse_rocprofv3_json, read_rocprofv3_csv
 from aorta.traces.sniff import Content, Format, archive_members, read_member, sniff
 
-Result = TypeVar("Result")
-
 Kind = Literal["records", "kineto", "rocprofv3", "nsys"]
 KIND_OF_FORMAT: dict[str, Kind] = {
     "kineto": "kineto",
@@ -47,36 +46,42 @@ CANDIDATE = re.compile(
 CSV_NAME = re.compile(r"^(?P<capture>.*?)_?(kernel|memory_copy|(hip|hsa|rccl|marker)\w*)_trace\.csv(\.gz)?$")
 RESULTS_NAME = re.compile(r"^(?P<capture>.*?)(_results)?\.(json|json\.gz|db)$")
 PREFERRED: dict[str, int] = {"rocprofv3-json": 0, "rocpd": 1, "rocprofv3-csv": 2}
-"""Of one capture written in several formats: the one that tells most."""
+"""Order of preference among the formats of one capture: the first tells most."""
 MOST_RANKS = 10_000_000
+"""Number of a rank from which on it is taken for damage."""
 DEEPEST = 3
-"""Folders below the one given that are looked into: rocprofv3 writes <host>/<pid>_results.db."""
+"""Depth of folders that are looked into below the one given: rocprofv3 writes <host>/<pid>_results.db."""
 MOST_FILES = 100_000
+"""Files in a folder above which it is not the folder of one run."""
+Result = TypeVar("Result")
 
 
 class TraceFile(msgspec.Struct, frozen=True):
-    """Where one rank's trace is."""
+    """Place of one rank's trace: a file, a member of an archive, a process of a database."""
 
     rank: int
     format: Format
     paths: tuple[str, ...]
-    """One path; of a CSV set several."""
+    """One path, or the several files of a CSV set."""
     member: str | None = None
-    """Of an archive."""
+    """Name within an archive."""
     process: int | None = None
-    """Of a file that holds several."""
+    """Process within a database that holds several."""
     rank_is_assumed: bool = False
     device: str | None = None
-    """Of a trace that holds several, the one that is this rank's."""
+    """Device of this rank within a trace that holds several."""
 
     @property
     def name(self) -> str:
         return f"{self.paths[0]}:{self.member}" if self.member else self.paths[0]
 
 
+Contents = list[tuple[TraceFile, Content]]
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Traces of one run. Holds names of files, no traces; travels to other processes."""
+    """Files of one run's traces, by rank. It holds names and no traces, and travels to other processes."""
 
     path: Path
     kind: Kind
@@ -89,11 +94,11 @@ class Source:
         return sorted(self.files)
 
     def only(self, rank: int) -> "Source":
-        """The same with one rank's file."""
+        """This source with one rank's file alone."""
         return replace(self, files={rank: self.files[rank]})
 
     def by_device(self, devices: Sequence[str]) -> "Source":
-        """A trace of several devices with each as a rank of its own, in order of their numbers."""
+        """This one trace of several devices as a source with a rank for each device, in order of numbers."""
         (file,) = self.files.values()
         files = {
             i: msgspec.structs.replace(file, rank=i, device=device, rank_is_assumed=False)
@@ -108,7 +113,7 @@ class Source:
         *,
         rules: Sequence[CommRule] = COMM_RULES,
     ) -> RankTrace:
-        """One rank's trace."""
+        """Trace of one rank."""
         if rank not in self.files:
             raise TraceError(f"{self.path} holds no rank {rank}; it has {_list(self.ranks)}")
         file = self.files[rank]
@@ -126,8 +131,26 @@ class Source:
         )
 
 
+def _read(file: TraceFile, rules: Sequence[CommRule]) -> RankTrace:
+    first = Path(file.paths[0])
+    options: Any = {"rules": rules, "device_index": file.device}
+    match file.format:
+        case "rocprofv3-csv":
+            return read_rocprofv3_csv(file.paths, rank=file.rank, **options)
+        case "rocpd":
+            return read_rocpd(first, process=file.process, rank=file.rank, **options)
+        case "nsys":
+            return read_nsys(first, process=file.process, rank=file.rank, **options)
+    data = read_member(first, file.member) if file.member else read_bytes(first)
+    if file.format == "kineto":
+        return parse_kineto(data, file.name, **options)
+    if file.format == "xplane":
+        return parse_xplane(data, file.name, **options)
+    return parse_rocprofv3_json(data, file.name, rank=file.rank, **options)
+
+
 def recognise(path: Path | str) -> Kind:
-    """What the folder or file holds; TraceError in one line where it is nothing that is known."""
+    """Kind of what the folder or file holds; TraceError where it is nothing that is known."""
     path = Path(path)
     if is_records(path):
         return "records"
@@ -139,7 +162,7 @@ def is_records(path: Path) -> bool:
 
 
 def open_source(path: Path | str, *, partial: bool = False) -> Source:
-    """The traces of a folder or file.
+    """Files of the traces in a folder or file, by rank.
 
     TraceError where formats or runs are mixed, or a rank appears twice, or, unless partial, is missing
     from a folder that holds several.
@@ -169,52 +192,16 @@ def open_source(path: Path | str, *, partial: bool = False) -> Source:
     return Source(path, kinds[0], files, world_size, tuple(notes))
 
 
-def _read(file: TraceFile, rules: Sequence[CommRule]) -> RankTrace:
-    first = Path(file.paths[0])
-    options: Any = {"rules": rules, "device_index": file.device}
-    match file.format:
-        case "rocprofv3-csv":
-            return read_rocprofv3_csv(file.paths, rank=file.rank, **options)
-        case "rocpd":
-            return read_rocpd(first, process=file.process, rank=file.rank, **options)
-        case "nsys":
-            return read_nsys(first, process=file.process, rank=file.rank, **options)
-    data = read_member(first, file.member) if file.member else read_bytes(first)
-    if file.format == "kineto":
-        return parse_kineto(data, file.name, **options)
-    if file.format == "xplane":
-        return parse_xplane(data, file.name, **options)
-    return parse_rocprofv3_json(data, file.name, rank=file.rank, **options)
+def map_ranks(
+    function: Callable[[Source, int], Result], source: Source, *, jobs: int = 1, dask: str | None = None
+) -> Iterator[Result]:
+    """Results of function(source, rank) for every rank, in order of ranks (aorta.processes.parallel_map)."""
+    items = [(source.only(rank), rank) for rank in source.ranks]
+    return parallel_map(partial(_apply, function), items, jobs=jobs, dask=dask, error=TraceError)
 
 
-Contents = list[tuple[TraceFile, Content]]
-
-
-def _folder_contents(folder: Path) -> Contents:
-    contents: Contents = []
-    tables: dict[Path, list[Path]] = defaultdict(list)
-    rejected: list[Path] = []
-    for path in _walk(folder):
-        if not CANDIDATE.search(path.name):
-            continue
-        content = sniff(path)
-        if content.format == "rocprofv3-csv":
-            tables[path.parent].append(path)
-        elif content.format == "tar":
-            contents += _archive(path)
-        elif content.format in KIND_OF_FORMAT:
-            contents += _processes(path, content)
-        else:
-            rejected.append(path)
-    for paths in tables.values():
-        contents += _csv_sets(paths)
-    # JAX writes a capture in both of its formats: this one tells more.
-    of_jax = {f.paths[0].removesuffix(XPLANE) for f, c in contents if c.format == "xplane"}
-    contents = [(f, c) for f, c in contents if f.paths[0].removesuffix(".trace.json.gz") not in of_jax]
-    if not contents:
-        hint = f"; {rejected[0]} is none" if rejected else ""
-        raise TraceError(f"{folder} holds neither rank_<n>_metrics.jsonl nor {KNOWN}{hint}")
-    return contents
+def _apply(function: Callable[[Source, int], Result], item: tuple[Source, int]) -> Result:
+    return function(*item)
 
 
 def _file_contents(path: Path) -> Contents:
@@ -235,6 +222,48 @@ def _file_contents(path: Path) -> Contents:
         case "other":
             raise TraceError(f"{path} is not one of {KNOWN}")
     return _processes(path, content)
+
+
+def _folder_contents(folder: Path) -> Contents:
+    contents: Contents = []
+    tables: dict[Path, list[Path]] = defaultdict(list)
+    rejected: list[Path] = []
+    for path in _walk(folder):
+        if not CANDIDATE.search(path.name):
+            continue
+        content = sniff(path)
+        if content.format == "rocprofv3-csv":
+            tables[path.parent].append(path)
+        elif content.format == "tar":
+            contents += _archive(path)
+        elif content.format in KIND_OF_FORMAT:
+            contents += _processes(path, content)
+        else:
+            rejected.append(path)
+    for paths in tables.values():
+        contents += _csv_sets(paths)
+    # JAX writes a capture in both of its formats: XPlane tells more.
+    of_jax = {f.paths[0].removesuffix(XPLANE) for f, c in contents if c.format == "xplane"}
+    contents = [(f, c) for f, c in contents if f.paths[0].removesuffix(".trace.json.gz") not in of_jax]
+    if not contents:
+        hint = f"; {rejected[0]} is none" if rejected else ""
+        raise TraceError(f"{folder} holds neither rank_<n>_metrics.jsonl nor {KNOWN}{hint}")
+    return contents
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Files of the folder and of those below it, in order; no hidden ones, no links to folders."""
+    count = 0
+    for place, folders, names in os.walk(folder):
+        depth = len(Path(place).relative_to(folder).parts)
+        folders[:] = sorted(f for f in folders if not f.startswith(".")) if depth < DEEPEST else []
+        for name in sorted(names):
+            count += 1
+            if count > MOST_FILES:
+                raise TraceError(f"{folder} holds more than {MOST_FILES} files: give the folder of one run")
+            path = Path(place, name)
+            if not name.startswith(".") and (path.is_file() or not path.exists()):  # no pipes, no devices
+                yield path
 
 
 def _archive(path: Path) -> Contents:
@@ -275,12 +304,13 @@ def _csv_sets(paths: list[Path]) -> Contents:
 
 
 def _capture(path: Path) -> str:
-    """What the files that one process wrote have in common."""
+    """Start of the path that all files written by one process share."""
     match = CSV_NAME.match(path.name) or RESULTS_NAME.match(path.name)
     return str(path.parent / (match["capture"] if match else path.stem))
 
 
 def _one_format_per_capture(contents: Contents, notes: list[str]) -> Contents:
+    """The files without those that hold a capture a second time, in a format that tells less."""
     formats: dict[str, set[str]] = defaultdict(set)
     for file, content in contents:
         if content.format in PREFERRED and file.member is None:
@@ -299,6 +329,7 @@ def _one_format_per_capture(contents: Contents, notes: list[str]) -> Contents:
 
 
 def _by_rank(path: Path, contents: Contents) -> dict[int, TraceFile]:
+    """Files by rank; where none says its rank, by the order of their names."""
     untold = [content.rank is None for _, content in contents]
     if any(untold) and not all(untold):
         file = contents[untold.index(True)][0]
@@ -336,21 +367,6 @@ def _check_complete(
     raise TraceError(f"{path} lacks rank {missing} of {size}; give one file, or all ranks")
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    """Files of the folder and of those below it, in order; no hidden ones, no links to folders."""
-    count = 0
-    for place, folders, names in os.walk(folder):
-        depth = len(Path(place).relative_to(folder).parts)
-        folders[:] = sorted(f for f in folders if not f.startswith(".")) if depth < DEEPEST else []
-        for name in sorted(names):
-            count += 1
-            if count > MOST_FILES:
-                raise TraceError(f"{folder} holds more than {MOST_FILES} files: give the folder of one run")
-            path = Path(place, name)
-            if not name.startswith(".") and (path.is_file() or not path.exists()):  # no pipes, no devices
-                yield path
-
-
 def _names(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
@@ -359,21 +375,9 @@ def _names(folder: Path) -> list[str]:
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
-    """Sorts numbers in names as numbers."""
+    """Key for sorting names whose numbers count as numbers: rank_10 after rank_9."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,18})", text)]
 
 
 def _list(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-
-
-def map_ranks(
-    function: Callable[[Source, int], Result], source: Source, *, jobs: int = 1, dask: str | None = None
-) -> Iterator[Result]:
-    """function(source, rank) of every rank, in order of ranks (aorta.processes)."""
-    items = [(source.only(rank), rank) for rank in source.ranks]
-    return parallel_map(partial(_apply, function), items, jobs=jobs, dask=dask, error=TraceError)
-
-
-def _apply(function: Callable[[Source, int], Result], item: tuple[Source, int]) -> Result:
-    return function(*item)
