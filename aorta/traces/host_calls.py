@@ -1,6 +1,7 @@
-"""Calls of the host (runtime API, RCCL API, annotations) and the device work that they launched.
+"""Ties device work to calls of the host: runtime API (link), annotations (step_marks), RCCL API
+(CollectiveCalls).
 
-For sources that number calls per process: rocprofv3 and Nsight Systems.
+For readers whose profilers number calls by process: rocprofv3 and Nsight Systems.
 """
 
 import re
@@ -19,25 +20,14 @@ KERNEL_LAUNCH = re.compile(
     r"^(cuda|cu|hip)(Ext)?(Module)?Launch(Cooperative)?Kernel|^hipExtModuleLaunch", re.IGNORECASE
 )
 STEP_NAME = re.compile(rf"^(?P<kind>{re.escape(STEP_ANNOTATION)}|ProfilerStep#)(?P<step>\d{{1,18}})$")
-
 NCCL_TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
               "bfloat16", "float8_e4m3", "float8_e5m2")  # fmt: skip
-"""In the order of ncclDataType_t."""
+"""Data types in the order of ncclDataType_t."""
 NCCL_ALIASES = {"char": "int8", "int": "int32", "half": "float16", "float": "float32", "double": "float64"}
 TYPE_BYTES = dict(zip(NCCL_TYPES, (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1), strict=True))
 COUNT_ARGUMENTS = ("count", "sendcount", "recvcount")
 SCALED_BY_RANKS = frozenset(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"))
-"""Their count argument is one rank's share."""
-
-
-class HostCall(NamedTuple):
-    """A call of the RCCL API."""
-
-    name: str
-    start_ns: int
-    end_ns: int
-    thread: int
-    arguments: Mapping[str, str]
+"""Operations whose count argument is one rank's share."""
 
 
 class HostCalls(NamedTuple):
@@ -47,11 +37,11 @@ class HostCalls(NamedTuple):
     start_ns: Ints
     thread: Ints
     is_launch: NDArray[np.bool_]
-    """Launches a kernel, by its name."""
+    """True for calls that launch a kernel, by their names."""
 
     @classmethod
     def from_rows(cls, rows: Sequence[tuple[int, int, int, str]]) -> "HostCalls":
-        """From rows of correlation, start in ns, thread, name."""
+        """Columns made of rows of correlation, start in ns, thread, name."""
         if not rows:
             return NO_CALLS
         correlation, start, thread, name = zip(*rows, strict=True)
@@ -68,16 +58,19 @@ NO_CALLS = HostCalls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, n
 
 
 class Links(NamedTuple):
+    """Launches of activities."""
+
     launch_ns: Ints
-    """Per activity, or UNLINKED."""
+    """Start of the call that launched each activity, or UNLINKED."""
     thread: Ints
-    """That launched each activity; -1 where unknown."""
+    """Thread that launched each activity; -1 where unknown."""
     num_launches: int | None
     dropped_ns: Ints
+    """Starts of launches whose kernel the trace lacks."""
 
 
 def link(correlation: Ints, calls: HostCalls) -> Links:
-    """The call that launched each activity, by correlation id."""
+    """Launches of activities, found by correlation id."""
     launch_ns = np.full(len(correlation), UNLINKED)
     thread = np.full(len(correlation), -1, dtype=np.int64)
     if len(calls.correlation) == 0:
@@ -105,8 +98,18 @@ def step_marks(annotations: Iterable[tuple[str, int, int, int]]) -> list[StepMar
     return marks.get(STEP_ANNOTATION) or marks.get("ProfilerStep#") or []
 
 
+class HostCall(NamedTuple):
+    """A call of the RCCL API."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    thread: int
+    arguments: Mapping[str, str]
+
+
 class CollectiveCalls:
-    """Answers which collective a thread was launching at a time.
+    """Collectives that the threads of a process launched, from its calls of the RCCL (or NCCL) API.
 
     Inside ncclGroupStart and ncclGroupEnd calls only enqueue: the kernel is launched by the outermost
     ncclGroupEnd, for all of them.
@@ -146,12 +149,13 @@ class CollectiveCalls:
                 self._add(call, info)
 
     def call_at(self, thread: int, time_ns: int) -> CollectiveInfo | None:
+        """Collective that the thread was launching at that time."""
         rows = self._of_thread.get(thread, [])
         i = bisect_right(rows, time_ns, key=lambda row: row[0]) - 1
         return rows[i][2] if i >= 0 and time_ns <= rows[i][1] else None
 
     def information(self, links: Links) -> dict[int, CollectiveInfo]:
-        """By activity."""
+        """Collectives by index of the activity that carries them out."""
         if not self._of_thread:
             return {}
         threads = np.array(sorted(self._of_thread))
@@ -178,7 +182,7 @@ class CollectiveCalls:
 
 
 def _together(infos: list[CollectiveInfo]) -> CollectiveInfo | None:
-    """A group's calls as one collective."""
+    """Calls of one ncclGroup as one collective; None for none."""
     if not infos:
         return None
     ops = {info.op for info in infos}

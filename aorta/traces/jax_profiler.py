@@ -1,4 +1,7 @@
-"""Reads what jax.profiler.trace writes: Chrome's format (<host>.trace.json.gz) and XPlane (<host>.xplane.pb)."""
+"""Reads both formats of jax.profiler.trace: Chrome's (<host>.trace.json.gz) and XPlane (<host>.xplane.pb).
+
+XPlane is turned into events of Chrome's form, so that one function makes the trace of both.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,29 +17,37 @@ from aorta.traces.host_calls import KERNEL_LAUNCH
 from aorta.traces.kineto_file import nanoseconds
 from aorta.traces.model import RankTrace, listed_names, rank_in_name
 
+XPLANE_SUFFIX = ".xplane.pb"
 DEVICE = re.compile(r"/device:(?:GPU|ROCM):(\d{1,4})", re.IGNORECASE)
 STREAM = re.compile(r"Stream #(\d+)")
 COPY = re.compile(r"^(Memcpy|memcpy|Memset|memset)")
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+"""Wire types of a field."""
+CORRELATION, STEP = "correlation_id", "step_num"
+"""Names of the stats that are used."""
+LARGEST_VARINT = 10
+"""Bytes of the longest varint."""
+_Fields = Iterator[tuple[int, Any]]
 
 
-class JaxArgs(msgspec.Struct, gc=False):
+class _Args(msgspec.Struct, gc=False):
     name: str | None = None
     correlation_id: int | str | None = None
     step_num: int | str | None = None
 
 
-class JaxEvent(msgspec.Struct, gc=False):
+class _Event(msgspec.Struct, gc=False):
     ph: str = ""
     pid: int | str | None = None
     tid: int | str | None = None
     name: str = ""
     ts: int | float = 0
     dur: int | float | None = None
-    args: JaxArgs | None = None
+    args: _Args | None = None
 
 
 class _Trace(msgspec.Struct):
-    events: list[JaxEvent] = msgspec.field(name="traceEvents")
+    events: list[_Event] = msgspec.field(name="traceEvents")
 
 
 def parse_jax(
@@ -46,23 +57,47 @@ def parse_jax(
     rules: Sequence[CommRule] = COMM_RULES,
     device_index: str | None = None,
 ) -> RankTrace | None:
-    """The trace; None where the bytes hold no work of a GPU that JAX wrote."""
+    """Trace of Chrome's format; None where the bytes hold no work of a GPU that JAX wrote."""
     try:
         events = msgspec.json.decode(data, type=_Trace).events
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return trace_of_events(events, location, rules=rules, device_index=device_index)
+    return _trace_of_events(events, location, rules=rules, device_index=device_index)
 
 
-def trace_of_events(
-    events: Sequence[JaxEvent],
+def parse_xplane(
+    data: bytes, location: str, *, rules: Sequence[CommRule] = COMM_RULES, **options: Any
+) -> RankTrace:
+    """Trace of one host in XPlane; options as in parse_kineto.
+
+    Raises TraceError where the bytes are no XSpace, or hold no work of a GPU.
+    """
+    try:
+        planes = [
+            list(_fields(memoryview(plane))) for field, plane in _fields(memoryview(data)) if field == 1
+        ]
+        base_ns = min(_starts_ns(planes), default=0)
+        events = [event for i, plane in enumerate(planes) for event in _events(plane, i, base_ns)]
+        names = [_text(value) for plane in planes for field, value in plane if field == 2]
+    except (IndexError, ValueError, TypeError, OverflowError) as error:
+        raise TraceError(f"{location} is a damaged XPlane trace, or none: {error}") from error
+    trace = _trace_of_events(events, location, rules=rules, base_ns=base_ns, **options)
+    if trace is None:
+        has = f"its planes are {listed_names(names)}" if names else "it has no planes"
+        devices = " without streams" if any(DEVICE.search(name) for name in names) else ""
+        raise TraceError(f"{location} holds no GPU activity{devices}: {has}; TPUs and CPUs are not read")
+    return trace
+
+
+def _trace_of_events(
+    events: Sequence[_Event],
     location: str,
     *,
     rules: Sequence[CommRule] = COMM_RULES,
     device_index: str | None = None,
     base_ns: int = 0,
 ) -> RankTrace | None:
-    """The trace of these events, whose times are after base_ns; None where none is work of a GPU."""
+    """Trace of these events, whose times count from base_ns; None where none is work of a GPU."""
     named = {
         (kind, e.pid, e.tid if kind == "thread_name" else None): e.args.name
         for e in events
@@ -81,7 +116,7 @@ def trace_of_events(
     if not work:
         return None
     host = [e for e in events if e.ph == "X" and e.pid not in device_of and e.args is not None]
-    launches: dict[int | str | None, JaxEvent] = {
+    launches: dict[int | str | None, _Event] = {
         e.args.correlation_id: e for e in host if e.args is not None and e.args.correlation_id is not None
     }
     correlation = [e.args.correlation_id if e.args is not None else None for e in work]
@@ -137,10 +172,9 @@ def _category(name: str) -> int:
     return int(Category.MEMSET if match[1].lower() == "memset" else Category.COPY)
 
 
-def _marks(host: Sequence[JaxEvent], location: str) -> list[StepMark]:
+def _marks(host: Sequence[_Event], location: str) -> list[StepMark]:
     rows = [e for e in host if e.args is not None and str(e.args.step_num or "").isdecimal()]
-    rows += [e for e in host if e.args is not None and e.args.step_num == 0]
-    rows = list({id(e): e for e in rows}.values())
+    rows += [e for e in host if e.args is not None and e.args.step_num == 0]  # which `or` takes for none
     if any(len(str(e.args.step_num)) > 18 for e in rows if e.args is not None):
         raise TraceError(f"{location} has step numbers that no program counts to")
     start_ns = nanoseconds([e.ts for e in rows], location).tolist()
@@ -152,39 +186,79 @@ def _marks(host: Sequence[JaxEvent], location: str) -> list[StepMark]:
     ]
 
 
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-SUFFIX = ".xplane.pb"
-CORRELATION, STEP = "correlation_id", "step_num"
-LARGEST_VARINT = 10
-"""Bytes."""
-
-Fields = Iterator[tuple[int, Any]]
+# ---- XPlane: protocol buffers, read without their schema -----------------------------------------
 
 
-def parse_xplane(
-    data: bytes, location: str, *, rules: Sequence[CommRule] = COMM_RULES, **options: Any
-) -> RankTrace:
-    """The trace of one host. options as in parse_kineto. TraceError where the bytes are no XSpace, or hold no
-    work of a GPU."""
-    try:
-        planes = [
-            list(_fields(memoryview(plane))) for field, plane in _fields(memoryview(data)) if field == 1
-        ]
-        base_ns = min(_starts_ns(planes), default=0)
-        events = [event for i, plane in enumerate(planes) for event in _events(plane, i, base_ns)]
-        names = [_text(value) for plane in planes for field, value in plane if field == 2]
-    except (IndexError, ValueError, TypeError, OverflowError) as error:
-        raise TraceError(f"{location} is a damaged XPlane trace, or none: {error}") from error
-    trace = trace_of_events(events, location, rules=rules, base_ns=base_ns, **options)
-    if trace is None:
-        has = f"its planes are {listed_names(names)}" if names else "it has no planes"
-        devices = " without streams" if any(DEVICE.search(name) for name in names) else ""
-        raise TraceError(f"{location} holds no GPU activity{devices}: {has}; TPUs and CPUs are not read")
-    return trace
+def _starts_ns(planes: Sequence[Sequence[tuple[int, Any]]]) -> Iterator[int]:
+    """Start of every line of the planes, to which its events' times are relative."""
+    for plane in planes:
+        for line in (value for field, value in plane if field == 3):
+            starts = [_signed(value) for field, value in _fields(line) if field == 3]
+            yield from starts[-1:]
 
 
-def _fields(data: memoryview) -> Fields:
-    """Numbers and values of a message's fields. ValueError for what is none."""
+def _events(plane: Sequence[tuple[int, Any]], pid: int, base_ns: int) -> Iterator[_Event]:
+    """A plane (a device, or the host) as events of Chrome's form: names of its lines, then their events."""
+    name = "".join(_text(value) for field, value in plane if field == 2)
+    event_names = dict(_table(value) for field, value in plane if field == 4)
+    stat_names = dict(_table(value) for field, value in plane if field == 5)
+    used = {number: stat for number, stat in stat_names.items() if stat in (CORRELATION, STEP)}
+    yield _Event(ph="M", pid=pid, name="process_name", args=_Args(name=name))
+    for tid, line in enumerate(value for field, value in plane if field == 3):
+        line_name, shown, start_ns, rows = "", "", base_ns, []
+        for field, value in _fields(line):
+            if field == 2:
+                line_name = _text(value)
+            elif field == 11:
+                shown = _text(value)
+            elif field == 3:
+                start_ns = _signed(value)
+            elif field == 4:
+                rows.append(value)
+        args = _Args(name=line_name or shown)
+        yield _Event(ph="M", pid=pid, tid=tid, name="thread_name", args=args)
+        for row in rows:
+            yield _event(row, pid, tid, (start_ns - base_ns) / 1000, event_names, used)
+
+
+def _event(
+    row: memoryview, pid: int, tid: int, start_us: float, names: dict[int, str], used: dict[int, str]
+) -> _Event:
+    kind, offset_ps, duration_ps = 0, 0, None
+    stats: dict[str, int | str] = {}
+    for field, value in _fields(row):
+        if field == 1:
+            kind = value
+        elif field == 2:
+            offset_ps = _signed(value)
+        elif field == 3:
+            duration_ps = _signed(value)
+        elif field == 4 and used:
+            stat = dict(_fields(value))
+            number = next((stat[i] for i in (3, 4) if i in stat), None)
+            if (name := used.get(stat.get(1, 0))) is not None and isinstance(number, int):
+                stats[name] = number
+    return _Event(
+        ph="X",
+        pid=pid,
+        tid=tid,
+        name=names.get(kind, ""),
+        ts=start_us + offset_ps / 1e6,
+        dur=None if duration_ps is None else duration_ps / 1e6,
+        args=_Args(correlation_id=stats.get(CORRELATION), step_num=stats.get(STEP)) if stats else None,
+    )
+
+
+def _table(entry: memoryview) -> tuple[int, str]:
+    """Number and name of an entry of event_metadata or stat_metadata."""
+    row = dict(_fields(entry))
+    content = dict(_fields(row[2])) if 2 in row else {}
+    number = row.get(1, content.get(1, 0))
+    return number, _text(content.get(2, b""))
+
+
+def _fields(data: memoryview) -> _Fields:
+    """Numbers and values of a message's fields. Raises ValueError for bytes that are no message."""
     place, end = 0, len(data)
     while place < end:
         key, place = _varint(data, place)
@@ -210,6 +284,7 @@ def _fields(data: memoryview) -> Fields:
 
 
 def _varint(data: memoryview, place: int) -> tuple[int, int]:
+    """Value of the varint at this place, and the place behind it."""
     value = shift = 0
     for _ in range(LARGEST_VARINT):
         byte = data[place]
@@ -222,75 +297,9 @@ def _varint(data: memoryview, place: int) -> tuple[int, int]:
 
 
 def _signed(value: int) -> int:
-    """int64 of a varint."""
+    """The varint as a signed number (int64)."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def _text(value: Any) -> str:
     return bytes(value).decode("utf-8", "replace")
-
-
-def _starts_ns(planes: Sequence[Sequence[tuple[int, Any]]]) -> Iterator[int]:
-    for plane in planes:
-        for line in (value for field, value in plane if field == 3):
-            starts = [_signed(value) for field, value in _fields(line) if field == 3]
-            yield from starts[-1:]
-
-
-def _events(plane: Sequence[tuple[int, Any]], pid: int, base_ns: int) -> Iterator[JaxEvent]:
-    name = "".join(_text(value) for field, value in plane if field == 2)
-    event_names = dict(_table(value) for field, value in plane if field == 4)
-    stat_names = dict(_table(value) for field, value in plane if field == 5)
-    used = {number: stat for number, stat in stat_names.items() if stat in (CORRELATION, STEP)}
-    yield JaxEvent(ph="M", pid=pid, name="process_name", args=JaxArgs(name=name))
-    for tid, line in enumerate(value for field, value in plane if field == 3):
-        line_name, shown, start_ns, rows = "", "", base_ns, []
-        for field, value in _fields(line):
-            if field == 2:
-                line_name = _text(value)
-            elif field == 11:
-                shown = _text(value)
-            elif field == 3:
-                start_ns = _signed(value)
-            elif field == 4:
-                rows.append(value)
-        args = JaxArgs(name=line_name or shown)
-        yield JaxEvent(ph="M", pid=pid, tid=tid, name="thread_name", args=args)
-        for row in rows:
-            yield _event(row, pid, tid, (start_ns - base_ns) / 1000, event_names, used)
-
-
-def _event(
-    row: memoryview, pid: int, tid: int, start_us: float, names: dict[int, str], used: dict[int, str]
-) -> JaxEvent:
-    kind, offset_ps, duration_ps = 0, 0, None
-    stats: dict[str, int | str] = {}
-    for field, value in _fields(row):
-        if field == 1:
-            kind = value
-        elif field == 2:
-            offset_ps = _signed(value)
-        elif field == 3:
-            duration_ps = _signed(value)
-        elif field == 4 and used:
-            stat = dict(_fields(value))
-            number = next((stat[i] for i in (3, 4) if i in stat), None)
-            if (name := used.get(stat.get(1, 0))) is not None and isinstance(number, int):
-                stats[name] = number
-    return JaxEvent(
-        ph="X",
-        pid=pid,
-        tid=tid,
-        name=names.get(kind, ""),
-        ts=start_us + offset_ps / 1e6,
-        dur=None if duration_ps is None else duration_ps / 1e6,
-        args=JaxArgs(correlation_id=stats.get(CORRELATION), step_num=stats.get(STEP)) if stats else None,
-    )
-
-
-def _table(entry: memoryview) -> tuple[int, str]:
-    """Number and name of an entry of event_metadata or stat_metadata."""
-    row = dict(_fields(entry))
-    content = dict(_fields(row[2])) if 2 in row else {}
-    number = row.get(1, content.get(1, 0))
-    return number, _text(content.get(2, b""))

@@ -1,4 +1,8 @@
-"""The Kineto file itself: typed decode of the few fields that are used, and its clock."""
+"""Decodes a Kineto file: the few fields that are used, into typed events, and its clock into nanoseconds.
+
+decode is for timelines (kineto.py); decode_for_graph also has what a dependency graph needs
+(aorta.why.replay).
+"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,10 +15,12 @@ from numpy.typing import NDArray
 from aorta.errors import TraceError
 
 EXACT_US = 2**53 / 1000
-"""Above this a float of µs cannot hold whole nanoseconds."""
+"""Largest time in µs of which a float holds whole nanoseconds."""
 
 
 class Args(msgspec.Struct, gc=False):  # a trace has 1e5 of them, and no cycles
+    """Arguments of an event."""
+
     correlation: int | str | None = None
     stream: int | str | None = None
     device: int | str | None = None
@@ -41,7 +47,7 @@ class KinetoEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
 
 
 class GraphArgs(Args, gc=False):
-    """With what a dependency graph needs beside a timeline."""
+    """Args, and what a dependency graph needs beside a timeline."""
 
     grid: Any = None
     block: Any = None
@@ -51,11 +57,13 @@ class GraphArgs(Args, gc=False):
 
 
 class GraphEvent(KinetoEvent, gc=False, tag_field="ph", tag="X"):
+    """A complete event with GraphArgs."""
+
     args: GraphArgs | None = None
 
 
 class Begin(msgspec.Struct, gc=False, tag_field="ph", tag="B"):
-    """With an End of the same thread: a complete event in two."""
+    """First half of a complete event; the next End of the same thread that is not taken is the second."""
 
     cat: str | None = None
     name: str = ""
@@ -76,11 +84,11 @@ OTHER_PHASES = (Begin, End, *(
     for phase in ("i", "I", "C", "b", "n", "e", "s", "t", "f", "P", "N", "O", "D", "M", "V", "v",
                   "R", "c", "(", ")")
 ))  # fmt: skip
-"""Beyond begin and end empty structs: nothing of those events is built."""
+"""Begin, End, and an empty struct for each other phase: nothing of those events is built."""
 
 
 class AnyEvent(msgspec.Struct, gc=False):
-    """Where a file has events without a phase or with one that Chrome does not know."""
+    """An event of a file that has events without a phase, or with one that Chrome does not know."""
 
     ph: str = ""
     cat: str | None = None
@@ -134,16 +142,17 @@ class AnyGraphTrace(AnyTrace):
 _DECODER = msgspec.json.Decoder(Trace)
 _GRAPH_DECODER = msgspec.json.Decoder(GraphTrace)
 NOT_A_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|NaN|-?Infinity')
-"""Strings, which stay, and what Python's json writes though JSON has none of it: read as null."""
+"""Strings, which stay, and numbers that Python's json writes though JSON has none of them, which become
+null."""
 
 
 def decode(data: bytes, location: str) -> Trace:
-    """events holds the complete ones alone; pairs of begin and end are made complete."""
+    """Trace whose events are complete ones alone; pairs of begin and end are made complete."""
     return _complete(data, location, False)
 
 
 def decode_for_graph(data: bytes, location: str) -> GraphTrace:
-    """decode with what a dependency graph needs."""
+    """decode, with GraphArgs."""
     return _complete(data, location, True)  # type: ignore[return-value]
 
 
@@ -207,7 +216,7 @@ def _decode_any(data: bytes, for_graph: bool) -> Trace:
 
 
 def nanoseconds(microseconds: Sequence[int | float], location: str) -> NDArray[np.int64]:
-    """Exact for integers of any size and for floats below EXACT_US."""
+    """Times in whole ns; exact for integers of any size and for floats below EXACT_US."""
     try:
         kinds = set(map(type, microseconds))
         if kinds == {int}:
@@ -228,5 +237,5 @@ def nanoseconds(microseconds: Sequence[int | float], location: str) -> NDArray[n
 
 
 def is_coarse(microseconds: Sequence[int | float]) -> bool:
-    """Whether times are floats so large that nanoseconds are lost (a float of Unix µs: 0.25 µs)."""
+    """True where times are floats so large that nanoseconds are lost (a float of Unix µs: 0.25 µs)."""
     return float in set(map(type, microseconds)) and max(microseconds) > EXACT_US

@@ -1,6 +1,7 @@
-"""What a trace lacks and how far it can be trusted, in words."""
+"""Faults and gaps of traces in words: of one rank (verdict), and of ranks side by side (verdict_of_ranks)."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from aorta.timeline.overlap import total
@@ -8,23 +9,24 @@ from aorta.timeline.types import Total
 from aorta.traces.model import RankTrace, TraceQuality
 
 Severity = Literal["warning", "note"]
-
 FEW = 0.01
-"""Share of launches without a kernel that the end of a trace explains."""
+"""Share of launches without a kernel up to which the end of the trace explains them."""
 MANY = 0.2
 """Share of launches without a kernel above which whole streams are missing, not single kernels."""
 UNEQUAL = 1.5
-"""Ratio of the ranks' numbers of kernels above which it is said."""
+"""Ratio of two ranks' numbers of kernels above which they are reported."""
 
 
 class Finding(NamedTuple):
+    """A line of a verdict."""
+
     severity: Severity
     """warning: numbers of this trace may be wrong. note: what a reader should know."""
     text: str
 
 
 class RankFacts(NamedTuple):
-    """What verdict_of_ranks compares."""
+    """Numbers of one rank that verdict_of_ranks compares."""
 
     rank: int
     num_kernels: int
@@ -45,77 +47,8 @@ def verdict(trace: RankTrace, sums: Total | None = None) -> list[Finding]:
     return sorted(findings, key=lambda finding: finding.severity != "warning")
 
 
-def _severity(note: str) -> Severity:
-    return "warning" if "left out" in note else "note"
-
-
-def truncated(trace: RankTrace) -> dict[int, str]:
-    """Steps that the trace may have cut off, and why. They are reported, not dropped."""
-    reasons = {step: "launches without a kernel" for step in trace.quality.truncated_steps}
-    steps = [line.step for line in trace.steps if line.step is not None]
-    if steps:
-        reasons.setdefault(steps[-1], "the last step of the trace")
-        reasons.setdefault(steps[0], "the first step of the trace")
-    return reasons
-
-
-def facts(trace: RankTrace, sums: Total) -> RankFacts:
-    origin = trace.timeline.origin_unix_ns
-    return RankFacts(
-        rank=trace.rank,
-        num_kernels=sums.num_kernels or 0,
-        num_collectives=sums.num_collectives,
-        start_unix_ns=origin,
-        end_unix_ns=origin + round(sums.span_ms * 1e6),
-        steps=tuple(line.step for line in trace.steps if line.step is not None),
-    )
-
-
-def verdict_of_ranks(ranks: Sequence[RankFacts]) -> list[Finding]:
-    """What does not fit together."""
-    if len(ranks) < 2:
-        return []
-    findings = []
-    fewest, largest = min(ranks, key=_collectives), max(ranks, key=_collectives)
-    if fewest.num_collectives != largest.num_collectives:
-        findings.append(
-            Finding(
-                "warning" if fewest.num_collectives * UNEQUAL < largest.num_collectives else "note",
-                f"ranks hold unequal numbers of collectives: rank {fewest.rank} {fewest.num_collectives},"
-                f" rank {largest.rank} {largest.num_collectives}",
-            )
-        )
-    fewest, largest = min(ranks, key=_kernels), max(ranks, key=_kernels)
-    if fewest.num_kernels * UNEQUAL < largest.num_kernels:
-        findings.append(
-            Finding(
-                "warning",
-                f"ranks hold unequal numbers of kernels: rank {fewest.rank} {fewest.num_kernels},"
-                f" rank {largest.rank} {largest.num_kernels}",
-            )
-        )
-    if max(rank_facts.start_unix_ns for rank_facts in ranks) > min(
-        rank_facts.end_unix_ns for rank_facts in ranks
-    ):
-        last = max(ranks, key=lambda rank_facts: rank_facts.start_unix_ns)
-        first = min(ranks, key=lambda rank_facts: rank_facts.end_unix_ns)
-        findings.append(
-            Finding(
-                "warning",
-                f"rank {last.rank} starts after rank {first.rank} has ended: clocks differ, or these are"
-                " windows of several runs",
-            )
-        )
-    common = set(ranks[0].steps).intersection(*(rank_facts.steps for rank_facts in ranks[1:]))
-    all_steps = {step for rank_facts in ranks for step in rank_facts.steps}
-    if common != all_steps:
-        findings.append(
-            Finding("note", f"{len(all_steps) - len(common)} of {len(all_steps)} steps are not on all ranks")
-        )
-    return findings
-
-
 def _lost(q: TraceQuality, sums: Total) -> list[Finding]:
+    """Findings about activities that the trace lacks."""
     findings = []
     num_compute = (sums.num_kernels or 0) - sums.num_collectives
     if num_compute == 0 and sums.num_collectives:
@@ -161,6 +94,7 @@ def _lost(q: TraceQuality, sums: Total) -> list[Finding]:
 
 
 def _clocks(q: TraceQuality) -> list[Finding]:
+    """Findings about times that contradict each other."""
     findings = []
     if q.num_before_launch:
         findings.append(
@@ -176,6 +110,7 @@ def _clocks(q: TraceQuality) -> list[Finding]:
 
 
 def _classes(q: TraceQuality, sums: Total) -> list[Finding]:
+    """Findings about activities that may count as something else than they are."""
     findings = []
     if q.num_unknown_collectives and q.unknown_comm_share is not None:
         findings.append(
@@ -211,9 +146,74 @@ def _classes(q: TraceQuality, sums: Total) -> list[Finding]:
     return findings
 
 
-def _collectives(rank_facts: RankFacts) -> int:
-    return rank_facts.num_collectives
+def _severity(note: str) -> Severity:
+    """Severity of a reader's note: what is left out of the numbers is a warning."""
+    return "warning" if "left out" in note else "note"
 
 
-def _kernels(rank_facts: RankFacts) -> int:
-    return rank_facts.num_kernels
+def truncated(trace: RankTrace) -> dict[int, str]:
+    """Reasons for steps that the trace may have cut off. These are reported, not dropped."""
+    reasons = {step: "launches without a kernel" for step in trace.quality.truncated_steps}
+    steps = [line.step for line in trace.steps if line.step is not None]
+    if steps:
+        reasons.setdefault(steps[-1], "the last step of the trace")
+        reasons.setdefault(steps[0], "the first step of the trace")
+    return reasons
+
+
+def facts(trace: RankTrace, sums: Total) -> RankFacts:
+    """Numbers of one rank's trace for verdict_of_ranks."""
+    origin = trace.timeline.origin_unix_ns
+    return RankFacts(
+        rank=trace.rank,
+        num_kernels=sums.num_kernels or 0,
+        num_collectives=sums.num_collectives,
+        start_unix_ns=origin,
+        end_unix_ns=origin + round(sums.span_ms * 1e6),
+        steps=tuple(line.step for line in trace.steps if line.step is not None),
+    )
+
+
+def verdict_of_ranks(ranks: Sequence[RankFacts]) -> list[Finding]:
+    """Findings about ranks that do not fit together; empty where all fit."""
+    if len(ranks) < 2:
+        return []
+    findings = []
+    fewest, largest = (
+        min(ranks, key=attrgetter("num_collectives")),
+        max(ranks, key=attrgetter("num_collectives")),
+    )
+    if fewest.num_collectives != largest.num_collectives:
+        findings.append(
+            Finding(
+                "warning" if fewest.num_collectives * UNEQUAL < largest.num_collectives else "note",
+                f"ranks hold unequal numbers of collectives: rank {fewest.rank} {fewest.num_collectives},"
+                f" rank {largest.rank} {largest.num_collectives}",
+            )
+        )
+    fewest, largest = min(ranks, key=attrgetter("num_kernels")), max(ranks, key=attrgetter("num_kernels"))
+    if fewest.num_kernels * UNEQUAL < largest.num_kernels:
+        findings.append(
+            Finding(
+                "warning",
+                f"ranks hold unequal numbers of kernels: rank {fewest.rank} {fewest.num_kernels},"
+                f" rank {largest.rank} {largest.num_kernels}",
+            )
+        )
+    last = max(ranks, key=attrgetter("start_unix_ns"))
+    first = min(ranks, key=attrgetter("end_unix_ns"))
+    if last.start_unix_ns > first.end_unix_ns:
+        findings.append(
+            Finding(
+                "warning",
+                f"rank {last.rank} starts after rank {first.rank} has ended: clocks differ, or these are"
+                " windows of several runs",
+            )
+        )
+    common = set(ranks[0].steps).intersection(*(rank_facts.steps for rank_facts in ranks[1:]))
+    all_steps = {step for rank_facts in ranks for step in rank_facts.steps}
+    if common != all_steps:
+        findings.append(
+            Finding("note", f"{len(all_steps) - len(common)} of {len(all_steps)} steps are not on all ranks")
+        )
+    return findings

@@ -21,8 +21,7 @@ from aorta.processes import parallel_map
 from aorta.records.files import STEPS_FILE
 from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.files import read_bytes
-from aorta.traces.jax_profiler import SUFFIX as XPLANE
-from aorta.traces.jax_profiler import parse_xplane
+from aorta.traces.jax_profiler import XPLANE_SUFFIX, parse_xplane
 from aorta.traces.kineto import parse_kineto
 from aorta.traces.model import RankTrace, rank_in_name
 from aorta.traces.nsys import nsys_processes, read_nsys
@@ -243,7 +242,7 @@ def _folder_contents(folder: Path) -> Contents:
     for paths in tables.values():
         contents += _csv_sets(paths)
     # JAX writes a capture in both of its formats: XPlane tells more.
-    of_jax = {f.paths[0].removesuffix(XPLANE) for f, c in contents if c.format == "xplane"}
+    of_jax = {f.paths[0].removesuffix(XPLANE_SUFFIX) for f, c in contents if c.format == "xplane"}
     contents = [(f, c) for f, c in contents if f.paths[0].removesuffix(".trace.json.gz") not in of_jax]
     if not contents:
         hint = f"; {rejected[0]} is none" if rejected else ""

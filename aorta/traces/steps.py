@@ -1,7 +1,7 @@
-"""Steps of a trace that marks none: from a kernel that begins each of them, or from what repeats.
+"""Cuts a trace that marks no steps: by a kernel that begins each of them, or by what repeats.
 
-What is cut is the device's own sequence of kernels. A step begins where the kernel that begins it does, and
-holds the work that starts before the next one begins.
+The device's own sequence of kernels is cut. A step begins with its first kernel, and holds the work that
+starts before the next step begins.
 """
 
 from dataclasses import dataclass, replace
@@ -20,33 +20,34 @@ from aorta.traces.model import RankTrace, listed_names
 Ints = NDArray[np.int64]
 
 FEWEST_STEPS = 3
-"""That repeat, for a period to be one."""
+"""Fewest repetitions that make a period."""
 REPEATS = 0.95
-"""Share of the kernels whose name comes again a period later, for the period to be clear."""
+"""Share of the kernels whose name must come again a period later for the period to be clear."""
 AS_GOOD = 0.01
-"""Difference of that share below which the shorter period is taken."""
+"""Difference of that share within which the shorter of two periods is taken."""
 MOST_PERIODS = 64
-"""Candidates that are tried."""
+"""Candidates for the period that are tried."""
 WHOLE = 0.95
 """Share of a usual step's kernels that the last one needs to count."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRule:
-    """How a trace without marks is cut into steps."""
+    """The user's choice of how a trace without marks is cut into steps."""
 
     kernel: str | None = None
     """Part of the name of the kernel that begins a step; None: what repeats clearly, if anything does."""
     period: int | None = None
-    """Without a kernel: kernels of the compute stream in a step. With one: every how many of it a step
-    begins (1 where left out)."""
+    """Kernels of the compute stream in a step; with `kernel`: occurrences of it in a step (None: 1)."""
     is_off: bool = False
-    """The whole window is one step, whatever repeats or is marked."""
+    """True: the whole window is one step, whatever repeats or is marked."""
 
 
 def with_steps(trace: RankTrace, rule: StepRule) -> RankTrace:
-    """The trace cut into steps where it has no marks, or as the rule asks; as it is where nothing repeats
-    clearly. TraceError where the rule asks for what is not there."""
+    """The trace, cut into steps where it has no marks or the rule asks for it.
+
+    Unchanged where nothing repeats clearly. Raises TraceError where the rule asks for what is not there.
+    """
     is_asked = rule.kernel is not None or rule.period is not None
     if rule.is_off:
         return _cut(trace, [], "") if trace.steps else trace
@@ -55,7 +56,7 @@ def with_steps(trace: RankTrace, rule: StepRule) -> RankTrace:
     order = _compute_kernels(trace)
     name = trace.timeline.name[order].astype(np.int64)
     if rule.kernel is not None:
-        starts = _of_kernel(trace, name, rule.kernel)[:: rule.period or 1]
+        starts = _places_of(trace, name, rule.kernel)[:: rule.period or 1]
         rule_text = f"a kernel with {rule.kernel!r} in its name" + (
             f", each {rule.period}." if rule.period else ""
         )
@@ -78,7 +79,7 @@ def with_steps(trace: RankTrace, rule: StepRule) -> RankTrace:
 
 
 def clear_period(name: Ints) -> int | None:
-    """After how many kernels the sequence of names repeats; None where that is not clear.
+    """Number of kernels after which the sequence of names repeats; None where that is not clear.
 
     The candidates are distances between the same rare kernel: a step has some that come once in it. Layers
     repeat within a step, but less exactly than steps do.
@@ -110,7 +111,8 @@ def _compute_kernels(trace: RankTrace) -> NDArray[np.intp]:
     return chosen[np.argsort(line.start_ms[chosen], kind="stable")]
 
 
-def _of_kernel(trace: RankTrace, name: Ints, text: str) -> Ints:
+def _places_of(trace: RankTrace, name: Ints, text: str) -> Ints:
+    """Places in order of the kernels with this text in their names."""
     names = trace.timeline.names
     matching = [i for i, kernel_name in enumerate(names) if text in kernel_name]
     places: Ints = np.flatnonzero(np.isin(name, matching)).astype(np.int64)
@@ -123,8 +125,11 @@ def _of_kernel(trace: RankTrace, name: Ints, text: str) -> Ints:
 
 
 def _starts(trace: RankTrace, order: NDArray[np.intp], name: Ints, period: int) -> Ints:
-    """Every period-th kernel where the capture is of whole periods; else the one that comes once in each
-    after the longest idle time."""
+    """Places in order of the kernels that begin a step.
+
+    Every period-th one where the capture is of whole periods. Else that of the kernel which comes once in
+    each period and has the longest idle time before it: between steps the device waits for the host.
+    """
     line = trace.timeline
     regular = np.arange(0, len(name), period, dtype=np.int64)
     if len(name) % period == 0 and (name[regular] == name[0]).all():
@@ -145,7 +150,7 @@ def _starts(trace: RankTrace, order: NDArray[np.intp], name: Ints, period: int) 
 
 
 def _cut(trace: RankTrace, edges: list[float], note: str) -> RankTrace:
-    """With steps between the edges; without any, and without those that it had, where there are no edges."""
+    """The trace with steps between the edges; without edges it has none, and loses those that it had."""
     line = trace.timeline
     step = np.searchsorted(np.array(edges), line.start_ms, side="right").astype(np.int64) - 1
     step[(step < 0) | (step >= len(edges) - 1)] = -1
