@@ -1,0 +1,12 @@
+"""Arithmetic on what devices did, without devices: plain arrays in, numbers out.
+
+types         Timeline, one rank's spans of work, and the numbers made of it
+intervals     sets of spans: union, intersection, difference; row_intervals: the same for many steps at once
+overlap       a Timeline to hidden, exposed and idle time, busy streams and segments
+collective    names of operations, the stream each counts on, bandwidth
+matching      the same collective on several ranks; sequences: finds it where nothing numbers them
+common_clock  one clock for all ranks
+waits         collectives split into waiting and transfer, and who was late
+statistics    numbers of a run with honest intervals, two runs compared, warm-up steps
+noise_memory  how steps depend on each other, and drifts that a run does not show
+"""

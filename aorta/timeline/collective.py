@@ -44,11 +44,11 @@ STREAM_OF_OP = {
 }
 
 POINT_TO_POINT = frozenset(("send", "recv", "send_recv"))
-"""Operations between two ranks: a group has no collective to match."""
+"""Operations between two ranks: the other ranks of the group have no call to match."""
 ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
-"""Some ranks may leave before the last has arrived: no wait, no transfer, no anchor of the clock."""
+"""Operations that some ranks may leave before the last has arrived: these tell no wait, transfer or clock."""
 UNEVEN = frozenset(("all_to_all", "gather", "scatter"))
-"""Ranks may hold different sizes of the same collective."""
+"""Operations of which ranks may hold different sizes."""
 
 
 class GroupKey(NamedTuple):
@@ -73,7 +73,7 @@ def stream_of(op: str) -> str:
 
 
 def busbw_factor(op: str, num_ranks: int) -> float:
-    """busbw / algbw: what every rank must send, relative to the buffer.
+    """Ratio of busbw to algbw: bytes that every rank must send, relative to the buffer.
 
     The buffer is the larger of a rank's input and output (all_gather: gathered, reduce_scatter:
     unscattered, gather and scatter: the root's). 0 for a group of one rank, which sends nothing
@@ -101,5 +101,6 @@ def algbw_gb_s(size_bytes: int, duration_ms: float | None) -> float | None:
 
 
 def busbw_gb_s(op: str, size_bytes: int, num_ranks: int, duration_ms: float | None) -> float | None:
+    """Bandwidth of the links, comparable between operations and numbers of ranks; None as for algbw_gb_s."""
     algbw = algbw_gb_s(size_bytes, duration_ms)
     return None if algbw is None else algbw * busbw_factor(op, num_ranks)

@@ -16,17 +16,19 @@ from numpy.typing import NDArray
 from aorta.timeline.matching import Ints, MatchedGroup, TimedCalls
 
 Floats = NDArray[np.float64]
-
 SMALL_BYTES = 1 << 20
+"""Largest size of a small collective."""
 SMALL_NS = 200_000
-"""Shortest duration of a small collective whose size is not known."""
+"""Longest duration of a small collective whose size is not known."""
 MIN_ANCHORS = 3
-GOOD_ENOUGH_NS = 20_000
-"""Clocks whose ends agree this well are left as they are."""
+"""Fewest small collectives to align clocks on."""
 MAX_ANCHORS = 400
+GOOD_ENOUGH_NS = 20_000
+"""Distance of ends up to which clocks are left as they are."""
 MIN_FOR_DRIFT = 20
+"""Fewest anchors for an estimate of drift."""
 DRIFT_SPAN_NS = 10e9
-"""Over less time clocks drift by less than ends differ."""
+"""Shortest recording for it: over less time clocks drift by less than ends differ."""
 MOST_VAGUE = 0.5
 """Residual of the clocks over the usual duration of a collective, above which waits are not judged."""
 FEW_SMALL = "there are too few small collectives to align clocks on: ends of larger ones are used"
@@ -38,9 +40,9 @@ class Clock:
 
     ranks: tuple[int, ...]
     offset_ns: Floats
-    """Per rank, at reference_ns."""
+    """Offset of each rank at reference_ns."""
     drift: Floats
-    """Per rank, ns per ns."""
+    """Drift of each rank, ns per ns."""
     reference_ns: int
     residual_us: float | None
     """95th percentile, over anchors, of the distance between the first and the last aligned end; None
@@ -57,8 +59,17 @@ class Clock:
         return common
 
 
+class _Candidates(NamedTuple):
+    """Collectives of a group that end on all members at once, in order."""
+
+    row: Ints
+    """Row of MatchedGroup.call."""
+    rating: Floats
+    """-1 for a small collective; for others the shortest duration of a member, in ns."""
+
+
 def clock_of(ranks: Sequence[int], calls: Sequence[TimedCalls], groups: Sequence[MatchedGroup]) -> Clock:
-    """Clock from the ends of small collectives; also of the shortest where few are small."""
+    """The common clock, from the ends of small collectives; where few are small, of the shortest."""
     candidates = [_candidates(group, calls) for group in groups]
     if not candidates:
         return align(ranks, np.zeros((0, len(ranks)), np.int64), np.zeros((0, len(ranks)), bool))
@@ -87,33 +98,6 @@ def clock_of(ranks: Sequence[int], calls: Sequence[TimedCalls], groups: Sequence
     if num_small < min(MIN_ANCHORS, len(rating)):
         return replace(clock, notes=(*clock.notes, FEW_SMALL))
     return clock
-
-
-class _Candidates(NamedTuple):
-    """Collectives of a group that end on all members at once, in order."""
-
-    row: Ints
-    """Of MatchedGroup.call."""
-    rating: Floats
-    """-1 of a small one; of others the shortest duration of a member, in ns."""
-
-
-def why_vague(clock: Clock, calls: Sequence[TimedCalls], groups: Sequence[MatchedGroup]) -> str | None:
-    """Reason why waits are not judged: collectives end too far apart to tell who came when."""
-    durations = [
-        (calls[row].end_ns[places] - calls[row].start_ns[places]) / 1e6
-        for group in groups
-        for row, places in zip(group.rows, group.call.T, strict=True)
-    ]
-    if not durations or clock.residual_us is None:
-        return None
-    usual_ms = float(np.median(np.concatenate(durations)))
-    if clock.residual_us / 1e3 <= MOST_VAGUE * usual_ms:
-        return None
-    return (
-        "straggler wait cannot be separated from transfer: ranks see the same collective end up to"
-        f" {clock.residual_us:.0f} µs apart, and one takes {1e3 * usual_ms:.0f} µs"
-    )
 
 
 def _candidates(group: MatchedGroup, calls: Sequence[TimedCalls]) -> _Candidates:
@@ -165,8 +149,10 @@ def align(ranks: Sequence[int], end_ns: NDArray[np.int64], present: NDArray[np.b
 
 
 def _offsets(ends: Floats, tied: NDArray[np.int64]) -> Floats:
-    """Per rank what brings its ends to the median end of each anchor, by the median over its anchors; 0
-    for the first of the ranks that are tied."""
+    """Offset of each rank that brings its ends to the median end of each anchor, by the median over anchors.
+
+    0 for the first of the ranks that are tied.
+    """
     offset = np.zeros(ends.shape[1])
     is_present = ~np.isnan(ends)
     for _ in range(200):
@@ -206,7 +192,7 @@ def _spread(aligned: Floats) -> float:
 
 
 def _components(present: NDArray[np.bool_]) -> list[int]:
-    """Per rank a number that ranks tied by anchors share."""
+    """Number of each rank that ranks tied by anchors share."""
     parent = list(range(present.shape[1]))
 
     def root(i: int) -> int:
@@ -220,3 +206,21 @@ def _components(present: NDArray[np.bool_]) -> list[int]:
         for member in members[1:]:
             parent[root(member)] = root(members[0])
     return [root(i) for i in range(len(parent))]
+
+
+def why_vague(clock: Clock, calls: Sequence[TimedCalls], groups: Sequence[MatchedGroup]) -> str | None:
+    """Reason why waits are not judged: collectives end too far apart to tell who came when."""
+    durations = [
+        (calls[row].end_ns[places] - calls[row].start_ns[places]) / 1e6
+        for group in groups
+        for row, places in zip(group.rows, group.call.T, strict=True)
+    ]
+    if not durations or clock.residual_us is None:
+        return None
+    usual_ms = float(np.median(np.concatenate(durations)))
+    if clock.residual_us / 1e3 <= MOST_VAGUE * usual_ms:
+        return None
+    return (
+        "straggler wait cannot be separated from transfer: ranks see the same collective end up to"
+        f" {clock.residual_us:.0f} µs apart, and one takes {1e3 * usual_ms:.0f} µs"
+    )

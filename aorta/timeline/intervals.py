@@ -26,6 +26,7 @@ def intervals(spans: Iterable[Sequence[float]]) -> Intervals:
 
 
 def pairs(start_ms: NDArray[np.float64], end_ms: NDArray[np.float64]) -> Intervals:
+    """Spans given as starts and ends, as an array."""
     out = np.empty((len(start_ms), 2))
     out[:, 0] = start_ms
     out[:, 1] = end_ms
@@ -33,7 +34,8 @@ def pairs(start_ms: NDArray[np.float64], end_ms: NDArray[np.float64]) -> Interva
 
 
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
-    """np.unique: asked for counts it does not look for masked values, for which numpy loads numpy.ma."""
+    """Distinct values in increasing order; np.unique without loading numpy.ma."""
+    # Asked for counts it does not look for masked values, for which numpy would import it.
     return np.unique(values, return_counts=True)[0]
 
 
@@ -42,7 +44,7 @@ def concat(*parts: Intervals) -> Intervals:
 
 
 def union(a: Intervals) -> Intervals:
-    """Normalised a. Spans that end before they start count as empty."""
+    """Spans of a, normalised. Spans that end before they start count as empty."""
     if len(a) == 0:
         return EMPTY
     start, end = a[:, 0], a[:, 1]
@@ -97,7 +99,7 @@ def length_before(a: Intervals, time: NDArray[np.float64]) -> NDArray[np.float64
 
 
 def run_lengths_ns(a: Intervals) -> list[int]:
-    """Normalised a in whole ns that alternate: the distance from the span before (or from 0), a length."""
+    """Normalised a as whole ns: distance from the span before (or from 0), length, distance, length, ..."""
     lengths: list[int] = np.diff(np.rint(a.ravel() * 1e6).astype(np.int64), prepend=0).tolist()
     return lengths
 
@@ -105,7 +107,7 @@ def run_lengths_ns(a: Intervals) -> list[int]:
 def of_run_lengths(lengths_ns: Sequence[int]) -> NDArray[np.int64]:
     """Starts and ends in ns, of shape (n, 2): the inverse of run_lengths_ns.
 
-    Raises ValueError for what is none, OverflowError for numbers beyond 64 bits.
+    Raises ValueError for lists that are no run lengths, OverflowError for numbers beyond 64 bits.
     """
     edges = np.cumsum(np.array(lengths_ns, dtype=np.int64))
     if len(edges) % 2 or (len(edges) and min(lengths_ns) < 0):

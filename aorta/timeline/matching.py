@@ -1,4 +1,8 @@
-"""Collectives matched across ranks: by their number in their group (records), or by their place in its sequence (traces)."""
+"""Matches collectives across ranks: each MatchedGroup has the call of every member of a process group.
+
+Records number the calls of a group (match_by_number). Traces do not: there the place in the group's sequence
+tells (match_by_order, with sequences.py).
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,6 +18,12 @@ from aorta.timeline.sequences import CallSequence, align_sequences
 
 Ints = NDArray[np.int64]
 UNKNOWN_SIZE = -1
+"""Size of a collective where no call gives one."""
+UNKNOWN_OP = "unknown"
+MAX_NAMED = 4
+"""Ranks that a note names."""
+NO_KEY = GroupKey(None, None)
+"""Key of calls whose group nothing tells."""
 
 
 class TimedCalls(Protocol):
@@ -64,8 +74,27 @@ class NumberedCalls:
     end_ns: Ints
 
 
+@dataclass(slots=True)
+class RankCalls:
+    """The collectives of one rank, in order of their starts."""
+
+    rank: int
+    op: list[str]
+    group: list[GroupKey]
+    size_bytes: list[int | None]
+    start_ns: Ints
+    """Starts on the rank's own clock, as end_ns."""
+    end_ns: Ints
+    exposed: Intervals = field(default_factory=lambda: EMPTY)
+    """Communication without compute, normalised, in ms from origin_ns."""
+    origin_ns: int = 0
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+
 def match_by_number(ranks: Sequence[int], calls: Sequence[NumberedCalls]) -> list[MatchedGroup]:
-    """The groups all of whose ranks are given, with the collectives that every member has."""
+    """Groups of which all ranks are given, with the collectives that every member has."""
     place = {rank: row for row, rank in enumerate(ranks)}
     matched = []
     for key in dict.fromkeys(key for rank_calls in calls for key in rank_calls.groups):
@@ -111,6 +140,7 @@ def _calls_of_group(calls: NumberedCalls, key: GroupKey) -> tuple[Ints, Ints]:
 
 
 def _is_same_op(members: Sequence[NumberedCalls], index: Ints) -> NDArray[np.bool_]:
+    """Mask of collectives for which every member's call has the same operation."""
     codes: dict[str, int] = {}
     ops = []
     for column, calls in enumerate(members):
@@ -120,34 +150,8 @@ def _is_same_op(members: Sequence[NumberedCalls], index: Ints) -> NDArray[np.boo
     return is_same
 
 
-UNKNOWN_OP = "unknown"
-MAX_NAMED = 4
-"""Ranks in a note."""
-NO_KEY = GroupKey(None, None)
-"""Of calls whose group nothing tells."""
-
-
-@dataclass(slots=True)
-class RankCalls:
-    """The collectives of one rank, in order of their starts."""
-
-    rank: int
-    op: list[str]
-    group: list[GroupKey]
-    size_bytes: list[int | None]
-    start_ns: Ints
-    """On the rank's own clock, as end_ns."""
-    end_ns: Ints
-    exposed: Intervals = field(default_factory=lambda: EMPTY)
-    """Communication without compute, normalised, in ms from origin_ns."""
-    origin_ns: int = 0
-
-    def __len__(self) -> int:
-        return len(self.op)
-
-
 def match_by_order(calls: Sequence[RankCalls], notes: list[str]) -> list[MatchedGroup]:
-    """The groups of which two ranks or more are given. notes gets the ranks that fit in several ways."""
+    """Groups of which at least two ranks are given. Ranks that fit in several ways are added to notes."""
     return [
         _match_group(key, rows, members, calls, notes)
         for key, (rows, members) in sorted(_by_group(calls).items(), key=_order)
@@ -155,14 +159,14 @@ def match_by_order(calls: Sequence[RankCalls], notes: list[str]) -> list[Matched
 
 
 _Members = dict[GroupKey, tuple[list[int], list[Ints]]]
-"""Per group: places of its members among the ranks given, and each one's calls."""
+"""Places of a group's members among the ranks given, and the calls of each, by group."""
 
 
 def _by_group(calls: Sequence[RankCalls]) -> _Members:
     named_keys = {
         key for rank_calls in calls for key in _keys(rank_calls) if key != NO_KEY and _size(key) != 1
     }
-    # CallSequence without metadata are the only group's where there is one.
+    # Calls without metadata belong to the only named group, if there is just one.
     default = next(iter(named_keys)) if len(named_keys) == 1 else NO_KEY
     groups: _Members = {}
     for row, rank_calls in enumerate(calls):
@@ -181,11 +185,12 @@ def _by_group(calls: Sequence[RankCalls]) -> _Members:
 
 
 def _keys(calls: RankCalls) -> list[GroupKey]:
-    """The distinct ones. Calls share few objects; comparing those of a thousand ranks takes long."""
+    """Distinct groups of the calls, by identity: comparing keys of a thousand ranks takes long."""
     return list({id(key): key for key in calls.group}.values())
 
 
 def between_ranks(calls: RankCalls) -> NDArray[np.bool_]:
+    """Mask of collectives in which several ranks take part; no point to point."""
     alone = {id(key) for key in _keys(calls) if _size(key) == 1}
     return np.array(
         [
@@ -235,7 +240,7 @@ def _match_group(
 def _kinds(
     call: NDArray[np.int32], rows: Sequence[int], calls: Sequence[RankCalls]
 ) -> tuple[NDArray[np.bool_], Ints]:
-    """[collective]: whether it is rooted, and its largest known size; any member may tell."""
+    """Mask of rooted collectives, and the largest known size of each; any member may tell."""
     is_rooted, largest = np.zeros(len(call), dtype=bool), np.full(len(call), UNKNOWN_SIZE, dtype=np.int64)
     for column, row in enumerate(rows):
         present = np.flatnonzero(call[:, column] >= 0)
@@ -247,7 +252,7 @@ def _kinds(
 
 
 def _sequence(calls: RankCalls, places: Ints, ops: dict[str, int]) -> CallSequence:
-    """These calls. ops: the numbers of operations, the same for all ranks."""
+    """Calls of a rank as a sequence. ops: numbers of operations, shared by all ranks."""
     op = [calls.op[i] for i in places.tolist()]
     size = [calls.size_bytes[i] for i in places.tolist()]
     return CallSequence(

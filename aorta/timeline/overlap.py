@@ -1,4 +1,8 @@
-"""Overlap of communication and compute in a Timeline. docs/definitions.md has every term."""
+"""Overlap of communication and compute in a Timeline: hidden, exposed and idle time, streams, segments.
+
+docs/definitions.md has every term. Recorder, readers of traces and projection all take their numbers from
+here.
+"""
 
 from functools import cache
 from typing import Any
@@ -32,6 +36,7 @@ from aorta.timeline.types import (
 )
 
 SEGMENT_NAMES = (*STREAM_NAMES, COPY)
+"""Names of what may be active in a segment."""
 
 
 def overlap(timeline: Timeline) -> OverlapRecord:
@@ -41,8 +46,8 @@ def overlap(timeline: Timeline) -> OverlapRecord:
     more than spans (stalled_ms, starved_bound_ms, host_bound, calibrated) is left to the recorder.
     """
     by_op = comm_by_op(timeline)
-    comm = _all(by_op)
-    compute = union(_normalised(timeline, timeline.kind == Kind.COMPUTE))
+    comm = _union_of(by_op)
+    compute = union(_clipped(timeline, timeline.kind == Kind.COMPUTE))
     hidden = intersect_normalised(comm, compute)
     comm_ms, compute_ms, hidden_ms = length_ms(comm), length_ms(compute), length_ms(hidden)
 
@@ -57,7 +62,7 @@ def overlap(timeline: Timeline) -> OverlapRecord:
         if len(ops) == 1:
             hidden_by_stream[stream] = hidden_by_op[ops[0]]
         elif ops:
-            spans = _all({op: by_op[op] for op in ops})
+            spans = _union_of({op: by_op[op] for op in ops})
             hidden_by_stream[stream] = length_ms(intersect_normalised(spans, compute))
 
     return OverlapRecord(
@@ -77,26 +82,35 @@ def overlap(timeline: Timeline) -> OverlapRecord:
     )
 
 
-def window_fields(timeline: Timeline) -> dict[str, Any]:
-    """Fields of a step's record that the spans of its window give."""
-    return {
-        "streams": stream_uses(timeline),
-        "overlap": overlap(timeline),
-        "active_segments": active_segments(timeline),
-    }
+def _exposed_copy_ms(timeline: Timeline, comm: Intervals, compute: Intervals) -> float | None:
+    if not timeline.sees_copies:
+        return None
+    copies = union(_clipped(timeline, timeline.kind == Kind.COPY))
+    if len(copies) == 0:
+        return 0.0
+    return length_ms(subtract_normalised(copies, union(concat(comm, compute))))
 
 
-def exposed_intervals(timeline: Timeline) -> Intervals:
-    """Normalised: where the window has communication and no compute. Their length is overlap's exposed_ms."""
-    comm = union(_normalised(timeline, timeline.kind == Kind.COMM))
-    return subtract_normalised(comm, union(_normalised(timeline, timeline.kind == Kind.COMPUTE)))
+def _compute_stream(timeline: Timeline, comm: Intervals, comm_ms: float) -> StreamOverlap | None:
+    if timeline.source not in KERNEL_SOURCES:
+        return None
+    mask = (timeline.kind == Kind.COMPUTE) & on_compute_stream(timeline)
+    compute = union(_clipped(timeline, mask))
+    compute_ms = length_ms(compute)
+    hidden_ms = length_ms(intersect_normalised(comm, compute))
+    return StreamOverlap(
+        compute_ms=compute_ms,
+        hidden_ms=hidden_ms,
+        exposed_ms=max(0.0, comm_ms - hidden_ms),
+        idle_ms=max(0.0, timeline.span_ms - (comm_ms + compute_ms - hidden_ms)),
+    )
 
 
 def total(timeline: Timeline) -> Total:
-    """The same arithmetic over a whole window, with counts."""
+    """The arithmetic of overlap() over a whole window, with counts of kernels."""
     is_comm = timeline.kind == Kind.COMM
     is_compute = timeline.kind == Kind.COMPUTE
-    comm, compute = union(_normalised(timeline, is_comm)), union(_normalised(timeline, is_compute))
+    comm, compute = union(_clipped(timeline, is_comm)), union(_clipped(timeline, is_compute))
     comm_ms, compute_ms = length_ms(comm), length_ms(compute)
     hidden_ms = length_ms(intersect_normalised(comm, compute))
     num_comm = int(np.count_nonzero(is_comm))
@@ -114,6 +128,21 @@ def total(timeline: Timeline) -> Total:
     )
 
 
+def exposed_intervals(timeline: Timeline) -> Intervals:
+    """Communication without compute within the window, normalised; its length is overlap's exposed_ms."""
+    comm = union(_clipped(timeline, timeline.kind == Kind.COMM))
+    return subtract_normalised(comm, union(_clipped(timeline, timeline.kind == Kind.COMPUTE)))
+
+
+def window_fields(timeline: Timeline) -> dict[str, Any]:
+    """Fields of a step's record that the spans of its window give."""
+    return {
+        "streams": stream_uses(timeline),
+        "overlap": overlap(timeline),
+        "active_segments": active_segments(timeline),
+    }
+
+
 def stream_uses(timeline: Timeline) -> dict[str, StreamUse]:
     """Busy time of the device by kind of work, under the names of STREAM_NAMES."""
     named = named_unions(timeline)
@@ -127,7 +156,7 @@ def stream_uses(timeline: Timeline) -> dict[str, StreamUse]:
 
 
 def active_segments(timeline: Timeline) -> list[Segment]:
-    """The stretches of the window with something active, in order; unions() is the way back."""
+    """Stretches of the window with something active, in order; unions() is the inverse."""
     named = named_unions(timeline)
     sets = [named[name] for name in SEGMENT_NAMES]
     edges = distinct(concat(*sets))
@@ -157,11 +186,16 @@ def unions(segments: list[Segment]) -> dict[str, Intervals]:
     return {name: union(np.array(rows).reshape(-1, 2)) for name, rows in spans.items()}
 
 
+@cache
+def _active(bits: int) -> tuple[str, ...]:
+    return tuple(name for i, name in enumerate(SEGMENT_NAMES) if bits >> i & 1)
+
+
 def named_unions(timeline: Timeline) -> dict[str, Intervals]:
     """Normalised intervals of every name of SEGMENT_NAMES."""
     named: dict[str, list[Intervals]] = {name: [] for name in SEGMENT_NAMES}
-    named["compute"].append(_normalised(timeline, timeline.kind == Kind.COMPUTE))
-    named[COPY].append(_normalised(timeline, timeline.kind == Kind.COPY))
+    named["compute"].append(_clipped(timeline, timeline.kind == Kind.COMPUTE))
+    named[COPY].append(_clipped(timeline, timeline.kind == Kind.COPY))
     for op, spans in comm_by_op(timeline).items():
         named[stream_of(op)].append(spans)
     return {name: union(concat(*parts)) if parts else EMPTY for name, parts in named.items()}
@@ -172,8 +206,8 @@ def comm_by_op(timeline: Timeline) -> dict[str, Intervals]:
     is_comm = timeline.kind == Kind.COMM
     present = distinct(timeline.op[is_comm]).tolist()
     if len(present) == 1:
-        return {timeline.ops[present[0]]: union(_normalised(timeline, is_comm))}
-    return {timeline.ops[i]: union(_normalised(timeline, is_comm & (timeline.op == i))) for i in present}
+        return {timeline.ops[present[0]]: union(_clipped(timeline, is_comm))}
+    return {timeline.ops[i]: union(_clipped(timeline, is_comm & (timeline.op == i))) for i in present}
 
 
 def on_compute_stream(timeline: Timeline) -> NDArray[np.bool_]:
@@ -183,40 +217,12 @@ def on_compute_stream(timeline: Timeline) -> NDArray[np.bool_]:
     return np.isin(timeline.stream, list(timeline.compute_streams))
 
 
-def _normalised(timeline: Timeline, mask: NDArray[np.bool_]) -> Intervals:
+def _clipped(timeline: Timeline, mask: NDArray[np.bool_]) -> Intervals:
+    """Spans of the mask, each cut to the window; they may overlap."""
     return clip(timeline.intervals(mask), *timeline.window_ms)
 
 
-def _all(by_op: dict[str, Intervals]) -> Intervals:
+def _union_of(by_op: dict[str, Intervals]) -> Intervals:
     if len(by_op) == 1:
         return next(iter(by_op.values()))
     return union(concat(*by_op.values()))
-
-
-def _exposed_copy_ms(timeline: Timeline, comm: Intervals, compute: Intervals) -> float | None:
-    if not timeline.sees_copies:
-        return None
-    copies = union(_normalised(timeline, timeline.kind == Kind.COPY))
-    if len(copies) == 0:
-        return 0.0
-    return length_ms(subtract_normalised(copies, union(concat(comm, compute))))
-
-
-def _compute_stream(timeline: Timeline, comm: Intervals, comm_ms: float) -> StreamOverlap | None:
-    if timeline.source not in KERNEL_SOURCES:
-        return None
-    mask = (timeline.kind == Kind.COMPUTE) & on_compute_stream(timeline)
-    compute = union(_normalised(timeline, mask))
-    compute_ms = length_ms(compute)
-    hidden_ms = length_ms(intersect_normalised(comm, compute))
-    return StreamOverlap(
-        compute_ms=compute_ms,
-        hidden_ms=hidden_ms,
-        exposed_ms=max(0.0, comm_ms - hidden_ms),
-        idle_ms=max(0.0, timeline.span_ms - (comm_ms + compute_ms - hidden_ms)),
-    )
-
-
-@cache
-def _active(bits: int) -> tuple[str, ...]:
-    return tuple(name for i, name in enumerate(SEGMENT_NAMES) if bits >> i & 1)

@@ -1,4 +1,5 @@
-"""Interval arithmetic of many rows (steps), each on its own: what intervals.py does to one, to the digit.
+"""Interval arithmetic of many rows (steps) at once: for each row the result of intervals.py, to the last
+digit.
 
 Spans of all rows stand in flat arrays, in order of rows. Normalised ones are sorted, disjoint and not empty
 within each row.
@@ -15,13 +16,13 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 _WIDEST = 4
-"""Places of a table for each span, where all rows have as many as the longest."""
+"""Largest ratio of places to spans at which rows are sorted side by side, all as wide as the longest."""
 _PAIRWISE = 8
-"""Numbers from which on numpy sums in pairs, so that the sum is another one to the last digit."""
+"""Length from which on numpy sums in pairs, which changes the last digit of the sum."""
 
 
 class RowIntervals(NamedTuple):
-    """Spans, and the row that each is of."""
+    """Spans, each with the row that it belongs to."""
 
     row: Rows
     start: Floats
@@ -32,7 +33,7 @@ class RowIntervals(NamedTuple):
 
     @classmethod
     def of(cls, spans: list[tuple[int, float, float]]) -> "RowIntervals":
-        """Of (row, start, end)."""
+        """Spans given as (row, start, end)."""
         if not spans:
             return NONE
         row, start, end = zip(*spans, strict=True)
@@ -46,12 +47,12 @@ NONE = RowIntervals(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
 
 
 def concat(*parts: RowIntervals) -> RowIntervals:
-    """All of them, in no order."""
+    """All spans of the parts, in no order."""
     return RowIntervals(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 def union(a: RowIntervals) -> RowIntervals:
-    """Normalised a. Spans that end before they start count as empty."""
+    """Spans of a, normalised. Spans that end before they start count as empty."""
     a = a.chosen(a.end > a.start)
     if not len(a):
         return NONE
@@ -63,7 +64,7 @@ def union(a: RowIntervals) -> RowIntervals:
 
 
 def intersect(a: RowIntervals, b: RowIntervals) -> RowIntervals:
-    """Time in both, of normalised ones."""
+    """Time in both; a and b are normalised."""
     if not len(a) or not len(b):
         return NONE
     return _open_twice(
@@ -72,7 +73,7 @@ def intersect(a: RowIntervals, b: RowIntervals) -> RowIntervals:
 
 
 def subtract(a: RowIntervals, b: RowIntervals) -> RowIntervals:
-    """Time in a and not in b, of normalised ones."""
+    """Time in a and not in b; both are normalised."""
     if not len(a) or not len(b):
         return a
     rows = distinct(np.concatenate((a.row, b.row)))
@@ -134,7 +135,8 @@ def _sorted(row: Rows, start: Floats, end: Floats) -> tuple[Rows, Floats, Floats
 
 
 def _open_twice(row: Rows, start: Floats, end: Floats) -> RowIntervals:
-    """Where two spans of a row are open, of which there are no three (intersect_normalised has the proof)."""
+    """Time in which two spans of a row are open; there are never three (intersect_normalised has the
+    proof)."""
     row, start, end = _sorted(row, start, end)
     is_twice = (row[1:] == row[:-1]) & (start[1:] < end[:-1])
     return RowIntervals(row[1:][is_twice], start[1:][is_twice], end[:-1][is_twice])

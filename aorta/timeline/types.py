@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from aorta.timeline.intervals import Intervals, pairs
 
 Source = Literal["kernels", "events", "kineto", "rocprofv3", "nsys", "projected", "host"]
-"""kernels: the driver's kernel records, always on. events: device events on streams. host: host clock (CPU).
-The rest are kernel traces or models."""
+"""Origin of a Timeline. kernels: the driver's kernel records, always on. events: device events on streams.
+host: host clock (CPU). The rest are kernel traces or models."""
 
 KERNEL_SOURCES = frozenset(("kernels", "kineto", "rocprofv3", "nsys"))
 """Sources that see every kernel and every copy of the device."""
 
 TRACE_SOURCES = KERNEL_SOURCES - {"kernels"}
-"""Those of them that read traces, whose collectives have no numbers to match ranks by."""
+"""Kernel sources that are traces: their collectives have no numbers to match ranks by."""
 
 OWN_SOURCES = frozenset(("kernels", "events", "host"))
 """Sources of the lines that a run writes itself."""
@@ -40,6 +40,8 @@ can be rebuilt from segments."""
 
 
 class Kind(IntEnum):
+    """Kinds of work."""
+
     COMPUTE = 0
     COMM = 1
     COPY = 2
@@ -56,12 +58,12 @@ class Span(NamedTuple):
     stream: str = "compute"
     """Device stream that it ran on."""
     name: str = ""
-    """Of the kernel, where known."""
+    """Name of the kernel, where known."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Timeline:
-    """Spans may overlap, may be in any order, and may reach outside the window.
+    """Device work of one rank in a window. Spans may overlap, in any order, and reach outside the window.
 
     stream, op and name hold indices into streams, ops and names.
     """
@@ -84,7 +86,7 @@ class Timeline:
     compute_streams: frozenset[int]
     """Indices of the streams on which the program computes (normally one)."""
     sees_copies: bool
-    """Copies are among the spans if there were any."""
+    """True where copies are among the spans if there were any."""
 
     @classmethod
     def from_spans(
@@ -132,7 +134,7 @@ class Timeline:
         return self.window_ms[1] - self.window_ms[0]
 
     def intervals(self, mask: NDArray[np.bool_] | None = None) -> Intervals:
-        """Spans as intervals: all, or those of the mask. As they are, not clipped to the window."""
+        """Spans as intervals, all or those of the mask; not clipped to the window."""
         if mask is None:
             return pairs(self.start_ms, self.end_ms)
         return pairs(self.start_ms[mask], self.end_ms[mask])
@@ -213,7 +215,7 @@ class OverlapRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Part of the reduce-scatter time that is hidden under compute."""
     hidden_by_op: dict[str, float]
     exposed_by_op: dict[str, float]
-    """Per collective operation; concurrent operations each count, so these need not add up."""
+    """Exposed time by collective operation; concurrent operations each count, so these need not add up."""
     compute_stream: StreamOverlap | None = None
     """Kernel sources only: what event numbers are compared and calibrated with."""
     stalled_ms: float | None = None
@@ -234,12 +236,14 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
     start_ms: float
     end_ms: float
     active_streams: list[str]
-    """Of STREAM_NAMES, and 'copy' for copies."""
+    """Names of STREAM_NAMES, and 'copy' for copies."""
     concurrency: int
     """Number of active streams."""
 
 
 class StreamUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Time in which a kind of work kept the device busy."""
+
     busy_ms: float | None
     """Union of the spans of this work within the step's window."""
     utilization: float | None
@@ -247,7 +251,7 @@ class StreamUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Total(msgspec.Struct, frozen=True, kw_only=True):
-    """Set arithmetic over a whole window."""
+    """Numbers of a whole window, by the same set arithmetic as a step's."""
 
     span_ms: float
     comm_ms: float
@@ -258,7 +262,7 @@ class Total(msgspec.Struct, frozen=True, kw_only=True):
     num_kernels: int | None
     """Kernels, communication included; None where the source does not see kernels."""
     num_collectives: int
-    """Of a kernel source: communication kernels."""
+    """Collectives; for a kernel source: communication kernels."""
 
 
 def _table(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int32]]:

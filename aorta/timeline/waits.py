@@ -1,7 +1,8 @@
-"""Matched collectives split into waiting and transfer, and who was late.
+"""Splits matched collectives into waiting and transfer, and finds who was late.
 
-Each collective that all members of its group have is split into wait, until its last rank arrives, and
-transfer, after that. The late rank is blamed, not its victims.
+A collective that all members of its group have is wait until its last rank arrives, and transfer after
+that. The late rank is blamed, not its victims. match_ranks does it for traces; aorta.account.load.waits
+uses the parts for records.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,21 +28,23 @@ from aorta.timeline.overlap import on_compute_stream
 from aorta.timeline.types import Kind, Timeline
 
 Floats = NDArray[np.float64]
-
 NOBODY = -1
+"""In place of the late rank: nobody can be blamed."""
 
 
 @dataclass(slots=True)
 class Waits:
-    """Per call of one rank; NaN where the collective was not matched on all ranks of its group, or is
-    point to point or rooted."""
+    """Wait and transfer of each call of one rank.
+
+    NaN where the collective was not matched on all ranks of its group, or is point to point or rooted.
+    """
 
     wait_ms: Floats
     transfer_ms: Floats
     late_rank: Ints
     """The rank that all waited for; NOBODY where it is not known, or its lead is below the residual."""
     since_ms: Floats
-    """On the late rank alone: for how long half of the others had been waiting when it arrived."""
+    """Time for which half of the others had been waiting when the late rank arrived; 0 on the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +55,11 @@ class RankView:
     clock: Clock
     groups: list[MatchedGroup]
     waits: list[Waits]
-    """Per rank, in the order of ranks."""
+    """Waits of each rank, in the order of ranks."""
     num_matched: list[int]
-    """Per rank: its collectives that were matched with all other members'."""
+    """Collectives of each rank that were matched with those of all other members."""
     num_left: list[int]
-    """Per rank: collectives between ranks that were not, point to point left out."""
+    """Collectives of each rank that were not; point to point is not counted."""
     notes: list[str]
 
 
@@ -66,9 +69,17 @@ class ExposedSplit(NamedTuple):
     exposed_ms: float
     transfer_ms: float
     wait_ms: dict[int, float]
-    """By the rank that was waited for; NOBODY: waiting, but for whom is below the residual."""
+    """Waiting by the rank that was waited for; NOBODY: for whom is below the residual."""
     other_ms: float
-    """In collectives that were not matched, are rooted, or are point to point."""
+    """Exposed time of collectives that were not matched, are rooted, or are point to point."""
+
+
+class ExposedParts(NamedTuple):
+    """Exposed communication as disjoint, normalised intervals in ms from RankCalls.origin_ns."""
+
+    transfer: Intervals
+    wait: dict[int, Intervals]
+    """Waiting by the rank that was waited for, or NOBODY."""
 
 
 class Doing(NamedTuple):
@@ -76,9 +87,9 @@ class Doing(NamedTuple):
 
     window_ms: float
     kernels: list[tuple[str, float]]
-    """The longest first: name and ms."""
+    """Name and ms of the longest kernels, the longest first."""
     idle_ms: float
-    """Nothing on the compute stream."""
+    """Time with nothing on the compute stream."""
     comm_ms: float
     """Part of idle_ms in which a collective ran on another stream."""
     copy_ms: float
@@ -86,6 +97,8 @@ class Doing(NamedTuple):
 
 
 class Straggler(NamedTuple):
+    """A rank that others waited for."""
+
     rank: int
     num_late: int
     """Collectives in which it arrived last, by more than the residual."""
@@ -96,7 +109,7 @@ class Straggler(NamedTuple):
 
 
 def match_ranks(calls: Sequence[RankCalls]) -> RankView:
-    """The collectives of these ranks matched, on one clock, split into wait and transfer."""
+    """Collectives of these ranks, matched, on one clock, split into wait and transfer."""
     notes: list[str] = []
     is_matched = [np.zeros(len(rank_calls), dtype=bool) for rank_calls in calls]
     groups = match_by_order(calls, notes)
@@ -123,97 +136,10 @@ def match_ranks(calls: Sequence[RankCalls]) -> RankView:
     )
 
 
-class ExposedParts(NamedTuple):
-    """Exposed communication as disjoint, normalised intervals in ms from RankCalls.origin_ns."""
-
-    transfer: Intervals
-    wait: dict[int, Intervals]
-    """By the rank that was waited for, or NOBODY."""
-
-
-def exposed_parts(calls: RankCalls, waits: Waits) -> ExposedParts:
-    """Splits exposed time. Of collectives that run at once transfer comes first, then waits, in order
-    of their starts."""
-    matched = np.flatnonzero(~np.isnan(waits.wait_ms))
-    start_ms = (calls.start_ns[matched] - calls.origin_ns) / 1e6
-    arrived_ms = start_ms + waits.wait_ms[matched]
-    end_ms = (calls.end_ns[matched] - calls.origin_ns) / 1e6
-    transfer = intersect_normalised(calls.exposed, union(np.stack((arrived_ms, end_ms), axis=1)))
-    left = subtract_normalised(calls.exposed, transfer)
-    wait: dict[int, Intervals] = {}
-    late = waits.late_rank[matched]
-    for rank in _by_first_start(late, start_ms):
-        spans = union(np.stack((start_ms[late == rank], arrived_ms[late == rank]), axis=1))
-        wait[rank] = intersect_normalised(left, spans)
-        left = subtract_normalised(left, spans)
-    return ExposedParts(transfer, wait)
-
-
-def split_exposed(calls: RankCalls, waits: Waits) -> ExposedSplit:
-    """The lengths of exposed_parts, and what is left."""
-    parts = exposed_parts(calls, waits)
-    exposed_ms, transfer_ms = length_ms(calls.exposed), length_ms(parts.transfer)
-    wait_ms = {rank: ms for rank, spans in parts.wait.items() if (ms := length_ms(spans)) > 0}
-    other_ms = max(0.0, exposed_ms - transfer_ms - sum(wait_ms.values()))
-    return ExposedSplit(exposed_ms, transfer_ms, wait_ms, other_ms)
-
-
-def stragglers(view: RankView, splits: Sequence[ExposedSplit]) -> list[Straggler]:
-    """Ranks that others waited for, the costliest first."""
-    late_ranks = []
-    for row, rank in enumerate(view.ranks):
-        judged = view.waits[row].late_rank[~np.isnan(view.waits[row].wait_ms)]
-        caused = [
-            split.wait_ms.get(rank, 0.0)
-            for waiting_rank, split in zip(view.ranks, splits, strict=True)
-            if waiting_rank != rank
-        ]
-        num_late = int(np.count_nonzero(judged == rank))
-        if num_late:
-            late_ranks.append(Straggler(rank, num_late, len(judged), sum(caused)))
-    return sorted(late_ranks, key=lambda late: (-late.caused_ms, -late.num_late, late.rank))
-
-
-def late_windows(calls: RankCalls, waits: Waits) -> list[tuple[int, int]]:
-    """Windows in which others waited for this rank: ns on its own clock, until it arrived."""
-    late = np.flatnonzero((waits.late_rank == calls.rank) & (waits.since_ms > 0))
-    return [
-        (int(calls.start_ns[i] - round(float(waits.since_ms[i]) * 1e6)), int(calls.start_ns[i]))
-        for i in late.tolist()
-    ]
-
-
-def doing(timeline: Timeline, windows_ns: Iterable[tuple[int, int]], top: int = 3) -> Doing:
-    """Work of the rank of this timeline in these windows."""
-    origin = timeline.origin_unix_ns
-    windows = union(intervals([((a - origin) / 1e6, (b - origin) / 1e6) for a, b in windows_ns]))
-    window_ms = length_ms(windows)
-    near = np.zeros(len(timeline), dtype=bool)
-    for start, end in windows.tolist():
-        near |= (timeline.start_ms < end) & (timeline.end_ms > start)
-    on_stream = near & on_compute_stream(timeline)
-    by_name: dict[str, float] = {}
-    for i in distinct(timeline.name[on_stream]).tolist():
-        spans = union(timeline.intervals(on_stream & (timeline.name == i)))
-        ms = length_ms(intersect_normalised(spans, windows))
-        if ms > 0:
-            by_name[timeline.names[i]] = ms
-    idle = subtract_normalised(windows, union(timeline.intervals(on_stream)))
-    comm = union(timeline.intervals(near & (timeline.kind == Kind.COMM)))
-    copies = union(timeline.intervals(near & (timeline.kind == Kind.COPY)))
-    return Doing(
-        window_ms=window_ms,
-        kernels=sorted(by_name.items(), key=lambda row: -row[1])[:top],
-        idle_ms=length_ms(idle),
-        comm_ms=length_ms(intersect_normalised(idle, comm)),
-        copy_ms=length_ms(intersect_normalised(idle, copies)),
-    )
-
-
 def split_waits(
     ranks: Sequence[int], calls: Sequence[TimedCalls], groups: Sequence[MatchedGroup], clock: Clock
 ) -> list[Waits]:
-    """Per rank its calls split into waiting and transfer, of groups that are whole."""
+    """Waits of each rank's calls, for groups of which all ranks were given."""
     waits = [
         Waits(np.full(num, np.nan), np.full(num, np.nan), np.full(num, NOBODY), np.zeros(num))
         for num in (len(rank_calls.start_ns) for rank_calls in calls)
@@ -252,8 +178,45 @@ def _split_group(
         rank_waits.since_ms[places] = np.where(late == ranks[row], (latest - half) / 1e6, 0.0)
 
 
+def split_exposed(calls: RankCalls, waits: Waits) -> ExposedSplit:
+    """Lengths of exposed_parts, and of the exposed time in neither part."""
+    parts = exposed_parts(calls, waits)
+    exposed_ms, transfer_ms = length_ms(calls.exposed), length_ms(parts.transfer)
+    wait_ms = {rank: ms for rank, spans in parts.wait.items() if (ms := length_ms(spans)) > 0}
+    other_ms = max(0.0, exposed_ms - transfer_ms - sum(wait_ms.values()))
+    return ExposedSplit(exposed_ms, transfer_ms, wait_ms, other_ms)
+
+
+def exposed_parts(calls: RankCalls, waits: Waits) -> ExposedParts:
+    """Exposed time split into transfer and waits.
+
+    Where collectives run at once, transfer comes first, then waits in order of their starts.
+    """
+    matched = np.flatnonzero(~np.isnan(waits.wait_ms))
+    start_ms = (calls.start_ns[matched] - calls.origin_ns) / 1e6
+    arrived_ms = start_ms + waits.wait_ms[matched]
+    end_ms = (calls.end_ns[matched] - calls.origin_ns) / 1e6
+    transfer = intersect_normalised(calls.exposed, union(np.stack((arrived_ms, end_ms), axis=1)))
+    left = subtract_normalised(calls.exposed, transfer)
+    wait: dict[int, Intervals] = {}
+    late = waits.late_rank[matched]
+    for rank in _by_first_start(late, start_ms):
+        spans = union(np.stack((start_ms[late == rank], arrived_ms[late == rank]), axis=1))
+        wait[rank] = intersect_normalised(left, spans)
+        left = subtract_normalised(left, spans)
+    return ExposedParts(transfer, wait)
+
+
+def _by_first_start(late: Ints, start_ms: Floats) -> list[int]:
+    """Distinct late ranks, in order of the first collective that waited for each."""
+    first: dict[int, float] = {}
+    for rank, start in zip(late.tolist(), start_ms.tolist(), strict=True):
+        first[rank] = min(first.get(rank, start), start)
+    return sorted(first, key=first.__getitem__)
+
+
 def exposed_waiting(start: Floats, arrived: Floats, end: Floats, exposed: Intervals) -> Intervals:
-    """The part of normalised exposed spans in which nothing moves because a rank has not arrived.
+    """Part of normalised exposed spans in which nothing moves because a rank has not arrived.
 
     start, arrived and end of each collective, in the unit of exposed. Where collectives run at once, transfer
     comes first: something moves.
@@ -262,8 +225,53 @@ def exposed_waiting(start: Floats, arrived: Floats, end: Floats, exposed: Interv
     return intersect_normalised(exposed, waiting)
 
 
-def _by_first_start(late: Ints, start_ms: Floats) -> list[int]:
-    first: dict[int, float] = {}
-    for rank, start in zip(late.tolist(), start_ms.tolist(), strict=True):
-        first[rank] = min(first.get(rank, start), start)
-    return sorted(first, key=first.__getitem__)
+def stragglers(view: RankView, splits: Sequence[ExposedSplit]) -> list[Straggler]:
+    """Ranks that others waited for, the costliest first."""
+    late_ranks = []
+    for row, rank in enumerate(view.ranks):
+        judged = view.waits[row].late_rank[~np.isnan(view.waits[row].wait_ms)]
+        caused = [
+            split.wait_ms.get(rank, 0.0)
+            for waiting_rank, split in zip(view.ranks, splits, strict=True)
+            if waiting_rank != rank
+        ]
+        num_late = int(np.count_nonzero(judged == rank))
+        if num_late:
+            late_ranks.append(Straggler(rank, num_late, len(judged), sum(caused)))
+    return sorted(late_ranks, key=lambda late: (-late.caused_ms, -late.num_late, late.rank))
+
+
+def late_windows(calls: RankCalls, waits: Waits) -> list[tuple[int, int]]:
+    """Windows in which others waited for this rank: ns on its own clock, until it arrived."""
+    late = np.flatnonzero((waits.late_rank == calls.rank) & (waits.since_ms > 0))
+    return [
+        (int(calls.start_ns[i] - round(float(waits.since_ms[i]) * 1e6)), int(calls.start_ns[i]))
+        for i in late.tolist()
+    ]
+
+
+def doing(timeline: Timeline, windows_ns: Iterable[tuple[int, int]], top: int = 3) -> Doing:
+    """Work of the rank of this timeline in these windows, with its `top` longest kernels."""
+    origin = timeline.origin_unix_ns
+    windows = union(intervals([((a - origin) / 1e6, (b - origin) / 1e6) for a, b in windows_ns]))
+    window_ms = length_ms(windows)
+    near = np.zeros(len(timeline), dtype=bool)
+    for start, end in windows.tolist():
+        near |= (timeline.start_ms < end) & (timeline.end_ms > start)
+    on_stream = near & on_compute_stream(timeline)
+    by_name: dict[str, float] = {}
+    for i in distinct(timeline.name[on_stream]).tolist():
+        spans = union(timeline.intervals(on_stream & (timeline.name == i)))
+        ms = length_ms(intersect_normalised(spans, windows))
+        if ms > 0:
+            by_name[timeline.names[i]] = ms
+    idle = subtract_normalised(windows, union(timeline.intervals(on_stream)))
+    comm = union(timeline.intervals(near & (timeline.kind == Kind.COMM)))
+    copies = union(timeline.intervals(near & (timeline.kind == Kind.COPY)))
+    return Doing(
+        window_ms=window_ms,
+        kernels=sorted(by_name.items(), key=lambda row: -row[1])[:top],
+        idle_ms=length_ms(idle),
+        comm_ms=length_ms(intersect_normalised(idle, comm)),
+        copy_ms=length_ms(intersect_normalised(idle, copies)),
+    )
