@@ -1,4 +1,8 @@
-"""How long a run's noise remembers, and which drifts two single runs cannot show."""
+"""Dependence of a run's steps on each other: their memory, drifts and states that show, and drifts that do
+not.
+
+statistics.py widens its errors by all of these.
+"""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -8,50 +12,72 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Averaging = Literal["median", "mean"]
-
+"""Statistics over steps."""
+# Memory of steps
 MAX_PERSISTENCE = 0.97
-"""In runs of fewer than 2 / (1 - MAX_PERSISTENCE) steps; 1 - 2 / n in longer ones."""
+"""Largest persistence in runs of fewer than 2 / (1 - MAX_PERSISTENCE) steps; in longer ones 1 - 2 / n."""
 CAUTION = 0.3
 """Standard errors by which the estimated persistence is moved up."""
 LAGS = (1, 2, 3, 5, 8, 13, 21)
-FIRST_LAGS = 3
-"""Looked at in every run; later ones where the run has LAG_LENGTH times as many steps."""
-LAG_LENGTH = 8
+FIRST_LAGS, LAG_LENGTH = 3, 8
+"""Lags that are looked at in every run; a later one where the run has LAG_LENGTH times as many steps."""
 LAG_SURE = 2.25
-"""Standard errors of chance above which a later lag counts; 2 for the first."""
+"""Standard errors of chance above which a later lag counts; for the first lags 2."""
 SAME = 1e-9
 """Relative difference below which two numbers are one."""
-
+# Drifts and states that a run shows
 SLOW_CURVES = 2
 """Cosines, of half a period and of a whole one, that a drift moves."""
 RARE = 0.03
-"""How often a run without drift moves as far, for each of the two tests of it."""
+"""Share of runs without drift that move as far, for each of the two tests of it."""
 DRIFT_CAUTION = 1.0
 """Standard errors by which the memory of the rest of the run is moved up before a drift is seen in it."""
 DRIFT_VARIANCE = 10.0
-"""Of the level of another such run, over the variance of the slow curves. A random walk from a common start
-has pi^2 / 3; one whose beginning was left out as warm-up, or a ramp, up to three times as much."""
+"""Variance of the level of another such run, over that of the slow curves. A random walk from a common
+start has pi^2 / 3; one whose beginning was left out as warm-up, or a ramp, up to three times as much."""
 NEXT_UNIT, NEAR_UNIT, AT_UNIT = 12.0, 8.0, 2.0
 """Runs of fewer than NEAR_UNIT times 1 / (1 - persistence) steps may be drifting without standing out
 against that memory; of fewer than AT_UNIT times, they are taken to. Of fewer than NEXT_UNIT times,
 another run like them may."""
 UNIT_VARIANCE = 30.0
-"""As DRIFT_VARIANCE, for those."""
+"""DRIFT_VARIANCE of those runs."""
 DRIFT_FREEDOM = 3.0
-
+"""Degrees of freedom of an error that a drift makes."""
 BIMODAL = 0.85
 """Share of the variance between two groups of steps above which they are two states. Of a normal
 distribution the best split has 0.64, of a uniform one 0.75."""
 LEAST_SHARE = 0.1
+"""Smallest share of steps that is a state."""
+# Drifts that a run does not show
+NUM_CURVES = 3
+"""Slow cosines that are looked at: a random walk has nine tenths of its power in these."""
+NO_DRIFT = 0.5
+"""Probability that there is none, before a look at the steps."""
+USUAL_SIZE = 1.5
+"""Scale of the half Cauchy distribution of sizes: where a random walk ends, over the noise of one step."""
+LEVEL_VARIANCE = 5.0
+"""Variance of the level of a run that drifts, over that of its slowest cosine. A random walk from a common
+start has pi^2 / 3; one that had begun a fifth of the run earlier, in steps left out as warm-up, has 5."""
+NUM_SIZES = 24
+"""Sizes of a drift that are looked at."""
+LEAST_SIZE, GREATEST_SIZE = 0.3, 100.0
+"""Range of sizes that are looked at; the least is divided by the square root of the steps and moves
+nothing."""
+GREATEST_FREEDOM = 1e12
+"""Degrees of freedom that stand for a normal distribution."""
+NUM_NARROWINGS, NUM_PLACES = 4, 17
+"""Search for an interval's end: narrowed this often, with so many places each time, to a part in 10,000."""
+ADVISED = (1.5, 2, 3, 4, 6, 8, 12, 16)
+"""Times as many steps that are looked at for how many would tell; more are no advice."""
 
 
 class Movement(NamedTuple):
     """A drift of the level, in variances of the statistic of as many independent steps."""
 
     inflation: float
-    """To be added to variance_inflation; 0 where none is seen."""
+    """Amount to add to variance_inflation; 0 where no drift is seen."""
     expected: float
-    """What another run like it has to allow for: it may stand out as a drift though this one did not."""
+    """Amount for another run like it, which may stand out as a drift though this one did not."""
 
 
 class SlowCurves(NamedTuple):
@@ -60,17 +86,68 @@ class SlowCurves(NamedTuple):
     ratios: Floats
     """Their power over what the memory of the faster ones explains; about 1 without a drift."""
     powers: Floats
-    """Over that of independent steps with as much spread."""
+    """Their power over that of independent steps with as much spread."""
     noise: float
-    """Of the first: the power that the memory explains, over the same."""
+    """Power of the first that the memory explains, over the same."""
 
 
 class TwoStates(NamedTuple):
+    """Two groups that the steps of a run fall into."""
+
     low: float
     high: float
-    """Medians of the two."""
+    """Medians of the two groups."""
     num_visits: int
     """Stretches of steps in one of them; at least 2."""
+
+
+class SlowPower(NamedTuple):
+    """Slow cosines of one run."""
+
+    ratios: tuple[float, ...]
+    """Their power over what the memory of the faster ones explains; about 1 without a drift."""
+    num_steps: int
+    variance: float
+    """Variance of the level by a drift whose slowest cosine has as much power as the noise has there."""
+
+
+class UnseenDrift(NamedTuple):
+    """Sizes of a drift that two runs leave possible."""
+
+    weights: Floats
+    """Probability of each size; the first is none."""
+    variances: Floats
+    """Variance of the difference with each."""
+    freedom: float
+    next_error: float
+    """Error without a drift that another such comparison stays below in four of five cases."""
+
+    def p_value(self, difference: float) -> float:
+        """Share of pairs of runs with noise and such drifts alone that differ by as much."""
+        return float(self._p_values(np.array([abs(difference)]))[0])
+
+    def _p_values(self, differences: Floats) -> Floats:
+        from scipy.special import stdtr
+
+        # A size that is given has no degrees of freedom to lose.
+        freedoms = np.minimum(self.freedom * (self.variances / self.variances[0]) ** 2, GREATEST_FREEDOM)
+        tails: Floats = stdtr(freedoms, -differences[:, None] / np.sqrt(self.variances))
+        result: Floats = 2 * (tails @ self.weights)
+        return result
+
+    def width(self, alpha: float) -> float:
+        """The difference that is exceeded in alpha of all cases."""
+        low, high = 0.0, float(np.sqrt(self.variances[0]))
+        while self.p_value(high) > alpha:
+            low, high = high, 4 * high
+        for _ in range(NUM_NARROWINGS):
+            places = np.linspace(low, high, NUM_PLACES)
+            first = max(int(np.argmax(self._p_values(places) <= alpha)), 1)
+            low, high = float(places[first - 1]), float(places[first])
+        return high
+
+
+# ---- memory of steps ---------------------------------------------------------------------------
 
 
 def persistence(series: Floats) -> float:
@@ -93,6 +170,32 @@ def normal_scores(series: Floats) -> Floats | None:
     scores: Floats = ndtri((_places(series) - 0.5) / len(series))
     scores -= scores.mean()
     return scores if float(scores @ scores) > 0 else None
+
+
+def _places(series: Floats) -> Floats:
+    """1 for the least, n for the greatest; equal values share the mean of their places."""
+    _, inverse, counts = np.unique(series, return_inverse=True, return_counts=True)
+    places: Floats = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    return places
+
+
+def _persistence(scores: Floats, lags: tuple[int, ...], caution: float) -> float:
+    num = len(scores)
+    power = float(scores @ scores)
+    if power == 0:
+        return 0.0
+    first = float(scores[:-1] @ scores[1:]) / power
+    rho = first + (1 + 3 * first) / num
+    for lag in lags[1:]:
+        is_early = lag <= FIRST_LAGS
+        if first <= 0 or not (is_early or LAG_LENGTH * lag <= num):
+            continue  # alternating steps are no slow change
+        later = float(scores[:-lag] @ scores[lag:]) / power
+        if later > (2.0 if is_early else LAG_SURE) / np.sqrt(num):
+            rho = max(rho, (later + lag / num) ** (1 / lag))
+    limit = max(MAX_PERSISTENCE, 1 - 2 / num)
+    rho = min(max(rho, 0.0), limit)
+    return min(rho + caution * float(np.sqrt((1 - rho * rho) / num)), limit)
 
 
 def block_length(rho: float, num_steps: int) -> int:
@@ -120,6 +223,9 @@ def variance_inflation(rho: float, statistic: Averaging, block: int | None = Non
     if block is not None:
         correlation = correlation * np.clip(1 - lags / block, 0, None)
     return float(1 + 2 * correlation.sum())
+
+
+# ---- drifts and states that a run shows ---------------------------------------------------------
 
 
 def movement(series: Floats, rho: float, statistic: Averaging) -> Movement:
@@ -194,95 +300,7 @@ def two_states(series: Floats) -> TwoStates | None:
     return TwoStates(float(np.median(ordered[: cut + 1])), float(np.median(ordered[cut + 1 :])), changes + 1)
 
 
-def _persistence(scores: Floats, lags: tuple[int, ...], caution: float) -> float:
-    num = len(scores)
-    power = float(scores @ scores)
-    if power == 0:
-        return 0.0
-    first = float(scores[:-1] @ scores[1:]) / power
-    rho = first + (1 + 3 * first) / num
-    for lag in lags[1:]:
-        is_early = lag <= FIRST_LAGS
-        if first <= 0 or not (is_early or LAG_LENGTH * lag <= num):
-            continue  # alternating steps are no slow change
-        later = float(scores[:-lag] @ scores[lag:]) / power
-        if later > (2.0 if is_early else LAG_SURE) / np.sqrt(num):
-            rho = max(rho, (later + lag / num) ** (1 / lag))
-    limit = max(MAX_PERSISTENCE, 1 - 2 / num)
-    rho = min(max(rho, 0.0), limit)
-    return min(rho + caution * float(np.sqrt((1 - rho * rho) / num)), limit)
-
-
-def _places(series: Floats) -> Floats:
-    """1 for the least, n for the greatest; equal values share the mean of their places."""
-    _, inverse, counts = np.unique(series, return_inverse=True, return_counts=True)
-    places: Floats = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    return places
-
-
-NUM_CURVES = 3
-"""Slow cosines that are looked at: a random walk has nine tenths of its power in these."""
-NO_DRIFT = 0.5
-"""Probability that there is none, before a look at the steps."""
-USUAL_SIZE = 1.5
-"""Scale of the half Cauchy distribution of sizes: where a random walk ends, over the noise of one step."""
-LEVEL_VARIANCE = 5.0
-"""Variance of the level of a run that drifts, over that of its slowest cosine. A random walk from a common
-start has pi^2 / 3; one that had begun a fifth of the run earlier, in steps left out as warm-up, has 5."""
-NUM_SIZES = 24
-LEAST_SIZE, GREATEST_SIZE = 0.3, 100.0
-"""Of the sizes that are looked at: the least over the square root of the steps, which moves nothing."""
-GREATEST_FREEDOM = 1e12
-NUM_NARROWINGS, NUM_PLACES = 4, 17
-"""Of an interval's end: to a part in 10,000 of it."""
-ADVISED = (1.5, 2, 3, 4, 6, 8, 12, 16)
-"""Times as many steps that are looked at for how many would tell; more are no advice."""
-
-
-class SlowPower(NamedTuple):
-    """Slow cosines of one run."""
-
-    ratios: tuple[float, ...]
-    """Their power over what the memory of the faster ones explains; about 1 without a drift."""
-    num_steps: int
-    variance: float
-    """Variance of the level by a drift whose slowest cosine has as much power as the noise has there."""
-
-
-class UnseenDrift(NamedTuple):
-    """Sizes of a drift that two runs leave possible."""
-
-    weights: Floats
-    """Probability of each size; the first is none."""
-    variances: Floats
-    """Variance of the difference with each."""
-    freedom: float
-    next_error: float
-    """Without a drift, what another such comparison may have for its error, in four of five."""
-
-    def p_value(self, difference: float) -> float:
-        """How often a difference as large appears between runs that differ by noise and such drifts alone."""
-        return float(self._p_values(np.array([abs(difference)]))[0])
-
-    def _p_values(self, differences: Floats) -> Floats:
-        from scipy.special import stdtr
-
-        # A size that is given has no degrees of freedom to lose.
-        freedoms = np.minimum(self.freedom * (self.variances / self.variances[0]) ** 2, GREATEST_FREEDOM)
-        tails: Floats = stdtr(freedoms, -differences[:, None] / np.sqrt(self.variances))
-        result: Floats = 2 * (tails @ self.weights)
-        return result
-
-    def width(self, alpha: float) -> float:
-        """The difference that is exceeded in alpha of all cases."""
-        low, high = 0.0, float(np.sqrt(self.variances[0]))
-        while self.p_value(high) > alpha:
-            low, high = high, 4 * high
-        for _ in range(NUM_NARROWINGS):
-            places = np.linspace(low, high, NUM_PLACES)
-            first = max(int(np.argmax(self._p_values(places) <= alpha)), 1)
-            low, high = float(places[first - 1]), float(places[first])
-        return high
+# ---- drifts that a run does not show ------------------------------------------------------------
 
 
 def slow_power(series: Floats, noise_variance: float, statistic: Averaging) -> SlowPower | None:

@@ -1,4 +1,4 @@
-"""Which calls of two ranks are the same collective.
+"""Finds the calls of two ranks that are the same collective, where nothing numbers them (traces).
 
 The calls of a rank in one group are a sequence of operations, sizes and ends. The same collective ends on
 both ranks at once, so between the two sequences lies one distance, that of the clocks, but recordings
@@ -28,27 +28,26 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Number = TypeVar("Number", np.int64, np.float64)
-
 MAX_SHIFTS = 4096
-"""Shifts of one rank's sequence against another's that are tried."""
+"""Shifts of one rank's sequence against the other's that are tried."""
 MAX_DISTANCES = 100_000
 """Pairs of calls whose distances are looked at for the offsets of sequences with holes."""
 MAX_OFFSETS = 8
+"""Offsets that are tried for sequences with holes."""
 ENOUGH = 8
-"""Pairs whose ends agree: too many for chance."""
+"""Number of pairs whose ends do not agree by chance."""
 SAME_END_NS = 20_000
-"""Medians of scatter this close are alike."""
+"""Difference below which two medians of scatter are alike."""
 LOOSE_END_NS = 500_000
-"""Large collectives end up to hundreds of microseconds apart."""
+"""Distance that ends of one collective may have: large ones end up to hundreds of microseconds apart."""
 FAR_FROM_REST = 20
-"""Times the median scatter: no longer the same collective."""
+"""Ratio to the median scatter above which two ends are not of the same collective."""
 MAX_DRIFT = 5e-4
-"""NTP turns a clock by no more."""
+"""Largest drift of a clock: NTP turns it by no more."""
 CLEARLY_NEARER, NEARER = 0.1, 0.25
-"""Distance of the clocks one way, as a share of how far the other way lies from it."""
-
+"""Shares of the distance between two ways up to which one way's clocks speak clearly, or at all, for it."""
 CONTRADICTED = 3
-"""By the clocks, clearly, and by the number of pairs."""
+"""Votes against a way that rule it out: clearly by the clocks, and by the number of pairs."""
 
 
 @dataclass
@@ -59,13 +58,13 @@ class CallSequence:
     size: Ints
     end_ns: Ints
     is_loose: NDArray[np.bool_]
-    """Ranks may end it at different times."""
+    """True for calls that ranks may end at different times."""
 
     def __len__(self) -> int:
         return len(self.op)
 
     def equal(self, i: slice | Ints, peer: "CallSequence", j: slice | Ints) -> NDArray[np.bool_]:
-        """Returns True per pair with equal operation and size; unknown equals everything."""
+        """Mask of pairs with equal operation and size; unknown equals everything."""
         op = (self.op[i] == peer.op[j]) | (self.op[i] < 0) | (peer.op[j] < 0)
         size = (self.size[i] == peer.size[j]) | (self.size[i] < 0) | (peer.size[j] < 0)
         return np.asarray(op & size)
@@ -82,7 +81,7 @@ class CallSequence:
 
     @cached_property
     def alone_ns(self) -> Floats:
-        """Per call, to the nearest other end."""
+        """Distance of each call's end to the nearest other end."""
         gaps: Floats = np.diff(self.end_ns[self.by_end]).astype(np.float64)
         alone: Floats = np.empty(len(self))
         alone[self.by_end] = np.minimum(np.append(np.inf, gaps), np.append(gaps, np.inf))
@@ -94,15 +93,17 @@ class CallSequence:
 
 
 class Alignment(NamedTuple):
+    """Pairs of calls that are the same collective."""
+
     of_a: Ints
     of_b: Ints
-    """Indices of calls that are the same collective."""
+    """Index of each pair's call in a, and in b."""
     is_open: bool = False
-    """Several ways fit, and none is clearly right: no pairs."""
+    """True where several ways fit and none is clearly right: then there are no pairs."""
 
 
 class _Line(NamedTuple):
-    """The drift of b's clock."""
+    """Drift of b's clock, as a straight line."""
 
     slope: float
     height_ns: float
@@ -121,11 +122,11 @@ class _Way(NamedTuple):
     offset_ns: int
     """Median distance of the ends."""
     line: "_Line"
-    """Of what the distances are above that."""
+    """Line through the distances above offset_ns."""
     scatter_ns: float
     """Median distance of the ends from the line."""
     is_near: NDArray[np.bool_]
-    """Per pair: its ends are not far from that."""
+    """Mask of pairs whose ends are not far from the line."""
 
     @property
     def num(self) -> int:
@@ -137,7 +138,7 @@ class _Way(NamedTuple):
 
 
 def align_sequences(a: CallSequence, b: CallSequence) -> Alignment:
-    """The same collectives of two ranks."""
+    """Pairs of calls of two ranks that are the same collective, by the rules in this file's head."""
     plain = _plain(a, b)
     if plain is not None:
         return Alignment(plain.of_a, plain.of_b)
@@ -154,7 +155,7 @@ def align_sequences(a: CallSequence, b: CallSequence) -> Alignment:
         # Ends say nothing; operations and sizes are left.
         ways = _distinct(_shifted(a, b, {0, len(a) - len(b)}), a.gap_ns)
     chosen = _best(ways, a)
-    # Ends alone are not believed against both clocks and numbers.
+    # Ends alone are not believed against both clocks and numbers of pairs (rules 2 and 3 against 1).
     if chosen is None or any(_speaks_for(way, chosen, a) >= CONTRADICTED for way in (*ways, *doubtful)):
         nothing_matched = np.empty(0, dtype=np.int64)
         return Alignment(nothing_matched, nothing_matched, is_open=bool(ways))
@@ -165,8 +166,10 @@ def align_sequences(a: CallSequence, b: CallSequence) -> Alignment:
 
 
 def _plain(a: CallSequence, b: CallSequence) -> _Way | None:
-    """Call by call, where nothing can speak against it: all are equal, ends do not scatter, and no other
-    shift brings the clocks nearer."""
+    """Call by call, where nothing speaks against it; None otherwise.
+
+    That is: all calls are equal, ends do not scatter, and no other shift brings the clocks nearer.
+    """
     if len(a) != len(b):
         return None
     way = _shift(a, b, 0)
@@ -181,6 +184,7 @@ def _plain(a: CallSequence, b: CallSequence) -> _Way | None:
 
 
 def _reach(a: CallSequence, b: CallSequence) -> set[int]:
+    """Shifts to try: all, or MAX_SHIFTS around the middle and those that lengths and clocks suggest."""
     n, m = len(a), len(b)
     low, high = -(m - 1), n
     if high - low > MAX_SHIFTS:
@@ -190,7 +194,7 @@ def _reach(a: CallSequence, b: CallSequence) -> set[int]:
 
 
 def _shift_by_time(a: CallSequence, b: CallSequence) -> int:
-    """If the clocks agree: where b's first end is in a."""
+    """Shift by which the ends agree best if the clocks do."""
     place = int(np.searchsorted(a.end_ns, b.end_ns[0]))
     if 0 < place < len(a) and b.end_ns[0] - a.end_ns[place - 1] < a.end_ns[place] - b.end_ns[0]:
         place -= 1
@@ -212,7 +216,7 @@ def _shifted(a: CallSequence, b: CallSequence, shifts: Iterable[int]) -> list[_W
 
 
 def _shift(a: CallSequence, b: CallSequence, shift: int) -> _Way | None:
-    """a[i + shift] is b[i]."""
+    """The way in which a[i + shift] is b[i]; None where some pair is not equal."""
     low, high = max(0, -shift), min(len(b), len(a) - shift)
     if not a.equal(slice(low + shift, high + shift), b, slice(low, high)).all():
         return None
@@ -221,6 +225,7 @@ def _shift(a: CallSequence, b: CallSequence, shift: int) -> _Way | None:
 
 
 def _way(a: CallSequence, b: CallSequence, of_a: Ints, of_b: Ints) -> _Way:
+    """The way with these pairs, and how well their ends agree."""
     time = b.end_ns[of_b]
     away = a.end_ns[of_a] - time
     offset = int(_middle(away))
@@ -231,15 +236,18 @@ def _way(a: CallSequence, b: CallSequence, of_a: Ints, of_b: Ints) -> _Way:
     return _Way(of_a, of_b, offset, line, scatter, distance_ns <= _tolerance_ns(a, b, of_a, of_b, scatter))
 
 
-def _median(values: Floats) -> float:
-    return float(_middle(values))
-
-
-def _middle(values: NDArray[Number]) -> Number:
-    """The median, the upper of two; much faster than numpy's on few values."""
-    middle = len(values) // 2
-    median: Number = np.partition(values, middle)[middle]
-    return median
+def _line(time_ns: Ints, residual_ns: Floats) -> _Line:
+    """Line through the distances of the first and of the last third; level where these are too few."""
+    third = len(residual_ns) // 3
+    reference = int(time_ns[0])
+    time = (time_ns - reference).astype(np.float64)
+    slope = 0.0
+    if third >= ENOUGH // 2:
+        length = _median(time[-third:]) - _median(time[:third])
+        if length > 0:
+            slope = (_median(residual_ns[-third:]) - _median(residual_ns[:third])) / length
+            slope = min(max(slope, -MAX_DRIFT), MAX_DRIFT)
+    return _Line(slope, _median(residual_ns - slope * time), reference)
 
 
 def _tolerance_ns(a: CallSequence, b: CallSequence, of_a: Ints, of_b: Ints, scatter_ns: float) -> Floats:
@@ -251,20 +259,6 @@ def _tolerance_ns(a: CallSequence, b: CallSequence, of_a: Ints, of_b: Ints, scat
         loose, at_most, np.minimum(at_most, max(LOOSE_END_NS, FAR_FROM_REST * scatter_ns))
     )
     return tolerance
-
-
-def _line(time_ns: Ints, residual_ns: Floats) -> _Line:
-    """Through the distances of a first and of a last third; level where these are too few to tell."""
-    third = len(residual_ns) // 3
-    reference = int(time_ns[0])
-    time = (time_ns - reference).astype(np.float64)
-    slope = 0.0
-    if third >= ENOUGH // 2:
-        length = _median(time[-third:]) - _median(time[:third])
-        if length > 0:
-            slope = (_median(residual_ns[-third:]) - _median(residual_ns[:third])) / length
-            slope = min(max(slope, -MAX_DRIFT), MAX_DRIFT)
-    return _Line(slope, _median(residual_ns - slope * time), reference)
 
 
 def _likely_offsets(a: CallSequence, b: CallSequence) -> list[int]:
@@ -290,6 +284,7 @@ def _likely_offsets(a: CallSequence, b: CallSequence) -> list[int]:
 
 
 def _pairs_looked_at(a: CallSequence, b: CallSequence) -> tuple[Ints, Ints]:
+    """All pairs of calls, or those around the likely shifts where there are too many."""
     n, m = len(a), len(b)
     if n * m <= MAX_DISTANCES:
         i, j = np.divmod(np.arange(n * m, dtype=np.int64), m)
@@ -328,7 +323,7 @@ def _with_holes(a: CallSequence, b: CallSequence, offset_ns: int) -> _Way | None
 
 
 def _nearest(sorted_times: Floats, time: Floats) -> Ints:
-    """Index of the nearest, of ascending times."""
+    """Index of the nearest of ascending times, for each time."""
     right = np.clip(np.searchsorted(sorted_times, time), 0, len(sorted_times) - 1)
     left = np.maximum(right - 1, 0)
     nearest: Ints = np.where(
@@ -338,7 +333,7 @@ def _nearest(sorted_times: Floats, time: Floats) -> Ints:
 
 
 def _explains(way: _Way, a: CallSequence, b: CallSequence) -> bool:
-    """Most calls of one of the ranks, in the time that both recorded, are paired."""
+    """True where most calls of one of the ranks, in the time that both recorded, are paired."""
     low_a, high_a = a.end_ns[way.of_a].min(), a.end_ns[way.of_a].max()
     low_b, high_b = b.end_ns[way.of_b].min(), b.end_ns[way.of_b].max()
     num_a = np.count_nonzero((a.end_ns >= low_a) & (a.end_ns <= high_a))
@@ -346,11 +341,11 @@ def _explains(way: _Way, a: CallSequence, b: CallSequence) -> bool:
     return bool(4 * way.num >= 3 * min(num_a, num_b))
 
 
-# ---- which is right ----------------------------------------------------------------------------
+# ---- which way is right ------------------------------------------------------------------------
 
 
 def _long_enough(ways: list[_Way]) -> list[_Way]:
-    """Few ends agree by chance."""
+    """Ways with enough pairs: few ends may agree by chance."""
     longest = max((way.num for way in ways), default=0)
     return [way for way in ways if 2 * way.num >= longest or way.num >= ENOUGH]
 
@@ -364,6 +359,15 @@ def _distinct(ways: list[_Way], gap_ns: float) -> list[_Way]:
     return distinct
 
 
+def _best(ways: list[_Way], a: CallSequence) -> _Way | None:
+    """The steady way that clocks and number of pairs speak for against every other; None if there is none."""
+    steady = _steadiest(ways)
+    for way in steady:
+        if all(_speaks_for(way, rival, a) > 0 for rival in steady if rival is not way):
+            return way
+    return None
+
+
 def _steadiest(ways: list[_Way]) -> list[_Way]:
     """Ways without those whose ends scatter more than another's; fewer pairs must agree better to say so."""
 
@@ -373,17 +377,8 @@ def _steadiest(ways: list[_Way]) -> list[_Way]:
     return [way for way in ways if all(way.scatter_ns <= limit(way, rival) for rival in ways)]
 
 
-def _best(ways: list[_Way], a: CallSequence) -> _Way | None:
-    """The steady one that the ranks' own clocks and the number of pairs speak for, against every other."""
-    steady = _steadiest(ways)
-    for way in steady:
-        if all(_speaks_for(way, rival, a) > 0 for rival in steady if rival is not way):
-            return way
-    return None
-
-
 def _speaks_for(way: _Way, rival: _Way, a: CallSequence) -> int:
-    """Above 0: for the first, at most CONTRADICTED."""
+    """Votes of the clocks and of the number of pairs for the first way; CONTRADICTED at most."""
     distance_ns = abs(way.offset_ns - rival.offset_ns)
     calls_between = distance_ns / a.span_ns * (len(a) - 1) if a.span_ns > 0 else 1.0
     pairs_gained = 2 * (way.num - rival.num) / max(calls_between, 1.0)
@@ -392,5 +387,17 @@ def _speaks_for(way: _Way, rival: _Way, a: CallSequence) -> int:
 
 
 def _clock_for(way: _Way, apart_ns: float) -> int:
+    """Votes of the clocks: how much nearer they are by this way than the other way is to it."""
     distance = abs(way.offset_ns)
     return int(distance <= NEARER * apart_ns) + int(distance <= CLEARLY_NEARER * apart_ns)
+
+
+def _median(values: Floats) -> float:
+    return float(_middle(values))
+
+
+def _middle(values: NDArray[Number]) -> Number:
+    """Median, the upper of two middle values; much faster than numpy's on few values."""
+    middle = len(values) // 2
+    median: Number = np.partition(values, middle)[middle]
+    return median

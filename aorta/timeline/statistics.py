@@ -1,4 +1,5 @@
-"""Is a difference between runs more than their noise? Medians over steps with honest intervals.
+"""Numbers of runs with honest intervals (estimate), and whether two runs differ by more than noise
+(contrast).
 
 Neighbouring steps resemble each other and the ranks of a step move together, so 50 steps of 8 ranks
 are not 400 measurements, nor 50. What is resampled is blocks of whole steps, all ranks with them. On
@@ -48,14 +49,14 @@ from aorta.timeline.noise_memory import (
 )
 
 Counts = NDArray[np.signedinteger[Any]]
-
 ALPHA = 0.05
 """Rate of false alarms; intervals hold the true value in 1 - ALPHA of all cases."""
 POWER = 0.8
-"""How often a difference of the detectable size is seen."""
+"""Share of comparisons in which a difference of the detectable size is seen."""
 MIN_STEPS = 8
 """Fewer steps say nothing about their own spread."""
 NUM_DRAWS = 500
+"""Draws of the bootstrap for runs of usual length."""
 MAX_RANKS = 64
 """Ranks that are resampled; of more, this many evenly spaced ones. Fewer ranks only widen the interval."""
 MAX_WORK = 3e7
@@ -65,13 +66,12 @@ MAX_KEPT_STEPS = 1000
 """Draws of longer runs are not kept for the next metric: those of this many steps take 1 MB."""
 MIN_FREEDOM = 1.5
 NEXT_ERROR = 0.7
-"""The error of a run is itself an estimate: in four of five runs it is below (1 + NEXT_ERROR / freedom) times
-what the degrees of freedom alone allow."""
+"""Allowance for the error of the next run, which is itself an estimate: in four of five runs it is below
+(1 + NEXT_ERROR / freedom) times this run's."""
 NEXT_DRIFT = 1.1
-"""So does what drifts of another such pair of runs explain."""
+"""The same factor for what drifts explain of the next pair of runs."""
 UNLIKE_LENGTHS = 2
 """Ratio of the runs' lengths above which they are also compared over the steps that both have."""
-
 WARMUP_FACTOR = 1.2
 WARMUP_WINDOW = 5
 WARMUP_DEVIATIONS = 1.5
@@ -84,26 +84,6 @@ WARMUP_RULE = (
     f" (from the median deviation, at least {100 * WARMUP_LEAST:.0f} %), on the slowest rank;"
     f" at least one, at most 1 in {WARMUP_SHARE}; none of fewer than 3"
 )
-
-
-def warmup_steps(step_ms: Floats) -> int:
-    """Number of leading steps that WARMUP_RULE leaves out. step_ms is [rank, step]."""
-    num_steps = step_ms.shape[1]
-    if num_steps < 3:
-        return 0
-    slowest = np.where(np.isnan(step_ms), -np.inf, step_ms).max(axis=0)
-    later = slowest[num_steps // 2 :]
-    usual = float(np.median(later))
-    if not np.isfinite(usual):
-        return 1
-    deviation = 1.4826 * float(np.median(np.abs(later - usual)))
-    settled = usual + max(WARMUP_DEVIATIONS * deviation, WARMUP_LEAST * usual)
-    num = 1
-    while num < num_steps // WARMUP_SHARE and (
-        slowest[num] > WARMUP_FACTOR * usual or np.median(slowest[num : num + WARMUP_WINDOW]) > settled
-    ):
-        num += 1
-    return num
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +101,16 @@ class Estimate:
     block: int
     """Steps that were resampled together."""
     steady_error: float | None = None
-    """Without the allowance for a drift: where several runs are at hand, these tell it. None: as error."""
+    """Error without the allowance for a drift, which several runs tell by themselves. None: as error."""
     steady_freedom: float | None = None
-    """Degrees of freedom of that; None: as freedom."""
+    """Degrees of freedom of steady_error; None: as freedom."""
     next_error: float | None = None
-    """What another such run may have for its error, in four of five; None: what the degrees of freedom of
-    the error tell."""
+    """Error that another such run stays below in four of five cases; None: as error."""
     caveat: str = ""
     """Why the error is larger than the noise of single steps explains."""
     slow: SlowPower | None = None
-    """What tells how large a drift may be that the run does not show; None where the error has it all."""
+    """Slow cosines, which tell how large a hidden drift may be; None where the error allows for it
+    already."""
     series: Floats | None = field(default=None, repr=False, compare=False)
     """The middle of the ranks by position in the run, NaN where a step was not measured or left out."""
 
@@ -153,22 +133,23 @@ class Contrast:
     error: float
     freedom: float
     next_error: float
-    """What another such comparison may have for its error, in four of five."""
+    """Error that another such comparison stays below in four of five cases."""
     num_runs: tuple[int, int] = (1, 1)
     caveats: tuple[str, ...] = ()
     """Why the error is larger than the noise of single steps explains."""
     withheld: str = ""
     """Why no claim can be made; '' where one can."""
     drift: UnseenDrift | None = field(default=None, repr=False, compare=False)
-    """Between single runs: what drifts that neither shows would explain."""
+    """Differences that drifts which neither run shows would explain; None unless both sides are single
+    runs."""
     slow: tuple[SlowPower, ...] = ()
-    """Of the two, where drift is given."""
+    """Slow cosines of the two runs, where drift is given."""
     variances: tuple[float, float] = (0.0, 0.0)
-    """Of the two sides."""
+    """Variances of the two sides."""
 
     @property
     def p_with_drift(self) -> float:
-        """As p_value, of runs that may also differ by drifts which they do not show; at least p_value."""
+        """p-value of runs that may also differ by drifts which they do not show; at least p_value."""
         return self.p_value if self.drift is None else max(self.p_value, self.drift.p_value(self.difference))
 
     @property
@@ -179,7 +160,7 @@ class Contrast:
         return max(self.drift.width(ALPHA) / (_quantile(1 - ALPHA / 2, self.freedom) * self.error), 1.0)
 
     def intervals_with_drift(self) -> tuple[tuple[float, float], tuple[float, float] | None]:
-        """As difference_interval and ratio_interval."""
+        """difference_interval and ratio_interval, wide enough for such drifts."""
         factor, width = self.widening_by_drift, _quantile(1 - ALPHA / 2, self.freedom)
         half = factor * width * self.error
         ratio = _fieller(self.reference, self.candidate, *self.variances, factor * width)
@@ -216,10 +197,19 @@ class Contrast:
         return float(np.sqrt(max(missing, 0.0) / 2)) / self.reference
 
 
+class _Noise(NamedTuple):
+    """Error of a run's number."""
+
+    error: float
+    inflation: float
+    """Ratio of its variance to that of independent steps."""
+    freedom: float
+
+
 def estimate(
     values: Floats, statistic: Averaging = "median", positions: NDArray[np.int64] | None = None
 ) -> Estimate | None:
-    """The statistic of the ranks' statistics over steps, of values [rank, step].
+    """Statistic over ranks of each rank's statistic over steps, with its error. values is [rank, step].
 
     The error is that of steps in which every rank has a value. None where these are fewer than
     MIN_STEPS or fewer than half. positions: of the steps within the run, for runs of unlike length;
@@ -262,17 +252,10 @@ def estimate(
     )
 
 
-class _Noise(NamedTuple):
-    error: float
-    inflation: float
-    """Of its variance over that of independent steps."""
-    freedom: float
-
-
 def _allowed_for(
     noise: _Noise, centre: Floats, rho: float, statistic: Averaging, states: TwoStates | None
 ) -> tuple[_Noise, _Noise, float, str]:
-    """The noise with drift and two states in it; it without the drift; the error of another such run; why."""
+    """Noise with drift and two states; noise without the drift; error of another such run; the caveat."""
     num_steps = len(centre)
     if states is not None:
         # As many independent steps as there are stretches in one state.
@@ -308,8 +291,9 @@ def _allowed_for(
 
 
 def _error_between_states(centre: Floats, inflation: float, freedom: float) -> float:
-    """Error of a median that may fall into either of two states: from the steps that bound it where the share
-    of steps below it is uncertain.
+    """Error of a median that may fall into either of two states.
+
+    From the steps that bound it, given that the share of steps below it is uncertain.
 
     Source: Woodruff, Journal of the American Statistical Association 47 (1952).
     """
@@ -319,18 +303,65 @@ def _error_between_states(centre: Floats, inflation: float, freedom: float) -> f
     return float(max(middle - low, high - middle)) / width
 
 
-def median_interval(values: Floats) -> tuple[float, float, float]:
-    """Median, and low and high of its 95 % bootstrap interval, of values that do not depend on each other.
+def _bootstrap_error(values: Floats, block: int, statistic: Averaging) -> float:
+    """Standard deviation of the statistic over draws of blocks of steps; circular, so that every step
+    is drawn equally often. Seeded: a report made twice is the same."""
+    num_ranks, num_steps = values.shape
+    if num_ranks > MAX_RANKS:
+        values = values[np.linspace(0, num_ranks - 1, MAX_RANKS).round().astype(int)]
+    num_draws = int(min(max(MAX_WORK / values.size, MIN_DRAWS), NUM_DRAWS))
+    drawn = _draw_counts(num_steps, block, num_draws)
+    if statistic == "mean":
+        return float((drawn @ values.mean(axis=0) / num_steps).std(ddof=1))
+    medians = np.array([_drawn_medians(row, drawn) for row in values])
+    return float(np.median(medians, axis=0).std(ddof=1))
 
-    For ratios of neighbouring blocks, free of drift and persistence. For steps of a run see estimate().
-    """
-    draws = np.random.default_rng(0).choice(values, (4000, len(values)))
-    low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
-    return float(np.median(values)), float(low), float(high)
+
+def _draw_counts(num_steps: int, block: int, num_draws: int) -> Counts:
+    """Counts [draw, step] of each step in each draw."""
+    make = _kept_draw_counts if num_steps <= MAX_KEPT_STEPS else _made_draw_counts
+    return make(num_steps, block, num_draws)
+
+
+def _made_draw_counts(num_steps: int, block: int, num_draws: int) -> Counts:
+    rng = np.random.default_rng(0)
+    num_blocks = -(-num_steps // block)
+    starts = rng.integers(0, num_steps, (num_draws, num_blocks))
+    counts: Counts = np.zeros((num_draws, num_steps), dtype=np.int16 if num_steps < 2**15 else np.int32)
+    rows = np.arange(num_draws)
+    for i in range(num_blocks):
+        for offset in range(min(block, num_steps - i * block)):
+            counts[rows, (starts[:, i] + offset) % num_steps] += 1
+    counts.flags.writeable = False
+    return counts
+
+
+# Metrics of a run have one number of steps and few lengths of blocks; drawing is a fifth of an estimate.
+_kept_draw_counts = functools.lru_cache(maxsize=16)(_made_draw_counts)
+
+
+def _drawn_medians(row: Floats, drawn: Counts) -> Floats:
+    """Median of every draw of one rank's steps."""
+    order = np.argsort(row, kind="stable")
+    reached = np.cumsum(drawn[:, order], axis=1, dtype=drawn.dtype)
+    half = len(row) / 2
+    low, high = (reached < half).sum(axis=1), (reached <= half).sum(axis=1)
+    ordered = row[order]
+    result: Floats = (ordered[low] + ordered[high]) / 2
+    return result
+
+
+class _Unlike(NamedTuple):
+    """Allowance for runs of unlike length; the default: none."""
+
+    shift: float = 0.0
+    """Change of the difference if it is taken over the steps that all runs have."""
+    shorter: int = 0
+    withheld: str = ""
 
 
 def contrast(reference: Sequence[Estimate], candidate: Sequence[Estimate]) -> Contrast:
-    """Compare two sides of one or more runs each.
+    """Comparison of two sides of one or more runs each.
 
     A side's number is the mean of its runs' numbers. With one run on each side the error is that
     within the runs, and so is the claim. With more, runs are the unit: their spread, pooled over
@@ -378,98 +409,6 @@ def contrast(reference: Sequence[Estimate], candidate: Sequence[Estimate]) -> Co
     )
 
 
-def _unseen_drift(
-    reference: Sequence[Estimate], candidate: Sequence[Estimate], unlike: "_Unlike", tiny: float
-) -> tuple[UnseenDrift | None, tuple[SlowPower, ...]]:
-    """Between single runs: what drifts that neither shows would explain, and what tells it."""
-    runs = (*reference, *candidate)
-    slow = tuple(run.slow for run in runs if run.slow is not None)
-    if len(runs) > 2 or not slow:
-        return None, ()
-    errors = [run.error if run.steady_error is None else run.steady_error for run in runs]
-    freedoms = [run.freedom if run.steady_freedom is None else run.steady_freedom for run in runs]
-    variance = sum(error**2 for error in errors) + unlike.shift**2
-    if variance <= tiny:
-        return None, ()
-    following = [error * (1 + NEXT_ERROR / freedom) for error, freedom in zip(errors, freedoms, strict=True)]
-    freedom = _welch([error**2 for error in errors], freedoms)
-    next_error = float(np.sqrt(max(sum(error**2 for error in following), variance)))
-    return unseen_drift(slow, variance, freedom, next_error), slow
-
-
-def side(runs: Sequence[Estimate]) -> tuple[float, tuple[float, float]]:
-    """The number of one side alone, and its interval."""
-    value = float(np.mean([run.value for run in runs]))
-    spread = float(np.var([run.value for run in runs], ddof=1)) if len(runs) > 1 else None
-    return value, _around(value, _variance(runs, spread), _freedom(runs))
-
-
-def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
-    """p-values after allowing for their number: calling those at most ALPHA raises a false alarm
-    anywhere among them in at most ALPHA of all cases, however they depend on each other.
-
-    weights: shares of the rate of false alarms, chosen before looking; equal where left out.
-
-    Source: Holm, Scandinavian Journal of Statistics 6 (1979), section 4 for weights.
-    """
-    shares = [1.0] * len(p_values) if weights is None else list(weights)
-    adjusted = [0.0] * len(p_values)
-    left, greatest = sum(shares), 0.0
-    for i in sorted(range(len(p_values)), key=lambda i: p_values[i] / shares[i]):
-        greatest = max(greatest, min(1.0, left / shares[i] * p_values[i]))
-        adjusted[i] = greatest
-        left -= shares[i]
-    return adjusted
-
-
-def _bootstrap_error(values: Floats, block: int, statistic: Averaging) -> float:
-    """Standard deviation of the statistic over draws of blocks of steps; circular, so that every step
-    is drawn equally often. Seeded: a report made twice is the same."""
-    num_ranks, num_steps = values.shape
-    if num_ranks > MAX_RANKS:
-        values = values[np.linspace(0, num_ranks - 1, MAX_RANKS).round().astype(int)]
-    num_draws = int(min(max(MAX_WORK / values.size, MIN_DRAWS), NUM_DRAWS))
-    drawn = _draw_counts(num_steps, block, num_draws)
-    if statistic == "mean":
-        return float((drawn @ values.mean(axis=0) / num_steps).std(ddof=1))
-    medians = np.array([_drawn_medians(row, drawn) for row in values])
-    return float(np.median(medians, axis=0).std(ddof=1))
-
-
-def _draw_counts(num_steps: int, block: int, num_draws: int) -> Counts:
-    """[draw, step]: how often each step is in each draw."""
-    make = _kept_draw_counts if num_steps <= MAX_KEPT_STEPS else _made_draw_counts
-    return make(num_steps, block, num_draws)
-
-
-def _made_draw_counts(num_steps: int, block: int, num_draws: int) -> Counts:
-    rng = np.random.default_rng(0)
-    num_blocks = -(-num_steps // block)
-    starts = rng.integers(0, num_steps, (num_draws, num_blocks))
-    counts: Counts = np.zeros((num_draws, num_steps), dtype=np.int16 if num_steps < 2**15 else np.int32)
-    rows = np.arange(num_draws)
-    for i in range(num_blocks):
-        for offset in range(min(block, num_steps - i * block)):
-            counts[rows, (starts[:, i] + offset) % num_steps] += 1
-    counts.flags.writeable = False
-    return counts
-
-
-# Metrics of a run have one number of steps and few lengths of blocks; drawing is a fifth of an estimate.
-_kept_draw_counts = functools.lru_cache(maxsize=16)(_made_draw_counts)
-
-
-def _drawn_medians(row: Floats, drawn: Counts) -> Floats:
-    """Median of every draw of one rank's steps."""
-    order = np.argsort(row, kind="stable")
-    reached = np.cumsum(drawn[:, order], axis=1, dtype=drawn.dtype)
-    half = len(row) / 2
-    low, high = (reached < half).sum(axis=1), (reached <= half).sum(axis=1)
-    ordered = row[order]
-    result: Floats = (ordered[low] + ordered[high]) / 2
-    return result
-
-
 def _run_spread(
     reference: Sequence[Estimate], candidate: Sequence[Estimate]
 ) -> tuple[float | None, float | None]:
@@ -495,16 +434,12 @@ def _next_error(reference: Sequence[Estimate], candidate: Sequence[Estimate], er
     return max(error, float(np.hypot(errors[0], errors[1])))
 
 
-class _Unlike(NamedTuple):
-    shift: float = 0.0
-    """By which the difference changes over the steps that all runs have."""
-    shorter: int = 0
-    withheld: str = ""
-
-
 def _unlike_length(reference: Sequence[Estimate], candidate: Sequence[Estimate]) -> _Unlike:
-    """Allowance for unlike lengths: what settles slowly weighs more on a short run than on a long one. Over
-    the same positions it weighs alike on both."""
+    """Allowance for unlike lengths.
+
+    Whatever settles slowly weighs more on a short run than on a long one; over the same positions it weighs
+    alike on both.
+    """
     sides = (reference, candidate)
     series = [[run.series for run in runs if run.series is not None] for runs in sides]
     if any(len(run_series) < len(runs) for run_series, runs in zip(series, sides, strict=True)):
@@ -530,6 +465,28 @@ def _unlike_length(reference: Sequence[Estimate], candidate: Sequence[Estimate])
     return _Unlike(shifts[1] - shifts[0], int(np.argmin(ends)))
 
 
+def _unseen_drift(
+    reference: Sequence[Estimate], candidate: Sequence[Estimate], unlike: _Unlike, tiny: float
+) -> tuple[UnseenDrift | None, tuple[SlowPower, ...]]:
+    """Differences that drifts which neither run shows would explain, and the slow cosines that tell it.
+
+    None unless both sides are single runs.
+    """
+    runs = (*reference, *candidate)
+    slow = tuple(run.slow for run in runs if run.slow is not None)
+    if len(runs) > 2 or not slow:
+        return None, ()
+    errors = [run.error if run.steady_error is None else run.steady_error for run in runs]
+    freedoms = [run.freedom if run.steady_freedom is None else run.steady_freedom for run in runs]
+    variance = sum(error**2 for error in errors) + unlike.shift**2
+    if variance <= tiny:
+        return None, ()
+    following = [error * (1 + NEXT_ERROR / freedom) for error, freedom in zip(errors, freedoms, strict=True)]
+    freedom = _welch([error**2 for error in errors], freedoms)
+    next_error = float(np.sqrt(max(sum(error**2 for error in following), variance)))
+    return unseen_drift(slow, variance, freedom, next_error), slow
+
+
 def _caveats(
     reference: Sequence[Estimate], candidate: Sequence[Estimate], unlike: _Unlike, error: float
 ) -> Iterator[str]:
@@ -544,18 +501,73 @@ def _caveats(
         )
 
 
+def side(runs: Sequence[Estimate]) -> tuple[float, tuple[float, float]]:
+    """The number of one side alone, and its interval."""
+    value = float(np.mean([run.value for run in runs]))
+    spread = float(np.var([run.value for run in runs], ddof=1)) if len(runs) > 1 else None
+    return value, _around(value, _variance(runs, spread), _freedom(runs))
+
+
 def _freedom(runs: Sequence[Estimate]) -> float:
     return runs[0].freedom if len(runs) == 1 else float(len(runs) - 1)
-
-
-def _welch(variances: Sequence[float], freedoms: Sequence[float]) -> float:
-    parts = sum(v * v / f for v, f in zip(variances, freedoms, strict=True))
-    return sum(variances) ** 2 / parts if parts > 0 else min(freedoms)
 
 
 def _around(value: float, variance: float, freedom: float) -> tuple[float, float]:
     width = _quantile(1 - ALPHA / 2, freedom) * float(np.sqrt(variance))
     return value - width, value + width
+
+
+def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
+    """p-values after allowing for their number: calling those at most ALPHA raises a false alarm
+    anywhere among them in at most ALPHA of all cases, however they depend on each other.
+
+    weights: shares of the rate of false alarms, chosen before looking; equal where left out.
+
+    Source: Holm, Scandinavian Journal of Statistics 6 (1979), section 4 for weights.
+    """
+    shares = [1.0] * len(p_values) if weights is None else list(weights)
+    adjusted = [0.0] * len(p_values)
+    left, greatest = sum(shares), 0.0
+    for i in sorted(range(len(p_values)), key=lambda i: p_values[i] / shares[i]):
+        greatest = max(greatest, min(1.0, left / shares[i] * p_values[i]))
+        adjusted[i] = greatest
+        left -= shares[i]
+    return adjusted
+
+
+def warmup_steps(step_ms: Floats) -> int:
+    """Number of leading steps that WARMUP_RULE leaves out; step_ms is [rank, step]."""
+    num_steps = step_ms.shape[1]
+    if num_steps < 3:
+        return 0
+    slowest = np.where(np.isnan(step_ms), -np.inf, step_ms).max(axis=0)
+    later = slowest[num_steps // 2 :]
+    usual = float(np.median(later))
+    if not np.isfinite(usual):
+        return 1
+    deviation = 1.4826 * float(np.median(np.abs(later - usual)))
+    settled = usual + max(WARMUP_DEVIATIONS * deviation, WARMUP_LEAST * usual)
+    num = 1
+    while num < num_steps // WARMUP_SHARE and (
+        slowest[num] > WARMUP_FACTOR * usual or np.median(slowest[num : num + WARMUP_WINDOW]) > settled
+    ):
+        num += 1
+    return num
+
+
+def median_interval(values: Floats) -> tuple[float, float, float]:
+    """Median, and low and high of its 95 % bootstrap interval, of values that do not depend on each other.
+
+    For ratios of neighbouring blocks, free of drift and persistence. For steps of a run see estimate().
+    """
+    draws = np.random.default_rng(0).choice(values, (4000, len(values)))
+    low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
+    return float(np.median(values)), float(low), float(high)
+
+
+def _welch(variances: Sequence[float], freedoms: Sequence[float]) -> float:
+    parts = sum(v * v / f for v, f in zip(variances, freedoms, strict=True))
+    return sum(variances) ** 2 / parts if parts > 0 else min(freedoms)
 
 
 def _fieller(r: float, c: float, var_r: float, var_c: float, width: float) -> tuple[float, float] | None:
@@ -575,7 +587,7 @@ def _quantile(probability: float, freedom: float) -> float:
 
 
 def _often_exceeded(called: float, freedom: float) -> float:
-    """The true difference, in errors, of which in POWER of cases called errors are exceeded."""
+    """True difference, in errors, that is seen as more than `called` errors in POWER of all cases."""
     from scipy.special import gammaincinv, nctdtrinc
 
     away = float(nctdtrinc(freedom, 1 - POWER, called))
