@@ -1,4 +1,4 @@
-"""Where a distributed PyTorch training step loses its time.
+"""Tells where a distributed PyTorch training step loses its time.
 
 `import aorta` loads neither torch nor numpy; the names below are imported when first used.
 """

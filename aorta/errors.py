@@ -1,4 +1,4 @@
-"""What a user of aorta can fix, and the exit codes of every command."""
+"""Errors that a user of aorta can fix, and the exit codes of every command."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     import msgspec
 
     NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
-    """What msgspec.json raises of bytes or texts that are no JSON, or not of the type that was asked for."""
+    """Errors of msgspec.json for bytes or texts that are no JSON, or not of the type that was asked for."""
 else:
 
     def __getattr__(name: str) -> Any:
@@ -19,7 +19,7 @@ else:
 
 
 class AortaError(Exception):
-    """One line: what is wrong, where, and what would work. Commands print it and exit 2."""
+    """One line that says what is wrong, where, and what would work. Commands print it and exit 2."""
 
 
 class ConfigError(AortaError):
@@ -67,6 +67,7 @@ BAD_INPUT = 2
 CANNOT_TELL = 3
 """Nothing is violated, but the data do not suffice to say that all is fine."""
 INTERRUPTED = 130
+"""The command was ended by Ctrl-C (128 + SIGINT)."""
 
 EXIT_CODES = {
     "met": FINE,
@@ -76,6 +77,6 @@ EXIT_CODES = {
     "regression": VIOLATED,
     "cannot tell": CANNOT_TELL,
 }
-"""By the verdict on all limits of a budget, or on all metrics of two results with a threshold. A comparison
-of runs without limits says better, worse, no difference seen or cannot tell of each metric; its exit code is
-FINE unless --fail-on-difference is given."""
+"""Exit codes by the verdict on all limits of a budget, or on all metrics of two results with a threshold.
+A comparison of runs without limits says better, worse, no difference seen or cannot tell of each metric;
+its exit code is FINE unless --fail-on-difference is given."""

@@ -1,4 +1,4 @@
-"""The launcher's environment: this process's place among the ranks, before any process group exists.
+"""This process's place among the ranks by the launcher's environment, before any process group exists.
 
 torchrun sets RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; a process without them is alone.
 """
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from aorta.errors import ConfigError
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables to take away from a process that must not take itself for a rank."""
+"""Variables to take away from a child process that must not take itself for a rank."""
 
 
 class LaunchedRank(NamedTuple):
-    """This process among the others. Without a launcher: the only one."""
+    """Place of this process among the others; without a launcher it is the only one."""
 
     rank: int
     local_rank: int
@@ -26,7 +26,7 @@ class LaunchedRank(NamedTuple):
 
 
 def launched_rank() -> LaunchedRank:
-    """This process by torchrun's variables. Raises ConfigError for no numbers and a rank beyond the world."""
+    """Place of this process by torchrun's variables. Raises ConfigError where these cannot be."""
     world_size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
     if not 0 <= rank < world_size:
         raise ConfigError(f"RANK = {rank} must be below WORLD_SIZE = {world_size}; start with torchrun")
@@ -41,7 +41,7 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def rendezvous_is_given() -> bool:
-    """Whether a launcher says where the ranks meet: a process group can be made from the environment."""
+    """True where a launcher says where the ranks meet, so that the environment gives a process group."""
     return "MASTER_ADDR" in os.environ and "WORLD_SIZE" in os.environ
 
 

@@ -1,4 +1,9 @@
-"""Work in several processes: one function over many items, calls in a copy of this process, garbage collection held back."""
+"""Work in several processes, and without garbage collection.
+
+parallel_map: one function over many items, in new processes here or on a Dask cluster; items and results
+travel. forked: calls in copies of this process, which share its memory; nothing travels.
+no_garbage_collection: for work that makes many objects.
+"""
 
 import gc
 import os
@@ -14,17 +19,13 @@ from aorta.errors import AortaError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
+Call = Callable[[], object]
 LOCAL = "local"
-"""In place of a scheduler's address: one on this machine."""
+"""Word in place of a scheduler's address for a cluster on this machine."""
 LOCAL_WORKERS = 2
+"""Workers of such a cluster, unless local:N says another number."""
 SCHEDULER_TIMEOUT_S = 20
-"""A dask scheduler on a busy login node takes seconds to answer."""
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+"""Longest wait for a Dask scheduler: on a busy login node it takes seconds to answer."""
 
 
 def parallel_map(
@@ -87,7 +88,7 @@ def _on_cluster(
 
 
 def _scheduler(address: str, error: type[AortaError]) -> dict[str, Any]:
-    """Arguments of a client: of a cluster of its own, which ends with it, or of the one at the address."""
+    """Arguments of a client: for a cluster of its own, which ends with it, or for the one at the address."""
     kind, _, num_workers = address.partition(":")
     if kind != LOCAL:
         return {"address": address}
@@ -111,11 +112,9 @@ def _results(submit: Callable[[Item], Any], items: Sequence[Item], ahead: int) -
         yield result
 
 
-Call = Callable[[], object]
-
-
 def forked(calls: Sequence[Call], jobs: int) -> Iterator[int]:
-    """Places of the calls, each when it is done; at most `jobs` are under way.
+    """Makes the calls in copies of this process, at most `jobs` at a time; yields the place of each when
+    it is done.
 
     A copy shares the memory of this process until either writes to it, so that nothing travels to it. The
     caller holds no thread that works and uses no GPU. A call that fails in its copy, or whose copy is killed,
@@ -161,17 +160,25 @@ def forked(calls: Sequence[Call], jobs: int) -> Iterator[int]:
 
 
 def _silent(call: Call) -> None:
-    """What is raised is raised once more, by the caller's own process."""
+    """Run a call in its copy; print nothing of an error, which the caller's own process raises again."""
     try:
         call()
     except BaseException:
         sys.exit(1)
 
 
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Nothing is collected inside. For work that makes 1e5 objects without cycles: looking at them takes
-    longer than making them; and for timed work, in which the pause would be the collector's."""
+    """Context without garbage collection.
+
+    For work that makes 1e5 objects without cycles, because looking at them takes longer than making them; and
+    for timed work, in which the pause would be the collector's.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,6 +1,12 @@
-"""Settings: plain structs, YAML files with a base, overrides, and checks that need no GPU and no torch.
+"""Settings of a training run, and how they are read; no torch, no GPU.
 
-The recorder needs the structs alone: what reads YAML files is imported when first used.
+structs     every setting with its type, default and meaning
+load        a YAML file, its bases and overrides to a Config; wrong keys and values named in one line
+layout      the mesh that a Config gives for a world size, and combinations that cannot work
+yaml_files  reading YAML safely; structs of other YAML files of aorta (parts, plans, budgets)
+files/      configurations that come with aorta
+
+The recorder needs the structs alone: modules that read YAML are imported when first used.
 """
 
 import importlib

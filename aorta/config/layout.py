@@ -1,4 +1,7 @@
-"""The mesh that a config and a world size give, and what cannot work, known before any process starts."""
+"""Mesh of a config for a world size (resolve_layout), and checks of settings against each other (validate).
+
+Both raise ConfigError before any process starts.
+"""
 
 import msgspec
 
@@ -21,7 +24,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resolve_layout(config: Config, world_size: int) -> Layout:
-    """The mesh for this world size, or a ConfigError that says which number does not fit."""
+    """Mesh for this world size. Raises ConfigError with the number that does not fit."""
     dp, tp, ep = config.parallel.dp or 0, config.parallel.tp, config.parallel.ep
     if dp == 0 and tp == 0:
         raise ConfigError("parallel.dp and parallel.tp cannot both be null: set one of them")
@@ -44,7 +47,7 @@ def resolve_layout(config: Config, world_size: int) -> Layout:
 
 
 def validate(config: Config, world_size: int) -> Layout:
-    """resolve_layout, and the checks of settings against each other."""
+    """Mesh of resolve_layout, once all settings fit each other."""
     layout = resolve_layout(config, world_size)
     _check_model(config)
     _check_axes(config, layout)

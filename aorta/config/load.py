@@ -1,4 +1,7 @@
-"""From YAML files and overrides to a Config. A mistake is one line: the key, the value, the way out."""
+"""Reads YAML files and overrides into a Config; a mistake is one line: the key, the value, the way out.
+
+load_config is called by every command that trains.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -13,6 +16,7 @@ from aorta.config.yaml_files import MAX_DEPTH, parse_yaml, read_yaml
 from aorta.errors import ConfigError, did_you_mean
 
 BASE_KEY = "base"
+"""Key of a file whose settings this one changes."""
 FILES = Path(__file__).resolve().parent / "files"
 """Configurations that come with aorta: default, ddp, fsdp, ..."""
 
@@ -35,7 +39,7 @@ def configuration_names() -> list[str]:
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """The settings of a YAML file, its bases and then the overrides ("a.b=c"), later ones last.
+    """Settings of a YAML file over those of its bases, changed by overrides ("a.b=c") in their order.
 
     path: a file, or the name of a configuration that comes with aorta (configuration_path).
     """
@@ -68,10 +72,10 @@ def _read_with_base(path: Path, visited: tuple[Path, ...]) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
-        names = sorted(sibling.name for sibling in path.parent.glob("[!.]*.yaml"))
-        hint = f", there is {', '.join(names)}" if names else ""
-        if not names:
-            hint = f"; aorta comes with {', '.join(configuration_names())}"
+        siblings = ", ".join(sorted(sibling.name for sibling in path.parent.glob("[!.]*.yaml")))
+        hint = (
+            f", there is {siblings}" if siblings else f"; aorta comes with {', '.join(configuration_names())}"
+        )
         raise ConfigError(f"{path}: no such config file{hint}")
     settings = read_yaml(path)
     if settings is None:
@@ -94,7 +98,10 @@ def _parse_override(override: str) -> dict[str, Any]:
 
 
 def _merge(settings: dict[str, Any], differences: Mapping[str, Any]) -> None:
-    """Sections are merged key by key, everything else is replaced. An empty section changes nothing."""
+    """Put the differences into settings: sections key by key, everything else replaced.
+
+    An empty section changes nothing.
+    """
     for key, value in differences.items():
         current = settings.get(key)
         if isinstance(current, dict) and isinstance(value, dict):
@@ -117,9 +124,8 @@ def _check(value: Any, expected: inspect.Type, key: str) -> None:
         raise ConfigError(f"{key} must be {_described(expected)}, got {_value_text(value)}") from None
     numbers = value if isinstance(value, list) else [value]
     if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-        raise ConfigError(
-            f"{key} must be finite, got {_value_text(value)}"
-        )  # YAML reads .inf and 1e999 as such
+        # YAML reads .inf and 1e999 as infinite.
+        raise ConfigError(f"{key} must be finite, got {_value_text(value)}")
 
 
 def _check_section(section: Mapping[str, Any], expected: inspect.StructType, key: str) -> None:
@@ -132,6 +138,7 @@ def _check_section(section: Mapping[str, Any], expected: inspect.StructType, key
 
 
 def _suggestion(name: str, fields: Mapping[str, Any], key: str) -> str:
+    """End of a message about an unknown setting: the same name in another section, or a near one here."""
     elsewhere = [
         f"{section.name}.{name}"
         for section in msgspec.structs.fields(Config)
@@ -143,7 +150,7 @@ def _suggestion(name: str, fields: Mapping[str, Any], key: str) -> str:
 
 
 def _annotation(key: str) -> Any:
-    """The type that the struct declares for a dotted key."""
+    """Type that the structs declare for a dotted key."""
     annotation: Any = Config
     for name in key.split("."):
         field = next(f for f in msgspec.structs.fields(annotation) if f.name == name)
@@ -152,6 +159,7 @@ def _annotation(key: str) -> Any:
 
 
 def _described(expected: inspect.Type) -> str:
+    """Type of a setting in words, with its bounds."""
     match expected:
         case inspect.IntType():
             return "an integer" + _bounds(expected)

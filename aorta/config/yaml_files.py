@@ -1,4 +1,7 @@
-"""The one reader of YAML, and plain data into structs: an unknown key is an error that names the near one."""
+"""Reads YAML as plain data (read_yaml), and makes structs of it (convert); used for every YAML file of aorta.
+
+Files come from users: limits on size and nesting, and errors of one line that name the file and the key.
+"""
 
 import re
 from pathlib import Path
@@ -10,16 +13,20 @@ import yaml
 
 from aorta.errors import ConfigError, did_you_mean
 
+T = TypeVar("T")
 MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES = 1 << 20, 32, 100_000
-"""Limits of one file, whose content is a screen or two of text."""
+"""Limits of one file; real ones are a screen or two of text."""
 MAX_C_DEPTH = 1000
 """Nesting that libyaml's composer, which recurses in C, takes without overflowing the stack."""
-
+MOST_NAMES = 30
+"""Known names in one message."""
 # libyaml reads the same files several times faster; a command has little time to start.
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_SafeLoader):  # type: ignore[misc]
+    """YAML loader that refuses a key that appears twice, and reads 1e9 as a number."""
+
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         names = set()
         for key, _ in node.value:
@@ -40,7 +47,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(path: Path | str, origin: str | None = None, *, aliases: bool = True) -> Any:
-    """The content of a YAML file as plain data: dicts, lists, text, numbers, booleans and None.
+    """Content of a YAML file as plain data: dicts, lists, text, numbers, booleans and None.
 
     origin begins the message of an error (None: the path). aliases: whether `&a` and `*a` are allowed. Raises
     ConfigError, one line, where the file cannot be read, is not YAML or holds anything else.
@@ -49,9 +56,8 @@ def read_yaml(path: Path | str, origin: str | None = None, *, aliases: bool = Tr
     path = Path(path)
     try:
         if path.exists() and not path.is_file():
-            raise ConfigError(
-                f"{origin}: cannot be read: not a regular file"
-            )  # a device or pipe may never end
+            # A device or a pipe may never end.
+            raise ConfigError(f"{origin}: cannot be read: not a regular file")
         with open(path, encoding="utf-8") as file:
             text = file.read(MAX_CHARACTERS + 1)
     except OSError as error:
@@ -62,7 +68,7 @@ def read_yaml(path: Path | str, origin: str | None = None, *, aliases: bool = Tr
 
 
 def parse_yaml(text: str, origin: str, *, aliases: bool = True) -> Any:
-    """The same of a text; origin says in messages where it came from."""
+    """read_yaml for a text; origin begins the message of an error."""
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{origin}: larger than {MAX_CHARACTERS} characters")
     try:
@@ -123,18 +129,16 @@ def _problem(problem: str, event: yaml.Event) -> yaml.MarkedYAMLError:
 
 
 def _depth_bound(text: str) -> int:
-    """At least the depth of nesting: a flow collection has a bracket, a block one its own column (a sequence
-    in a mapping may share the mapping's)."""
+    """Upper bound of the depth of nesting, without parsing.
+
+    A flow collection has a bracket, a block one its own column (a sequence in a mapping may share the
+    mapping's).
+    """
     return text.count("[") + text.count("{") + 2 * max(map(len, text.splitlines()), default=0)
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200] or type(error).__name__
-
-
-T = TypeVar("T")
-MOST_NAMES = 30
-"""Of known names in one message."""
 
 
 def convert(value: Any, expected: type[T], origin: str) -> T:
@@ -146,15 +150,8 @@ def convert(value: Any, expected: type[T], origin: str) -> T:
         raise ConfigError(f"{origin}: {str(error).replace(' - at `$.', ', at `')}") from None
 
 
-def near(name: str, names: Any) -> str:
-    """The part of a message that points to the name that was probably meant."""
-    names = list(names)
-    name_list = ", ".join(names[:MOST_NAMES])
-    remainder = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return did_you_mean(name, names, f"; there is {name_list}{remainder}")
-
-
 def _check_keys(value: Any, expected: Any, origin: str, key: str) -> None:
+    """Raise ConfigError for a key that the struct does not have, at any depth."""
     struct = _struct(expected)
     if struct is None:
         return
@@ -175,7 +172,16 @@ def _check_keys(value: Any, expected: Any, origin: str, key: str) -> None:
 
 
 def _struct(expected: Any) -> type[msgspec.Struct] | None:
+    """Struct of an annotation: of itself, of an optional one, of a list's items."""
     for choice in (expected, *get_args(expected)):
         if inspect.is_struct_type(choice):
             return choice
     return None
+
+
+def near(name: str, names: Any) -> str:
+    """End of a message about an unknown name: the nearest known one, or all of them."""
+    names = list(names)
+    name_list = ", ".join(names[:MOST_NAMES])
+    remainder = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return did_you_mean(name, names, f"; there is {name_list}{remainder}")

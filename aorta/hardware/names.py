@@ -10,12 +10,12 @@ PARTS_DIR = Path(__file__).resolve().parent / "parts"
 
 @cache
 def hardware_names() -> list[str]:
-    """Names that load_hardware takes."""
+    """Names of parts that load_hardware takes."""
     return sorted(path.stem for path in PARTS_DIR.glob("[!.]*.yaml"))
 
 
 def hardware_name_of(device_name: str) -> str | None:
-    """The part that a driver's name of a device means: 'NVIDIA GH200 480GB' is gh200 and not h200.
+    """Name of the part that a driver's name of a device means: 'NVIDIA GH200 480GB' is gh200 and not h200.
 
     Whole words are compared, and the part with most of them wins. None: no part of that name is known, and a
     near one would be a guess.
@@ -32,14 +32,14 @@ def hardware_name_of(device_name: str) -> str | None:
 
 
 def part_name(text: str) -> str | None:
-    """The part that people mean by '8xH100', 'H100 SXM5 80GB' or 'GB200 NVL72': its name, or None."""
+    """Name of the part that people mean by '8xH100', 'H100 SXM5 80GB' or 'GB200 NVL72'; None if unknown."""
     plain = text.strip().lower()
     counted = re.sub(r"^\d+ ?x ?(?=[a-z])|(?<=[a-z0-9]) ?x ?\d+$", "", plain)
     return counted if counted in hardware_names() else hardware_name_of(counted)
 
 
 def packaged(path: Path, folder: str, packaged_folder: Path) -> Path:
-    """The file itself; for config/<folder>/NAME.yaml where there is none, the one that aorta brings."""
+    """The path; for config/<folder>/NAME.yaml, if there is no such file, the one that comes with aorta."""
     if not path.exists() and path.parts[-3:-1] == ("config", folder):
         return packaged_folder / path.name
     return path

@@ -235,74 +235,10 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def load_hardware(name_or_path: str | Path, gpu_clock_mhz: float | None = None) -> Hardware:
-    """The GPU of that name in config/hardware, or of a file of the same form."""
+    """The GPU of that name among the parts, or of a file of the same form; at another clock if one is
+    given."""
     hardware = _load(str(name_or_path))
     return hardware if gpu_clock_mhz is None else at_clock(hardware, gpu_clock_mhz * 1e6)
-
-
-@cache
-def vendor_step(vendor: str) -> StepFactors:
-    """Factors of the vendor's parts that say nothing of their own."""
-    values = sourced_values(read_yaml(PARTS_DIR / "vendor" / f"{vendor}.yaml")["step"], "step.", vendor, {})
-    return convert(values, StepFactors, vendor)
-
-
-def at_clock(hardware: Hardware, sustained_clock_hz: float) -> Hardware:
-    """The GPU with its compute units held at another clock. HBM, links and launches keep their speed."""
-    old = hardware.compute
-    low_mhz, high_mhz = 0.1 * old.boost_clock_hz / 1e6, old.boost_clock_hz / 1e6
-    if not low_mhz <= sustained_clock_hz / 1e6 <= high_mhz:
-        raise ProjectionError(
-            f"--gpu-clock-mhz must be between {low_mhz:.0f} and {hardware.name}'s boost clock "
-            f"{high_mhz:.0f}, got {sustained_clock_hz / 1e6:g}"
-        )
-    ratio = sustained_clock_hz / old.sustained_clock_hz
-    compute = msgspec.structs.replace(
-        old,
-        sustained_clock_hz=sustained_clock_hz,
-        boost_clock_hz=sustained_clock_hz,
-        sustained_flops={
-            dtype: min(flops * ratio, old.peak_flops[dtype] * max(1.0, sustained_clock_hz / old.clock_hz))
-            for dtype, flops in old.sustained_flops.items()
-        },
-    )
-    l2_ratio = sustained_clock_hz / old.boost_clock_hz
-    memory = msgspec.structs.replace(
-        hardware.memory, l2_bytes_per_s=hardware.memory.l2_bytes_per_s * l2_ratio
-    )
-    return msgspec.structs.replace(hardware, compute=compute, memory=memory)
-
-
-def sustained_flops(hardware: Hardware, dtype: str) -> float:
-    """FLOP/s of the matrix units for this data type."""
-    rates = hardware.compute.sustained_flops
-    if dtype not in rates:
-        raise ProjectionError(f"{hardware.name} has no matrix rate for {dtype!r}{near(dtype, rates)}")
-    return rates[dtype]
-
-
-def rate_interval(hardware: Hardware, dtype: str, interval: RatioInterval) -> RatioInterval:
-    """The interval of a model whose matrix rate may itself be derived, and is then less sure."""
-    if f"compute.sustained_flops.{dtype}" not in hardware.derived:
-        return interval
-    return RatioInterval(low=interval.low * DERIVED_INTERVAL.low, high=interval.high * DERIVED_INTERVAL.high)
-
-
-def boost_flops(hardware: Hardware, dtype: str) -> float:
-    """FLOP/s of the matrix units at the highest clock, were power no limit."""
-    compute = hardware.compute
-    if dtype not in compute.peak_flops:
-        raise ProjectionError(
-            f"{hardware.name} has no matrix rate for {dtype!r}{near(dtype, compute.peak_flops)}"
-        )
-    return compute.peak_flops[dtype] * compute.boost_clock_hz / compute.clock_hz
-
-
-def dtype_bytes(dtype: str) -> float:
-    """Bytes of one element."""
-    if dtype not in DTYPE_BYTES:
-        raise ProjectionError(f"{dtype!r} is not a data type{near(dtype, DTYPE_BYTES)}")
-    return DTYPE_BYTES[dtype]
 
 
 @cache
@@ -354,7 +290,7 @@ def _over(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
 def sourced_values(
     node: Mapping[str, Any], prefix: str, path: str, provenance: dict[str, str]
 ) -> dict[str, Any]:
-    """The settings without their sources, which go to provenance under the dotted name."""
+    """Settings without their sources, which are put into provenance under the dotted names."""
     values: dict[str, Any] = {}
     for name, item in node.items():
         key = f"{prefix}{name}"
@@ -381,6 +317,71 @@ def _number(value: Any, key: str, path: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise ProjectionError(f"{path}: {key} must be a number above 0, got {value!r}")
     return value
+
+
+def at_clock(hardware: Hardware, sustained_clock_hz: float) -> Hardware:
+    """The GPU with its compute units held at another clock. HBM, links and launches keep their speed."""
+    old = hardware.compute
+    low_mhz, high_mhz = 0.1 * old.boost_clock_hz / 1e6, old.boost_clock_hz / 1e6
+    if not low_mhz <= sustained_clock_hz / 1e6 <= high_mhz:
+        raise ProjectionError(
+            f"--gpu-clock-mhz must be between {low_mhz:.0f} and {hardware.name}'s boost clock "
+            f"{high_mhz:.0f}, got {sustained_clock_hz / 1e6:g}"
+        )
+    ratio = sustained_clock_hz / old.sustained_clock_hz
+    compute = msgspec.structs.replace(
+        old,
+        sustained_clock_hz=sustained_clock_hz,
+        boost_clock_hz=sustained_clock_hz,
+        sustained_flops={
+            dtype: min(flops * ratio, old.peak_flops[dtype] * max(1.0, sustained_clock_hz / old.clock_hz))
+            for dtype, flops in old.sustained_flops.items()
+        },
+    )
+    l2_ratio = sustained_clock_hz / old.boost_clock_hz
+    memory = msgspec.structs.replace(
+        hardware.memory, l2_bytes_per_s=hardware.memory.l2_bytes_per_s * l2_ratio
+    )
+    return msgspec.structs.replace(hardware, compute=compute, memory=memory)
+
+
+@cache
+def vendor_step(vendor: str) -> StepFactors:
+    """Factors of the vendor for parts that have none of their own."""
+    values = sourced_values(read_yaml(PARTS_DIR / "vendor" / f"{vendor}.yaml")["step"], "step.", vendor, {})
+    return convert(values, StepFactors, vendor)
+
+
+def sustained_flops(hardware: Hardware, dtype: str) -> float:
+    """FLOP/s of the matrix units for this data type."""
+    rates = hardware.compute.sustained_flops
+    if dtype not in rates:
+        raise ProjectionError(f"{hardware.name} has no matrix rate for {dtype!r}{near(dtype, rates)}")
+    return rates[dtype]
+
+
+def boost_flops(hardware: Hardware, dtype: str) -> float:
+    """FLOP/s of the matrix units at the highest clock, were power no limit."""
+    compute = hardware.compute
+    if dtype not in compute.peak_flops:
+        raise ProjectionError(
+            f"{hardware.name} has no matrix rate for {dtype!r}{near(dtype, compute.peak_flops)}"
+        )
+    return compute.peak_flops[dtype] * compute.boost_clock_hz / compute.clock_hz
+
+
+def rate_interval(hardware: Hardware, dtype: str, interval: RatioInterval) -> RatioInterval:
+    """Interval of a model, widened where the matrix rate that it uses is itself derived."""
+    if f"compute.sustained_flops.{dtype}" not in hardware.derived:
+        return interval
+    return RatioInterval(low=interval.low * DERIVED_INTERVAL.low, high=interval.high * DERIVED_INTERVAL.high)
+
+
+def dtype_bytes(dtype: str) -> float:
+    """Bytes of one element."""
+    if dtype not in DTYPE_BYTES:
+        raise ProjectionError(f"{dtype!r} is not a data type{near(dtype, DTYPE_BYTES)}")
+    return DTYPE_BYTES[dtype]
 
 
 def numbers(hardware: Hardware) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ from aorta.sinks.scalars import HELP, scalars
 EVERY_RANK = True
 PACKAGE = "'aorta[opentelemetry]'"
 EXPORT_EVERY_MS = 5000
+"""Time between two exports to the collector."""
 
 
 def open_sink(target: str, rank: int, world_size: int) -> "OpenTelemetryMetrics":

@@ -14,8 +14,9 @@ from aorta.sinks.scalars import HELP, scalars
 EVERY_RANK = True
 PACKAGE = ""
 WRITE_EVERY_S = 1.0
+"""Shortest time between two writings of the file."""
 UNITS = {"_ms": ("_seconds", 1e-3), "_w": ("_watts", 1.0), "_mhz": ("_hertz", 1e6), "_c": ("_celsius", 1.0)}
-"""Prometheus wants base units."""
+"""Base units, as Prometheus wants them, by the ending of a name."""
 
 
 def open_sink(target: str, rank: int, world_size: int) -> "PrometheusFile":
@@ -57,7 +58,7 @@ class PrometheusFile:
         temporary.replace(self.path)
 
     def lines(self, record: StepRecord) -> list[str]:
-        """The file's text in Prometheus' exposition format."""
+        """Text of the file in Prometheus' exposition format."""
         lines: list[str] = []
 
         def metric(name: str, kind: str, text: str, value: float) -> None:
@@ -84,6 +85,7 @@ class PrometheusFile:
 
 
 def _base_unit(name: str) -> tuple[str, float]:
+    """Name with its base unit, and the factor to it."""
     plain = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name)
     if plain == "tokens_per_s":
         return "tokens_per_second", 1.0

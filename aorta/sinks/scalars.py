@@ -1,4 +1,4 @@
-"""The numbers of a step that sinks send on, under one set of names."""
+"""Numbers of a step that sinks send on, under one set of names."""
 
 from aorta.records.schema import StepRecord
 
@@ -22,10 +22,11 @@ HELP = {
     "sm_clock_mhz": "Clock of the multiprocessors",
     "temperature_c": "Temperature of the device",
 }
+"""Meaning of each number, for sinks that show one."""
 
 
 def scalars(record: StepRecord) -> dict[str, float]:
-    """What was measured of the step; a number that was not is left out."""
+    """Numbers that were measured of the step; others are left out."""
     overlap, memory, device = record.overlap, record.memory, record.device
     tokens_per_s = None
     if record.tokens is not None and record.step_ms:

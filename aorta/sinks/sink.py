@@ -24,13 +24,15 @@ MOST_WAITING = 1000
 
 
 class Sink(Protocol):
+    """Receiver of the numbers of steps. It may raise anything: it then gets nothing more."""
+
     def add(self, record: StepRecord) -> None: ...
 
     def close(self) -> None: ...
 
 
 def check_target(text: str) -> tuple[str, str]:
-    """Kind and target of KIND=TARGET; ConfigError for what is neither."""
+    """Kind and target of KIND=TARGET. Raises ConfigError for another form and for unknown kinds."""
     kind, equals, target = text.partition("=")
     if kind not in KINDS:
         otherwise = f"; there is {', '.join(KINDS)}"
@@ -41,7 +43,7 @@ def check_target(text: str) -> tuple[str, str]:
 
 
 def open_sinks(targets: Iterable[str], rank: int, world_size: int, say: Callable[[str], None]) -> "Sinks":
-    """The sinks of this rank. say: called with one line for each sink that cannot be opened or fails."""
+    """Sinks of this rank. say: called with one line for each sink that cannot be opened or fails."""
     sinks: dict[str, Sink] = {}
     for text in targets:
         kind, target = check_target(text)
@@ -58,7 +60,7 @@ def open_sinks(targets: Iterable[str], rank: int, world_size: int, say: Callable
 
 
 class Sinks:
-    """All sinks of a rank, fed by one thread. `add` never blocks."""
+    """All sinks of a rank, fed by one thread through a queue, so that `add` never blocks."""
 
     def __init__(self, sinks: dict[str, Sink], say: Callable[[str], None]) -> None:
         self._sinks = sinks

@@ -15,7 +15,7 @@ from aorta.traces.assemble import UNLINKED, Activities, Category, StepMark, asse
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.host_calls import KERNEL_LAUNCH
 from aorta.traces.kineto_file import nanoseconds
-from aorta.traces.model import RankTrace, listed_names, rank_in_name
+from aorta.traces.model import RankTrace, known_rank, listed_names, rank_in_name
 
 XPLANE_SUFFIX = ".xplane.pb"
 DEVICE = re.compile(r"/device:(?:GPU|ROCM):(\d{1,4})", re.IGNORECASE)
@@ -131,7 +131,8 @@ def _trace_of_events(
     streams, stream = indexed(labels)
     names, name = indexed([e.name for e in work])
     start_ns = nanoseconds([e.ts for e in work], location)
-    rank = rank_in_name(location)
+    notes: list[str] = []
+    rank = known_rank((rank_in_name(location),), notes)
     linked_ids = set(correlation)
     calls = [e for e in launches.values() if KERNEL_LAUNCH.match(e.name)]
     activities = Activities(
@@ -151,14 +152,14 @@ def _trace_of_events(
         ),
         is_timed=np.array([e.dur is not None for e in work]),
         base_ns=base_ns,
-        notes=[] if rank is not None else ["the trace does not say its rank: 0 is assumed"],
+        notes=notes,
     )
     return assemble(
         activities,
         location,
         classifier(tuple(rules)),
         source="kineto",
-        rank=rank or 0,
+        rank=rank,
         world_size=None,
         device=None,
         device_index=device_index,

@@ -31,7 +31,7 @@ from aorta.traces.files import read_bytes
 from aorta.traces.host_calls import KERNEL_LAUNCH, STEP_NAME, step_marks
 from aorta.traces.jax_profiler import parse_jax
 from aorta.traces.kineto_file import Args, Distributed, KinetoEvent, Trace, decode, is_coarse, nanoseconds
-from aorta.traces.model import RankTrace, rank_in_name
+from aorta.traces.model import RankTrace, known_rank, rank_in_name
 
 CATEGORIES = {"kernel": Category.KERNEL, "gpu_memcpy": Category.COPY, "gpu_memset": Category.MEMSET}
 LAUNCH_CATEGORIES = ("runtime", "hip_runtime", "cuda_runtime", "driver", "cuda_driver")
@@ -147,7 +147,9 @@ def _activities(trace: Trace, location: str, classifier: Classifier) -> tuple[Ac
     if peers:
         category[(category == Category.COPY) & np.isin(name, peers)] = Category.PEER_COPY
 
-    rank, notes = _rank(trace, location)
+    notes: list[str] = []
+    told_rank = trace.distributed.rank if trace.distributed else None
+    rank = known_rank((told_rank, rank_in_name(location)), notes)
     if is_coarse([e.ts for e in activities]):
         notes.append("times are floats too large for nanoseconds: edges are good to 0.25 µs")
     is_launch = {text: bool(KERNEL_LAUNCH.match(text)) for text in {e.name for e in calls}}
@@ -201,15 +203,6 @@ def _marks(special: list[KinetoEvent], processes: dict[Any, int], location: str)
         (e.name, processes.setdefault(e.pid, len(processes)), start, start + length)
         for e, start, length in zip(rows, start_ns, length_ns, strict=True)
     )
-
-
-def _rank(trace: Trace, location: str) -> tuple[int, list[str]]:
-    rank = trace.distributed.rank if trace.distributed else None
-    if rank is None:
-        rank = rank_in_name(location)
-    if rank is None:
-        return 0, ["the trace does not say its rank: 0 is assumed"]
-    return rank, []
 
 
 def _device_name(trace: Trace, args: list[Args]) -> str | None:

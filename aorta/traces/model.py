@@ -18,6 +18,7 @@ from aorta.timeline.matching import RankCalls
 from aorta.timeline.types import Kind, Source, Timeline
 
 NS_PER_MS = 1_000_000
+RANK_ASSUMED = "the trace does not say its rank: 0 is assumed"
 RANK_NAME = r"(?:rank|worker)[-_]?(\d{1,6})(?!\d)"
 MOST_LISTED, LONGEST_LISTED = 16, 60
 """Names in a list of a message, and letters of each."""
@@ -149,6 +150,15 @@ def rank_calls(trace: RankTrace) -> RankCalls:
         ),
         origin_ns=line.origin_unix_ns,
     )
+
+
+def known_rank(candidates: Iterable[int | None], notes: list[str]) -> int:
+    """The first candidate that is known; 0, with a note, where none is."""
+    for rank in candidates:
+        if rank is not None:
+            return rank
+    notes.append(RANK_ASSUMED)
+    return 0
 
 
 def rank_in_name(location: str) -> int | None:

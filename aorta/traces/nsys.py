@@ -20,7 +20,7 @@ from aorta.traces.assemble import Activities, Category, assemble, indexed, nanos
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.files import Database, open_database, quoted
 from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
-from aorta.traces.model import RankTrace, listed_names, rank_in_name
+from aorta.traces.model import RankTrace, known_rank, listed_names, rank_in_name
 
 KERNEL, COPY, MEMSET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 RUNTIME, NVTX, STRINGS = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "StringIds"
@@ -47,17 +47,14 @@ def read_nsys(
     location = str(path)
     with no_garbage_collection(), open_database(path) as database:
         work, num_processes = _activities(database, process)
-        trace_rank = rank if num_processes > 1 else rank_in_name(location)
-        if trace_rank is None:
-            trace_rank = rank
-        if trace_rank is None:
-            work.notes.append("the trace does not say its rank: 0 is assumed")
+        # The name of a file with several processes cannot tell the rank of one of them.
+        name_rank = None if num_processes > 1 else rank_in_name(location)
         return assemble(
             work,
             location,
             classifier(tuple(rules)),
             source="nsys",
-            rank=trace_rank or 0,
+            rank=known_rank((name_rank, rank), work.notes),
             world_size=None,
             device=_text_in(database, "TARGET_INFO_GPU", "name"),
             host=_host(database),

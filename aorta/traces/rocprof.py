@@ -19,7 +19,7 @@ from aorta.traces.assemble import UNLINKED, Activities, Category, Ints, assemble
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.files import read_bytes
 from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
-from aorta.traces.model import RankTrace, rank_in_name
+from aorta.traces.model import RankTrace, known_rank, rank_in_name
 
 BOOT_CLOCK = "times are those of the machine's boot clock, not of the Unix clock"
 STEPS_UNLINKED = "steps are marked, but without --hip-trace nothing ties kernels to them: they are left out"
@@ -473,11 +473,8 @@ def finish(work: Activities, calls: CollectiveCalls, location: str, rank: int | 
     if work.marks and not (work.launch_ns != UNLINKED).any():
         work.marks = []
         work.notes.append(STEPS_UNLINKED)
-    for candidate in (calls.rank, rank_in_name(location), rank):
-        if candidate is not None:
-            return Place(rank=candidate, world_size=calls.num_ranks)
-    work.notes.append("the trace does not say its rank: 0 is assumed")
-    return Place(rank=0, world_size=calls.num_ranks)
+    evidence = (calls.rank, rank_in_name(location), rank)
+    return Place(rank=known_rank(evidence, work.notes), world_size=calls.num_ranks)
 
 
 def stream_labels(

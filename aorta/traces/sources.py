@@ -23,7 +23,7 @@ from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.files import read_bytes
 from aorta.traces.jax_profiler import XPLANE_SUFFIX, parse_xplane
 from aorta.traces.kineto import parse_kineto
-from aorta.traces.model import RankTrace, rank_in_name
+from aorta.traces.model import RANK_ASSUMED, RankTrace, rank_in_name
 from aorta.traces.nsys import nsys_processes, read_nsys
 from aorta.traces.rocpd import read_rocpd, rocpd_processes
 from aorta.traces.rocprof import parse_rocprofv3_json, read_rocprofv3_csv
@@ -117,7 +117,7 @@ class Source:
             raise TraceError(f"{self.path} holds no rank {rank}; it has {_list(self.ranks)}")
         file = self.files[rank]
         trace = _read(file, rules)
-        notes = [note for note in trace.quality.notes if not note.endswith("0 is assumed")]
+        notes = [note for note in trace.quality.notes if note != RANK_ASSUMED]
         if file.rank_is_assumed:
             notes.append(f"the trace does not say its rank: {rank} is assumed, by the order of files")
         return replace(
