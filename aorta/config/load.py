@@ -21,6 +21,17 @@ FILES = Path(__file__).resolve().parent / "files"
 """Configurations that come with aorta: default, ddp, fsdp, ..."""
 
 
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """Settings of a YAML file over those of its bases, changed by overrides ("a.b=c") in their order.
+
+    path: a file, or the name of a configuration that comes with aorta (configuration_path).
+    """
+    settings = _read_with_base(configuration_path(path), ())
+    for override in overrides:
+        _merge(settings, _parse_override(override))
+    return config_from_settings(settings)
+
+
 def configuration_path(name_or_path: str | Path) -> Path:
     """The file with this path, or else the configuration of this name that comes with aorta.
 
@@ -36,17 +47,6 @@ def configuration_path(name_or_path: str | Path) -> Path:
 def configuration_names() -> list[str]:
     """Names of the configurations that come with aorta."""
     return sorted(path.stem for path in FILES.glob("*.yaml"))
-
-
-def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """Settings of a YAML file over those of its bases, changed by overrides ("a.b=c") in their order.
-
-    path: a file, or the name of a configuration that comes with aorta (configuration_path).
-    """
-    settings = _read_with_base(configuration_path(path), ())
-    for override in overrides:
-        _merge(settings, _parse_override(override))
-    return config_from_settings(settings)
 
 
 def config_from_settings(settings: Mapping[str, Any]) -> Config:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from aorta.errors import TraceError
 from aorta.processes import no_garbage_collection
@@ -45,7 +46,8 @@ PARAMS = "record_param_comms"
 NCCL_RANGE = "nccl:"
 """Start of ProcessGroupNCCL's annotations, which name the operation in traces without metadata."""
 PEER_COPY = re.compile(r"^Memcpy (PtoP|P2P)")
-_SPECIAL = (PARAMS, STEP_ANNOTATION, "ProfilerStep#", "nccl:")
+_SPECIAL = (PARAMS, STEP_ANNOTATION, "ProfilerStep#", NCCL_RANGE)
+"""Starts of the names of host events that are used beside launches."""
 _INITIALS = frozenset(text[0] for text in _SPECIAL)
 DTYPE_BYTES = {
     "byte": 1, "char": 1, "bool": 1, "half": 2, "bfloat16": 2, "short": 2, "int": 4, "float": 4,
@@ -80,10 +82,10 @@ def parse_kineto(
     with no_garbage_collection():
         trace = decode(data, location)
         if not any(e.cat in CATEGORIES or e.cat in EARLIER_CATEGORIES for e in trace.events):
-            of_jax = parse_jax(data, location, rules=rules, device_index=device_index)
-            if of_jax is not None:
-                return of_jax
-        del data
+            jax_trace = parse_jax(data, location, rules=rules, device_index=device_index)
+            if jax_trace is not None:
+                return jax_trace
+        del data  # hundreds of MB, which the columns below need
         return rank_trace(trace, location, rules=rules, device_index=device_index)
 
 
@@ -112,66 +114,50 @@ def rank_trace(
 
 def _activities(trace: Trace, location: str, classifier: Classifier) -> tuple[Activities, int, str | None]:
     """Device activities as columns, the rank, and the device's name."""
-    by_category: dict[str | None, list[KinetoEvent]] = defaultdict(list)
-    for e in trace.events:
-        by_category[e.cat].append(e)
-    if not by_category.keys().isdisjoint(EARLIER_CATEGORIES):
-        _rename_earlier(trace.events)
-        for earlier, current in EARLIER_CATEGORIES.items():
-            by_category[current] += by_category.pop(earlier, [])
+    by_category = _by_category(trace.events)
     activities = [e for e in trace.events if e.cat in CATEGORIES]
     if not activities:
         raise TraceError(f"{location} holds no GPU activity (kernels, copies): was the GPU traced?")
-    durations = [e.dur for e in activities]
+    args = [e.args or _NO_ARGS for e in activities]
+    correlation = [a.correlation for a in args]
     calls = [e for cat in LAUNCH_CATEGORIES for e in by_category[cat] if e.args is not None]
     launches: dict[int | str | None, KinetoEvent] = {e.args.correlation: e for e in calls}  # type: ignore[union-attr]
     launches.pop(None, None)
-    args = [e.args or _NO_ARGS for e in activities]
-    correlation = [a.correlation for a in args]
     launch_of = [launches.get(key) for key in correlation]
+    is_launch = {text: bool(KERNEL_LAUNCH.match(text)) for text in {e.name for e in calls}}
+    kernel_calls = [e for e in calls if is_launch[e.name]]
+    linked_ids = set(correlation)
+    dropped = [e.ts for e in kernel_calls if e.args.correlation not in linked_ids]  # type: ignore[union-attr]
     special = [e for e in by_category["user_annotation"] if e.name.startswith(_SPECIAL)]
+    # A trace has 1e5 operators: most are told by their first letter.
     special += [e for e in by_category["cpu_op"] if e.name[0:1] in _INITIALS and e.name.startswith(_SPECIAL)]
-    processes: dict[Any, int] = {}
 
+    # Launches and marks number processes alike: a step takes the work that its own process launched.
+    processes: dict[Any, int] = {}
+    launch_ns, launch_process = _launch_columns(launch_of, processes, location)
     start_ns = nanoseconds([e.ts for e in activities], location)
-    launch_ns = np.full(len(activities), UNLINKED)
-    process = np.full(len(activities), -1, dtype=np.int32)
-    linked = [i for i, launch in enumerate(launch_of) if launch is not None]
-    if linked:
-        launch_ns[linked] = nanoseconds([launch_of[i].ts for i in linked], location)  # type: ignore[union-attr]
-        process[linked] = [processes.setdefault(launch_of[i].pid, len(processes)) for i in linked]  # type: ignore[union-attr]
+    durations = [e.dur for e in activities]
     names, name = indexed([e.name for e in activities])
     streams, stream = _streams(activities, args)
-    category = np.array([CATEGORIES[e.cat or ""] for e in activities], dtype=np.int8)
-    peers = [i for i, text in enumerate(names) if PEER_COPY.match(text)]
-    if peers:
-        category[(category == Category.COPY) & np.isin(name, peers)] = Category.PEER_COPY
-
     notes: list[str] = []
     told_rank = trace.distributed.rank if trace.distributed else None
     rank = known_rank((told_rank, rank_in_name(location)), notes)
     if is_coarse([e.ts for e in activities]):
         notes.append("times are floats too large for nanoseconds: edges are good to 0.25 µs")
-    is_launch = {text: bool(KERNEL_LAUNCH.match(text)) for text in {e.name for e in calls}}
-    kernel_calls = [e for e in calls if is_launch[e.name]]
-    linked_ids = set(correlation)
     work = Activities(
         start_ns=start_ns,
         end_ns=start_ns + nanoseconds([d or 0 for d in durations], location),
-        category=category,
+        category=_categories(activities, names, name),
         name=name,
         names=names,
         stream=stream,
         streams=streams,
         launch_ns=launch_ns,
-        launch_process=process,
+        launch_process=launch_process,
         correlation=correlation,
         marks=_marks(special, processes, location),
         num_launches=len(kernel_calls) if calls else None,
-        dropped_ns=nanoseconds(
-            [e.ts for e in kernel_calls if e.args.correlation not in linked_ids],  # type: ignore[union-attr]
-            location,
-        ),
+        dropped_ns=nanoseconds(dropped, location),
         is_timed=np.array([d is not None for d in durations]) if None in durations else None,
         base_ns=trace.base_ns or 0,
         notes=notes,
@@ -180,11 +166,44 @@ def _activities(trace: Trace, location: str, classifier: Classifier) -> tuple[Ac
     return work, rank, _device_name(trace, args)
 
 
-def _rename_earlier(events: list[KinetoEvent]) -> None:
+def _by_category(events: list[KinetoEvent]) -> dict[str | None, list[KinetoEvent]]:
+    """Events by category; those of earlier versions of torch under today's names, also in the events."""
+    by_category: dict[str | None, list[KinetoEvent]] = defaultdict(list)
+    for e in events:
+        by_category[e.cat].append(e)
+    if by_category.keys().isdisjoint(EARLIER_CATEGORIES):
+        return by_category
     for e in events:
         e.cat = EARLIER_CATEGORIES.get(e.cat or "", e.cat)
         if e.args is not None and e.args.external_id is None:
             e.args.external_id = e.args.external_id_2021
+    for earlier, current in EARLIER_CATEGORIES.items():
+        by_category[current] += by_category.pop(earlier, [])
+    return by_category
+
+
+def _launch_columns(
+    launch_of: list[KinetoEvent | None], processes: dict[Any, int], location: str
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Start of the call that launched each activity (or UNLINKED), and index of its process (or -1)."""
+    launch_ns = np.full(len(launch_of), UNLINKED)
+    process = np.full(len(launch_of), -1, dtype=np.int32)
+    linked = [(i, launch) for i, launch in enumerate(launch_of) if launch is not None]
+    if linked:
+        places = [i for i, _ in linked]
+        launch_ns[places] = nanoseconds([launch.ts for _, launch in linked], location)
+        process[places] = [processes.setdefault(launch.pid, len(processes)) for _, launch in linked]
+    return launch_ns, process
+
+
+def _categories(
+    activities: list[KinetoEvent], names: tuple[str, ...], name: NDArray[np.int32]
+) -> NDArray[np.int8]:
+    category = np.array([CATEGORIES[e.cat or ""] for e in activities], dtype=np.int8)
+    peers = [i for i, text in enumerate(names) if PEER_COPY.match(text)]
+    if peers:
+        category[(category == Category.COPY) & np.isin(name, peers)] = Category.PEER_COPY
+    return category
 
 
 def _streams(activities: list[KinetoEvent], args: list[Args]) -> tuple[tuple[str, ...], Any]:
