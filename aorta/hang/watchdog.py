@@ -101,7 +101,8 @@ class MeetingStore(Protocol):
 
 
 class Watchdog:
-    """Call beat() before each step. Costs a clock reading per step; its thread looks once a second."""
+    """Context of a run: call beat() before each step. A step costs a clock reading; the thread looks once
+    a second."""
 
     def __init__(
         self,
@@ -125,28 +126,34 @@ class Watchdog:
         self._rank, self._world_size = rank, world_size
         self._recorder = recorder
         self._journal: Journal | None = getattr(recorder, "journal", None)
-        self._finding: tuple[str, list[int]] | None = None
-        """The sentence that is printed and the ranks that it names; on the rank that prints it."""
         self._meeting = Meeting(store, world_size, rank)
         self._device = device
         self._exit_now = exit_now
         self._poll_s = min(POLL_S, hang.timeout_s / 5)
-        self._durations_s: deque[float] = deque(maxlen=100)
+        # Written by the main thread, read by the watchdog's. Without a lock, which a main thread that hangs
+        # might keep: a reader takes the value of the moment, and _groups does without a deque that changes.
         self._step: int | None = None
         self._num_steps = 0
         self._progress_s = time.monotonic()
+        self._durations_s: deque[float] = deque(maxlen=100)
         self._finished_steps: deque[tuple[int, list[CollectiveCall]]] = deque()
         self._num_finished_calls = 0
-        self._report_now: HangReport | None = None
-        self._amending = threading.Lock()
-        self._was_debugging = False
-        self._last_calls: LastCalls | CallCounts | None = None
-        self._waiting_step: int | None = None
-        self._device_progress_s = self._progress_s
-        self._reported_at_step = -1
         self._pause: str | None = None
         self._pause_ended_s = 0.0
+        self._last_calls: LastCalls | CallCounts | None = None
+        # Used by the watchdog's thread alone.
+        self._waiting_step: int | None = None
+        """Oldest step that the device has not finished, and when it became so (_device_progress_s)."""
+        self._device_progress_s = self._progress_s
+        self._was_debugging = False
         self._told_pause = False
+        self._reported_at_step = -1
+        """Value of _num_steps at the last report: each standstill is reported once."""
+        # The report that is being made: the thread that asks the device amends it while this one waits for ranks.
+        self._report_now: HangReport | None = None
+        self._amending = threading.Lock()
+        self._finding: tuple[str, list[int]] | None = None
+        """The sentence that is printed and the ranks that it names; on the rank that prints it."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="aorta-hang", daemon=True)
 
@@ -171,6 +178,7 @@ class Watchdog:
         self._closing.set()
         if self._last_calls is not None and self._journal is not None:
             self._journal.trail = None
+            # After an error the file stays: the other ranks may still have to find out where this one was.
             if exc_value is None and exc_type is None:
                 self._last_calls.remove()
         if self._thread.ident is not None:
@@ -183,17 +191,11 @@ class Watchdog:
                     self._folder.mkdir(parents=True, exist_ok=True)
                 self._write(self._describe(f"the run ended: {reason}", self.limit_s()))
 
-    def beat(self, global_step: int) -> None:
-        """The rank is about to begin this step."""
-        now_s = time.monotonic()
-        if self._num_steps:
-            self._durations_s.append(now_s - self._last_progress_s())
-        journal = self._journal
-        if journal is not None and journal.current is not None:
-            self._remember(journal.current.global_step, journal.current.calls)
-        self._step = global_step
-        self._num_steps += 1
-        self._progress_s = now_s
+    def _move_old_reports(self) -> None:
+        try:
+            move_aside(self._output_dir, (FOLDER,))
+        except AortaError as error:
+            log.warning("%s", error)
 
     def _keep_last_calls(self) -> None:
         """Keep the latest collectives in a file, should this rank end without a report or be stopped.
@@ -213,6 +215,18 @@ class Watchdog:
             log.info("rank %d: its latest collectives are not kept: %s", self._rank, error.strerror)
             return
         self._journal.trail = self._last_calls.note
+
+    def beat(self, global_step: int) -> None:
+        """Note that the rank is about to begin this step."""
+        now_s = time.monotonic()
+        if self._num_steps:
+            self._durations_s.append(now_s - self._last_progress_s())
+        journal = self._journal
+        if journal is not None and journal.current is not None:
+            self._remember(journal.current.global_step, journal.current.calls)
+        self._step = global_step
+        self._num_steps += 1
+        self._progress_s = now_s
 
     def _remember(self, global_step: int, calls: list[CollectiveCall]) -> None:
         """Keep a finished step: many of them tell the usual order, also of what comes every N steps."""
@@ -234,27 +248,6 @@ class Watchdog:
             self._pause_ended_s = time.monotonic()
             self._pause = enclosing
 
-    def _announced(self) -> str | None:
-        """The pause that this rank is in."""
-        announced = self._pause or (None if self._journal is None else self._journal.pause)
-        return announced or ("debugger session" if self._was_debugging else None)
-
-    def _look_for_debugger(self) -> None:
-        is_debugging = in_debugger()
-        if self._was_debugging and not is_debugging:
-            self._pause_ended_s = time.monotonic()
-        self._was_debugging = is_debugging
-
-    def _forgive(self, seconds: float) -> None:
-        """Move the clocks of progress on: while this process was stopped, nothing stood still."""
-        now_s = time.monotonic()
-        self._progress_s = min(now_s, self._progress_s + seconds)
-        self._device_progress_s = min(now_s, self._device_progress_s + seconds)
-
-    def _last_progress_s(self) -> float:
-        ended_s = 0.0 if self._journal is None else self._journal.pause_ended_s
-        return max(self._progress_s, self._pause_ended_s, ended_s)
-
     def limit_s(self) -> float:
         """Longest time without progress that is no hang, for what the rank does now."""
         limit_s, factor = self.hang.timeout_s, self.hang.median_factor
@@ -268,6 +261,11 @@ class Watchdog:
             return limit_s
         usual_s = statistics.median(self._durations_s)
         return min(limit_s, max(LEAST_BY_MEDIAN_S, factor * usual_s))
+
+    def _announced(self) -> str | None:
+        """Pause that this rank is in, by its own word or because a debugger holds it."""
+        announced = self._pause or (None if self._journal is None else self._journal.pause)
+        return announced or ("debugger session" if self._was_debugging else None)
 
     # -- the thread -----------------------------------------------------------------------------
 
@@ -288,9 +286,10 @@ class Watchdog:
             log.exception("rank %d: the watchdog for hangs stops", self._rank)
 
     def _look(self) -> None:
+        """Report if this rank stands still longer than its limit, or another one reports."""
         self._look_for_debugger()
         limit_s = self.limit_s()
-        self._end_it_after(limit_s + INTERPRETER_STUCK_S)
+        self._end_it_after(limit_s + INTERPRETER_STUCK_S)  # put off with every look
         self._tell_pause()
         reason = self._standstill(limit_s)
         if reason is not None and self._meeting.waits_for_pause(self._place()):
@@ -311,6 +310,18 @@ class Watchdog:
             if self.hang.action == "abort":
                 self._leave(reason)
                 self._exit_now(ABORT_STATUS)
+
+    def _look_for_debugger(self) -> None:
+        is_debugging = in_debugger()
+        if self._was_debugging and not is_debugging:
+            self._pause_ended_s = time.monotonic()
+        self._was_debugging = is_debugging
+
+    def _forgive(self, seconds: float) -> None:
+        """Move the clocks of progress on: while this process was stopped, nothing stood still."""
+        now_s = time.monotonic()
+        self._progress_s = min(now_s, self._progress_s + seconds)
+        self._device_progress_s = min(now_s, self._device_progress_s + seconds)
 
     def _tell_pause(self) -> None:
         is_pausing = self._announced() is not None
@@ -342,6 +353,10 @@ class Watchdog:
         if now_s - self._device_progress_s > limit_s:
             return f"the device has not finished step {first} for {now_s - self._device_progress_s:.0f} s"
         return None
+
+    def _last_progress_s(self) -> float:
+        ended_s = 0.0 if self._journal is None else self._journal.pause_ended_s
+        return max(self._progress_s, self._pause_ended_s, ended_s)
 
     def _end_it_after(self, seconds: float) -> None:
         """Have faulthandler dump all stacks, and end the process on abort, unless this thread runs by then.
@@ -476,12 +491,6 @@ class Watchdog:
         except AortaError as error:
             line = str(error)
         print(f"hang: {line}\n  reports in {self._folder}", file=sys.stderr, flush=True)
-
-    def _move_old_reports(self) -> None:
-        try:
-            move_aside(self._output_dir, (FOLDER,))
-        except AortaError as error:
-            log.warning("%s", error)
 
 
 class Meeting:
