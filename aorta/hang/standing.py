@@ -10,7 +10,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -79,11 +79,14 @@ def group_states(
         stand = _stand(step, has_passed)
         for call in list(step.calls):
             by_group.setdefault(call.group.key, []).append((step.global_step, call, stand))
+    groups = {key: rows[0][1].group for key, rows in by_group.items()}
+    groups |= {group.key: group for group in journal.groups()}  # those without a call, too
     now_ns = time.monotonic_ns()
-    return [_group_state(group, by_group.get(group.key, []), now_ns) for group in _groups(journal, by_group)]
+    return [_group_state(group, by_group.get(group.key, []), now_ns) for group in groups.values()]
 
 
 def _stand(step: RecordedStep, has_passed: HasPassed | None) -> Stand:
+    """Progress of a step, by the kernel records where these time it."""
     if not step.by_kernels or has_passed is None:
         return "marked"
     start, end = step.start, step.window_end or step.body_end
@@ -92,15 +95,10 @@ def _stand(step: RecordedStep, has_passed: HasPassed | None) -> Stand:
     return "passed" if end is not None and end.number and has_passed(end.number) else "inside"
 
 
-def _groups(journal: Journal, by_group: dict[str, list[Row]]) -> Iterable[Group]:
-    groups: dict[str, Group] = {key: rows[0][1].group for key, rows in by_group.items()}
-    groups |= {group.key: group for group in journal.groups()}
-    return groups.values()
-
-
 def _group_state(group: Group, rows: list[Row], now_ns: int) -> GroupState:
     rows = sorted(rows, key=lambda row: row[1].seq)
     calls = []
+    # Open: not known to be finished. Pending: known not to be; what follows it is consequence.
     first_open: int | None = None
     first_pending: int | None = None
     for index, (step, call, stand) in enumerate(rows):
@@ -159,6 +157,7 @@ def _progress(call: CollectiveCall, stand: Stand) -> tuple[bool | None, bool | N
 
 
 def _passed(mark: Mark | None) -> bool | None:
+    """True where the device or host has reached the mark, False where not or where it is not set yet."""
     if mark is None:
         return False
     event = mark.event  # read once: the thread that resolves steps sets it to None

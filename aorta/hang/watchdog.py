@@ -146,10 +146,10 @@ class Watchdog:
         """Oldest step that the device has not finished, and when it became so (_device_progress_s)."""
         self._device_progress_s = self._progress_s
         self._was_debugging = False
-        self._told_pause = False
+        self._announced_pause = False
         self._reported_at_step = -1
         """Value of _num_steps at the last report: each standstill is reported once."""
-        # The report that is being made: the thread that asks the device amends it while this one waits for ranks.
+        # The report that is being made: the thread that asks the device amends it while this one waits.
         self._report_now: HangReport | None = None
         self._amending = threading.Lock()
         self._finding: tuple[str, list[int]] | None = None
@@ -290,7 +290,7 @@ class Watchdog:
         self._look_for_debugger()
         limit_s = self.limit_s()
         self._end_it_after(limit_s + INTERPRETER_STUCK_S)  # put off with every look
-        self._tell_pause()
+        self._announce_pause()
         reason = self._standstill(limit_s)
         if reason is not None and self._meeting.waits_for_pause(self._place()):
             limit_s = max(limit_s, self.hang.pause_timeout_s)  # another rank may be what this one waits for
@@ -323,10 +323,10 @@ class Watchdog:
         self._progress_s = min(now_s, self._progress_s + seconds)
         self._device_progress_s = min(now_s, self._device_progress_s + seconds)
 
-    def _tell_pause(self) -> None:
+    def _announce_pause(self) -> None:
         is_pausing = self._announced() is not None
-        if is_pausing != self._told_pause:
-            self._told_pause = is_pausing
+        if is_pausing != self._announced_pause:
+            self._announced_pause = is_pausing
             self._meeting.count_pause(1 if is_pausing else -1, self._place())
 
     def _place(self) -> int:

@@ -140,8 +140,8 @@ def _activities(trace: Trace, location: str, classifier: Classifier) -> tuple[Ac
     names, name = indexed([e.name for e in activities])
     streams, stream = _streams(activities, args)
     notes: list[str] = []
-    told_rank = trace.distributed.rank if trace.distributed else None
-    rank = known_rank((told_rank, rank_in_name(location)), notes)
+    recorded_rank = trace.distributed.rank if trace.distributed else None
+    rank = known_rank((recorded_rank, rank_in_name(location)), notes)
     if is_coarse([e.ts for e in activities]):
         notes.append("times are floats too large for nanoseconds: edges are good to 0.25 µs")
     work = Activities(
