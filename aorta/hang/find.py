@@ -67,15 +67,15 @@ class HangFinding:
 
 def find(reports: Sequence[HangReport]) -> HangFinding:
     """The answer from the reports of one run's ranks; some may be missing."""
-    of_rank = {report.rank: report for report in reports}
+    by_rank = {report.rank: report for report in reports}
     silent = [
         rank
         for rank in range(reports[0].world_size)
-        if rank not in of_rank or of_rank[rank].is_from_last_calls
+        if rank not in by_rank or by_rank[rank].is_from_last_calls
     ]
-    blocks = _blocks(of_rank)
-    kind, ranks, block, notes = _judge(of_rank, blocks, silent)
-    counted = [rank for rank in ranks if rank in of_rank and _is_counted(of_rank[rank])]
+    blocks = _blocks(by_rank)
+    kind, ranks, block, notes = _judge(by_rank, blocks, silent)
+    counted = [rank for rank in ranks if rank in by_rank and _is_counted(by_rank[rank])]
     if kind == "absent" and counted:
         notes.append(f"if {_ranks(counted)} was killed, what it had queued before may not have run either")
     return HangFinding(kind, ranks, block, [*notes, *_old(reports)], silent, list(reports))
@@ -102,10 +102,10 @@ def _old(reports: Sequence[HangReport]) -> list[str]:
 Judged = tuple[Kind, list[int], StuckCollective | None, list[str]]
 
 
-def _judge(of_rank: dict[int, HangReport], blocks: list[StuckCollective], silent: list[int]) -> Judged:
-    mismatch = _mismatch(of_rank)
+def _judge(by_rank: dict[int, HangReport], blocks: list[StuckCollective], silent: list[int]) -> Judged:
+    mismatch = _mismatch(by_rank)
     if mismatch is not None:
-        ranks, notes = _departed(of_rank, mismatch)
+        ranks, notes = _departed(by_rank, mismatch)
         return "mismatch", ranks, mismatch, notes
     waits_in = {rank: block for block in blocks for rank in block.waiting}
     ends = [(block, [rank for rank in block.absent if rank not in waits_in]) for block in blocks]
@@ -114,7 +114,7 @@ def _judge(of_rank: dict[int, HangReport], blocks: list[StuckCollective], silent
         _, ranks = max(ends, key=lambda end: len(end[0].waiting))
         # Ranks that wait for the same ones in a later step came past without them: after a broadcast, say.
         candidates = [block for block, absent in ends if absent == ranks]
-        keys = next_keys(of_rank[ranks[0]]) if ranks[0] in of_rank else []
+        keys = next_keys(by_rank[ranks[0]]) if ranks[0] in by_rank else []
         block = min(
             candidates,
             key=lambda block: (
@@ -123,18 +123,18 @@ def _judge(of_rank: dict[int, HangReport], blocks: list[StuckCollective], silent
                 *_time_of(block),
             ),
         )
-        return "absent", ranks, block, _skips(of_rank, block)
+        return "absent", ranks, block, _skips(by_rank, block)
     if any(block.absent for block in blocks):
-        return _cycle(of_rank, [block for block in blocks if block.absent], waits_in)
+        return _cycle(by_rank, [block for block in blocks if block.absent], waits_in)
     if blocks:
         return "all_inside", [], blocks[0], []
-    return "nobody_waits", _behind(of_rank, silent), None, _not_told(of_rank)
+    return "nobody_waits", _behind(by_rank, silent), None, _not_told(by_rank)
 
 
-def _not_told(of_rank: dict[int, HangReport]) -> list[str]:
+def _not_told(by_rank: dict[int, HangReport]) -> list[str]:
     """Notes on groups whose ranks all issued the same, while no report tells how far their devices are."""
     notes = []
-    for (_, ranks), states in _groups(of_rank).items():
+    for (_, ranks), states in _groups(by_rank).items():
         unknown = [call for group in states.values() for call in group.calls if call.finished is None]
         issued = {group.num_seen for group in states.values()}
         if not unknown or len(issued) > 1 or len(states) < len(ranks):
@@ -149,11 +149,11 @@ def _not_told(of_rank: dict[int, HangReport]) -> list[str]:
 
 
 def _cycle(
-    of_rank: dict[int, HangReport], blocks: list[StuckCollective], waits_in: dict[int, StuckCollective]
+    by_rank: dict[int, HangReport], blocks: list[StuckCollective], waits_in: dict[int, StuckCollective]
 ) -> Judged:
     """Ranks that issued the collectives of several groups in another order; if none did, all waited for."""
     step = min(call.step for block in blocks for call in block.waiting.values())
-    departures = {rank: departure(of_rank[rank], step) for rank in sorted(waits_in)}
+    departures = {rank: departure(by_rank[rank], step) for rank in sorted(waits_in)}
     departed = [rank for rank, departure_text in departures.items() if departure_text is not None]
     waited_for = sorted({rank for block in blocks for rank in block.absent})
     block = next((b for b in blocks if set(departed) & set(b.absent)), blocks[0])
@@ -166,10 +166,10 @@ def _cycle(
 Groups = dict[tuple[str, tuple[int, ...]], dict[int, GroupState]]
 
 
-def _groups(of_rank: dict[int, HangReport]) -> Groups:
+def _groups(by_rank: dict[int, HangReport]) -> Groups:
     """Each rank's state of every group, by the group's key and ranks; groups of one rank are left out."""
     groups: Groups = {}
-    for rank, report in of_rank.items():
+    for rank, report in by_rank.items():
         for group in report.groups or ():
             if len(group.ranks) > 1:
                 groups.setdefault((group.key, tuple(group.ranks)), {})[rank] = group
@@ -180,14 +180,14 @@ def _is_point_to_point(states: dict[int, GroupState]) -> bool:
     return any(call.op in POINT_TO_POINT for group in states.values() for call in group.calls)
 
 
-def _mismatch(of_rank: dict[int, HangReport]) -> StuckCollective | None:
+def _mismatch(by_rank: dict[int, HangReport]) -> StuckCollective | None:
     """The first number under which ranks of a group issued different collectives.
 
     Of several groups: the one where that was in the earliest step, and there the longest ago. The others are
     consequences.
     """
     blocks = []
-    for (key, ranks), states in _groups(of_rank).items():
+    for (key, ranks), states in _groups(by_rank).items():
         if _is_point_to_point(states):
             continue
         rows: dict[int, dict[int, CallState]] = {}
@@ -221,13 +221,13 @@ def _time_of(block: StuckCollective) -> tuple[int, float]:
     return min(call.step for call in calls), -max(call.age_s or 0.0 for call in calls)
 
 
-def _blocks(of_rank: dict[int, HangReport]) -> list[StuckCollective]:
+def _blocks(by_rank: dict[int, HangReport]) -> list[StuckCollective]:
     blocks: list[StuckCollective | None] = []
-    for (key, ranks), states in _groups(of_rank).items():
+    for (key, ranks), states in _groups(by_rank).items():
         if _is_point_to_point(states):
             blocks += _pairs(key, ranks, states)
         else:
-            blocks.append(_block(key, ranks, states, of_rank))
+            blocks.append(_block(key, ranks, states, by_rank))
     return [block for block in blocks if block is not None]
 
 
@@ -263,18 +263,18 @@ def _not_come(
 
 
 def _block(
-    key: str, ranks: tuple[int, ...], states: dict[int, GroupState], of_rank: dict[int, HangReport]
+    key: str, ranks: tuple[int, ...], states: dict[int, GroupState], by_rank: dict[int, HangReport]
 ) -> StuckCollective | None:
     """The collective that ranks of the group wait in; None where none waits.
 
     It is the first that some rank has not finished: whoever has started it waits, whoever has not is absent.
     """
     # A rank that knows nothing of the group has issued nothing in it.
-    reporting = [rank for rank in ranks if rank in of_rank and of_rank[rank].groups is not None]
+    reporting = [rank for rank in ranks if rank in by_rank and by_rank[rank].groups is not None]
     seq = min((_front(states[rank]) if rank in states else 0 for rank in reporting), default=0)
     waiting: dict[int, CallState] = {}
     unknown: dict[int, CallState] = {}
-    absent = [rank for rank in ranks if rank not in of_rank]
+    absent = [rank for rank in ranks if rank not in by_rank]
     for rank in reporting:
         group = states.get(rank)
         call = _call(group, seq)
@@ -311,35 +311,35 @@ def _call(group: GroupState | None, seq: int) -> CallState | None:
 # ---- who left the usual order ------------------------------------------------------------------
 
 
-def _departed(of_rank: dict[int, HangReport], block: StuckCollective) -> tuple[list[int], list[str]]:
+def _departed(by_rank: dict[int, HangReport], block: StuckCollective) -> tuple[list[int], list[str]]:
     """Ranks that issued another collective than most, and notes on how.
 
     Where there is no majority: ranks whose own other steps have another collective in this place.
     """
     counts = Counter(comparable(call) for call in block.waiting.values()).most_common()
     if len(counts) == 1:
-        return _in_other_steps(of_rank, block)
+        return _in_other_steps(by_rank, block)
     if len(counts) < 2 or counts[0][1] > counts[1][1]:
         usual = counts[0][0]
         departed = [rank for rank, call in block.waiting.items() if comparable(call) != usual]
         usual_rank = next(rank for rank, call in block.waiting.items() if comparable(call) == usual)
-        notes = [_divergence_text(of_rank, block, rank, usual_rank) for rank in departed[:MOST]]
+        notes = [_divergence_text(by_rank, block, rank, usual_rank) for rank in departed[:MOST]]
     else:
-        departed, notes = _unlike_other_steps(of_rank, block)
+        departed, notes = _unlike_other_steps(by_rank, block)
         if not departed and len({call.step for call in block.waiting.values()}) > 1:
-            departed, in_step_notes = _in_other_steps(of_rank, block)
+            departed, in_step_notes = _in_other_steps(by_rank, block)
             notes = in_step_notes if departed else notes
         if not departed and notes:
             return [], notes
         if not departed:
             undecided = "as many ranks issued the one as the other, and no other step tells which is usual"
-            return [], [undecided, *_skips(of_rank, block)]
+            return [], [undecided, *_skips(by_rank, block)]
     if block.absent:
         notes.append(f"{_ranks(block.absent)} {_has(block.absent)} not come there")
     return departed, notes
 
 
-def _in_other_steps(of_rank: dict[int, HangReport], block: StuckCollective) -> tuple[list[int], list[str]]:
+def _in_other_steps(by_rank: dict[int, HangReport], block: StuckCollective) -> tuple[list[int], list[str]]:
     """Ranks that issued the same collective in another step than most, and notes on how.
 
     Where there is no majority: ranks that issued more or fewer collectives in the earlier of the steps than
@@ -352,7 +352,7 @@ def _in_other_steps(of_rank: dict[int, HangReport], block: StuckCollective) -> t
     else:
         departed = []
         for rank in block.waiting:
-            group = _group_of(of_rank[rank], block.key)
+            group = _group_of(by_rank[rank], block.key)
             counts = Counter(call.step for call in group.calls) if group is not None else Counter()
             usual = {num for step, num in counts.items() if min(counts) < step < earliest}
             is_over = max(counts, default=earliest) > earliest
@@ -376,12 +376,12 @@ def _has(ranks: Sequence[int]) -> str:
 
 
 def _divergence_text(
-    of_rank: dict[int, HangReport], block: StuckCollective, rank: int, usual_rank: int
+    by_rank: dict[int, HangReport], block: StuckCollective, rank: int, usual_rank: int
 ) -> str:
     """How a rank departed from another: a collective left out, one more, or one in place of another."""
     issued, usual = block.waiting[rank], block.waiting[usual_rank]
-    after_own = _call(_group_of(of_rank[rank], block.key), block.seq + 1)
-    after_usual = _call(_group_of(of_rank[usual_rank], block.key), block.seq + 1)
+    after_own = _call(_group_of(by_rank[rank], block.key), block.seq + 1)
+    after_usual = _call(_group_of(by_rank[usual_rank], block.key), block.seq + 1)
     if after_usual is not None and comparable(after_usual) == comparable(issued):
         return f"rank {rank} skipped {signature(usual)}"
     if after_own is not None and comparable(after_own) == comparable(usual):
@@ -394,14 +394,14 @@ def _group_of(report: HangReport, key: str) -> GroupState | None:
 
 
 def _unlike_other_steps(
-    of_rank: dict[int, HangReport], block: StuckCollective
+    by_rank: dict[int, HangReport], block: StuckCollective
 ) -> tuple[list[int], list[str]]:
     """Ranks whose collective no other step has in this place, while some step has that of the others.
 
     Where some step has either, because a program does something every N steps: ranks for whose collective
     this step is not the Nth.
     """
-    places = {rank: _place(of_rank[rank], block.key, call) for rank, call in block.waiting.items()}
+    places = {rank: _place(by_rank[rank], block.key, call) for rank, call in block.waiting.items()}
     steps: dict[Signature, list[int]] = {}
     for place in places.values():
         for step, (signature_here, _) in (place or {}).items():
@@ -418,7 +418,7 @@ def _unlike_other_steps(
         return [], []
     (usual,) = right
     departed = [rank for rank, call in block.waiting.items() if signature(call) != usual]
-    unseen = [rank for rank in departed if _is_unseen(of_rank[rank], block, rank, usual)]
+    unseen = [rank for rank in departed if _is_unseen(by_rank[rank], block, rank, usual)]
     if unseen and _falls_on(number, sorted(steps[usual])) is not True:
         return [], [
             f"rank {rank} issued {signature(block.waiting[rank])}, which no other step listed here has:"
@@ -489,10 +489,10 @@ def _place(
     return result
 
 
-def _skips(of_rank: dict[int, HangReport], block: StuckCollective) -> list[str]:
+def _skips(by_rank: dict[int, HangReport], block: StuckCollective) -> list[str]:
     """Note on earlier collectives that ranks issued in different steps: a rank ahead left one out before."""
     steps: dict[int, dict[int, int]] = {}
-    for rank, report in of_rank.items():
+    for rank, report in by_rank.items():
         for group in report.groups or ():
             if (group.key, tuple(group.ranks)) == (block.key, block.ranks):
                 for call in group.calls:
@@ -559,10 +559,10 @@ def _waits(rank: int, waits_in: dict[int, StuckCollective]) -> str:
     )
 
 
-def _behind(of_rank: dict[int, HangReport], silent: list[int]) -> list[int]:
+def _behind(by_rank: dict[int, HangReport], silent: list[int]) -> list[int]:
     if silent:
         return silent
-    num_steps = {rank: report.num_steps for rank, report in of_rank.items()}
+    num_steps = {rank: report.num_steps for rank, report in by_rank.items()}
     max_num_steps = max(num_steps.values())
     return sorted(rank for rank, num in num_steps.items() if num < max_num_steps)
 

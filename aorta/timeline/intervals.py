@@ -27,10 +27,10 @@ def intervals(spans: Iterable[Sequence[float]]) -> Intervals:
 
 def pairs(start_ms: NDArray[np.float64], end_ms: NDArray[np.float64]) -> Intervals:
     """Spans given as starts and ends, as an array."""
-    out = np.empty((len(start_ms), 2))
-    out[:, 0] = start_ms
-    out[:, 1] = end_ms
-    return out
+    spans = np.empty((len(start_ms), 2))
+    spans[:, 0] = start_ms
+    spans[:, 1] = end_ms
+    return spans
 
 
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
@@ -56,12 +56,12 @@ def union(a: Intervals) -> Intervals:
     start, end = _sorted(start), _sorted(end)
     gap = end[:-1] < start[1:]
     num = int(np.count_nonzero(gap)) + 1
-    out = np.empty((num, 2))
-    out[0, 0] = start[0]
-    out[-1, 1] = end[-1]
-    out[1:, 0] = start[1:][gap]
-    out[:-1, 1] = end[:-1][gap]
-    return out
+    spans = np.empty((num, 2))
+    spans[0, 0] = start[0]
+    spans[-1, 1] = end[-1]
+    spans[1:, 0] = start[1:][gap]
+    spans[:-1, 1] = end[:-1][gap]
+    return spans
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:

@@ -173,11 +173,11 @@ def _by_group(calls: Sequence[RankCalls]) -> _Members:
         indices: dict[int, list[int]] = defaultdict(list)
         for i in np.flatnonzero(between_ranks(rank_calls)).tolist():
             indices[id(rank_calls.group[i])].append(i)
-        of_key: dict[GroupKey, list[int]] = defaultdict(list)
+        places_by_key: dict[GroupKey, list[int]] = defaultdict(list)
         for places in indices.values():
             key = rank_calls.group[places[0]]
-            of_key[default if key == NO_KEY else key] += places
-        for key, places in of_key.items():
+            places_by_key[default if key == NO_KEY else key] += places
+        for key, places in places_by_key.items():
             rows, members = groups.setdefault(key, ([], []))
             rows.append(row)
             members.append(np.array(sorted(places), dtype=np.int64))
@@ -222,7 +222,7 @@ def _match_group(
             call[:, column] = places
             continue
         alignment = align_sequences(sequences[longest], sequence)
-        call[alignment.of_a, column] = places[alignment.of_b]
+        call[alignment.index_a, column] = places[alignment.index_b]
         if alignment.is_open:
             open_ranks.append(calls[rows[column]].rank)
     if open_ranks:

@@ -313,8 +313,8 @@ def slow_power(series: Floats, noise_variance: float, statistic: Averaging) -> S
     if slow is None:
         return None
     # The statistic moves with the level; a mean of independent steps varies by 2 / pi of their median.
-    of_mean = noise_variance * (1.0 if statistic == "mean" else 2 / np.pi)
-    return SlowPower(tuple(slow.ratios.tolist()), len(series), LEVEL_VARIANCE * of_mean * slow.noise)
+    mean_variance = noise_variance * (1.0 if statistic == "mean" else 2 / np.pi)
+    return SlowPower(tuple(slow.ratios.tolist()), len(series), LEVEL_VARIANCE * mean_variance * slow.noise)
 
 
 def unseen_drift(

@@ -95,8 +95,8 @@ class CallSequence:
 class Alignment(NamedTuple):
     """Pairs of calls that are the same collective."""
 
-    of_a: Ints
-    of_b: Ints
+    index_a: Ints
+    index_b: Ints
     """Index of each pair's call in a, and in b."""
     is_open: bool = False
     """True where several ways fit and none is clearly right: then there are no pairs."""
@@ -117,8 +117,8 @@ class _Line(NamedTuple):
 class _Way(NamedTuple):
     """One way to put the sequences together."""
 
-    of_a: Ints
-    of_b: Ints
+    index_a: Ints
+    index_b: Ints
     offset_ns: int
     """Median distance of the ends."""
     line: "_Line"
@@ -130,7 +130,7 @@ class _Way(NamedTuple):
 
     @property
     def num(self) -> int:
-        return len(self.of_a)
+        return len(self.index_a)
 
     @property
     def is_steady(self) -> bool:
@@ -141,7 +141,7 @@ def align_sequences(a: CallSequence, b: CallSequence) -> Alignment:
     """Pairs of calls of two ranks that are the same collective, by the rules in this file's head."""
     plain = _plain(a, b)
     if plain is not None:
-        return Alignment(plain.of_a, plain.of_b)
+        return Alignment(plain.index_a, plain.index_b)
     shifted = _shifted(a, b, _reach(a, b))
     ways = [way for way in shifted if way.is_steady]
     doubtful = [way for way in shifted if not way.is_steady]
@@ -159,7 +159,7 @@ def align_sequences(a: CallSequence, b: CallSequence) -> Alignment:
     if chosen is None or any(_speaks_for(way, chosen, a) >= CONTRADICTED for way in (*ways, *doubtful)):
         nothing_matched = np.empty(0, dtype=np.int64)
         return Alignment(nothing_matched, nothing_matched, is_open=bool(ways))
-    return Alignment(chosen.of_a, chosen.of_b)
+    return Alignment(chosen.index_a, chosen.index_b)
 
 
 # ---- ways to put them together -----------------------------------------------------------------
@@ -220,20 +220,22 @@ def _shift(a: CallSequence, b: CallSequence, shift: int) -> _Way | None:
     low, high = max(0, -shift), min(len(b), len(a) - shift)
     if not a.equal(slice(low + shift, high + shift), b, slice(low, high)).all():
         return None
-    of_b = np.arange(low, high, dtype=np.int64)
-    return _way(a, b, of_b + shift, of_b)
+    index_b = np.arange(low, high, dtype=np.int64)
+    return _way(a, b, index_b + shift, index_b)
 
 
-def _way(a: CallSequence, b: CallSequence, of_a: Ints, of_b: Ints) -> _Way:
+def _way(a: CallSequence, b: CallSequence, index_a: Ints, index_b: Ints) -> _Way:
     """The way with these pairs, and how well their ends agree."""
-    time = b.end_ns[of_b]
-    away = a.end_ns[of_a] - time
+    time = b.end_ns[index_b]
+    away = a.end_ns[index_a] - time
     offset = int(_middle(away))
     residual_ns = (away - offset).astype(np.float64)
     line = _line(time, residual_ns)
     distance_ns = np.abs(residual_ns - line.height_ns_at(time))
     scatter = _median(distance_ns)
-    return _Way(of_a, of_b, offset, line, scatter, distance_ns <= _tolerance_ns(a, b, of_a, of_b, scatter))
+    return _Way(
+        index_a, index_b, offset, line, scatter, distance_ns <= _tolerance_ns(a, b, index_a, index_b, scatter)
+    )
 
 
 def _line(time_ns: Ints, residual_ns: Floats) -> _Line:
@@ -250,11 +252,13 @@ def _line(time_ns: Ints, residual_ns: Floats) -> _Line:
     return _Line(slope, _median(residual_ns - slope * time), reference)
 
 
-def _tolerance_ns(a: CallSequence, b: CallSequence, of_a: Ints, of_b: Ints, scatter_ns: float) -> Floats:
+def _tolerance_ns(
+    a: CallSequence, b: CallSequence, index_a: Ints, index_b: Ints, scatter_ns: float
+) -> Floats:
     """Distance from the rest that ends of one collective may have."""
-    alone = np.minimum(a.alone_ns[of_a], b.alone_ns[of_b])
+    alone = np.minimum(a.alone_ns[index_a], b.alone_ns[index_b])
     at_most = np.maximum(a.gap_ns / 2, alone / 4)
-    loose = a.is_loose[of_a] | b.is_loose[of_b]
+    loose = a.is_loose[index_a] | b.is_loose[index_b]
     tolerance: Floats = np.where(
         loose, at_most, np.minimum(at_most, max(LOOSE_END_NS, FAR_FROM_REST * scatter_ns))
     )
@@ -304,21 +308,23 @@ def _with_holes(a: CallSequence, b: CallSequence, offset_ns: int) -> _Way | None
     since_b = (time_b - time_b[0]).astype(np.float64)
     moved, scatter, num = since_b, np.inf, -1
     for _ in range(4):  # with each the clocks are known better
-        to_a, to_b = _nearest(since_a, moved), _nearest(moved, since_a)
-        mutual = np.flatnonzero(to_b[to_a] == np.arange(len(b)))
-        of_a, of_b = a.by_end[to_a[mutual]], b.by_end[mutual]
-        distance_ns = np.abs(since_a[to_a[mutual]] - moved[mutual])
-        is_pair = a.equal(of_a, b, of_b) & (distance_ns <= _tolerance_ns(a, b, of_a, of_b, scatter))
+        nearest_a, nearest_b = _nearest(since_a, moved), _nearest(moved, since_a)
+        mutual = np.flatnonzero(nearest_b[nearest_a] == np.arange(len(b)))
+        index_a, index_b = a.by_end[nearest_a[mutual]], b.by_end[mutual]
+        distance_ns = np.abs(since_a[nearest_a[mutual]] - moved[mutual])
+        is_pair = a.equal(index_a, b, index_b) & (
+            distance_ns <= _tolerance_ns(a, b, index_a, index_b, scatter)
+        )
         if not is_pair.any():
             return None
-        way = _way(a, b, of_a[is_pair], of_b[is_pair])
+        way = _way(a, b, index_a[is_pair], index_b[is_pair])
         if way.num == num:
             break
         moved = since_b + (way.offset_ns - offset_ns) + way.line.height_ns_at(time_b)
         scatter, num = way.scatter_ns, way.num
     # Neighbours of what is missing must not be taken for it.
     if not way.is_steady:
-        way = _way(a, b, way.of_a[way.is_near], way.of_b[way.is_near])
+        way = _way(a, b, way.index_a[way.is_near], way.index_b[way.is_near])
     return way
 
 
@@ -334,8 +340,8 @@ def _nearest(sorted_times: Floats, time: Floats) -> Ints:
 
 def _explains(way: _Way, a: CallSequence, b: CallSequence) -> bool:
     """True where most calls of one of the ranks, in the time that both recorded, are paired."""
-    low_a, high_a = a.end_ns[way.of_a].min(), a.end_ns[way.of_a].max()
-    low_b, high_b = b.end_ns[way.of_b].min(), b.end_ns[way.of_b].max()
+    low_a, high_a = a.end_ns[way.index_a].min(), a.end_ns[way.index_a].max()
+    low_b, high_b = b.end_ns[way.index_b].min(), b.end_ns[way.index_b].max()
     num_a = np.count_nonzero((a.end_ns >= low_a) & (a.end_ns <= high_a))
     num_b = np.count_nonzero((b.end_ns >= low_b) & (b.end_ns <= high_b))
     return bool(4 * way.num >= 3 * min(num_a, num_b))

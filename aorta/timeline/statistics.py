@@ -453,15 +453,15 @@ def _unlike_length(reference: Sequence[Estimate], candidate: Sequence[Estimate])
     window = slice(start, min(ends))
     shifts = []
     for run_series in series:
-        of_runs = []
+        run_shifts = []
         for series_of_run in run_series:
             common = series_of_run[window][~np.isnan(series_of_run[window])]
             if len(common) < MIN_STEPS:
                 return _Unlike(
                     withheld="of unlike length: the shorter run ends before the longer one has settled"
                 )
-            of_runs.append(float(np.median(common)) - float(np.nanmedian(series_of_run)))
-        shifts.append(float(np.mean(of_runs)))
+            run_shifts.append(float(np.median(common)) - float(np.nanmedian(series_of_run)))
+        shifts.append(float(np.mean(run_shifts)))
     return _Unlike(shifts[1] - shifts[0], int(np.argmin(ends)))
 
 

@@ -189,8 +189,8 @@ def _take_device(work: Activities, location: str, chosen: str | None) -> tuple[s
 
     Streams of several devices are labelled device:stream.
     """
-    of_stream = [label.partition(":")[0] if ":" in label else "" for label in work.streams]
-    names, device_of_stream = indexed(of_stream)
+    device_names = [label.partition(":")[0] if ":" in label else "" for label in work.streams]
+    names, device_of_stream = indexed(device_names)
     device = device_of_stream[work.stream]
     is_kernel = work.category == Category.KERNEL
     present = distinct(device[is_kernel]).tolist()
@@ -231,8 +231,8 @@ def _leave_out_untimed(work: Activities, classifier: Classifier) -> dict[str, st
     if not timed.all():
         is_comm, *_ = _classify(work, classifier)
         is_kernel = work.category == Category.KERNEL
-        for kind, of_kind in (("comm", is_comm), ("compute", is_kernel & ~is_comm)):
-            num, num_untimed = int(of_kind.sum()), int((of_kind & ~timed).sum())
+        for kind, is_of_kind in (("comm", is_comm), ("compute", is_kernel & ~is_comm)):
+            num, num_untimed = int(is_of_kind.sum()), int((is_of_kind & ~timed).sum())
             if num_untimed > UNTIMED_SHARE * num:
                 untimed[kind] = f"{num_untimed} of {num} {kind} kernels have no duration that can be believed"
         work.num_without_time += int(np.count_nonzero(~timed & ~too_long))
@@ -295,14 +295,14 @@ def _classify(
     named = [classifier.comm_op(name) for name in work.names]
     by_name = np.array([op is not None for op in named], dtype=bool)[work.name]
     ops: dict[str, int] = {}
-    of_name = np.array(
+    op_by_name = np.array(
         [
             ops.setdefault(comm_op if comm_op is not None else compute_op(name), len(ops))
             for comm_op, name in zip(named, work.names, strict=True)
         ],
         dtype=np.int32,
     )
-    op = of_name[work.name]
+    op = op_by_name[work.name]
     is_copy = (work.category != Category.KERNEL) & ~by_name
     for category, name in OP_OF_CATEGORY.items():
         op[is_copy & (work.category == category)] = ops.setdefault(name, len(ops))

@@ -194,8 +194,8 @@ def _json_activities(tool: _Tool, location: str) -> tuple[Activities, Collective
     kernels, copies = tool.buffer_records.kernel_dispatch, tool.buffer_records.memory_copy
     symbol = {s.kernel_id: s.formatted_kernel_name or s.kernel_name for s in tool.kernel_symbols}
     kinds = tool.strings.buffer_records
-    of_kernel = [symbol.get(k.dispatch_info.kernel_id) or "unnamed" for k in kernels]
-    names, name = indexed(of_kernel + [_operation(kinds, c.kind, c.operation) for c in copies])
+    kernel_names = [symbol.get(k.dispatch_info.kernel_id) or "unnamed" for k in kernels]
+    names, name = indexed(kernel_names + [_operation(kinds, c.kind, c.operation) for c in copies])
     rows: list[_Dispatch | _Copy] = [*kernels, *copies]
     gpus = {agent.id.handle for agent in tool.agents if agent.type == 2}
     category = [int(Category.KERNEL)] * len(kernels) + [
@@ -434,8 +434,8 @@ def _api_rows(table: _CsvTable) -> Iterable[tuple[str, str, int, int, int, int]]
 
 def _copy_device(table: _CsvTable) -> list[str]:
     """Device of each copy: its destination, or its source if it goes to the host."""
-    to_host = ["DEVICE_TO_HOST" in text.upper() for text in table.texts("Direction")]
-    ends = zip(to_host, table.texts("Source_Agent_Id"), table.texts("Destination_Agent_Id"), strict=True)
+    goes_to_host = ["DEVICE_TO_HOST" in text.upper() for text in table.texts("Direction")]
+    ends = zip(goes_to_host, table.texts("Source_Agent_Id"), table.texts("Destination_Agent_Id"), strict=True)
     return [source if host else destination for host, source, destination in ends]
 
 

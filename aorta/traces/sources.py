@@ -242,8 +242,8 @@ def _folder_contents(folder: Path) -> Contents:
     for paths in tables.values():
         contents += _csv_sets(paths)
     # JAX writes a capture in both of its formats: XPlane tells more.
-    of_jax = {f.paths[0].removesuffix(XPLANE_SUFFIX) for f, c in contents if c.format == "xplane"}
-    contents = [(f, c) for f, c in contents if f.paths[0].removesuffix(".trace.json.gz") not in of_jax]
+    jax_captures = {f.paths[0].removesuffix(XPLANE_SUFFIX) for f, c in contents if c.format == "xplane"}
+    contents = [(f, c) for f, c in contents if f.paths[0].removesuffix(".trace.json.gz") not in jax_captures]
     if not contents:
         hint = f"; {rejected[0]} is none" if rejected else ""
         raise TraceError(f"{folder} holds neither rank_<n>_metrics.jsonl nor {KNOWN}{hint}")

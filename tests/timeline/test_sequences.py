@@ -43,7 +43,7 @@ def paired(gone_a, gone_b, jitter, offset_ns=0, drift=0.0):
     """Pairs of true collectives, and whether it was left open."""
     a, b = (np.array([i for i in range(NUM) if i not in gone]) for gone in (gone_a, gone_b))
     found = align_sequences(recorded(0, a, jitter), recorded(1, b, jitter, offset_ns, drift))
-    return list(zip(a[found.of_a].tolist(), b[found.of_b].tolist(), strict=True)), found.is_open
+    return list(zip(a[found.index_a].tolist(), b[found.index_b].tolist(), strict=True)), found.is_open
 
 
 def in_common(gone_a, gone_b):
@@ -118,5 +118,5 @@ def test_drift_over_a_long_time_with_holes():
     a = CallSequence(op, size, np.rint(end).astype(np.int64), loose)
     b = CallSequence(op[kept], size[kept], np.rint(end[kept] * (1 + 5e-5)).astype(np.int64), loose[kept])
     found = align_sequences(a, b)
-    assert (kept[found.of_b] == found.of_a).all()
-    assert len(found.of_a) == len(kept)
+    assert (kept[found.index_b] == found.index_a).all()
+    assert len(found.index_a) == len(kept)
