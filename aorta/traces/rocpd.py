@@ -12,16 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from aorta.errors import TraceError
 from aorta.processes import no_garbage_collection
-from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
-from aorta.traces.classify import COMM_RULES, CommRule, classifier
+from aorta.traces.assemble import Category, nanoseconds
+from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.files import Database, open_database, quoted
-from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
+from aorta.traces.host_calls import HostCall
 from aorta.traces.model import RankTrace, listed_names
-from aorta.traces.rocprof import BOOT_CLOCK, dispatch_gaps, finish, stream_labels
+from aorta.traces.rocprof import Columns, trace_of_columns
 
 KERNEL_VIEW = {
     "start": ("start",),
@@ -122,17 +120,15 @@ def read_rocpd(
             kernels = [row for row in kernels if row.process == process]
             copies = [row for row in copies if row.process == process]
         regions = [row for row in _regions(database, notes) if process is None or row.process == process]
-        work, calls = _activities(kernels, copies, regions, _arguments(database, regions), location)
-        work.notes += notes
-        return assemble(
-            work,
+        columns = _columns(kernels, copies, regions, _arguments(database, regions), location)
+        return trace_of_columns(
             location,
-            classifier(tuple(rules)),
-            source="rocprofv3",
+            columns._replace(notes=notes),
+            rules=rules,
             device=_device(database),
             host=_host(database),
             device_index=device_index,
-            **finish(work, calls, location, rank),
+            rank=rank,
         )
 
 
@@ -303,70 +299,51 @@ def _arguments(database: Database, regions: list[_Region]) -> dict[Any, dict[str
     return arguments
 
 
-def _activities(
+def _columns(
     kernels: list[_Kernel],
     copies: list[_Copy],
     regions: list[_Region],
     arguments: dict[Any, dict[str, str]],
     location: str,
-) -> tuple[Activities, CollectiveCalls]:
+) -> Columns:
     rows: list[_Kernel | _Copy] = [*kernels, *copies]
-    names, name = indexed([str(row.name or "unnamed") for row in rows])
-    category = [int(Category.KERNEL)] * len(kernels) + [
-        int(Category.PEER_COPY)
-        if "DEVICE_TO_DEVICE" in str(c.name).upper() and c.source != c.destination
-        else int(Category.COPY)
-        for c in copies
-    ]
-    streams, stream = stream_labels(
-        [k.agent for k in kernels]
-        + [c.source if "DEVICE_TO_HOST" in str(c.name).upper() else c.destination for c in copies],
-        [row.stream for row in rows],
-        [f"queue {k.queue}" for k in kernels] + ["copies"] * len(copies),
-    )
-    correlation = [_integer(row.correlation) for row in rows]
     times = nanoseconds([_integer(t) for r in regions for t in (r.start, r.end)], location).tolist()
     starts, ends = times[::2], times[1::2]
     threads = [_integer(r.thread) for r in regions]
-    stack = nanoseconds([_integer(r.correlation) for r in regions], location).tolist()
-    marker = ["MARKER" in str(r.category) for r in regions]
-    links = link(
-        nanoseconds(correlation, location),
-        HostCalls.from_rows(
-            [
-                (c, start, thread, str(r.name))
-                for r, c, start, thread, is_mark in zip(regions, stack, starts, threads, marker, strict=True)
-                if not is_mark
-            ]
-        ),
-    )
-    collectives = CollectiveCalls(
-        HostCall(str(r.name), start, end, thread, arguments.get(r.event, {}))
-        for r, start, end, thread in zip(regions, starts, ends, threads, strict=True)
-        if "RCCL" in str(r.category)
-    )
-    work = Activities(
+    is_marker = ["MARKER" in str(r.category) for r in regions]
+    return Columns(
         start_ns=nanoseconds([_integer(row.start) for row in rows], location),
         end_ns=nanoseconds([_integer(row.end) for row in rows], location),
-        category=np.array(category, dtype=np.int8),
-        name=name,
-        names=names,
-        stream=stream,
-        streams=streams,
-        launch_ns=links.launch_ns,
-        correlation=correlation,
-        info=collectives.information(links),
-        marks=step_marks(
+        category=[Category.KERNEL] * len(kernels)
+        + [
+            Category.PEER_COPY
+            if "DEVICE_TO_DEVICE" in str(c.name).upper() and c.source != c.destination
+            else Category.COPY
+            for c in copies
+        ],
+        name=[str(row.name or "unnamed") for row in rows],
+        device=[k.agent for k in kernels]
+        + [c.source if "DEVICE_TO_HOST" in str(c.name).upper() else c.destination for c in copies],
+        stream=[row.stream for row in rows],
+        queue=[f"queue {k.queue}" for k in kernels] + ["copies"] * len(copies),
+        correlation=[_integer(row.correlation) for row in rows],
+        dispatch=[_integer(k.dispatch) for k in kernels],
+        calls=[
+            (_integer(r.correlation), start, thread, str(r.name))
+            for r, start, thread, is_mark in zip(regions, starts, threads, is_marker, strict=True)
+            if not is_mark
+        ],
+        rccl=[
+            HostCall(str(r.name), start, end, thread, arguments.get(r.event, {}))
+            for r, start, end, thread in zip(regions, starts, ends, threads, strict=True)
+            if "RCCL" in str(r.category)
+        ],
+        markers=[
             (_message(r), 0, start, end)
-            for r, start, end, is_mark in zip(regions, starts, ends, marker, strict=True)
+            for r, start, end, is_mark in zip(regions, starts, ends, is_marker, strict=True)
             if is_mark
-        ),
-        num_launches=links.num_launches,
-        dropped_ns=links.dropped_ns,
-        num_missing_dispatches=dispatch_gaps([_integer(k.dispatch) for k in kernels], location),
-        notes=[BOOT_CLOCK],
+        ],
     )
-    return work, collectives
 
 
 def _message(region: _Region) -> str:

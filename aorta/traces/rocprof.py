@@ -7,7 +7,7 @@ rest to assemble.py.
 import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,6 +27,108 @@ TIMES = frozenset(("Start_Timestamp", "End_Timestamp"))
 """Columns of every CSV file of a trace."""
 LONGEST_FIELD = 1 << 24
 """Letters of a CSV field: names of kernels are longer than the csv module allows by itself."""
+
+
+class Columns(NamedTuple):
+    """Rows of a capture as columns, whatever format it has: kernels first, then copies."""
+
+    start_ns: Ints
+    end_ns: Ints
+    category: Sequence[Category]
+    name: Sequence[str]
+    device: Sequence[object]
+    stream: Sequence[object]
+    """HIP stream of each activity; None where it is not known."""
+    queue: Sequence[str]
+    """Label in place of an unknown stream."""
+    correlation: Sequence[int]
+    dispatch: Sequence[int]
+    """Numbers of the kernels' dispatches."""
+    calls: Sequence[tuple[int, int, int, str]]
+    """Correlation, start in ns, thread and name of every call of the host."""
+    rccl: Sequence[HostCall]
+    """Calls of the RCCL API alone."""
+    markers: Sequence[tuple[str, int, int, int]]
+    """Text, process, start and end in ns of roctx markers."""
+    notes: Sequence[str] = ()
+
+
+def trace_of_columns(
+    location: str,
+    columns: Columns,
+    *,
+    rules: Sequence[CommRule],
+    device_index: str | None,
+    rank: int | None,
+    device: str | None = None,
+    host: str | None = None,
+) -> RankTrace:
+    """Trace of a capture of one process.
+
+    Leaves out activities without times, and steps where no host call links work to them, and notes it. The
+    rank is told by the best evidence: the communicator's, the file's name, the caller's assumption.
+    """
+    try:
+        links = link(np.array(columns.correlation, np.int64), HostCalls.from_rows(columns.calls))
+    except OverflowError as error:
+        raise TraceError(f"{location} has numbers that no tool writes: {error}") from error
+    collectives = CollectiveCalls(columns.rccl)
+    names, name = indexed(columns.name)
+    streams, stream = _stream_labels(columns)
+    work = Activities(
+        start_ns=columns.start_ns,
+        end_ns=columns.end_ns,
+        category=np.array(columns.category, dtype=np.int8),
+        name=name,
+        names=names,
+        stream=stream,
+        streams=streams,
+        launch_ns=links.launch_ns,
+        correlation=columns.correlation,
+        info=collectives.information(links),
+        marks=step_marks(columns.markers),
+        num_launches=links.num_launches,
+        dropped_ns=links.dropped_ns,
+        num_missing_dispatches=_dispatch_gaps(columns.dispatch, location),
+        notes=[BOOT_CLOCK, *columns.notes],
+    )
+    has_time = (work.start_ns > 0) & (work.end_ns > 0)
+    work.num_without_time += int(np.count_nonzero(~has_time))
+    work.keep(has_time)
+    if work.marks and not (work.launch_ns != UNLINKED).any():
+        work.marks = []
+        work.notes.append(STEPS_UNLINKED)
+    return assemble(
+        work,
+        location,
+        classifier(tuple(rules)),
+        source="rocprofv3",
+        rank=known_rank((collectives.rank, rank_in_name(location), rank), work.notes),
+        world_size=collectives.num_ranks,
+        device=device,
+        host=host,
+        device_index=device_index,
+    )
+
+
+def _stream_labels(columns: Columns) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+    """Labels of streams: '7', or '2:7' (device:stream) where there are several devices."""
+    labels = [
+        queue if stream is None else str(stream)
+        for stream, queue in zip(columns.stream, columns.queue, strict=True)
+    ]
+    if len(set(columns.device)) > 1:
+        labels = [f"{device}:{label}" for device, label in zip(columns.device, labels, strict=True)]
+    return indexed(labels)
+
+
+def _dispatch_gaps(numbers: Sequence[int], location: str) -> int:
+    """Number of dispatches that are missing from the sequence of their numbers."""
+    try:
+        unique = np.unique(np.array([number for number in numbers if number > 0], dtype=np.int64))
+    except OverflowError as error:
+        raise TraceError(f"{location} has dispatch numbers that no tool writes: {error}") from error
+    return int(unique[-1] - unique[0]) + 1 - len(unique) if len(unique) else 0
 
 
 # ---- JSON --------------------------------------------------------------------------------------
@@ -150,20 +252,18 @@ def parse_rocprofv3_json(
     """Trace of a JSON document. location names it in errors; rank is used where nothing tells one."""
     with no_garbage_collection():
         tool = _decode_json(data, location)
-        work, calls = _json_activities(tool, location)
         agents_in_use = {
             record.dispatch_info.agent_id.handle for record in tool.buffer_records.kernel_dispatch
         }
         device = next((a.product_name or a.name for a in tool.agents if a.id.handle in agents_in_use), None)
-        return assemble(
-            work,
+        return trace_of_columns(
             location,
-            classifier(tuple(rules)),
-            source="rocprofv3",
+            _json_columns(tool, location),
+            rules=rules,
             device=device or None,
             host=tool.metadata.node.hostname,
             device_index=device_index,
-            **finish(work, calls, location, rank),
+            rank=rank,
         )
 
 
@@ -190,29 +290,13 @@ def _decode_json(data: bytes, location: str) -> _Tool:
     return busy[0]
 
 
-def _json_activities(tool: _Tool, location: str) -> tuple[Activities, CollectiveCalls]:
-    kernels, copies = tool.buffer_records.kernel_dispatch, tool.buffer_records.memory_copy
+def _json_columns(tool: _Tool, location: str) -> Columns:
+    records = tool.buffer_records
+    kernels, copies = records.kernel_dispatch, records.memory_copy
+    rows: list[_Dispatch | _Copy] = [*kernels, *copies]
     symbol = {s.kernel_id: s.formatted_kernel_name or s.kernel_name for s in tool.kernel_symbols}
     kinds = tool.strings.buffer_records
-    kernel_names = [symbol.get(k.dispatch_info.kernel_id) or "unnamed" for k in kernels]
-    names, name = indexed(kernel_names + [_operation(kinds, c.kind, c.operation) for c in copies])
-    rows: list[_Dispatch | _Copy] = [*kernels, *copies]
     gpus = {agent.id.handle for agent in tool.agents if agent.type == 2}
-    category = [int(Category.KERNEL)] * len(kernels) + [
-        int(Category.PEER_COPY)
-        if c.src_agent_id.handle != c.dst_agent_id.handle
-        and {c.src_agent_id.handle, c.dst_agent_id.handle} <= gpus
-        else int(Category.COPY)
-        for c in copies
-    ]
-    streams, stream = stream_labels(
-        [k.dispatch_info.agent_id.handle for k in kernels]
-        + [c.dst_agent_id.handle if c.dst_agent_id.handle in gpus else c.src_agent_id.handle for c in copies],
-        [k.stream_id.handle if k.stream_id else None for k in kernels]
-        + [c.stream_id.handle if c.stream_id else None for c in copies],
-        [f"queue {k.dispatch_info.queue_id.handle}" for k in kernels] + ["copies"] * len(copies),
-    )
-    correlation = [row.correlation_id.internal for row in rows]
     rccl = [
         HostCall(
             _operation(kinds, c.kind, c.operation),
@@ -221,46 +305,49 @@ def _json_activities(tool: _Tool, location: str) -> tuple[Activities, Collective
             c.thread_id,
             _arguments(c),
         )
-        for c in tool.buffer_records.rccl_api
+        for c in records.rccl_api
     ]
-    nanoseconds([time for call in rccl for time in (call.start_ns, call.end_ns)], location)
-    calls = [
-        (c.correlation_id.internal, c.start_timestamp, c.thread_id, _operation(kinds, c.kind, c.operation))
-        for part in (tool.buffer_records.hsa_api, tool.buffer_records.hip_api, tool.buffer_records.rccl_api)
-        for c in part
-    ]
-    try:
-        links = link(np.array(correlation, np.int64), HostCalls.from_rows(calls))
-    except OverflowError as error:
-        raise TraceError(f"{location} has numbers that no tool writes: {error}") from error
+    nanoseconds([time for call in rccl for time in (call.start_ns, call.end_ns)], location)  # checks them
     messages = {text.key: text.value for text in tool.strings.marker_api}
-    collectives = CollectiveCalls(rccl)
-    work = Activities(
+    return Columns(
         start_ns=nanoseconds([row.start_timestamp for row in rows], location),
         end_ns=nanoseconds([row.end_timestamp for row in rows], location),
-        category=np.array(category, dtype=np.int8),
-        name=name,
-        names=names,
-        stream=stream,
-        streams=streams,
-        launch_ns=links.launch_ns,
-        correlation=correlation,
-        info=collectives.information(links),
-        marks=step_marks(
+        category=[Category.KERNEL] * len(kernels)
+        + [
+            Category.PEER_COPY
+            if c.src_agent_id.handle != c.dst_agent_id.handle
+            and {c.src_agent_id.handle, c.dst_agent_id.handle} <= gpus
+            else Category.COPY
+            for c in copies
+        ],
+        name=[symbol.get(k.dispatch_info.kernel_id) or "unnamed" for k in kernels]
+        + [_operation(kinds, c.kind, c.operation) for c in copies],
+        device=[k.dispatch_info.agent_id.handle for k in kernels]
+        + [c.dst_agent_id.handle if c.dst_agent_id.handle in gpus else c.src_agent_id.handle for c in copies],
+        stream=[row.stream_id.handle if row.stream_id else None for row in rows],
+        queue=[f"queue {k.dispatch_info.queue_id.handle}" for k in kernels] + ["copies"] * len(copies),
+        correlation=[row.correlation_id.internal for row in rows],
+        dispatch=[k.dispatch_info.dispatch_id for k in kernels],
+        calls=[
+            (
+                c.correlation_id.internal,
+                c.start_timestamp,
+                c.thread_id,
+                _operation(kinds, c.kind, c.operation),
+            )
+            for c in (*records.hsa_api, *records.hip_api, *records.rccl_api)
+        ],
+        rccl=rccl,
+        markers=[
             (
                 messages.get(c.correlation_id.internal) or _operation(kinds, c.kind, c.operation),
                 0,
                 c.start_timestamp,
                 c.end_timestamp,
             )
-            for c in tool.buffer_records.marker_api
-        ),
-        num_launches=links.num_launches,
-        dropped_ns=links.dropped_ns,
-        num_missing_dispatches=dispatch_gaps([k.dispatch_info.dispatch_id for k in kernels], location),
-        notes=[BOOT_CLOCK],
+            for c in records.marker_api
+        ],
     )
-    return work, collectives
 
 
 def _operation(kinds: list[_Kind], kind: int, operation: int) -> str:
@@ -323,16 +410,8 @@ def read_rocprofv3_csv(
                 location = path if kind == "kernel" or not location else location
         if not tables["kernel"] and not tables["copy"]:
             raise TraceError(f"{location or 'the CSV set'} has no kernel_trace: was --kernel-trace given?")
-        work, calls = _csv_activities(tables, location)
-        return assemble(
-            work,
-            location,
-            classifier(tuple(rules)),
-            source="rocprofv3",
-            device=None,
-            device_index=device_index,
-            **finish(work, calls, location, rank),
-        )
+        columns = _csv_columns(tables, location)
+        return trace_of_columns(location, columns, rules=rules, device_index=device_index, rank=rank)
 
 
 def kind_of_header(header: Sequence[str]) -> str | None:
@@ -365,58 +444,32 @@ def _read_csv(path: str) -> tuple[_CsvTable, str | None]:
     return _CsvTable(path, {name: i for i, name in enumerate(header)}, rows), kind
 
 
-def _csv_activities(tables: dict[str, list[_CsvTable]], location: str) -> tuple[Activities, CollectiveCalls]:
-    kernels, copies, apis = tables["kernel"], tables["copy"], tables["api"]
-    device = [text for t in kernels for text in t.texts("Agent_Id")]
-    device += [text for t in copies for text in _copy_device(t)]
+def _csv_columns(tables: dict[str, list[_CsvTable]], location: str) -> Columns:
+    kernels, copies = tables["kernel"], tables["copy"]
     work_tables = [*kernels, *copies]
-    streams, stream = stream_labels(
-        device,
-        [text or None for t in work_tables for text in t.texts("Stream_Id")],
-        [f"queue {text}" for t in kernels for text in t.texts("Queue_Id")]
-        + ["copies" for t in copies for _ in t.rows],
-    )
-    names, name = indexed(
-        [text or "unnamed" for t in kernels for text in t.texts("Kernel_Name")]
-        + [text or "copy" for t in copies for text in t.texts("Direction")]
-    )
-    correlation = [number for t in work_tables for number in t.numbers("Correlation_Id")]
-    rows = [row for t in apis for row in _api_rows(t)]
-    links = link(
-        nanoseconds(correlation, location),
-        HostCalls.from_rows(
-            [(c, start, thread, f) for domain, f, c, start, _, thread in rows if "MARKER" not in domain]
-        ),
-    )
-    collectives = CollectiveCalls(
-        HostCall(function, start, end, thread, {})
-        for domain, function, _, start, end, thread in rows
-        if "RCCL" in domain
-    )
-    work = Activities(
+    rows = [row for t in tables["api"] for row in _api_rows(t)]
+    return Columns(
         start_ns=np.concatenate([t.times("Start_Timestamp") for t in work_tables]),
         end_ns=np.concatenate([t.times("End_Timestamp") for t in work_tables]),
-        category=np.array(
-            [int(Category.KERNEL) for t in kernels for _ in t.rows]
-            + [int(category) for t in copies for category in _copy_categories(t)],
-            dtype=np.int8,
-        ),
-        name=name,
-        names=names,
-        stream=stream,
-        streams=streams,
-        launch_ns=links.launch_ns,
-        correlation=correlation,
-        info=collectives.information(links),
-        marks=step_marks((f, 0, start, end) for d, f, _, start, end, _ in rows if "MARKER" in d),
-        num_launches=links.num_launches,
-        dropped_ns=links.dropped_ns,
-        num_missing_dispatches=dispatch_gaps(
-            [n for t in kernels for n in t.numbers("Dispatch_Id")], location
-        ),
-        notes=[BOOT_CLOCK],
+        category=[Category.KERNEL for t in kernels for _ in t.rows]
+        + [category for t in copies for category in _copy_categories(t)],
+        name=[text or "unnamed" for t in kernels for text in t.texts("Kernel_Name")]
+        + [text or "copy" for t in copies for text in t.texts("Direction")],
+        device=[text for t in kernels for text in t.texts("Agent_Id")]
+        + [text for t in copies for text in _copy_device(t)],
+        stream=[text or None for t in work_tables for text in t.texts("Stream_Id")],
+        queue=[f"queue {text}" for t in kernels for text in t.texts("Queue_Id")]
+        + ["copies" for t in copies for _ in t.rows],
+        correlation=[number for t in work_tables for number in t.numbers("Correlation_Id")],
+        dispatch=[number for t in kernels for number in t.numbers("Dispatch_Id")],
+        calls=[(c, start, thread, f) for domain, f, c, start, _, thread in rows if "MARKER" not in domain],
+        rccl=[
+            HostCall(function, start, end, thread, {})
+            for domain, function, _, start, end, thread in rows
+            if "RCCL" in domain
+        ],
+        markers=[(f, 0, start, end) for domain, f, _, start, end, _ in rows if "MARKER" in domain],
     )
-    return work, collectives
 
 
 def _api_rows(table: _CsvTable) -> Iterable[tuple[str, str, int, int, int, int]]:
@@ -450,50 +503,3 @@ def _copy_categories(table: _CsvTable) -> list[Category]:
         Category.PEER_COPY if "DEVICE_TO_DEVICE" in text.upper() and source != destination else Category.COPY
         for text, source, destination in rows
     ]
-
-
-# ---- shared by JSON, CSV and rocpd --------------------------------------------------------------
-
-
-class Place(TypedDict):
-    """Arguments of assemble that finish() finds out."""
-
-    rank: int
-    world_size: int | None
-
-
-def finish(work: Activities, calls: CollectiveCalls, location: str, rank: int | None) -> Place:
-    """Rank and world size by the best evidence: the communicator's, the file's name, the caller's assumption.
-
-    Leaves out activities without times, and steps where no host call links work to them, and notes it.
-    """
-    has_time = (work.start_ns > 0) & (work.end_ns > 0)
-    work.num_without_time += int(np.count_nonzero(~has_time))
-    work.keep(has_time)
-    if work.marks and not (work.launch_ns != UNLINKED).any():
-        work.marks = []
-        work.notes.append(STEPS_UNLINKED)
-    evidence = (calls.rank, rank_in_name(location), rank)
-    return Place(rank=known_rank(evidence, work.notes), world_size=calls.num_ranks)
-
-
-def stream_labels(
-    device: Sequence[object], stream: Sequence[object], otherwise: Sequence[str]
-) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    """Labels of streams: '7', or '2:7' (device:stream) where there are several devices.
-
-    otherwise: label of an activity whose stream is not known.
-    """
-    labels = [fallback if s is None else str(s) for s, fallback in zip(stream, otherwise, strict=True)]
-    if len(set(device)) > 1:
-        labels = [f"{d}:{label}" for d, label in zip(device, labels, strict=True)]
-    return indexed(labels)
-
-
-def dispatch_gaps(numbers: Sequence[int], location: str) -> int:
-    """Number of dispatches that are missing from the sequence of their numbers."""
-    try:
-        unique = np.unique(np.array([number for number in numbers if number > 0], dtype=np.int64))
-    except OverflowError as error:
-        raise TraceError(f"{location} has dispatch numbers that no tool writes: {error}") from error
-    return int(unique[-1] - unique[0]) + 1 - len(unique) if len(unique) else 0
