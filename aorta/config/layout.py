@@ -74,6 +74,7 @@ def _check_model(config: Config) -> None:
 
 
 def _check_axes(config: Config, layout: Layout) -> None:
+    """Raise ConfigError where the model does not divide among the axes, or axes and modes do not combine."""
     model, parallel = config.model, config.parallel
     for key, value in (
         ("num_heads", model.num_heads),

@@ -103,11 +103,13 @@ Judged = tuple[Kind, list[int], StuckCollective | None, list[str]]
 
 
 def _judge(by_rank: dict[int, HangReport], blocks: list[StuckCollective], silent: list[int]) -> Judged:
+    """Kind of hang, ranks that are waited for, the collective that the others wait in, notes."""
     mismatch = _mismatch(by_rank)
     if mismatch is not None:
         ranks, notes = _departed(by_rank, mismatch)
         return "mismatch", ranks, mismatch, notes
     waits_in = {rank: block for block in blocks for rank in block.waiting}
+    # The end of a chain of waiting: ranks that have not come to a collective and wait in no other.
     ends = [(block, [rank for rank in block.absent if rank not in waits_in]) for block in blocks]
     ends = [(block, ranks) for block, ranks in ends if ranks]
     if ends:
@@ -125,6 +127,7 @@ def _judge(by_rank: dict[int, HangReport], blocks: list[StuckCollective], silent
         )
         return "absent", ranks, block, _skips(by_rank, block)
     if any(block.absent for block in blocks):
+        # Whoever is absent from one collective waits in another: the chain is a ring.
         return _cycle(by_rank, [block for block in blocks if block.absent], waits_in)
     if blocks:
         return "all_inside", [], blocks[0], []

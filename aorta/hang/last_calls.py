@@ -184,6 +184,7 @@ def _kept_report(folder: Path, rank: int, others: list[HangReport]) -> HangRepor
 def _counted_report(
     folder: Path, rank: int, others: list[HangReport], known_groups: dict[str, GroupState]
 ) -> HangReport | None:
+    """A report made of a rank's counts alone; None where it kept none."""
     counts = {
         key: count
         for key, count in read_counts(folder / call_counts_name(rank)).items()
@@ -202,6 +203,7 @@ def _counted_report(
 def _report_of(
     rank: int, others: list[HangReport], groups: list[GroupState], reason: str, step: int, since_s: float
 ) -> HangReport:
+    """A report in the name of a silent rank; what it cannot tell is taken from the others."""
     return HangReport(
         rank=rank,
         world_size=others[0].world_size,

@@ -96,6 +96,7 @@ def _stand(step: RecordedStep, has_passed: HasPassed | None) -> Stand:
 
 
 def _group_state(group: Group, rows: list[Row], now_ns: int) -> GroupState:
+    """A group with its latest calls, around the first one that is not finished."""
     rows = sorted(rows, key=lambda row: row[1].seq)
     calls = []
     # Open: not known to be finished. Pending: known not to be; what follows it is consequence.

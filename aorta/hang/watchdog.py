@@ -395,6 +395,7 @@ class Watchdog:
     # -- the report -----------------------------------------------------------------------------
 
     def _report(self, reason: str, limit_s: float) -> None:
+        """Write the report, call the other ranks, and print who is waited for if this rank is the first."""
         # In order of risk: stacks need no answer of the device; the flight recorder may wait for ever with
         # the interpreter lock. What is known is written before the next question is asked.
         self._write_stacks()
@@ -430,6 +431,7 @@ class Watchdog:
             log.warning("rank %d: cannot write %s: %s", self._rank, self._folder, error.strerror)
 
     def _describe(self, reason: str, limit_s: float) -> HangReport:
+        """The report as far as it needs no answer of the device."""
         not_measured = {"device": "not asked yet"}
         now_s = time.monotonic()
         return HangReport(

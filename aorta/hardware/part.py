@@ -243,6 +243,7 @@ def load_hardware(name_or_path: str | Path, gpu_clock_mhz: float | None = None) 
 
 @cache
 def _load(name_or_path: str) -> Hardware:
+    """A part's file over that of its vendor, every number with its source."""
     path = packaged(Path(name_or_path), "hardware", PARTS_DIR)
     if path.suffix not in (".yaml", ".yml"):
         part = part_name(name_or_path)

@@ -163,6 +163,7 @@ _Members = dict[GroupKey, tuple[list[int], list[Ints]]]
 
 
 def _by_group(calls: Sequence[RankCalls]) -> _Members:
+    """Calls of every group of which at least two ranks are given."""
     named_keys = {
         key for rank_calls in calls for key in _keys(rank_calls) if key != NO_KEY and _size(key) != 1
     }
@@ -212,6 +213,7 @@ def _order(item: tuple[GroupKey, object]) -> tuple[tuple[int, ...], str]:
 def _match_group(
     key: GroupKey, rows: list[int], members: list[Ints], calls: Sequence[RankCalls], notes: list[str]
 ) -> MatchedGroup:
+    """Calls of a group, aligned with those of the member that has most."""
     ops: dict[str, int] = {}
     sequences = [_sequence(calls[row], places, ops) for row, places in zip(rows, members, strict=True)]
     longest = int(np.argmax([len(places) for places in members]))

@@ -180,6 +180,7 @@ def _places(series: Floats) -> Floats:
 
 
 def _persistence(scores: Floats, lags: tuple[int, ...], caution: float) -> float:
+    """persistence() of scores, from these lags, moved up by caution standard errors."""
     num = len(scores)
     power = float(scores @ scores)
     if power == 0:

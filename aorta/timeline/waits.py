@@ -157,6 +157,7 @@ def _split_group(
     clock: Clock,
     waits: Sequence[Waits],
 ) -> None:
+    """Fill in the waits of one group's calls."""
     complete = group.call[(group.call >= 0).all(axis=1) & ~group.is_rooted]
     if len(complete) == 0:
         return

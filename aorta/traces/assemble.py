@@ -331,6 +331,7 @@ def _whole_timeline(
     ops: tuple[str, ...],
     op: NDArray[np.int32],
 ) -> Timeline:
+    """All activities as a Timeline whose origin is the first start."""
     origin_ns = int(work.start_ns.min())
     start_ms = (work.start_ns - origin_ns) / NS_PER_MS
     end_ms = np.maximum(work.end_ns - origin_ns, work.start_ns - origin_ns) / NS_PER_MS
@@ -442,6 +443,7 @@ def _untraced_until_ms(work: Activities, first: StepMark, timeline: Timeline) ->
 def _collectives(
     work: Activities, marks: Sequence[StepMark], timeline: Timeline, step_of: Ints
 ) -> list[TraceCollective]:
+    """Communication with its metadata, in order of starts."""
     is_comm = timeline.kind == Kind.COMM
     in_order = np.flatnonzero(is_comm)[np.argsort(timeline.start_ms[is_comm], kind="stable")].tolist()
     no_info = CollectiveInfo()
@@ -471,6 +473,7 @@ def _collectives(
 def _quality(
     work: Activities, marks: Sequence[StepMark], timeline: Timeline, step_of: Ints, num_by_metadata: int
 ) -> TraceQuality:
+    """Faults and gaps, counted."""
     linked = work.launch_ns != UNLINKED
     ahead_ns = work.launch_ns[linked] - work.start_ns[linked]
     length = timeline.end_ms - timeline.start_ms

@@ -149,6 +149,7 @@ def _load(path: Path) -> RankTrace | None:
 
 
 def _trace(metadata: _Metadata, columns: dict[str, Any]) -> RankTrace:
+    """The trace of a file of the cache. Raises ValueError for a damaged one."""
     launch_step = columns.pop("launch_step").astype(np.int64)
     for name, table in (("stream", metadata.streams), ("op", metadata.ops), ("name", metadata.names)):
         column = columns[name] = columns[name].astype(np.int32)
@@ -192,6 +193,7 @@ def _trace(metadata: _Metadata, columns: dict[str, Any]) -> RankTrace:
 
 
 def _save(trace: RankTrace, path: Path) -> None:
+    """Write the trace to the cache; _trace is the inverse."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

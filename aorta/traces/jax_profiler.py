@@ -225,6 +225,7 @@ def _events(plane: Sequence[tuple[int, Any]], pid: int, base_ns: int) -> Iterato
 def _event(
     row: memoryview, pid: int, tid: int, start_us: float, names: dict[int, str], used: dict[int, str]
 ) -> _Event:
+    """An XEvent of a line that starts at start_us; used: names of the stats that are read, by number."""
     kind, offset_ps, duration_ps = 0, 0, None
     stats: dict[str, int | str] = {}
     for field, value in _fields(row):

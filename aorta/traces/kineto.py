@@ -249,6 +249,7 @@ def _add_metadata(
     launch_of: list[KinetoEvent | None],
     classifier: Classifier,
 ) -> None:
+    """Give collectives their metadata (work.info), and weaker hints from annotations (work.hints)."""
     args_of = _collective_args(special, activities, launch_of)
     # Kernels of one record_param_comms share its args: each is read once.
     distinct_args = {id(args): args for args in args_of.values()}

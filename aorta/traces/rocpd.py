@@ -163,6 +163,7 @@ def _kernels(database: Database) -> tuple[list[_Kernel], list[str]]:
 
 
 def _kernels_of_table(database: Database, table: str) -> list[_Kernel]:
+    """Kernels of one process's table of dispatches, for where the view kernels is not complete."""
     joined = _Joined(database, table, "rocpd_kernel_dispatch")
     joined.join("S", "rocpd_info_kernel_symbol", "kernel_id")
     name = joined.first("S.display_name", "S.kernel_name")

@@ -268,6 +268,7 @@ def parse_rocprofv3_json(
 
 
 def _decode_json(data: bytes, location: str) -> _Tool:
+    """The capture in a document that has device work. Raises TraceError where none or several have."""
     try:
         tool = msgspec.json.decode(data, type=_File).tool
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -370,6 +371,8 @@ def _arguments(call: _Call) -> dict[str, str]:
 
 
 class _CsvTable(NamedTuple):
+    """One CSV file: places of its columns, and its rows as text."""
+
     location: str
     columns: dict[str, int]
     rows: list[list[str]]

@@ -131,6 +131,7 @@ class Source:
 
 
 def _read(file: TraceFile, rules: Sequence[CommRule]) -> RankTrace:
+    """Trace of a file, by the reader of its format."""
     first = Path(file.paths[0])
     options: Any = {"rules": rules, "device_index": file.device}
     match file.format:
@@ -204,6 +205,7 @@ def _apply(function: Callable[[Source, int], Result], item: tuple[Source, int]) 
 
 
 def _file_contents(path: Path) -> Contents:
+    """Traces in one file, and in the CSV files of the same capture."""
     content = sniff(path)
     match content.format:
         case "tar":
@@ -224,6 +226,7 @@ def _file_contents(path: Path) -> Contents:
 
 
 def _folder_contents(folder: Path) -> Contents:
+    """Traces in the files of a folder and of those below it."""
     contents: Contents = []
     tables: dict[Path, list[Path]] = defaultdict(list)
     rejected: list[Path] = []
