@@ -5,6 +5,7 @@ import pickle
 import threading
 from typing import Any
 
+from aorta.hang.__main__ import LIBRARIES
 from aorta.hang.report import CallState, GroupState
 from aorta.hang.standing import call_stacks, launch_stacks
 from aorta.record import cpu_observer
@@ -79,3 +80,7 @@ def test_a_flight_record_of_another_form_is_none_and_runs_nothing() -> None:
 
     for record in (b"", b"nonsense", pickle.dumps([1]), pickle.dumps({"entries": [Runs()]})):
         assert launch_stacks(record, [group()]) == []
+
+
+def test_frames_of_the_recorder_are_known_as_such() -> None:
+    assert any(folder in cpu_observer.__file__ for folder in LIBRARIES)
