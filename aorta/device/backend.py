@@ -231,6 +231,14 @@ class Backend:
     def set_rng_state(self, state: torch.Tensor) -> None:
         raise NotImplementedError
 
+    def spin(self, cycles: int) -> None:
+        """Keep the current stream busy for this many cycles of the device's clock, touching no memory."""
+        raise NotImplementedError
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the vendor's runtime and its collectives' library, by name; absent ones left out."""
+        return {}
+
 
 class CpuBackend(Backend):
     """Work is done when the call returns: no streams, and the host's clock."""

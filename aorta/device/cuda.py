@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.profiler import ProfilerActivity
 
 from aorta.device.backend import Backend, MemoryUse, QueueLimit
@@ -226,6 +227,19 @@ class CudaBackend(Backend):
 
     def set_rng_state(self, state: torch.Tensor) -> None:
         torch.cuda.set_rng_state(state)
+
+    def spin(self, cycles: int) -> None:
+        torch.cuda._sleep(cycles)
+
+    def versions(self) -> dict[str, str]:
+        version_of: dict[str, str] = {}
+        if torch.version.cuda:
+            version_of["cuda"] = torch.version.cuda
+        if torch.version.hip:
+            version_of["hip"] = torch.version.hip
+        if self.is_available() and dist.is_nccl_available():
+            version_of["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        return version_of
 
 
 class HipBackend(CudaBackend):

@@ -11,7 +11,7 @@ SEAM = "aorta/device/"
 ALLOWED = {
     "aorta/queues/probe/kernels.py": "kernels that read the device's clock: Triton's and PTX",
     "aorta/queues/probe/triton_kernels.py": "kernels that read the device's clock",
-    "aorta/programs/": "runs host programs as CUDA graphs and copies; not moved yet",
+    "aorta/programs/execute/symmetric.py": "flags between GPUs by the CUDA driver's stream memory operations",
     "aorta/records/schema.py": "the words of run.json",
     "aorta/config/structs.py": "training.device, which users write",
     "aorta/account/load/measures.py": "reads the words of run.json; records.schema.GPU_KINDS has them",

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 import torch
-import torch.distributed as dist
 
+from aorta.device.backend import accelerator, backend_of
 from aorta.programs.execute.copy_engine import GatherByCopy, ReduceByCopy
 from aorta.programs.execute.problem import Problem
 from aorta.programs.execute.session import Family, Make, StrategySession
@@ -108,7 +108,7 @@ def compare(
         serial = session.build([Family("serial", [Serial])])["serial"][0]
         assert isinstance(serial, Serial)
         families = program_families(problem.op, tiles, streams)
-        if device.type == "cuda":
+        if backend_of(device).is_device:
             families += copy_families(problem.op)
         finalists, screened = _screened(session, session.build(families))
         return _Final(session, serial, finalists, num_rounds).comparison(screened)
@@ -208,7 +208,7 @@ class _Final:
             k=problem.k,
             dtype=str(problem.dtype).removeprefix("torch."),
             ranks=problem.num_ranks,
-            device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            device=backend_of(device).name(device),
             versions=versions(),
             environment=environment(),
             rounds=self.num_rounds,
@@ -290,14 +290,7 @@ class _Final:
 
 def versions() -> dict[str, str]:
     """Versions of torch and of the libraries that communicate and multiply."""
-    version_of: dict[str, str] = {"torch": str(torch.__version__)}
-    if torch.version.cuda:
-        version_of["cuda"] = torch.version.cuda
-    if torch.version.hip:
-        version_of["hip"] = torch.version.hip
-    if torch.cuda.is_available() and dist.is_nccl_available():
-        version_of["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return version_of
+    return {"torch": str(torch.__version__)} | accelerator().versions()
 
 
 def environment() -> dict[str, str]:

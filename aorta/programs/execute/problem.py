@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from aorta.device.backend import backend_of
 from aorta.programs.execute.collectives import all_gather, all_reduce
 from aorta.programs.language.emit import OPS
 from aorta.programs.language.expr import HostProgramError
@@ -142,8 +143,7 @@ def reference(operands: Operands, group: dist.ProcessGroup, bias: bool = False) 
         all_reduce(result, group)
     if bias:
         result += operands.bias
-    if operands.device.type == "cuda":
-        torch.cuda.synchronize(operands.device)
+    backend_of(operands.device).synchronize(operands.device)
     return result
 
 

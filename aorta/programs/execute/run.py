@@ -7,6 +7,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from aorta.device.backend import backend_of
 from aorta.programs.execute.executor import Execution, lanes_of, streams_needed
 from aorta.programs.execute.problem import bind, expected, in_order_of_ranks, reference
 from aorta.programs.execute.session import StrategySession, problem_of
@@ -73,7 +74,7 @@ def run_program(path: str, device: torch.device, options: dict[str, Any]) -> Run
         program=program.name,
         ranks=problem.num_ranks,
         streams=len(execution.stream_numbers),
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        device=backend_of(device).name(device),
         right=all(verdicts),
         time_ms=median.value,
         low_ms=median.low,

@@ -17,6 +17,7 @@ import click
 import torch
 import torch.distributed as dist
 
+from aorta.device.backend import accelerator, backend_of
 from aorta.errors import AortaError
 from aorta.launcher import launched_rank, rank_text
 from aorta.programs.execute import symmetric
@@ -62,7 +63,7 @@ class StrategySession:
         self.rank = dist.get_rank()
         group: Any = dist.group.WORLD
         self.control = control_group()
-        if device.type == "cuda" and problem.num_ranks > 1:
+        if backend_of(device).is_device and problem.num_ranks > 1:
             # Where it fails, whatever needs it says so itself.
             with suppress(RuntimeError, ImportError):
                 symmetric.enable(group)
@@ -178,7 +179,7 @@ def ranks() -> Iterator[torch.device]:
     for name, value in MULTICAST_OFF.items():
         os.environ.setdefault(name, value)
     device = local_device()
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = backend_of(device).collectives
     if rank_text() is not None:
         # Without device_id: groups would be split off one communicator, and share its settings.
         dist.init_process_group(backend)
@@ -217,13 +218,14 @@ def control_group() -> dist.ProcessGroup:
 def local_device() -> torch.device:
     """The rank's GPU, made current, or the CPU where there is none. Raises HostProgramError where there are
     fewer GPUs than ranks on this machine."""
-    if not torch.cuda.is_available():
+    gpus = accelerator()
+    if not gpus.is_available():
         return torch.device("cpu")
     local = launched_rank().local_rank
-    if local >= torch.cuda.device_count():
-        raise HostProgramError(f"{torch.cuda.device_count()} GPUs cannot serve local rank {local}")
-    device = torch.device("cuda", local)
-    torch.cuda.set_device(device)
+    if local >= gpus.count():
+        raise HostProgramError(f"{gpus.count()} GPUs cannot serve local rank {local}")
+    device = gpus.device(local)
+    gpus.set_device(device)
     return device
 
 

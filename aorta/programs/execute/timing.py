@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from aorta.device.backend import backend_of
 from aorta.device.streams import MAIN, StreamEvent, Streams
 
 Floats = NDArray[np.float64]
@@ -66,6 +67,7 @@ class Stopwatch:
     def __init__(self, streams: Streams, device: torch.device, group: dist.ProcessGroup) -> None:
         self.streams = streams
         self.device = device
+        self._backend = backend_of(device)
         self.group = group
         self.token = torch.zeros(1, device=device)
         self._spin_ms: dict[str, float] = {}
@@ -98,7 +100,7 @@ class Stopwatch:
             dist.barrier(group=self.group)
         elif leg.host_ahead:
             spin_ms = self._spin_ms.get(leg.name, 1.0)
-            torch.cuda._sleep(int(spin_ms * self._cycles_per_ms))
+            self._backend.spin(int(spin_ms * self._cycles_per_ms))
         if self.device.type != "cpu":
             dist.all_reduce(self.token, group=self.group)
         start = self.streams.record(MAIN, timing=True)
@@ -123,7 +125,7 @@ class Stopwatch:
         cycles = 2_000_000
         for _ in range(2):  # the first one also loads the kernel
             start = self.streams.record(MAIN, timing=True)
-            torch.cuda._sleep(cycles)
+            self._backend.spin(cycles)
             end = self.streams.record(MAIN, timing=True)
             end.synchronize()
         return cycles / self.streams.elapsed_ms(start, end)
