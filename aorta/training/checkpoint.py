@@ -1,4 +1,9 @@
-"""Checkpoints with torch.distributed.checkpoint: complete or absent, whatever the parallel layout; read without running what they hold."""
+"""Checkpoints of a training run, with torch.distributed.checkpoint.
+
+A checkpoint is complete or absent: its folder gets its name when all is written. It can be resumed under
+another parallel layout. It is read without running what it holds: unpickling is limited to a list of names.
+Ranks agree after every part that can fail on one of them, so that none waits in a collective for another.
+"""
 
 import errno
 import hashlib
@@ -34,66 +39,11 @@ from aorta.errors import NOT_JSON, ConfigError
 from aorta.files import write_whole
 from aorta.training.setup import AgreedError, LossScale, agree
 
-
-class Disk(FileSystem):
-    """Raises what the system said, and gives the room of a file that is not whole back at once.
-
-    torch.save makes of an OSError a RuntimeError about positions in its archive. And a disk that stays
-    full until all ranks have noticed would stop the records too.
-    """
-
-    @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
-        try:
-            with super().create_stream(path, mode) as stream:
-                yield stream
-        except Exception as error:
-            reason = _system_error(error)
-            if reason is None:
-                raise
-            if "w" in mode:
-                Path(path).unlink(missing_ok=True)
-            raise OSError(reason.errno, reason.strerror, os.fspath(path)) from error
-
-
-def _system_error(error: BaseException | None) -> OSError | None:
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__ or error.__context__
-    return error
-
-
-def checksum(path: Path) -> str:
-    """blake2b of a file's content, 16 bytes in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def sync_folder(path: Path) -> None:
-    """Have the names in a folder on disk, where the file system can."""
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def replace(partial: Path, path: Path) -> None:
-    """Give partial the name path. An OSError leaves what has that name where it is."""
-    old = path.with_name(f".{path.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
-        path.rename(old)
-    try:
-        partial.rename(path)
-    except OSError:
-        if old.is_dir():
-            old.rename(path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
+log = logging.getLogger("aorta")
+_META = "aorta.json"
+"""File in a checkpoint with CheckpointMeta."""
 _MODULES = ("torch.distributed.checkpoint.metadata",)
+"""Modules whose classes a checkpoint's metadata may name."""
 _NAMES = {
     ("pathlib", "Path"),
     ("pathlib", "PosixPath"),
@@ -105,71 +55,25 @@ _NAMES = {
     ("builtins", "set"),
     ("builtins", "frozenset"),
 }
-
-
-class SafeReader(FileSystemReader):
-    """Refuses metadata that names anything else than what metadata is made of: pickle.UnpicklingError."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        path = self._get_metadata_path(kwargs.get("rank"))
-        with self.fs.create_stream(path, "rb") as file:
-            metadata = _Unpickler(file).load()
-        if not isinstance(metadata, Metadata):
-            raise pickle.UnpicklingError(f"metadata is a {type(metadata).__name__}")
-        for info in (metadata.storage_data or {}).values():
-            inside = pathlib.PurePath(info.relative_path)
-            if inside.is_absolute() or ".." in inside.parts:
-                raise pickle.UnpicklingError(f"metadata names {inside}, which is not in the checkpoint")
-        if getattr(metadata, "storage_meta", None) is None:
-            metadata.storage_meta = StorageMeta()
-        metadata.storage_meta.load_id = self.load_id  # type: ignore[union-attr]
-        return metadata
-
-
-class SafePlanner(DefaultLoadPlanner):
-    """Loads what is no tensor with weights_only: numbers, texts, lists."""
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        plain = io.BytesIO()
-        torch.save(torch.load(value, weights_only=True), plain)
-        plain.seek(0)
-        super().load_bytes(read_item, plain)
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        is_allowed = module in _MODULES and "." not in name
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout):
-            is_allowed = True
-        if is_allowed or (module, name) in _NAMES:
-            result = super().find_class(module, name)
-            if is_allowed and not isinstance(result, type | torch.dtype | torch.layout):
-                raise pickle.UnpicklingError(f"{module}.{name} is no class")
-            return result
-        raise pickle.UnpicklingError(f"it wants {module}.{name}, which no checkpoint needs")
-
-
-log = logging.getLogger("aorta")
-
-_META = "aorta.json"
+"""Further names that it may name."""
 
 
 class CheckpointMeta(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint is of. The learning rate is a function of the step and needs no state."""
+    """Description of a checkpoint. The learning rate is a function of the step and needs no state."""
 
     step: int
-    """Optimizer steps that are in it."""
+    """Number of optimizer steps done."""
     world_size: int
     seed: int
     model: dict[str, Any]
     loss_scale: float
     num_good: int
     files: dict[str, str] = {}
-    """Checksums by name; none in checkpoints of before."""
+    """Checksum of each file by its name; empty in checkpoints of earlier versions."""
 
 
 class Checkpoints:
-    """Saves and loads one run's state in <folder>/step_<n>. Every rank calls every method."""
+    """Save and load one run's state in <folder>/step_<n>. Every rank calls every method."""
 
     def __init__(
         self, config: Config, rank: int, model: nn.Module, optimizer: torch.optim.Optimizer, scale: LossScale
@@ -180,9 +84,10 @@ class Checkpoints:
         self._last_saved: int | None = None
 
     def save(self, step: int) -> Path:
-        """Write the state after `step` steps. Under its name only when complete: a rename is the last act.
+        """Write the state after `step` steps and return its folder.
 
-        AgreedError where a rank cannot write; then what there was before is as it was.
+        A rename is the last act: only a complete checkpoint has the name. Raises AgreedError where a rank
+        cannot write; earlier checkpoints are then as they were.
         """
         path = self.folder / f"step_{step:08d}"
         if step == self._last_saved:
@@ -202,7 +107,7 @@ class Checkpoints:
             if self._rank == 0:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
-        with self._agreed_writing(path):  # before what follows: it has collectives that all ranks join
+        with self._agreed_writing(path):  # a rank that fails here must not enter the collectives below
             write_whole(partial / _rng_name(self._rank), _rng_state())
         model, optimizer = get_state_dict(self._model, self._optimizer)
         writer = FileSystemWriter(partial)
@@ -223,13 +128,15 @@ class Checkpoints:
                 sync_folder(path.parent)
 
     def _own_files(self, folder: Path) -> list[Path]:
-        """What this rank wrote of a checkpoint; rank 0 has the metadata too."""
+        """Files of a checkpoint that this rank wrote; rank 0 also wrote the metadata."""
         mine = [*folder.glob(f"__{self._rank}_*"), folder / _rng_name(self._rank)]
         return [*mine, folder / ".metadata"] if self._rank == 0 else mine
 
     def _check_files(self, path: Path, meta: CheckpointMeta) -> None:
-        """ValueError where a file of this rank's share is not as it was written. Checkpoints of earlier
-        versions have no checksums."""
+        """Raise ValueError where a file of this rank's share is not as it was written.
+
+        Checkpoints of earlier versions have no checksums and pass.
+        """
         for number, (name, text) in enumerate(sorted(meta.files.items())):
             if number % dist.get_world_size() != self._rank:
                 continue
@@ -238,7 +145,7 @@ class Checkpoints:
 
     @contextmanager
     def _agreed_writing(self, path: Path) -> Iterator[None]:
-        """An OSError of one rank becomes everyone's AgreedError. Every rank enters."""
+        """Context in which an OSError of one rank becomes everyone's AgreedError. Every rank enters."""
         problem = None
         try:
             yield
@@ -284,7 +191,7 @@ class Checkpoints:
 
     @contextmanager
     def _agreed_reading(self, path: Path) -> Iterator[None]:
-        """What one rank cannot read becomes everyone's AgreedError. Every rank enters."""
+        """Context in which any error of one rank becomes everyone's AgreedError. Every rank enters."""
         problem = None
         try:
             yield
@@ -303,7 +210,7 @@ class Checkpoints:
         )
 
     def _check(self, meta: CheckpointMeta, path: Path) -> None:
-        """aux_loss_weight and capacity_factor may change; what decides the parameters may not."""
+        """Raise ConfigError for another model; aux_loss_weight and capacity_factor may change."""
         free = {"aux_loss_weight", "capacity_factor"}
         for key, value in msgspec.to_builtins(self._config.model).items():
             saved = meta.model.get(key, value)
@@ -313,12 +220,8 @@ class Checkpoints:
                 )
 
 
-def folder_of(config: Config) -> Path:
-    return Path(config.training.checkpoint_dir or Path(config.training.output_dir) / "checkpoints")
-
-
 def claim_checkpoint_folder(config: Config) -> None:
-    """Make the folder of a run that writes checkpoints; AgreedError where it cannot have it.
+    """Make the folder of a run that writes checkpoints; raise AgreedError where the run cannot have it.
 
     A run that does not resume gets no folder that holds checkpoints: it would overwrite some of them and
     leave the others to be taken for its own. Every rank calls it.
@@ -326,6 +229,10 @@ def claim_checkpoint_folder(config: Config) -> None:
     training = config.training
     if training.checkpoint_every or training.checkpoint_at_end:
         agree(_why_not(folder_of(config), config))
+
+
+def folder_of(config: Config) -> Path:
+    return Path(config.training.checkpoint_dir or Path(config.training.output_dir) / "checkpoints")
 
 
 def _why_not(folder: Path, config: Config) -> str | None:
@@ -362,7 +269,7 @@ def _unwritten(path: Path, error: OSError, config: Config) -> str:
 
 
 def newest(folder: Path) -> Path | None:
-    """The complete checkpoint with the most steps."""
+    """Path of the complete checkpoint with the most steps; None where there is none."""
     complete = filter(_is_step, folder.glob("step_*"))
     return max(complete, key=lambda path: int(path.name.removeprefix("step_")), default=None)
 
@@ -372,6 +279,7 @@ def _is_step(path: Path) -> bool:
 
 
 def read_meta(path: Path) -> CheckpointMeta:
+    """Description of the checkpoint at path. Raises ConfigError where there is none or it is damaged."""
     try:
         return msgspec.json.decode((path / _META).read_bytes(), type=CheckpointMeta)
     except FileNotFoundError:
@@ -394,9 +302,9 @@ def _damaged(path: Path, reason: str) -> str:
 
 @contextmanager
 def _own_failure(rank: int, kind: type[Exception]) -> Iterator[None]:
-    """Raises only this rank's own of the failures that torch gathered and raised on every rank.
+    """Context in which, of the failures that torch gathers and raises on every rank, a rank raises its own.
 
-    Where one of them is not of the kind expected, all of them, with their tracebacks.
+    Where one is not of the kind expected, torch's error with all of them and their tracebacks goes on.
     """
     try:
         yield
@@ -427,3 +335,103 @@ def _set_rng_state(state: dict[str, torch.Tensor]) -> None:
     devices = accelerator()
     if devices.torch_type in state and devices.is_initialized():
         devices.set_rng_state(state[devices.torch_type])
+
+
+class Disk(FileSystem):
+    """File system that raises the operating system's own error and removes a file that could not be finished.
+
+    torch.save turns an OSError into a RuntimeError about positions in its archive. And a disk that stays
+    full until all ranks have noticed would stop the records too.
+    """
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
+        try:
+            with super().create_stream(path, mode) as stream:
+                yield stream
+        except Exception as error:
+            reason = _system_error(error)
+            if reason is None:
+                raise
+            if "w" in mode:
+                Path(path).unlink(missing_ok=True)
+            raise OSError(reason.errno, reason.strerror, os.fspath(path)) from error
+
+
+def _system_error(error: BaseException | None) -> OSError | None:
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def checksum(path: Path) -> str:
+    """blake2b of a file's content, 16 bytes in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def replace(partial: Path, path: Path) -> None:
+    """Rename partial to path. After an OSError the checkpoint that had the name still has it."""
+    old = path.with_name(f".{path.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)
+    try:
+        partial.rename(path)
+    except OSError:
+        if old.is_dir():
+            old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Write the names in a folder to disk, where the file system can."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class SafeReader(FileSystemReader):
+    """Reader whose metadata may hold nothing but metadata; raises pickle.UnpicklingError for the rest."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = self._get_metadata_path(kwargs.get("rank"))
+        with self.fs.create_stream(path, "rb") as file:
+            metadata = _Unpickler(file).load()
+        if not isinstance(metadata, Metadata):
+            raise pickle.UnpicklingError(f"metadata is a {type(metadata).__name__}")
+        for info in (metadata.storage_data or {}).values():
+            inside = pathlib.PurePath(info.relative_path)
+            if inside.is_absolute() or ".." in inside.parts:
+                raise pickle.UnpicklingError(f"metadata names {inside}, which is not in the checkpoint")
+        if getattr(metadata, "storage_meta", None) is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id  # type: ignore[union-attr]
+        return metadata
+
+
+class SafePlanner(DefaultLoadPlanner):
+    """Planner that loads what is no tensor (numbers, texts, lists) with weights_only."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        plain = io.BytesIO()
+        torch.save(torch.load(value, weights_only=True), plain)
+        plain.seek(0)
+        super().load_bytes(read_item, plain)
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_allowed = module in _MODULES and "." not in name
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout):
+            is_allowed = True
+        if is_allowed or (module, name) in _NAMES:
+            result = super().find_class(module, name)
+            if is_allowed and not isinstance(result, type | torch.dtype | torch.layout):
+                raise pickle.UnpicklingError(f"{module}.{name} is no class")
+            return result
+        raise pickle.UnpicklingError(f"it wants {module}.{name}, which no checkpoint needs")

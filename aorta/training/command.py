@@ -16,12 +16,12 @@ DEFAULT_CONFIG = "default"
 DESCRIPTION = "Train a small decoder and record where its steps lose time."
 
 LATE_S = 2.0
-"""Seconds that a silent rank waits before it exits: a launcher ends all ranks with the first that exits,
-and the rank that prints the error may have started later."""
+"""Seconds that a silent rank waits before it exits: a launcher ends all ranks with the first that exits, and
+the rank that prints the error may have started later."""
 
 
 def main(arguments: list[str] | None = None, prog: str = "train.py") -> int:
-    """Train on the ranks of the environment; returns the exit status."""
+    """Train as one of the ranks that the environment names; return the exit status."""
     parser = Parser(prog=prog, description=DESCRIPTION)
     parser.add_argument(
         "--config", default=DEFAULT_CONFIG, help="default, ddp, fsdp, fsdp_tp, moe, tp, or a YAML file"
@@ -60,6 +60,7 @@ def main(arguments: list[str] | None = None, prog: str = "train.py") -> int:
 
 
 def describe(summary: Summary) -> str:
+    """Steps, losses and output folder of a finished run, for the terminal."""
     steps = f"{summary.num_steps - summary.first_step} steps"
     if summary.first_step:
         steps += f" after {summary.first_step} resumed"
@@ -72,7 +73,7 @@ def describe(summary: Summary) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports wrong arguments once per machine, not once per rank."""
+    """Parser that reports wrong arguments once per machine, not once per rank."""
 
     def error(self, message: str) -> NoReturn:
         if is_first_of_machine():
@@ -81,7 +82,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def fail(prog: str, message: str, says: bool) -> int:
-    """Return the exit status: one rank prints the error, the others give it time to."""
+    """Exit status of an error; prints it where this rank says it, and waits where another does."""
     if says:
         rank = "" if is_first_rank() else f"rank {rank_text()}: "
         print(f"{prog}: {rank}{message}", file=sys.stderr, flush=True)

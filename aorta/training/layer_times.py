@@ -30,7 +30,7 @@ from aorta.device.backend import Backend, backend_of
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import hardware_name_of
 from aorta.launcher import is_first_rank, launched_rank
-from aorta.projection.benchmarked import MeasuredUnit, Measurements, ModelShape, shape_of
+from aorta.projection.benchmarked import MeasuredUnit, Measurements, shape_of
 from aorta.projection.model import Model, load_model
 from aorta.training.model import Transformer
 from aorta.training.parallel import make_meshes
@@ -40,7 +40,7 @@ BF16 = torch.bfloat16
 
 
 class LayerWork(NamedTuple):
-    """One unit: what goes in, its forward pass to the tensors that a backward pass begins at."""
+    """One unit to time. forward() returns the tensors at which the backward pass begins."""
 
     name: str
     forward: Callable[[], tuple[Tensor, ...]]
@@ -57,7 +57,7 @@ class LayerTimes(NamedTuple):
 
 
 def measure(config: Config, num_warmup: int, num_repeats: int) -> list[MeasuredUnit]:
-    """Times of every unit, of the slowest rank. Every rank calls it and gets the same list.
+    """Times of every unit on the slowest rank, the same list on every rank. Collective.
 
     Needs a process group, and a config that layer_config made.
     """
@@ -90,69 +90,6 @@ def measure(config: Config, num_warmup: int, num_repeats: int) -> list[MeasuredU
     return units
 
 
-def time_unit(work: LayerWork, device: torch.device, num_warmup: int, num_repeats: int) -> LayerTimes:
-    """Forward and backward of a unit, over and over. Gradients are new in each repeat, as in a step of one
-    micro-batch."""
-    devices = backend_of(device)
-    clock = _DeviceClock(devices) if devices.is_device else _HostClock()
-    seeds: tuple[Tensor, ...] | None = None  # made once: a step's gradients come from the layer above
-    for repeat in range(num_warmup + num_repeats):
-        if repeat == num_warmup:
-            clock.start()
-        for tensor in (*work.inputs, *work.parameters):
-            tensor.grad = None
-        clock.mark()
-        roots = work.forward()
-        clock.mark()
-        if seeds is None:
-            seeds = tuple(torch.ones_like(root) for root in roots)
-        torch.autograd.backward(roots, seeds)
-        clock.mark()
-    marks = clock.marks_ms()
-    return LayerTimes(
-        [marks[i + 1] - marks[i] for i in range(0, len(marks), 3)],
-        [marks[i + 2] - marks[i + 1] for i in range(0, len(marks), 3)],
-    )
-
-
-class _HostClock:
-    """For the CPU, where a call returns when its work is done."""
-
-    def __init__(self) -> None:
-        self._marks: list[float] = []
-
-    def start(self) -> None:
-        self._marks = []
-
-    def mark(self) -> None:
-        self._marks.append(time.perf_counter() * 1e3)
-
-    def marks_ms(self) -> list[float]:
-        return self._marks
-
-
-class _DeviceClock:
-    """Events on the current stream, read when all repeats have been launched."""
-
-    def __init__(self, devices: Backend) -> None:
-        self._devices = devices
-        self._events: list[Any] = []
-
-    def start(self) -> None:
-        # The warm-up's events are dropped; the device keeps working on it while the first repeat is launched.
-        self._events = []
-
-    def mark(self) -> None:
-        event = self._devices.new_event(timing=True)
-        event.record()
-        self._events.append(event)
-
-    def marks_ms(self) -> list[float]:
-        self._devices.synchronize()
-        first = self._events[0]
-        return [first.elapsed_time(event) for event in self._events]
-
-
 def _units(model: Transformer, config: Config, device: torch.device) -> Iterator[LayerWork]:
     """The units of a model of one layer, in its order. Inputs stay the same tensors over all repeats."""
     shape = (config.training.batch_size, config.data.seq_len)
@@ -177,8 +114,73 @@ def _units(model: Transformer, config: Config, device: torch.device) -> Iterator
     yield LayerWork("output", run_output, (x_BSD,), ends)
 
 
+def time_unit(work: LayerWork, device: torch.device, num_warmup: int, num_repeats: int) -> LayerTimes:
+    """Times of a unit's forward and backward, repeated back to back.
+
+    Gradients are new in each repeat, as in a step of one micro-batch.
+    """
+    devices = backend_of(device)
+    clock = _DeviceClock(devices) if devices.is_device else _HostClock()
+    seeds: tuple[Tensor, ...] | None = None  # made once: a step's gradients come from the layer above
+    for repeat in range(num_warmup + num_repeats):
+        if repeat == num_warmup:
+            clock.start()
+        for tensor in (*work.inputs, *work.parameters):
+            tensor.grad = None
+        clock.mark()
+        roots = work.forward()
+        clock.mark()
+        if seeds is None:
+            seeds = tuple(torch.ones_like(root) for root in roots)
+        torch.autograd.backward(roots, seeds)
+        clock.mark()
+    marks = clock.marks_ms()
+    return LayerTimes(
+        [marks[i + 1] - marks[i] for i in range(0, len(marks), 3)],
+        [marks[i + 2] - marks[i + 1] for i in range(0, len(marks), 3)],
+    )
+
+
+class _HostClock:
+    """Clock of the CPU, where a call returns when its work is done."""
+
+    def __init__(self) -> None:
+        self._marks: list[float] = []
+
+    def start(self) -> None:
+        self._marks = []
+
+    def mark(self) -> None:
+        self._marks.append(time.perf_counter() * 1e3)
+
+    def marks_ms(self) -> list[float]:
+        return self._marks
+
+
+class _DeviceClock:
+    """Clock of a device: events on the current stream, read when all repeats have been launched."""
+
+    def __init__(self, devices: Backend) -> None:
+        self._devices = devices
+        self._events: list[Any] = []
+
+    def start(self) -> None:
+        # The warm-up's events are dropped; the device keeps working on it while the first repeat is launched.
+        self._events = []
+
+    def mark(self) -> None:
+        event = self._devices.new_event(timing=True)
+        event.record()
+        self._events.append(event)
+
+    def marks_ms(self) -> list[float]:
+        self._devices.synchronize()
+        first = self._events[0]
+        return [first.elapsed_time(event) for event in self._events]
+
+
 def _of_slowest_rank(values: list[float], device: torch.device) -> list[float]:
-    """Repeat by repeat: a layer with a collective ends when its last rank does."""
+    """The largest value of all ranks, per repeat: a layer with a collective ends when its last rank does."""
     largest = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     slowest: list[float] = largest.tolist()
@@ -240,7 +242,7 @@ def layer_config(
 
 @contextmanager
 def process_group(config: Config) -> Iterator[torch.device]:
-    """The ranks of the launcher, or this process alone; gives the device."""
+    """Context with the launcher's ranks, or this process alone, as process group; yields the device."""
     ranks = launched_rank()
     if config.parallel.dp is not None and config.parallel.tp * config.parallel.dp != ranks.world_size:
         needed = config.parallel.tp * config.parallel.dp
@@ -260,7 +262,7 @@ def process_group(config: Config) -> Iterator[torch.device]:
 def measurements(
     model: Model, config: Config, device: torch.device, gpu: str | None, units: list[MeasuredUnit]
 ) -> Measurements:
-    """The file's content. gpu: name of the hardware file where the device's own name does not tell it."""
+    """Content of the output file. gpu: its hardware file's name, where the device's own name does not tell it."""
     name = backend_of(device).name(device)
     return Measurements(
         schema=1,
@@ -273,7 +275,7 @@ def measurements(
 
 
 def write(path: Path, measured: Measurements) -> None:
-    """One JSON file; one that is there is left alone."""
+    """Write one JSON file; raise ConfigError, and leave the file alone, where the path exists."""
     try:
         with path.open("xb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")
@@ -281,6 +283,21 @@ def write(path: Path, measured: Measurements) -> None:
         raise ConfigError(f"--output {path} already exists; name another file") from None
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from None
+
+
+def text(measured: Measurements, path: Path) -> str:
+    """Table with a line per unit; the path is the last line."""
+    lines = [
+        f"{measured.source}   {measured.stack}",
+        "",
+        f"{'':12s}{'forward':>12s}{'p90':>10s}{'backward':>12s}{'p90':>10s}",
+    ]
+    lines += [
+        f"{unit.unit:12s}{unit.forward_ms:9.3f} ms{unit.forward_p90_ms or math.nan:10.3f}"
+        f"{unit.backward_ms:9.3f} ms{unit.backward_p90_ms or math.nan:10.3f}"
+        for unit in measured.units
+    ]
+    return "\n".join([*lines, "", f"wrote {path}"])
 
 
 @click.command(help=__doc__)
@@ -326,33 +343,6 @@ def _measured(**options: Any) -> Measurements:
     with process_group(config) as device:
         units = measure(config, options["warmup"], options["repeats"])
         return measurements(model, config, device, options["gpu_arch"], units)
-
-
-def text(measured: Measurements, path: Path) -> str:
-    """A line per unit, the path last."""
-    lines = [
-        f"{measured.source}   {measured.stack}",
-        "",
-        f"{'':12s}{'forward':>12s}{'p90':>10s}{'backward':>12s}{'p90':>10s}",
-    ]
-    lines += [
-        f"{unit.unit:12s}{unit.forward_ms:9.3f} ms{unit.forward_p90_ms or math.nan:10.3f}"
-        f"{unit.backward_ms:9.3f} ms{unit.backward_p90_ms or math.nan:10.3f}"
-        for unit in measured.units
-    ]
-    return "\n".join([*lines, "", f"wrote {path}"])
-
-
-__all__ = [
-    "ModelShape",
-    "LayerWork",
-    "layer_config",
-    "measure",
-    "measurements",
-    "process_group",
-    "time_unit",
-    "write",
-]
 
 
 if __name__ == "__main__":

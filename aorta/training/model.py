@@ -1,19 +1,10 @@
-"""Mixture of experts, its experts spread over the ep axis.
+"""The decoder transformer that aorta trains, dense or with a mixture of experts.
 
-N tokens of this rank's micro-batch, D model dim, F feed-forward dim, E experts, K experts per token,
-R ranks of the ep axis, L experts of this rank (E = R L), C slots per expert and source rank,
-A = N K assignments of a token to an expert.
-
-Decoder transformer: RMSNorm, RoPE, grouped-query attention, SwiGLU.
+setup.py makes a Transformer on the meta device, parallel.py splits it over ranks, and initial_value() then
+fills each parameter. Blocks have RMSNorm, rotary positions, grouped-query attention, and SwiGLU layers.
 
 B batch, S sequence, D model dim, F feed-forward dim, V vocabulary, H query heads, G key/value heads,
-C head dim. Under tensor parallelism H, G and F are this rank's part.
-
-Initial values that depend on a parameter's name and the seed, and on no parallel layout.
-
-Arithmetic that a training step needs.
-
-The decoder transformer that aorta trains, dense or with a mixture of experts.
+C head dim. Under tensor parallelism H, G and F are this rank's part. MixtureOfExperts has letters of its own.
 """
 
 import math
@@ -29,9 +20,165 @@ from torch.utils.checkpoint import checkpoint
 
 from aorta.config import ModelConfig
 
+TENSOR_PARALLEL_PLAN: dict[str, Literal["replicated_input", "colwise", "rowwise"]] = {
+    "attention": "replicated_input",
+    "attention.query": "colwise",
+    "attention.key": "colwise",
+    "attention.value": "colwise",
+    "attention.out": "rowwise",
+    "feed_forward": "replicated_input",
+    "feed_forward.gate": "colwise",
+    "feed_forward.up": "colwise",
+    "feed_forward.down": "rowwise",
+}
+"""Style in which each module of a block splits over the tp axis. Embedding, norms and output stay replicated.
+
+replicated_input makes one all-reduce of the input's gradient out of one per column-wise layer.
+"""
+_ADDS_TO_STREAM = ("attention.out.weight", "feed_forward.down.weight", "experts.down")
+"""Ends of the names of matrices whose output is added to the residual stream."""
+
+
+class Transformer(nn.Module):
+    """Model from tokens to loss: the output layer and the cross entropy are part of it."""
+
+    def __init__(self, config: ModelConfig, seq_len: int, recompute: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden)
+        rope = Rope(config.hidden // config.num_heads, seq_len, config.rope_theta)
+        self.blocks = nn.ModuleList(
+            TransformerBlock(config, rope, recompute) for _ in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden, config.norm_eps)
+        self.output = nn.Linear(config.hidden, config.vocab_size, bias=False)
+
+    def forward(self, token_BS: Tensor, target_BS: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean cross entropy over the micro-batch, and the load-balancing loss summed over layers."""
+        x_BSD = self.embedding(token_BS)
+        aux_loss = torch.zeros((), device=token_BS.device)
+        for block in self.blocks:
+            x_BSD, block_aux_loss = block(x_BSD)
+            if block_aux_loss is not None:
+                aux_loss = aux_loss + block_aux_loss
+        logit_BSV = self.output(self.norm(x_BSD))
+        loss = F.cross_entropy(logit_BSV.flatten(0, 1).float(), target_BS.flatten())
+        return loss, aux_loss
+
+
+class TransformerBlock(nn.Module):
+    """Attention and feed-forward, each behind a norm and added to the stream; a mixture's balancing loss."""
+
+    def __init__(self, config: ModelConfig, rope: "Rope", recompute: bool) -> None:
+        super().__init__()
+        self.recompute = recompute
+        self.attention_norm = RMSNorm(config.hidden, config.norm_eps)
+        self.attention = Attention(config, rope)
+        self.feed_forward_norm = RMSNorm(config.hidden, config.norm_eps)
+        self.feed_forward: nn.Module = (
+            MixtureOfExperts(config) if config.num_experts else FeedForward(config.hidden, config.ffn)
+        )
+
+    def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.recompute and torch.is_grad_enabled():
+            # Inside the block's forward, so that FSDP's hooks on the block stay outside the recomputed part.
+            out = checkpoint(self._layers, x_BSD, use_reentrant=False, preserve_rng_state=False)
+            return cast(tuple[Tensor, Tensor | None], out)
+        return self._layers(x_BSD)
+
+    def _layers(self, x_BSD: Tensor) -> tuple[Tensor, Tensor | None]:
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD))
+        y_BSD, aux_loss = self.feed_forward(self.feed_forward_norm(x_BSD))
+        return x_BSD + y_BSD, aux_loss
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig, rope: "Rope") -> None:
+        super().__init__()
+        self.head_dim = config.hidden // config.num_heads
+        self.rope = rope
+        self.query = nn.Linear(config.hidden, config.num_heads * self.head_dim, bias=False)
+        self.key = nn.Linear(config.hidden, config.num_kv_heads * self.head_dim, bias=False)
+        self.value = nn.Linear(config.hidden, config.num_kv_heads * self.head_dim, bias=False)
+        self.out = nn.Linear(config.num_heads * self.head_dim, config.hidden, bias=False)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        query_BHSC, key_BGSC = self._heads(self.query(x_BSD)), self._heads(self.key(x_BSD))
+        # Rotated together: a step of many small kernels is bound by how fast the host launches them.
+        sizes = (query_BHSC.shape[1], key_BGSC.shape[1])
+        both_BHSC = self.rope.rotate(torch.cat((query_BHSC, key_BGSC), dim=1))
+        query_BHSC, key_BGSC = both_BHSC.split(sizes, dim=1)
+        value_BGSC = self._heads(self.value(x_BSD))
+        y_BHSC = F.scaled_dot_product_attention(
+            query_BHSC, key_BGSC, value_BGSC, is_causal=True, enable_gqa=True
+        )
+        return cast(Tensor, self.out(y_BHSC.transpose(1, 2).flatten(2)))
+
+    def _heads(self, x_BSD: Tensor) -> Tensor:
+        x_BSHC = cast(Tensor, x_BSD.unflatten(-1, (-1, self.head_dim)))  # torch does not annotate it
+        return x_BSHC.transpose(1, 2)
+
+
+class Rope:
+    """Rotary position angles, float32 whatever the model computes in.
+
+    No module and no buffer: mixed precision would round the angles, and all blocks share one table.
+    """
+
+    def __init__(self, head_dim: int, seq_len: int, theta: float) -> None:
+        self.head_dim, self.seq_len, self.theta = head_dim, seq_len, theta
+        self._table: tuple[Tensor, Tensor] | None = None
+
+    def table(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """cos_SC and sin_SC, built on first use on a device."""
+        if self._table is None or self._table[0].device != device:
+            half = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float32)
+            frequency_C = self.theta ** (-half / self.head_dim)
+            angle_SC = torch.outer(torch.arange(self.seq_len, device=device).float(), frequency_C).repeat(
+                1, 2
+            )
+            self._table = (angle_SC.cos(), angle_SC.sin())
+        return self._table
+
+    def rotate(self, x_BHSC: Tensor) -> Tensor:
+        cos_SC, sin_SC = (t[: x_BHSC.shape[2]] for t in self.table(x_BHSC.device))
+        first, second = x_BHSC.chunk(2, dim=-1)
+        # The products with the float32 table are float32; negating and joining is exact before that.
+        rotated: Tensor = x_BHSC * cos_SC + torch.cat((-second, first), dim=-1) * sin_SC
+        return rotated.to(x_BHSC.dtype)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) x weight, computed in the type of x."""
+
+    def __init__(self, hidden: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden))
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        return F.rms_norm(x_BSD, (x_BSD.shape[-1],), self.weight.to(x_BSD.dtype), self.eps)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU. The second output stands where a mixture has its load-balancing loss."""
+
+    def __init__(self, hidden: int, ffn: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(hidden, ffn, bias=False)
+        self.up = nn.Linear(hidden, ffn, bias=False)
+        self.down = nn.Linear(ffn, hidden, bias=False)
+
+    def forward(self, x_BSD: Tensor) -> tuple[Tensor, None]:
+        return self.down(F.silu(self.gate(x_BSD)) * self.up(x_BSD)), None
+
 
 class MixtureOfExperts(nn.Module):
     """Each token visits its K best experts and gets the mean of their outputs, weighted by the router.
+
+    N tokens of this rank's micro-batch, E experts, K experts per token, A = N K assignments of a token to an
+    expert, R ranks of the ep axis, L experts of this rank (E = R L), X assignments that this rank's experts
+    serve; with a capacity, C slots per expert and source rank and S = E C slots of this rank's tokens.
 
     With a capacity all shapes are fixed and the host never waits. Without one (dropless) every token is
     served and the host reads the counts, which synchronises the device.
@@ -115,37 +262,6 @@ class MixtureOfExperts(nn.Module):
         return cast(Tensor, _AllToAll.apply(x_XD, receive, send, self.group))  # type: ignore[no-untyped-call]
 
 
-class Experts(nn.Module):
-    """SwiGLU experts, stacked in the first dim. With the parameters sharded over ep this rank's own."""
-
-    def __init__(self, num_experts: int, hidden: int, ffn: int) -> None:
-        super().__init__()
-        self.gate = nn.Parameter(torch.empty(num_experts, hidden, ffn))
-        self.up = nn.Parameter(torch.empty(num_experts, hidden, ffn))
-        self.down = nn.Parameter(torch.empty(num_experts, ffn, hidden))
-        self.num_local = num_experts
-        """Experts of this rank; whoever shards the parameters over the ep axis says so here."""
-
-    def forward(self, x_XD: Tensor, counts: list[int] | None) -> Tensor:
-        """Through the module's call, so that FSDP's hooks gather the parameters."""
-        gate_LDF, up_LDF, down_LFD = _local(self.gate), _local(self.up), _local(self.down)
-        if counts is None:
-            return torch.bmm(F.silu(torch.bmm(x_XD, gate_LDF)) * torch.bmm(x_XD, up_LDF), down_LFD)
-        outputs = [
-            (F.silu(x @ gate_LDF[e]) * (x @ up_LDF[e])) @ down_LFD[e]
-            for e, x in enumerate(x_XD.split(counts))
-        ]
-        return torch.cat(outputs)
-
-    def batched(self, x_LXD: Tensor) -> Tensor:
-        """The same number of tokens for every expert."""
-        return cast(Tensor, self(x_LXD, None))
-
-    def ragged(self, x_XD: Tensor, counts: list[int]) -> Tensor:
-        """counts[e] tokens for expert e, one expert's after the other's."""
-        return cast(Tensor, self(x_XD, counts))
-
-
 def route(x_ND: Tensor, router_ED: Tensor, num_active: int) -> tuple[Tensor, Tensor, Tensor]:
     """weight_NK (float32, sums to 1 over K), expert_NK (int64) and the load-balancing loss.
 
@@ -163,13 +279,38 @@ def route(x_ND: Tensor, router_ED: Tensor, num_active: int) -> tuple[Tensor, Ten
     return weight_NK / weight_NK.sum(dim=-1, keepdim=True), expert_NK, aux_loss
 
 
-def _first_of_each(expert_A: Tensor, num_experts: int) -> Tensor:
-    """Where each expert's run starts in sorted assignments."""
-    return torch.searchsorted(expert_A, torch.arange(num_experts, device=expert_A.device))
+class Experts(nn.Module):
+    """SwiGLU experts, stacked in the first dim. With the parameters sharded over ep this rank's own."""
 
+    def __init__(self, num_experts: int, hidden: int, ffn: int) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.empty(num_experts, hidden, ffn))
+        self.up = nn.Parameter(torch.empty(num_experts, hidden, ffn))
+        self.down = nn.Parameter(torch.empty(num_experts, ffn, hidden))
+        self.num_local = num_experts
+        """Experts of this rank; whoever shards the parameters over the ep axis says so here."""
 
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    def forward(self, x_XD: Tensor, counts: list[int] | None) -> Tensor:
+        """Output of each token's expert; counts None: as many tokens for every expert.
+
+        Both forms below come through this one call, so that FSDP's hooks gather the parameters.
+        """
+        gate_LDF, up_LDF, down_LFD = _local(self.gate), _local(self.up), _local(self.down)
+        if counts is None:
+            return torch.bmm(F.silu(torch.bmm(x_XD, gate_LDF)) * torch.bmm(x_XD, up_LDF), down_LFD)
+        outputs = [
+            (F.silu(x @ gate_LDF[e]) * (x @ up_LDF[e])) @ down_LFD[e]
+            for e, x in enumerate(x_XD.split(counts))
+        ]
+        return torch.cat(outputs)
+
+    def batched(self, x_LXD: Tensor) -> Tensor:
+        """Outputs for the same number of tokens per expert."""
+        return cast(Tensor, self(x_LXD, None))
+
+    def ragged(self, x_XD: Tensor, counts: list[int]) -> Tensor:
+        """Outputs for counts[e] tokens of expert e, one expert's after the other's."""
+        return cast(Tensor, self(x_XD, counts))
 
 
 class _AllToAll(torch.autograd.Function):
@@ -197,165 +338,21 @@ def _all_to_all(
     return received_XD
 
 
-TENSOR_PARALLEL_PLAN: dict[str, Literal["replicated_input", "colwise", "rowwise"]] = {
-    "attention": "replicated_input",
-    "attention.query": "colwise",
-    "attention.key": "colwise",
-    "attention.value": "colwise",
-    "attention.out": "rowwise",
-    "feed_forward": "replicated_input",
-    "feed_forward.gate": "colwise",
-    "feed_forward.up": "colwise",
-    "feed_forward.down": "rowwise",
-}
-"""How a block's modules split over the tp axis. Embedding, norms and output stay replicated.
-
-replicated_input makes one all-reduce of the input's gradient out of one per column-wise layer.
-"""
+def _first_of_each(expert_A: Tensor, num_experts: int) -> Tensor:
+    """Place at which each expert's run starts in sorted assignments."""
+    return torch.searchsorted(expert_A, torch.arange(num_experts, device=expert_A.device))
 
 
-class Transformer(nn.Module):
-    """Tokens in, loss out: the output layer and the cross entropy are part of the model."""
-
-    def __init__(self, config: ModelConfig, seq_len: int, recompute: bool = False) -> None:
-        super().__init__()
-        self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden)
-        rope = Rope(config.hidden // config.num_heads, seq_len, config.rope_theta)
-        self.rope = rope
-        self.blocks = nn.ModuleList(
-            TransformerBlock(config, rope, recompute) for _ in range(config.num_layers)
-        )
-        self.norm = RMSNorm(config.hidden, config.norm_eps)
-        self.output = nn.Linear(config.hidden, config.vocab_size, bias=False)
-
-    def forward(self, token_BS: Tensor, target_BS: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean cross entropy over the micro-batch, and the load-balancing loss summed over layers."""
-        x_BSD = self.embedding(token_BS)
-        aux_loss = torch.zeros((), device=token_BS.device)
-        for block in self.blocks:
-            x_BSD, block_aux_loss = block(x_BSD)
-            if block_aux_loss is not None:
-                aux_loss = aux_loss + block_aux_loss
-        logit_BSV = self.output(self.norm(x_BSD))
-        loss = F.cross_entropy(logit_BSV.flatten(0, 1).float(), target_BS.flatten())
-        return loss, aux_loss
-
-
-class TransformerBlock(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to the stream; a mixture's balancing loss."""
-
-    def __init__(self, config: ModelConfig, rope: "Rope", recompute: bool) -> None:
-        super().__init__()
-        self.recompute = recompute
-        self.attention_norm = RMSNorm(config.hidden, config.norm_eps)
-        self.attention = Attention(config, rope)
-        self.feed_forward_norm = RMSNorm(config.hidden, config.norm_eps)
-        self.feed_forward: nn.Module = (
-            MixtureOfExperts(config) if config.num_experts else FeedForward(config.hidden, config.ffn)
-        )
-
-    def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor | None]:
-        if self.recompute and torch.is_grad_enabled():
-            # Inside the block's forward, so that FSDP's hooks on the block stay outside the recomputed part.
-            out = checkpoint(self._layers, x_BSD, use_reentrant=False, preserve_rng_state=False)
-            return cast(tuple[Tensor, Tensor | None], out)
-        return self._layers(x_BSD)
-
-    def _layers(self, x_BSD: Tensor) -> tuple[Tensor, Tensor | None]:
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD))
-        y_BSD, aux_loss = self.feed_forward(self.feed_forward_norm(x_BSD))
-        return x_BSD + y_BSD, aux_loss
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) x weight, computed in the type of x."""
-
-    def __init__(self, hidden: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(hidden))
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        return F.rms_norm(x_BSD, (x_BSD.shape[-1],), self.weight.to(x_BSD.dtype), self.eps)
-
-
-class Rope:
-    """Rotary position angles, float32 whatever the model computes in.
-
-    No module and no buffer: mixed precision would round the angles, and all blocks share one table.
-    """
-
-    def __init__(self, head_dim: int, seq_len: int, theta: float) -> None:
-        self.head_dim, self.seq_len, self.theta = head_dim, seq_len, theta
-        self._table: tuple[Tensor, Tensor] | None = None
-
-    def table(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """cos_SC and sin_SC, built on first use on a device."""
-        if self._table is None or self._table[0].device != device:
-            half = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float32)
-            frequency_C = self.theta ** (-half / self.head_dim)
-            angle_SC = torch.outer(torch.arange(self.seq_len, device=device).float(), frequency_C).repeat(
-                1, 2
-            )
-            self._table = (angle_SC.cos(), angle_SC.sin())
-        return self._table
-
-    def rotate(self, x_BHSC: Tensor) -> Tensor:
-        cos_SC, sin_SC = (t[: x_BHSC.shape[2]] for t in self.table(x_BHSC.device))
-        first, second = x_BHSC.chunk(2, dim=-1)
-        # The products with the float32 table are float32; negating and joining is exact before that.
-        rotated: Tensor = x_BHSC * cos_SC + torch.cat((-second, first), dim=-1) * sin_SC
-        return rotated.to(x_BHSC.dtype)
-
-
-class Attention(nn.Module):
-    def __init__(self, config: ModelConfig, rope: Rope) -> None:
-        super().__init__()
-        self.head_dim = config.hidden // config.num_heads
-        self.rope = rope
-        self.query = nn.Linear(config.hidden, config.num_heads * self.head_dim, bias=False)
-        self.key = nn.Linear(config.hidden, config.num_kv_heads * self.head_dim, bias=False)
-        self.value = nn.Linear(config.hidden, config.num_kv_heads * self.head_dim, bias=False)
-        self.out = nn.Linear(config.num_heads * self.head_dim, config.hidden, bias=False)
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        query_BHSC, key_BGSC = self._heads(self.query(x_BSD)), self._heads(self.key(x_BSD))
-        # Rotated together: a step of many small kernels is bound by how fast the host launches them.
-        sizes = (query_BHSC.shape[1], key_BGSC.shape[1])
-        both_BHSC = self.rope.rotate(torch.cat((query_BHSC, key_BGSC), dim=1))
-        query_BHSC, key_BGSC = both_BHSC.split(sizes, dim=1)
-        value_BGSC = self._heads(self.value(x_BSD))
-        y_BHSC = F.scaled_dot_product_attention(
-            query_BHSC, key_BGSC, value_BGSC, is_causal=True, enable_gqa=True
-        )
-        return cast(Tensor, self.out(y_BHSC.transpose(1, 2).flatten(2)))
-
-    def _heads(self, x_BSD: Tensor) -> Tensor:
-        x_BSHC = cast(Tensor, x_BSD.unflatten(-1, (-1, self.head_dim)))  # torch does not annotate it
-        return x_BSHC.transpose(1, 2)
-
-
-class FeedForward(nn.Module):
-    """SwiGLU. The second output stands where a mixture has its load-balancing loss."""
-
-    def __init__(self, hidden: int, ffn: int) -> None:
-        super().__init__()
-        self.gate = nn.Linear(hidden, ffn, bias=False)
-        self.up = nn.Linear(hidden, ffn, bias=False)
-        self.down = nn.Linear(ffn, hidden, bias=False)
-
-    def forward(self, x_BSD: Tensor) -> tuple[Tensor, None]:
-        return self.down(F.silu(self.gate(x_BSD)) * self.up(x_BSD)), None
-
-
-_ADDS_TO_STREAM = ("attention.out.weight", "feed_forward.down.weight", "experts.down")
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def initial_value(
     name: str, shape: torch.Size, config: ModelConfig, seed: int, device: torch.device
 ) -> Tensor:
-    """The whole parameter in float32. CPU and GPU draw different numbers; ranks on like devices the same.
+    """The whole parameter in float32, a function of its name and the seed, whatever the parallel layout.
+
+    CPU and GPU draw different numbers; ranks on like devices the same.
 
     Matrices are normal with variance 1 / fan-in, less for those that add to the stream (1 / 2 layers).
     """
@@ -387,14 +384,3 @@ def train_flops_per_token(config: ModelConfig, seq_len: int) -> float:
     blocks = config.num_layers * (projections + attention + feed_forward)
     output = 2 * config.hidden * config.vocab_size
     return 3 * (blocks + output)
-
-
-__all__ = [
-    "TENSOR_PARALLEL_PLAN",
-    "TransformerBlock",
-    "Experts",
-    "MixtureOfExperts",
-    "Transformer",
-    "initial_value",
-    "train_flops_per_token",
-]

@@ -1,16 +1,10 @@
-"""Device meshes. Ranks of one tp group are neighbours, and so are those of one ep group.
+"""A model split over ranks by data, tensor and expert parallelism, and the gradients of what comes out.
 
-Turn a model on the meta device into its parallel form.
+make_meshes() makes the process groups, parallelize() gives a model on the meta device its parallel form, and
+fill() puts values into its parameters; the training loop then asks for clip_grad_norm() once per step.
 
-Order: tensor parallel and expert parallel split the parameters, compile wraps each block's forward, then
-DDP or fully_shard keeps the dp axis equal. Whatever the form, a parameter's gradient is the mean over dp
-ranks of the gradients of their own losses.
-
-Parameters that this rank holds a part of.
-
-The norm of a gradient whose parts live on different meshes.
-
-Data, tensor and expert parallelism over device meshes, with gradients and norms right across them.
+Whatever the form, a parameter's gradient is the mean over dp ranks of the gradients of their own losses.
+Gradients and parameters may lie on different meshes: what holds for the whole model is computed across them.
 """
 
 import logging
@@ -37,10 +31,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aorta.config import CompileConfig, Config, Layout
 
+log = logging.getLogger("aorta")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
+SplitPlan = Mapping[str, Literal["replicated_input", "colwise", "rowwise"]]
+
 
 @dataclass(frozen=True)
 class Meshes:
-    """The world seen as dp x tp, and, where experts are sharded or copied apart, as expert_dp x ep."""
+    """The world seen as dp x tp, and, where experts are sharded or copied apart, as expert_dp x ep.
+
+    Ranks of one tp group are neighbours, and so are those of one ep group.
+    """
 
     dense: DeviceMesh
     expert: DeviceMesh | None
@@ -55,7 +56,7 @@ class Meshes:
 
 
 def make_meshes(layout: Layout, device_type: str) -> Meshes:
-    """Creates the process groups: every rank calls it, in the same order."""
+    """Meshes and their process groups. Collective: every rank calls it, in the same order."""
     dense = init_device_mesh(device_type, (layout.dp, layout.tp), mesh_dim_names=("dp", "tp"))
     expert = None
     if layout.ep > 1:  # tp is 1 then
@@ -65,20 +66,13 @@ def make_meshes(layout: Layout, device_type: str) -> Meshes:
     return Meshes(dense, expert)
 
 
-log = logging.getLogger("aorta")
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
-
-SplitPlan = Mapping[str, Literal["replicated_input", "colwise", "rowwise"]]
-
-
 @dataclass(frozen=True)
 class WrappedParts:
-    """What of a model is wrapped how."""
+    """Modules of a model that parallelism treats apart."""
 
     blocks: Sequence[nn.Module]
     tensor_parallel: SplitPlan
-    """By the names of a block's submodules."""
+    """Style of each split submodule, by its name within a block."""
     experts: Sequence[nn.Module] = ()
     """Modules whose parameters have one entry per expert in dim 0."""
 
@@ -88,19 +82,19 @@ class ParallelModel:
     """The wrapped model and what its form asks of the training loop."""
 
     module: nn.Module
-    """Called with a micro-batch."""
+    """Module to call with a micro-batch."""
     plain: nn.Module
     """The model under the wrapper: the names of its parameters are the same in every form."""
     autocast_dtype: torch.dtype | None
     """Forms without FSDP keep fp32 parameters and gradients and cast in each operator."""
     device_type: str
-    _expert_group: dist.ProcessGroup | None = None
-    _expert_divisor: int = 1
-    _experts: list[nn.Module] = field(default_factory=list)
+    expert_group: dist.ProcessGroup | None = None
+    expert_divisor: int = 1
+    experts: list[nn.Module] = field(default_factory=list)
 
     @contextmanager
     def micro_batch(self, is_last: bool) -> Iterator[None]:
-        """Around forward and backward of a micro-batch: gradients are reduced on the last one only."""
+        """Context of a micro-batch's forward and backward; gradients are reduced in the last one only."""
         with self._gradient_sync(is_last):
             yield
         if is_last:
@@ -120,15 +114,15 @@ class ParallelModel:
         return nullcontext()
 
     def _reduce_replicated_experts(self) -> None:
-        """Under DDP, which leaves experts alone. They have their ep group's gradients already."""
-        for module in self._experts:
+        """Average the experts' gradients, which DDP leaves alone; they hold their ep group's sum already."""
+        for module in self.experts:
             for parameter in module.parameters():
                 gradient = parameter.grad
                 assert isinstance(gradient, DTensor)
                 local = gradient.to_local()
-                if self._expert_group is not None:
-                    dist.all_reduce(local, group=self._expert_group)
-                local.div_(self._expert_divisor)
+                if self.expert_group is not None:
+                    dist.all_reduce(local, group=self.expert_group)
+                local.div_(self.expert_divisor)
 
 
 def parallelize(
@@ -140,7 +134,12 @@ def parallelize(
     device: torch.device,
     initialize: Callable[[nn.Module], None],
 ) -> ParallelModel:
-    """Wrap the model. initialize is called once the parameters have memory, before DDP copies them."""
+    """Wrap the model, which lies on the meta device.
+
+    initialize is called once the parameters have memory, before DDP copies rank 0's to the others.
+    """
+    # Tensor and expert parallelism split the parameters first: DDP and FSDP must see the parts. Compiled
+    # forwards come before both, so that their hooks stay outside of the graphs.
     if layout.tp > 1:
         for block in parts.blocks:
             parallelize_module(block, meshes.tp, _tensor_parallel_styles(parts.tensor_parallel))
@@ -175,6 +174,27 @@ def _shard_experts(experts: nn.Module, ep: DeviceMesh) -> None:
     for name, parameter in list(experts.named_parameters(recurse=False)):
         sharded = distribute_tensor(parameter.detach(), ep, [Shard(0)])
         experts.register_parameter(name, nn.Parameter(sharded))
+
+
+def _compile_blocks(blocks: Sequence[nn.Module], config: CompileConfig, device: torch.device) -> None:
+    """Compile each block's forward; where the compiler does not work, say so once and leave them eager."""
+    import torch._dynamo  # slow to import, needed here only
+
+    def probe(x: Tensor) -> Tensor:
+        return (x * 2).sin().sum()
+
+    try:
+        torch.compile(probe, mode=config.mode)(torch.ones(8, device=device))
+    except Exception as error:  # whatever the compiler's own tools raise: the run goes on in eager mode
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        log.warning("compile.enabled: torch.compile does not work here, running eager: %s", reason[0])
+        return
+    # A block that fails to compile runs eagerly, with a warning that says why.
+    torch._dynamo.config.suppress_errors = True
+    # This would split graphs so that DDP's buckets start early; blocks are small, and it fails on them.
+    torch._dynamo.config.optimize_ddp = False
+    for block in blocks:
+        block.forward = torch.compile(block.forward, mode=config.mode, dynamic=config.dynamic)
 
 
 def _fully_shard(
@@ -234,9 +254,9 @@ def _replicate(
     autocast_dtype = None if dtype == torch.float32 else dtype
     form = ParallelModel(model, model, autocast_dtype, device.type)
     if meshes.expert is not None:
-        form._experts = list(parts.experts)
-        form._expert_divisor = layout.dp
-        form._expert_group = meshes.expert["expert_dp"].get_group() if layout.expert_dp > 1 else None
+        form.experts = list(parts.experts)
+        form.expert_divisor = layout.dp
+        form.expert_group = meshes.expert["expert_dp"].get_group() if layout.expert_dp > 1 else None
         ignored = [name for name, p in model.named_parameters() if isinstance(p, DTensor)]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
     if layout.dp > 1:
@@ -252,30 +272,9 @@ def _replicate(
     return form
 
 
-def _compile_blocks(blocks: Sequence[nn.Module], config: CompileConfig, device: torch.device) -> None:
-    """Compile each block's forward, hooks outside. A compiler that does not work here is reported once."""
-    import torch._dynamo  # slow to import, needed here only
-
-    def probe(x: Tensor) -> Tensor:
-        return (x * 2).sin().sum()
-
-    try:
-        torch.compile(probe, mode=config.mode)(torch.ones(8, device=device))
-    except Exception as error:  # whatever the compiler's own tools raise: the run goes on in eager mode
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        log.warning("compile.enabled: torch.compile does not work here, running eager: %s", reason[0])
-        return
-    # A block that fails to compile runs eagerly, with a warning that says why.
-    torch._dynamo.config.suppress_errors = True
-    # This would split graphs so that DDP's buckets start early; blocks are small, and it fails on them.
-    torch._dynamo.config.optimize_ddp = False
-    for block in blocks:
-        block.forward = torch.compile(block.forward, mode=config.mode, dynamic=config.dynamic)
-
-
 @torch.no_grad()
 def fill(parameter: Tensor, value: Tensor) -> None:
-    """Give a parameter the values that every rank knows in full; each keeps its part, nothing is sent."""
+    """Copy values that every rank has in full into a parameter: each keeps its part, nothing is sent."""
     if not isinstance(parameter, DTensor):
         parameter.copy_(value)
         return
@@ -289,12 +288,6 @@ def fill(parameter: Tensor, value: Tensor) -> None:
     local.copy_(value)
 
 
-def shard_dim(placement: Placement) -> int | None:
-    """The tensor dim that an axis shards. Also where FSDP shards what tp has: that is no Shard to DTensor."""
-    assert not placement.is_partial(), placement
-    return None if placement.is_replicate() else placement.dim  # type: ignore[attr-defined]
-
-
 def _chunk(value: Tensor, dim: int, mesh: DeviceMesh, axis: int) -> Tensor:
     """This rank's piece as torch.chunk cuts it; the last ranks may have none."""
     chunks = value.chunk(mesh.size(axis), dim)
@@ -302,10 +295,19 @@ def _chunk(value: Tensor, dim: int, mesh: DeviceMesh, axis: int) -> Tensor:
     return chunks[index] if index < len(chunks) else value.narrow(dim, 0, 0)
 
 
+def shard_dim(placement: Placement) -> int | None:
+    """The tensor dim that an axis shards, None for a replicated one.
+
+    Where FSDP shards what tp has sharded the placement has a dim, yet is no Shard to DTensor.
+    """
+    assert not placement.is_partial(), placement
+    return None if placement.is_replicate() else placement.dim  # type: ignore[attr-defined]
+
+
 def parameter_groups(
     parameters: Iterable[nn.Parameter], weight_decay: float
 ) -> list[dict[str, list[nn.Parameter] | float]]:
-    """Groups for an optimizer: vectors without decay; and one mesh each, as its fused operators need."""
+    """Groups for an optimizer: vectors have no decay, and one group has one mesh, as fused operators need."""
     groups: dict[tuple[bool, str], list[nn.Parameter]] = {}
     for parameter in parameters:
         key = (parameter.ndim > 1, mesh_key(parameter))
@@ -317,8 +319,26 @@ def parameter_groups(
 
 
 def mesh_key(tensor: Tensor) -> str:
-    """Equal for tensors whose operators can be batched: the same mesh, or none."""
+    """Text that is equal for tensors whose operators can be batched: on the same mesh, or on none."""
     return str(tensor.device_mesh) if isinstance(tensor, DTensor) else "local"
+
+
+@torch.no_grad()
+def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float | None, unscale: float = 1.0) -> Tensor:
+    """Scale the gradients so that their global norm is at most max_norm, and return the norm before.
+
+    unscale multiplies the gradients first (fp16 loss scaling); the norm is that of the unscaled gradients.
+    A norm that is not finite leaves inf or nan in the gradients.
+    """
+    parameters = list(parameters)
+    norm = global_grad_norm(parameters) * unscale
+    factor = torch.full_like(norm, unscale)
+    if max_norm is not None:
+        factor = factor * (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    local = [_local_and_groups(p.grad)[0] for p in parameters if p.grad is not None]
+    if local and (max_norm is not None or unscale != 1.0):
+        torch._foreach_mul_(local, factor)
+    return norm
 
 
 @torch.no_grad()
@@ -346,24 +366,6 @@ def global_grad_norm(parameters: Iterable[Tensor]) -> Tensor:
     return total.sqrt()
 
 
-@torch.no_grad()
-def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float | None, unscale: float = 1.0) -> Tensor:
-    """Scale the gradients so that their global norm is at most max_norm, and return the norm before.
-
-    unscale multiplies the gradients first (fp16 loss scaling); the norm is that of the unscaled gradients.
-    A norm that is not finite leaves inf or nan in the gradients.
-    """
-    parameters = list(parameters)
-    norm = global_grad_norm(parameters) * unscale
-    factor = torch.full_like(norm, unscale)
-    if max_norm is not None:
-        factor = factor * (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    local = [_local_and_groups(p.grad)[0] for p in parameters if p.grad is not None]
-    if local and (max_norm is not None or unscale != 1.0):
-        torch._foreach_mul_(local, factor)
-    return norm
-
-
 def _local_and_groups(gradient: Tensor) -> tuple[Tensor, tuple[dist.ProcessGroup, ...]]:
     """This rank's part, and the groups over which the parts make the whole."""
     if not isinstance(gradient, DTensor):
@@ -375,15 +377,3 @@ def _local_and_groups(gradient: Tensor) -> tuple[Tensor, tuple[dist.ProcessGroup
         if shard_dim(placement) is not None and mesh.size(axis) > 1
     )
     return gradient.to_local(), groups
-
-
-__all__ = [
-    "Meshes",
-    "ParallelModel",
-    "WrappedParts",
-    "clip_grad_norm",
-    "fill",
-    "make_meshes",
-    "parallelize",
-    "parameter_groups",
-]

@@ -1,4 +1,7 @@
-"""What the loop asks of the instrument, and a recorder that measures nothing for runs without it."""
+"""The recorder as the training loop sees it, and HostRecorder for runs with recording.enabled = false.
+
+Both the instrument of aorta.attach and HostRecorder are a LoopRecorder, so that the loop has no branches.
+"""
 
 import time
 from collections import deque
@@ -19,9 +22,12 @@ from aorta.steps.record import partial_record
 OnRecord = Callable[[StepRecord], None]
 
 _OFF = "recording.enabled is false"
+"""Reason in the records why device times are missing."""
 
 
 class LoopStep(Protocol):
+    """A step while it runs."""
+
     def log(
         self,
         *,
@@ -33,8 +39,10 @@ class LoopStep(Protocol):
 
 
 class LoopRecorder(Protocol):
+    """Calls that the training loop makes."""
+
     def on_record(self, callback: OnRecord, /) -> None:
-        """callback gets each StepRecord a few steps later, from another thread, and must not block."""
+        """Call back with each StepRecord a few steps later, from another thread; callback must not block."""
 
     def step(
         self,
@@ -48,19 +56,19 @@ class LoopRecorder(Protocol):
     def range(self, name: str, /) -> AbstractContextManager[object]: ...
 
     def pausing(self, activity: str, /) -> AbstractContextManager[None]:
-        """A context around what is no step and may take long."""
+        """Context of an activity between steps that may take long, such as a checkpoint."""
 
     def stopped(self, reason: str, /) -> None:
-        """The run was asked to end early, by a signal of this name."""
+        """Note that the run was asked to end early, by a signal of this name."""
 
 
 class HostRecorder:
-    """Losses and host times for the progress line, without the instrument. Writes no file of its own."""
+    """Recorder of losses and host times for the progress line. Writes no file itself; its companions may."""
 
     def __init__(
         self, rank: int, world_size: int, output_dir: str | Path = ".", companions: Iterable[Companion] = ()
     ) -> None:
-        """output_dir: of the companions."""
+        """output_dir: folder that the companions write to."""
         self.rank, self.world_size = rank, world_size
         self.output_dir = Path(output_dir)
         self.companions = Companions(companions)
@@ -88,7 +96,7 @@ class HostRecorder:
 
     @property
     def store_prefix(self) -> str:
-        """train.py's store has a word of the attempt before every key."""
+        """Prefix of the companions' keys; the training loop's store puts a word of the attempt before it."""
         return "aorta"
 
     def pausing(self, activity: str) -> AbstractContextManager[None]:
@@ -177,7 +185,7 @@ class _HostStep:
 
 
 def _copy(value: Tensor) -> Tensor:
-    """To pinned memory without waiting; the step's event says when it is there."""
+    """Copy of a value in host memory, without waiting: it is there when the step's event has passed."""
     value = value.detach()
     if not value.is_cuda:
         return value.clone()

@@ -1,6 +1,6 @@
-"""What the loop needs before its first step: device, process group, model, optimizer, schedule, text.
+"""Parts of a training run that exist before its first step: device, process group, model, optimizer, data.
 
-B batch, S sequence.
+trainer.py calls them in the order in which they stand here. B batch, S sequence.
 """
 
 import logging
@@ -35,6 +35,8 @@ from aorta.training.parallel import Meshes, ParallelModel, WrappedParts, fill, p
 from aorta.training.recorder import LoopRecorder
 
 log = logging.getLogger("aorta")
+_MAX_ALPHABET = 512
+"""Most different tokens in the synthetic text: few enough that the loss falls soon with any vocabulary."""
 
 
 class AgreedError(ConfigError):
@@ -42,7 +44,10 @@ class AgreedError(ConfigError):
 
 
 def choose_device(config: Config, ranks: LaunchedRank) -> torch.device:
-    """A GPU of its own for every rank, or the CPU. Before any process group exists."""
+    """A GPU of its own for every rank, or the CPU. Raises ConfigError where the setting cannot be had.
+
+    Needs no process group: a rank that has no device must not wait for others.
+    """
     device_type, backend = config.training.device, config.distributed.backend
     gpus = accelerator()
     num_gpus = gpus.count() if device_type != "cpu" and gpus.is_available() else 0
@@ -59,6 +64,16 @@ def choose_device(config: Config, ranks: LaunchedRank) -> torch.device:
     if backend == "gloo" and use_gpu:
         raise ConfigError("distributed.backend = gloo trains on the CPU, set training.device=cpu")
     return gpus.device(ranks.local_rank) if use_gpu else torch.device("cpu")
+
+
+def set_arithmetic(config: Config) -> None:
+    """Set matrix multiply precision, determinism and seeds of this process."""
+    training = config.training
+    torch.set_float32_matmul_precision("high" if training.precision == "tf32" else "highest")
+    if training.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    torch.manual_seed(training.seed)
 
 
 def start_process_group(config: Config, ranks: LaunchedRank, device: torch.device) -> Store:
@@ -94,7 +109,7 @@ def start_process_group(config: Config, ranks: LaunchedRank, device: torch.devic
 
 
 def _drawn_by_rank_0(store: Store, ranks: LaunchedRank) -> str:
-    """A word that no other attempt of the job has."""
+    """A random word, the same on all ranks, that no other attempt of the job has."""
     word = secrets.token_hex(8)
     if ranks.world_size == 1:
         return word
@@ -105,7 +120,7 @@ def _drawn_by_rank_0(store: Store, ranks: LaunchedRank) -> str:
 
 
 def agree(problem: str | None) -> None:
-    """AgreedError on every rank as soon as one has a problem. Every rank calls it, in the default group."""
+    """Raise AgreedError on every rank if one has a problem. Collective over the default group."""
     problems: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(problems, problem)
     for rank, message in enumerate(problems):
@@ -113,18 +128,11 @@ def agree(problem: str | None) -> None:
             raise AgreedError(message if rank == 0 else f"rank {rank}: {message}")
 
 
-def set_arithmetic(config: Config) -> None:
-    """Matrix multiply precision, determinism and seeds of this process."""
-    training = config.training
-    torch.set_float32_matmul_precision("high" if training.precision == "tf32" else "highest")
-    if training.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-    torch.manual_seed(training.seed)
-
-
 def build_model(config: Config, layout: Layout, meshes: Meshes, device: torch.device) -> ParallelModel:
-    """Made on the meta device: a rank allocates its shards, and one whole parameter at a time."""
+    """The wrapped model with its initial values. Collective.
+
+    It is made on the meta device, so that a rank allocates its shards and one whole parameter at a time.
+    """
     with torch.device("meta"):
         model = Transformer(config.model, config.data.seq_len, config.training.activation_checkpointing)
     blocks = [block for block in model.blocks if isinstance(block, TransformerBlock)]
@@ -155,32 +163,8 @@ def build_optimizer(config: Config, form: ParallelModel, device: torch.device) -
     )
 
 
-_MAX_ALPHABET = 512
-
-
-class SyntheticTokens:
-    """Walks around a circle of tokens in a fixed random order: each token decides the next.
-
-    A batch is a function of seed, dp rank, step and micro-batch, so a resumed run sees what it would have.
-    At most _MAX_ALPHABET different tokens, so that the loss falls soon with any vocabulary.
-    """
-
-    def __init__(self, vocab_size: int, seq_len: int, batch_size: int, seed: int, dp_rank: int) -> None:
-        self._batch_size, self._seed, self._dp_rank = batch_size, seed, dp_rank
-        rng = np.random.default_rng([seed, 0])
-        self._circle = rng.permutation(vocab_size)[:_MAX_ALPHABET].astype(np.int64)
-        self._offset_S = np.arange(seq_len + 1)
-
-    def batch(self, step: int, micro_batch: int) -> Tensor:
-        """int64 on the CPU, one token more than the model reads: the targets are shifted by one."""
-        rng = np.random.default_rng([self._seed, 1, self._dp_rank, step, micro_batch])
-        start_B = rng.integers(len(self._circle), size=self._batch_size)
-        place_BS = (start_B[:, None] + self._offset_S) % len(self._circle)
-        return torch.from_numpy(self._circle[place_BS])
-
-
 class BatchFeed:
-    """Micro-batches on the device, in order. The next one is copied while this one is computed on."""
+    """Micro-batches on the device, in order; the next is copied while the last one taken is computed on."""
 
     def __init__(
         self, config: Config, dp_rank: int, device: torch.device, recorder: LoopRecorder, first_step: int
@@ -202,7 +186,7 @@ class BatchFeed:
         self._next: tuple[Tensor, Any] | None = None
 
     def take(self) -> tuple[Tensor, Tensor]:
-        """token_BS and target_BS."""
+        """Inputs token_BS and their target_BS, ready for the current stream."""
         batch_BS = self._take_copied() if self._stream is not None else self._read().to(self._device)
         return batch_BS[:, :-1], batch_BS[:, 1:]
 
@@ -215,7 +199,8 @@ class BatchFeed:
         batch_BS, copied = self._next or self._start_copy()
         current = self._devices.current_stream(self._device.index).stream
         current.wait_event(copied)
-        batch_BS.record_stream(current)  # its memory belongs to the copy stream
+        # The allocator must not give this memory to the copy stream again while the current one reads it.
+        batch_BS.record_stream(current)
         self._next = self._start_copy()
         return batch_BS
 
@@ -227,8 +212,28 @@ class BatchFeed:
             return batch_BS, self._stream.record_event()
 
 
+class SyntheticTokens:
+    """Walks around a circle of tokens in a fixed random order: each token decides the next.
+
+    A batch is a function of seed, dp rank, step and micro-batch, so a resumed run sees what it would have.
+    """
+
+    def __init__(self, vocab_size: int, seq_len: int, batch_size: int, seed: int, dp_rank: int) -> None:
+        self._batch_size, self._seed, self._dp_rank = batch_size, seed, dp_rank
+        rng = np.random.default_rng([seed, 0])
+        self._circle = rng.permutation(vocab_size)[:_MAX_ALPHABET].astype(np.int64)
+        self._offset_S = np.arange(seq_len + 1)
+
+    def batch(self, step: int, micro_batch: int) -> Tensor:
+        """Tokens as int64 on the CPU, one more per row than the model reads: targets are shifted by one."""
+        rng = np.random.default_rng([self._seed, 1, self._dp_rank, step, micro_batch])
+        start_B = rng.integers(len(self._circle), size=self._batch_size)
+        place_BS = (start_B[:, None] + self._offset_S) % len(self._circle)
+        return torch.from_numpy(self._circle[place_BS])
+
+
 def learning_rate(step: int, num_steps: int, lr: float, scheduler: SchedulerConfig) -> float:
-    """At this global step, counted from 0. Linear rise over warmup_steps, then as scheduler.kind says."""
+    """Rate at a global step, counted from 0: a linear rise over warmup_steps, then as scheduler.kind says."""
     if step < scheduler.warmup_steps:
         return lr * (step + 1) / scheduler.warmup_steps
     if scheduler.kind == "constant":

@@ -1,4 +1,4 @@
-"""How ranks agree on the last step after a signal, without a collective per step.
+"""Agreement of all ranks on the last step after a signal, without a collective per step.
 
 A side thread of every rank looks at the store. Once a stop is requested it freezes its rank: the step
 running now is published, and the training loop may not start another until all ranks have published
@@ -23,14 +23,14 @@ from typing import Any, Protocol, Self
 log = logging.getLogger("aorta")
 
 _AGREE_S = 10.0
-"""Side threads answer within two polls: a rank that has not by then is gone, and collectives hang."""
+"""Seconds until a rank that has not answered is taken for gone: side threads answer within two polls."""
 
 _SAME_SIGNAL_S = 0.5
-"""A terminal and the launcher may both pass on one Ctrl-C; only a later signal is a second one."""
+"""Seconds in which signals count as one: a terminal and the launcher may both pass on one Ctrl-C."""
 
 
 class StopStore(Protocol):
-    """The part of torch.distributed.Store that is used here."""
+    """Methods of torch.distributed.Store that are used here."""
 
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
@@ -38,7 +38,7 @@ class StopStore(Protocol):
 
 
 class StopAgreement:
-    """Catches SIGINT and SIGTERM while entered. A second signal ends the process at once.
+    """Catch SIGINT and SIGTERM while entered. A second signal ends the process at once.
 
     Leave it only when every rank has finished its steps (after a barrier): until then others may ask.
     """
@@ -53,12 +53,12 @@ class StopAgreement:
         exit_now: Callable[[int], Any] = os._exit,
     ) -> None:
         self.signal_number: int | None = None
-        """What ended the run; None while nothing has."""
+        """Signal that ends the run, once the ranks have agreed; None until then."""
         self._store, self._rank, self._world_size = store, rank, world_size
         self._poll_s, self._exit_now = poll_s, exit_now
         self._changed = threading.Condition()
         self._running_step = first_step - 1
-        self._frozen = False
+        self._frozen = False  # True: the loop may not start a step after _running_step, which is published
         self._last_step: int | None = None
         self._failure: Exception | None = None
         self._give_up_s: float | None = None
@@ -99,7 +99,7 @@ class StopAgreement:
         self._wake_write.close()
 
     def may_start(self, step: int) -> bool:
-        """Call before each step, with numbers that rise by one. False: the previous step was the last.
+        """False if the step before was the last one; call before each step, with numbers that rise by one.
 
         Waits only while ranks are agreeing, for about two polls.
         """
@@ -131,7 +131,8 @@ class StopAgreement:
             self._lose_store(error)
 
     def _lose_store(self, error: Exception) -> None:
-        """The run goes on. A later signal ends it at once, an earlier one after the time to write records."""
+        """Go on without agreement: a later signal ends the run at once, an earlier one after time to write
+        records."""
         if not self._closing:
             log.warning("rank %d can no longer agree with the others on a stop: %s", self._rank, error)
         with self._changed:
@@ -143,7 +144,7 @@ class StopAgreement:
                 self._exit_now(128 + signal.SIGTERM)
 
     def _read_signals(self) -> None:
-        """Waits up to a poll. Short while agreeing."""
+        """Wait for a signal for up to one poll, a tenth of one while agreeing."""
         poll_s = self._poll_s / 10 if self._frozen and self._last_step is None else self._poll_s
         readable, _, _ = select.select([self._wake_read], [], [], poll_s)
         if not readable:
