@@ -26,7 +26,7 @@ def sweep(
     as_json: bool = False,
     settings: tuple[str, ...] = (),
 ) -> int:
-    """Run the trials of a sweep that are missing, print the answer, and return the exit code.
+    """Run the trials of a sweep that are missing, print the answer, and return the exit status.
 
     settings: KEY=VALUE for all trials, on top of the file's overrides.
     """
@@ -52,7 +52,7 @@ def _sweep(spec: SweepSpec, output: Path | None, retry_failed: bool, only_list: 
         return FINE
 
     def print_trial(num_done: int, total: int, point: Point, is_earlier: bool) -> None:
-        # Numbers of this trial's own kind: only at the end it is known which kind all trials have.
+        # Shown in this trial's own kind of number: only at the end it is known which kind all trials have.
         trial_lead = lead_of(spec.objective, [point])
         result = number(spec, point, trial_lead) if point.status == "measured" else point.reason
         earlier_text = " (from an earlier run)" if is_earlier else ""
@@ -60,7 +60,7 @@ def _sweep(spec: SweepSpec, output: Path | None, retry_failed: bool, only_list: 
             f"{num_done}/{total}  {spec.objective} {result}{earlier_text}  {described(point)}", err=True
         )
 
-    document = run_sweep(spec, folder, told=print_trial, retry_failed=retry_failed)
+    document = run_sweep(spec, folder, on_trial=print_trial, retry_failed=retry_failed)
     exit_code = FINE if all(point.status == "measured" for point in document.points) else VIOLATED
     if as_json:
         click.echo(to_json(document).decode())
@@ -77,7 +77,7 @@ def _sweep(spec: SweepSpec, output: Path | None, retry_failed: bool, only_list: 
 
 @contextmanager
 def goes_on_later() -> Iterator[None]:
-    """Tell the user, on Ctrl-C, that finished trials are kept."""
+    """Context that tells the user, on Ctrl-C, that finished trials are kept."""
     try:
         yield
     except KeyboardInterrupt:
@@ -87,7 +87,7 @@ def goes_on_later() -> Iterator[None]:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Raise SystemExit on SIGTERM, so that the processes of a trial are ended on the way out."""
+    """Context that raises SystemExit on SIGTERM, so that a trial's processes are ended on the way out."""
 
     def leave(number: int, _: object) -> None:
         sys.exit(128 + number)

@@ -1,4 +1,7 @@
-"""The table and the picture of a sweep: trials by their objective, the best first."""
+"""Text, table and picture of a sweep: trials by their objective, the best first.
+
+A lead is the kind of number, raw or calibrated, by which all trials are ranked.
+"""
 
 from pathlib import Path
 
@@ -24,10 +27,11 @@ from aorta.account.results.schema import Metric, Point
 from aorta.sweep.spec import SweepSpec
 
 MOST_ROWS = 40
+"""Trials shown in the table and in the picture."""
 
 
 def ranked(spec: SweepSpec, points: list[Point]) -> list[Point]:
-    """Measured trials, the best first, by numbers of one kind."""
+    """Measured trials, the best first, by one kind of number."""
     lead = lead_of(spec.objective, points)
     measured = [point for point in points if point.status == "measured"]
     return sorted(measured, key=lambda point: _value(spec, point, lead), reverse=spec.maximizes())
@@ -48,8 +52,7 @@ def answer(spec: SweepSpec, points: list[Point]) -> str:
 
 
 def note(spec: SweepSpec, points: list[Point]) -> str:
-    """Reason why raw numbers rank although a step of some trial is calibrated; '' where they do not, or none
-    is."""
+    """Sentence why raw numbers rank although some trial has calibrated ones; empty where that is not so."""
     name = spec.objective
     measured = [point for point in points if point.status == "measured"]
     lacking = [point for point in measured if not is_calibrated(point, name)]
@@ -63,6 +66,7 @@ def note(spec: SweepSpec, points: list[Point]) -> str:
 
 
 def table(spec: SweepSpec, points: list[Point]) -> Table:
+    """Table of the trials, the best first and the failed ones with their reasons last."""
     names = list(spec.choices())
     lead = lead_of(spec.objective, points)
     text_table = Table(box=None, pad_edge=False, header_style="bold")
@@ -85,7 +89,7 @@ def table(spec: SweepSpec, points: list[Point]) -> Table:
 
 
 def draw(spec: SweepSpec, points: list[Point], path: Path) -> Path:
-    """PNG: every trial's objective with its interval, the best on top."""
+    """Write a PNG of the objectives with their intervals, the best on top; return its path."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -125,7 +129,7 @@ def quantity(metric: Metric) -> str:
 
 
 def number(spec: SweepSpec, point: Point, lead: Lead) -> str:
-    """'2.1 ms, calibrated'"""
+    """The trial's objective as text, such as `2.1 ms, calibrated`."""
     return with_word(quantity(leading_metric(point, spec.objective, lead)), word(point, spec.objective, lead))
 
 
@@ -140,7 +144,8 @@ def _interval(metric: Metric) -> str:
 
 
 def _is_same(spec: SweepSpec, first: Point, second: Point, lead: Lead) -> bool:
-    """Nothing tells them apart. A calibration is off by the same in all steps, which no interval holds."""
+    """True if nothing shows a difference. A calibration error is the same in all steps, so that no interval
+    holds it: it is compared with the difference by itself."""
     name = spec.objective
     if lead == "calibrated":
         difference = abs(_value(spec, first, lead) - _value(spec, second, lead))
@@ -150,7 +155,7 @@ def _is_same(spec: SweepSpec, first: Point, second: Point, lead: Lead) -> bool:
 
 
 def _overlaps(first: Metric, second: Metric) -> bool:
-    """Returns True where the intervals overlap, or one is not known."""
+    """True if the intervals overlap, or one is not known."""
     if first.interval is None or second.interval is None:
         return True
     low = max(first.interval.low or 0.0, second.interval.low or 0.0)

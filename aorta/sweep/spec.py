@@ -1,4 +1,9 @@
-"""SWEEP.yaml: what is varied, what is kept, what counts; environment variables that a sweep may vary."""
+"""SWEEP.yaml: what a sweep varies, what it keeps, and which metric counts.
+
+load_spec() reads one and refuses, before anything runs, what cannot be swept. An environment variable may be
+swept if the NCCL or RCCL of this machine reads it, or it is on a list here: one that nothing reads would make
+all trials alike.
+"""
 
 import itertools
 import math
@@ -17,93 +22,22 @@ from aorta.config import configuration_path, load_config, validate
 from aorta.config.yaml_files import read_yaml
 from aorta.errors import ConfigError, did_you_mean
 
-_NCCL = """
-ALGO ALLOC_P2P_NET_LL_BUFFERS BUFFSIZE CGA_CLUSTER_SIZE COLLNET_ENABLE COLLNET_NODE_THRESHOLD
-COMM_BLOCKING CROSS_NIC CTA_POLICY CUMEM_ENABLE CUMEM_HOST_ENABLE DMABUF_ENABLE GDRCOPY_ENABLE
-GRAPH_MIXING_SUPPORT GRAPH_REGISTER IB_ADAPTIVE_ROUTING IB_AR_THRESHOLD IB_DISABLE IB_GID_INDEX IB_HCA
-IB_PCI_RELAXED_ORDERING IB_QPS_PER_CONNECTION IB_SL IB_SPLIT_DATA_ON_QPS IB_TC IB_TIMEOUT
-IGNORE_CPU_AFFINITY LAUNCH_MODE LAUNCH_ORDER_IMPLICIT LOCAL_REGISTER MAX_CTAS MAX_NCHANNELS MIN_CTAS
-MIN_NCHANNELS MNNVL_ENABLE NCHANNELS_PER_NET_PEER NET NET_GDR_LEVEL NET_GDR_READ NET_SHARED_BUFFERS
-NET_SHARED_COMMS NSOCKS_PERTHREAD NTHREADS NVB_DISABLE NVLS_ENABLE P2P_DIRECT_DISABLE P2P_DISABLE
-P2P_LEVEL P2P_LL_THRESHOLD P2P_NET_CHUNKSIZE P2P_PXN_LEVEL PROTO PXN_DISABLE RUNTIME_CONNECT SHM_DISABLE
-SOCKET_IFNAME SOCKET_NTHREADS WIN_ENABLE WORK_FIFO_BYTES
-"""
-_RCCL = "MSCCLPP_ENABLE MSCCLPP_THRESHOLD MSCCL_ENABLE MSCCL_FORCE_ENABLE"
-_OTHERS = """
-CUDA_DEVICE_MAX_CONNECTIONS CUDA_MODULE_LOADING GPU_MAX_HW_QUEUES HIP_FORCE_DEV_KERNARG HSA_ENABLE_SDMA
-HSA_NO_SCRATCH_RECLAIM HSA_FORCE_FINE_GRAIN_PCIE TORCH_NCCL_HIGH_PRIORITY
-TORCH_NCCL_USE_COMM_NONBLOCKING TORCH_NCCL_AVOID_RECORD_STREAMS TORCH_NCCL_CUDA_EVENT_CACHE
-TORCH_NCCL_ENABLE_TIMING TORCH_NCCL_TRACE_BUFFER_SIZE PYTORCH_TUNABLEOP_ENABLED PYTORCH_ALLOC_CONF
-PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF PYTORCH_NO_CUDA_MEMORY_CACHING OMP_NUM_THREADS
-MKL_NUM_THREADS GLOO_SOCKET_IFNAME
-"""
-KNOBS: frozenset[str] = frozenset(
-    [*(f"NCCL_{n}" for n in _NCCL.split()), *(f"RCCL_{n}" for n in _RCCL.split()), *_OTHERS.split()]
-)
-_OF_LIBRARY = ("NCCL_", "RCCL_")
-_LIBRARY_FILES = (
-    "nvidia/nccl/lib/libnccl.so*",
-    "nvidia/*/lib/libnccl.so*",
-    "torch/lib/librccl.so*",
-    "torch/lib/libnccl.so*",
-)
-_SYSTEM_FILES = ("/opt/rocm/lib/librccl.so", "/usr/lib/x86_64-linux-gnu/libnccl.so.2")
-
-
-def check_knob(name: str) -> None:
-    """ConfigError where nothing is known to read the variable."""
-    if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
-        raise ConfigError(f"environment.{name}: names of variables are capital letters, digits and _")
-    in_library = library_reads(name) if name.startswith(_OF_LIBRARY) else None
-    if in_library or (name in KNOBS and in_library is None):
-        return
-    if name in KNOBS:
-        raise ConfigError(f"environment.{name}: {_library()} does not read it")
-    hint = did_you_mean(name, KNOBS, "; aorta/sweep/spec.py lists those that are")
-    raise ConfigError(f"environment.{name} is no variable that anything is known to read{hint}")
-
-
-def library_reads(name: str) -> bool | None:
-    """True where NCCL or RCCL, as torch would load it here, holds the name; None where there is none."""
-    path = _library()
-    return None if path is None else _holds(path, name)
-
-
-@cache
-def _library() -> Path | None:
-    for folder in sys.path:
-        for pattern in _LIBRARY_FILES:
-            for path in sorted(Path(folder or ".").glob(pattern)):
-                return path
-    return next((Path(path) for path in _SYSTEM_FILES if Path(path).exists()), None)
-
-
-@cache
-def _holds(path: Path, name: str) -> bool | None:
-    try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return data.find(name.encode() + b"\0") >= 0
-    except (OSError, ValueError):
-        return None
-
-
 FILES = Path(__file__).resolve().parent / "files"
 """Sweeps that come with aorta."""
-
 Scalar = bool | int | float | str | None
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 OUTPUT = "training.output_dir"
 ENVIRONMENT = "env."
-"""In front of the names of variables, in configurations of trials."""
+"""Prefix of an environment variable's name in the configuration of a trial."""
 
 
 class ChoiceRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Numbers from low to high, both included. For optuna."""
+    """Numbers from low to high, both included, for method optuna."""
 
     low: int | float
     high: int | float
     log: bool = False
-    """Drawn evenly in the logarithm."""
+    """True: drawn evenly in the logarithm."""
     step: int | float | None = None
 
 
@@ -111,8 +45,10 @@ Choice = list[Scalar] | ChoiceRange
 
 
 class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Content of a sweep's file."""
+
     name: str
-    """Of the sweep's folder."""
+    """Name of the sweep and of its folder."""
 
     config: str = "default"
     """Settings that all trials start from: a file relative to the sweep's, or a name as of `aorta train`."""
@@ -127,19 +63,19 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A metric of the report, such as exposed_ms or comm_ms.all_gather: its median over steps and ranks."""
 
     goal: Literal["minimize", "maximize"] | None = None
-    """null: what is better for this metric."""
+    """Direction of the objective; null: the one that is better for this metric."""
 
     method: Literal["grid", "optuna"] = "grid"
     """grid: every combination. optuna: its TPE sampler proposes `trials` of them (extra 'sweep')."""
 
     trials: PositiveInt = 20
-    """Of optuna."""
+    """Number of different trials that optuna does."""
 
     seed: int = 0
-    """Of optuna's proposals."""
+    """Seed of optuna's proposals."""
 
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 1800.0
-    """After this long a trial has failed."""
+    """Seconds after which a trial is ended and counts as failed."""
 
     parameters: dict[str, Choice] = {}
     """Settings by their dotted name: a list of values, or a range."""
@@ -148,10 +84,11 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Environment variables: values as text or numbers; null: not set."""
 
     def choices(self) -> dict[str, Choice]:
-        """Everything that is varied."""
+        """Choices by name, settings first, environment variables with their prefix."""
         return {**self.parameters, **{ENVIRONMENT + name: c for name, c in self.environment.items()}}
 
     def maximizes(self) -> bool:
+        """True if a larger objective is better."""
         if self.goal is not None:
             return self.goal == "maximize"
         return MEANINGS[metric_key(self.objective).name].better == "higher"
@@ -163,15 +100,16 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             yield dict(zip(lists, values, strict=True))
 
     def num_trials(self) -> int:
+        """Number of different trials of the whole sweep."""
         if self.method == "optuna":
             return self.trials
         return math.prod(len(choice) for choice in self.choices().values() if isinstance(choice, list))
 
 
 def load_spec(path: Path | str) -> SweepSpec:
-    """ConfigError in one line for whatever cannot be swept: before anything runs.
+    """The sweep that a YAML file describes, checked. Raises ConfigError for what cannot be swept.
 
-    config/sweeps/NAME.yaml, where there is no such file, is the one that comes with aorta.
+    config/sweeps/NAME.yaml is the sweep that comes with aorta, unless there is such a file here.
     """
     path = Path(path)
     if not path.exists() and path.parts[-3:-1] == ("config", "sweeps"):
@@ -196,6 +134,7 @@ def load_spec(path: Path | str) -> SweepSpec:
 
 
 def check_spec(spec: SweepSpec, place: str) -> None:
+    """Raise ConfigError, naming the place that the sweep was read from, for what cannot be swept."""
     if not spec.name or set(spec.name) & set("/\\") or spec.name.startswith("."):
         raise ConfigError(f"{place}: name {spec.name!r} cannot be the name of a folder")
     if not spec.choices():
@@ -240,9 +179,82 @@ def _check_choice(spec: SweepSpec, name: str, choice: Choice, place: str) -> Non
 
 
 def _ends(choice: Choice) -> list[Scalar]:
+    """Values of a list, ends of a range."""
     return choice if isinstance(choice, list) else [choice.low, choice.high]
 
 
 def override(name: str, value: Scalar) -> str:
-    """For train.py's --override."""
+    """Setting as text for --override of the training command."""
     return f"{name}={msgspec.json.encode(value).decode()}"
+
+
+_NCCL = """
+ALGO ALLOC_P2P_NET_LL_BUFFERS BUFFSIZE CGA_CLUSTER_SIZE COLLNET_ENABLE COLLNET_NODE_THRESHOLD
+COMM_BLOCKING CROSS_NIC CTA_POLICY CUMEM_ENABLE CUMEM_HOST_ENABLE DMABUF_ENABLE GDRCOPY_ENABLE
+GRAPH_MIXING_SUPPORT GRAPH_REGISTER IB_ADAPTIVE_ROUTING IB_AR_THRESHOLD IB_DISABLE IB_GID_INDEX IB_HCA
+IB_PCI_RELAXED_ORDERING IB_QPS_PER_CONNECTION IB_SL IB_SPLIT_DATA_ON_QPS IB_TC IB_TIMEOUT
+IGNORE_CPU_AFFINITY LAUNCH_MODE LAUNCH_ORDER_IMPLICIT LOCAL_REGISTER MAX_CTAS MAX_NCHANNELS MIN_CTAS
+MIN_NCHANNELS MNNVL_ENABLE NCHANNELS_PER_NET_PEER NET NET_GDR_LEVEL NET_GDR_READ NET_SHARED_BUFFERS
+NET_SHARED_COMMS NSOCKS_PERTHREAD NTHREADS NVB_DISABLE NVLS_ENABLE P2P_DIRECT_DISABLE P2P_DISABLE
+P2P_LEVEL P2P_LL_THRESHOLD P2P_NET_CHUNKSIZE P2P_PXN_LEVEL PROTO PXN_DISABLE RUNTIME_CONNECT SHM_DISABLE
+SOCKET_IFNAME SOCKET_NTHREADS WIN_ENABLE WORK_FIFO_BYTES
+"""
+_RCCL = "MSCCLPP_ENABLE MSCCLPP_THRESHOLD MSCCL_ENABLE MSCCL_FORCE_ENABLE"
+_OTHERS = """
+CUDA_DEVICE_MAX_CONNECTIONS CUDA_MODULE_LOADING GPU_MAX_HW_QUEUES HIP_FORCE_DEV_KERNARG HSA_ENABLE_SDMA
+HSA_NO_SCRATCH_RECLAIM HSA_FORCE_FINE_GRAIN_PCIE TORCH_NCCL_HIGH_PRIORITY
+TORCH_NCCL_USE_COMM_NONBLOCKING TORCH_NCCL_AVOID_RECORD_STREAMS TORCH_NCCL_CUDA_EVENT_CACHE
+TORCH_NCCL_ENABLE_TIMING TORCH_NCCL_TRACE_BUFFER_SIZE PYTORCH_TUNABLEOP_ENABLED PYTORCH_ALLOC_CONF
+PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF PYTORCH_NO_CUDA_MEMORY_CACHING OMP_NUM_THREADS
+MKL_NUM_THREADS GLOO_SOCKET_IFNAME
+"""
+KNOBS: frozenset[str] = frozenset(
+    [*(f"NCCL_{n}" for n in _NCCL.split()), *(f"RCCL_{n}" for n in _RCCL.split()), *_OTHERS.split()]
+)
+"""Environment variables that may be swept where the library is not there to be asked."""
+_OF_LIBRARY = ("NCCL_", "RCCL_")
+"""Prefixes of variables that the library is asked about."""
+_LIBRARY_FILES = (
+    "nvidia/nccl/lib/libnccl.so*",
+    "nvidia/*/lib/libnccl.so*",
+    "torch/lib/librccl.so*",
+    "torch/lib/libnccl.so*",
+)
+_SYSTEM_FILES = ("/opt/rocm/lib/librccl.so", "/usr/lib/x86_64-linux-gnu/libnccl.so.2")
+
+
+def check_knob(name: str) -> None:
+    """Raise ConfigError where nothing is known to read the variable."""
+    if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
+        raise ConfigError(f"environment.{name}: names of variables are capital letters, digits and _")
+    in_library = library_reads(name) if name.startswith(_OF_LIBRARY) else None
+    if in_library or (name in KNOBS and in_library is None):
+        return
+    if name in KNOBS:
+        raise ConfigError(f"environment.{name}: {_library()} does not read it")
+    hint = did_you_mean(name, KNOBS, "; aorta/sweep/spec.py lists those that are")
+    raise ConfigError(f"environment.{name} is no variable that anything is known to read{hint}")
+
+
+def library_reads(name: str) -> bool | None:
+    """True where NCCL or RCCL, as torch would load it here, holds the name; None where there is none."""
+    path = _library()
+    return None if path is None else _holds(path, name)
+
+
+@cache
+def _library() -> Path | None:
+    for folder in sys.path:
+        for pattern in _LIBRARY_FILES:
+            for path in sorted(Path(folder or ".").glob(pattern)):
+                return path
+    return next((Path(path) for path in _SYSTEM_FILES if Path(path).exists()), None)
+
+
+@cache
+def _holds(path: Path, name: str) -> bool | None:
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return data.find(name.encode() + b"\0") >= 0
+    except (OSError, ValueError):
+        return None

@@ -1,4 +1,8 @@
-"""The trials of a sweep: training runs in processes of their own, one after another, in one document that is whole after each."""
+"""The trials of a sweep: training runs in processes of their own, one after another.
+
+run_sweep() does the trials that the folder lacks and writes sweep.json anew after each, so that a sweep can
+be interrupted at any time and continued by the same call.
+"""
 
 import hashlib
 import os
@@ -32,7 +36,6 @@ from aorta.account.results.schema import (
     Metric,
     Point,
     Setting,
-    Value,
     read_document,
     write_document,
 )
@@ -60,229 +63,39 @@ METRICS = (
     "power_w",
     "energy_per_token_mj",
 )
-"""Kept of every trial beside the objective."""
-TRAIN = "aorta train"
-"""What the trial's own mistakes begin with."""
-_GRACE_S = 45.0
-"""Beyond the 30 s that torchrun gives ranks deaf to SIGTERM: they are in sessions of their own, and without
-torchrun nobody would end them."""
-
-
-def trial_name(configuration: Mapping[str, Scalar]) -> str:
-    """Name of a trial's folder: the same configuration has the same one."""
-    return hashlib.sha256(msgspec.json.encode(dict(configuration), order="deterministic")).hexdigest()[:12]
-
-
-def run_trial(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -> Point:
-    """Train once and read the records. A trial that fails says why; it raises nothing for that."""
-    folder.mkdir(parents=True, exist_ok=True)
-    fault = _train(spec, configuration, folder)
-    if fault is not None:
-        return _failed(configuration, fault)
-    return read_trial(spec, configuration, folder)
-
-
-def read_trial(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -> Point:
-    """Point of what a training run left in the folder."""
-    try:
-        judged = judge(load_run(folder, "trial"))
-        judged_alone = dataset("trial", [judged])
-        run = judged.run.run or read_run(folder)
-    except AortaError as error:
-        return _failed(configuration, str(error))
-    wrong = ineffective(configuration, run)
-    if wrong is not None:
-        return _failed(configuration, wrong)
-    values, effective = _values(configuration), _effective(configuration, run)
-    trial = settled({"trial": judged_alone})["trial"]
-    observed = remarks(trial)
-    metrics = trial_metrics(trial, spec.objective)
-    if metrics[spec.objective].value is None:
-        return _failed(configuration, f"{spec.objective}: {metrics[spec.objective].reason}")
-    return Point(
-        configuration=values,
-        status="measured",
-        metrics=metrics,
-        source=judged.run.source,
-        collectives="real",
-        iterations=judged.run.num_steps - judged.num_warmup,
-        warmup=judged.num_warmup,
-        notes=[f"records in {folder}", *effective, *observed],
-    )
-
-
-def trial_metrics(trial: Dataset, objective: str) -> dict[str, Metric]:
-    """Metrics as measured, and calibrated under names of their own, where these lead or a step has them."""
-    (judged,) = trial.runs
-    is_partly_calibrated = has_any(trial)
-    names = dict.fromkeys((objective, *METRICS))
-    metrics = {name: metric(judged, name) for name in names}
-    of_two_kinds = [name for name in names if is_of_two_kinds(name)]
-    if trial.lead == "calibrated":
-        for name in of_two_kinds:
-            result = metric(judged, metric_of(trial.lead, name))
-            # Which of the two a comparison judges is decided where both sides are known.
-            metrics[calibrated(name)] = msgspec.structs.replace(result, better="neither", source=SOURCE)
-        return metrics | accuracies(trial, of_two_kinds)
-    if is_partly_calibrated:
-        reason = few_calibrated(trial)
-        for name in of_two_kinds:
-            metrics[calibrated(name)] = Metric(value=None, unit=meaning(name).unit, reason=reason)
-    return metrics
-
-
-def metric(judged: JudgedRun, name: str) -> Metric:
-    """Median over steps and ranks, with its interval where there are enough steps."""
-    sense = meaning(name)
-    statistic = judged.statistics.get(name)
-    if statistic is None or statistic.median is None:
-        reason = judged.run.not_measured.get(name, f"not given by source {judged.run.source}")
-        return Metric(value=None, unit=sense.unit, better=sense.better, reason=reason)
-    values = values_where_timed(judged, name)
-    run_estimate = estimate(values)
-    if run_estimate is None:
-        return Metric(
-            value=statistic.median, unit=sense.unit, better=sense.better, num=values.shape[1],
-            reason=f"an interval needs {MIN_STEPS} steps with it after the warm-up",
-        )  # fmt: skip
-    value, (low, high) = side([run_estimate])
-    return Metric(
-        value=value, unit=sense.unit, better=sense.better, interval=Interval(low=low, high=high),
-        error=run_estimate.error, freedom=run_estimate.freedom, num=run_estimate.num_steps,
-    )  # fmt: skip
-
-
-def ineffective(configuration: Mapping[str, Scalar], run: RunRecord) -> str | None:
-    """Value of a variable in the run's own processes, where it is not what was asked for."""
-    for name, value in _variables(configuration).items():
-        actual = run.environment.get(name)
-        if actual != value:
-            return f"{name} was to be {_value_text(value)}, in the run it was {_value_text(actual)}"
-    return None
-
-
-def trial_environment(
-    configuration: Mapping[str, Scalar], environ: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Environment of the trial's processes, before their runtimes start. What is swept does not leak in from
-    here."""
-    result = module_environment() if environ is None else dict(environ)
-    for name, value in _variables(configuration).items():
-        result.pop(name, None)
-        if value is not None:
-            result[name] = value
-    # A sweep may itself run under a launcher.
-    for name in RANK_VARIABLES:
-        result.pop(name, None)
-    return result
-
-
-def trial_command(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -> list[str]:
-    settings = [override(name, value) for name, value in configuration.items() if not _is_variable(name)]
-    train = [
-        "-m", "aorta.training", "--config", spec.config,
-        "--override", *spec.overrides, *settings, f"{OUTPUT}={folder}",
-    ]  # fmt: skip
-    if spec.ranks == 1:
-        return [sys.executable, *train]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(spec.ranks)]
-    return [sys.executable, *launcher, *train]
-
-
-def _train(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -> str | None:
-    """Runs the trial and returns what went wrong. Its output is in trial.log."""
-    log = folder / "trial.log"
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            trial_command(spec, configuration, folder),
-            env=trial_environment(configuration),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            status = process.wait(spec.timeout_s)
-        except subprocess.TimeoutExpired:
-            _end(process)
-            return f"took longer than {spec.timeout_s:g} s (timeout_s); see {log}"
-        except BaseException:  # Ctrl-C: no trial is left behind
-            _end(process)
-            raise
-    if status == 0:
-        return None
-    lines = log.read_text(errors="replace").splitlines()
-    errors = [line for line in lines if line.startswith(f"{TRAIN}: ")]
-    return errors[0] if errors else f"ended with status {status}; see {log}"
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(_GRACE_S)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
-
-
-def _failed(configuration: Mapping[str, Scalar], reason: str) -> Point:
-    return Point(configuration=_values(configuration), status="failed", reason=reason)
-
-
-def _values(configuration: Mapping[str, Scalar]) -> dict[str, Value]:
-    return dict(configuration)
-
-
-def _is_variable(name: str) -> bool:
-    return name.startswith(ENVIRONMENT)
-
-
-def _variables(configuration: Mapping[str, Any]) -> dict[str, str | None]:
-    return {
-        name.removeprefix(ENVIRONMENT): None if value is None else _text(value)
-        for name, value in configuration.items()
-        if _is_variable(name)
-    }
-
-
-def _text(value: Scalar) -> str:
-    """0 and 1 are what libraries understand."""
-    return str(int(value)) if isinstance(value, bool) else str(value)
-
-
-def _effective(configuration: Mapping[str, Scalar], run: RunRecord) -> list[str]:
-    return [
-        f"in the run: {name}={run.environment[name]}"
-        if name in run.environment
-        else f"in the run: {name} unset"
-        for name in _variables(configuration)
-    ]
-
-
-def _value_text(value: str | None) -> str:
-    return "unset" if value is None else repr(value)
-
-
+"""Metrics that are kept of every trial beside the objective."""
 DOCUMENT, SPEC, TRIALS = "sweep.json", "spec.json", "trials"
+"""Names in the sweep's folder."""
 MOST_REPEATED = 10
-"""Proposals per trial that may repeat what was measured already."""
-
-Told = Callable[[int, int, Point, bool], None]
-"""Called with the number of a trial from 1, how many there are, the trial, whether it was there before."""
+"""Proposals per trial, at most: optuna may propose again what was measured already."""
+TRAIN = "aorta train"
+"""Beginning of the line in which a training process reports a user's mistake."""
+_GRACE_S = 45.0
+"""Seconds that a trial has to end after SIGTERM. torchrun gives ranks deaf to it 30 s; they are in sessions
+of their own, so that without torchrun nobody would end them."""
+OnTrial = Callable[[int, int, Point, bool], None]
+"""Callback of run_sweep: the number of a trial from 1, how many there are, the trial, True if it was there
+before."""
 Runs = Callable[[SweepSpec, Mapping[str, Scalar], Path], Point]
+"""Function that does one trial, as run_trial does."""
+Proposals = Generator[dict[str, Scalar], Point, None]
+"""Generator of configurations; each is answered, by send(), with the trial that came of it."""
 
 
 def run_sweep(
     spec: SweepSpec,
     output: Path | str,
     *,
-    told: Told | None = None,
+    on_trial: OnTrial | None = None,
     retry_failed: bool = False,
-    run: Runs = run_trial,
+    run: Runs | None = None,
 ) -> Document:
     """Run what is missing of the sweep in `output`, and return the whole.
 
-    Trials that were measured there before are kept; RecordError where the folder holds another sweep.
+    run: by default run_trial. Trials that were measured there before are kept; raises RecordError where the
+    folder holds another sweep.
     """
+    run = run or run_trial
     folder = Path(output)
     measured = _open(spec, folder)
     if retry_failed:
@@ -298,16 +111,13 @@ def run_sweep(
         points[name] = point
         if is_new:
             _write(folder, {**measured, **points})
-            if told is not None:
-                told(len(points), spec.num_trials(), point, earlier is not None)
+            if on_trial is not None:
+                on_trial(len(points), spec.num_trials(), point, earlier is not None)
         configuration = _next(proposals, point)
     return read_document(folder / DOCUMENT)
 
 
 # ---- which trials ------------------------------------------------------------------------------
-
-Proposals = Generator[dict[str, Scalar], Point, None]
-"""Of configurations; each is answered with what came of it."""
 
 
 def _next(proposals: Proposals, point: Point) -> dict[str, Scalar] | None:
@@ -322,8 +132,11 @@ def _grid(spec: SweepSpec) -> Proposals:
 
 
 def _optuna(spec: SweepSpec) -> Proposals:
-    """Optuna's proposals; takes back what came of each. Those that were measured before cost nothing, and
-    the same seed proposes the same again, so that a sweep goes on where it was interrupted."""
+    """Optuna's proposals.
+
+    The same seed proposes the same again, and a proposal that was measured before costs nothing, so that a
+    sweep goes on where it was interrupted.
+    """
     try:
         import optuna
     except ImportError as error:
@@ -344,14 +157,14 @@ def _optuna(spec: SweepSpec) -> Proposals:
         if lead == previous:
             study.tell(trial, **_outcome(optuna, spec, point, lead))
         else:
-            # What it learned is of the other kind of number, and cannot be leading_metric back: told anew.
+            # The study has learned from numbers of the other kind, and cannot forget them: a new one.
             study = optuna.create_study(direction=direction, sampler=sampler)
             study.add_trials(
                 optuna.trial.create_trial(
-                    params=trial_number.params, distributions=trial_number.distributions,
-                    **_outcome(optuna, spec, finished_point, lead),
+                    params=asked.params, distributions=asked.distributions,
+                    **_outcome(optuna, spec, answered, lead),
                 )
-                for trial_number, finished_point in finished
+                for asked, answered in finished
             )  # fmt: skip
         names.add(trial_name(configuration))
         if len(names) == spec.trials:
@@ -359,7 +172,7 @@ def _optuna(spec: SweepSpec) -> Proposals:
 
 
 def _outcome(optuna: Any, spec: SweepSpec, point: Point, lead: Lead) -> dict[str, Any]:
-    """Outcome of a trial, in optuna's words."""
+    """Keywords that tell optuna the outcome of a trial."""
     if point.status == "measured":
         return {"values": [leading_metric(point, spec.objective, lead).value]}
     return {"state": optuna.trial.TrialState.FAIL}
@@ -376,15 +189,18 @@ def _suggest(trial: Any, name: str, choice: "list[Scalar] | ChoiceRange") -> Sca
     return value
 
 
-# ---- the folder --------------------------------------------------------------------------------
+# ---- the sweep's folder ------------------------------------------------------------------------
 
 
 def _open(spec: SweepSpec, folder: Path) -> dict[str, Point]:
-    """Trials that the folder holds, by name."""
+    """Trials that the folder holds, by name; the folder is made where there is none.
+
+    Raises RecordError where it holds something else or cannot be written.
+    """
     mine = msgspec.to_builtins(spec)
     path = folder / SPEC
     if folder.exists() and not folder.is_dir():
-        raise RecordError(f"{folder} is no folder; give another --output")
+        raise RecordError(f"{folder} is not a folder; give another --output")
     if path.exists():
         try:
             document = msgspec.json.decode(path.read_bytes())
@@ -392,7 +208,7 @@ def _open(spec: SweepSpec, folder: Path) -> dict[str, Point]:
             raise RecordError(f"{path} cannot be read: {error}") from None
         if not isinstance(document, dict):
             raise RecordError(f"{path} is not what a sweep was made from; give another --output")
-        # More trials of the same is going on with it.
+        # The same sweep with more trials, or more time for each, is a continuation.
         changed = [
             key for key in mine if key not in ("trials", "timeout_s") and document.get(key) != mine[key]
         ]
@@ -413,7 +229,7 @@ def _open(spec: SweepSpec, folder: Path) -> dict[str, Point]:
 
 
 def _new_folder(folder: Path) -> Path:
-    """Makes the trial's folder; what an interrupted trial left is kept beside."""
+    """Path for the trial's folder; one that an interrupted trial left is renamed and kept beside it."""
     if folder.exists():
         number = 1
         while (aside := folder.with_name(f"{folder.name}.interrupted-{number}")).exists():
@@ -433,7 +249,7 @@ def _write(folder: Path, points: Mapping[str, Point]) -> None:
 
 
 def _setting(folder: Path, points: Mapping[str, Point]) -> Setting:
-    """Setting of the first trial that was measured; what is swept is in the points."""
+    """Setting of the first measured trial, without what is swept, which stands in the points."""
     for name, point in points.items():
         if point.status == "measured":
             try:
@@ -467,3 +283,194 @@ def _setting_of(run: RunRecord, swept: set[str]) -> Setting:
         environment={n: v for n, v in run.environment.items() if f"env.{n}" not in swept},
         queues=queues,
     )
+
+
+# ---- one trial ---------------------------------------------------------------------------------
+
+
+def trial_name(configuration: Mapping[str, Scalar]) -> str:
+    """Name of a trial's folder: the same configuration has the same one."""
+    return hashlib.sha256(msgspec.json.encode(dict(configuration), order="deterministic")).hexdigest()[:12]
+
+
+def run_trial(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -> Point:
+    """Train once, with records in the folder; a trial that fails is a point with the reason."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fault = _train(spec, configuration, folder)
+    if fault is not None:
+        return _failed(configuration, fault)
+    return read_trial(spec, configuration, folder)
+
+
+def _train(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -> str | None:
+    """Run the trial, its output in trial.log; return what went wrong, or None."""
+    log = folder / "trial.log"
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            trial_command(spec, configuration, folder),
+            env=trial_environment(configuration),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(spec.timeout_s)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            return f"took longer than {spec.timeout_s:g} s (timeout_s); see {log}"
+        except BaseException:  # Ctrl-C or SIGTERM: no trial is left behind
+            _end(process)
+            raise
+    if status == 0:
+        return None
+    lines = log.read_text(errors="replace").splitlines()
+    errors = [line for line in lines if line.startswith(f"{TRAIN}: ")]
+    return errors[0] if errors else f"ended with status {status}; see {log}"
+
+
+def trial_command(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -> list[str]:
+    """Command line of the trial, under torchrun where it has several ranks."""
+    settings = [override(name, value) for name, value in configuration.items() if not _is_variable(name)]
+    train = [
+        "-m", "aorta.training", "--config", spec.config,
+        "--override", *spec.overrides, *settings, f"{OUTPUT}={folder}",
+    ]  # fmt: skip
+    if spec.ranks == 1:
+        return [sys.executable, *train]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(spec.ranks)]
+    return [sys.executable, *launcher, *train]
+
+
+def trial_environment(
+    configuration: Mapping[str, Scalar], environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Environment of the trial's processes. A swept variable of this process does not leak in."""
+    result = module_environment() if environ is None else dict(environ)
+    for name, value in _variables(configuration).items():
+        result.pop(name, None)
+        if value is not None:
+            result[name] = value
+    # A sweep may itself run under a launcher.
+    for name in RANK_VARIABLES:
+        result.pop(name, None)
+    return result
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(_GRACE_S)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def read_trial(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -> Point:
+    """Point made of the records that a training run left in the folder."""
+    try:
+        judged = judge(load_run(folder, "trial"))
+        judged_alone = dataset("trial", [judged])
+        run = judged.run.run or read_run(folder)
+    except AortaError as error:
+        return _failed(configuration, str(error))
+    wrong = ineffective(configuration, run)
+    if wrong is not None:
+        return _failed(configuration, wrong)
+    trial = settled({"trial": judged_alone})["trial"]
+    metrics = trial_metrics(trial, spec.objective)
+    if metrics[spec.objective].value is None:
+        return _failed(configuration, f"{spec.objective}: {metrics[spec.objective].reason}")
+    return Point(
+        configuration=dict(configuration),
+        status="measured",
+        metrics=metrics,
+        source=judged.run.source,
+        collectives="real",
+        iterations=judged.run.num_steps - judged.num_warmup,
+        warmup=judged.num_warmup,
+        notes=[f"records in {folder}", *_effective(configuration, run), *remarks(trial)],
+    )
+
+
+def ineffective(configuration: Mapping[str, Scalar], run: RunRecord) -> str | None:
+    """Sentence about a variable whose value in the run's processes is not the one asked for, or None."""
+    for name, value in _variables(configuration).items():
+        actual = run.environment.get(name)
+        if actual != value:
+            return f"{name} was to be {_value_text(value)}, in the run it was {_value_text(actual)}"
+    return None
+
+
+def trial_metrics(trial: Dataset, objective: str) -> dict[str, Metric]:
+    """Metrics as measured, and calibrated ones under their own names where these lead or a step has them."""
+    (judged,) = trial.runs
+    is_partly_calibrated = has_any(trial)
+    names = dict.fromkeys((objective, *METRICS))
+    metrics = {name: metric(judged, name) for name in names}
+    of_two_kinds = [name for name in names if is_of_two_kinds(name)]
+    if trial.lead == "calibrated":
+        for name in of_two_kinds:
+            result = metric(judged, metric_of(trial.lead, name))
+            # neither: a comparison judges one of the two kinds, chosen where both sides are known.
+            metrics[calibrated(name)] = msgspec.structs.replace(result, better="neither", source=SOURCE)
+        return metrics | accuracies(trial, of_two_kinds)
+    if is_partly_calibrated:
+        reason = few_calibrated(trial)
+        for name in of_two_kinds:
+            metrics[calibrated(name)] = Metric(value=None, unit=meaning(name).unit, reason=reason)
+    return metrics
+
+
+def metric(judged: JudgedRun, name: str) -> Metric:
+    """Median over steps and ranks, with its interval where there are enough steps."""
+    sense = meaning(name)
+    statistic = judged.statistics.get(name)
+    if statistic is None or statistic.median is None:
+        reason = judged.run.not_measured.get(name, f"not given by source {judged.run.source}")
+        return Metric(value=None, unit=sense.unit, better=sense.better, reason=reason)
+    values = values_where_timed(judged, name)
+    run_estimate = estimate(values)
+    if run_estimate is None:
+        return Metric(
+            value=statistic.median, unit=sense.unit, better=sense.better, num=values.shape[1],
+            reason=f"an interval needs {MIN_STEPS} steps with it after the warm-up",
+        )  # fmt: skip
+    value, (low, high) = side([run_estimate])
+    return Metric(
+        value=value, unit=sense.unit, better=sense.better, interval=Interval(low=low, high=high),
+        error=run_estimate.error, freedom=run_estimate.freedom, num=run_estimate.num_steps,
+    )  # fmt: skip
+
+
+def _failed(configuration: Mapping[str, Scalar], reason: str) -> Point:
+    return Point(configuration=dict(configuration), status="failed", reason=reason)
+
+
+def _is_variable(name: str) -> bool:
+    return name.startswith(ENVIRONMENT)
+
+
+def _variables(configuration: Mapping[str, Any]) -> dict[str, str | None]:
+    return {
+        name.removeprefix(ENVIRONMENT): None if value is None else _text(value)
+        for name, value in configuration.items()
+        if _is_variable(name)
+    }
+
+
+def _text(value: Scalar) -> str:
+    """Value as text; libraries read 0 and 1, not False and True."""
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _effective(configuration: Mapping[str, Scalar], run: RunRecord) -> list[str]:
+    return [
+        f"in the run: {name}={run.environment[name]}"
+        if name in run.environment
+        else f"in the run: {name} unset"
+        for name in _variables(configuration)
+    ]
+
+
+def _value_text(value: str | None) -> str:
+    return "unset" if value is None else repr(value)

@@ -172,7 +172,7 @@ def test_real_runs_one_of_which_cannot_be(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_something_else_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RecordError, match="is no folder; give another --output"):
+    with pytest.raises(RecordError, match="is not a folder; give another --output"):
         run_sweep(GRID, tmp_path / "file", run=Trials())
     (tmp_path / "spec.json").write_text("[1]")
     with pytest.raises(RecordError, match="is not what a sweep was made from"):
