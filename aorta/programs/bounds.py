@@ -1,4 +1,4 @@
-"""A simulated program beside its bounds, and where the time above the bound goes."""
+"""Prediction of a program's time: bounds, efficiency, and the causes of the time above the bound."""
 
 from dataclasses import replace
 
@@ -10,17 +10,17 @@ from aorta.timeline.overlap import overlap
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts from the pipeline bound to the predicted time, each by switching one thing on; sums to it."""
+    """Parts of the predicted time, which is their sum. Each part is the time that one more cause adds."""
 
     pipeline_bound_us: float
     dependency_waste_us: float
-    """Critical path of the program as it is ordered, with a queue per stream, less the bound."""
+    """Critical path of the program in its order, with a queue per stream, less the bound."""
     interference_us: float
-    """Communication and compute slow each other down or find no room; waits take time to pass."""
+    """Time because communication and compute slow each other down or find no room, and waits pass late."""
     queue_waste_us: float
-    """Streams share queues."""
+    """Time because streams share queues."""
     host_gap_us: float
-    """The host is not ahead of the device."""
+    """Time because the host is not ahead of the device."""
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,22 +35,24 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     serial_us: float
     """comm_us + compute_us."""
     ideal_us: float
-    """The longer of the two: everything else hidden."""
+    """The longer of comm_us and compute_us: the other is hidden."""
     pipeline_bound_us: float
-    """The longer one plus one slice of the other: what no order of these tiles can beat."""
+    """The longer one plus one slice of the other, which no order of these tiles can beat."""
     efficiency: float | None
     """(serial - duration) / (serial - ideal); null where there is nothing to hide."""
     exposed_comm_us: float
+    """Microseconds in which the rank communicates and computes nothing."""
     num_tiles: int
     waterfall: Waterfall
 
 
 def predict(program: Program, costs: Costs, machine: Machine | None = None, rank: int = 0) -> Prediction:
-    """Simulated time, bounds, efficiency and waterfall of one rank.
+    """Prediction for one rank of a program on a machine.
 
     Raises HostProgramError as simulate does.
     """
     machine = machine or Machine()
+    # One cause is added per simulation: the order alone, then interference, shared queues, the host.
     alone = replace(costs, host_us=0.0, comm_slowdown=1.0, compute_slowdown=1.0)
     every_queue = replace(machine, num_queues=None)
     path_us = duration_us(simulate(program, alone, Machine(), rank))
@@ -68,7 +70,7 @@ def predict(program: Program, costs: Costs, machine: Machine | None = None, rank
         ideal_us=work.ideal_us,
         pipeline_bound_us=work.pipeline_us,
         efficiency=work.efficiency(total_us),
-        exposed_comm_us=exposed_us(ran),
+        exposed_comm_us=(overlap(timeline(ran)).exposed_ms or 0.0) * 1e3,
         num_tiles=work.num_tiles,
         waterfall=Waterfall(
             pipeline_bound_us=work.pipeline_us,
@@ -80,13 +82,8 @@ def predict(program: Program, costs: Costs, machine: Machine | None = None, rank
     )
 
 
-def exposed_us(ran: list[Ran]) -> float:
-    """Time in which the rank communicates and computes nothing."""
-    return (overlap(timeline(ran)).exposed_ms or 0.0) * 1e3
-
-
 class _Work:
-    """Sums of slices alone."""
+    """Sums over slices, each as if alone, and the bounds that follow."""
 
     def __init__(self, ran: list[Ran]) -> None:
         comm = [kernel.alone_us for kernel in ran if kernel.is_comm]

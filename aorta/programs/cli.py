@@ -1,4 +1,7 @@
-"""`aorta program`: write, check, rewrite and time the host side of overlapped loops."""
+"""`aorta program`, python -m aorta.host_ir: write, check, rewrite and time the host side of overlapped loops.
+
+Exit status of lint: 0 safe, 1 a race or a difference, 2 an error that the user can fix.
+"""
 
 import sys
 from collections.abc import Callable
@@ -12,7 +15,7 @@ from aorta.command_line import LazyGroup, output_of_verdict
 from aorta.programs.language.emit import COMMS, OPS, ORDERS, PLACES, TILE_ORDERS, Shape, emit
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.ir import Program
-from aorta.programs.language.text import format_program, parse_program
+from aorta.programs.language.text import format_program, parse_program, read_program
 from aorta.programs.simulator import QUEUE_MODELS, Costs, Machine, simulate, timeline
 
 COMMANDS = {
@@ -35,12 +38,13 @@ COMMANDS = {
         "Predict the time of a program, and where it goes.",
     ),
 }
-"""Name -> (function, help). Two commands need torch, and are loaded when they are called."""
+"""Command -> (function, help). Two commands need torch, and are loaded when they are called."""
 
 MACHINE = ("num_queues", "model", "timing_events", "wait_us", "comm_entry")
-"""Options of simulate that describe the machine; the others are costs."""
+"""Options of simulate that are fields of Machine; the others are fields of Costs."""
 
 RACE_EXIT = 1
+"""Exit status of lint where it finds a race, or a recording that differs from its program."""
 
 
 @click.group(cls=LazyGroup, commands=COMMANDS)
@@ -48,10 +52,7 @@ def main() -> None:
     """Host programs: loops that overlap communication with compute, what serialises them, what it costs."""
 
 
-def as_program(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.argument("path", metavar="PROGRAM")(command)
-
-
+PROGRAM = click.argument("path", metavar="PROGRAM")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -100,7 +101,7 @@ def emit_command(
 
 
 @click.command("rewrite")
-@as_program
+@PROGRAM
 @click.option("--hoist-fork", is_flag=True, help="Fork before the loop.")
 @click.option("--hoist-join", is_flag=True, help="Join after the loop.")
 @click.option("--prefetch", "distance", type=int, help="Issue tiles this far ahead.")
@@ -108,7 +109,7 @@ def rewrite_command(path: str, hoist_fork: bool, hoist_join: bool, distance: int
     """Print the program rewritten, after checking that no dependency of its data was lost."""
     from aorta.programs import passes
 
-    program = read_program(path)
+    program = _program_of(path)
     if not (hoist_fork or hoist_join or distance is not None):
         raise HostProgramError("nothing to do: give --hoist-fork, --hoist-join or --prefetch N")
     if hoist_fork:
@@ -146,7 +147,7 @@ def lint_command(
     """
     from aorta.programs import show
 
-    programs = [read_program(path) for path in paths]
+    programs = [_program_of(path) for path in paths]
     if trace is not None or graph_path is not None:
         return _lint_recorded(programs, trace, graph_path, rank, as_json, show_all)
     if not programs:
@@ -181,7 +182,7 @@ def _lint_recorded(
 
 
 @click.command("simulate")
-@as_program
+@PROGRAM
 @click.option("--comm-us", type=float, required=True, help="Time of one communication slice alone.")
 @click.option("--gemm-us", type=float, required=True, help="Time of one GEMM slice alone.")
 @click.option("--user-us", type=float, default=0.0, help="Time of one user(...) operation alone.")
@@ -231,7 +232,7 @@ def simulate_command(
     from aorta.programs import show
     from aorta.programs.bounds import predict
 
-    program = read_program(path)
+    program = _program_of(path)
     machine = Machine(**{key: model_options.pop(key) for key in MACHINE})
     costs = Costs(**model_options)
     prediction = predict(program, costs, machine, rank)
@@ -249,22 +250,17 @@ def _write_perfetto(path: Path, program: Program, ran: Any, rank: int) -> None:
     write_perfetto(path, program.name, [timeline(ran, rank)])
 
 
-def read_program(path: str) -> Program:
-    """The program in a file, or on standard input for `-`.
-
-    Raises HostProgramError, in one line with the place, for what cannot be read.
-    """
+def _program_of(path: str) -> Program:
+    """The program in a file, or on standard input for `-`."""
+    if path != "-":
+        return read_program(path)
     try:
-        if path == "-":
-            return parse_program(sys.stdin.read(), "stdin")
-        return parse_program(Path(path).read_text(encoding="utf-8"), path)
-    except OSError as error:
-        raise HostProgramError(f"cannot read {path}: {error.strerror or error}") from None
+        return parse_program(sys.stdin.read(), "stdin")
     except UnicodeDecodeError:
-        raise HostProgramError(f"{path} is not text") from None
+        raise HostProgramError("stdin is not text") from None
 
 
 def print_result(as_json: bool, result: msgspec.Struct, text: Callable[[], str]) -> None:
-    """Prints the result as one JSON object, or its text."""
+    """Print the result as one JSON object, or as text."""
     with output_of_verdict():
         click.echo(msgspec.json.format(msgspec.json.encode(result)).decode() if as_json else text())

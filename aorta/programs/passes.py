@@ -1,7 +1,7 @@
-"""Rewriting host programs: hoist the fork, hoist the join, issue communication ahead.
+"""Passes that rewrite host programs: hoist the fork, hoist the join, issue communication ahead.
 
-Every pass ends by checking that each pair of operations that touch the same data, one of them writing,
-is still ordered as before, by happens-before and not by luck. A rewrite that would break one is refused.
+Every pass ends with a check: each pair of operations that touch the same data, one of them writing, must
+still be ordered by happens-before. A rewrite that would lose such an order is refused.
 """
 
 from collections import Counter
@@ -25,11 +25,11 @@ from aorta.programs.language.text import format_op, format_program, parse_progra
 from aorta.programs.lint.one_rank import required_pairs
 
 Key = tuple[str, int]
-"""An operation of a rank by what it does and which time it does it."""
+"""An operation of a rank: its text, and how many equal ones were before it."""
 
 
 def hoist_fork(program: Program) -> Program:
-    """The forks of a loop (a worker waits for the main stream) in a loop of their own before it.
+    """Program with the forks of a loop (a worker waits for the main stream) in a loop of their own before it.
 
     Raises HostProgramError where no loop has a fork, or where an operation would no longer wait for
     one whose data it needs.
@@ -43,7 +43,7 @@ def hoist_fork(program: Program) -> Program:
 
 
 def hoist_join(program: Program) -> Program:
-    """The joins of a loop (the main stream waits for a worker) in a loop of their own after it.
+    """Program with the joins of a loop (the main stream waits for a worker) in a loop of their own after it.
 
     Raises HostProgramError as hoist_fork does.
     """
@@ -56,7 +56,8 @@ def hoist_join(program: Program) -> Program:
 
 
 def prefetch(program: Program, distance: int) -> Program:
-    """Each loop issues tile i + distance, up to its first wait for a communication, before tile i waits.
+    """Program whose loops issue tile i + distance, up to its first wait for communication, before tile i
+    waits.
 
     With a distance of all tiles, everything is issued first (breadth). Raises HostProgramError where no
     loop waits for communication that it issued, or where a buffer would be overwritten too early.
@@ -102,7 +103,7 @@ def _constant(bound: object, loop: Loop) -> int:
     return bound
 
 
-_Found = Callable[[tuple[Op, ...], int], bool]
+_Finder = Callable[[tuple[Op, ...], int], bool]
 
 
 def _is_fork(body: tuple[Op, ...], place: int, main: str) -> bool:
@@ -120,17 +121,17 @@ def _is_join(body: tuple[Op, ...], place: int, main: str) -> bool:
 
 
 def _current(body: tuple[Op, ...], place: int) -> Ref | None:
-    """The stream that the body itself made current before this place."""
+    """Stream that the body made current before this place; None where it made none."""
     return next((op.stream for op in reversed(body[:place]) if isinstance(op, SetStream)), None)
 
 
-def _hoisted(program: Program, is_it: _Found, in_front: bool) -> Program:
-    """The program with the pairs that is_it finds moved out of every loop at the top level."""
+def _hoisted(program: Program, finds: _Finder, in_front: bool) -> Program:
+    """Program with the pairs of instructions that finds() picks moved out of every loop at the top level."""
     hoisted: list[Op] = []
     body: list[Op] = []
     places: list[int] = []
     for place, op in enumerate(program.body):
-        inner, moved = _split(op, is_it)
+        inner, moved = _split(op, finds)
         body.append(inner)
         if moved is not None:
             hoisted.append(_trimmed(program, moved))
@@ -141,8 +142,8 @@ def _hoisted(program: Program, is_it: _Found, in_front: bool) -> Program:
     return _with_body(program, [*body[:place], *hoisted, *body[place:]])
 
 
-def _split(op: Op, is_it: _Found) -> tuple[Op, Loop | None]:
-    """A loop without the pairs, and the loop of the pairs alone. A loop without work is hoisted already."""
+def _split(op: Op, finds: _Finder) -> tuple[Op, Loop | None]:
+    """A loop without the pairs, and a loop of the pairs alone. A loop without work was hoisted before."""
     if not isinstance(op, Loop) or not _has_work(op):
         return op, None
     inside: list[Op] = []
@@ -152,10 +153,10 @@ def _split(op: Op, is_it: _Found) -> tuple[Op, Loop | None]:
         if skip:
             skip -= 1
         elif isinstance(inner, Loop):
-            remaining, moved_ops = _split(inner, is_it)
+            remaining, moved_ops = _split(inner, finds)
             inside.append(remaining)
             moved += [] if moved_ops is None else [moved_ops]
-        elif is_it(op.body, place):
+        elif finds(op.body, place):
             stream = _current(op.body, place)
             assert stream is not None
             moved += [SetStream(stream), *op.body[place : place + 2]]
@@ -172,7 +173,7 @@ def _has_work(op: Op) -> bool:
 
 
 def _without_idle_switches(body: list[Op]) -> list[Op]:
-    """A switch of streams with nothing after it, or another switch, orders nothing."""
+    """Body without switches of streams that nothing, or another switch, follows: they order nothing."""
     return [
         op
         for place, op in enumerate(body)
@@ -182,7 +183,7 @@ def _without_idle_switches(body: list[Op]) -> list[Op]:
 
 
 def _trimmed(program: Program, loop: Loop) -> Loop:
-    """Without the iterations at the end that only repeat earlier pairs of streams."""
+    """Loop without the iterations at the end that only repeat earlier pairs of streams."""
     if any(isinstance(op, Loop) for op in loop.body):
         return loop
     constants = {"ranks": program.num_ranks, "rank": 0}
@@ -206,12 +207,13 @@ def _trimmed(program: Program, loop: Loop) -> Loop:
 
 
 def _with_body(program: Program, body: list[Op]) -> Program:
-    """The program with a new body and the lines of its new text; it is not what params say any more."""
+    """Program with a new body, lines of its new text, and without the params that it no longer follows."""
     params = tuple((key, value) for key, value in program.params if key not in ("order", "tile_order"))
     return parse_program(format_program(Program(program.name, program.num_ranks, tuple(body), params)))
 
 
 def _checked(original: Program, changed: Program, change: str) -> Program:
+    """The changed program; raises HostProgramError where it lacks an order that the data needs."""
     for rank in range(original.num_ranks):
         if _streams(original, rank) != _streams(changed, rank):
             raise HostProgramError(f"cannot {change}: an operation would run on another stream")
@@ -223,15 +225,15 @@ def _checked(original: Program, changed: Program, change: str) -> Program:
 
 
 def _streams(program: Program, rank: int) -> Counter[tuple[str, str]]:
-    """Counts of operations by the stream on which they are issued."""
+    """Counts of operations with the stream on which they are issued."""
     steps = program.unroll(rank)
     return Counter((format_op(step.op), step.stream) for step in steps if isinstance(step.op, DATA_OPS))
 
 
 def lost_dependency(original: Graph, changed: Graph) -> tuple[str, str] | None:
-    """A pair that the data needs in order and that changed does not order so; None where all are kept.
+    """Two operations that the data needs in order and that changed does not order so; None where all are.
 
-    Both must have the same operations; they are matched by what they do. A pair that the original does
+    Both graphs must have the same operations; they are matched by their text. A pair that the original does
     not order either (a race) must at least be issued in the same order.
     """
     keys, new_keys = _keys(original), _keys(changed)

@@ -1,4 +1,4 @@
-"""Text that the commands print."""
+"""Text that the commands print: lint_text, recorded_text, prediction_text."""
 
 import io
 from collections.abc import Callable, Iterable, Sequence
@@ -14,15 +14,15 @@ from aorta.programs.simulator import Ran, duration_us
 
 WIDTH = 110
 NUM_SHOWN = 1
-"""Edges of a kind that are listed unless all are asked for."""
+"""Number of edges listed of each kind, unless all are asked for."""
 LONGEST_NAME = 60
-"""Longest printed name of a kernel; symbols of templates are longer."""
+"""Characters of a kernel's name; symbols of templates are longer and cut."""
 BAR = 72
-"""Characters of the timeline's axis."""
+"""Width of the timeline's axis in characters."""
 
 
 def lint_text(verdict: Verdict, show_all: bool = False) -> str:
-    """The finding first, then edges with the chains that cause them."""
+    """Verdict, then edges with the chains of instructions that cause them."""
     missing, false = verdict.missing_edges, verdict.false_edges
     agree = "ranks agree" if not verdict.rank_mismatches else "ranks do not agree"
     lines = [
@@ -36,7 +36,7 @@ def lint_text(verdict: Verdict, show_all: bool = False) -> str:
 
 
 def recorded_text(recorded: Recorded, show_all: bool = False) -> str:
-    """Communication that can never be hidden, and differences between recording and program, as text."""
+    """Communication that can never be hidden, then differences between recording and program."""
     lines = [
         f"{recorded.source}   {_count(recorded.num_operations, 'operation')}   "
         f"{_count(recorded.num_communications, 'communication')}   "
@@ -106,12 +106,12 @@ def _chain(chain: Iterable[Instruction]) -> list[str]:
 
 
 def _call(label: str) -> str:
-    """The operation without the name of its work."""
+    """Operation without the name of its work."""
     return label.partition(" = ")[2] or label
 
 
 def prediction_text(prediction: Prediction, ran: list[Ran]) -> str:
-    """Time and efficiency first, then bounds, waterfall and the timeline."""
+    """Time and efficiency, then bounds, waterfall and timeline."""
     efficiency = "-" if prediction.efficiency is None else f"{prediction.efficiency:.2f}"
     head = f"{prediction.program}   {prediction.duration_us:,.1f} us predicted   efficiency {efficiency}"
     bounds = [
@@ -146,7 +146,7 @@ def _table(title: str, rows: Iterable[tuple[str, float, str]]) -> str:
 
 
 def timeline_text(ran: list[Ran]) -> str:
-    """One row per stream: digits are tiles, in the order in which the stream runs them; dots are idle."""
+    """Timeline with one row per stream: a digit is the tile that the stream runs, a dot is idle."""
     total_us = duration_us(ran)
     if total_us <= 0:
         return ""
@@ -162,7 +162,7 @@ def timeline_text(ran: list[Ran]) -> str:
 
 
 def _mark(kernel: Ran) -> str:
-    """The tile's last index, or # where it has none."""
+    """Character of a kernel: last digit of its tile's last index, or # where it has none."""
     parts = kernel.op.writes or kernel.op.reads
     index = parts[0].index if parts else ()
     return str(index[-1])[-1] if index else "#"

@@ -1,4 +1,4 @@
-"""Time of a host program, from the cost of its slices: streams on finite hardware queues.
+"""Simulation of a host program's time, from the cost of its slices: streams on finite hardware queues.
 
 The host issues instructions one by one. Each becomes packets of its stream, and streams share queues: the
 k-th stream that is used belongs to queue k mod Q. A queue looks at its first packet only, so a packet that
@@ -7,9 +7,9 @@ has to wait holds up strangers behind it. Two models of what it does next:
 start-order   a kernel that has started makes room for the next packet (CUDA work queues)
 aql-barrier   the next packet waits until the kernel has ended (AQL with the barrier bit)
 
-A lane is a stream too. Records never block, waits do. Compute kernels take turns, in the order in which they
-become ready; communications that run at the same time share the link. One rank is simulated; the others are
-taken to be as far as this one.
+A lane is a stream too. Records never block, waits do. Compute kernels run one after another, in the order in
+which they become ready; communications that run at the same time share the link. One rank is simulated; the
+others are taken to be as far as this one.
 """
 
 import math
@@ -43,7 +43,7 @@ QUEUE_MODELS: tuple[str, ...] = get_args(QueueModel)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Costs of slices alone, and their effect on each other. cost_us= in a program wins."""
+    """Times of slices alone, and their effect on each other. An operation's own cost_us= goes before them."""
 
     comm_us: float
     gemm_us: float
@@ -51,9 +51,9 @@ class Costs:
     host_us: float = 0.0
     """Host time per instruction that reaches the device."""
     comm_slowdown: float = 1.0
-    """A communication under compute takes this many times as long."""
+    """Factor on the time of a communication while compute runs."""
     compute_slowdown: float = 1.0
-    """Compute under communication takes this many times as long."""
+    """Factor on the time of compute while a communication runs."""
 
     def __post_init__(self) -> None:
         for name in ("comm_us", "gemm_us", "user_us", "host_us"):
@@ -66,17 +66,17 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Machine that the streams run on."""
+    """Hardware that the streams run on."""
 
     num_queues: int | None = None
-    """None: a queue for every stream."""
+    """Number of hardware queues; None: one for every stream."""
     model: QueueModel = "start-order"
     stream_order: tuple[str, ...] = ()
-    """Streams in the order in which queues were given to them; the others follow by first use."""
+    """Streams that are given queues first, in this order; the others follow by first use."""
     timing_events: bool = False
-    """A timing event after each communication drains its queue."""
+    """True: a timing event after each communication drains its queue."""
     in_issue_order: bool = False
-    """Compute kernels start in the order of issue even on different queues. Off: whichever is ready."""
+    """True: compute kernels start in the order of issue, on different queues too; False: as they are ready."""
 
     wait_us: float = 0.0
     """Delay from the end of an awaited packet until the stream goes on."""
@@ -119,8 +119,57 @@ class Ran:
         return isinstance(self.op, Communicate)
 
 
+def simulate(program: Program, costs: Costs, machine: Machine | None = None, rank: int = 0) -> list[Ran]:
+    """Kernels of one rank with their times, in order of start; the first instruction is issued at 0.
+
+    Raises HostProgramError for a rank that does not exist and a wait on a work that nothing produced.
+    """
+    machine = machine or Machine()
+    packets = _Packets(program, costs, machine).build(program.unroll(rank))
+    _Device(packets, costs, machine).run()
+    kernels = sorted((p for p in packets if p.kernel is not None), key=lambda p: (p.start_us, p.number))
+    return [Ran(p.kernel, p.stream, p.start_us, p.end_us, p.work_us) for p in kernels if p.kernel is not None]
+
+
+def duration_us(ran: list[Ran]) -> float:
+    """Time from the first instruction to the end of the last kernel."""
+    return max((kernel.end_us for kernel in ran), default=0.0)
+
+
+def timeline(ran: list[Ran], rank: int = 0) -> Timeline:
+    """Timeline of source `projected`, beginning with the first instruction."""
+    spans = [
+        Span(
+            kernel.start_us / 1e3,
+            kernel.end_us / 1e3,
+            Kind.COMM if kernel.is_comm else Kind.COMPUTE,
+            kernel.op.op if isinstance(kernel.op, Communicate) else "",
+            kernel.stream,
+            kernel_name(kernel.op),
+        )
+        for kernel in ran
+    ]
+    compute = sorted({kernel.stream for kernel in ran if not kernel.is_comm})
+    window_ms = (0.0, duration_us(ran) / 1e3)
+    return Timeline.from_spans(spans, window_ms, rank=rank, source="projected", compute_streams=compute)
+
+
+def kernel_name(op: Op) -> str:
+    """Name of an operation with the part that it fills, such as `gemm C[3]`."""
+    match op:
+        case Communicate(op=kind, source=source, out=out):
+            return f"{kind} {out if out is not None else source}"
+        case Gemm(out=out):
+            return f"gemm {out}"
+        case UserOp(name=name):
+            return name
+    return format_op(op)
+
+
 @dataclass(slots=True)
 class _Packet:
+    """An entry of a hardware queue: a kernel, a wait for another packet, or a record."""
+
     number: int
     stream: str
     issued_us: float
@@ -128,7 +177,7 @@ class _Packet:
     work_us: float = 0.0
     waits_for: "_Packet | None" = None
     before: "_Packet | None" = None
-    """Packet before this one in the stream."""
+    """The packet before this one in the stream."""
     reached_us: float | None = None
     """Time at which nothing before it was left."""
     late_us: float = 0.0
@@ -147,55 +196,8 @@ class _Packet:
         return self.kernel is not None and not self.is_comm
 
 
-def simulate(program: Program, costs: Costs, machine: Machine | None = None, rank: int = 0) -> list[Ran]:
-    """Times of all kernels, in order of start; the first instruction is issued at 0.
-
-    Raises HostProgramError for a rank that does not exist and a wait on a work that nothing produced.
-    """
-    machine = machine or Machine()
-    packets = _Packets(program, costs, machine).build(program.unroll(rank))
-    _Device(packets, costs, machine).run()
-    kernels = sorted((p for p in packets if p.kernel is not None), key=lambda p: (p.start_us, p.number))
-    return [Ran(p.kernel, p.stream, p.start_us, p.end_us, p.work_us) for p in kernels if p.kernel is not None]
-
-
-def duration_us(ran: list[Ran]) -> float:
-    """Time from the first instruction to the end of the last kernel."""
-    return max((kernel.end_us for kernel in ran), default=0.0)
-
-
-def timeline(ran: list[Ran], rank: int = 0) -> Timeline:
-    """A Timeline of source projected, beginning with the first instruction."""
-    spans = [
-        Span(
-            kernel.start_us / 1e3,
-            kernel.end_us / 1e3,
-            Kind.COMM if kernel.is_comm else Kind.COMPUTE,
-            kernel.op.op if isinstance(kernel.op, Communicate) else "",
-            kernel.stream,
-            kernel_name(kernel.op),
-        )
-        for kernel in ran
-    ]
-    compute = sorted({kernel.stream for kernel in ran if not kernel.is_comm})
-    window_ms = (0.0, duration_us(ran) / 1e3)
-    return Timeline.from_spans(spans, window_ms, rank=rank, source="projected", compute_streams=compute)
-
-
-def kernel_name(op: Op) -> str:
-    """Operation and the part that it fills: `gemm C[3]`."""
-    match op:
-        case Communicate(op=kind, source=source, out=out):
-            return f"{kind} {out if out is not None else source}"
-        case Gemm(out=out):
-            return f"gemm {out}"
-        case UserOp(name=name):
-            return name
-    return format_op(op)
-
-
 class _Packets:
-    """Packets that the host puts into the streams, and their times."""
+    """Packets that the host puts into the streams, with the times at which it issues them."""
 
     def __init__(self, program: Program, costs: Costs, machine: Machine) -> None:
         self.costs = costs
@@ -222,7 +224,7 @@ class _Packets:
                 elif isinstance(op, WaitWork):
                     raise HostProgramError(f"line {op.line}: {format_op(op)}: no communication has this work")
             case Communicate(work=work, lane=lane) if work is not None:
-                # What the process group does: its stream waits for what the issuing stream holds now.
+                # As a process group does: its stream waits for everything that the issuing stream holds now.
                 self.put(str(lane), waits_for=self.put(stream))
                 self.put(str(lane), kernel=op)
                 self.marks[work] = self.end_of_communication(str(lane))
@@ -233,6 +235,7 @@ class _Packets:
                 self.put(stream, kernel=op)
 
     def end_of_communication(self, stream: str) -> _Packet:
+        """The packet whose passing is the end of the communication before it."""
         end = self.put(stream)
         return self.put(stream, waits_for=end) if self.timing_events else end
 
@@ -258,6 +261,8 @@ class _Packets:
 
 @dataclass(slots=True)
 class _Queue:
+    """A hardware queue with its first packet that has not gone."""
+
     packets: list[_Packet] = field(default_factory=list)
     first: int = 0
 
@@ -271,7 +276,7 @@ class _Queue:
 
 
 class _Device:
-    """Queues, the kernels that run, and the time."""
+    """State of the device while it works: queues, running kernels, and the time."""
 
     def __init__(self, packets: list[_Packet], costs: Costs, machine: Machine) -> None:
         self.packets, self.costs, self.machine = packets, costs, machine
@@ -287,11 +292,11 @@ class _Device:
                 packet.late_us = machine.late_us
         self.compute = [packet for packet in packets if packet.is_compute]
         self.num_started = 0
-        """Compute kernels started, where they start in order of issue."""
+        """Number of compute kernels that have started."""
         self.running: list[tuple[_Packet, float]] = []
-        """Running kernels with the work that is left, µs."""
+        """Running kernels, each with the work that is left, µs alone."""
         self.open: list[_Packet] = []
-        """Records that were reached before the work ahead of them had ended."""
+        """Records that were reached before the work ahead of them in their streams had ended."""
         self.now_us = 0.0
 
     def run(self) -> None:
@@ -302,14 +307,14 @@ class _Device:
             self.pass_time()
 
     def advance(self) -> None:
-        """Everything that can happen now."""
+        """Let everything happen that can happen now."""
         moved = True
         while moved:
             moved = self.close_records()
             able = [
                 (head, queue) for queue in self.queues if (head := queue.head) and self.is_ready(queue, head)
             ]
-            # What has been ready for longest goes first, then what was issued first.
+            # The packet that has been ready for longest goes first; of equals, the one issued first.
             for head, queue in sorted(able, key=lambda pair: (pair[0].ready_us, pair[0].number)):
                 if self.finds_room(head):
                     self.go(head)
@@ -325,7 +330,7 @@ class _Device:
         return bool(closed)
 
     def is_ready(self, queue: _Queue, head: _Packet) -> bool:
-        """True if nothing but room on the device is missing."""
+        """True if the queue's first packet lacks nothing but room on the device."""
         if head.ready_us is None:
             if head.issued_us > self.now_us:
                 return False
@@ -347,7 +352,7 @@ class _Device:
         return awaited.is_done and awaited.end_us + self.machine.wait_us <= self.now_us
 
     def finds_room(self, head: _Packet) -> bool:
-        """Compute kernels take turns: each fills the device. Communication runs beside one that lets it."""
+        """True if the device has room: compute kernels fill it; communication enters where one lets it."""
         if head.kernel is None:
             return True
         compute = [(packet, left) for packet, left in self.running if packet.is_compute]
@@ -356,7 +361,7 @@ class _Device:
         return not compute and (not self.machine.in_issue_order or self.compute[self.num_started] is head)
 
     def held_us(self, packet: _Packet) -> float:
-        """Work that a compute kernel has left when it begins to make room."""
+        """Work that a compute kernel has left, µs, when it begins to make room for communication."""
         return packet.work_us * (1 - self.machine.comm_entry)
 
     def go(self, head: _Packet) -> None:
@@ -365,18 +370,18 @@ class _Device:
             self.num_started += head.is_compute
             self.running.append((head, head.work_us))
         elif head.waits_for is not None or _stream_is_at(head):
-            # What was recorded may have ended long ago.
+            # A record of work that ended long ago passed at that time, not now.
             ended = head.before.end_us if head.waits_for is None and head.before is not None else self.now_us
             head.is_done, head.end_us = True, ended
         else:
             self.open.append(head)
 
     def pass_time(self) -> None:
-        """Advances to the next end of a kernel, instruction of the host, or awaited moment."""
+        """Advance to the next end of a kernel, instruction of the host, or awaited moment."""
         rate = self.rates()
         ends = [left / rate[packet.is_comm] for packet, left in self.running]
         later = [*self.moments(), *self.room(rate[False])]
-        # Waits are for what was issued before, so the earliest packet of all can always go.
+        # Waits are for packets issued before, so the earliest packet of all can always go.
         assert ends or later, "every queue waits"
         step_us = min(ends + later)
         self.now_us += step_us
@@ -389,7 +394,7 @@ class _Device:
         self.running = still
 
     def moments(self) -> Iterator[float]:
-        """Time left until instructions that the host has yet to issue, and waits that are about to pass."""
+        """Times left, µs, until the host issues an instruction or a wait passes."""
         for queue in self.queues:
             head = queue.head
             if head is None:
@@ -403,7 +408,7 @@ class _Device:
                 yield passes_us - self.now_us
 
     def room(self, rate: float) -> Iterator[float]:
-        """Time left until compute kernels begin to make room."""
+        """Times left, µs, until compute kernels begin to make room."""
         for packet, left in self.running:
             if packet.is_compute and 0 < self.held_us(packet) < left:
                 yield (left - self.held_us(packet)) / rate
@@ -419,4 +424,5 @@ class _Device:
 
 
 def _stream_is_at(packet: _Packet) -> bool:
+    """True if everything before the packet in its stream is done."""
     return packet.before is None or packet.before.is_done

@@ -1,6 +1,6 @@
-"""Commands that need process groups: compare and run, under torchrun or as one process.
+"""Commands compare and run of `aorta program`, under torchrun or as one process.
 
-Their help does not wait for torch, which is imported when they run.
+torch is imported when they run, so that --help does not wait for it.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from aorta.programs.cli import JSON, print_result
 from aorta.programs.language.emit import DTYPE_NAMES, OPS
 
 WRONG_EXIT = 1
+"""Exit status of run where a result is wrong."""
 
 SIZES = (
     click.option("--m", type=int, required=True, help="Rows of the whole product."),
@@ -33,16 +34,18 @@ SIZES = (
         help="Timed rounds.",
     ),
 )
+"""Options of both commands: shape and type of the problem, rounds."""
 
 
 def sizes(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator that gives a command the options of SIZES."""
     for option in reversed(SIZES):
         command = option(command)
     return command
 
 
 def numbers(context: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
-    """Parses '1,2,4' to (1, 2, 4)."""
+    """Numbers of a text such as 1,2,4 in ascending order, each once."""
     try:
         parsed = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
@@ -83,7 +86,7 @@ def compare(op: str, tiles: tuple[int, ...], streams: tuple[int, ...], as_json: 
         refuse_long_multiply(problem, device)
         comparison = compare_strategies(problem, device, tiles, streams, options["num_rounds"])
         is_first = dist.get_rank() == 0
-    if is_first:  # when the group is closed: a reader that has gone away leaves none behind
+    if is_first:  # after the group is closed: where nobody reads the output any more, no rank is left waiting
         print_result(as_json, comparison, lambda: comparison_text(comparison))
 
 

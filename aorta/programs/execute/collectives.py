@@ -1,7 +1,7 @@
-"""Collectives under the names that torch 2.11 and 2.13 both understand, and agreements between ranks.
+"""Collectives under names that torch 2.11 and 2.13 both understand, and agreements between ranks.
 
-Ranks check that all are about to do the same before anything runs: a difference hangs a device, and silently
-adds up wrong numbers on gloo.
+Before a program runs, the ranks check that all are about to communicate the same: a difference hangs a
+device, and silently adds up wrong numbers on gloo.
 """
 
 from collections import Counter
@@ -23,26 +23,26 @@ _scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or d
 
 
 def all_gather(out: torch.Tensor, source: torch.Tensor, group: Group, async_op: bool = False) -> Any:
-    """out holds the ranks' sources one after the other. Both contiguous."""
+    """Fill out with the ranks' sources, one after the other. Both must be contiguous."""
     return _gather(_rows(out), _rows(source), group=group, async_op=async_op)
 
 
 def reduce_scatter(out: torch.Tensor, source: torch.Tensor, group: Group, async_op: bool = False) -> Any:
-    """out is this rank's part, in the order of ranks, of the sum of all sources."""
+    """Fill out with this rank's part, in the order of ranks, of the sum of all sources."""
     return _scatter(_rows(out), _rows(source), group=group, async_op=async_op)
 
 
 def all_reduce(tensor: torch.Tensor, group: Group, async_op: bool = False) -> Any:
-    """Sums the tensor over the ranks, in place."""
+    """Sum the tensor over the ranks, in place."""
     return dist.all_reduce(tensor, group=group, async_op=async_op)
 
 
 def exchange(
     source: torch.Tensor | None, to: int | None, out: torch.Tensor | None, by: int | None, group: Group
 ) -> list[Any]:
-    """Posts a send, a receive or both as one; `to` and `by` are ranks in the group.
+    """Post a send, a receive or both as one; `to` and `by` are ranks in the group.
 
-    Returns the works, one with NCCL and two with gloo. What a rank sends to itself is copied.
+    Returns the works, one with NCCL and two with gloo. A rank's message to itself is copied at once.
     """
     rank = dist.get_rank(group)
     if to == rank or by == rank:
@@ -72,7 +72,7 @@ def gathered(value: Any, group: dist.ProcessGroup) -> list[Any]:
 
 
 def failures(problem: str | None, group: dist.ProcessGroup) -> dict[int, str]:
-    """Texts of ranks that failed: rank -> text; empty where none did. The same on every rank."""
+    """Rank -> problem of every rank that has one, the same on all ranks. The host waits for all of them."""
     return {rank: text for rank, text in enumerate(gathered(problem, group)) if text is not None}
 
 
@@ -101,7 +101,7 @@ def communications(program: Program, rank: int, sizes: dict[str, int]) -> list[t
 
 
 def refuse_mismatch(rows: Sequence[Sequence[tuple[str, ...]]]) -> None:
-    """Raises HostProgramError where ranks would not meet; rows are communications() of all ranks.
+    """Raise HostProgramError where ranks would not meet; rows are communications() of all ranks.
 
     Collectives must be the same ones in the same order; every message must have both its ends.
     """

@@ -21,27 +21,31 @@ from aorta.programs.language.emit import ORDERS
 from aorta.programs.lint.one_rank import lint
 
 SCREENING_ROUNDS = 6
+"""Rounds in which all alternatives of a family compete."""
 LEVEL_ROUNDS = 10
-"""Rounds with the host level with the device, which only explain."""
+"""Rounds in which the host does not submit ahead of the device; they explain a time and decide nothing."""
 COPY_CHUNKS = (1, 2, 4, 8, 16)
+"""Numbers of pieces to try for copies."""
 COPIES_ALONE = "copy engine alone"
 SETTINGS = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "TORCH_NCCL_HIGH_PRIORITY")
 SETTING_PREFIXES = ("NCCL_", "RCCL_", "TORCH_SYMM_MEM_", "TORCH_NCCL_")
+"""Environment variables, with SETTINGS, that change what is measured."""
+HEAD = ("strategy", "settings", "ms", "95 %", "x multiply", "efficiency", "x own bound", "own", "host level")
 
 
 class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One strategy with its best settings. Times in ms, slowest rank of each round."""
+    """One strategy with its best settings. Times in ms, of the slowest rank of each round."""
 
     family: str
     name: str
     settings: dict[str, int | str]
     note: str
     time_ms: Figure
-    """The host is ahead of the device."""
+    """Time where the host submits ahead of the device, as in a training step that the device bounds."""
     time_host_level_ms: Figure
-    """The host begins to submit when the device could begin to work."""
+    """Time where the host begins to submit only when the device could begin to work."""
     exposed_ms: float
-    """time_ms over the multiply alone."""
+    """time_ms less the multiply alone."""
     time_over_gemm: float
     """time_ms as a multiple of the multiply alone."""
     efficiency: Figure | None
@@ -50,14 +54,14 @@ class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
     transport: str
     """Carrier of the bytes."""
     transport_ms: float | None
-    """That transport alone, all bytes: the comparison's collective or its copies, whichever applies."""
+    """Time of that transport alone with all bytes: the comparison's collective or its copies."""
     own_bound_ms: float | None
     """max(transport_ms, the multiply alone)."""
     time_over_own_bound: float | None
     efficiency_of_own_bound: Figure | None
     """(serial - time) / (serial - own_bound_ms)."""
     false_edges: int | None
-    """False edges that lint finds in its program."""
+    """Number of false edges that lint finds in its program."""
     not_measured: dict[str, str]
     """Field that is None -> reason."""
     host_late_rounds: int
@@ -80,14 +84,14 @@ class StrategyComparison(msgspec.Struct, frozen=True, kw_only=True):
     comm_ms: Figure
     gemm_ms: Figure
     copy_engine_ms: Figure | None
-    """The bytes alone by copy engines and flags, one piece per peer."""
+    """Time of the bytes alone by copy engines and flags, one piece per peer."""
     bound_ms: float
     """max(comm, gemm), each alone in one piece, the collective of `serial`."""
     rows: list[StrategyRow]
-    """Best first, serial among them."""
+    """Rows by time, the best first; serial is among them."""
     unavailable: dict[str, str]
     screening_ms: dict[str, float]
-    """Median of SCREENING_ROUNDS of every alternative that was tried."""
+    """Median over SCREENING_ROUNDS of every alternative that was tried, by label."""
     best: str
     verdict: str
 
@@ -99,9 +103,9 @@ def compare(
     streams: Sequence[int],
     num_rounds: int = 30,
 ) -> StrategyComparison:
-    """Tries all families, then measures the best of each in turns.
+    """Try all families, then measure the fastest of each in turns.
 
-    Collective over the default process group; every rank gets the same answer.
+    Collective over the default process group; every rank gets the same comparison.
     """
     session = StrategySession(problem, device, max(streams))
     try:
@@ -111,17 +115,17 @@ def compare(
         if backend_of(device).is_device:
             families += copy_families(problem.op)
         finalists, screened = _screened(session, session.build(families))
-        return _Final(session, serial, finalists, num_rounds).comparison(screened)
+        return _FinalRounds(session, serial, finalists, num_rounds).comparison(screened)
     finally:
         session.close()
 
 
 def program_families(op: str, tiles: Sequence[int], streams: Sequence[int]) -> list[Family]:
-    """Host programs over the process group: the four orders, breadth, and for a gather rings and pairs."""
+    """Host programs over the process group: four orders, breadth, and for a gather rings and pairs."""
     families = [
         Family(order, [_chunked(order, s, n) for s in tiles for n in streams if n <= s]) for order in ORDERS
     ]
-    # All communication first, one worker: no fork or join to get wrong.
+    # One worker that issues all communication first: forks and joins cannot serialise it.
     breadth = [_chunked("both_hoisted", s, 1, tile_order="breadth") for s in tiles if s > 1]
     families.append(Family("breadth", breadth))
     if op == "ag_gemm":
@@ -133,7 +137,7 @@ def program_families(op: str, tiles: Sequence[int], streams: Sequence[int]) -> l
 
 
 def copy_families(op: str) -> list[Family]:
-    """Strategies over symmetric memory, which need GPUs that reach each other: ours, and torch's own."""
+    """Strategies over symmetric memory, aorta's and torch's own; they need GPUs that reach each other."""
     if op == "ag_gemm":
         tapered = [_gather(chunks, taper=True) for chunks in COPY_CHUNKS[1:4]]
         return [
@@ -160,19 +164,19 @@ def _reduce(chunks: int) -> Make:
 def _screened(
     session: StrategySession, built: Mapping[str, list[Strategy]]
 ) -> tuple[dict[str, Strategy], dict[str, float]]:
-    """The fastest of each family, and the median of all."""
+    """The fastest of each family, and the median time of every member by label."""
     members = [strategy for strategies in built.values() for strategy in strategies]
     if not members:
         return {}, {}
     legs = [Leg(str(number), strategy.submit) for number, strategy in enumerate(members)]
-    times = session.measure(legs, SCREENING_ROUNDS)
+    times = session.watch.measure(legs, SCREENING_ROUNDS)
     medians = {id(s): float(np.median(times.slowest(str(number)))) for number, s in enumerate(members)}
     finalists = {family: min(group, key=lambda s: medians[id(s)]) for family, group in built.items()}
     return finalists, {strategy.label: medians[id(strategy)] for strategy in members}
 
 
-class _Final:
-    """The last rounds and what follows from them."""
+class _FinalRounds:
+    """The last rounds, of the fastest of each family, and the comparison that follows from them."""
 
     def __init__(
         self, session: StrategySession, serial: Serial, others: Mapping[str, Strategy], num_rounds: int
@@ -184,14 +188,14 @@ class _Final:
         copies = self._copies()
         legs += [Leg("copies", copies)] if copies is not None else []
         legs += [Leg(f"{family}/ahead", strategy.submit) for family, strategy in self.finalists.items()]
-        self.times = session.measure(legs, num_rounds)
+        self.times = session.watch.measure(legs, num_rounds)
         level = [
             Leg(family, strategy.submit, host_ahead=False) for family, strategy in self.finalists.items()
         ]
-        self.level_times = session.measure(level, LEVEL_ROUNDS)
+        self.level_times = session.watch.measure(level, LEVEL_ROUNDS)
 
     def _copies(self) -> Callable[[], None] | None:
-        """The bytes alone by copy engines, where a strategy uses them."""
+        """Call that moves the bytes alone by copy engines; None where no finalist uses them."""
         if all(strategy.transport != "copy engine" for strategy in self.finalists.values()):
             return None
         one_piece = _gather(1) if self.session.problem.gathers else _reduce(1)
@@ -233,7 +237,7 @@ class _Final:
             not_measured["efficiency"] = "serial and the bound are within noise of each other"
         transport = self._transport_ms(strategy)
         own_bound = None if transport is None else max(transport, gemm_ms)
-        own_efficiency = None if own_bound is None else self._efficiency_of(family, own_bound)
+        own_efficiency = None if own_bound is None else self._efficiency(family, own_bound)
         if own_bound is None:
             missing = ("transport_ms", "own_bound_ms", "time_over_own_bound", "efficiency_of_own_bound")
             not_measured |= dict.fromkeys(missing, "its transport was not measured alone")
@@ -262,23 +266,21 @@ class _Final:
             host_late_rounds=self.times.late[f"{family}/ahead"],
         )
 
-    def _efficiency(self, family: str) -> Figure | None:
-        """Gain over serial as a share of the most possible, all drawn from the same rounds."""
+    def _efficiency(self, family: str, bound_ms: float | None = None) -> Figure | None:
+        """Gain over serial as a share of the most possible; None where serial is within noise of the bound.
+
+        bound_ms: by default the longer of comm and gemm, drawn from the same rounds as the times.
+        """
         columns = {"serial": "serial/ahead", "comm": "comm", "gemm": "gemm", "time": f"{family}/ahead"}
         rounds = {name: self.times.slowest(leg) for name, leg in columns.items()}
-        gain = figure_of(rounds, lambda m: m["serial"] - max(m["comm"], m["gemm"]))
-        if gain.low <= 0:
-            return None
-        return figure_of(
-            rounds, lambda m: (m["serial"] - m["time"]) / (m["serial"] - max(m["comm"], m["gemm"]))
-        )
 
-    def _efficiency_of(self, family: str, bound_ms: float) -> Figure | None:
-        """The share of the most possible where the bound is a fixed time."""
-        rounds = {"serial": self.times.slowest("serial/ahead"), "time": self.times.slowest(f"{family}/ahead")}
-        if figure_of(rounds, lambda m: m["serial"] - bound_ms).low <= 0:
+        def most(medians: Mapping[str, float]) -> float:
+            bound = max(medians["comm"], medians["gemm"]) if bound_ms is None else bound_ms
+            return medians["serial"] - bound
+
+        if figure_of(rounds, most).low <= 0:
             return None
-        return figure_of(rounds, lambda m: (m["serial"] - m["time"]) / (m["serial"] - bound_ms))
+        return figure_of(rounds, lambda medians: (medians["serial"] - medians["time"]) / most(medians))
 
     def _transport_ms(self, strategy: Strategy) -> float | None:
         leg = {"collective": "comm", "copy engine": "copies"}.get(strategy.transport)
@@ -288,22 +290,8 @@ class _Final:
         return float(np.median(self.times.slowest(leg)))
 
 
-def versions() -> dict[str, str]:
-    """Versions of torch and of the libraries that communicate and multiply."""
-    return {"torch": str(torch.__version__)} | accelerator().versions()
-
-
-def environment() -> dict[str, str]:
-    """Variables that change what is measured."""
-    return {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name in SETTINGS or name.startswith(SETTING_PREFIXES)
-    }
-
-
 def _clear_best(rows: Sequence[StrategyRow]) -> StrategyRow:
-    """The fastest, or serial where nothing is clearly faster."""
+    """The fastest row, or serial where nothing is clearly faster."""
     serial = next(row for row in rows if row.family == "serial")
     return rows[0] if rows[0].time_ms.high < serial.time_ms.low else serial
 
@@ -320,11 +308,22 @@ def _verdict(rows: Sequence[StrategyRow]) -> str:
     return f"{text}; slower than serial: {', '.join(losers)}" if losers else text
 
 
-HEAD = ("strategy", "settings", "ms", "95 %", "x multiply", "efficiency", "x own bound", "own", "host level")
+def versions() -> dict[str, str]:
+    """Versions of torch and of the libraries that communicate and multiply."""
+    return {"torch": str(torch.__version__)} | accelerator().versions()
+
+
+def environment() -> dict[str, str]:
+    """Environment variables that change what is measured."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name in SETTINGS or name.startswith(SETTING_PREFIXES)
+    }
 
 
 def comparison_text(comparison: StrategyComparison) -> str:
-    """The verdict and one row per strategy; a dash where something was not measured (the JSON says why)."""
+    """Verdict and a table with a row per strategy; a dash where nothing was measured (the JSON says why)."""
     alone = f"communication alone {_ms(comparison.comm_ms)}   multiply alone {_ms(comparison.gemm_ms)}"
     copies = comparison.copy_engine_ms
     lines = [
@@ -368,7 +367,7 @@ def _ms(figure: Figure) -> str:
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """The first two columns, words, to the left; numbers to the right."""
+    """Lines of a table: the first two columns, which hold words, to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "   ".join(

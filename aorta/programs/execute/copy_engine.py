@@ -1,4 +1,4 @@
-"""Communication by copy engines into the peers' memory: neither it nor its signals occupy a compute unit.
+"""Strategies that copy into the peers' memory: neither copies nor signals occupy a compute unit.
 
 A collective's kernel shares the compute units with the multiply; a copy engine shares only memory and links.
 Each rank pushes its own rows to the peers, piece by piece, and signals each piece; a stream waits for the
@@ -8,10 +8,12 @@ so that it hides the beginning or the end of the transfer.
 Who waits for whom between calls: buffers that peers write come in pairs, used in turn. A rank pushes into a
 peer's buffer of call t only after its own call t-1 ended, for which it had all signals of that peer's call
 t-1, which that peer sent after its call t-2 ended and what it had queued behind it. So nobody overwrites
-what is still read, without a barrier; a result must be read by work queued before the next call but one.
+rows that are still read, without a barrier; a result must be read by work queued before the next call but
+one.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -21,19 +23,17 @@ from aorta.programs.execute.strategies import (
     Strategy,
     StrategyBench,
     StrategyUnavailable,
-    first_line,
     poison,
 )
 from aorta.programs.execute.symmetric import SymmetricBuffer
 from aorta.programs.language.expr import HostProgramError
 
 Action = Callable[[], None]
-Rows = tuple[int, int]
 Route = Literal["pairwise", "ring"]
 
 
 class CopyEngine(Strategy):
-    """Base of gather and reduce: a copy stream beside the caller's, and signals."""
+    """Base of both strategies: a copy stream beside the caller's, and signals."""
 
     transport = "copy engine"
 
@@ -48,20 +48,16 @@ class CopyEngine(Strategy):
         self.calls = 0
 
     def _buffer(self, name: str, *shape: int) -> SymmetricBuffer:
-        """Raises Unavailable. Strategies take turns with a name and shape."""
-        try:
+        """Buffer that strategies use in turns."""
+        with _needing_peers():
             return self.bench.symmetric(name, shape)
-        except (HostProgramError, RuntimeError) as error:
-            raise StrategyUnavailable(first_line(error)) from None
 
     def _make_signals(self, num_slots: int) -> Any:
-        try:
+        with _needing_peers():
             return self.bench.signals(num_slots)
-        except (HostProgramError, RuntimeError) as error:
-            raise StrategyUnavailable(first_line(error)) from None
 
     def _begin(self) -> int:
-        """The pair's half that this call uses."""
+        """Begin a call; returns the half, 0 or 1, of the pairs of buffers that it uses."""
         self.signals.begin()
         half = self.calls % 2
         self.calls += 1
@@ -69,7 +65,7 @@ class CopyEngine(Strategy):
         return half
 
     def _follow(self, stream: int, leader: int) -> None:
-        """Later work of stream follows what other holds now."""
+        """Make later work of stream follow everything that leader holds now."""
         self.streams.wait(stream, self.streams.record(leader))
 
     def _wait(self, sender: int, slot: int) -> Action:
@@ -80,7 +76,7 @@ class CopyEngine(Strategy):
 
 
 class GatherByCopy(CopyEngine):
-    """All-gather + multiply: pushes own rows to every peer, multiplies own rows, then what arrives."""
+    """All-gather + multiply: pushes own rows to every peer, multiplies them, then those that arrive."""
 
     name = "copy engine"
 
@@ -92,8 +88,10 @@ class GatherByCopy(CopyEngine):
         taper: bool = False,
         route: Route = "pairwise",
     ) -> None:
-        """chunks: pieces of the last shard to arrive; earlier ones come in one or two. A ring passes on what
-        it received, so that all its shards are cut alike."""
+        """chunks: pieces of the last shard to arrive; earlier ones come in one or two.
+
+        A ring passes on the pieces that it received, so that all its shards are cut alike.
+        """
         super().__init__(bench, route=route, chunks=chunks, **({"taper": 1} if taper else {}))
         problem = bench.problem
         last = chunk_rows(problem.shard_rows, chunks, taper)
@@ -162,14 +160,14 @@ class GatherByCopy(CopyEngine):
     def _arrival_actions(self, half: int) -> Iterator[tuple[Action, Action]]:
         local, weights = self.gathered[half].local, self.bench.operands.w
         for step, pieces in enumerate(self.pieces, start=1):
-            # Where the shard was first; by a ring it comes through the neighbour.
+            # The rank whose rows these are; by a ring they come through the neighbour.
             shard = (self.rank - step) % self.ranks
             for number, (first, end) in enumerate(pieces):
                 wait = self._wait(self._source(step), self._slot(step, number))
                 yield wait, _product(local[shard][first:end], weights, self.out[shard][first:end])
 
     def _source(self, step: int) -> int:
-        """The rank whose signal says that the shard of a step is here."""
+        """Rank whose signal says that the shard of a step is here."""
         return (self.rank - (1 if self.route == "ring" else step)) % self.ranks
 
     def _slot(self, step: int, number: int) -> int:
@@ -191,8 +189,8 @@ class GatherByCopy(CopyEngine):
 class ReduceByCopy(CopyEngine):
     """Multiply + reduce-scatter or all-reduce: partial sums travel round the ring and grow on the way.
 
-    Step j multiplies the rows of rank (r - 1 - j) into what arrived for them, in place (the multiply adds
-    with its own epilogue), and pushes the sum on; the last step makes this rank's own rows. For an
+    Step j multiplies the rows of rank (r - 1 - j) into the sum that arrived for them, in place (the multiply
+    adds with its own epilogue), and pushes the sum on; the last step makes this rank's own rows. For an
     all-reduce these are then pushed to everybody.
     """
 
@@ -241,7 +239,7 @@ class ReduceByCopy(CopyEngine):
         self._follow(MAIN, self.bench.copies)
 
     def _step_actions(self, half: int) -> Iterator[tuple[Action | None, Action, list[Action]]]:
-        """(wait for the sum so far, add this rank's part, send it on) of every piece of every step."""
+        """Actions of every piece of every step: wait for the sum so far, add this rank's part, send it on."""
         operands = self.bench.operands
         previous, following = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
         rows_of = self.bench.problem.shard_rows
@@ -262,7 +260,7 @@ class ReduceByCopy(CopyEngine):
                 yield wait, product, push
 
     def _spread(self, half: int, number: int, first: int, end: int) -> Iterator[Action]:
-        """Own rows, now complete, to everybody: the nearest rank first, so that no two target one."""
+        """Actions that push own rows, now complete, to all, the nearest first, so that no two target one."""
         of_rank = self.outputs[half].of_rank
         source = of_rank[self.rank][self.rank][first:end]
         for distance in range(1, self.ranks):
@@ -275,13 +273,13 @@ class ReduceByCopy(CopyEngine):
                 yield self._wait((self.rank - distance) % self.ranks, self._slot(0, number))
 
     def _arrival(self, half: int, step: int, owner: int) -> torch.Tensor:
-        """The buffer of the sum that a rank continues in a step; in the last step the result itself."""
+        """Buffer of the sum that a rank continues in a step; in the last step the result itself."""
         if step < self.ranks - 1:
             return self.hops[half].of_rank[owner][step - 1]
         return self.outputs[half].of_rank[owner][owner if self.spreads else 0]
 
     def _slot(self, step: int, number: int) -> int:
-        """Slots of step 0, which nobody sends in, are those of the spread."""
+        """Slot of a piece. Nothing is sent for step 0: its slots serve the spread."""
         return step * len(self.pieces) + number
 
     def _push(self, out: torch.Tensor, source: torch.Tensor, peer: int, slot: int) -> Action:
@@ -295,8 +293,25 @@ class ReduceByCopy(CopyEngine):
         return push
 
 
+def chunk_rows(rows: int, num: int, taper: bool = False, multiple: int = 256) -> list[tuple[int, int]]:
+    """Bounds [first, end) of num pieces of consecutive rows, cut at multiples where there are rows enough.
+
+    taper: each piece has half of the rows left, the last two alike: few multiplies, and a short last one.
+    """
+    num = min(num, rows)
+    shares = [0.5 ** min(i + 1, num - 1) for i in range(num)] if taper else [1 / num] * num
+    step = multiple if rows >= multiple * num * (2 if taper else 1) else 1
+    ends, reached = [], 0.0
+    for share in shares:
+        reached += share
+        ends.append(round(reached * rows / step) * step)
+    ends[-1] = rows
+    pieces = list(zip([0, *ends[:-1]], ends, strict=True))
+    return [(first, end) for first, end in pieces if end > first]
+
+
 def _product(a: torch.Tensor, w: torch.Tensor, out: torch.Tensor, add: bool = False) -> Action:
-    """out = a @ w, or out += a @ w without another pass over memory."""
+    """Action out = a @ w, or with add out += a @ w, without another pass over memory."""
 
     def multiply() -> None:
         if add:
@@ -314,18 +329,11 @@ def _copy(out: torch.Tensor, source: torch.Tensor) -> Action:
     return copy
 
 
-def chunk_rows(rows: int, num: int, taper: bool = False, multiple: int = 256) -> list[tuple[int, int]]:
-    """[first, end) of num pieces of consecutive rows, cut at multiples where there are rows enough.
-
-    taper: each piece half of what is left, the last two alike: few multiplies, and a short last one.
-    """
-    num = min(num, rows)
-    shares = [0.5 ** min(i + 1, num - 1) for i in range(num)] if taper else [1 / num] * num
-    step = multiple if rows >= multiple * num * (2 if taper else 1) else 1
-    ends, reached = [], 0.0
-    for share in shares:
-        reached += share
-        ends.append(round(reached * rows / step) * step)
-    ends[-1] = rows
-    pieces = list(zip([0, *ends[:-1]], ends, strict=True))
-    return [(first, end) for first, end in pieces if end > first]
+@contextmanager
+def _needing_peers() -> Iterator[None]:
+    """Context in which missing access to the peers' memory becomes StrategyUnavailable."""
+    try:
+        yield
+    except (HostProgramError, RuntimeError) as error:
+        lines = str(error).strip().splitlines()
+        raise StrategyUnavailable(lines[0] if lines else type(error).__name__) from None

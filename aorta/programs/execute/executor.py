@@ -1,4 +1,4 @@
-"""A host program on real streams: what it says, in the order in which it says it.
+"""Execution of a host program on real streams, in the order of its text.
 
 On a device a stream of the program is a stream of the device and a lane is the stream that a process group
 keeps for asynchronous collectives. On CPU a stream is a thread and a lane is one more thread that issues the
@@ -7,7 +7,7 @@ any order, and waiting for one would stop the host instead of a stream.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,12 +29,12 @@ from aorta.programs.language.ir import (
 )
 
 Tensors = Mapping[str, torch.Tensor]
-"""Tensors of the program's buffers, [*tiles, …]: a part is the tensor at its index."""
+"""Tensors by the buffer's name, each [*tiles, …]: a part of a buffer is the tensor at its index."""
 Action = Callable[[], None]
 
 
 class Execution:
-    """A program of this rank bound to streams, process groups and tensors; nothing is allocated when it runs.
+    """A program of this rank bound to streams, process groups and tensors; running it allocates nothing.
 
     The tensors must live until synchronize() after the last run(), which is why this object keeps them.
     """
@@ -49,10 +49,11 @@ class Execution:
         pause_s: Mapping[str, float] | None = None,
         control: dist.ProcessGroup | None = None,
     ) -> None:
-        """groups: one per lane of the program, same lanes in the same order on every rank. pause_s: threads
-        only, a delay before each operation of a kind ("gemm", or a collective's name). Every rank must
-        construct it: they compare what they are going to communicate, over control (a gloo group, say) or
-        else the first lane.
+        """groups: one per lane of the program, the same lanes in the same order on every rank. pause_s: on
+        threads only, a delay before each operation of a kind ("gemm", or a collective's name).
+
+        Collective: the ranks compare the communications that they are going to issue, over control (a gloo
+        group, say) or else the first lane's group.
 
         Raises HostProgramError, on every rank and before anything ran, where ranks disagree; on one rank
         where buffers, lanes or streams are missing.
@@ -72,17 +73,21 @@ class Execution:
         self._refuse_few_streams()
         self._events: dict[Ref, StreamEvent] = {}
         self._works: dict[Ref, Any] = {}
-        self._actions = self._compiled(steps)
+        self._actions = [action for step in steps if (action := self._action(step)) is not None]
 
     def run(self) -> None:
-        """Submits the whole program; the host does not wait. MAIN is the caller's stream: it waits for what
-        the program joins into it."""
+        """Submit the whole program; the host does not wait.
+
+        MAIN is the caller's stream: it waits for the streams that the program joins into it.
+        """
         for action in self._actions:
             action()
 
     def poison(self) -> None:
-        """Fills every buffer that is not an input with NaN, so that what nobody wrote shows in a result.
-        The caller orders it with what else uses them."""
+        """Fill every buffer that is not an input with NaN, so that a tile left unwritten shows in a result.
+
+        The caller orders this with other uses of the buffers.
+        """
         inputs = {name for name, buffer in self.program.buffers().items() if buffer.role == "input"}
         for name, tensor in self.tensors.items():
             if name not in inputs:
@@ -95,7 +100,7 @@ class Execution:
         return tensor.view(-1, tensor.shape[-1]) if tensor.dim() > 2 else tensor
 
     def _unrolled(self) -> tuple[str | None, tuple[Step, ...]]:
-        """The steps; instead of raising on one rank only, what is wrong."""
+        """The steps, or the problem that they have: raised by all ranks together, in _agree()."""
         try:
             steps = self.program.unroll(self.rank)
         except HostProgramError as error:
@@ -135,11 +140,8 @@ class Execution:
         if needed > len(self.streams):
             raise HostProgramError(f"the program needs {needed} streams, {len(self.streams)} are there")
 
-    def _compiled(self, steps: Iterable[Step]) -> list[Action]:
-        return [action for step in steps if (action := self._action(step)) is not None]
-
     def _action(self, step: Step) -> Action | None:
-        """Host action of one step; None where it does nothing."""
+        """Call that the host makes for one step; None where it makes none."""
         op, stream = step.op, self.stream_numbers[step.stream]
         match op:
             case Record(event=event, stream=named):
@@ -152,14 +154,12 @@ class Execution:
             case Communicate():
                 return self._communicate(op, stream)
             case Gemm():
-                return self._submitted(stream, "gemm", self._gemm(op))
+                multiply = self._paused("gemm", self._gemm(op))
+                return lambda: self.streams.submit(stream, multiply)
         return None
 
-    def _submitted(self, stream: int, kind: str, work: Action) -> Action:
-        work = self._paused(kind, work)
-        return lambda: self.streams.submit(stream, work)
-
     def _paused(self, kind: str, work: Action) -> Action:
+        """The work, after the delay that pause_s asks for."""
         pause = self.pause_s.get(kind, 0.0)
         if not pause or self.streams.kind != "threads":
             return work
@@ -212,7 +212,7 @@ class Execution:
         return issue
 
     def _run_on_lane(self, lane: Ref, stream: int, run: Action) -> StreamEvent:
-        """The end of run on a lane's thread."""
+        """Submit run to a lane's thread; returns the event of its end."""
         number = self.lane_numbers[str(lane)]
         # The lane follows what the issuing stream holds now, as a process group's stream does.
         self.streams.wait(number, self.streams.record(stream))
@@ -226,7 +226,7 @@ class Execution:
             self.streams.submit(stream, lambda: wait_all(work))
 
     def _launch(self, op: Communicate) -> Callable[[bool], Any]:
-        """A call with async_op; what it returns goes to wait_all."""
+        """Function of async_op that issues the communication; its result goes to wait_all."""
         group = self.groups[str(op.lane)]
         source = None if op.source is None else self.part(op.source)
         out = None if op.out is None else self.part(op.out)
@@ -256,7 +256,7 @@ class Execution:
 
 
 def stream_numbers(program: Program, rank: int = 0) -> dict[str, int]:
-    """Stream of the program -> number in Streams: the caller's is MAIN, the others in order of first use."""
+    """Numbers in Streams of the program's streams: the caller's is MAIN, the others in order of first use."""
     main = program.main_stream()
     numbers = {main: MAIN}
     for step in program.unroll(rank):
@@ -267,7 +267,7 @@ def stream_numbers(program: Program, rank: int = 0) -> dict[str, int]:
 
 
 def lane_numbers(program: Program, rank: int, num_streams: int) -> dict[str, int]:
-    """Lane -> number of the thread that plays it: the last ones, so that workers keep theirs."""
+    """Numbers of the threads that play the lanes: the last ones, so that workers keep theirs."""
     lanes = lanes_of(program, rank)
     return {lane: num_streams - 1 - number for number, lane in enumerate(lanes)}
 
@@ -279,7 +279,7 @@ def lanes_of(program: Program, rank: int = 0) -> list[str]:
 
 
 def streams_needed(program: Program, threads: bool, rank: int = 0) -> int:
-    """Streams beside the caller's; on threads the lanes count too."""
+    """Number of streams that a program needs beside the caller's; on threads the lanes count too."""
     workers = len(stream_numbers(program, rank)) - 1
     return workers + (len(lanes_of(program, rank)) if threads else 0)
 
@@ -291,7 +291,7 @@ def _in_place(out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 
 
 def wait_all(works: Any) -> None:
-    """The current stream waits; on gloo the thread does."""
+    """Make the current stream wait for the works; with gloo the calling thread waits."""
     for work in works if isinstance(works, list) else [works]:
         if work is not None:
             work.wait()

@@ -1,4 +1,4 @@
-"""The problem: a matrix multiply beside a collective, its operands, expected result, and tensors of programs.
+"""The problem: a matrix multiply beside a collective, its operands, its expected result, a program's tensors.
 
 m rows, k inner, n columns of the whole product; D ranks.
 ag_gemm: every rank holds m/D rows of A and all of W (k, n); C = all_gather(A) @ W is (m, n).
@@ -31,12 +31,14 @@ EXACT_BELOW = {
 }
 """Integers up to this are exact in the type, and so is every order of adding them."""
 LARGEST_FACTOR = 2
+"""Largest magnitude of an integer operand."""
 ROWS_AT_ONCE = 4096
+"""Rows filled at a time, which bounds the memory of the masks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Shapes of one operation on a number of ranks."""
+    """Operation, shapes, type and number of ranks. Raises HostProgramError for sizes that do not split."""
 
     op: str
     m: int
@@ -92,16 +94,16 @@ class Operands:
         self.bias = torch.zeros(problem.n, dtype=problem.dtype, device=device)
 
     def fill_random(self) -> None:
-        """Normal noise. The power that a multiply draws, and with it the clock, depends on the data."""
+        """Fill with normal noise: a multiply's power, and with it the clock, depends on the data."""
         generator = torch.Generator(self.device).manual_seed(self.rank)
         self.a.normal_(generator=generator)
         self.w.normal_(std=self.problem.k**-0.5, generator=generator)
         self.bias.zero_()
 
     def fill_integers(self) -> None:
-        """Small integers, so few per row that no partial sum leaves the exact range of the type.
+        """Fill with small integers, so few per row that no partial sum leaves the exact range of the type.
 
-        Which columns of A are not zero differs from row to row, so that a row in the wrong place shows.
+        Each row of A has other columns that are not zero, so that a row in the wrong place shows.
         """
         generator = torch.Generator(self.device).manual_seed(self.rank + 1)
         rows, columns = self.a.shape
@@ -112,7 +114,7 @@ class Operands:
             of_row = torch.arange(first, first + len(part), device=self.device, dtype=torch.int32)
             mask = (of_column[None, :] + of_row[:, None]) % stride == 0
             part.copy_(self._integers(tuple(part.shape), generator) * mask)
-        # Of an all-gather every rank multiplies with the same W in its own columns, or in any other.
+        # W differs between ranks, in an all-gather too: there each rank multiplies columns of its own.
         self.w.copy_(self._integers(tuple(self.w.shape), generator))
         self.bias.copy_(self._integers(tuple(self.bias.shape), generator))
 
@@ -121,17 +123,37 @@ class Operands:
         return torch.randint(low, high, shape, dtype=torch.int8, device=self.device, generator=generator)
 
     def _stride(self) -> int:
+        """Distance of columns that are not zero."""
         problem = self.problem
-        largest = EXACT_BELOW[problem.dtype] - LARGEST_FACTOR  # a bias may come on top
+        largest = EXACT_BELOW[problem.dtype] - LARGEST_FACTOR  # room for a bias on top
         split = 1 if problem.gathers else problem.num_ranks
         terms = max(1, largest // (LARGEST_FACTOR**2 * split))
         return -(-problem.a_shape[1] // terms)
 
 
-def reference(operands: Operands, group: dist.ProcessGroup, bias: bool = False) -> torch.Tensor:
-    """C without any overlap, rows in the order of ranks: (m, n), on every rank, whatever the operation.
+class Arena:
+    """Memory that strategies use in turns: one piece per name, as large as the largest request."""
 
-    Every rank must call it; the host waits. gemm_rs keeps rows rank * m/D … of it.
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+        self._pieces: dict[str, torch.Tensor] = {}
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Uninitialised tensor; valid until the same name is asked for with a larger shape."""
+        count = 1
+        for size in shape:
+            count *= size
+        piece = self._pieces.get(name)
+        if piece is None or piece.numel() < count:
+            piece = self._pieces[name] = torch.empty(count, dtype=self.dtype, device=self.device)
+        return piece[:count].view(shape)
+
+
+def reference(operands: Operands, group: dist.ProcessGroup, bias: bool = False) -> torch.Tensor:
+    """C without any overlap: (m, n) with rows in the order of ranks, on every rank, whatever the operation.
+
+    Collective; the host waits. expected() cuts out the rows that gemm_rs leaves on a rank.
     """
     problem = operands.problem
     if problem.gathers:
@@ -147,30 +169,33 @@ def reference(operands: Operands, group: dist.ProcessGroup, bias: bool = False) 
     return result
 
 
-class Arena:
-    """Memory that strategies take turns with: one piece per name, as large as the largest wish."""
+def expected(problem: Problem, product: torch.Tensor, rank: int, num_tiles: int = 1) -> torch.Tensor:
+    """Part of reference()'s product that this rank should hold.
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype = dtype
-        self.device = device
-        self._pieces: dict[str, torch.Tensor] = {}
+    A reduce-scatter by tiles leaves each rank its share of every tile; with one tile, its rows of the whole.
+    """
+    if problem.op != "gemm_rs":
+        return product
+    shares = product.view(num_tiles, problem.num_ranks, -1, product.shape[-1])
+    return shares[:, rank].reshape(-1, product.shape[-1])
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Uninitialised; valid until somebody asks for the same name with a larger shape."""
-        count = 1
-        for size in shape:
-            count *= size
-        piece = self._pieces.get(name)
-        if piece is None or piece.numel() < count:
-            piece = self._pieces[name] = torch.empty(count, dtype=self.dtype, device=self.device)
-        return piece[:count].view(shape)
+
+def in_order_of_ranks(problem: Problem, result: torch.Tensor) -> torch.Tensor:
+    """Copy of a program's C, [*tiles, rows, n], with the rows in reference()'s order.
+
+    A tile of an all-gather holds that tile of every rank, so ranks are inside tiles.
+    """
+    tiles, n = result.shape[0], result.shape[-1]
+    if problem.op != "ag_gemm":
+        return result.reshape(-1, n)
+    return result.view(tiles, problem.num_ranks, -1, n).transpose(0, 1).reshape(-1, n)
 
 
 def bind(program: Program, operands: Operands, arena: Arena) -> dict[str, torch.Tensor]:
-    """Tensors of every buffer of a program of aorta.programs.language.emit.
+    """Tensor of every buffer of an emitted program, by name.
 
     Tiles cut the rows, so every tile is contiguous. Raises HostProgramError where the rows cannot be cut
-    evenly, and for buffers that emit does not make.
+    evenly, and for buffers that aorta.programs.language.emit does not make.
     """
     problem, buffers = operands.problem, program.buffers()
     if "A" not in buffers or "C" not in buffers:
@@ -190,34 +215,14 @@ def bind(program: Program, operands: Operands, arena: Arena) -> dict[str, torch.
                 shape = (*buffer.tiles, rows[name] // _inner(buffer.tiles), _columns(problem, name))
                 tensors[name] = arena.tensor(name, shape)
             case _:
-                raise HostProgramError(f"{program.name} has a buffer {name}, which emitted programs have not")
+                raise HostProgramError(
+                    f"{program.name} has a buffer {name}, which emitted programs do not have"
+                )
     return tensors
 
 
-def in_order_of_ranks(problem: Problem, result: torch.Tensor) -> torch.Tensor:
-    """C of a program, [*tiles, rows, n], with the rows as reference() has them.
-
-    A tile of an all-gather holds that tile of every rank, so ranks are inside tiles. A copy.
-    """
-    tiles, n = result.shape[0], result.shape[-1]
-    if problem.op != "ag_gemm":
-        return result.reshape(-1, n)
-    return result.view(tiles, problem.num_ranks, -1, n).transpose(0, 1).reshape(-1, n)
-
-
-def expected(problem: Problem, product: torch.Tensor, rank: int, num_tiles: int = 1) -> torch.Tensor:
-    """Part of reference()'s product that this rank should hold.
-
-    A reduce-scatter by tiles leaves each rank its share of every tile; with one tile, its rows of the whole.
-    """
-    if problem.op != "gemm_rs":
-        return product
-    shares = product.view(num_tiles, problem.num_ranks, -1, product.shape[-1])
-    return shares[:, rank].reshape(-1, product.shape[-1])
-
-
 def _tile_rows(problem: Problem, tiles: int) -> dict[str, int]:
-    """Rows of one tile of A's in each buffer."""
+    """Rows that one tile of A has in each buffer."""
     rows = problem.a_shape[0]
     divisor = tiles * (problem.num_ranks if problem.op == "gemm_rs" else 1)
     if rows % divisor:
@@ -229,7 +234,7 @@ def _tile_rows(problem: Problem, tiles: int) -> dict[str, int]:
 
 
 def _inner(tiles: tuple[int, ...]) -> int:
-    """A ring's buffers have the ranks as a second index instead of inside the rows."""
+    """Ranks that are an index of their own: a ring's buffers have them there instead of inside the rows."""
     return tiles[1] if len(tiles) > 1 else 1
 
 

@@ -1,6 +1,5 @@
-"""Runs a host program on these ranks: checks its result bit for bit, then times it."""
+"""Run of one host program on the ranks of this job: its result is checked bit for bit, then it is timed."""
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,18 +12,18 @@ from aorta.programs.execute.problem import bind, expected, in_order_of_ranks, re
 from aorta.programs.execute.session import StrategySession, problem_of
 from aorta.programs.execute.timing import Leg, median_of
 from aorta.programs.language.expr import HostProgramError
-from aorta.programs.language.text import parse_program
+from aorta.programs.language.text import read_program
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A program that ran: whether it was right, and how long it took."""
+    """Outcome of a run. Times are medians over rounds of the slowest rank, with a 95 % interval."""
 
     program: str
     ranks: int
     streams: int
     device: str
     right: bool
-    """Every rank's result, twice, has the bits of the computation without overlap."""
+    """True if every rank's result, twice, had the bits of the computation without overlap."""
     time_ms: float
     low_ms: float
     high_ms: float
@@ -32,11 +31,11 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_program(path: str, device: torch.device, options: dict[str, Any]) -> RunResult:
-    """Result of a program file on these ranks."""
-    try:
-        program = parse_program(Path(path).read_text(encoding="utf-8"), path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise HostProgramError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    """Check and time the program in a file. Collective: every rank returns the same result.
+
+    Raises HostProgramError for a file that does not fit these ranks or cannot be run on them.
+    """
+    program = read_program(path)
     if program.num_ranks != dist.get_world_size():
         raise HostProgramError(
             f"{path} is for {program.num_ranks} ranks, {dist.get_world_size()} are running;"
@@ -57,7 +56,7 @@ def run_program(path: str, device: torch.device, options: dict[str, Any]) -> Run
     product = reference(bench.operands, bench.group, bias="b" in program.buffers())
     expected_product = expected(problem, product, session.rank, tensors["C"].shape[0])
     right = True
-    for _ in range(2):
+    for _ in range(2):  # twice: events and works of the first call must not let the second go early
         execution.poison()
         session.watch.finish()
         dist.barrier(group=session.control)
@@ -67,7 +66,7 @@ def run_program(path: str, device: torch.device, options: dict[str, Any]) -> Run
     verdicts: list[Any] = [None] * problem.num_ranks
     dist.all_gather_object(verdicts, right, group=session.control)
     bench.operands.fill_random()
-    times = session.measure([Leg("run", execution.run)], options["num_rounds"])
+    times = session.watch.measure([Leg("run", execution.run)], options["num_rounds"])
     session.close()
     median = median_of(times.slowest("run"))
     return RunResult(
@@ -84,6 +83,7 @@ def run_program(path: str, device: torch.device, options: dict[str, Any]) -> Run
 
 
 def run_text(result: RunResult) -> str:
+    """Verdict and time, for the terminal."""
     verdict = "the reference's bits on every rank" if result.right else "WRONG: differs from the reference"
     return (
         f"{result.program}   {result.ranks} x {result.device}   {result.streams} streams\n{verdict}\n"

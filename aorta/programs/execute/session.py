@@ -1,6 +1,8 @@
-"""The ranks of one comparison or run: their process group and device, and a session on one problem.
+"""The ranks of a comparison or run: their process group and device, and a session on one problem.
 
-What a session builds, proves and times is the same on every rank.
+Each command enters ranks(); StrategySession then builds strategies, proves that their results are right and
+times them. Every rank does the same and gets the same answers: a rank where something fails tells the others
+over the control group, so that none waits for it in a collective.
 """
 
 import os
@@ -29,152 +31,27 @@ from aorta.programs.execute.strategies import (
     StrategyUnavailable,
     strategy_streams,
 )
-from aorta.programs.execute.timing import Leg, RoundTimes, Stopwatch, Stuck
+from aorta.programs.execute.timing import Stopwatch, Stuck
 from aorta.programs.language.expr import HostProgramError
 
 MULTICAST_OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+"""Environment under which neither NCCL nor torch uses NVLink multicast."""
 STUCK_EXIT = 3
+"""Exit status where work on the device did not end."""
 LONGEST_MULTIPLY_S = 0.25
-"""On a CPU: a comparison measures several hundred."""
+"""Seconds of the longest multiply that a comparison on a CPU accepts: it measures several hundred."""
 SAMPLE = (64, 1024, 1024)
 """Rows, columns and inner size, at most, of the multiply that tells how fast the CPU is."""
-
 CONTROL_TIMEOUT_S = 60
 NUM_PROOFS = 2
-"""Both halves of buffers that are used in turn."""
-
-Make = Callable[[StrategyBench], Strategy]
-
-
-@dataclass(frozen=True)
-class Family:
-    """Alternatives under one name; tried against each other first."""
-
-    name: str
-    members: list[Make]
-
-
-class StrategySession:
-    """One problem on all ranks of the default process group. Constructing it is collective."""
-
-    def __init__(self, problem: Problem, device: torch.device, num_workers: int) -> None:
-        self.problem = problem
-        self.device = device
-        self.rank = dist.get_rank()
-        group: Any = dist.group.WORLD
-        self.control = control_group()
-        if backend_of(device).is_device and problem.num_ranks > 1:
-            # Where it fails, whatever needs it says so itself.
-            with suppress(RuntimeError, ImportError):
-                symmetric.enable(group)
-        operands = Operands(problem, device, self.rank)
-        arena = Arena(problem.dtype, device)
-        streams = strategy_streams(num_workers, device)
-        self.bench = StrategyBench(
-            problem, operands, arena, streams, device, self.rank, group, control=self.control
-        )
-        self.watch = Stopwatch(streams, device, group)
-        self.unavailable: dict[str, str] = {}
-        """Label -> why it could not be run, on whichever rank it could not."""
-        self._product: torch.Tensor | None = None
-        operands.fill_random()
-
-    def build(self, families: Sequence[Family]) -> dict[str, list[Strategy]]:
-        """The members that can run and are right, by family; the others are in `unavailable`."""
-        built: dict[str, list[Strategy]] = {}
-        strategies: list[tuple[str, Strategy]] = []
-        for family in families:
-            reasons = []
-            for make in family.members:
-                strategy, reason = self._strategy(make)
-                if strategy is None:
-                    reasons.append(reason)
-                else:
-                    strategies.append((family.name, strategy))
-            if reasons and len(reasons) == len(family.members):
-                self.unavailable[family.name] = reasons[0]
-        for name, strategy in self._proved(strategies):
-            built.setdefault(name, []).append(strategy)
-        return built
-
-    def measure(self, legs: Sequence[Leg], num_rounds: int, num_warmup: int = 2) -> RoundTimes:
-        return self.watch.measure(legs, num_rounds, num_warmup)
-
-    def close(self) -> None:
-        self.bench.streams.close()
-
-    def _strategy(self, make: Make) -> tuple[Strategy | None, str]:
-        strategy: Strategy | None = None
-        problem: str | None = None
-        try:
-            strategy = make(self.bench)
-        except Stuck:
-            raise
-        except (StrategyUnavailable, HostProgramError) as error:
-            problem = str(error)
-        except Exception as error:  # one rank must not leave the others waiting
-            problem = _described(error)
-        failed = failures(problem, self.control)
-        if failed:
-            return None, next(iter(failed.values()))
-        return strategy, ""
-
-    def _proved(self, strategies: list[tuple[str, Strategy]]) -> list[tuple[str, Strategy]]:
-        """Strategies that give the reference's bits from poisoned buffers, twice."""
-        if not strategies:
-            return []
-        operands = self.bench.operands
-        operands.fill_integers()
-        if self._product is None:
-            self._product = reference(operands, self.bench.group)
-        right = []
-        for family, strategy in strategies:
-            failed = failures(self._proof(strategy), self.control)
-            if failed:
-                self.unavailable[f"{family}: {strategy.label}"] = next(iter(failed.values()))
-            else:
-                right.append((family, strategy))
-        operands.fill_random()
-        self.watch.finish()
-        return right
-
-    def _proof(self, strategy: Strategy) -> str | None:
-        """Fault in a strategy's results on this rank, or in running it; None without one."""
-        try:
-            self.watch.finish()
-            strategy.poison()
-            self.watch.finish()
-        except Stuck:
-            raise
-        except Exception as error:
-            return _described(error)
-        dist.barrier(group=self.control)
-        try:
-            for _ in range(NUM_PROOFS):
-                strategy.submit()
-                self.watch.finish()
-                assert self._product is not None
-                if not torch.equal(strategy.result(), strategy.expected(self._product)):
-                    return "its result differs from the reference"
-        except Stuck:
-            raise
-        except Exception as error:
-            return _described(error)
-        return None
-
-
-def _described(error: Exception) -> str:
-    """One line with where it came from; ends up in a table beside strategies that work."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    text = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
-    return f"{type(error).__name__}: {text} ({os.path.basename(last.filename)}:{last.lineno})"
+"""Proofs of one strategy: two, for both halves of buffers that are used in turn."""
 
 
 @contextmanager
 def ranks() -> Iterator[torch.device]:
-    """The process group of torchrun, or of this process alone; destroyed at the end.
+    """Context with the process group of torchrun, or of this process alone; yields the rank's device.
 
-    What a user can fix is the same on all ranks: rank 0 prints it, the others leave with the same code.
+    An AortaError is the same on all ranks: rank 0 raises it, the others exit with the same status.
     """
     for name, value in MULTICAST_OFF.items():
         os.environ.setdefault(name, value)
@@ -202,19 +79,6 @@ def ranks() -> Iterator[torch.device]:
         dist.destroy_process_group()
 
 
-_control: dict[Any, dist.ProcessGroup] = {}
-
-
-def control_group() -> dist.ProcessGroup:
-    """A gloo group of all ranks for agreements between hosts, made once per default group. Collective."""
-    world = dist.group.WORLD
-    if world not in _control:
-        _control.clear()
-        timeout = timedelta(seconds=CONTROL_TIMEOUT_S)
-        _control[world] = dist.new_group(backend="gloo", timeout=timeout)
-    return _control[world]
-
-
 def local_device() -> torch.device:
     """The rank's GPU, made current, or the CPU where there is none. Raises HostProgramError where there are
     fewer GPUs than ranks on this machine."""
@@ -230,20 +94,20 @@ def local_device() -> torch.device:
 
 
 def problem_of(op: str, options: dict[str, Any]) -> Problem:
-    """The problem of the command's options on these ranks."""
+    """Problem of a command's options on these ranks."""
     return Problem(
         op, options["m"], options["n"], options["k"], DTYPES[options["dtype"]], dist.get_world_size()
     )
 
 
 def refuse_long_multiply(problem: Problem, device: torch.device) -> None:
-    """Raise HostProgramError, on all ranks, where a CPU would take minutes or hours for a comparison."""
+    """Raise HostProgramError, on all ranks, where a comparison would take a CPU minutes or hours."""
     if device.type != "cpu":
         return
     inner, columns = problem.w_shape
     rows, width, depth = (min(*pair) for pair in zip((problem.m, columns, inner), SAMPLE, strict=True))
     a, w = torch.ones(rows, depth, dtype=problem.dtype), torch.ones(depth, width, dtype=problem.dtype)
-    a @ w  # the first one also sets threads up
+    a @ w  # the first multiply also starts torch's threads
     began = time.perf_counter()
     a @ w
     rate = rows * width * depth / (time.perf_counter() - began)
@@ -256,3 +120,142 @@ def refuse_long_multiply(problem: Problem, device: torch.device) -> None:
             f"without GPUs one multiply of {problem.m} x {problem.n} x {problem.k} takes about"
             f" {multiply_s:.1f} s here, and hundreds are measured; --m {fitting * problem.num_ranks} would do"
         )
+
+
+Make = Callable[[StrategyBench], Strategy]
+"""Function that makes a strategy for a bench."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Alternatives under one name, of which the fastest goes on."""
+
+    name: str
+    members: list[Make]
+
+
+class StrategySession:
+    """Session on one problem, on all ranks of the default process group. Constructing it is collective."""
+
+    def __init__(self, problem: Problem, device: torch.device, num_workers: int) -> None:
+        self.problem = problem
+        self.device = device
+        self.rank = dist.get_rank()
+        group: Any = dist.group.WORLD
+        self.control = control_group()
+        if backend_of(device).is_device and problem.num_ranks > 1:
+            # Where this fails, the strategies that need it say so themselves.
+            with suppress(RuntimeError, ImportError):
+                symmetric.enable(group)
+        operands = Operands(problem, device, self.rank)
+        arena = Arena(problem.dtype, device)
+        streams = strategy_streams(num_workers, device)
+        self.bench = StrategyBench(
+            problem, operands, arena, streams, device, self.rank, group, control=self.control
+        )
+        self.watch = Stopwatch(streams, device, group)
+        self.unavailable: dict[str, str] = {}
+        """Label -> why it could not be run, by the first rank that could not."""
+        self._product: torch.Tensor | None = None
+        operands.fill_random()
+
+    def build(self, families: Sequence[Family]) -> dict[str, list[Strategy]]:
+        """Strategies that run and are right, by family; the others are in `unavailable`. Collective."""
+        built: dict[str, list[Strategy]] = {}
+        strategies: list[tuple[str, Strategy]] = []
+        for family in families:
+            reasons = []
+            for make in family.members:
+                strategy, reason = self._strategy(make)
+                if strategy is None:
+                    reasons.append(reason)
+                else:
+                    strategies.append((family.name, strategy))
+            if reasons and len(reasons) == len(family.members):
+                self.unavailable[family.name] = reasons[0]
+        for name, strategy in self._proved(strategies):
+            built.setdefault(name, []).append(strategy)
+        return built
+
+    def close(self) -> None:
+        self.bench.streams.close()
+
+    def _strategy(self, make: Make) -> tuple[Strategy | None, str]:
+        """The strategy, or None and the reason why some rank could not make it."""
+        strategy: Strategy | None = None
+        problem: str | None = None
+        try:
+            strategy = make(self.bench)
+        except Stuck:
+            raise
+        except (StrategyUnavailable, HostProgramError) as error:
+            problem = str(error)
+        except Exception as error:  # one rank must not leave the others waiting
+            problem = _described(error)
+        failed = failures(problem, self.control)
+        if failed:
+            return None, next(iter(failed.values()))
+        return strategy, ""
+
+    def _proved(self, strategies: list[tuple[str, Strategy]]) -> list[tuple[str, Strategy]]:
+        """Strategies that give the reference's bits from poisoned buffers, every time."""
+        if not strategies:
+            return []
+        operands = self.bench.operands
+        operands.fill_integers()
+        if self._product is None:
+            self._product = reference(operands, self.bench.group)
+        right = []
+        for family, strategy in strategies:
+            failed = failures(self._proof(strategy), self.control)
+            if failed:
+                self.unavailable[f"{family}: {strategy.label}"] = next(iter(failed.values()))
+            else:
+                right.append((family, strategy))
+        operands.fill_random()
+        self.watch.finish()
+        return right
+
+    def _proof(self, strategy: Strategy) -> str | None:
+        """Fault in a strategy's result on this rank, or in running it, as a sentence; None without one."""
+        try:
+            self.watch.finish()
+            strategy.poison()
+            self.watch.finish()
+        except Stuck:
+            raise
+        except Exception as error:
+            return _described(error)
+        dist.barrier(group=self.control)  # a rank that is ahead writes into its peers' buffers
+        try:
+            for _ in range(NUM_PROOFS):
+                strategy.submit()
+                self.watch.finish()
+                assert self._product is not None
+                if not torch.equal(strategy.result(), strategy.expected(self._product)):
+                    return "its result differs from the reference"
+        except Stuck:
+            raise
+        except Exception as error:
+            return _described(error)
+        return None
+
+
+def _described(error: Exception) -> str:
+    """The error in one line, with the line of code that raised it, for a table."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    text = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+    return f"{type(error).__name__}: {text} ({os.path.basename(last.filename)}:{last.lineno})"
+
+
+_control: dict[Any, dist.ProcessGroup] = {}
+
+
+def control_group() -> dist.ProcessGroup:
+    """A gloo group of all ranks for agreements between hosts, made once per default group. Collective."""
+    world = dist.group.WORLD
+    if world not in _control:
+        _control.clear()
+        timeout = timedelta(seconds=CONTROL_TIMEOUT_S)
+        _control[world] = dist.new_group(backend="gloo", timeout=timeout)
+    return _control[world]

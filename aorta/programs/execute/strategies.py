@@ -1,7 +1,7 @@
-"""Strategies: ways of putting a collective beside a matrix multiply, with the same operands and outcome.
+"""Ways of putting a collective beside a matrix multiply, with the same operands and outcome.
 
 Serial is what every gain is measured against; Chunked runs a host program; the fused operators are PyTorch's
-own, what a user would pick today. copy_engine.py has those that push rows into the peers' memory.
+own, which a user would pick today. copy_engine.py has those that push rows into the peers' memory.
 """
 
 from abc import ABC, abstractmethod
@@ -17,25 +17,27 @@ from aorta.programs.execute.collectives import all_gather, all_reduce, reduce_sc
 from aorta.programs.execute.executor import Execution, streams_needed
 from aorta.programs.execute.problem import Arena, Operands, Problem, bind, expected, in_order_of_ranks
 from aorta.programs.execute.symmetric import FlagSignals, SymmetricBuffer, need_symmetric_memory
-from aorta.programs.language.emit import ORDERS, Shape, emit
+from aorta.programs.language.emit import ORDERS, Comm, Shape, TileOrder, emit
 from aorta.programs.language.expr import HostProgramError
 
-Settings = dict[str, int | str]
 Transport = Literal["collective", "send_recv", "copy engine"]
-"""collective: what `serial` uses, as it is set up there."""
-
+"""Carrier of the bytes. collective: the process group's collective that `serial` uses."""
 SIGNAL_SLOTS = 256
-"""Flags per sending rank."""
+"""Flags per sending rank, shared by all strategies of a bench."""
+MULTICAST_ROWS = 2048
+"""Rows up to which torch may multicast, unless it returns the gathered rows: it is asked for them."""
 
 
 class StrategyUnavailable(Exception):
-    """Reason why a strategy cannot run here; the same on every rank."""
+    """Raised where a strategy cannot run here; the message is the reason."""
 
 
 @dataclass
 class StrategyBench:
-    """Bench of all strategies: one set of operands, buffers and streams, so that strategies are compared and
-    not their memory. Make streams with strategy_streams()."""
+    """Operands, buffers and streams that strategies share, so that they are compared and not their memory.
+
+    Make the streams with strategy_streams().
+    """
 
     problem: Problem
     operands: Operands
@@ -44,16 +46,19 @@ class StrategyBench:
     device: torch.device
     rank: int
     group: dist.ProcessGroup
-    """Collectives of the plain kind; normal priority, default number of CTAs."""
+    """Process group of plain collectives: normal priority, default number of CTAs."""
     control: dist.ProcessGroup | None = None
-    """Group for agreements between hosts, which need no device."""
+    """Process group for agreements between hosts, which need no device."""
 
     shared: dict[tuple[str, tuple[int, ...]], SymmetricBuffer] = field(default_factory=dict)
     made_signals: dict[Streams, FlagSignals] = field(default_factory=dict)
 
     def symmetric(self, name: str, shape: tuple[int, ...]) -> SymmetricBuffer:
-        """A buffer that all ranks address; the same one for the same name and shape. Collective when it is
-        asked for the first time. Raises HostProgramError or what torch raises where there is none."""
+        """A buffer that all ranks address; the same one for the same name and shape.
+
+        Collective when it is asked for the first time. Raises HostProgramError, or an error of torch's, where
+        there is none.
+        """
         key = (name, shape)
         need_symmetric_memory(self.device)
         if key not in self.shared:
@@ -61,8 +66,10 @@ class StrategyBench:
         return self.shared[key]
 
     def signals(self, num_slots: int) -> Any:
-        """Signals between the ranks, for this bench's streams; strategies take turns with them. Collective;
-        raises like symmetric()."""
+        """Signals between the ranks, for this bench's streams; strategies use them in turns.
+
+        Collective; raises like symmetric().
+        """
         need_symmetric_memory(self.device)
         if num_slots > SIGNAL_SLOTS:
             raise HostProgramError(f"{num_slots} signals per rank are more than {SIGNAL_SLOTS} flags")
@@ -75,21 +82,21 @@ class StrategyBench:
 
     @property
     def num_workers(self) -> int:
-        """Streams for tiles, numbered from 0."""
+        """Number of streams for tiles; they are numbered from 0."""
         return len(self.streams) - (2 if self.streams.kind == "threads" else 1)
 
     @property
     def copies(self) -> int:
-        """Stream for copies, the one after the workers."""
+        """Number of the stream for copies, the one after the workers."""
         return self.num_workers
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Submits one call to MAIN."""
+        """Submit one call to MAIN."""
         self.streams.submit(MAIN, work)
 
 
 def strategy_streams(num_workers: int, device: torch.device) -> Streams:
-    """Workers and a stream for copies; on threads also one that plays the process group's lane.
+    """Streams for a bench: workers and one for copies; on threads one more plays the process group's lane.
 
     Copies have priority: the few kernels that go with them must not queue behind blocks of a multiply.
     """
@@ -99,16 +106,15 @@ def strategy_streams(num_workers: int, device: torch.device) -> Streams:
 
 
 class Strategy(ABC):
-    """One way to compute C. Constructing it is collective, and raises Unavailable on all ranks or none."""
+    """One way to compute C. Constructing it is collective: all ranks raise StrategyUnavailable, or none."""
 
     name: str
     note: str = ""
     transport: Transport = "collective"
-    """Carrier of the bytes."""
 
     def __init__(self, bench: StrategyBench, **settings: int | str) -> None:
         self.bench = bench
-        self.settings: Settings = settings
+        self.settings: dict[str, int | str] = settings
 
     @property
     def label(self) -> str:
@@ -117,38 +123,30 @@ class Strategy(ABC):
 
     @abstractmethod
     def submit(self) -> None:
-        """Submits one computation of C to MAIN and what it forks; joined into MAIN. The host does not wait.
-        Allocates nothing, unless the operator under test does so itself (its note says so)."""
+        """Submit one computation of C to MAIN and the streams that it forks; they are joined into MAIN.
+
+        The host does not wait. Allocates nothing, unless the operator under test does (its note says so).
+        """
 
     @abstractmethod
     def result(self) -> torch.Tensor:
-        """C of the last submit, as expected() has it; valid until the next but one."""
+        """C of the last submit, in the form of expected(); valid until the next submit but one."""
 
     def expected(self, product: torch.Tensor) -> torch.Tensor:
-        """Part of reference() that this rank holds."""
+        """Part of reference()'s product that this rank holds."""
         return expected(self.bench.problem, product, self.bench.rank)
 
     @abstractmethod
     def poison(self) -> None:
-        """Fills outputs and staging with NaN. Called while no rank runs anything."""
+        """Fill outputs and staging with NaN. Called while no rank runs anything."""
 
     def communication(self) -> Callable[[], None] | None:
-        """Call that submits all of its communication and nothing else, joined into MAIN."""
+        """Call that submits all of its communication and nothing else; None where it cannot be told apart."""
         return None
 
 
-def first_line(error: Exception) -> str:
-    """First line of the error's message, or its type where it has none."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def poison(*tensors: torch.Tensor) -> None:
-    for tensor in tensors:
-        tensor.fill_(float("nan"))
-
-
 class Serial(Strategy):
-    """all_gather then multiply, or multiply then reduce."""
+    """Collective and multiply one after the other, in the order that the operation needs."""
 
     name = "serial"
 
@@ -171,7 +169,7 @@ class Serial(Strategy):
             self.communicate()
 
     def communicate(self) -> None:
-        """The collective alone."""
+        """Submit the collective alone."""
         operands, group = self.bench.operands, self.bench.group
         match self.bench.problem.op:
             case "ag_gemm":
@@ -182,7 +180,7 @@ class Serial(Strategy):
                 self.bench.submit(lambda: all_reduce(self.out, group))
 
     def multiply(self) -> None:
-        """The multiply alone."""
+        """Submit the multiply alone."""
         operands = self.bench.operands
         a, out = (self.between, self.out) if self.bench.problem.gathers else (operands.a, self.between)
         self.bench.submit(lambda: torch.mm(a, operands.w, out=out))
@@ -195,7 +193,7 @@ class Serial(Strategy):
 
 
 class Chunked(Strategy):
-    """The program of aorta.programs.language.emit for an order, S tiles and n streams.
+    """Host program of aorta.programs.language.emit for an order and numbers of tiles and streams.
 
     Rows of C lie by tiles, not by ranks, as in nvFuser: tiles are contiguous and need no extra copy.
     """
@@ -209,9 +207,8 @@ class Chunked(Strategy):
         tiles: int,
         streams: int,
         *,
-        tile_order: str = "depth",
-        comm: str = "collective",
-        asynchronous: bool = True,
+        tile_order: TileOrder = "depth",
+        comm: Comm = "collective",
     ) -> None:
         chunk_settings: dict[str, int | str] = {"order": order, "tiles": tiles, "streams": streams}
         if tile_order != "depth":
@@ -221,9 +218,18 @@ class Chunked(Strategy):
         fork, join = ORDERS[order]
         problem = bench.problem
         try:
-            shape: Any = dict(op=problem.op, fork=fork, join=join, tile_order=tile_order, comm=comm)
-            shape |= dict(num_tiles=tiles, num_streams=streams, num_ranks=problem.num_ranks)
-            self.program = emit(Shape(**shape, asynchronous=asynchronous))
+            self.program = emit(
+                Shape(
+                    op=problem.op,  # type: ignore[arg-type]  # Problem checked it
+                    fork=fork,
+                    join=join,
+                    tile_order=tile_order,
+                    comm=comm,
+                    num_tiles=tiles,
+                    num_streams=streams,
+                    num_ranks=problem.num_ranks,
+                )
+            )
             tensors = bind(self.program, bench.operands, bench.arena)
         except HostProgramError as error:
             raise StrategyUnavailable(str(error)) from None
@@ -247,15 +253,10 @@ class Chunked(Strategy):
         self.execution.poison()
 
 
-ALLOCATES = "the operator allocates its results itself"
-MULTICAST_ROWS = 2048
-"""Rows up to which torch may multicast. With return_A the gather never does."""
-
-
 class TorchSymmetric(Strategy):
-    """Base: results are whatever the operator returned last."""
+    """Base of torch's fused operators, whose result is a tensor of their own."""
 
-    note = ALLOCATES
+    note = "the operator allocates its results itself"
     transport = "copy engine"
     op: str
 
@@ -276,12 +277,12 @@ class TorchSymmetric(Strategy):
         return self.out
 
     def poison(self) -> None:
-        """The result of the last call is dropped; the operator's memory cannot be reached."""
+        """Drop the result of the last call; the operator's own memory cannot be reached."""
         self.out = torch.full_like(self.out, float("nan"))
 
 
 class FusedGather(TorchSymmetric):
-    """fused_all_gather_matmul: copy engines pull, two streams multiply."""
+    """torch's fused_all_gather_matmul: copy engines pull, two streams multiply."""
 
     name = "torch fused_all_gather_matmul"
     op = "fused_all_gather_matmul"
@@ -296,7 +297,7 @@ class FusedGather(TorchSymmetric):
 
 
 class FusedScatter(TorchSymmetric):
-    """fused_matmul_reduce_scatter."""
+    """torch's fused_matmul_reduce_scatter."""
 
     name = "torch fused_matmul_reduce_scatter"
     op = "fused_matmul_reduce_scatter"
@@ -306,3 +307,8 @@ class FusedScatter(TorchSymmetric):
         self.out = torch.ops.symm_mem.fused_matmul_reduce_scatter(
             operands.a, operands.w, "sum", 0, self.group_name
         )
+
+
+def poison(*tensors: torch.Tensor) -> None:
+    for tensor in tensors:
+        tensor.fill_(float("nan"))

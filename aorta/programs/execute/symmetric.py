@@ -1,9 +1,9 @@
 """Buffers that every rank can address, and signals between ranks that ride on them.
 
-torch's symmetric memory, without multicast. Construction is collective: all ranks must construct the same
-buffers in the same order. Signals are flags in memory that streams write and wait for with the driver's
-stream memory operations, which occupy no compute unit: a wait that is a kernel would need a place on the
-device, which a matrix multiply that fills it does not leave.
+The buffers are torch's symmetric memory, without multicast. Constructing them is collective: all ranks must
+construct the same ones in the same order. Signals are flags in memory that streams write and wait for by the
+driver's stream memory operations, which occupy no compute unit: a wait that is a kernel would need a place on
+the device, which a matrix multiply that fills it does not leave.
 """
 
 import ctypes
@@ -21,23 +21,40 @@ from aorta.programs.execute.collectives import gathered
 from aorta.programs.language.expr import HostProgramError
 
 MULTICAST_SWITCH = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
+"""Environment variable that keeps torch's symmetric memory from using NVLink multicast."""
 HANDSHAKE_S = 2.0
+"""Seconds in which the flags of all peers must have arrived."""
 SIGNAL_BYTES = 4
 WAIT_GREATER_EQUAL = 0
+"""CU_STREAM_WAIT_VALUE_GEQ."""
 WRITE_AFTER_EARLIER_WORK = 0
 """Default flags: the value is written when all earlier work of the stream is visible to everybody."""
 
 
 def need_symmetric_memory(device: torch.device) -> None:
-    """Raises HostProgramError, saying why, where it cannot be used."""
+    """Raise HostProgramError, with the reason, where symmetric memory cannot be used."""
     if device.type != "cuda":
         raise HostProgramError("symmetric memory needs GPUs that reach each other's memory")
     if os.environ.get(MULTICAST_SWITCH) != "1" and not torch.version.hip:
         raise HostProgramError(f"{MULTICAST_SWITCH}=1 was not set before the start: multicast stays off")
 
 
+def enable(group: dist.ProcessGroup) -> None:
+    """Register the group with symmetric memory, which torch up to 2.8 needs and later ones do by themselves.
+
+    Collective, and before anything else of this module.
+    """
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    register = getattr(symmetric_memory, "enable_symm_mem_for_group", None)
+    if register is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            register(group.group_name)
+
+
 class SymmetricBuffer:
-    """A buffer on every rank, each readable and writable by all ranks."""
+    """One buffer per rank, each readable and writable by all ranks."""
 
     def __init__(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup
@@ -55,11 +72,11 @@ class SymmetricBuffer:
             self.local if peer == self.rank else self.handle.get_buffer(peer, shape, dtype)
             for peer in range(dist.get_world_size(group))
         ]
-        """Each rank's buffer, as this rank addresses it."""
+        """Buffers by rank, as this rank addresses them."""
 
 
 class FlagSignals:
-    """Signals as numbers that grow by one per call, written and awaited by the driver without a kernel."""
+    """Signals between ranks: numbers that grow by one per call, written and awaited without a kernel."""
 
     def __init__(
         self,
@@ -69,8 +86,10 @@ class FlagSignals:
         group: dist.ProcessGroup,
         control: dist.ProcessGroup,
     ) -> None:
-        """Slots are per sending rank; control is for agreements between hosts. Raises HostProgramError, on
-        every rank, where flags written to a peer do not arrive."""
+        """num_slots: per sending rank. control: for agreements between hosts.
+
+        Raises HostProgramError, on every rank, where flags written to a peer do not arrive.
+        """
         self.num_slots = num_slots
         self.streams = streams
         ranks = dist.get_world_size(group)
@@ -79,6 +98,7 @@ class FlagSignals:
         # One more slot per sender for the handshake below.
         self.buffer = SymmetricBuffer((ranks, num_slots + 1), torch.int32, device, group)
         self.buffer.local.zero_()
+        # No peer may write a flag before the zeros are there.
         torch.cuda.synchronize(device)
         dist.barrier(group=control)
         self.epoch = 0
@@ -86,16 +106,16 @@ class FlagSignals:
         _raise_first(gathered(self._handshake(device, group), control))
 
     def begin(self) -> None:
-        """A new call begins: signals of this one are newer than all before."""
+        """Begin a new call, whose signals are newer than all before."""
         self.epoch += 1
 
     def put(self, stream: int, peer: int, slot: int) -> None:
-        """Tells peer, once everything before on the stream is done and visible to it."""
+        """Signal peer once everything before on the stream is done and visible to it."""
         assert self.memory is not None
         self.memory.write(self.streams.raw(stream), self._address(peer, self.rank, slot), self.epoch)
 
     def wait(self, stream: int, sender: int, slot: int) -> None:
-        """Later work of the stream follows the sender's put of this call."""
+        """Make later work of the stream follow the sender's put of this call."""
         assert self.memory is not None
         self.memory.wait(self.streams.raw(stream), self._address(self.rank, sender, slot), self.epoch)
 
@@ -104,7 +124,10 @@ class FlagSignals:
         return flags.data_ptr() + SIGNAL_BYTES * (sender * (self.num_slots + 1) + slot)
 
     def _handshake(self, device: torch.device, group: dist.ProcessGroup) -> str | None:
-        """Writes one flag to every peer and looks for theirs from the host, which cannot hang."""
+        """Write one flag to every peer and look for theirs from the host, which cannot hang.
+
+        Returns the problem, or None where all have arrived.
+        """
         stream, memory = torch.cuda.current_stream(device), self.memory
         assert memory is not None
         ranks = range(dist.get_world_size(group))
@@ -121,30 +144,18 @@ class FlagSignals:
         return f"flags of other ranks did not arrive within {HANDSHAKE_S:.0f} s"
 
 
-def enable(group: dist.ProcessGroup) -> None:
-    """Registers the group with symmetric memory, which torch up to 2.8 needs and later ones do by
-    themselves. To be called before anything else of this module; every rank must."""
-    import torch.distributed._symmetric_memory as symmetric_memory
-
-    register = getattr(symmetric_memory, "enable_symm_mem_for_group", None)
-    if register is not None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            register(group.group_name)
-
-
 class StreamMemory:
     """The driver's write and wait operations on 32-bit values of device memory, a peer's included."""
 
     def __init__(self) -> None:
-        """Raises HostProgramError where the driver has none."""
+        """Raise HostProgramError where the driver has none."""
         if torch.version.hip:
             raise HostProgramError("HIP waits on signal memory only, which a peer cannot map")
         self._write = _function("cuStreamWriteValue32_v2")
         self._wait = _function("cuStreamWaitValue32_v2")
 
     def write(self, stream: torch.cuda.Stream, address: int, value: int) -> None:
-        """The stream writes value once everything before it is done and visible."""
+        """Queue a write of value, which happens once everything before it is done and visible."""
         _check(
             self._write(
                 ctypes.c_void_p(stream.cuda_stream),
@@ -156,7 +167,7 @@ class StreamMemory:
         )
 
     def wait(self, stream: torch.cuda.Stream, address: int, value: int) -> None:
-        """Later work of the stream follows the flag reaching value; the comparison is cyclic."""
+        """Make later work of the stream follow the flag reaching value; the comparison is cyclic."""
         _check(
             self._wait(
                 ctypes.c_void_p(stream.cuda_stream),
@@ -191,6 +202,7 @@ def _check(status: int, call: str) -> None:
 
 
 def _stream_memory() -> tuple[str | None, StreamMemory | None]:
+    """The operations, or the problem why there are none: the ranks agree before one of them raises."""
     try:
         return None, StreamMemory()
     except HostProgramError as error:

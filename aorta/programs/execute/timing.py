@@ -1,4 +1,4 @@
-"""Times of competing pieces of work: in turns, ranks aligned on the device, slowest rank of each round.
+"""Times of competing pieces of work, taken in turns, with the ranks aligned on the device.
 
 One timed leg on a device: the host waits until nothing runs; a spin keeps the device busy while the host
 submits everything (the host is ahead, as in a training step that the device bounds); a tiny all-reduce at
@@ -24,17 +24,21 @@ from aorta.device.streams import MAIN, StreamEvent, Streams
 Floats = NDArray[np.float64]
 
 SPIN_FACTOR = 1.5
-"""Spin over the host time that submitting took last time."""
+"""Spin as a multiple of the host time that submitting took last time."""
 SPIN_EXTRA_MS = 0.2
 MAX_SPIN_MS = 20.0
 TIMEOUT_S = 15.0
+"""Seconds until work that has not ended is taken for stuck."""
 POLL_S = 20e-6
+"""Seconds between looks at an event."""
 NUM_DRAWS = 1000
+"""Bootstrap draws of an interval."""
 INTERVAL = (2.5, 97.5)
+"""Percentiles at which an interval ends."""
 
 
 class Stuck(RuntimeError):
-    """Work did not end within TIMEOUT_S: ranks wait for each other, and nothing more can run."""
+    """Raised where work did not end within TIMEOUT_S: ranks wait for each other, and nothing more can run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +52,22 @@ class Leg:
 
 @dataclass(slots=True)
 class RoundTimes:
-    """Milliseconds of every leg, [round, rank]."""
+    """Times of the legs in all rounds."""
 
     ms: dict[str, Floats]
+    """Milliseconds of every leg, [round, rank]."""
     late: dict[str, int]
     """Rounds in which the device had begun before the host of this rank had submitted the whole leg,
     although it should have been ahead."""
 
     def slowest(self, name: str) -> Floats:
-        """Per round, the rank that took longest."""
+        """Milliseconds of the rank that took longest, per round."""
         values: Floats = self.ms[name].max(axis=1)
         return values
 
 
 class Stopwatch:
-    """Measures legs on these streams; every rank of the group must measure the same ones."""
+    """Stopwatch for legs on these streams; every rank of the group must measure the same ones."""
 
     def __init__(self, streams: Streams, device: torch.device, group: dist.ProcessGroup) -> None:
         self.streams = streams
@@ -74,7 +79,7 @@ class Stopwatch:
         self._cycles_per_ms = self._calibrate_spin()
 
     def measure(self, legs: Sequence[Leg], num_rounds: int, num_warmup: int = 2) -> RoundTimes:
-        """num_rounds rounds of all legs, in an order that changes from round to round, alike on all ranks.
+        """Times of all legs in num_rounds rounds; the order of legs changes per round, alike on all ranks.
 
         The host waits. Raises Stuck where a leg does not end.
         """
@@ -90,23 +95,26 @@ class Stopwatch:
         return RoundTimes(self._of_all_ranks(mine), late)
 
     def finish(self, timeout_s: float = TIMEOUT_S) -> None:
-        """The host waits for MAIN. Raises Stuck, or what a thread raised."""
+        """Wait on the host for MAIN. Raises Stuck, or what a thread raised."""
         wait_for(self.streams.record(MAIN), timeout_s)
         self.streams.synchronize()
 
     def _timed(self, leg: Leg) -> tuple[float, bool]:
+        """Milliseconds of one leg, and True if the host should have been ahead and was not."""
         self.finish()
         if self.device.type == "cpu":
             dist.barrier(group=self.group)
-        elif leg.host_ahead:
-            spin_ms = self._spin_ms.get(leg.name, 1.0)
-            self._backend.spin(int(spin_ms * self._cycles_per_ms))
-        if self.device.type != "cpu":
+        else:
+            if leg.host_ahead:
+                spin_ms = self._spin_ms.get(leg.name, 1.0)
+                self._backend.spin(int(spin_ms * self._cycles_per_ms))
+            # Behind the spin, so that the ranks meet when all their spins have ended.
             dist.all_reduce(self.token, group=self.group)
         start = self.streams.record(MAIN, timing=True)
         begun_s = time.perf_counter()
         leg.submit()
         end = self.streams.record(MAIN, timing=True)
+        # Passed already: the spin ended before the host had submitted everything.
         late = self.device.type != "cpu" and leg.host_ahead and start.query()
         self._adapt_spin(leg.name, 1e3 * (time.perf_counter() - begun_s), late)
         wait_for(end, TIMEOUT_S)
@@ -120,6 +128,7 @@ class Stopwatch:
         self._spin_ms[name] = min(max(wished, self._spin_ms.get(name, 0.0) * 0.9), MAX_SPIN_MS)
 
     def _calibrate_spin(self) -> float:
+        """Cycles of a spin per millisecond."""
         if self.device.type == "cpu":
             return 0.0
         cycles = 2_000_000
@@ -139,7 +148,7 @@ class Stopwatch:
 
 
 def wait_for(event: StreamEvent, timeout_s: float) -> None:
-    """The host waits for an event without giving itself up to a device that never reaches it."""
+    """Wait on the host for an event; raise Stuck where the device does not reach it in time."""
     deadline_s = time.monotonic() + timeout_s
     while not event.query():
         if time.monotonic() > deadline_s:
@@ -148,7 +157,7 @@ def wait_for(event: StreamEvent, timeout_s: float) -> None:
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A figure of medians over rounds, with the interval of 95 % of its bootstrap draws."""
+    """A number made of medians over rounds, with the interval that holds 95 % of its bootstrap draws."""
 
     value: float
     low: float
@@ -156,8 +165,9 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 def figure_of(columns: Mapping[str, Floats], figure: Callable[[Mapping[str, float]], float]) -> Figure:
-    """figure(medians) with its interval: whole rounds are drawn, all columns together, because legs of one
-    round share clocks and temperature. Seeded: the same data gives the same interval.
+    """Value of figure(medians) with its interval; seeded, so that the same data gives the same interval.
+
+    Whole rounds are drawn, all columns together, because legs of one round share clocks and temperature.
     """
     names = list(columns)
     data = np.stack([columns[name] for name in names])

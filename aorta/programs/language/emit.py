@@ -47,7 +47,7 @@ ORDERS: dict[str, tuple[Place, Place]] = {
     "join_hoisted": ("in_loop", "hoisted"),
     "both_hoisted": ("hoisted", "hoisted"),
 }
-"""Named orders: where fork and join stand. factorized and developed as in nvFuser."""
+"""Places of fork and join by the order's name; factorized and developed are nvFuser's names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,27 +56,27 @@ class Shape:
 
     op: OpName = "ag_gemm"
     fork: Place = "hoisted"
-    """none plants a race: the workers never wait for the caller's stream."""
+    """Place of the fork; none plants a race: the workers never wait for the caller's stream."""
     join: Place = "hoisted"
     tile_order: TileOrder = "depth"
     """depth: communicate and compute tile by tile; breadth: one phase for all tiles, then the other."""
     offset_by_rank: bool = False
-    """GEMMs begin with tile `rank`. Only where communication keeps one order on all ranks."""
+    """True: GEMMs begin with tile `rank`; only where communication keeps one order on all ranks."""
     num_tiles: int = 8
     num_streams: int = 4
     num_lanes: int = 1
-    """Process groups; tile i uses lane i % lanes."""
+    """Number of process groups; tile i uses lane i % lanes."""
     num_ranks: int = 2
     comm: Comm = "collective"
     asynchronous: bool = True
     """False: collectives run on the worker stream itself, as async_op=False does in torch since 2.8."""
     num_staging: int | None = None
-    """GEMM + reduce-scatter: staging buffers. Default: one per stream, or per tile in breadth."""
+    """Number of gemm_rs's staging buffers. Default: one per stream, or per tile in breadth."""
     bias: bool = False
 
 
 def emit(shape: Shape) -> Program:
-    """The program of a shape, with the lines of its own text.
+    """Program of a shape; its instructions have the lines of its text.
 
     Raises HostProgramError for a combination that has no meaning, or that would make ranks communicate
     in different orders.
@@ -88,21 +88,18 @@ def emit(shape: Shape) -> Program:
 
 
 def emit_named(order: str, **shape_options: object) -> Program:
-    """The program of one of ORDERS; the other fields of Shape as keywords."""
+    """Program of one of ORDERS; the other fields of Shape as keywords."""
     if order not in ORDERS:
         raise HostProgramError(f"unknown order {order!r}; known: {', '.join(ORDERS)}")
     fork, join = ORDERS[order]
     return emit(Shape(fork=fork, join=join, **shape_options))  # type: ignore[arg-type]
 
 
-def order_name(fork: Place, join: Place) -> str:
-    """Name of an order, or fork/join where it has none."""
-    return {places: name for name, places in ORDERS.items()}.get((fork, join), f"{fork}/{join}")
-
-
 def _params(shape: Shape) -> tuple[tuple[str, int | str], ...]:
+    """Parameters in the head of the program's text."""
+    name_of = {places: name for name, places in ORDERS.items()}
     params: dict[str, int | str] = {
-        "order": order_name(shape.fork, shape.join),
+        "order": name_of.get((shape.fork, shape.join), f"{shape.fork}/{shape.join}"),
         "tile_order": shape.tile_order,
         "tiles": shape.num_tiles,
         "streams": shape.num_streams,
@@ -179,7 +176,7 @@ def _gemm_ar(shape: Shape) -> list[Op]:
 
 
 def _ring(shape: Shape) -> list[Op]:
-    """Step j passes on what step j-1 received, and computes with what it receives itself.
+    """Gather by a ring: step j passes on the slice of step j-1, and computes with the one that it receives.
 
     A send reads what the receive before it on the same lane wrote: the lane's order keeps that safe.
     """
@@ -200,7 +197,7 @@ def _ring(shape: Shape) -> list[Op]:
 
 
 def _pairwise(shape: Shape) -> list[Op]:
-    """Step j receives rank+j's own shard and gives its own to rank-j; nothing is forwarded."""
+    """Gather by pairs: step j receives rank+j's own shard and sends its own to rank-j, forwarding none."""
     exchange = _exchange(shape, "A[i]", "(rank + j) % ranks", "(rank - j) % ranks", "(rank + j) % ranks")
     steps: list[Op] = [_step(shape, [_gemm(shape, "A[i]", "C[i, rank]")], "i", "i")]
     if shape.num_ranks > 1:
@@ -228,7 +225,7 @@ def _point_to_point(shape: Shape, steps: list[Op]) -> list[Op]:
 
 
 def _step(shape: Shape, work: list[Op], worker: str, event: str) -> Loop:
-    """One step of all rings; rings go to different workers, and so do the steps of one ring."""
+    """Loop over all rings for one step; rings go to different workers, and so do the steps of one ring."""
     ops: list[Op] = [SetStream(_worker(shape, worker))]
     if shape.fork == "in_loop":
         ops += _fork(shape, worker, event)[1:]
@@ -256,10 +253,10 @@ def _exchange(shape: Shape, source: str, received: str, to: str, by: str) -> lis
 
 
 def _phases(shape: Shape, work: list[Op]) -> list[list[Op]]:
-    """The work of a tile in one piece, or for breadth split where its stream waits for its communication."""
+    """Work of a tile in one piece, or for breadth split where its stream waits for its communication."""
     if shape.tile_order == "depth":
         return [work]
-    waits = [index for index, op in enumerate(work) if isinstance(op, WaitWork)]
+    waits = [place for place, op in enumerate(work) if isinstance(op, WaitWork)]
     if not waits:
         raise HostProgramError(
             "breadth issues all tiles before it waits: it needs asynchronous communication"
@@ -272,7 +269,7 @@ def _phases(shape: Shape, work: list[Op]) -> list[list[Op]]:
 
 
 def _around(shape: Shape, phases: list[list[Op]]) -> list[Op]:
-    """One loop per phase; the fork before the first one or in it, the join in the last one or after it."""
+    """One loop per phase, with the fork before or in the first one and the join in or after the last one."""
     workers = min(shape.num_tiles, shape.num_streams)
     ops: list[Op] = []
     if shape.fork == "hoisted":

@@ -10,11 +10,11 @@ from aorta.errors import AortaError
 
 
 class HostProgramError(AortaError):
-    """A host program that cannot be read, built, transformed or simulated like this."""
+    """Raised for a host program that cannot be read, built, rewritten, simulated or run, with the reason."""
 
 
 MAX_NODES = 200
-"""Largest syntax tree: longer ones are mistakes, and reading them is recursive."""
+"""Most nodes of an index's syntax tree: larger ones are mistakes, and reading them is recursive."""
 
 OPERATORS = {
     ast.Add: operator.add,
@@ -27,7 +27,7 @@ OPERATORS = {
 
 @dataclass(frozen=True, slots=True)
 class Expr:
-    """An index that depends on variables, in canonical spelling. % is never negative, as in Python."""
+    """Index that depends on variables, in canonical spelling. As in Python, % is never negative."""
 
     text: str
 
@@ -39,7 +39,7 @@ Index = int | Expr
 
 
 def index(text: str | int) -> Index:
-    """An index from its text, in canonical spelling; a constant becomes an int.
+    """Index of a text, in canonical spelling; a constant becomes an int.
 
     Raises HostProgramError for anything but integers, names and + - * // %.
     """
@@ -53,7 +53,7 @@ def index(text: str | int) -> Index:
 
 
 def index_of(tree: ast.expr) -> Index:
-    """An index from a syntax tree, as index() makes it."""
+    """Index of a syntax tree, as index() makes it of a text."""
     if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
         raise HostProgramError("an index expression is too long")
     _check(tree)
@@ -63,7 +63,7 @@ def index_of(tree: ast.expr) -> Index:
 
 
 def evaluate(value: Index, variables: Mapping[str, int]) -> int:
-    """The integer that an index has for these variables.
+    """Value of an index for these variables.
 
     Raises HostProgramError for a variable that is not among them and for a modulus of 0.
     """
@@ -71,7 +71,7 @@ def evaluate(value: Index, variables: Mapping[str, int]) -> int:
 
 
 def substitute(value: Index, variable: str, replacement: str) -> Index:
-    """The index with a variable replaced by an expression."""
+    """Index with a variable replaced by an expression."""
     if isinstance(value, int):
         return value
     inserted = ast.parse(replacement, mode="eval").body

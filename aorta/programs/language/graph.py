@@ -1,4 +1,4 @@
-"""Happens-before as a graph: who must end before whom may begin, and by which chain of instructions."""
+"""Happens-before graph: which instruction must end before another may begin, and by which chain."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,7 +55,7 @@ class Graph:
 
     nodes: list[Node] = field(default_factory=list)
     predecessors: list[list[tuple[int, Why]]] = field(default_factory=list)
-    """Direct predecessors of each node."""
+    """Direct predecessors of each node, with the reason of the edge."""
     warnings: list[str] = field(default_factory=list)
 
     def add(self, node: Node, predecessors: Iterable[tuple[int, Why]]) -> int:
@@ -69,7 +69,10 @@ class Graph:
     def ancestors(
         self, *, excluded: frozenset[Why] = frozenset(), extra: Iterable[tuple[int, int]] = ()
     ) -> list[int]:
-        """Nodes before each node, as bits. Edges of some kinds left out, extra ones added."""
+        """For each node the nodes before it, as a set of bits.
+
+        Edges of excluded kinds are left out, extra ones added.
+        """
         added: dict[int, list[int]] = {}
         for u, v in extra:
             added.setdefault(v, []).append(u)
@@ -82,7 +85,7 @@ class Graph:
         return masks
 
     def chain(self, first: int, last: int) -> list[int]:
-        """Nodes of a path from first to last with the fewest waits; within a stream only its two ends."""
+        """Path from first to last with the fewest waits; of each stream only the two ends are kept."""
         hops: dict[int, tuple[int, Why]] = {}
         queue, visited = deque([last]), set[int]()
         while queue:
@@ -115,7 +118,7 @@ class Graph:
 
 
 def reduced(ancestors: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The pairs (u, v) of a closed order with nothing between them: its transitive reduction."""
+    """Transitive reduction of a closed order: the pairs (u, v) with nothing between them."""
     for v, bits in enumerate(ancestors):
         remaining = bits
         while remaining:
@@ -125,14 +128,14 @@ def reduced(ancestors: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def only(ancestors: Sequence[int], nodes: Sequence[int]) -> list[int]:
-    """The order among some nodes alone, which are renumbered 0 .. len - 1."""
+    """Order among some nodes alone, renumbered 0 .. len - 1."""
     place = {node: index for index, node in enumerate(nodes)}
     mask = sum(1 << node for node in nodes)
     return [sum(1 << place[u] for u in bits_of(ancestors[node] & mask)) for node in nodes]
 
 
 def bits_of(bits: int) -> Iterator[int]:
-    """The members of a set of bits, ascending."""
+    """Members of a set of bits, ascending."""
     while bits:
         low = bits & -bits
         yield low.bit_length() - 1
@@ -140,7 +143,7 @@ def bits_of(bits: int) -> Iterator[int]:
 
 
 def graph_of(program: Program, rank: int = 0) -> Graph:
-    """Happens-before of one rank's instructions, between the caller's work before and after them.
+    """Graph of one rank's instructions, between nodes for the caller's work before and after them.
 
     Raises HostProgramError for a wait on a work that nothing produced.
     """

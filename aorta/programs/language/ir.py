@@ -1,4 +1,4 @@
-"""Host programs: what the host enqueues on streams and process groups, as plain data.
+"""Host programs as plain data: the instructions by which a host fills streams and process groups.
 
 A program is one text for all ranks: indices may use `rank` and `ranks`. Loops stay loops until
 `Program.unroll` gives the instructions of one rank in the order in which the host issues them.
@@ -31,10 +31,10 @@ COMM_OPS: tuple[str, ...] = get_args(CommOp)
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A name with an index, if any: a stream, an event, a work, a lane; or a part of a buffer.
+    """Name, with an index if it has one, of a stream, event, work, lane, or part of a buffer.
 
-    As a part of a buffer a shorter index means everything below it: G is the whole buffer, and
-    G[1] contains G[1, 0].
+    In a part of a buffer a shorter index means everything below it: G is the whole buffer, and G[1]
+    contains G[1, 0].
     """
 
     name: str
@@ -50,6 +50,7 @@ class Ref:
         )
 
     def at(self, variables: dict[str, int]) -> "Ref":
+        """The reference with integers for its indices."""
         return Ref(self.name, tuple(evaluate(i, variables) for i in self.index)) if self.index else self
 
 
@@ -58,7 +59,7 @@ class Op:
     """One instruction."""
 
     line: int = field(default=0, compare=False, kw_only=True)
-    """Line of the text that it was read from; 0 for one that was built."""
+    """Line of the text; 0 for an instruction that was built and not read."""
 
     @property
     def reads(self) -> tuple[Ref, ...]:
@@ -71,21 +72,21 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class GetCurrentStream(Op):
-    """Names the stream that is current, normally the caller's: `main = current_stream()`."""
+    """Name the stream that is current, normally the caller's: `main = current_stream()`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class SetStream(Op):
-    """Makes a stream current. A name that was not bound is a new stream of the program's own."""
+    """Make a stream current. A name that was not bound is a new stream of the program."""
 
     stream: Ref
 
 
 @dataclass(frozen=True, slots=True)
 class Record(Op):
-    """The event now means: everything that the stream (None: the current one) holds at this point."""
+    """Let the event mean everything that the stream (None: the current one) holds at this point."""
 
     event: Ref
     stream: Ref | None = None
@@ -93,14 +94,14 @@ class Record(Op):
 
 @dataclass(frozen=True, slots=True)
 class Wait(Op):
-    """The current stream waits for the event as it was last recorded."""
+    """Make the current stream wait for the event as it was last recorded."""
 
     event: Ref
 
 
 @dataclass(frozen=True, slots=True)
 class Allocate(Op):
-    """A buffer of tiles: () is one piece, (8,) eight tiles, (2, 4) two rings of four slices.
+    """Make a buffer of tiles: () is one piece, (8,) eight tiles, (2, 4) two rings of four slices.
 
     Inputs hold data before the program starts, outputs are read after it; scratch is neither.
     """
@@ -112,7 +113,7 @@ class Allocate(Op):
 
 @dataclass(frozen=True, slots=True)
 class Select(Op):
-    """Another name for a part of a buffer, until it is bound again."""
+    """Give a part of a buffer another name, until that name is bound again."""
 
     name: str
     source: Ref
@@ -120,7 +121,7 @@ class Select(Op):
 
 @dataclass(frozen=True, slots=True)
 class Communicate(Op):
-    """A collective or point-to-point operation of the process group `lane`.
+    """Run a collective or point-to-point operation of the process group `lane`.
 
     source is read and out is written; in place where they are the same. send has no out, recv no
     source; send_recv posts both as one. `to` and `by` are the ranks sent to and received from, root
@@ -149,14 +150,14 @@ class Communicate(Op):
 
 @dataclass(frozen=True, slots=True)
 class WaitWork(Op):
-    """The current stream waits for the end of an asynchronous communication."""
+    """Make the current stream wait for the end of an asynchronous communication."""
 
     work: Ref
 
 
 @dataclass(frozen=True, slots=True)
 class Gemm(Op):
-    """out = a @ b (+ bias); with transposed, out = a @ b.T (+ bias), which is torch's linear."""
+    """Compute out = a @ b (+ bias); with transposed out = a @ b.T (+ bias), which is torch's linear."""
 
     a: Ref
     b: Ref
@@ -176,7 +177,7 @@ class Gemm(Op):
 
 @dataclass(frozen=True, slots=True)
 class UserOp(Op):
-    """Any other work on the current stream; a part that is read and written is in both lists."""
+    """Do any other work on the current stream; a part that is read and written is in both lists."""
 
     name: str
     inputs: tuple[Ref, ...] = ()
@@ -194,7 +195,7 @@ class UserOp(Op):
 
 @dataclass(frozen=True, slots=True)
 class Loop(Op):
-    """The body once per value of the variable, start included, stop not."""
+    """Run the body once per value of the variable, start included, stop not."""
 
     variable: str
     start: Index
@@ -203,20 +204,20 @@ class Loop(Op):
 
 
 class Step(NamedTuple):
-    """An instruction as the host issues it: integers only, no loops, no selections."""
+    """Instruction as the host issues it: integers only, no loops, no selections."""
 
     op: Op
     stream: str
-    """Current when it is issued; for a SetStream the one that becomes current."""
+    """Stream that is current when it is issued; for a SetStream the one that becomes current."""
     iteration: tuple[tuple[str, int], ...] = ()
-    """Loop variables, outermost first."""
+    """Values of the loop variables, outermost first."""
 
 
 DATA_OPS = (Communicate, Gemm, UserOp)
-"""Operations that read and write buffers. The rest orders or names."""
+"""Operations that read and write buffers; all others order or name."""
 
 MAX_STEPS = 100_000
-"""Longest unrolled program: beyond it a loop bound is a mistake."""
+"""Most steps of an unrolled program: beyond it a loop bound is a mistake."""
 
 CALLER_STREAM = "caller"
 """Name of the stream that is current at the start, until current_stream() names it."""
@@ -259,6 +260,8 @@ class Program:
 
 
 class _Unroller:
+    """Steps of one rank, loop by loop, with the current stream and selections as they are at each."""
+
     def __init__(self, program: Program, rank: int) -> None:
         self.buffers = program.buffers()
         self.constants = {"rank": rank, "ranks": program.num_ranks}
@@ -299,7 +302,7 @@ class _Unroller:
         yield Step(op, self.current, iteration)
 
     def part(self, ref: Ref) -> Ref:
-        """The part of a buffer that a reference means, selections followed."""
+        """Part of a buffer that a reference means, selections followed."""
         base = self.selected.get(ref.name)
         full = Ref(base.name, base.index + ref.index) if base is not None else ref
         buffer = self.buffers.get(full.name)
@@ -341,6 +344,7 @@ def with_variable(op: Op, variable: str, replacement: str) -> Op:
 
 
 def _evaluated(op: Op, variables: dict[str, int]) -> Op:
+    """The instruction with integers for its indices."""
     changes: dict[str, Any] = {}
     for f in fields(op):
         value = getattr(op, f.name)
@@ -359,9 +363,11 @@ _PARTS = {
     Gemm: ("a", "b", "out", "bias"),
     UserOp: ("inputs", "outputs"),
 }
+"""Fields of an operation that name parts of buffers."""
 
 
 def _with_parts(op: Communicate | Gemm | UserOp, part: Callable[[Ref], Ref]) -> Op:
+    """The operation with part() applied to everything that it reads and writes."""
     changes: dict[str, Any] = {}
     for name in _PARTS[type(op)]:
         value = getattr(op, name)

@@ -1,4 +1,4 @@
-"""Host programs as text that reads like the loop, and back.
+"""Host programs as text that reads like the loop: parse_program() and format_program().
 
 The text is a small part of Python's grammar (so errors have lines); it is never executed:
 
@@ -26,6 +26,7 @@ import ast
 import math
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 from aorta.programs.language.expr import Expr, HostProgramError, Index, index_of
 from aorta.programs.language.ir import (
@@ -51,60 +52,34 @@ MAX_RANKS = 1024
 MAX_TILES = 10_000
 """Most tiles of one buffer."""
 MAX_COST_US = 1e12
+"""Largest cost_us of an operation."""
 RESERVED = frozenset(("rank", "ranks"))
+"""Variables that every index may use."""
 BUFFER_ROLES: dict[str, Role] = {"input": "input", "output": "output", "allocate": "scratch"}
 BUFFER_WORDS = {role: word for word, role in BUFFER_ROLES.items()}
+STATEMENTS = ("set_stream", "wait", "wait_work", "gemm", "linear", "user")
+"""Words of instructions that have no result to assign."""
 
 
-def format_program(program: Program) -> str:
-    """The program as text, ending in a newline."""
-    params = "".join(f", {key}={_quoted(value)}" for key, value in program.params)
-    lines = [f'program("{program.name}", ranks={program.num_ranks}{params})']
-    lines += _block(program.body, "")
-    return "\n".join(lines) + "\n"
-
-
-def format_op(op: Op) -> str:
-    """One instruction as it stands in the text; of a loop its head."""
-    match op:
-        case GetCurrentStream(name=name):
-            return f"{name} = current_stream()"
-        case SetStream(stream=stream):
-            return f"set_stream({stream})"
-        case Record(event=event, stream=stream):
-            return f"{event} = record({'' if stream is None else stream})"
-        case Wait(event=event):
-            return f"wait({event})"
-        case Allocate(name=name, tiles=tiles, role=role):
-            return f"{name} = {BUFFER_WORDS[role]}({', '.join(map(str, tiles))})"
-        case Select(name=name, source=source):
-            return f"{name} = select({source})"
-        case WaitWork(work=work):
-            return f"wait_work({work})"
-        case Gemm(a=a, b=b, out=out, bias=bias, transposed=transposed, cost_us=cost_us):
-            named = _named(out=out, bias=bias, cost_us=cost_us)
-            return f"{'linear' if transposed else 'gemm'}({a}, {b}{named})"
-        case Communicate(op=kind, source=source, work=work, cost_us=cost_us):
-            named = _named(out=op.out, lane=op.lane, to=op.to, by=op.by, root=op.root, cost_us=cost_us)
-            call = f"{kind}({named.removeprefix(', ') if source is None else f'{source}{named}'})"
-            return call if work is None else f"{work} = {call}"
-        case UserOp(name=name, cost_us=cost_us):
-            inputs, outputs = (", ".join(map(str, parts)) for parts in (op.inputs, op.outputs))
-            return f'user("{name}", reads=[{inputs}], writes=[{outputs}]{_named(cost_us=cost_us)})'
-        case Loop(variable=variable, start=start, stop=stop):
-            return f"for {variable} in range({stop if start == 0 else f'{start}, {stop}'}):"
-    raise AssertionError(type(op))
+def read_program(path: str) -> Program:
+    """The program in a file. Raises HostProgramError, in one line with the place, for one that has none."""
+    try:
+        return parse_program(Path(path).read_text(encoding="utf-8"), path)
+    except OSError as error:
+        raise HostProgramError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise HostProgramError(f"{path} is not text") from None
 
 
 def parse_program(text: str, source: str = "program") -> Program:
-    """The program that a text describes.
+    """Program that a text describes.
 
     Raises HostProgramError, one line that begins with `source:line:`, for anything the grammar
     above does not have.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # 4i is read as 4 and i; the error comes below
+            warnings.simplefilter("ignore", SyntaxWarning)  # 4i is read as 4 and i, and refused below
             tree = ast.parse(text)
     except SyntaxError as error:
         raise HostProgramError(f"{source}:{error.lineno}: {error.msg}") from None
@@ -129,6 +104,8 @@ def parse_program(text: str, source: str = "program") -> Program:
 
 
 class _Parser:
+    """Statements of the text, with the source's name for errors."""
+
     def __init__(self, source: str) -> None:
         self.source = source
 
@@ -229,9 +206,6 @@ def _build(word: str, arguments: "_Arguments", target: Ref | None, line: int) ->
     raise HostProgramError(_unknown(word))
 
 
-STATEMENTS = ("set_stream", "wait", "wait_work", "gemm", "linear", "user")
-
-
 def _communicate(word: str, arguments: "_Arguments", work: Ref | None, line: int) -> Communicate:
     source = None if word == "recv" else arguments.ref()
     out = arguments.named_ref("out")
@@ -261,7 +235,7 @@ def _communicate(word: str, arguments: "_Arguments", work: Ref | None, line: int
 
 
 class _Arguments:
-    """The arguments of one call, taken one by one; finish() refuses what is left."""
+    """Arguments of one call, taken one by one; finish() refuses those that are left."""
 
     def __init__(self, word: str, call: ast.Call) -> None:
         self.word = word
@@ -371,12 +345,12 @@ def _constant(node: ast.expr) -> int | str:
     raise HostProgramError(f"{ast.unparse(node)} is not a number or a text in quotes")
 
 
-def _quoted(value: int | str) -> str:
-    return str(value) if isinstance(value, int) else f'"{value}"'
-
-
-def _named(**values: Ref | Expr | int | float | None) -> str:
-    return "".join(f", {key}={value}" for key, value in values.items() if value is not None)
+def format_program(program: Program) -> str:
+    """Text of a program, ending in a newline."""
+    params = "".join(f", {key}={_quoted(value)}" for key, value in program.params)
+    lines = [f'program("{program.name}", ranks={program.num_ranks}{params})']
+    lines += _block(program.body, "")
+    return "\n".join(lines) + "\n"
 
 
 def _block(body: tuple[Op, ...], indent: str) -> Iterator[str]:
@@ -384,3 +358,43 @@ def _block(body: tuple[Op, ...], indent: str) -> Iterator[str]:
         yield indent + format_op(op)
         if isinstance(op, Loop):
             yield from _block(op.body, indent + "    ")
+
+
+def format_op(op: Op) -> str:
+    """Text of one instruction; for a loop its head."""
+    match op:
+        case GetCurrentStream(name=name):
+            return f"{name} = current_stream()"
+        case SetStream(stream=stream):
+            return f"set_stream({stream})"
+        case Record(event=event, stream=stream):
+            return f"{event} = record({'' if stream is None else stream})"
+        case Wait(event=event):
+            return f"wait({event})"
+        case Allocate(name=name, tiles=tiles, role=role):
+            return f"{name} = {BUFFER_WORDS[role]}({', '.join(map(str, tiles))})"
+        case Select(name=name, source=source):
+            return f"{name} = select({source})"
+        case WaitWork(work=work):
+            return f"wait_work({work})"
+        case Gemm(a=a, b=b, out=out, bias=bias, transposed=transposed, cost_us=cost_us):
+            named = _named(out=out, bias=bias, cost_us=cost_us)
+            return f"{'linear' if transposed else 'gemm'}({a}, {b}{named})"
+        case Communicate(op=kind, source=source, work=work, cost_us=cost_us):
+            named = _named(out=op.out, lane=op.lane, to=op.to, by=op.by, root=op.root, cost_us=cost_us)
+            call = f"{kind}({named.removeprefix(', ') if source is None else f'{source}{named}'})"
+            return call if work is None else f"{work} = {call}"
+        case UserOp(name=name, cost_us=cost_us):
+            inputs, outputs = (", ".join(map(str, parts)) for parts in (op.inputs, op.outputs))
+            return f'user("{name}", reads=[{inputs}], writes=[{outputs}]{_named(cost_us=cost_us)})'
+        case Loop(variable=variable, start=start, stop=stop):
+            return f"for {variable} in range({stop if start == 0 else f'{start}, {stop}'}):"
+    raise AssertionError(type(op))
+
+
+def _named(**values: Ref | Expr | int | float | None) -> str:
+    return "".join(f", {key}={value}" for key, value in values.items() if value is not None)
+
+
+def _quoted(value: int | str) -> str:
+    return str(value) if isinstance(value, int) else f'"{value}"'

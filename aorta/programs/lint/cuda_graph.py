@@ -1,4 +1,4 @@
-"""Happens-before of a captured CUDA graph: as DOT (torch's CUDAGraph.debug_dump) or as JSON.
+"""Happens-before graph of a captured CUDA graph, read from DOT (torch's CUDAGraph.debug_dump) or JSON.
 
 The JSON is {"nodes": [{"name": "ncclDevKernel_AllGather_RING_LL"}, ...], "edges": [[0, 1], ...]}, nodes in
 the order of capture. Capture turns records and waits into edges, so the edges are all there is.
@@ -32,7 +32,7 @@ class _JsonGraph(msgspec.Struct):
 
 
 def read_graph(path: Path | str) -> Graph:
-    """The graph in a .dot or .json file, nodes in an order in which every edge points forward.
+    """Graph of a .dot or .json file, nodes in an order in which every edge points forward.
 
     Raises HostProgramError for a file that is neither, that has no nodes, or whose edges make a cycle.
     """
@@ -81,7 +81,7 @@ def _from_dot(text: str, path: Path | str) -> tuple[list[str], list[tuple[int, i
 
 
 def _name(label: str) -> str:
-    """The kernel's symbol; for other nodes the kind."""
+    """Symbol of a kernel; for other nodes their kind."""
     kernel = KERNEL_NAME.search(label)
     if kernel is not None:
         return kernel["name"].rpartition("|")[2].strip()
@@ -111,7 +111,7 @@ def _ordered(names: list[str], edges: list[tuple[int, int]], path: Path | str) -
 
 
 def _by_capture(predecessors: dict[int, set[int]]) -> list[int]:
-    """A topological order that stays as close to the order of capture as the edges allow."""
+    """Topological order that stays as close to the order of capture as the edges allow."""
     sorter = TopologicalSorter(predecessors)
     sorter.prepare()
     ready: list[int] = []

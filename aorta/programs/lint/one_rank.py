@@ -1,4 +1,4 @@
-"""Orders that a host program lacks, and orders that it imposes without need.
+"""Lint of a program: orders that it lacks, and orders that it imposes without need.
 
 missing edge: two operations touch the same data, one of them writes, and nothing makes the second wait
 for the first (a race). false edge: a record and wait, or a chain of them, makes an operation wait for
@@ -18,7 +18,7 @@ from aorta.programs.lint.ranks import rank_mismatches
 
 
 class Instruction(msgspec.Struct, frozen=True, kw_only=True):
-    """One link of a chain."""
+    """One instruction of a chain."""
 
     text: str
     stream: str
@@ -28,18 +28,18 @@ class Instruction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrderEdge(msgspec.Struct, frozen=True, kw_only=True):
-    """Edge: `after` waits for `before`, or should."""
+    """Order of two operations: `after` waits for `before`, or should."""
 
     before: str
     after: str
     chain: list[Instruction]
-    """False edge: the instructions that cause it, ends included. Missing edge: the two ends."""
+    """Instructions that cause a false edge, ends included; for a missing edge the two ends."""
     reason: str
     ranks: list[int]
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Findings of lint; clean is the absence of races and mismatches."""
+    """Findings for a program; it is safe without missing edges and without mismatches of ranks."""
 
     program: str
     num_ranks: int
@@ -54,7 +54,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lint(*programs: Program) -> Verdict:
-    """The findings for one program of all ranks, or for one program per rank.
+    """Findings for one program of all ranks, or for one program per rank.
 
     Raises HostProgramError for programs that cannot be unrolled.
     """
@@ -81,7 +81,7 @@ def lint(*programs: Program) -> Verdict:
 
 
 def required_pairs(graph: Graph) -> Iterator[tuple[int, int, Ref]]:
-    """(earlier, later, part) of operations that must keep the order in which the host issues them."""
+    """Operations that must keep the order in which the host issues them, as (earlier, later, part)."""
     accesses: dict[str, list[tuple[int, Ref, bool]]] = {}
     for v in graph.data():
         node = graph.nodes[v]
@@ -150,7 +150,7 @@ def _false_edges(
 
 
 def _relays(chain: list[Node]) -> str:
-    """Streams that wait for an event and then are waited for: they pass the dependency on."""
+    """Names of the streams that wait for an event and then are waited for: they pass the dependency on."""
     streams = [
         a.stream for a, b in pairwise(chain[1:-1]) if a.stream == b.stream and a.label.startswith("wait(")
     ]
@@ -166,7 +166,7 @@ def _hazard(earlier: Node, later: Node, part: Ref) -> str:
 
 
 def instruction(node: Node) -> Instruction:
-    """The link of a chain that stands for a node."""
+    """Link of a chain that stands for a node."""
     return Instruction(text=node.label, stream=node.stream, line=node.line, iteration=dict(node.iteration))
 
 

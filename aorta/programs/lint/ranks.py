@@ -1,4 +1,4 @@
-"""Agreement of a program's ranks: same communication in the same order, and no circle of waits.
+"""Check that a program's ranks issue the same communication in the same order, without a circle of waits.
 
 A mismatch is not an error at run time. NCCL hangs, gloo may even add the wrong tensors silently.
 """
@@ -12,7 +12,7 @@ from aorta.programs.language.ir import Communicate, Program
 from aorta.timeline.collective import POINT_TO_POINT
 
 MAX_SHOWN = 3
-"""Ranks whose mismatch is listed; one wrong program shows on all others."""
+"""Number of mismatches that are listed; one wrong program shows on all other ranks."""
 
 
 def rank_mismatches(programs: Sequence[Program], graphs: Sequence[Graph]) -> list[str]:
@@ -68,7 +68,7 @@ def _point_to_point_mismatches(queues: list[list[Communicate]]) -> Iterator[str]
 
 
 def _named(op: Communicate) -> object:
-    """Programs of one text name both sides of a coalesced exchange alike; others are matched by order."""
+    """Name by which both sides of a coalesced exchange are matched; None: they are matched by order."""
     return op.work if op.op == "send_recv" else None
 
 
@@ -76,7 +76,7 @@ _Transfers = dict[tuple[str, int, int], list[tuple[int, Communicate]]]
 
 
 def _pairs(queues: list[list[Communicate]]) -> tuple[_Transfers, _Transfers]:
-    """(lane, source, target) -> transfers in order, with their place in the rank's queue."""
+    """Sends and receives by (lane, source, target), in order, with their place in the rank's queue."""
     sent: _Transfers = {}
     received: _Transfers = {}
     for rank, queue in enumerate(queues):
@@ -89,7 +89,10 @@ def _pairs(queues: list[list[Communicate]]) -> tuple[_Transfers, _Transfers]:
 
 
 def _circles(graphs: Sequence[Graph], queues: list[list[Communicate]]) -> Iterator[str]:
-    """Ranks that wait for each other: what meets is one node, then the order must have no cycle."""
+    """Sentence about ranks that wait for each other.
+
+    Communications that meet become one node of a graph of all ranks, which must have no cycle.
+    """
     meeting = _meetings(queues)
     sorter: TopologicalSorter[tuple[int, int]] = TopologicalSorter()
     for rank, graph in enumerate(graphs):
@@ -107,7 +110,7 @@ def _circles(graphs: Sequence[Graph], queues: list[list[Communicate]]) -> Iterat
 
 
 def _meetings(queues: list[list[Communicate]]) -> dict[tuple[int, int], tuple[int, int]]:
-    """(rank, place in its queue) -> the one that stands for all that must be there at the same time."""
+    """Communication that stands for all that must meet, by (rank, place in its queue)."""
     parent = {
         (rank, place): (rank, place) for rank, queue in enumerate(queues) for place in range(len(queue))
     }
@@ -134,7 +137,7 @@ def _meetings(queues: list[list[Communicate]]) -> dict[tuple[int, int], tuple[in
 
 
 def _names(graph: Graph, rank: int, meeting: dict[tuple[int, int], tuple[int, int]]) -> list[tuple[int, int]]:
-    """A name for each node: that of its meeting, or (-1 - rank, number) for a rank's own."""
+    """Name of each node: that of its meeting, or (-1 - rank, number) for a rank's own work."""
     names, place = [], 0
     for number, node in enumerate(graph.nodes):
         if node.is_communication:
@@ -158,7 +161,7 @@ def _is_collective(op: Communicate) -> bool:
 
 
 def _meaning(op: Communicate) -> str:
-    """Text that all ranks must agree on: the operation, the tile that it fills or reads, the root."""
+    """Text on which all ranks must agree: operation, tile that it fills or reads, root."""
     part = op.out if op.out is not None else op.source
     tile = "" if part is None or not part.index else str(list(part.index))
     root = "" if op.root is None else f" from rank {op.root}"

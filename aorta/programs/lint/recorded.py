@@ -1,9 +1,9 @@
-"""Lint of what ran: a trace with synchronisation events, or a captured graph.
+"""Lint of a recording: a trace with synchronisation events, or a captured graph.
 
-A recording has no data, so nothing in it is missing or false by itself. Two things can be said: which
-communication can never overlap with compute, whatever the device does, because waits lead from compute to
-it and from it to all other compute; and how the order among the operations differs from the one that a
-program would cause.
+A recording does not say which data an operation needs, so no order in it is missing or false by itself. Two
+things can be said: which communication can never overlap with compute, whatever the device does, because
+waits lead from compute to it and from it to all other compute; and how the order among the operations differs
+from the one that a program would cause.
 """
 
 import re
@@ -22,10 +22,11 @@ from aorta.programs.lint.trace_sync import trace_graph
 GEMM_KERNEL = re.compile(r"gemm|cutlass|nvjet|cijk|xmma|matmul", re.IGNORECASE)
 """Kernels that count as a program's matrix multiplies."""
 MAX_SHOWN = 100
+"""Most differences of a kind that are kept."""
 
 
 class PinnedWait(msgspec.Struct, frozen=True, kw_only=True):
-    """Wait that is always there: `after` waits for `before`, by this chain."""
+    """Order of two operations in the recording: `after` waits for `before`, by this chain."""
 
     before: str
     after: str
@@ -38,7 +39,7 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     stream: str
     number: int
-    """Among the communications, in order of issue."""
+    """Place among the communications, in order of issue."""
     waits_for: PinnedWait | None
     """The last compute before it; None where none is."""
     holds_up: PinnedWait | None
@@ -46,7 +47,7 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrderDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """An order between two operations of the program that only one side has."""
+    """Order of two of the program's operations that only the recording or only the program has."""
 
     before: str
     after: str
@@ -54,7 +55,7 @@ class OrderDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """Order of operations in a recording."""
+    """Findings for a recording."""
 
     source: str
     num_operations: int
@@ -66,9 +67,9 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     num_repetitions: int | None
     """Number of times that the recording runs the program; null without one."""
     unexpected: list[OrderDifference]
-    """Ordered in the recording, not by the program."""
+    """Orders in the recording that the program does not cause."""
     absent: list[OrderDifference]
-    """Ordered by the program, not in the recording."""
+    """Orders of the program that the recording does not have."""
     warnings: list[str]
 
     @property
@@ -86,7 +87,7 @@ def lint_file(path: Path | str, program: Program | None = None, *, is_graph: boo
 
 
 def lint_graph(graph: Graph, source: str, program: Program | None = None, rank: int = 0) -> Recorded:
-    """The same for a graph at hand."""
+    """Lint of a recording's graph; lint_file reads one first."""
     data = graph.data()
     ancestors = graph.ancestors()
     data_ancestors = only(ancestors, data)
@@ -144,7 +145,7 @@ def _wait(graph: Graph, u: int, v: int) -> PinnedWait:
 
 
 class _Comparison:
-    """Reachability among the operations of a program, as recorded and as predicted."""
+    """Orders among the operations of a program, as recorded and as the program predicts."""
 
     def __init__(self, graph: Graph, ancestors: list[int], program: Program, rank: int) -> None:
         self.recorded, self.predicted = graph, graph_of(program, rank)
@@ -168,7 +169,7 @@ class _Comparison:
         return node.is_communication or node.label.startswith(("gemm(", "linear("))
 
     def _matched(self, predicted_nodes: list[int]) -> list[list[int]]:
-        """Recorded node of every operation of the program, for each repetition, by order of issue."""
+        """Recorded nodes of the program's operations, in order of issue, for each repetition."""
         comm, gemm = [], []
         for index in self.recorded.data():
             node = self.recorded.nodes[index]
@@ -212,7 +213,7 @@ class _Comparison:
                     )
 
     def _implied(self, a: int, b: int, nodes: list[int], ancestors: list[int]) -> bool:
-        """An operation between the two already makes them ordered."""
+        """True if an operation between the two already orders them."""
         return any(
             ancestors[nodes[b]] >> nodes[m] & 1 and ancestors[nodes[m]] >> nodes[a] & 1
             for m in range(len(nodes))

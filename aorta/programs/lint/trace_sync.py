@@ -1,4 +1,4 @@
-"""Happens-before of what a Kineto trace recorded: kernels by stream, and the waits between streams.
+"""Happens-before graph of a Kineto trace: kernels by stream, and the waits between streams.
 
 Needs synchronisation events (`profiling.sync_events`, torch's enable_cuda_sync_events). Order of issue is
 the order of correlation ids, which the driver counts up with every call.
@@ -20,7 +20,7 @@ WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 SYNC = "cuda_sync"
 STREAM_WAIT, EVENT_SYNC, STREAM_SYNC = "Stream Wait Event", "Event Sync", "Stream Sync"
 MAX_OPERATIONS = 20_000
-"""Reachability of more takes gigabytes: record fewer steps."""
+"""Most kernels and copies of a trace: reachability among more takes gigabytes."""
 
 
 class _Args(msgspec.Struct, gc=False):
@@ -42,7 +42,7 @@ class _Trace(msgspec.Struct):
 
 
 def trace_graph(path: Path | str) -> Graph:
-    """The graph of a .json or .json.gz trace of one rank.
+    """Graph of a .json or .json.gz trace of one rank.
 
     Raises HostProgramError for a trace without synchronisation events, and TraceError for no trace.
     """
@@ -67,7 +67,7 @@ def trace_graph(path: Path | str) -> Graph:
 
 
 def _calls(events: Iterable[_Event]) -> Iterable[tuple[int, str, _Args]]:
-    """(correlation, name, arguments) of events that have both; others cannot be placed."""
+    """Events as (correlation, name, arguments); those without a correlation cannot be placed."""
     for event in events:
         try:
             args = msgspec.convert(event.args, _Args)
@@ -86,7 +86,7 @@ def _integer(value: Any) -> int | None:
 
 
 class _Builder:
-    """Puts everything into streams in the order of correlation ids."""
+    """Builder that puts everything into streams in the order of correlation ids."""
 
     def __init__(self, work: list[tuple[int, str, _Args]], syncs: list[tuple[int, str, _Args]]) -> None:
         self.work, self.syncs = work, syncs
@@ -94,9 +94,9 @@ class _Builder:
         self.classifier = Classifier(COMM_RULES)
         self.tail: dict[str, int] = {}
         self.records: dict[int, int] = {}
-        """Correlation of the record call -> its node."""
+        """Nodes of records by the correlation of the call."""
         self.host: int | None = None
-        """The last point at which the host had waited: everything issued later is after it."""
+        """Node of the host's last wait: everything issued later is after it."""
         self.num_unknown = 0
 
     def build(self) -> Graph:
