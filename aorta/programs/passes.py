@@ -85,16 +85,16 @@ def _waits(op: Op) -> list[int]:
 
 def _prefetched(loop: Loop, issue: tuple[Op, ...], work: tuple[Op, ...], distance: int) -> list[Op]:
     start, stop = (_constant(bound, loop) for bound in (loop.start, loop.stop))
-    ahead = min(distance, stop - start)
+    num_ahead = min(distance, stop - start)
     stream = [op for op in issue if isinstance(op, SetStream)][-1:]
     following = (*stream, *work)
-    later = tuple(with_variable(op, loop.variable, f"{loop.variable} + {ahead}") for op in issue)
+    shifted = tuple(with_variable(op, loop.variable, f"{loop.variable} + {num_ahead}") for op in issue)
     pieces = [
-        (start, start + ahead, issue),
-        (start, stop - ahead, (*later, *following)),
-        (stop - ahead, stop, following),
+        (start, start + num_ahead, issue),
+        (start, stop - num_ahead, (*shifted, *following)),
+        (stop - num_ahead, stop, following),
     ]
-    return [Loop(loop.variable, lo, hi, body) for lo, hi, body in pieces if lo < hi]
+    return [Loop(loop.variable, first, end, body) for first, end, body in pieces if first < end]
 
 
 def _constant(bound: object, loop: Loop) -> int:

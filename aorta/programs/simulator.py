@@ -76,7 +76,7 @@ class Machine:
     timing_events: bool = False
     """True: a timing event after each communication drains its queue."""
     in_issue_order: bool = False
-    """True: compute kernels start in the order of issue, on different queues too; False: as they are ready."""
+    """True: compute kernels start in order of issue, on different queues too; False: as they are ready."""
 
     wait_us: float = 0.0
     """Delay from the end of an awaited packet until the stream goes on."""
@@ -311,11 +311,11 @@ class _Device:
         moved = True
         while moved:
             moved = self.close_records()
-            able = [
+            candidates = [
                 (head, queue) for queue in self.queues if (head := queue.head) and self.is_ready(queue, head)
             ]
             # The packet that has been ready for longest goes first; of equals, the one issued first.
-            for head, queue in sorted(able, key=lambda pair: (pair[0].ready_us, pair[0].number)):
+            for head, queue in sorted(candidates, key=lambda pair: (pair[0].ready_us, pair[0].number)):
                 if self.finds_room(head):
                     self.go(head)
                     queue.first += 1
@@ -379,19 +379,19 @@ class _Device:
     def pass_time(self) -> None:
         """Advance to the next end of a kernel, instruction of the host, or awaited moment."""
         rate = self.rates()
-        ends = [left / rate[packet.is_comm] for packet, left in self.running]
-        later = [*self.moments(), *self.room(rate[False])]
+        ends = [left_us / rate[packet.is_comm] for packet, left_us in self.running]
+        gaps_us = [*self.moments(), *self.room(rate[False])]
         # Waits are for packets issued before, so the earliest packet of all can always go.
-        assert ends or later, "every queue waits"
-        step_us = min(ends + later)
+        assert ends or gaps_us, "every queue waits"
+        step_us = min(ends + gaps_us)
         self.now_us += step_us
-        still: list[tuple[_Packet, float]] = []
-        for (packet, left), end in zip(self.running, ends, strict=True):
+        unfinished: list[tuple[_Packet, float]] = []
+        for (packet, left_us), end in zip(self.running, ends, strict=True):
             if end <= step_us:
                 packet.is_done, packet.end_us = True, self.now_us
             else:
-                still.append((packet, left - step_us * rate[packet.is_comm]))
-        self.running = still
+                unfinished.append((packet, left_us - step_us * rate[packet.is_comm]))
+        self.running = unfinished
 
     def moments(self) -> Iterator[float]:
         """Times left, µs, until the host issues an instruction or a wait passes."""
@@ -409,9 +409,9 @@ class _Device:
 
     def room(self, rate: float) -> Iterator[float]:
         """Times left, µs, until compute kernels begin to make room."""
-        for packet, left in self.running:
-            if packet.is_compute and 0 < self.held_us(packet) < left:
-                yield (left - self.held_us(packet)) / rate
+        for packet, left_us in self.running:
+            if packet.is_compute and 0 < self.held_us(packet) < left_us:
+                yield (left_us - self.held_us(packet)) / rate
 
     def rates(self) -> dict[bool, float]:
         """Speed of communication (True) and of compute (False), relative to alone."""

@@ -161,10 +161,10 @@ def _optuna(spec: SweepSpec) -> Proposals:
             study = optuna.create_study(direction=direction, sampler=sampler)
             study.add_trials(
                 optuna.trial.create_trial(
-                    params=asked.params, distributions=asked.distributions,
-                    **_outcome(optuna, spec, answered, lead),
+                    params=earlier_trial.params, distributions=earlier_trial.distributions,
+                    **_outcome(optuna, spec, earlier_point, lead),
                 )
-                for asked, answered in finished
+                for earlier_trial, earlier_point in finished
             )  # fmt: skip
         names.add(trial_name(configuration))
         if len(names) == spec.trials:
@@ -197,7 +197,7 @@ def _open(spec: SweepSpec, folder: Path) -> dict[str, Point]:
 
     Raises RecordError where it holds something else or cannot be written.
     """
-    mine = msgspec.to_builtins(spec)
+    settings = msgspec.to_builtins(spec)
     path = folder / SPEC
     if folder.exists() and not folder.is_dir():
         raise RecordError(f"{folder} is not a folder; give another --output")
@@ -210,7 +210,9 @@ def _open(spec: SweepSpec, folder: Path) -> dict[str, Point]:
             raise RecordError(f"{path} is not what a sweep was made from; give another --output")
         # The same sweep with more trials, or more time for each, is a continuation.
         changed = [
-            key for key in mine if key not in ("trials", "timeout_s") and document.get(key) != mine[key]
+            key
+            for key in settings
+            if key not in ("trials", "timeout_s") and document.get(key) != settings[key]
         ]
         if changed:
             raise RecordError(
@@ -220,7 +222,7 @@ def _open(spec: SweepSpec, folder: Path) -> dict[str, Point]:
         raise RecordError(f"{folder} is not empty and holds no sweep; give another --output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, mine)
+        write_json(path, settings)
     except OSError as error:
         raise RecordError(f"cannot write {folder}: {error.strerror}") from None
     if not (folder / DOCUMENT).exists():

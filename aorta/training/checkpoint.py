@@ -120,8 +120,10 @@ class Checkpoints:
         dist.all_gather_object(checksums, own_checksums)
         with self._agreed_writing(path):
             if self._rank == 0:
-                together = {name: text for of_rank in checksums for name, text in of_rank.items()}
-                meta = msgspec.structs.replace(self._meta(step), files=together)
+                checksum_of = {
+                    name: text for rank_checksums in checksums for name, text in rank_checksums.items()
+                }
+                meta = msgspec.structs.replace(self._meta(step), files=checksum_of)
                 write_whole(partial / _META, msgspec.json.encode(meta))
                 sync_folder(partial)
                 replace(partial, path)
@@ -129,8 +131,8 @@ class Checkpoints:
 
     def _own_files(self, folder: Path) -> list[Path]:
         """Files of a checkpoint that this rank wrote; rank 0 also wrote the metadata."""
-        mine = [*folder.glob(f"__{self._rank}_*"), folder / _rng_name(self._rank)]
-        return [*mine, folder / ".metadata"] if self._rank == 0 else mine
+        files = [*folder.glob(f"__{self._rank}_*"), folder / _rng_name(self._rank)]
+        return [*files, folder / ".metadata"] if self._rank == 0 else files
 
     def _check_files(self, path: Path, meta: CheckpointMeta) -> None:
         """Raise ValueError where a file of this rank's share is not as it was written.
@@ -259,13 +261,13 @@ def _another_folder(config: Config) -> str:
 
 
 def _unwritten(path: Path, error: OSError, config: Config) -> str:
-    works = f"choose {_another_folder(config)}"
+    remedy = f"choose {_another_folder(config)}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        works = f"make room there or {works}"
+        remedy = f"make room there or {remedy}"
     latest = newest(path.parent)
     if latest is not None:
-        works += f", and continue with training.resume={latest}"
-    return f"checkpoint {path.name} cannot be written to {path.parent}: {error.strerror or error}; {works}"
+        remedy += f", and continue with training.resume={latest}"
+    return f"checkpoint {path.name} cannot be written to {path.parent}: {error.strerror or error}; {remedy}"
 
 
 def newest(folder: Path) -> Path | None:

@@ -262,7 +262,7 @@ def process_group(config: Config) -> Iterator[torch.device]:
 def measurements(
     model: Model, config: Config, device: torch.device, gpu: str | None, units: list[MeasuredUnit]
 ) -> Measurements:
-    """Content of the output file. gpu: name of its hardware file, where the device's name does not tell it."""
+    """Content of the output file. gpu: name of its hardware file, where the device's name tells none."""
     name = backend_of(device).name(device)
     return Measurements(
         schema=1,

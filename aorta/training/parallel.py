@@ -213,12 +213,12 @@ def _fully_shard(
     fully_shard(model, mesh=meshes.dp, mp_policy=policy, reshard_after_forward=reshard)
     blocks: list[FSDPModule] = [block for block in parts.blocks if isinstance(block, FSDPModule)]
     for i, fsdp_block in enumerate(blocks):
-        ahead: list[FSDPModule] = blocks[i + 1 : i + 1 + parallel.forward_prefetch]
-        if ahead:
-            fsdp_block.set_modules_to_forward_prefetch(ahead)
-        behind = blocks[max(0, i - parallel.backward_prefetch) : i][::-1]
-        if behind and parallel.backward_prefetch > 1:  # 1 is what FSDP does by itself
-            fsdp_block.set_modules_to_backward_prefetch(behind)
+        next_blocks: list[FSDPModule] = blocks[i + 1 : i + 1 + parallel.forward_prefetch]
+        if next_blocks:
+            fsdp_block.set_modules_to_forward_prefetch(next_blocks)
+        previous_blocks = blocks[max(0, i - parallel.backward_prefetch) : i][::-1]
+        if previous_blocks and parallel.backward_prefetch > 1:  # 1 is what FSDP does by itself
+            fsdp_block.set_modules_to_backward_prefetch(previous_blocks)
 
 
 def _fully_shard_experts(

@@ -105,12 +105,12 @@ def refuse_mismatch(rows: Sequence[Sequence[tuple[str, ...]]]) -> None:
 
     Collectives must be the same ones in the same order; every message must have both its ends.
     """
-    collectives = [[row[0] for row in of_rank if len(row) == 1] for of_rank in rows]
+    collectives = [[row[0] for row in rank_rows if len(row) == 1] for rank_rows in rows]
     for rank, mine in enumerate(collectives):
         _compare(collectives[0], mine, rank)
-    messages = [Counter(row for row in of_rank if len(row) == 4) for of_rank in rows]
-    for sender, of_sender in enumerate(messages):
-        for message, count in of_sender.items():
+    messages = [Counter(row for row in rank_rows if len(row) == 4) for rank_rows in rows]
+    for sender, counts in enumerate(messages):
+        for message, count in counts.items():
             partner = int(message[2]) if int(message[1]) == sender else int(message[1])
             if messages[partner][message] != count:
                 lane, source, target, size = message
@@ -121,14 +121,14 @@ def refuse_mismatch(rows: Sequence[Sequence[tuple[str, ...]]]) -> None:
                 )
 
 
-def _compare(first: list[str], mine: list[str], rank: int) -> None:
-    for number, (a, b) in enumerate(zip(first, mine, strict=False)):
+def _compare(first: list[str], other: list[str], rank: int) -> None:
+    for number, (a, b) in enumerate(zip(first, other, strict=False)):
         if a != b:
             raise HostProgramError(
                 f"ranks communicate in different orders: number {number} is {a} on rank 0"
                 f" and {b} on rank {rank}; nothing was run"
             )
-    if len(first) != len(mine):
+    if len(first) != len(other):
         raise HostProgramError(
-            f"rank 0 has {len(first)} collectives and rank {rank} has {len(mine)}; nothing was run"
+            f"rank 0 has {len(first)} collectives and rank {rank} has {len(other)}; nothing was run"
         )

@@ -118,12 +118,14 @@ class Execution:
         return None, steps
 
     def _agree(self, problem: str | None, group: dist.ProcessGroup) -> None:
-        mine = [] if problem else collectives.communications(self.program, self.rank, self._tile_bytes())
-        rows = collectives.gathered((problem, mine), group)
+        communications: list[tuple[str, ...]] = []
+        if problem is None:
+            communications = collectives.communications(self.program, self.rank, self._tile_bytes())
+        rows = collectives.gathered((problem, communications), group)
         for rank, (text, _) in enumerate(rows):
             if text is not None:
                 raise HostProgramError(text if rank == self.rank else f"rank {rank}: {text}")
-        collectives.refuse_mismatch([of_rank for _, of_rank in rows])
+        collectives.refuse_mismatch([rank_rows for _, rank_rows in rows])
 
     def _tile_bytes(self) -> dict[str, int]:
         sizes = {}
@@ -238,19 +240,19 @@ class Execution:
         assert out is not None
         match op.op:
             case "all_gather":
-                return lambda later: collectives.all_gather(out, source, group, later)
+                return lambda async_op: collectives.all_gather(out, source, group, async_op)
             case "reduce_scatter":
-                return lambda later: collectives.reduce_scatter(out, source, group, later)
+                return lambda async_op: collectives.reduce_scatter(out, source, group, async_op)
             case "all_to_all":
-                return lambda later: dist.all_to_all_single(out, source, group=group, async_op=later)
+                return lambda async_op: dist.all_to_all_single(out, source, group=group, async_op=async_op)
             case "all_reduce":
-                return lambda later: collectives.all_reduce(_in_place(out, source), group, later)
+                return lambda async_op: collectives.all_reduce(_in_place(out, source), group, async_op)
             case "broadcast":
                 assert root is not None
                 sender = dist.get_global_rank(group, root)
-                mine = root == self.rank
-                return lambda later: dist.broadcast(
-                    _in_place(out, source) if mine else out, sender, group=group, async_op=later
+                is_sender = root == self.rank
+                return lambda async_op: dist.broadcast(
+                    _in_place(out, source) if is_sender else out, sender, group=group, async_op=async_op
                 )
         raise HostProgramError(f"{op.op} cannot be run")
 

@@ -122,10 +122,10 @@ class Stopwatch:
         return self.streams.elapsed_ms(start, end), late
 
     def _adapt_spin(self, name: str, submitted_ms: float, late: bool) -> None:
-        wished = SPIN_FACTOR * submitted_ms + SPIN_EXTRA_MS
+        spin_ms = SPIN_FACTOR * submitted_ms + SPIN_EXTRA_MS
         if late:
-            wished = max(wished, 2 * self._spin_ms.get(name, 1.0))
-        self._spin_ms[name] = min(max(wished, self._spin_ms.get(name, 0.0) * 0.9), MAX_SPIN_MS)
+            spin_ms = max(spin_ms, 2 * self._spin_ms.get(name, 1.0))
+        self._spin_ms[name] = min(max(spin_ms, self._spin_ms.get(name, 0.0) * 0.9), MAX_SPIN_MS)
 
     def _calibrate_spin(self) -> float:
         """Cycles of a spin per millisecond."""
@@ -172,8 +172,8 @@ def figure_of(columns: Mapping[str, Floats], figure: Callable[[Mapping[str, floa
     names = list(columns)
     data = np.stack([columns[name] for name in names])
     value = figure(dict(zip(names, np.median(data, axis=1).tolist(), strict=True)))
-    drawn = np.random.default_rng(0).integers(0, data.shape[1], (NUM_DRAWS, data.shape[1]))
-    medians = np.median(data[:, drawn], axis=2)
+    draws = np.random.default_rng(0).integers(0, data.shape[1], (NUM_DRAWS, data.shape[1]))
+    medians = np.median(data[:, draws], axis=2)
     values = [figure(dict(zip(names, row, strict=True))) for row in medians.T.tolist()]
     low, high = np.percentile(values, INTERVAL)
     return Figure(value, float(low), float(high))
