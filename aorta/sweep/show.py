@@ -69,23 +69,23 @@ def table(spec: SweepSpec, points: list[Point]) -> Table:
     """Table of the trials, the best first and the failed ones with their reasons last."""
     names = list(spec.choices())
     lead = lead_of(spec.objective, points)
-    text_table = Table(box=None, pad_edge=False, header_style="bold")
-    text_table.add_column(spec.objective, justify="right")
-    text_table.add_column("95 %")
-    text_table.add_column("source")
+    rows = Table(box=None, pad_edge=False, header_style="bold")
+    rows.add_column(spec.objective, justify="right")
+    rows.add_column("95 %")
+    rows.add_column("source")
     for name in names:
-        text_table.add_column(name, justify="right")
+        rows.add_column(name, justify="right")
     order = ranked(spec, points)
     for point in order[:MOST_ROWS]:
         metric = leading_metric(point, spec.objective, lead)
         source = with_word(point.source, word(point, spec.objective, lead))
         cells = (_cell(point, name) for name in names)
-        text_table.add_row(quantity(metric), _interval(metric), source, *cells)
+        rows.add_row(quantity(metric), _interval(metric), source, *cells)
     if len(order) > MOST_ROWS:
-        text_table.add_row("...", f"{len(order) - MOST_ROWS} more")
+        rows.add_row("...", f"{len(order) - MOST_ROWS} more")
     for point in (point for point in points if point.status != "measured"):
-        text_table.add_row("failed", escape(point.reason or ""), "", *(_cell(point, name) for name in names))
-    return text_table
+        rows.add_row("failed", escape(point.reason or ""), "", *(_cell(point, name) for name in names))
+    return rows
 
 
 def draw(spec: SweepSpec, points: list[Point], path: Path) -> Path:
@@ -100,14 +100,8 @@ def draw(spec: SweepSpec, points: list[Point], path: Path) -> Path:
     axis = figure.subplots()
     for place, point in enumerate(order):
         metric = leading_metric(point, spec.objective, lead)
-        if (
-            metric.interval is not None
-            and metric.interval.low is not None
-            and metric.interval.high is not None
-        ):
-            axis.plot(
-                [metric.interval.low, metric.interval.high], [place, place], color="#4477aa", linewidth=2
-            )
+        if ends := _ends(metric):
+            axis.plot(ends, [place, place], color="#4477aa", linewidth=2)
         axis.plot([_value(spec, point, lead)], [place], "o", color="#4477aa", markersize=5)
     if order:
         axis.axvline(_value(spec, order[0], lead), color="#000000", alpha=0.3, linewidth=0.8)
@@ -134,13 +128,20 @@ def number(spec: SweepSpec, point: Point, lead: Lead) -> str:
 
 
 def _interval(metric: Metric) -> str:
-    if metric.interval is None or metric.interval.low is None or metric.interval.high is None:
+    ends = _ends(metric)
+    if ends is None:
         return "n/a"
     unit = "bytes" if metric.unit == "bytes" else ""
-    low, high = (
-        report_quantity(x, unit, extra_digits=1) for x in (metric.interval.low, metric.interval.high)
-    )
+    low, high = (report_quantity(end, unit, extra_digits=1) for end in ends)
     return f"{low} to {high}"
+
+
+def _ends(metric: Metric) -> tuple[float, float] | None:
+    """Low and high end of the metric's interval, where both are known."""
+    interval = metric.interval
+    if interval is None or interval.low is None or interval.high is None:
+        return None
+    return interval.low, interval.high
 
 
 def _is_same(spec: SweepSpec, first: Point, second: Point, lead: Lead) -> bool:

@@ -42,9 +42,9 @@ from aorta.training.setup import AgreedError, LossScale, agree
 log = logging.getLogger("aorta")
 _META = "aorta.json"
 """File in a checkpoint with CheckpointMeta."""
-_MODULES = ("torch.distributed.checkpoint.metadata",)
+_SAFE_MODULES = ("torch.distributed.checkpoint.metadata",)
 """Modules whose classes a checkpoint's metadata may name."""
-_NAMES = {
+_SAFE_NAMES = {
     ("pathlib", "Path"),
     ("pathlib", "PosixPath"),
     ("torch", "Size"),
@@ -55,7 +55,7 @@ _NAMES = {
     ("builtins", "set"),
     ("builtins", "frozenset"),
 }
-"""Further names that it may name."""
+"""Further names, with their modules, that it may name."""
 
 
 class CheckpointMeta(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -123,7 +123,7 @@ class Checkpoints:
                 checksum_of = {
                     name: text for rank_checksums in checksums for name, text in rank_checksums.items()
                 }
-                meta = msgspec.structs.replace(self._meta(step), files=checksum_of)
+                meta = self._meta(step, checksum_of)
                 write_whole(partial / _META, msgspec.json.encode(meta))
                 sync_folder(partial)
                 replace(partial, path)
@@ -134,17 +134,6 @@ class Checkpoints:
         files = [*folder.glob(f"__{self._rank}_*"), folder / _rng_name(self._rank)]
         return [*files, folder / ".metadata"] if self._rank == 0 else files
 
-    def _check_files(self, path: Path, meta: CheckpointMeta) -> None:
-        """Raise ValueError where a file of this rank's share is not as it was written.
-
-        Checkpoints of earlier versions have no checksums and pass.
-        """
-        for number, (name, text) in enumerate(sorted(meta.files.items())):
-            if number % dist.get_world_size() != self._rank:
-                continue
-            if Path(name).name != name or checksum(path / name) != text:
-                raise ValueError(f"{name} is not as it was written: its checksum differs")
-
     @contextmanager
     def _agreed_writing(self, path: Path) -> Iterator[None]:
         """Context in which an OSError of one rank becomes everyone's AgreedError. Every rank enters."""
@@ -154,6 +143,17 @@ class Checkpoints:
         except OSError as error:
             problem = _unwritten(path, error, self._config)
         agree(problem)
+
+    def _meta(self, step: int, checksum_of: dict[str, str]) -> CheckpointMeta:
+        return CheckpointMeta(
+            step=step,
+            world_size=dist.get_world_size(),
+            seed=self._config.training.seed,
+            model=msgspec.to_builtins(self._config.model),
+            loss_scale=self._scale.value,
+            num_good=self._scale.num_good,
+            files=checksum_of,
+        )
 
     def resume(self, name: str) -> int:
         """Load what training.resume names and return its number of steps; 0 where 'latest' finds nothing."""
@@ -191,26 +191,6 @@ class Checkpoints:
         agree(problem)
         return meta
 
-    @contextmanager
-    def _agreed_reading(self, path: Path) -> Iterator[None]:
-        """Context in which any error of one rank becomes everyone's AgreedError. Every rank enters."""
-        problem = None
-        try:
-            yield
-        except Exception as error:  # unpickling what is damaged may raise anything
-            problem = _damaged(path, f"{type(error).__name__}: {error}")
-        agree(problem)
-
-    def _meta(self, step: int) -> CheckpointMeta:
-        return CheckpointMeta(
-            step=step,
-            world_size=dist.get_world_size(),
-            seed=self._config.training.seed,
-            model=msgspec.to_builtins(self._config.model),
-            loss_scale=self._scale.value,
-            num_good=self._scale.num_good,
-        )
-
     def _check(self, meta: CheckpointMeta, path: Path) -> None:
         """Raise ConfigError for another model; aux_loss_weight and capacity_factor may change."""
         free = {"aux_loss_weight", "capacity_factor"}
@@ -220,6 +200,27 @@ class Checkpoints:
                 raise ConfigError(
                     f"training.resume: {path} was saved with model.{key} = {saved}, this run has {value}"
                 )
+
+    def _check_files(self, path: Path, meta: CheckpointMeta) -> None:
+        """Raise ValueError where a file of this rank's share is not as it was written.
+
+        Checkpoints of earlier versions have no checksums and pass.
+        """
+        for number, (name, text) in enumerate(sorted(meta.files.items())):
+            if number % dist.get_world_size() != self._rank:
+                continue
+            if Path(name).name != name or checksum(path / name) != text:
+                raise ValueError(f"{name} is not as it was written: its checksum differs")
+
+    @contextmanager
+    def _agreed_reading(self, path: Path) -> Iterator[None]:
+        """Context in which any error of one rank becomes everyone's AgreedError. Every rank enters."""
+        problem = None
+        try:
+            yield
+        except Exception as error:  # unpickling what is damaged may raise anything
+            problem = _damaged(path, f"{type(error).__name__}: {error}")
+        agree(problem)
 
 
 def claim_checkpoint_folder(config: Config) -> None:
@@ -428,10 +429,10 @@ class SafePlanner(DefaultLoadPlanner):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        is_allowed = module in _MODULES and "." not in name
+        is_allowed = module in _SAFE_MODULES and "." not in name
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout):
             is_allowed = True
-        if is_allowed or (module, name) in _NAMES:
+        if is_allowed or (module, name) in _SAFE_NAMES:
             result = super().find_class(module, name)
             if is_allowed and not isinstance(result, type | torch.dtype | torch.layout):
                 raise pickle.UnpicklingError(f"{module}.{name} is no class")

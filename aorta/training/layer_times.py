@@ -11,7 +11,6 @@ synchronisation, as in a step: a layer that the host cannot launch in time measu
 
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,8 @@ from torch import Tensor, nn
 
 from aorta.config import Config, ModelConfig, ParallelConfig, TrainingConfig, validate
 from aorta.config.structs import CompileConfig, DataConfig, DeviceChoice
-from aorta.device.backend import Backend, backend_of
+from aorta.device.backend import backend_of
+from aorta.device.marks import Mark
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import hardware_name_of
 from aorta.launcher import is_first_rank, launched_rank
@@ -120,63 +120,26 @@ def time_unit(work: LayerWork, device: torch.device, num_warmup: int, num_repeat
     Gradients are new in each repeat, as in a step of one micro-batch.
     """
     devices = backend_of(device)
-    clock = _DeviceClock(devices) if devices.is_device else _HostClock()
+    clock = devices.clock(device)
+    marks: list[tuple[Mark, Mark, Mark]] = []
     seeds: tuple[Tensor, ...] | None = None  # made once: a step's gradients come from the layer above
-    for repeat in range(num_warmup + num_repeats):
-        if repeat == num_warmup:
-            clock.start()
+    for _ in range(num_warmup + num_repeats):
         for tensor in (*work.inputs, *work.parameters):
             tensor.grad = None
-        clock.mark()
+        start = clock.mark()
         roots = work.forward()
-        clock.mark()
+        middle = clock.mark()
         if seeds is None:
             seeds = tuple(torch.ones_like(root) for root in roots)
         torch.autograd.backward(roots, seeds)
-        clock.mark()
-    marks = clock.marks_ms()
+        marks.append((start, middle, clock.mark()))
+    # Only here: the device was to be busy with one repeat while the host launched the next.
+    devices.synchronize(device)
+    measured = marks[num_warmup:]
     return LayerTimes(
-        [marks[i + 1] - marks[i] for i in range(0, len(marks), 3)],
-        [marks[i + 2] - marks[i + 1] for i in range(0, len(marks), 3)],
+        [clock.distance_ms(start, middle) for start, middle, _ in measured],
+        [clock.distance_ms(middle, end) for _, middle, end in measured],
     )
-
-
-class _HostClock:
-    """Clock of the CPU, where a call returns when its work is done."""
-
-    def __init__(self) -> None:
-        self._marks: list[float] = []
-
-    def start(self) -> None:
-        self._marks = []
-
-    def mark(self) -> None:
-        self._marks.append(time.perf_counter() * 1e3)
-
-    def marks_ms(self) -> list[float]:
-        return self._marks
-
-
-class _DeviceClock:
-    """Clock of a device: events on the current stream, read when all repeats have been launched."""
-
-    def __init__(self, devices: Backend) -> None:
-        self._devices = devices
-        self._events: list[Any] = []
-
-    def start(self) -> None:
-        # The warm-up's events are dropped; the device keeps working on it while the first repeat is launched.
-        self._events = []
-
-    def mark(self) -> None:
-        event = self._devices.new_event(timing=True)
-        event.record()
-        self._events.append(event)
-
-    def marks_ms(self) -> list[float]:
-        self._devices.synchronize()
-        first = self._events[0]
-        return [first.elapsed_time(event) for event in self._events]
 
 
 def _of_slowest_rank(values: list[float], device: torch.device) -> list[float]:

@@ -6,6 +6,7 @@ collectives of its group one after the other: gloo's own asynchronous collective
 any order, and waiting for one would stop the host instead of a stream.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,6 +32,7 @@ from aorta.programs.language.ir import (
 Tensors = Mapping[str, torch.Tensor]
 """Tensors by the buffer's name, each [*tiles, …]: a part of a buffer is the tensor at its index."""
 Action = Callable[[], None]
+"""One call that the host makes when the program runs."""
 
 
 class Execution:
@@ -67,7 +69,6 @@ class Execution:
         self.rank = dist.get_rank(any_group)
         problem, steps = self._unrolled()
         self._agree(problem, control or any_group)
-        self.steps = steps
         self.stream_numbers = stream_numbers(program, self.rank)
         self.lane_numbers = lane_numbers(program, self.rank, len(streams))
         self._refuse_few_streams()
@@ -118,6 +119,7 @@ class Execution:
         return None, steps
 
     def _agree(self, problem: str | None, group: dist.ProcessGroup) -> None:
+        """Raise HostProgramError on all ranks where one has a problem, or where they would not meet."""
         communications: list[tuple[str, ...]] = []
         if problem is None:
             communications = collectives.communications(self.program, self.rank, self._tile_bytes())
@@ -130,10 +132,8 @@ class Execution:
     def _tile_bytes(self) -> dict[str, int]:
         sizes = {}
         for name, buffer in self.program.buffers().items():
-            tensor, count = self.tensors[name], 1
-            for size in buffer.tiles:
-                count *= size
-            sizes[name] = tensor.numel() * tensor.element_size() // count
+            tensor = self.tensors[name]
+            sizes[name] = tensor.numel() * tensor.element_size() // math.prod(buffer.tiles)
         return sizes
 
     def _refuse_few_streams(self) -> None:

@@ -6,6 +6,7 @@ gemm_rs: every rank holds k/D columns of A and k/D rows of W; C = reduce_scatter
 gemm_ar: the same operands; C = all_reduce(A @ W) is (m, n).
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -141,9 +142,7 @@ class Arena:
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Uninitialised tensor; valid until the same name is asked for with a larger shape."""
-        count = 1
-        for size in shape:
-            count *= size
+        count = math.prod(shape)
         piece = self._pieces.get(name)
         if piece is None or piece.numel() < count:
             piece = self._pieces[name] = torch.empty(count, dtype=self.dtype, device=self.device)

@@ -80,8 +80,10 @@ def ranks() -> Iterator[torch.device]:
 
 
 def local_device() -> torch.device:
-    """The rank's GPU, made current, or the CPU where there is none. Raises HostProgramError where there are
-    fewer GPUs than ranks on this machine."""
+    """The rank's GPU, made current, or the CPU where there is none.
+
+    Raises HostProgramError where there are fewer GPUs than ranks on this machine.
+    """
     gpus = accelerator()
     if not gpus.is_available():
         return torch.device("cpu")
