@@ -71,9 +71,9 @@ def gathered(value: Any, group: dist.ProcessGroup) -> list[Any]:
     return values
 
 
-def failures(problem: str | None, group: dist.ProcessGroup) -> dict[int, str]:
-    """Rank -> problem of every rank that has one, the same on all ranks. The host waits for all of them."""
-    return {rank: text for rank, text in enumerate(gathered(problem, group)) if text is not None}
+def first_problem(problem: str | None, group: dist.ProcessGroup) -> str | None:
+    """Problem of the first rank that has one, the same on all ranks. The host waits for all of them."""
+    return next((text for text in gathered(problem, group) if text is not None), None)
 
 
 def communications(program: Program, rank: int, sizes: dict[str, int]) -> list[tuple[str, ...]]:
@@ -106,8 +106,8 @@ def refuse_mismatch(rows: Sequence[Sequence[tuple[str, ...]]]) -> None:
     Collectives must be the same ones in the same order; every message must have both its ends.
     """
     collectives = [[row[0] for row in rank_rows if len(row) == 1] for rank_rows in rows]
-    for rank, mine in enumerate(collectives):
-        _compare(collectives[0], mine, rank)
+    for rank, issued in enumerate(collectives):
+        _compare(collectives[0], issued, rank)
     messages = [Counter(row for row in rank_rows if len(row) == 4) for rank_rows in rows]
     for sender, counts in enumerate(messages):
         for message, count in counts.items():

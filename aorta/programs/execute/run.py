@@ -7,11 +7,13 @@ import torch
 import torch.distributed as dist
 
 from aorta.device.backend import backend_of
+from aorta.programs.execute.collectives import gathered
 from aorta.programs.execute.executor import Execution, lanes_of, streams_needed
 from aorta.programs.execute.problem import bind, expected, in_order_of_ranks, reference
 from aorta.programs.execute.session import StrategySession, problem_of
 from aorta.programs.execute.timing import Leg, median_of
 from aorta.programs.language.expr import HostProgramError
+from aorta.programs.language.ir import Program
 from aorta.programs.language.text import read_program
 
 
@@ -45,27 +47,9 @@ def run_program(path: str, device: torch.device, options: dict[str, Any]) -> Run
         raise HostProgramError(f"{path} has no communication: there is nothing to overlap")
     problem = problem_of(program.name, options)
     session = StrategySession(problem, device, streams_needed(program, threads=False))
-    bench, lanes = session.bench, lanes_of(program)
-    groups: dict[str, Any] = {lane: dist.new_group() for lane in lanes[1:]}
-    groups |= {lane: bench.group for lane in lanes[:1]}
-    tensors = bind(program, bench.operands, bench.arena)
-    if device.type == "cpu" and len(lanes) > 1:
-        raise HostProgramError("on threads a program may have one lane, this one has several")
-    execution = Execution(program, tensors, bench.streams, groups, control=session.control)
-    bench.operands.fill_integers()
-    product = reference(bench.operands, bench.group, bias="b" in program.buffers())
-    expected_product = expected(problem, product, session.rank, tensors["C"].shape[0])
-    right = True
-    for _ in range(2):  # twice: events and works of the first call must not let the second go early
-        execution.poison()
-        session.watch.finish()
-        dist.barrier(group=session.control)
-        execution.run()
-        session.watch.finish()
-        right = right and torch.equal(in_order_of_ranks(problem, tensors["C"]), expected_product)
-    verdicts: list[Any] = [None] * problem.num_ranks
-    dist.all_gather_object(verdicts, right, group=session.control)
-    bench.operands.fill_random()
+    execution = _execution(program, session)
+    verdicts = gathered(_is_right(execution, session), session.control)
+    session.bench.operands.fill_random()
     times = session.watch.measure([Leg("run", execution.run)], options["num_rounds"])
     session.close()
     median = median_of(times.slowest("run"))
@@ -80,6 +64,35 @@ def run_program(path: str, device: torch.device, options: dict[str, Any]) -> Run
         high_ms=median.high,
         rounds=options["num_rounds"],
     )
+
+
+def _execution(program: Program, session: StrategySession) -> Execution:
+    """The program bound to the session's streams and tensors, with a process group per lane. Collective."""
+    bench, lanes = session.bench, lanes_of(program)
+    groups: dict[str, Any] = {lane: dist.new_group() for lane in lanes[1:]}
+    groups |= {lane: bench.group for lane in lanes[:1]}
+    tensors = bind(program, bench.operands, bench.arena)
+    if session.device.type == "cpu" and len(lanes) > 1:
+        raise HostProgramError("on threads a program may have one lane, this one has several")
+    return Execution(program, tensors, bench.streams, groups, control=session.control)
+
+
+def _is_right(execution: Execution, session: StrategySession) -> bool:
+    """True if this rank's result has the reference's bits, twice. Collective."""
+    problem, operands = session.problem, session.bench.operands
+    result = execution.tensors["C"]
+    operands.fill_integers()
+    product = reference(operands, session.bench.group, bias="b" in execution.program.buffers())
+    expected_product = expected(problem, product, session.rank, result.shape[0])
+    is_right = True
+    for _ in range(2):  # twice: events and works of the first call must not let the second go early
+        execution.poison()
+        session.watch.finish()
+        dist.barrier(group=session.control)
+        execution.run()
+        session.watch.finish()
+        is_right = is_right and torch.equal(in_order_of_ranks(problem, result), expected_product)
+    return is_right
 
 
 def run_text(result: RunResult) -> str:

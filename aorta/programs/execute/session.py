@@ -23,7 +23,7 @@ from aorta.device.backend import accelerator, backend_of
 from aorta.errors import AortaError
 from aorta.launcher import launched_rank, rank_text
 from aorta.programs.execute import symmetric
-from aorta.programs.execute.collectives import failures
+from aorta.programs.execute.collectives import first_problem
 from aorta.programs.execute.problem import DTYPES, Arena, Operands, Problem, reference
 from aorta.programs.execute.strategies import (
     Strategy,
@@ -194,10 +194,8 @@ class StrategySession:
             problem = str(error)
         except Exception as error:  # one rank must not leave the others waiting
             problem = _described(error)
-        failed = failures(problem, self.control)
-        if failed:
-            return None, next(iter(failed.values()))
-        return strategy, ""
+        reason = first_problem(problem, self.control)
+        return (strategy, "") if reason is None else (None, reason)
 
     def _proved(self, strategies: list[tuple[str, Strategy]]) -> list[tuple[str, Strategy]]:
         """Strategies that give the reference's bits from poisoned buffers, every time."""
@@ -207,13 +205,13 @@ class StrategySession:
         operands.fill_integers()
         if self._product is None:
             self._product = reference(operands, self.bench.group)
-        right = []
+        right: list[tuple[str, Strategy]] = []
         for family, strategy in strategies:
-            failed = failures(self._proof(strategy), self.control)
-            if failed:
-                self.unavailable[f"{family}: {strategy.label}"] = next(iter(failed.values()))
-            else:
+            reason = first_problem(self._proof(strategy), self.control)
+            if reason is None:
                 right.append((family, strategy))
+            else:
+                self.unavailable[f"{family}: {strategy.label}"] = reason
         operands.fill_random()
         self.watch.finish()
         return right
