@@ -71,9 +71,9 @@ def gathered(value: Any, group: dist.ProcessGroup) -> list[Any]:
     return values
 
 
-def first_problem(problem: str | None, group: dist.ProcessGroup) -> str | None:
-    """Problem of the first rank that has one, the same on all ranks. The host waits for all of them."""
-    return next((text for text in gathered(problem, group) if text is not None), None)
+def failures(problem: str | None, group: dist.ProcessGroup) -> list[str]:
+    """Problems of the ranks that have one, the same list on all ranks. The host waits for all of them."""
+    return [text for text in gathered(problem, group) if text is not None]
 
 
 def communications(program: Program, rank: int, sizes: dict[str, int]) -> list[tuple[str, ...]]:

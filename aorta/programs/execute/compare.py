@@ -169,7 +169,7 @@ def _screened(
     if not members:
         return {}, {}
     legs = [Leg(str(number), strategy.submit) for number, strategy in enumerate(members)]
-    times = session.watch.measure(legs, SCREENING_ROUNDS)
+    times = session.measure(legs, SCREENING_ROUNDS)
     medians = {id(s): float(np.median(times.slowest(str(number)))) for number, s in enumerate(members)}
     finalists = {family: min(group, key=lambda s: medians[id(s)]) for family, group in built.items()}
     return finalists, {strategy.label: medians[id(strategy)] for strategy in members}
@@ -188,11 +188,11 @@ class _FinalRounds:
         copies = self._copies()
         legs += [Leg("copies", copies)] if copies is not None else []
         legs += [Leg(f"{family}/ahead", strategy.submit) for family, strategy in self.finalists.items()]
-        self.times = session.watch.measure(legs, num_rounds)
+        self.times = session.measure(legs, num_rounds)
         level = [
             Leg(family, strategy.submit, host_ahead=False) for family, strategy in self.finalists.items()
         ]
-        self.level_times = session.watch.measure(level, LEVEL_ROUNDS)
+        self.level_times = session.measure(level, LEVEL_ROUNDS)
 
     def _copies(self) -> Callable[[], None] | None:
         """Call that moves the bytes alone by copy engines; None where no finalist uses them."""

@@ -8,7 +8,7 @@ any order, and waiting for one would stop the host instead of a stream.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -69,12 +69,13 @@ class Execution:
         self.rank = dist.get_rank(any_group)
         problem, steps = self._unrolled()
         self._agree(problem, control or any_group)
+        self.steps = steps
         self.stream_numbers = stream_numbers(program, self.rank)
         self.lane_numbers = lane_numbers(program, self.rank, len(streams))
         self._refuse_few_streams()
         self._events: dict[Ref, StreamEvent] = {}
         self._works: dict[Ref, Any] = {}
-        self._actions = [action for step in steps if (action := self._action(step)) is not None]
+        self._actions = self._compiled(steps)
 
     def run(self) -> None:
         """Submit the whole program; the host does not wait.
@@ -141,6 +142,10 @@ class Execution:
         needed = workers + (len(self.lane_numbers) if self.streams.kind == "threads" else 0)
         if needed > len(self.streams):
             raise HostProgramError(f"the program needs {needed} streams, {len(self.streams)} are there")
+
+    def _compiled(self, steps: Iterable[Step]) -> list[Action]:
+        """Calls for the steps, in order; benchmarks make some of them for parts of a program."""
+        return [action for step in steps if (action := self._action(step)) is not None]
 
     def _action(self, step: Step) -> Action | None:
         """Call that the host makes for one step; None where it makes none."""

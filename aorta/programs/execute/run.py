@@ -50,7 +50,7 @@ def run_program(path: str, device: torch.device, options: dict[str, Any]) -> Run
     execution = _execution(program, session)
     verdicts = gathered(_is_right(execution, session), session.control)
     session.bench.operands.fill_random()
-    times = session.watch.measure([Leg("run", execution.run)], options["num_rounds"])
+    times = session.measure([Leg("run", execution.run)], options["num_rounds"])
     session.close()
     median = median_of(times.slowest("run"))
     return RunResult(

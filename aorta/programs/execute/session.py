@@ -23,7 +23,7 @@ from aorta.device.backend import accelerator, backend_of
 from aorta.errors import AortaError
 from aorta.launcher import launched_rank, rank_text
 from aorta.programs.execute import symmetric
-from aorta.programs.execute.collectives import first_problem
+from aorta.programs.execute.collectives import failures
 from aorta.programs.execute.problem import DTYPES, Arena, Operands, Problem, reference
 from aorta.programs.execute.strategies import (
     Strategy,
@@ -31,7 +31,7 @@ from aorta.programs.execute.strategies import (
     StrategyUnavailable,
     strategy_streams,
 )
-from aorta.programs.execute.timing import Stopwatch, Stuck
+from aorta.programs.execute.timing import Leg, RoundTimes, Stopwatch, Stuck
 from aorta.programs.language.expr import HostProgramError
 
 MULTICAST_OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
@@ -179,6 +179,10 @@ class StrategySession:
             built.setdefault(name, []).append(strategy)
         return built
 
+    def measure(self, legs: Sequence[Leg], num_rounds: int, num_warmup: int = 2) -> RoundTimes:
+        """Times of the legs on all ranks. Collective."""
+        return self.watch.measure(legs, num_rounds, num_warmup)
+
     def close(self) -> None:
         self.bench.streams.close()
 
@@ -194,8 +198,8 @@ class StrategySession:
             problem = str(error)
         except Exception as error:  # one rank must not leave the others waiting
             problem = _described(error)
-        reason = first_problem(problem, self.control)
-        return (strategy, "") if reason is None else (None, reason)
+        reasons = failures(problem, self.control)
+        return (None, reasons[0]) if reasons else (strategy, "")
 
     def _proved(self, strategies: list[tuple[str, Strategy]]) -> list[tuple[str, Strategy]]:
         """Strategies that give the reference's bits from poisoned buffers, every time."""
@@ -207,11 +211,11 @@ class StrategySession:
             self._product = reference(operands, self.bench.group)
         right: list[tuple[str, Strategy]] = []
         for family, strategy in strategies:
-            reason = first_problem(self._proof(strategy), self.control)
-            if reason is None:
-                right.append((family, strategy))
+            reasons = failures(self._proof(strategy), self.control)
+            if reasons:
+                self.unavailable[f"{family}: {strategy.label}"] = reasons[0]
             else:
-                self.unavailable[f"{family}: {strategy.label}"] = reason
+                right.append((family, strategy))
         operands.fill_random()
         self.watch.finish()
         return right

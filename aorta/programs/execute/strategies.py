@@ -209,6 +209,7 @@ class Chunked(Strategy):
         *,
         tile_order: TileOrder = "depth",
         comm: Comm = "collective",
+        asynchronous: bool = True,
     ) -> None:
         chunk_settings: dict[str, int | str] = {"order": order, "tiles": tiles, "streams": streams}
         if tile_order != "depth":
@@ -228,6 +229,7 @@ class Chunked(Strategy):
                     num_tiles=tiles,
                     num_streams=streams,
                     num_ranks=problem.num_ranks,
+                    asynchronous=asynchronous,
                 )
             )
             tensors = bind(self.program, bench.operands, bench.arena)
