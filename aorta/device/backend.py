@@ -138,6 +138,10 @@ class Backend:
         """The device's entry in run.json; `kind`, `index` and `name` at least."""
         return {"kind": self.kind, "index": index, "name": self.name(self.device(index))}
 
+    def versions(self) -> dict[str, str]:
+        """Versions of the vendor's runtime and its collectives' library, by name; absent ones left out."""
+        return {}
+
     def reserved_bytes(self, index: int) -> int:
         """Bytes that torch's allocator holds on a device in this process."""
         raise NotImplementedError
@@ -190,6 +194,10 @@ class Backend:
         """The work as a graph with a method `replay`, captured on the stream."""
         raise NotImplementedError
 
+    def spin(self, cycles: int) -> None:
+        """Keep the current stream busy for this many cycles of the device's clock, touching no memory."""
+        raise NotImplementedError
+
     # -- what the recorder watches ------------------------------------------------------------------
 
     @property
@@ -230,14 +238,6 @@ class Backend:
 
     def set_rng_state(self, state: torch.Tensor) -> None:
         raise NotImplementedError
-
-    def spin(self, cycles: int) -> None:
-        """Keep the current stream busy for this many cycles of the device's clock, touching no memory."""
-        raise NotImplementedError
-
-    def versions(self) -> dict[str, str]:
-        """Versions of the vendor's runtime and its collectives' library, by name; absent ones left out."""
-        return {}
 
 
 class CpuBackend(Backend):

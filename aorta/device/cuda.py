@@ -134,6 +134,16 @@ class CudaBackend(Backend):
     def architecture(self, properties: Any) -> str:
         return f"sm_{properties.major}{properties.minor}"
 
+    def versions(self) -> dict[str, str]:
+        version_of: dict[str, str] = {}
+        if torch.version.cuda:
+            version_of["cuda"] = torch.version.cuda
+        if torch.version.hip:
+            version_of["hip"] = torch.version.hip
+        if self.is_available() and dist.is_nccl_available():
+            version_of["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        return version_of
+
     def reserved_bytes(self, index: int) -> int:
         return torch.cuda.memory_reserved(index)
 
@@ -194,6 +204,9 @@ class CudaBackend(Backend):
             work()
         return graph
 
+    def spin(self, cycles: int) -> None:
+        torch.cuda._sleep(cycles)
+
     @property
     def event_type(self) -> type[torch.cuda.Event]:
         return torch.cuda.Event
@@ -227,19 +240,6 @@ class CudaBackend(Backend):
 
     def set_rng_state(self, state: torch.Tensor) -> None:
         torch.cuda.set_rng_state(state)
-
-    def spin(self, cycles: int) -> None:
-        torch.cuda._sleep(cycles)
-
-    def versions(self) -> dict[str, str]:
-        version_of: dict[str, str] = {}
-        if torch.version.cuda:
-            version_of["cuda"] = torch.version.cuda
-        if torch.version.hip:
-            version_of["hip"] = torch.version.hip
-        if self.is_available() and dist.is_nccl_available():
-            version_of["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-        return version_of
 
 
 class HipBackend(CudaBackend):
