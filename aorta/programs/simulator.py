@@ -356,6 +356,7 @@ class _Device:
         if head.kernel is None:
             return True
         compute = [(packet, left) for packet, left in self.running if packet.is_compute]
+        # Communication enters when comm_entry of the compute kernel's work is done.
         if head.is_comm:
             return all(left <= self.held_us(packet) for packet, left in compute)
         return not compute and (not self.machine.in_issue_order or self.compute[self.num_started] is head)

@@ -106,6 +106,7 @@ def run_sweep(
     while configuration is not None:
         name = trial_name(configuration)
         earlier = points.get(name) or measured.get(name)
+        # A configuration that was proposed before is answered with the point of then.
         point = earlier or run(spec, configuration, _new_folder(folder / TRIALS / name))
         is_new = name not in points
         points[name] = point
@@ -313,7 +314,7 @@ def _train(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -
             env=trial_environment(configuration),
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C reaches only this process, which then ends the trial
         )
         try:
             status = process.wait(spec.timeout_s)
@@ -359,6 +360,7 @@ def trial_environment(
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
+    # torchrun passes SIGTERM on to its ranks and waits for them; SIGKILL is for whatever is left after that.
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

@@ -125,6 +125,7 @@ class Checkpoints:
                 }
                 meta = self._meta(step, checksum_of)
                 write_whole(partial / _META, msgspec.json.encode(meta))
+                # Content before the name: after a crash the name never stands for half a checkpoint.
                 sync_folder(partial)
                 replace(partial, path)
                 sync_folder(path.parent)

@@ -205,6 +205,7 @@ def _fully_shard(
     if dtype != torch.float32:
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=DTYPES[parallel.reduce_dtype])
     reshard = parallel.reshard_after_forward
+    # From the inside out: a parameter belongs to the first wrapped module that holds it.
     if meshes.expert is not None:
         for experts in parts.experts:
             _fully_shard_experts(experts, meshes.expert["expert_dp"], layout, policy, reshard)
@@ -257,6 +258,7 @@ def _replicate(
         form.experts = list(parts.experts)
         form.expert_divisor = layout.dp
         form.expert_group = meshes.expert["expert_dp"].get_group() if layout.expert_dp > 1 else None
+        # DDP must leave the experts alone: ranks of one ep group hold different ones.
         ignored = [name for name, p in model.named_parameters() if isinstance(p, DTensor)]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
     if layout.dp > 1:

@@ -86,6 +86,7 @@ class HostRecorder:
         traceback: TracebackType | None,
     ) -> None:
         self.companions.closing(exc_type)
+        # The last losses are on their way to the host. Not after an error: the device may never be done.
         if exc_type is None and accelerator().is_initialized():
             accelerator().synchronize()
         self._deliver()
@@ -118,7 +119,7 @@ class HostRecorder:
         step: int | None = None,
         global_step: int | None = None,
     ) -> Iterator["_HostStep"]:
-        self._deliver()
+        self._deliver()  # records of steps that have arrived by now: a step never waits for an earlier one
         started = _HostStep(tokens, epoch, step or 0, global_step or 0)
         self.companions.step_begins(global_step or 0)
         yield started
@@ -156,6 +157,7 @@ class _HostStep:
     def finish(self) -> None:
         self._host_ms = (time.perf_counter() - self._start_s) * 1e3
         if any(isinstance(value, Tensor) and value.is_pinned() for value in self._values.values()):
+            # Behind all copies of the step, on the stream that they are on.
             self._copied = accelerator().new_event()
             self._copied.record()
 

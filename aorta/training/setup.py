@@ -95,6 +95,7 @@ def start_process_group(config: Config, ranks: LaunchedRank, device: torch.devic
     if devices.is_device:
         devices.set_device(device)
         if config.recording.enabled and config.recording.collectives == "plugin":
+            # Before the group: NCCL looks for its plugin when it makes the first communicator.
             with suppress(LibraryEventsUnavailable):  # the recorder says why
                 configure(os.environ)
     dist.init_process_group(

@@ -165,6 +165,7 @@ class StopAgreement:
             self._exit_now(128 + number)
 
     def _freeze(self) -> None:
+        # Under the lock, so that no step begins between freezing and reading which one runs.
         with self._changed:
             self._frozen = True
             self._give_up_s = time.monotonic() + _AGREE_S

@@ -318,7 +318,7 @@ class Reporter:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._records.put(None)
+        self._records.put(None)  # behind all records: the thread shows them before it ends
         self._thread.join(timeout=30)
         if self._progress is not None:
             self._progress.stop()

@@ -61,6 +61,7 @@ class CopyEngine(Strategy):
         self.signals.begin()
         half = self.calls % 2
         self.calls += 1
+        # The caller wrote the rows on MAIN; and its previous call must be over before peers are written to.
         self._follow(self.bench.copies, MAIN)
         return half
 
@@ -236,6 +237,7 @@ class ReduceByCopy(CopyEngine):
         if self.spreads:
             for wait in self._spreads[half]:
                 wait()
+        # The operands and sums may be written again only when they are all sent.
         self._follow(MAIN, self.bench.copies)
 
     def _step_actions(self, half: int) -> Iterator[tuple[Action | None, Action, list[Action]]]:

@@ -229,7 +229,7 @@ class Execution:
     def _wait_work(self, stream: int, work: Any) -> None:
         if self.streams.kind == "threads":
             self.streams.wait(stream, work)
-        else:
+        else:  # wait() makes the current stream wait, so it is called with this one current
             self.streams.submit(stream, lambda: wait_all(work))
 
     def _launch(self, op: Communicate) -> Callable[[bool], Any]:

@@ -69,6 +69,7 @@ def run_program(path: str, device: torch.device, options: dict[str, Any]) -> Run
 def _execution(program: Program, session: StrategySession) -> Execution:
     """The program bound to the session's streams and tensors, with a process group per lane. Collective."""
     bench, lanes = session.bench, lanes_of(program)
+    # Every rank makes the groups in this order: making one is collective, whether or not a rank uses it.
     groups: dict[str, Any] = {lane: dist.new_group() for lane in lanes[1:]}
     groups |= {lane: bench.group for lane in lanes[:1]}
     tensors = bind(program, bench.operands, bench.arena)

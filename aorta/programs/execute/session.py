@@ -53,6 +53,7 @@ def ranks() -> Iterator[torch.device]:
 
     An AortaError is the same on all ranks: rank 0 raises it, the others exit with the same status.
     """
+    # Before anything of NCCL or symmetric memory: both read their settings once.
     for name, value in MULTICAST_OFF.items():
         os.environ.setdefault(name, value)
     device = local_device()
