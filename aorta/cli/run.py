@@ -169,8 +169,8 @@ def _conclude(output: Path, report: bool, open_page: bool, began_ns: int) -> Non
 
     if not (output / "run.json").exists() or (output / "run.json").stat().st_mtime_ns < began_ns:
         click.echo(
-            f"aorta: nothing was recorded in {output}: no process that aorta can reach trained with torch "
-            "(it cannot reach python -I, -E or -S, env -i, or other machines; docs/run.md)",
+            f"aorta: nothing was recorded in {output}: no process that aorta reached trained with torch. It "
+            "cannot reach python -I, -E or -S, env -i, or other machines (docs/run.md)",
             err=True,
         )
         return

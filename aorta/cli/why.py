@@ -236,13 +236,13 @@ def _causes_text(causes: "Sequence[Cause]", steps: "Sequence[StepGraph]", label:
     if unseen_ms >= LEAST_UNSEEN * replayed.slowest_ms:
         lines += [
             "",
-            f"{unseen_ms:.2f} ms of it lie before the trace begins, in work that was launched earlier:",
-            "what took that long cannot be known from these traces.",
+            f"{unseen_ms:.2f} ms of it come before the trace begins, in work launched earlier: these traces",
+            "cannot show what took that long.",
         ]
     if not causes:
         lines += [
             "",
-            "Nothing worth changing: no stretch of the critical path but compute is 3 % of the step.",
+            "Nothing worth changing: apart from compute, no part of the critical path is 3 % of the step.",
         ]
     lines += cause_lines(causes)
     return "\n".join([*lines, "", *_ground_lines(step)])
@@ -257,7 +257,7 @@ def _prediction_text(predicted: "Prediction", steps: "Sequence[StepGraph]") -> s
         f"if {' and '.join(predicted.changes)}:",
         f"  step {predicted.base_ms:.2f} ms -> {predicted.predicted_ms:.2f} ms"
         f" [{low:.2f}, {high:.2f}], {100 * change:+.1f} %",
-        "  then the critical path is",
+        "  critical path after the change:",
         *_path_lines(predicted.next_parts, sum(part.ms for part in predicted.next_parts), 6),
     ]
     lines += [line for note in predicted.notes for line in wrapped(note)]
@@ -266,7 +266,7 @@ def _prediction_text(predicted: "Prediction", steps: "Sequence[StepGraph]") -> s
 
 def _title(label: str, step: "StepGraph", step_ms: float, num_steps: int) -> str:
     return (
-        f"{label}: a step takes {step_ms:.2f} ms ({num_steps} traced, {len(step.ranks)}"
+        f"{label}: a step takes {step_ms:.2f} ms ({num_steps} traced steps, {len(step.ranks)}"
         f" rank{'s' if len(step.ranks) > 1 else ''}; step {step.number} is shown)"
     )
 
@@ -293,7 +293,7 @@ def _ground_lines(step: "StepGraph") -> list[str]:
     text = (
         f"graph: {len(graph.nodes):,} calls, kernels and copies; {graph.num_recorded_edges} waits between"
         f" streams recorded, {graph.num_inferred_edges} inferred from times; unexplained delays"
-        f" {sum(graph.unexplained.values()) / 1e6:.2f} ms of device work in all"
+        f" of device work: {sum(graph.unexplained.values()) / 1e6:.2f} ms in total"
     )
     notes = list(dict.fromkeys(graph.notes))
     return [line for paragraph in (text, *notes) for line in wrapped(paragraph)]

@@ -320,8 +320,8 @@ def causes(report: Report) -> Markup | None:
         "causes",
         "Causes and what to change",
         *children,
-        lead="Milliseconds of a step by cause, with their 95 % interval over steps; no millisecond is in two."
-        " The time without a cause is what the rest of the step needs at least.",
+        lead="Milliseconds of a step by cause, with a 95 % interval over steps; no millisecond counts twice."
+        " A step without one cause takes at least the time given.",
     )
 
 

@@ -71,7 +71,7 @@ def _parts(comparison: Comparison) -> list[Markup | None]:
     """Where the difference of the step time comes from."""
     decomposition = comparison.decomposition
     if decomposition is None:
-        return [empty(f"The difference of the step times is not taken apart: {_why_whole(comparison)}.")]
+        return [empty(f"The difference in step time is not broken down: {_why_whole(comparison)}.")]
     parts = [*decomposition.parts, decomposition.step]
     has_intervals = any(part.interval is not None for part in parts)
     ends = [x for part in parts for x in (0.0, part.difference_ms, *_ends(part)) if math.isfinite(x)]

@@ -352,9 +352,9 @@ def ranks_by_steps(report: Report) -> Markup | None:
     return section(
         "ranks",
         "Ranks and steps",
-        drawn if has_several else empty("One rank: nothing to set side by side."),
+        drawn if has_several else empty("Only one rank: nothing to compare."),
         tables,
-        lead="A row for every rank, the worst first; a column for every step, or for neighbouring ones of a"
+        lead="One row per rank, the worst first; one column per step, or per group of steps in a"
         " long run. Warm-up is shaded. The table below has the judged steps.",
     )
 

@@ -179,7 +179,7 @@ def _timeline(report: Report, steps_shown: list[Steps]) -> Markup:
         tag("p", id="timeline-note", class_="note"),
         notes_,
         [longest_exposed(steps) for steps in steps_shown],
-        lead="Ranks of one step on one clock. The thick row sums up what happens; below it, the streams."
+        lead="Ranks of one step on one clock. The thick row sums up each rank; its streams are below it."
         " Hollow parts lie outside the step."
         + (" Spans are raw, as the events saw them." if spans_are_raw else ""),
     )
@@ -202,8 +202,8 @@ def _distributions(data: dict[str, Any]) -> Markup:
             aria_label="Distribution of a metric over steps",
         ),
         tag("p", id="distribution-said", class_="note", aria_live="polite"),
-        lead="Left: step by step, the median over ranks, shaded from the least to the greatest rank. Right:"
-        " the judged steps as a box of the quartiles, with every step as a dot.",
+        lead="Left: the median over ranks, step by step, shaded from the least to the greatest rank. Right:"
+        " the judged steps as a box of their quartiles, with a dot per step.",
     )
 
 

@@ -81,7 +81,7 @@ def where_time_goes(report: Report) -> Markup:
         table("Where the time goes, rank by rank", columns, rows),
         left_out,
         lead=f"Mean over the judged steps{only}, rank by rank (means add up, medians do not); "
-        + ("one scale for all bars." if one_scale else "every run has a scale of its own.")
+        + ("one scale for all bars." if one_scale else "each run has its own scale.")
         + (
             " The parts add up to a step."
             if is_raw

@@ -26,8 +26,8 @@ from aorta.page.spans import Steps, exposed_collectives
 DEFINITIONS = (
     (
         "step window",
-        "From a step's start to the next step's start, the last step's to its own end. Work that "
-        "reaches over an edge counts with the part inside.",
+        "From the start of a step to the start of the next one; the last step ends where it ends itself. "
+        "Work that crosses an edge counts with the part inside.",
     ),
     (
         "comm_ms",
@@ -37,8 +37,8 @@ DEFINITIONS = (
     (
         "compute_ms",
         "Kernel traces: union of all kernels that are not communication. Events and host: time in"
-        " which the compute stream executes, which is neither in a collective nor stalled on "
-        "another stream; gaps with nothing queued are inside it where events cannot see them.",
+        " which the compute stream executes, and is neither in a collective nor stalled on "
+        "another stream; gaps with nothing queued are included where events cannot see them.",
     ),
     (
         "hidden_ms",
@@ -51,7 +51,7 @@ DEFINITIONS = (
     ),
     (
         "idle_ms",
-        "Neither communication nor compute: step = compute + exposed + idle. Copies alone are inside it.",
+        "Neither communication nor compute: step = compute + exposed + idle. Copies alone count as idle.",
     ),
     (
         "overlap_ratio",
@@ -66,7 +66,7 @@ DEFINITIONS = (
     ),
     (
         "wait, transfer",
-        "Of a collective: until the last of its ranks arrives, and after that. The late rank is "
+        "The two parts of a collective: before its last rank arrives, and after that. The late rank is "
         "the cause, the ranks that wait are its victims.",
     ),
     (
@@ -77,31 +77,32 @@ DEFINITIONS = (
     ),
     (
         "calibrated",
-        "Numbers of events, corrected by kernel traces of other steps of the run; compute is then that of"
-        " the kernels of the compute stream. They lead where at least 90 % of the judged steps that were"
-        " timed have them on every rank, in a comparison on both sides or against kernels; the raw ones stay"
-        " beside them. Parts by operation, waiting and the timeline's spans are raw.",
+        "Numbers of events, corrected by kernel traces of other steps of the run; compute is then the time of"
+        " the compute stream's kernels. They come first where at least 90 % of the timed judged steps have"
+        " them on every rank, in a comparison on both sides or against kernels; the raw numbers stay beside"
+        " them. Numbers per operation, waiting and the timeline's spans are raw.",
     ),
     (
         "reference, candidate",
         "The candidate is judged against the reference. Ratio and change are candidate / reference, the"
         " difference is candidate \u2212 reference, of medians. \u2713 is better, \u2717 worse, \u25c6"
-        " different, ? cannot tell. Where a step holds unlike work on the two sides, tokens/s per GPU is"
-        " judged and times of a step are only called different.",
+        " different, ? cannot tell. Where steps hold different amounts of work on the two sides, tokens/s"
+        " per GPU is judged and times of a step are only called different.",
     ),
     (
         "detectable",
         "The smallest true difference that such runs show in four comparisons of five. \u201cNo difference"
-        " seen\u201d says that none is larger than about this, not that there is none.",
+        " seen\u201d means that the difference is hardly larger than this, not that there is none.",
     ),
     (
         "cannot tell",
-        "Single runs that differ by more than their noise, and by no more than a drift explains that runs"
-        " of so few steps cannot show. The reason says how many steps, or a second run a side, would tell.",
+        "Single runs that differ by more than their noise, but by no more than a drift could explain"
+        " that runs of so few steps cannot show. The reason says how many steps, or that a second run"
+        " per side, would settle it.",
     ),
     (
         "median",
-        "Of each rank over the judged steps, then over ranks. min and max are the least and greatest rank.",
+        "Over the judged steps of each rank, then over ranks. min and max are the least and greatest rank.",
     ),
     (
         "tokens/s",
@@ -110,18 +111,18 @@ DEFINITIONS = (
     ),
     (
         "model FLOP/s, MFU",
-        "Tokens/s per GPU times the model FLOPs of a token, forward and backward without what is computed"
-        " again; over the data sheet's dense rate of the run's precision, which the page names.",
+        "Tokens/s per GPU times the model FLOPs of a token (forward and backward, without recomputation),"
+        " over the data sheet's dense rate for the run's precision, which the page names.",
     ),
     (
         "others wait for it",
         "Mean wait of the other ranks of a group, summed over the collectives of a step in which the rank"
-        " came last by more than the clocks may be off.",
+        " arrived last by more than the clocks may be off.",
     ),
     (
         "clocks, power, memory",
-        "The latest sample of the side thread in each step (one a second as a rule); energy per token is"
-        " power times step time of all ranks over the tokens. Peak and reserved memory are the allocator's.",
+        "The latest sample of the telemetry thread in each step (one a second by default); energy per token"
+        " is power times step time of all ranks over the tokens. Peak and reserved memory: the allocator's.",
     ),
     (
         "judged steps",
@@ -131,7 +132,7 @@ DEFINITIONS = (
         "interval",
         "95 % bootstrap interval over blocks of whole steps. A verdict other than \u201cno difference "
         "seen\u201d needs an interval that excludes no change, after allowing for the number of "
-        "metrics that were looked at.",
+        "metrics that were tested.",
     ),
     (
         "source",
@@ -165,11 +166,11 @@ def collectives(report: Report) -> Markup:
         ("busbw", "GB/s", True),
     ]  # fmt: skip
     lead = (
-        "Judged steps; each rank's median, then the median over ranks. Duration contains waiting for late"
-        " ranks; busbw uses the transfer where that is known."
+        "Medians over the judged steps of each rank, then over ranks. Durations include waiting for late"
+        " ranks; busbw uses the transfer time where it is known."
     )
     if any(dataset.lead == "calibrated" for dataset in report.datasets.values()):
-        lead += " Times of collectives are raw: calibrated numbers are of whole steps."
+        lead += " Times of collectives are raw: only whole steps have calibrated numbers."
     if not rows:
         return section("collectives", "Collectives", empty("No collective was recorded."))
     return section(
@@ -211,7 +212,7 @@ def kernels(tables: dict[str, tuple[list[KernelTimeRow], float | None]]) -> Mark
             blocks += [tag("h3", label), table(f"Kernels of {label}", columns, lines, sortable=True)]
     if not blocks:
         return None
-    lead = "Of a step: sums over kernels, which may run at once, so that they need not add up to the step."
+    lead = "Sums over the kernels of a step. Kernels may overlap, so the sums need not add up to the step."
     return section("kernels", "Kernels", blocks, lead=lead)
 
 
@@ -254,7 +255,7 @@ def what_ran(report: Report) -> Markup:
     comparison = report.comparison
     children: list[Any] = []
     if comparison is not None:
-        children.append(tag("h3", "Configured differently"))
+        children.append(tag("h3", "Settings that differ"))
         if comparison.differences:
             columns: list[Column] = [
                 ("group", "", False), ("setting", "", False), (comparison.reference, "", False),
@@ -267,7 +268,7 @@ def what_ran(report: Report) -> Markup:
             ]  # fmt: skip
             children.append(table("Settings that differ", columns, rows, class_="narrow"))
         else:
-            children.append(empty("Nothing that was recorded differs."))
+            children.append(empty("No recorded setting differs."))
     datasets = list(report.datasets.values())
     facts = [_facts(dataset) for dataset in datasets]
     columns = [("", "", False), *((dataset.label, "", False) for dataset in datasets)]
@@ -301,7 +302,7 @@ def _settings_of(dataset: Dataset) -> Markup:
     run = dataset.first.run.run
     if run is None:
         return empty(
-            f"{dataset.label}: configuration, versions and environment are not known: there is no run.json."
+            f"{dataset.label}: configuration, versions and environment are not known: run.json is missing."
         )
     groups: dict[str, Any] = {
         "command": " ".join(run.command),
@@ -367,14 +368,14 @@ def notes(report: Report) -> Markup:
             table("Not measured", columns, rows, class_="narrow"),
         ]
     else:
-        children.append(empty("Everything that the sources can give was measured."))
-    return section("notes", "Notes, and what was not measured", children)
+        children.append(empty("Nothing is missing: everything that the sources can give was measured."))
+    return section("notes", "Notes and missing measurements", children)
 
 
 def definitions() -> Markup:
     items = [[tag("dt", name), tag("dd", text)] for name, text in DEFINITIONS]
     place_text = (
-        " hold in every step, in totals and in means, of calibrated numbers up to their error;"
+        " hold in every step, in totals and in means (for calibrated numbers, up to their error);"
         " medians need not add up."
     )
     sums = tag("p", tag("code", "comm = hidden + exposed"), " and ",

@@ -50,7 +50,7 @@ from aorta.account.model import (
     Run,
     Statistic,
 )
-from aorta.account.numbers import number, percent, quantity, times
+from aorta.account.numbers import counted, number, percent, quantity, times
 from aorta.timeline.statistics import WARMUP_RULE
 from aorta.timeline.types import TRACE_SOURCES
 
@@ -85,7 +85,7 @@ MAX_LABEL = 22
 """Letters of a label above a column."""
 MAX_KERNEL = 48
 """Letters of a kernel's name beside a comparison."""
-WARMUP_SHORT = "until the step time has settled, at least one"
+WARMUP_SHORT = "until step time settles; --warmup N sets their number"
 RATE_ROWS = (
     ("tokens/s per GPU", "tokens_per_s_per_gpu", ""),
     ("tokens/s", "tokens_per_s", ""),
@@ -107,11 +107,13 @@ MAX_OPS = 6
 WIDE_SPREAD = 1.2
 """p95 / median above which the table warns that the middle says little."""
 DEFINITIONS = (
-    "hidden: comm under compute; exposed: the rest of comm; idle: neither comm nor compute;"
-    "\nmedians over steps, then over ranks, which need not add up; of step: of the median step"
+    "hidden: comm while compute runs; exposed: the rest of comm; idle: neither comm nor compute"
+    "\neach value is a median over steps, then ranks, so rows need not sum to the step; of step: share of the"
+    " median step"
 )
 COMPUTE_OF_SOURCE = {
-    "events": "compute: compute stream not stalled and in no collective; gaps with nothing queued count",
+    "events": "compute: time in which the compute stream is neither stalled nor in a collective; gaps with"
+    " nothing queued are included",
     "host": "compute: host time outside collectives",
 }
 """What compute means; for kernel sources the union of all kernels that are not communication."""
@@ -147,7 +149,7 @@ def _causes(causes: Causes, with_changes: bool) -> Iterator[str]:
                 f"change: {line.change}", 100, initial_indent="   ", subsequent_indent="     "
             )
     if with_changes:
-        yield "   (aorta why: evidence, where to look, and a check of each)"
+        yield "   (aorta why RUN adds the evidence, where to look, and how to check each change)"
 
 
 def _stories(dataset: Dataset) -> list[str]:
@@ -226,9 +228,9 @@ def differences_list(comparison: Comparison) -> str:
     settings = comparison.differences
     if not settings:
         has_configuration = not any("without run.json" in note for note in comparison.notes)
-        return "configured alike: no setting, version or device differs" if has_configuration else ""
+        return "same configuration: no setting, version or device differs" if has_configuration else ""
     sides = (elided(setting, MAX_SETTING) for setting in (comparison.reference, comparison.candidate))
-    body = [("configured differently", *sides, "")]
+    body = [("different settings", *sides, "")]
     body += [
         (f"{setting.group}: {setting.name}", _short(setting.reference), _short(setting.candidate), "")
         for setting in settings[:MAX_DIFFERENCES]
@@ -245,7 +247,7 @@ def comparison_table(comparison: Comparison) -> str:
         elided(label, MAX_LABEL) for label in (comparison.reference, comparison.candidate)
     )
     body: list[tuple[str, ...]] = [
-        ("", reference, candidate, "ratio", "95 % interval", "could be seen", "verdict")
+        ("", reference, candidate, "ratio", "95 % interval", "detectable", "verdict")
     ]
     body += [_comparison_row(name, comparison.metrics[key]) for name, key in _compared(comparison)]
     lines = [f"{comparison.candidate} against {comparison.reference}", "", *_aligned(body)]
@@ -356,12 +358,12 @@ def _comparison_row(name: str, metric: MetricComparison) -> tuple[str, ...]:
 
 def _decomposition(parts: Decomposition, numbers: str, reference: str, candidate: str) -> list[str]:
     body = [
-        (with_word("means, which add up", numbers), reference, candidate, "difference", "95 % interval", "")
+        (with_word("means (these add up)", numbers), reference, candidate, "difference", "95 % interval", "")
     ]
     for part in (*parts.parts, parts.step):
         body.append(
             (
-                "step, the sum" if part is parts.step else PART_WORDS.get(part.name, part.name),
+                "step (sum)" if part is parts.step else PART_WORDS.get(part.name, part.name),
                 _ms(part.reference_ms),
                 _ms(part.candidate_ms),
                 quantity(part.difference_ms, "ms", sign=True),
@@ -468,11 +470,11 @@ def _by_op(dataset: Dataset, name: str) -> str:
 def _remarks(dataset: Dataset) -> Iterable[str]:
     step = dataset.statistics["step_ms"]
     if step.median and step.p95 and step.p95 > WIDE_SPREAD * step.median:
-        yield f"warning: the spread is wide, p95 of step is {times(step.p95 / step.median)} the median"
+        yield f"warning: step times vary widely: p95 is {times(step.p95 / step.median)} the median"
     num_steps = min(run.num_steps for run in dataset.runs)
     if num_steps < 10:
-        few = f"{num_steps} steps are few" if num_steps > 1 else "one step is no sample"
-        yield f"warning: {few}; p95 is close to their largest"
+        effect = "p95 is close to the longest" if num_steps > 1 else "median and p95 are that step's"
+        yield f"warning: only {counted(num_steps, 'step')} judged: {effect}"
     exposed = dataset.statistics[leading(dataset, "exposed_ms")]
     if len(dataset.first.run.ranks) > 1 and step.min and step.max:
         text = f"ranks: step {number(step.min)} to {_ms(step.max)}"
@@ -511,7 +513,7 @@ def _all_that_was_read(run: Run) -> str:
     ]
     if shares:
         parts[-1] += f" ({_range(shares, '{:.2f}'.format)} % of comm)"
-    return f"all that was read: {', '.join(parts)}"
+    return f"whole trace: {', '.join(parts)}"
 
 
 def _range(values: Sequence[float], text: Callable[[float], str]) -> str:
@@ -526,7 +528,7 @@ def _run_remarks(judged: JudgedRun, lead: Lead) -> Iterable[str]:
         yield host_bound
     if judged.num_warmup:
         rule = WARMUP_SHORT if judged.warmup_rule == WARMUP_RULE else judged.warmup_rule
-        yield f"warm-up: first {judged.num_warmup} of {run.num_steps} steps left out ({rule})"
+        yield f"warm-up: the first {judged.num_warmup} of {run.num_steps} steps are left out ({rule})"
     yield from _lacking_comm(judged)
     reasons: dict[str, list[str]] = {}
     for name, reason in missing(judged).items():
@@ -547,8 +549,8 @@ def _lacking_comm(judged: JudgedRun) -> Iterable[str]:
     if 0 < num_known < num:
         only = " that were timed" if num < judged.num_steps else ""
         yield (
-            f"comm and overlap: of {num_known} of these {num} steps{only};"
-            " the others have no times of some collective"
+            f"comm and overlap are known for {num_known} of these {num} steps{only};"
+            " in the others some collective was not timed"
         )
 
 

@@ -244,7 +244,7 @@ def _removed(paths: list[Path]) -> list[str]:
         with suppress(OSError):
             path.unlink()
             removed.append(path.name)
-    return [f"removed, of an earlier report: {', '.join(removed)}"] if removed else []
+    return [f"removed files of an earlier report: {', '.join(removed)}"] if removed else []
 
 
 def _older_files(output: Path, files: dict[Path, Callable[[Path], object]]) -> list[str]:
@@ -255,7 +255,7 @@ def _older_files(output: Path, files: dict[Path, Callable[[Path], object]]) -> l
         for path in output.glob(pattern)
         if path not in files and not path.name.startswith(".")
     )
-    return [f"left as it was, not of this report: {', '.join(left)}"] if left else []
+    return [f"left in place, not part of this report: {', '.join(left)}"] if left else []
 
 
 def _printable(text: str) -> str:
@@ -358,11 +358,9 @@ def _check_output(output: Path) -> None:
 
 def _check_labels(log_dirs: Sequence[Path | str], labels: Sequence[str]) -> None:
     if not log_dirs:
-        raise ReportError("no --log-dir was given")
+        raise ReportError("no run was given")
     if len(log_dirs) != len(labels):
-        raise ReportError(
-            f"every --log-dir needs its --label: got {len(log_dirs)} --log-dir and {len(labels)} --label"
-        )
+        raise ReportError(f"every run needs its --label: got {len(log_dirs)} runs and {len(labels)} --label")
     for label in labels:
         if not label.strip() or not label.isprintable() or set(label) & set("/\\") or len(label) > 100:
             raise ReportError(f"--label {label!r} cannot be part of a file name")
@@ -370,7 +368,7 @@ def _check_labels(log_dirs: Sequence[Path | str], labels: Sequence[str]) -> None
     for path, label in zip(log_dirs, labels, strict=True):
         pair = (label, os.path.realpath(path))  # Path.resolve raises where links go in circles
         if pair in pairs_given:
-            raise ReportError(f"--log-dir {path} is given twice with --label {label}: that is one run")
+            raise ReportError(f"{path} is given twice with label {label}: give two different runs")
         pairs_given.add(pair)
 
 

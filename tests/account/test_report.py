@@ -285,12 +285,12 @@ def test_the_table(tmp_path):
 def test_a_wide_spread_is_a_warning(tmp_path):
     records = [step_record(step_timeline(step=i, idle=30.0 if i % 5 == 4 else 1.0), 1) for i in range(20)]
     text, _ = report(tmp_path, write_run(tmp_path / "run", records))
-    assert "warning: the spread is wide, p95 of step is 3.9 times the median" in text
+    assert "warning: step times vary widely: p95 is 3.9 times the median" in text
 
 
 def test_few_steps_are_a_warning(tmp_path):
     text, _ = report(tmp_path, plain_run(tmp_path / "run", num_steps=3))
-    assert "warning: 2 steps are few" in text
+    assert "warning: only 2 steps judged" in text
 
 
 def test_host_bound_steps_are_said(tmp_path):
@@ -301,7 +301,7 @@ def test_host_bound_steps_are_said(tmp_path):
         records.append(msgspec.structs.replace(record, overlap=overlap))
     text, summary = report(tmp_path, write_run(tmp_path / "run", records))
     assert summary["datasets"]["a"]["host_bound_steps"] == 4
-    assert "host-bound: 4 of 11 steps; there compute, comm and hidden are upper bounds" in text
+    assert "host-bound: 4 of 11 steps; in these, compute, comm and hidden are upper bounds" in text
 
 
 def test_calibrated_numbers_stand_beside_the_raw_ones(tmp_path):
@@ -447,8 +447,8 @@ def test_a_fault_is_one_clear_line_and_changes_nothing(tmp_path, kind):
 @pytest.mark.parametrize(
     ("labels", "options", "words"),
     [
-        (["a"], {}, "got 2 --log-dir and 1 --label"),
-        (["a", "a"], {}, "is given twice with --label a"),
+        (["a"], {}, "got 2 runs and 1 --label"),
+        (["a", "a"], {}, "is given twice with label a"),
         (["a", "../b"], {}, "cannot be part of a file name"),
         (["a", ""], {}, "cannot be part of a file name"),
         (["a", "b\x1b[31m"], {}, "cannot be part of a file name"),
@@ -492,7 +492,7 @@ def test_the_command_writes_prints_and_exits_0(tmp_path):
 def test_the_command_fails_in_one_line_with_status_2(tmp_path):
     result = command("--log-dir", "none", "--label", "x", "--output", "out", cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr == "overlap_report: x: there is no folder or trace none\n"
+    assert result.stderr == "overlap_report: there is no folder or trace none\n"
     assert result.stdout == ""
     assert not (tmp_path / "out").exists()
 
@@ -577,4 +577,4 @@ def test_the_table_gives_the_share_of_the_median_step_and_says_so(tmp_path):
     [row] = [line for line in text.splitlines() if line.startswith("exposed")]
     assert "10 %" in row
     assert summary["datasets"]["a"]["steps"]["exposed_per_step"]["median"] == pytest.approx(0.05)
-    assert "which need not add up; of step: of the median step" in text
+    assert "so rows need not sum to the step; of step: share of the median step" in text

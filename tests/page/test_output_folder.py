@@ -30,9 +30,9 @@ def test_files_of_an_earlier_report_are_left_and_named(tmp_path):
     for name in ("old_timeline.png", "comparison.png", "steps.parquet", "mine.txt"):
         (out / name).write_text("older")
     text = write_report([run], ["a"], out, outputs=FEW).text
-    assert text.splitlines()[-1] == "left as it was, not of this report: comparison.png, old_timeline.png"
+    assert text.splitlines()[-1] == "left in place, not part of this report: comparison.png, old_timeline.png"
     assert (out / "comparison.png").read_text() == "older"
-    assert "left as it was" not in write_report([run], ["a"], tmp_path / "other", outputs=FEW).text
+    assert "left in place" not in write_report([run], ["a"], tmp_path / "other", outputs=FEW).text
 
 
 @pytest.mark.heavy
@@ -43,8 +43,8 @@ def test_what_an_earlier_report_wrote_for_another_label_is_removed(tmp_path):
     (out / "new.perfetto.json.gz").write_text("older")
     text = write_report([run], ["kept"], out, outputs=FEW).text
     assert text.splitlines()[-2:] == [
-        "removed, of an earlier report: comparison.png, old.perfetto.json.gz, old_timeline.png",
-        "left as it was, not of this report: kept.perfetto.json.gz, kept_timeline.png, mine_timeline.png,"
+        "removed files of an earlier report: comparison.png, old.perfetto.json.gz, old_timeline.png",
+        "left in place, not part of this report: kept.perfetto.json.gz, kept_timeline.png, mine_timeline.png,"
         " new.perfetto.json.gz",
     ]
     assert {path.name for path in out.iterdir()} == {

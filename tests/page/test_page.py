@@ -162,7 +162,7 @@ def test_host_bound_steps_stand_beside_the_answer_and_in_the_notes():
     late, other = two_sides()
     late.first.run.host_bound[:] = 0
     late.first.run.host_bound[1, 9:] = 1
-    said = "host-bound: 3 of 11 steps; there compute, comm and hidden are upper bounds"
+    said = "host-bound: 3 of 11 steps; in these, compute, comm and hidden are upper bounds"
     alone = page(report_of(late))
     assert said.capitalize() in text_of(alone, "answer")
     assert said in text_of(alone, "notes")

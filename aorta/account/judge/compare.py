@@ -146,8 +146,8 @@ class MetricRow(NamedTuple):
         enough = contrast.steps_that_tell(share)
         or_steps = "" if enough is None else f", or about {enough} steps,"
         return (
-            f"a drift that {num_steps} steps are too few to show would explain it: a second run on each"
-            f" side{or_steps} would tell"
+            f"a drift too slow to show in {num_steps} steps could explain it: a second run on each"
+            f" side{or_steps} would settle it"
         )
 
     def _verdict(self, p_adjusted: float | None, num_judged: int) -> tuple[Verdict, str]:
@@ -159,14 +159,17 @@ class MetricRow(NamedTuple):
                 if metric_key(self.name).source == "raw":
                     return "not judged", "the calibrated numbers are judged; these are shown beside them"
                 if self.name == PER_GPU:
-                    return "not judged", "a step holds the same work on both sides: its time is judged"
+                    return (
+                        "not judged",
+                        "both sides do the same work per step, so step time is judged",
+                    )
                 if metric_key(self.name).source == "calibrated":
-                    return "not judged", f"what is judged is given as {without_source(self.name)}"
-                return "not judged", "shown for its size, not one of the metrics that are judged"
+                    return "not judged", f"judged as {without_source(self.name)}"
+                return "not judged", "shown for reference, not a metric that is judged"
             p_value = self.contrast.p_value
         if p_value > ALPHA:
             alone = self.contrast.p_value <= ALPHA
-            caveat = f"alone it would be called, among {num_judged} metrics it may be chance" if alone else ""
+            caveat = f"significant alone, but among {num_judged} metrics it may be chance" if alone else ""
             return "no difference seen", "; ".join(filter(None, [caveat, self.reason]))
         if self.accuracy is not None and abs(self.contrast.difference) < self.accuracy:
             return "no difference seen", "the difference is smaller than the calibration error"
@@ -257,8 +260,8 @@ def _too_few(side: Dataset, metric: str) -> str:
         for run in side.runs
     )
     if num >= MIN_STEPS:
-        return f"{side.label}: fewer than half of the steps have it on every rank"
-    condition = "" if metric == MAIN else " with it"
+        return f"{side.label}: fewer than half of the steps have this number on every rank"
+    condition = "" if metric == MAIN else " with this number"
     return f"{side.label}: {num} judged step{'s' * (num != 1)}{condition}, {MIN_STEPS} are needed"
 
 

@@ -17,7 +17,7 @@ from aorta.timeline.statistics import (
 
 ESTIMATOR = (
     "means over ranks, then over the judged steps that all ranks recorded in full, then over runs;"
-    " means add up where medians do not, and feel rare slow steps"
+    " unlike medians they add up, and rare slow steps move them"
 )
 PARTS = ("compute_ms", "exposed_ms", "exposed_wait_ms", "exposed_copy_ms", "idle_ms")
 OF_RAW = ("exposed_wait_ms", "exposed_copy_ms")
@@ -64,7 +64,7 @@ def decompose(reference: Dataset, candidate: Dataset, work: StepWork | None) -> 
         reason = (
             "most steps were recorded without details" if rare else "ranks were not matched on both sides"
         )
-        reason = reason if is_raw else "waiting is known of raw numbers only"
+        reason = reason if is_raw else "waiting is known for raw numbers only"
         notes.append(f"exposed is not split into waiting and transfer: {reason}")
     if not is_raw:
         notes += _of_calibrated(sides, parts)
@@ -100,7 +100,7 @@ def _of_calibrated(sides: Sequence[Dataset], parts: list[Part]) -> Iterator[str]
             f" {number(float(step_ms[is_known].mean()))} ms"
         )
     if any(part.name == "idle" and min(part.reference_ms, part.candidate_ms) < 0 for part in parts):
-        yield "compute and exposed are estimates, each by itself: idle is what they leave, here less than 0"
+        yield "compute and exposed are estimated separately; idle is the rest, here below 0"
 
 
 def _is_rare(side: Dataset, name: str) -> bool:

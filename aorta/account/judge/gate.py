@@ -36,7 +36,9 @@ RUNS = "runs"
 """How many runs a limit needs of each side, beside its bounds, or for all limits at the top."""
 STATES: tuple[State, ...] = ("met", "violated", "not judged")
 MOST_RUNS = 10_000
-OF_DRIFT = "a drift that so few steps do not show may explain it: a second run on each side tells"
+OF_DRIFT = (
+    "a drift too slow to show in so few steps may explain it: a second run on each side would settle it"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,8 +170,8 @@ def why_raw(dataset: Dataset) -> str:
     if dataset.lead != "raw" or not has_any(dataset):
         return ""
     if own_lead(dataset) == "calibrated":
-        return "raw numbers lead, because the other side of the comparison has nothing like calibrated ones"
-    return f"raw numbers lead: {few_calibrated(dataset)}"
+        return "raw numbers come first, because the other side of the comparison has no calibrated ones"
+    return f"raw numbers come first: {few_calibrated(dataset)}"
 
 
 def few_calibrated(dataset: Dataset) -> str:
@@ -187,7 +187,7 @@ def few_calibrated(dataset: Dataset) -> str:
         return f"{text}; most steps were recorded without details (recording.detail_every, recording.max_mb)"
     num_traced = _num_traced(least)
     if num_traced:
-        return f"{text}; kernels of {num_traced} were traced, and such steps get none"
+        return f"{text}; {num_traced} of them had their kernels traced, and traced steps get none"
     reason = least.run.not_measured.get("calibrated")
     return f"{text}; {reason}" if reason else text
 
@@ -216,8 +216,8 @@ def remarks(dataset: Dataset) -> list[str]:
     if dataset.lead == "raw":
         return [*lines, reason] if reason else lines
     text = (
-        "calibrated: events corrected by kernel traces of other steps; compute is that of the kernels of the"
-        " compute stream. raw: as the events gave it, and so are parts by operation and waiting"
+        "calibrated: events corrected by kernel traces of other steps; compute is the time of the compute"
+        " stream's kernels. raw: as the events gave it; numbers per operation and waiting are raw"
     )
     lacking = sum(num_timed(judged) - num_calibrated(judged) for judged in dataset.runs)
     if lacking:
@@ -250,11 +250,11 @@ def partly_timed(dataset: Dataset) -> str:
     if is_timed.all() or not is_timed.any():
         return ""
     text = (
-        f"times were taken in {is_timed.sum()} of {len(is_timed)} judged steps (recording.timed_every):"
-        " compute, communication and what is made of them are of these"
+        f"only {is_timed.sum()} of {len(is_timed)} judged steps were timed (recording.timed_every):"
+        " compute, communication and all numbers derived from them come from these steps"
     )
     step_ms = np.concatenate([np.median(judged.values("step_ms"), axis=0) for judged in dataset.runs])
     if np.isnan(step_ms).any():
         return text
     timed_ms, other_ms = np.median(step_ms[is_timed]), np.median(step_ms[~is_timed])
-    return f"{text}; their median step takes {number(timed_ms)} ms, that of the others {number(other_ms)} ms"
+    return f"{text}; their median step takes {number(timed_ms)} ms, the others' {number(other_ms)} ms"

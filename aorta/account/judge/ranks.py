@@ -109,14 +109,13 @@ def straggler(judged: JudgedRun) -> RankRow | None:
 
 
 def straggler_text(judged: JudgedRun) -> str:
-    """'rank 3 comes last in 98 % of the collectives, each of the others waits 4.1 ms a step for it'; '' where
-    no rank does."""
+    """'rank 3 arrives last in 98 % of the collectives; each of the others waits 4 ms a step for it', or ''."""
     row = straggler(judged)
     if row is None:
         return ""
     waiting_text = "the other rank waits" if len(judged.run.ranks) == 2 else "each of the others waits"
     return (
-        f"rank {row.rank} comes last in {percent(row.share_last)} of the collectives,"
+        f"rank {row.rank} arrives last in {percent(row.share_last)} of the collectives;"
         f" {waiting_text} {number(row.caused_ms)} ms a step for it"
     )
 
@@ -137,7 +136,7 @@ def _alerts(judged: JudgedRun) -> Iterator[str]:
     if "alloc_retries" in judged.run.metrics:
         retries = np.nansum(judged.values("alloc_retries"), axis=1)
         texts = [
-            f"rank {rank}: the allocator freed its cache {counted(int(num), 'time')} to find memory, and"
+            f"rank {rank}: the allocator flushed its cache {counted(int(num), 'time')} to find memory, and"
             " waited for the device each time"
             for rank, num in zip(judged.run.ranks, retries.tolist(), strict=True)
             if num > 0
@@ -173,7 +172,7 @@ def _slow_clock(clocks: Floats, usual: float, of_ranks: float, num_ranks: int) -
             f" {number(high)} MHz otherwise"
         )
     if num_ranks > 1 and usual < SLOW_RANK * of_ranks:
-        return f"SM clock {number(usual)} MHz, that of the median rank {number(of_ranks)} MHz"
+        return f"SM clock {number(usual)} MHz; the median rank has {number(of_ranks)} MHz"
     return ""
 
 
@@ -197,7 +196,7 @@ def _few(texts: list[str]) -> list[str]:
         return texts
     return [
         *texts[: MAX_NAMED - 1],
-        f"{texts[MAX_NAMED - 1]}; and {len(texts) - MAX_NAMED} more ranks like that",
+        f"{texts[MAX_NAMED - 1]}; and {len(texts) - MAX_NAMED} more ranks",
     ]
 
 

@@ -23,13 +23,13 @@ def scope_text(reference: Dataset, candidate: Dataset) -> str:
     r, c = len(reference.runs), len(candidate.runs)
     if r == c == 1:
         return (
-            f"one run on each side: the claim is about these two runs only, not about {candidate.label}"
+            f"one run on each side: the verdict holds for these two runs, not for {candidate.label}"
             f" and {reference.label} in general"
         )
-    single_run_text = "" if min(r, c) > 1 else "; the side with one run is taken to vary as the other does"
+    single_run_text = "" if min(r, c) > 1 else "; the side with one run is assumed to vary as the other does"
     return (
         f"{r} run{'s' * (r > 1)} of {reference.label} and {c} of {candidate.label}:"
-        f" the claim is about runs like these{single_run_text}"
+        f" the verdict holds for runs like these{single_run_text}"
     )
 
 
@@ -54,7 +54,7 @@ def headline(
         detectable_text = ""
         if step.detectable is not None and step.reference:
             smallest = numbers.percent(step.detectable / step.reference, digits=1)
-            detectable_text = f"; a difference of {smallest} would be seen four times in five"
+            detectable_text = f"; a difference of {smallest} would be detected four times in five"
         reason = f" ({step.reason})" if step.reason else ""
         return f"no difference seen in step time: {c} against {r} {change}{of_two}{detectable_text}{reason}"
     if step.verdict == "cannot tell":
@@ -164,7 +164,7 @@ def comparison_notes(
             + (
                 ""
                 if is_same_kind
-                else ", and so do their definitions of compute; like is compared with like only"
+                else ", and so do their definitions of compute: only metrics of one definition are compared"
             )
         )
     yield from _calibration_notes(reference, candidate)
@@ -173,23 +173,23 @@ def comparison_notes(
             yield f"{side.label}: {text}"
     for side in (reference, candidate):
         if side.source == "projected":
-            yield f"{side.label}: a projection has no noise, intervals are of the other side alone"
+            yield f"{side.label}: a projection has no noise: the intervals come from the other side alone"
     windows = [side.label for side in (reference, candidate) if is_window(side)]
     if len(windows) == 1:
         yield (
-            f"{windows[0]} marks no steps: all that was read counts as one, so that only shares and"
-            " bandwidths are set side by side, no times"
+            f"{windows[0]} marks no steps: the whole trace counts as one step, so shares and bandwidths are"
+            " compared, but times are not"
         )
     lengths = [min(judged.num_steps for judged in side.runs) for side in (reference, candidate)]
     if not windows and max(lengths) > UNLIKE_LENGTHS * min(lengths):
         yield (
-            f"runs of unlike length ({reference.label}: {lengths[0]} judged steps, {candidate.label}:"
-            f" {lengths[1]}): what settles slowly weighs on the shorter one, so intervals allow for what"
-            " changes where both are taken over the same steps"
+            f"the runs differ in length ({reference.label}: {lengths[0]} judged steps, {candidate.label}:"
+            f" {lengths[1]}): slow settling weighs more on the shorter one, so the intervals allow for what"
+            " changes when both are taken over the same steps"
         )
     for side in (reference, candidate):
         if any(judged.run.run is None for judged in side.runs):
-            yield f"{side.label}: without run.json its configuration is not known"
+            yield f"{side.label}: run.json is missing, so its configuration is not known"
     durations = [
         name
         for name, metric in metrics.items()
@@ -200,14 +200,14 @@ def comparison_notes(
     spread = step_contrast.explaining_spread() if step_contrast else None
     if spread is not None and "projected" not in (reference.source, candidate.source):
         yield (
-            f"if runs of one and the same job differ in step time by {100 * spread:.2g} % (standard"
-            " deviation) or more, this difference may be chance: two single runs cannot tell"
+            f"if repeated runs of the same job vary by {100 * spread:.2g} % or more in step time (standard"
+            " deviation), this difference may be chance; one run on each side cannot tell"
         )
     if num_judged:
         yield (
-            f"{num_judged} metrics were looked at; the chance of any false alarm among them is at most"
+            f"{num_judged} metrics were tested; the chance of any false alarm among them is at most"
             f" {100 * ALPHA:.0f} % (Holm's method, half of it for"
-            f" {'the step time' if main == MAIN else rate_text(main)}). Intervals are 95 % each"
+            f" {'the step time' if main == MAIN else rate_text(main)}). Each interval is a 95 % interval"
         )
     step = metrics.get(MAIN)
     if parts is None or step is None or step.difference is None or step.detectable is None or main != MAIN:
@@ -217,7 +217,7 @@ def comparison_notes(
         yield (
             f"mean step times differ by {number(parts.step.difference_ms, sign=True)} ms, medians by"
             f" {number(step.difference, sign=True)} ms: "
-            + ("the means are of the timed steps" if of_timed else "rare slow steps weigh on the means")
+            + ("the means are those of the timed steps" if of_timed else "rare slow steps move the means")
         )
 
 
@@ -226,12 +226,12 @@ def _of_own_view(durations: Sequence[str], sides: Sequence[Dataset]) -> str:
     rates = [of_operation("busbw_gb_s", metric_key(name).operation) for name in durations]
     if any("transfer" in bandwidths(side.runs, name) for side in sides for name in rates):
         return (
-            "the time of a collective is of each rank's own view: waiting for late ranks is in it, because"
-            " the ranks' clocks were not matched on both sides"
+            "collective times are as each rank saw them and include waiting for late ranks, because the"
+            " ranks' clocks were not matched on both sides"
         )
     return (
-        "the time of a collective, and its busbw, are of each rank's own view: waiting for late ranks is"
-        " in it, because the ranks' clocks were not matched"
+        "collective times and busbw are as each rank saw them and include waiting for late ranks, because"
+        " the ranks' clocks were not matched"
     )
 
 
@@ -240,7 +240,7 @@ def _calibration_notes(reference: Dataset, candidate: Dataset) -> Iterator[str]:
     if are_calibrated(reference, candidate):
         yield (
             "compute, comm, hidden, exposed, idle and their ratios are calibrated on both sides (events"
-            " corrected by kernel traces of other steps); what is given per operation, and waiting, is raw"
+            " corrected by kernel traces of other steps); numbers per operation and waiting are raw"
         )
     is_calibrated = [own_lead(side) == "calibrated" for side in sides]
     if reference.source != candidate.source or is_calibrated[0] == is_calibrated[1]:
@@ -248,6 +248,6 @@ def _calibration_notes(reference: Dataset, candidate: Dataset) -> Iterator[str]:
     have, lack = sides if is_calibrated[0] else sides[::-1]
     reason = f"of {lack.label} {few_calibrated(lack)}" if has_any(lack) else f"{lack.label} has none"
     yield (
-        f"raw numbers are compared, though {have.label} has calibrated ones: {reason}. Raw numbers are off by"
-        " a part of comm that differs between devices and loads, which may look like a difference"
+        f"raw numbers are compared, although {have.label} has calibrated ones: {reason}. The error of raw"
+        " numbers depends on the device and its load, and may look like a difference"
     )

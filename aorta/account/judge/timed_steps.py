@@ -9,11 +9,11 @@ from aorta.account.model import JudgedRun, Lead
 from aorta.account.rows import row_blocks
 
 BOUNDS_OF_HOST_BOUND = (
-    "there compute, comm and hidden are upper bounds, exposed may be off either way"
+    "in these, compute, comm and hidden are upper bounds and exposed may be off either way"
     " (marks can fire before the kernels they stand for)"
 )
 RAW_BOUNDS_OF_HOST_BOUND = (
-    "there raw compute, comm and hidden are upper bounds and raw exposed may be off either way;"
+    "in these, raw compute, comm and hidden are upper bounds and raw exposed may be off either way;"
     " calibrated numbers allow for it"
 )
 

@@ -20,7 +20,7 @@ def unequal_work(reference: Dataset, candidate: Dataset) -> StepWork | None:
 
 def work_text(work: StepWork, step_ratio: float | None) -> str:
     """'a step of it holds 8 times the tokens and takes 4.74 times as long'."""
-    text = f"a step of it holds {times(work.ratio)} the tokens"
+    text = f"its step holds {times(work.ratio)} the tokens"
     return text if step_ratio is None else f"{text} and takes {times(step_ratio)} as long"
 
 
@@ -29,15 +29,15 @@ def work_notes(reference: Dataset, candidate: Dataset, work: StepWork | None) ->
     if work is not None:
         sides = f"{reference.label}: {number(work.reference)}, {candidate.label}: {number(work.candidate)}"
         return [
-            f"a step of a GPU holds unlike work (tokens: {sides}): tokens/s per GPU is judged instead of the"
-            " step time, and times of a step are called different, neither better nor worse"
+            f"steps hold different amounts of work (tokens per GPU: {sides}): tokens/s per GPU is judged,"
+            " not step time, and times of a step are called different, neither better nor worse"
         ]
     unknown = [side.label for side in (reference, candidate) if _tokens_of_gpu(side) is None]
     layouts = [_work_of_layout(side) for side in (reference, candidate)]
     if unknown and None not in layouts and layouts[0] != layouts[1]:
         return [
             f"the batches differ ({' and '.join(map(str, layouts))} tokens of a step in the layouts) and"
-            f" {' and '.join(unknown)} recorded no tokens: step times of unlike work are set side by side"
+            f" {' and '.join(unknown)} recorded no tokens: these step times are of different amounts of work"
         ]
     return []
 

@@ -111,32 +111,32 @@ def _check_ranks(folder: Path, label: str, ranks: list[RankFile], run: RunRecord
     if run is not None and run.run_id is not None and names and run.run_id not in names:
         names.append(run.run_id)
     if len(names) > 1:
-        raise ReportError(f"{label}: {folder} mixes runs {' and '.join(names[:4])}; keep one run in a folder")
+        raise ReportError(f"{folder} mixes runs {' and '.join(names[:4])}; keep one run in a folder")
     is_other_attempt = run is not None and len(run.attempts) > 1
     sizes = sorted(
         {rank.world_size for rank in ranks} | ({run.world_size} if run and not is_other_attempt else set())
     )
     if len(sizes) > 1:
         raise ReportError(
-            f"{label}: {folder} mixes runs of {' and '.join(map(str, sizes))} ranks; keep one run in a folder"
+            f"{folder} mixes runs of {' and '.join(map(str, sizes))} ranks; keep one run in a folder"
         )
     by_rank: dict[int, Path] = {}
     for rank_file in ranks:
         named = STEPS_FILE.fullmatch(rank_file.path.name)
         if rank_file.rank in by_rank:
             raise ReportError(
-                f"{label}: rank {rank_file.rank} appears twice, in {by_rank[rank_file.rank]}"
+                f"{folder}: rank {rank_file.rank} appears twice, in {by_rank[rank_file.rank]}"
                 f" and {rank_file.path}"
             )
         if named is None or int(named[1]) != rank_file.rank:
-            raise ReportError(f"{label}: {rank_file.path} holds records of rank {rank_file.rank}")
+            raise ReportError(f"{rank_file.path} holds records of rank {rank_file.rank}")
         by_rank[rank_file.rank] = rank_file.path
     missing = [rank for rank in range(min(sizes[0], 1_000_000)) if rank not in by_rank]
     if missing:
         missing_text = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        raise ReportError(f"{label}: {folder} lacks rank {missing_text} of {sizes[0]}")
+        raise ReportError(f"{folder} lacks rank {missing_text} of {sizes[0]}")
     if max(by_rank) >= sizes[0]:
-        raise ReportError(f"{label}: {folder} holds rank {max(by_rank)} of a run of {sizes[0]} ranks")
+        raise ReportError(f"{folder} holds rank {max(by_rank)} of a run of {sizes[0]} ranks")
 
 
 def _history(ranks: Sequence[RankFile]) -> Iterator[str]:
@@ -201,7 +201,7 @@ def _gaps(columns: SourceColumns, own_steps: Ints) -> Iterator[str]:
     if lone:
         places = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in lone[:_MOST_NAMED])
         ellipsis = ", ..." if len(lone) > _MOST_NAMED else ""
-        yield f"no line of global step {places}{ellipsis}, and none says why"
+        yield f"no line of global step {places}{ellipsis}, and no record says why"
 
 
 def _steps(steps: Sequence[int]) -> str:

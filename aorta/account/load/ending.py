@@ -24,9 +24,9 @@ def story(run: RunRecord | None, states: Iterable[RankState], ranks: Sequence[Ra
         lines += _ending(ending, last, ranks, run)
         lines += [_earlier(attempt) for attempt in run.attempts[:-1][-_MOST_NAMED:]]
         if len(run.attempts) > 1:
-            lines.append(f"{len(run.attempts)} attempts are joined here, this is one run")
+            lines.append(f"this is one run of {len(run.attempts)} attempts, joined here")
     elif run.finished_unix_ns is None:
-        lines.append("run.json has no end: the run was cut off, or is still going on")
+        lines.append("run.json records no end: the run was killed, or is still running")
     lines += _lost(run, states)
     lines += _cut(run, states, ranks)
     return lines
@@ -39,9 +39,9 @@ def _ending(
     planned = planned_steps(run)
     step_text = "" if last_step is None else f" after step {last_step}"
     if planned is not None and last_step is not None:
-        step_text += f" (the last would have been {planned - 1})" if last_step < planned - 1 else ""
+        step_text += f" (planned: step {planned - 1})" if last_step < planned - 1 else ""
     if ending is None:
-        yield f"still running{step_text}, or nothing tells how it ended"
+        yield f"still running{step_text}, or it ended without recording how"
     elif ending.kind != "finished":
         yield ending_text(ending, step_text)
     elif planned is not None and last_step is not None and last_step < planned - 1:
@@ -53,7 +53,7 @@ def _earlier(attempt: AttemptRecord) -> str:
     reach = ""
     if attempt.first_step is not None and steps:
         reach = f", steps {attempt.first_step} to {max(steps)}"
-    ending = "nothing tells how it ended" if attempt.ending is None else ending_text(attempt.ending)
+    ending = "how it ended was not recorded" if attempt.ending is None else ending_text(attempt.ending)
     return f"attempt {attempt.attempt} ({attempt.world_size} ranks{reach}): {ending}"
 
 
@@ -77,7 +77,7 @@ def _cut(run: RunRecord, states: Iterable[RankState], ranks: Sequence[RankFile])
         if lines is None or lines.closed_unix_ns is None or lines.num_lost or lines.last_step is None:
             continue
         if len(run.attempts) == 1 and end is not None and end < lines.last_step:
-            yield f"rank {rank.rank} had written lines up to step {lines.last_step}, they end at step {end}"
+            yield f"rank {rank.rank} had recorded up to step {lines.last_step}, its file ends at step {end}"
 
 
 def _last_common_step(ranks: Sequence[RankFile]) -> int | None:

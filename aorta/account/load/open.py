@@ -52,18 +52,19 @@ def load_run(
     path = Path(path)
     try:
         if not path.exists():
-            raise ReportError(f"{label}: there is no folder or trace {path}")
+            raise ReportError(f"there is no folder or trace {path}")
         files = sorted(p for p in path.iterdir() if STEPS_FILE.fullmatch(p.name)) if path.is_dir() else []
         (path / "run.json").exists()  # raises in a folder whose names may be listed, and no more
     except OSError as error:
-        raise ReportError(f"{label}: cannot read {path}: {error.strerror}") from error
+        raise ReportError(f"cannot read {path}: {error.strerror}") from error
     jobs = usual_jobs(files or [path]) if jobs is None else jobs
     if files:
         return _load_records(path, label, files, jobs, dask, progress, reading is None or reading.cache)
     try:
         run = load_traces(path, label, jobs=jobs, dask=dask, progress=progress, reading=reading or Reading())
     except TraceError as error:
-        raise TraceError(f"{label}: {error}") from error
+        place_text = "" if str(path) in str(error) else f"{path}: "
+        raise TraceError(f"{place_text}{error}") from error
     busbw_by_transfer(run.metrics)
     return run
 

@@ -69,9 +69,7 @@ def assemble(files: RunFiles, notes: list[str]) -> Run:
             f"rank {rank.rank} {sum(len(c.global_step) for c in rank.columns.values())}"
             for rank in files.ranks[:8]
         )
-        raise ReportError(
-            f"{files.label}: {files.path}: no step was recorded by every rank from one source ({lines} lines)"
-        )
+        raise ReportError(f"{files.path}: no step was recorded by every rank from one source ({lines} lines)")
     main, *other_runs = runs
     main.notes[:0] = notes
     main.other_sources.update({other_run.source: other_run for other_run in other_runs})

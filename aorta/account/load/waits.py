@@ -118,13 +118,13 @@ def _notes(
     if matched < between:
         notes.append(
             f"{between - matched} of {between} records of collectives were not matched on all ranks:"
-            " no waits there"
+            " their waits are unknown"
         )
     if clock.residual_us is not None and matched:
         apart_ms = float(np.ptp(clock.offset_ns)) / 1e6
-        moved = f", after {number(apart_ms)} ms between them were taken out" if apart_ms > MOVED_MS else ""
+        moved = f", after an offset of {number(apart_ms)} ms was corrected" if apart_ms > MOVED_MS else ""
         notes.append(
-            f"ranks are matched by {num_groups} collectives; their clocks agree to"
+            f"{num_groups} collectives were matched across ranks; rank clocks agree within"
             f" {clock.residual_us:.0f} µs{moved}"
         )
     late: Counter[int] = Counter()
@@ -141,8 +141,8 @@ def _notes(
             if waiting_rank != rank
         ]
         notes.append(
-            f"rank {rank} came last in {count} of {num} collectives; the others waited"
-            f" {number(float(np.median(waited)))} ms for it in all (median rank)"
+            f"rank {rank} arrived last in {count} of {num} collectives; the others waited"
+            f" {number(float(np.median(waited)))} ms for it in total (median rank)"
         )
     return notes
 

@@ -113,7 +113,7 @@ def _cause(
         subject=_subject(stretch, subject_ranks),
         ms=ms,
         interval_ms=None if interval is None else (max(interval[0], 0.0), interval[1]),
-        why_no_interval="" if interval else f"{len(steps)} traced steps are too few: {MIN_STEPS} are needed",
+        why_no_interval="" if interval else f"too few traced steps for an interval: {len(steps)} of {MIN_STEPS}",
         bound_ms=bound_ms,
         share=ms / step_ms,
         evidence=tuple([*_evidence(stretch, step_ms, len(steps)), *sentences]),
@@ -149,13 +149,13 @@ def _subject(stretch: _Stretch, ranks: str) -> str:
         case "late_rank":
             return f"waiting for {stretch.key}"
         case "launch_bound":
-            return f"launches of the host on {ranks}: the device runs dry"
+            return f"slow kernel launches on {ranks}: the device runs dry"
         case "synchronisation":
             return f"the host waits for the device in {stretch.key}"
         case "data_loading":
             return f"data loading on {ranks}"
         case "contention":
-            return "kernels beside communication: slower, or without room on the device"
+            return "kernels slowed down or held up by concurrent communication"
         case "copy":
             return (
                 f"copies within the device on {ranks}"
@@ -163,7 +163,7 @@ def _subject(stretch: _Stretch, ranks: str) -> str:
                 else f"copies on {ranks}"
             )
         case _:
-            return f"waiting for the neighbour in the pipeline: {stretch.key}"
+            return f"waiting for the neighbouring pipeline stage: {stretch.key}"
 
 
 def _evidence(stretch: _Stretch, step_ms: float, num_steps: int) -> list[str]:
@@ -225,13 +225,13 @@ def _bound(remedy: str | None, steps: Sequence[StepGraph], step_ms: float) -> tu
     bound = min(predicted.predicted_ms, step_ms)
     first = predicted.next_parts[0] if predicted.next_parts else None
     next_text = (
-        "; the host needs that long for a step, however quick the device is"
+        "; the host needs that long for a step, however fast the device is"
         if predicted.is_host_bound
         else ""
         if first is None
-        else f"; then {first.kind} is the longest: {first.subject}, {quantity(first.ms, 'ms')}"
+        else f"; the longest part is then {first.kind}: {first.subject}, {quantity(first.ms, 'ms')}"
     )
-    return bound, [f"replayed without it the step takes {quantity(bound, 'ms')}{next_text}"]
+    return bound, [f"a replay of the step without it takes {quantity(bound, 'ms')}{next_text}"]
 
 
 def _change(rule: CauseRule | None, stack: frozenset[str], stretch: _Stretch, ranks: str) -> str:

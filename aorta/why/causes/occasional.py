@@ -72,7 +72,7 @@ class Occasions:
     def text(self) -> str:
         """'every third step, 41 ms each: 13.6 ms a step in the mean'."""
         mean_ms = quantity(float(self.excess_ms.mean()), "ms")
-        return f"{self.often}, {quantity(self.each_ms, 'ms')} each: {mean_ms} a step in the mean"
+        return f"{self.often}, {quantity(self.each_ms, 'ms')} each: {mean_ms} a step on average"
 
 
 def occasions(values_ms: Floats, global_step: NDArray[np.int64]) -> Occasions | None:

@@ -37,7 +37,7 @@ def causes(judged: JudgedRun, lead: Lead = "raw", path: str = "RUN") -> list[Cau
             if cause is not None:
                 named_causes.append(cause)
     if judged.num_steps < num_steps:
-        part = f"of the last {judged.num_steps:,} of {num_steps:,} judged steps"
+        part = f"judged from the last {judged.num_steps:,} of {num_steps:,} steps"
         named_causes = [
             msgspec.structs.replace(cause, evidence=(*cause.evidence, part)) for cause in named_causes
         ]

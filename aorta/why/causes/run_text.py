@@ -23,7 +23,7 @@ def causes_text(causes: Sequence[Cause], dataset: Dataset) -> str:
     step = dataset.statistics["step_ms"].median
     title = (
         f"{dataset.label}: a step takes {quantity(step, 'ms')}"
-        f" ({judged.num_steps} judged, {counted(len(judged.run.ranks), 'rank')},"
+        f" ({judged.num_steps} judged steps, {counted(len(judged.run.ranks), 'rank')},"
         f" source: {source_text(dataset)})"
     )
     if not causes:
@@ -34,11 +34,11 @@ def causes_text(causes: Sequence[Cause], dataset: Dataset) -> str:
 def nothing_text(dataset: Dataset) -> str:
     """That nothing is worth changing, with what the step does reach, as far as it is known."""
     statistics = dataset.statistics
-    text = "Nothing worth changing in these records: no loss is large enough to name."
+    text = "Nothing worth changing: no single loss is large enough to name."
     shares = []
     for words, metric in (
         ("hidden", "overlap_ratio"),
-        ("exposed", "exposed_per_step"),
+        ("exposed communication", "exposed_per_step"),
         ("idle", "idle_per_step"),
     ):
         statistic = statistics.get(metric)
@@ -51,7 +51,7 @@ def nothing_text(dataset: Dataset) -> str:
     if mfu is not None and mfu.median is not None and rate is not None:
         text += (
             f" Roofline: {number(rate.median)} TFLOP/s per GPU, {percent(mfu.median)} of"
-            f" {peak_text(dataset.first.run.run)}; what is left is in the kernels."
+            f" {peak_text(dataset.first.run.run)}; the rest is in the kernels."
         )
     else:
         text += " Roofline: not known (flops_per_token or the device's peak is not in run.json)."
@@ -69,6 +69,6 @@ def _busy_text(judged: JudgedRun) -> str:
     if part < BUSY:
         return ""
     return (
-        f" The host is busy: for {percent(part)} of the step the threads that train were ready to run, and"
-        " other threads or programs had the cores."
+        f" The host is overloaded: for {percent(part)} of the step the training threads were ready to run,"
+        " but other threads or programs had the cores."
     )

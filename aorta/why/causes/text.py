@@ -26,14 +26,14 @@ def cause_lines(causes: Sequence[Cause]) -> list[str]:
 
 
 def headline(cause: Cause) -> str:
-    """'data loading on rank 1: 20.1 ms of the step, 38 % [19.0, 21.2]; 32.8 ms without it'."""
+    """'data loading on rank 1: 20.1 ms a step, 38 % [19, 21]; without it a step takes at least 32.8 ms'."""
     if cause.ms <= 0:
         return f"{cause.subject}: {cause.why_no_interval or 'no time is lost yet'}"
     text = f"{cause.subject}: {number(cause.ms)} ms a step, {percent(cause.share)}"
     if cause.interval_ms is not None:
         text += f" [{number(cause.interval_ms[0])}, {number(cause.interval_ms[1])}]"
     if cause.bound_ms is not None:
-        text += f"; at best {quantity(cause.bound_ms, 'ms')} without it"
+        text += f"; without it a step takes at least {quantity(cause.bound_ms, 'ms')}"
     return text
 
 

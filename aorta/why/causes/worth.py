@@ -54,11 +54,13 @@ class Worth:
         else:
             nonzero = values[np.nan_to_num(values) > 0]
             text = (
-                f"{len(nonzero)} of {len(values)} steps, {quantity(float(np.median(nonzero)), 'ms')} in the"
-                " median of these: the mean over all steps is given"
+                f"{len(nonzero)} of {len(values)} steps, with a median of"
+                f" {quantity(float(np.median(nonzero)), 'ms')}: the loss given is the mean over all steps"
             )
-        means = f"{quantity(mean_step, 'ms')} in the mean, {quantity(median_step, 'ms')} in the median"
-        return f"in {text}; a step takes {means}"
+        means = (
+            f"the mean step takes {quantity(mean_step, 'ms')}, the median step {quantity(median_step, 'ms')}"
+        )
+        return f"in {text}; {means}"
 
 
 def worth(finding: CauseFinding, rule: CauseRule, global_step: NDArray[np.int64]) -> Worth:
@@ -80,7 +82,7 @@ def worth(finding: CauseFinding, rule: CauseRule, global_step: NDArray[np.int64]
         return Worth(mean, (low, high), is_mean=True, occasions=slow_steps, lasts=True)
     estimated = estimate(values[None, :], "mean" if is_mean else "median")
     if estimated is None:
-        few = f"{len(finite)} judged steps are too few: {MIN_STEPS} are needed"
+        few = f"too few judged steps for an interval: {len(finite)} of {MIN_STEPS}"
         return Worth(mean if is_mean else median, None, few, is_mean, lasts=finding.is_sure)
     value, interval = side([estimated])
     return Worth(value, interval, "", is_mean, lasts=finding.is_sure)

@@ -68,7 +68,7 @@ def test_a_ratio_that_a_drift_of_short_runs_explains_is_not_judged(tmp_path):
         assert gate.state == state, text
         if state == "not judged":
             assert gate.exit_status == 3
-            assert "a drift that so few steps do not show may explain it" in gate.text
+            assert "a drift too slow to show in so few steps may explain it" in gate.text
 
 
 @pytest.mark.heavy

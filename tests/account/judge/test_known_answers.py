@@ -58,8 +58,8 @@ def test_every_statistic_is_the_one_worked_out_by_hand(folder, tmp_path):
         assert tuple(found["steps"][name].values()) == pytest.approx(numbers), name
     assert found["ranks"]["0"]["total"]["exposed_ms"] == pytest.approx(9.0)
     assert found["ranks"]["1"]["total"]["idle_ms"] == pytest.approx(15.0)
-    assert "ranks are matched by 3 collectives" in " ".join(found["notes"])
-    assert "after 7,200,000 ms between them were taken out" in " ".join(found["notes"])
+    assert "3 collectives were matched across ranks" in " ".join(found["notes"])
+    assert "after an offset of 7,200,000 ms was corrected" in " ".join(found["notes"])
 
 
 def test_the_terminal_and_the_answer_tell_what_is_waiting(folder):

@@ -158,7 +158,7 @@ def test_where_one_side_has_calibrated_numbers_raw_ones_are_judged_and_it_is_sai
     text = dataset_table(found.datasets["a"])
     assert row_of(text, "exposed").split()[1:3] == ["1.00", "ms"]
     assert row_of(text, "exposed, calibrated").split()[2:4] == ["3.00", "ms"]
-    assert "raw numbers lead, because the other side of the comparison has nothing like" in text
+    assert "raw numbers come first, because the other side of the comparison has no calibrated ones" in text
     assert "source: events   " in timeline_figure(found.datasets["a"])._suptitle.get_text()
     assert found.summary["datasets"]["a"]["leading"] == "raw"
     # Alone it leads with them.
@@ -222,13 +222,13 @@ def test_nearly_all_judged_steps_of_all_ranks_must_have_them(tmp_path, lacks, le
 def test_why_raw_numbers_lead_is_said(tmp_path):
     a = run_of(tmp_path / "a", numbers(), lacks=lambda rank, step: step % 2)
     why = "10 of 20 judged steps have calibrated numbers on every rank, 90 % are needed"
-    assert f"raw numbers lead: {why}\n" in dataset_table(make_report([a], ["a"]).datasets["a"])
+    assert f"raw numbers come first: {why}\n" in dataset_table(make_report([a], ["a"]).datasets["a"])
     b = run_of(
         tmp_path / "b", numbers(), lacks=lambda rank, step: step % 2,
         not_measured={"overlap.calibrated": "a state that was not seen"},
     )  # fmt: skip
     text = dataset_table(make_report([b], ["b"]).datasets["b"])
-    assert f"raw numbers lead: {why}; a state that was not seen\n" in text
+    assert f"raw numbers come first: {why}; a state that was not seen\n" in text
     c = run_of(tmp_path / "c", numbers())
     note = report(c, b).comparison.notes[0]
     assert note.startswith("raw numbers are compared, though a has calibrated ones: of b 10 of 20 judged")
@@ -395,8 +395,8 @@ def test_traced_steps_in_the_way_are_named(tmp_path):
     (tmp_path / steps_name(1)).write_bytes(sealed_again(data.replace(b'"rank":0', b'"rank":1')))
     found = make_report([tmp_path], ["a"], warmup=1).datasets["a"]
     assert (
-        "raw numbers lead: 6 of 10 judged steps have calibrated numbers on every rank, 90 % are needed;"
-        " kernels of 4 were traced, and such steps get none"
+        "raw numbers come first: 6 of 10 judged steps have calibrated numbers on every rank, 90 % are needed;"
+        " 4 of them had their kernels traced, and traced steps get none"
     ) in dataset_table(found)
 
 

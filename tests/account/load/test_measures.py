@@ -248,7 +248,7 @@ def test_allocator_retries_are_counted_in_the_judged_steps(tmp_path):
         )  # fmt: skip
 
     (text,) = alerts(report_of(tmp_path / "a", num_steps=12, memory=memory).datasets["a"])
-    assert text.startswith("rank 1: the allocator freed its cache 11 times")
+    assert text.startswith("rank 1: the allocator flushed its cache 11 times")
 
 
 def test_a_busy_device_is_no_cause_for_alarm(tmp_path):
@@ -275,14 +275,14 @@ def test_who_comes_last_nearly_always_is_in_the_answer(tmp_path):
     """Rank 1 comes 2 ms later to the only collective of each step."""
     report = report_of(tmp_path / "a", num_ranks=4, late=1)
     found = report.datasets["a"]
-    text = "rank 1 comes last in 100 % of the collectives, each of the others waits 2.00 ms a step for it"
+    text = "rank 1 arrives last in 100 % of the collectives; each of the others waits 2.00 ms a step for it"
     assert straggler_text(found.first) == text
     assert dataset_answer(found).endswith(text)
     worst = rank_rows(found.first, "raw")[0]
     assert (worst.rank, worst.num_last, worst.num_judged) == (1, 11, 11)
     assert worst.caused_ms == pytest.approx(2.0, abs=0.01)
     assert report.summary["datasets"]["a"]["straggler"] == 1
-    assert "rank 1 comes last" in page(report)
+    assert "rank 1 arrives last" in page(report)
 
 
 def test_nobody_is_blamed_where_all_come_together(tmp_path):

@@ -35,7 +35,7 @@ def alone(folder):
 def test_the_table_says_once_how_many_steps_its_overlap_is_of(tmp_path):
     timed = dataset("a", [judge(load_run(sparse_run(tmp_path), "a"), num_warmup=0)])
     text = dataset_table(timed)
-    assert "times were taken in 8 of 32 judged steps (recording.timed_every): compute, comm" in text
+    assert "only 8 of 32 judged steps were timed (recording.timed_every): compute, comm" in text
     assert text.count("8 of") == 1
     assert timed.statistics["step_ms"].median == 10.0  # of all 32
     assert timed.statistics["comm_ms"].median == 4.5
@@ -52,8 +52,8 @@ def test_timed_steps_whose_overlap_is_not_known_are_said_besides(tmp_path):
         lines[step] = msgspec.json.encode(record)
     path.write_bytes(sealed_again(b"\n".join(lines)))
     text = dataset_table(alone(folder))
-    assert "times were taken in 8 of 32 judged steps" in text
-    assert "comm and overlap: of 6 of these 8 steps that were timed; the others have no times" in text
+    assert "only 8 of 32 judged steps were timed" in text
+    assert "comm and overlap are known for 6 of these 8 steps that were timed; in the others" in text
 
 
 def test_collectives_are_counted_where_they_were_not_timed(tmp_path):
@@ -75,8 +75,8 @@ def test_collectives_are_counted_where_they_were_not_timed(tmp_path):
 def test_the_median_of_timed_steps_stands_beside_that_of_the_others(tmp_path):
     """Timing costs: a share of the step is told by steps that may take longer than most."""
     assert remarks(alone(sparse_run(tmp_path, untimed_ms=8.0))) == [
-        "times were taken in 8 of 32 judged steps (recording.timed_every): compute, communication and what is"
-        " made of them are of these; their median step takes 10.0 ms, that of the others 8.00 ms"
+        "only 8 of 32 judged steps were timed (recording.timed_every): compute, communication and all numbers"
+        " derived from them come from these steps; their median step takes 10.0 ms, the others' 8.00 ms"
     ]
 
 
@@ -101,8 +101,8 @@ def test_nearly_all_timed_steps_must_have_calibrated_numbers(tmp_path, lacking, 
     assert found.lead == lead
     said = {
         "calibrated": "without 1 of 10 judged steps that were timed, which lack them on some rank\n",
-        "raw": "raw numbers lead: 8 of 10 judged steps that were timed have calibrated numbers on every rank,"
-        " 90 % are needed\n",
+        "raw": "raw numbers come first: 8 of 10 judged steps that were timed have calibrated numbers on every"
+        " rank, 90 % are needed\n",
     }
     assert said[lead] in dataset_table(found)
 
@@ -154,9 +154,7 @@ def test_two_such_runs_are_judged_by_their_timed_steps(tmp_path):
     parts = {part.name: part.difference_ms for part in found.decomposition.parts}
     assert parts["exposed"] == pytest.approx(1.0, abs=0.05)
     for side in "ab":
-        assert any(
-            note.startswith(f"{side}: times were taken in 16 of 64 judged steps") for note in found.notes
-        )
+        assert any(note.startswith(f"{side}: only 16 of 64 judged steps were timed") for note in found.notes)
     assert not any("no calibrated" in note for note in found.decomposition.notes)
 
 

@@ -63,10 +63,10 @@ class TestCauses:
         ("make", "kind", "subject", "ms"),
         [
             pytest.param(two_ranks, "transfer", "exposed transfer: all_reduce", 0.1, id="transfer"),
-            pytest.param(host_bound, "launch_bound", "launches of the host", 1.0, id="launches"),
+            pytest.param(host_bound, "launch_bound", "slow kernel launches", 1.0, id="launches"),
             pytest.param(synchronising, "synchronisation", "aten::item", 0.450, id="item"),
             pytest.param(loading, "data_loading", "data loading", 0.4, id="loader"),
-            pytest.param(crowded, "contention", "kernels beside communication", 0.1, id="contention"),
+            pytest.param(crowded, "contention", "kernels slowed down", 0.1, id="contention"),
             pytest.param(sharded, "transfer", "exposed transfer: all_gather", 0.6, id="gathers"),
         ],
     )

@@ -91,7 +91,7 @@ def test_what_tells_of_no_slow_steps(values):
 def test_how_often_is_said_in_words():
     steps = np.arange(42)
     slow = occasions(10 + 41.0 * (steps % 3 == 0) + steps * 1e-3, steps)
-    assert slow.text == "every third step, 41.0 ms each: 13.7 ms a step in the mean"
+    assert slow.text == "every third step, 41.0 ms each: 13.7 ms a step on average"
     assert occasions(10 + 9.0 * (steps % 11 == 2) + steps * 1e-3, steps).often == "every 11th step"
 
 

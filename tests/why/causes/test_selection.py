@@ -68,4 +68,4 @@ def test_a_cause_tells_that_it_is_of_the_last_steps(judged, monkeypatch):
     first, *_ = causes(judged)
     assert first.kind == "data_loading"
     assert first.ms == pytest.approx(9.0, rel=0.05)
-    assert first.evidence[-1] == f"of the last {LAST} of {judged.num_steps} judged steps"
+    assert first.evidence[-1] == f"judged from the last {LAST} of {judged.num_steps} steps"

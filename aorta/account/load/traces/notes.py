@@ -27,7 +27,7 @@ def trace_notes(summaries: Sequence[RankSummary]) -> list[str]:
         cut.update(summary.truncated)
     lines += [f"note: step {step} may be cut off: {reason}" for step, reason in sorted(cut.items())]
     if summaries and all(not summary.facts.steps for summary in summaries):
-        lines.append("note: the trace marks no steps: its whole window counts as one")
+        lines.append("note: the trace marks no steps: the whole trace counts as one step")
     return lines
 
 
@@ -40,17 +40,17 @@ def rank_notes(matched: MatchedTraces) -> list[str]:
     clock = view.clock
     if clock.residual_us is not None:
         apart_ms = float(np.ptp(clock.offset_ns)) / NS_PER_MS
-        moved = f"shifted by up to {number(apart_ms)} ms" if clock.offset_ns.any() else "left as they were"
+        moved = f"shifted by up to {number(apart_ms)} ms" if clock.offset_ns.any() else "unchanged"
         lines.append(
             f"note: clocks of ranks {moved}: ends of {clock.num_anchors} collectives agree within"
-            f" {clock.residual_us:.1f} µs; who was late is said only above that"
+            f" {clock.residual_us:.1f} µs; a rank is called late only above that"
         )
     left = sum(view.num_left)
     if left:
         lines.append(f"note: collectives that were not found on all ranks of their group: {left}")
     for late in matched.stragglers[:MAX_DOING]:
         text = f"rank {late.rank} arrived last in {late.num_late} of {late.num_judged} collectives"
-        text += f" and cost the others {number(late.caused_ms)} ms of exposed waiting in all"
+        text += f" and cost the others {number(late.caused_ms)} ms of exposed waiting in total"
         late_doing = matched.doing.get(late.rank)
         lines.append(
             text + (f": {_doing_text(late_doing)}" if late_doing and late_doing.window_ms > 0 else "")
@@ -61,10 +61,10 @@ def rank_notes(matched: MatchedTraces) -> list[str]:
 def _doing_text(late_doing: Doing) -> str:
     busy = ", ".join(f"{kernel_name(name)} {number(ms)} ms" for name, ms in late_doing.kernels)
     idle, window = number(late_doing.idle_ms), number(late_doing.window_ms)
-    text = f"of {window} ms before it came its compute stream was idle {idle} ms"
+    text = f"in the {window} ms before it arrived its compute stream was idle for {idle} ms"
     if late_doing.comm_ms > 0:
         text += f" ({number(late_doing.comm_ms)} ms of it in other collectives)"
-    return f"{text}, and ran {busy}" if busy else text
+    return f"{text} and ran {busy}" if busy else text
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

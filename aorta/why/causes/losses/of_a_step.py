@@ -22,11 +22,12 @@ MIN_OTHER_STEPS = 3
 WORTH_SAYING = 0.1
 """Of the loss, from which on it is said what others took of the core."""
 IN_MODEL = (
-    "the host is in the program's own code then: in no batch, optimizer, checkpoint or wait for the device"
+    "meanwhile the host runs the program's own code: no data loading, optimizer, checkpoint or wait for the"
+    " device"
 )
-ANNOUNCED = "pause that the program announced,"
-ASLEEP = "sleep of the host within the step,"
-NOT_RECORDED = "what the host does then is not in these records"
+ANNOUNCED = "pause announced by the program"
+ASLEEP = "host asleep within the step"
+NOT_RECORDED = "these records do not show what the host does meanwhile"
 
 
 def findings(judged: JudgedRun, lead: Lead) -> list[CauseFinding]:

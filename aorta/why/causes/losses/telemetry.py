@@ -42,7 +42,7 @@ def clocks(judged: JudgedRun, parts: Parts) -> Iterator[CauseFinding]:
             "in_steps": int(slow.sum()),
             "num_steps": len(slow),
         },
-        evidence=[f"the driver's reasons: {', '.join(reasons)}"] if reasons else [],
+        evidence=[f"the driver gives as reasons: {', '.join(reasons)}"] if reasons else [],
         rank=ranks[worst],
         source="telemetry",
     )

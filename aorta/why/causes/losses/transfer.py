@@ -76,7 +76,7 @@ def transfer(
             yield finding
     facts = _largest(judged, details)
     if not exposed.is_split:
-        facts["unsplit"] = "waiting for ranks is in it: the ranks could not be matched"
+        facts["unsplit"] = "this includes waiting for late ranks: the ranks could not be matched"
     yield CauseFinding("transfer", left, facts=facts)
 
 
@@ -210,10 +210,10 @@ def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]
         same_op = sum(entry[0] for key, entry in details.by_call.items() if key[0] == op)
         name = f"{op} of {module}" if module else op
         if ms < 0.5 * same_op and module:
-            name = f"{op} (most: {module})"
+            name = f"{op} (most in {module})"
             ms, num = same_op, sum(entry[2] for key, entry in details.by_call.items() if key[0] == op)
         all_ms = sum(entry[0] for entry in details.by_call.values())
-        others = "" if same_op >= MOST_OF_ALL * all_ms else ", then other operations"
+        others = "" if same_op >= MOST_OF_ALL * all_ms else " and other operations"
         facts |= {
             "what": f"{name} ({group} group){others}",
             "op": op,
@@ -230,7 +230,7 @@ def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]
     }
     if by_op:
         op = max(by_op, key=lambda name: by_op[name])
-        others = "" if by_op[op] >= MOST_OF_ALL * sum(by_op.values()) else ", then other operations"
+        others = "" if by_op[op] >= MOST_OF_ALL * sum(by_op.values()) else " and other operations"
         facts |= {"what": op + others, "op": op, "op_ms": by_op[op]}
     return facts
 

@@ -124,7 +124,7 @@ def _has_point_to_point(judged: JudgedRun) -> bool:
 
 
 def _what_takes_longer(parts: Parts) -> str:
-    return "its compute kernels take" if parts.on_device else "its code between collectives takes"
+    return "compute kernels take" if parts.on_device else "code between collectives takes"
 
 
 def _is_one_group(judged: JudgedRun) -> bool:
@@ -359,11 +359,11 @@ class _OnCore:
         if self.sleeps:
             return (
                 f"outside of collectives its thread sleeps {quantity(self.asleep_ms, 'ms')} {when}, the"
-                f" others' {quantity(self.others_asleep_ms, 'ms')}: a lock, a pipe, a file, other threads"
+                f" others' {quantity(self.others_asleep_ms, 'ms')}: on a lock, a pipe, a file, other threads"
             )
         return (
             f"its thread uses {quantity(self.cpu_ms, 'ms')} of CPU {when}, the others'"
-            f" {quantity(self.others_cpu_ms, 'ms')}: more work, or a slower core"
+            f" {quantity(self.others_cpu_ms, 'ms')}: it has more work, or a slower core"
         )
 
 
@@ -395,7 +395,7 @@ def _asleep(parts: Parts, late: LateRank) -> str | None:
         return None
     return (
         f"its device idles {quantity(asleep_ms, 'ms')} in such a step while the host's thread sleeps, the"
-        f" others' {quantity(others_ms, 'ms')}: a lock, a pipe, a file, other threads"
+        f" others' {quantity(others_ms, 'ms')}: on a lock, a pipe, a file, other threads"
     )
 
 
