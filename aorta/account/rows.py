@@ -14,25 +14,10 @@ from numpy.typing import NDArray
 from aorta.processes import usable_cores
 
 Floats = NDArray[np.float64]
+NumKnown = NDArray[np.int64]
 Result = TypeVar("Result")
-
 BLOCK_NUMBERS = 1 << 18
 """2 MiB of numbers."""
-
-
-def row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Neighbouring rows of about BLOCK_NUMBERS numbers together, and of one row at least."""
-    num_rows = max(BLOCK_NUMBERS // max(shape[1], 1), 1)
-    return (slice(first, first + num_rows) for first in range(0, shape[0], num_rows))
-
-
-def map_blocks(function: Callable[[slice], Result], shape: tuple[int, ...]) -> list[Result]:
-    """Results of function(rows), in order, by threads where there are several blocks."""
-    blocks = list(row_blocks(shape))
-    if len(blocks) < 2:
-        return [function(rows) for rows in blocks]
-    with ThreadPoolExecutor(min(len(blocks), usable_cores())) as threads:
-        return list(threads.map(function, blocks))
 
 
 def row_percentiles(values: Floats, percents: Sequence[float]) -> list[Floats]:
@@ -49,7 +34,19 @@ def row_medians_and_percentile(values: Floats, percent: float) -> tuple[Floats, 
     return medians, percentiles
 
 
-NumKnown = NDArray[np.int64]
+def row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Neighbouring rows of about BLOCK_NUMBERS numbers together, and of one row at least."""
+    num_rows = max(BLOCK_NUMBERS // max(shape[1], 1), 1)
+    return (slice(first, first + num_rows) for first in range(0, shape[0], num_rows))
+
+
+def map_blocks(function: Callable[[slice], Result], shape: tuple[int, ...]) -> list[Result]:
+    """Results of function(rows), in order, by threads where there are several blocks."""
+    blocks = list(row_blocks(shape))
+    if len(blocks) < 2:
+        return [function(rows) for rows in blocks]
+    with ThreadPoolExecutor(min(len(blocks), usable_cores())) as threads:
+        return list(threads.map(function, blocks))
 
 
 def _of_sorted(values: Floats, columns: Callable[[Floats, NumKnown], list[Floats]]) -> list[Floats]:

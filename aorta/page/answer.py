@@ -45,6 +45,9 @@ VERDICT_SIGNS = {"better": "\u2713", "worse": "\u2717", "different": "\u25c6", "
 """Beside the word, so that no verdict is told by colour alone. No arrows: what is better may rise or fall."""
 
 
+# ---- the answer ----------------------------------------------------------------------------------
+
+
 def answer(report: Report) -> Markup:
     comparison = report.comparison
     datasets = list(report.datasets.values())
@@ -93,20 +96,6 @@ def _caveats(dataset: Dataset, *, named: bool, is_answered: bool) -> list[Markup
     return [tag("p", name, _sentence(text), class_="caveat") for text in texts if text]
 
 
-def _compared_names(comparison: Comparison) -> list[str]:
-    """The metric that answers first; losses by what the candidate loses."""
-    if not _has_times(comparison):
-        return list(COMPARED_SHARES)
-    parts = {name: comparison.metrics.get(name) for name in ("exposed_ms", "idle_ms")}
-    lost = sorted(
-        parts, key=lambda name: -((part.candidate or 0.0) if (part := parts[name]) is not None else 0.0)
-    )
-    remaining = [name for name in COMPARED if name not in (comparison.main, *lost)]
-    rate = comparison.metrics.get(RATES[0])
-    rates = [RATES[0]] if rate is not None and rate.candidate is not None else []
-    return list(dict.fromkeys([comparison.main, "step_ms", *rates, *lost, *remaining]))
-
-
 def what_ran(dataset: Dataset) -> list[Markup | str]:
     """'fsdp   2 x H200, bf16, 50 steps judged, source: events'."""
     judged = dataset.first
@@ -134,39 +123,98 @@ def precision(judged: JudgedRun) -> str:
     return value if isinstance(value, str) else ""
 
 
-def verdict_mark(verdict: str) -> Markup:
-    sign = VERDICT_SIGNS.get(verdict, "")
-    kind = verdict.replace(" ", "-") if verdict in VERDICT_SIGNS else "none"
-    return tag("span", tag("span", sign, aria_hidden="true"), " " if sign else None, verdict,
-               class_=f"verdict {kind}")  # fmt: skip
+def _tiles(dataset: Dataset) -> list[Markup]:
+    """Step and work per time, then what is lost, the largest loss first, then the rest."""
+    lost = [loss.name for loss in losses(dataset)]
+    rates = [name for name in ("tokens_per_s_per_gpu", "mfu") if _median(dataset.statistics.get(name))]
+    unknown = [name for name in ("exposed_ms", "idle_ms") if name not in lost]
+    names = ["step_ms", *rates, *lost, *unknown, "compute_ms", "comm_ms", "overlap_ratio"]
+    return [_tile(dataset, name) for name in names]
 
 
-def change_text(metric: MetricComparison) -> str:
-    """Relative where there is a ratio: '+3.2 % [+2.9, +3.5]'; of what is not alike at all a multiple."""
-    if metric.ratio is not None and metric.ratio > 10:
-        return f"{TIMES} {number(metric.ratio)}"
-    if metric.ratio is not None:
-        interval = _shares(metric.interval)
-        return f"{percent(metric.ratio - 1, sign=True, digits=1)}{interval}"
-    if metric.difference is not None:
-        change = quantity(metric.difference, metric.unit, sign=True)
-        return f"{change} {interval_text(metric.difference_interval, sign=True)}".rstrip()
-    return "n/a"
+def _tile(dataset: Dataset, name: str) -> Markup:
+    statistic = dataset.statistics.get(leading(dataset, name))
+    value = _median(statistic)
+    heading = tag("h3", _tile_title(name))
+    if statistic is None or value is None:
+        comm = _median(dataset.statistics.get(leading(dataset, "comm_ms")))
+        reason = dataset.first.run.not_measured.get(name) or (
+            "no communication" if comm == 0 else f"not given by source {dataset.source}"
+        )
+        lines = [tag("p", "n/a", class_="big"), tag("p", f"not measured: {reason}", class_="beside")]
+        return tag("div", heading, lines, class_="tile")
+    is_led = leading(dataset, name) != name
+    spread = ""
+    if len(dataset.first.run.ranks) > 1 and statistic.min is not None and statistic.max is not None:
+        spread = f"ranks {_quantity(statistic.min, name, short=True)} {DASH} {_quantity(statistic.max, name)}"
+    lines = [
+        _big(_quantity(value, name), WORDS[dataset.lead] if is_led else ""),
+        tag("p", _share_text(dataset, name, value), class_="beside"),
+        tag("p", "" if name in RATES else spread, class_="beside"),
+    ]
+    if is_led:
+        lines.append(tag("p", _beside_text(dataset, name), class_="beside"))
+    return tag("div", heading, lines, class_="tile")
 
 
-def interval_text(interval: ConfidenceInterval | None, *, sign: bool = False) -> str:
-    return (
-        "" if interval is None else f"[{number(interval.low, sign=sign)}, {number(interval.high, sign=sign)}]"
+def _share_text(dataset: Dataset, name: str, value: float) -> str:
+    """Text of the whole that the number is a part of."""
+    step = timed_step_ms(dataset)
+    the_step = "a timed step" if partly_timed(dataset) else "the step"
+    statistics = dataset.statistics
+    if name == "step_ms":
+        return f"median, p95 {quantity(statistics[name].p95, 'ms')}"
+    if name == "exposed_ms":
+        ratio, comm = (
+            _median(statistics.get(leading(dataset, metric))) for metric in ("overlap_ratio", "comm_ms")
+        )
+        of_comm = (
+            f"{percent(1 - ratio if ratio is not None else value / comm)} of communication" if comm else ""
+        )
+        of_step = f"{percent(value / step)} of {the_step}" if step else ""
+        return ", ".join(part for part in (of_step, of_comm) if part)
+    if name == "mfu":
+        peak = dataset.first.run.run.peak_flops if dataset.first.run.run is not None else None
+        return "" if peak is None else f"of {number(peak.flops_per_s / 1e12)} TFLOP/s {peak.precision}"
+    if name == "tokens_per_s_per_gpu":
+        return f"{number(_median(statistics.get('tokens_per_s')))} in all"
+    if name == "overlap_ratio":
+        return "hidden / communication"
+    return f"{percent(value / step)} of {the_step}" if step else ""
+
+
+def _beside_text(dataset: Dataset, name: str) -> str:
+    value = _median(dataset.statistics.get(name))
+    return f"{BESIDE_WORDS[dataset.lead]}: {quantity(value, unit(name))}"
+
+
+def _quantity(value: float | None, name: str, *, short: bool = False) -> str:
+    if name == "mfu":
+        return percent(value, digits=1)
+    return number(value) if short or name == "tokens_per_s_per_gpu" else quantity(value, unit(name))
+
+
+def _big(text: str, word: str) -> Markup:
+    """The number, and in small what kind of number it is."""
+    return tag("p", text, [" ", tag("small", word)] if word else None, class_="big")
+
+
+def _tile_title(name: str) -> str:
+    return {"overlap_ratio": "overlap ratio", "mfu": "MFU"}.get(name) or title(name)
+
+
+def _compared_names(comparison: Comparison) -> list[str]:
+    """The metric that answers first; losses by what the candidate loses."""
+    if not _has_times(comparison):
+        return list(COMPARED_SHARES)
+    parts = {name: comparison.metrics.get(name) for name in ("exposed_ms", "idle_ms")}
+    lost = sorted(
+        parts, key=lambda name: -((part.candidate or 0.0) if (part := parts[name]) is not None else 0.0)
     )
-
-
-def _shares(interval: ConfidenceInterval | None) -> str:
-    if interval is None:
-        return ""
-    low, high = (
-        percent(x - 1, sign=True, digits=1).removesuffix(" %") for x in (interval.low, interval.high)
-    )
-    return f" [{low}, {high}]"
+    remaining = [name for name in COMPARED if name not in (comparison.main, *lost)]
+    rate = comparison.metrics.get(RATES[0])
+    rates = [RATES[0]] if rate is not None and rate.candidate is not None else []
+    return list(dict.fromkeys([comparison.main, "step_ms", *rates, *lost, *remaining]))
 
 
 def _has_times(comparison: Comparison) -> bool:
@@ -210,98 +258,7 @@ def _value(value: float | None, metric: MetricComparison) -> str:
     return _quantity(value, metric.name)
 
 
-def _tiles(dataset: Dataset) -> list[Markup]:
-    """Step and work per time, then what is lost, the largest loss first, then the rest."""
-    lost = [loss.name for loss in losses(dataset)]
-    rates = [name for name in ("tokens_per_s_per_gpu", "mfu") if _median(dataset.statistics.get(name))]
-    unknown = [name for name in ("exposed_ms", "idle_ms") if name not in lost]
-    names = ["step_ms", *rates, *lost, *unknown, "compute_ms", "comm_ms", "overlap_ratio"]
-    return [_tile(dataset, name) for name in names]
-
-
-def _tile(dataset: Dataset, name: str) -> Markup:
-    statistic = dataset.statistics.get(leading(dataset, name))
-    value = _median(statistic)
-    heading = tag("h3", _tile_title(name))
-    if statistic is None or value is None:
-        comm = _median(dataset.statistics.get(leading(dataset, "comm_ms")))
-        reason = dataset.first.run.not_measured.get(name) or (
-            "no communication" if comm == 0 else f"not given by source {dataset.source}"
-        )
-        lines = [tag("p", "n/a", class_="big"), tag("p", f"not measured: {reason}", class_="beside")]
-        return tag("div", heading, lines, class_="tile")
-    is_led = leading(dataset, name) != name
-    spread = ""
-    if len(dataset.first.run.ranks) > 1 and statistic.min is not None and statistic.max is not None:
-        spread = f"ranks {_quantity(statistic.min, name, short=True)} {DASH} {_quantity(statistic.max, name)}"
-    lines = [
-        _big(_quantity(value, name), WORDS[dataset.lead] if is_led else ""),
-        tag("p", _share_text(dataset, name, value), class_="beside"),
-        tag("p", "" if name in RATES else spread, class_="beside"),
-    ]
-    if is_led:
-        lines.append(tag("p", _beside_text(dataset, name), class_="beside"))
-    return tag("div", heading, lines, class_="tile")
-
-
-def _quantity(value: float | None, name: str, *, short: bool = False) -> str:
-    if name == "mfu":
-        return percent(value, digits=1)
-    return number(value) if short or name == "tokens_per_s_per_gpu" else quantity(value, unit(name))
-
-
-def _share_text(dataset: Dataset, name: str, value: float) -> str:
-    """Text of the whole that the number is a part of."""
-    step = timed_step_ms(dataset)
-    the_step = "a timed step" if partly_timed(dataset) else "the step"
-    statistics = dataset.statistics
-    if name == "step_ms":
-        return f"median, p95 {quantity(statistics[name].p95, 'ms')}"
-    if name == "exposed_ms":
-        ratio, comm = (
-            _median(statistics.get(leading(dataset, metric))) for metric in ("overlap_ratio", "comm_ms")
-        )
-        of_comm = (
-            f"{percent(1 - ratio if ratio is not None else value / comm)} of communication" if comm else ""
-        )
-        of_step = f"{percent(value / step)} of {the_step}" if step else ""
-        return ", ".join(part for part in (of_step, of_comm) if part)
-    if name == "mfu":
-        peak = dataset.first.run.run.peak_flops if dataset.first.run.run is not None else None
-        return "" if peak is None else f"of {number(peak.flops_per_s / 1e12)} TFLOP/s {peak.precision}"
-    if name == "tokens_per_s_per_gpu":
-        return f"{number(_median(statistics.get('tokens_per_s')))} in all"
-    if name == "overlap_ratio":
-        return "hidden / communication"
-    return f"{percent(value / step)} of {the_step}" if step else ""
-
-
-def _big(text: str, word: str) -> Markup:
-    """The number, and in small what kind of number it is."""
-    return tag("p", text, [" ", tag("small", word)] if word else None, class_="big")
-
-
-def _beside_text(dataset: Dataset, name: str) -> str:
-    value = _median(dataset.statistics.get(name))
-    return f"{BESIDE_WORDS[dataset.lead]}: {quantity(value, unit(name))}"
-
-
-def _tile_title(name: str) -> str:
-    return {"overlap_ratio": "overlap ratio", "mfu": "MFU"}.get(name) or title(name)
-
-
-def _median(statistic: Statistic | None) -> float | None:
-    return None if statistic is None else statistic.median
-
-
-def typeset(text: str) -> str:
-    """Real minus signs before numbers, and no line break in an interval."""
-    text_typeset = re.sub(r"( %)? \[[^][]{1,30}\]", lambda match: match[0].replace(" ", "\u00a0"), text)
-    return re.sub(r"(?<![\w.])-(?=\d)", MINUS, text_typeset)
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
+# ---- causes --------------------------------------------------------------------------------------
 
 
 def causes(report: Report) -> Markup | None:
@@ -322,6 +279,38 @@ def causes(report: Report) -> Markup | None:
         *children,
         lead="Milliseconds of a step by cause, with a 95 % interval over steps; no millisecond counts twice."
         " A step without one cause takes at least the time given.",
+    )
+
+
+def _list(label: str, causes: Causes) -> Markup:
+    if not causes.lines:
+        return tag("p", causes.empty_text)
+    return tag(
+        "ol",
+        [_cause(label, place, line) for place, line in enumerate(causes.lines, start=1)],
+        class_="causes",
+    )
+
+
+def _cause(label: str, place: int, line: CauseLine) -> Markup:
+    start, end = line.at_ms or (None, None)
+    link = tag(
+        "a",
+        line.place,
+        href="#timeline",
+        data_step_choice=f"cause {place}",
+        data_run=label,
+        data_rank=line.rank,
+        data_from=start,
+        data_to=end,
+    )
+    return tag(
+        "li",
+        tag("h3", typeset(line.headline)),
+        [tag("p", typeset(text), class_="evidence") for text in line.evidence],
+        tag("p", tag("b", "Look at "), link) if line.place else None,
+        tag("p", tag("b", "Change "), line.change),
+        tag("p", tag("b", "Check "), line.check),
     )
 
 
@@ -356,33 +345,53 @@ def _whatifs(whatifs: WhatIfs) -> list[Markup]:
     ]
 
 
-def _list(label: str, causes: Causes) -> Markup:
-    if not causes.lines:
-        return tag("p", causes.empty_text)
-    return tag(
-        "ol",
-        [_cause(label, place, line) for place, line in enumerate(causes.lines, start=1)],
-        class_="causes",
+# ---- texts that other sections use too -----------------------------------------------------------
+
+
+def verdict_mark(verdict: str) -> Markup:
+    sign = VERDICT_SIGNS.get(verdict, "")
+    kind = verdict.replace(" ", "-") if verdict in VERDICT_SIGNS else "none"
+    return tag("span", tag("span", sign, aria_hidden="true"), " " if sign else None, verdict,
+               class_=f"verdict {kind}")  # fmt: skip
+
+
+def change_text(metric: MetricComparison) -> str:
+    """Relative where there is a ratio: '+3.2 % [+2.9, +3.5]'; of what is not alike at all a multiple."""
+    if metric.ratio is not None and metric.ratio > 10:
+        return f"{TIMES} {number(metric.ratio)}"
+    if metric.ratio is not None:
+        interval = _shares(metric.interval)
+        return f"{percent(metric.ratio - 1, sign=True, digits=1)}{interval}"
+    if metric.difference is not None:
+        change = quantity(metric.difference, metric.unit, sign=True)
+        return f"{change} {interval_text(metric.difference_interval, sign=True)}".rstrip()
+    return "n/a"
+
+
+def interval_text(interval: ConfidenceInterval | None, *, sign: bool = False) -> str:
+    return (
+        "" if interval is None else f"[{number(interval.low, sign=sign)}, {number(interval.high, sign=sign)}]"
     )
 
 
-def _cause(label: str, place: int, line: CauseLine) -> Markup:
-    start, end = line.at_ms or (None, None)
-    link = tag(
-        "a",
-        line.place,
-        href="#timeline",
-        data_step_choice=f"cause {place}",
-        data_run=label,
-        data_rank=line.rank,
-        data_from=start,
-        data_to=end,
+def _shares(interval: ConfidenceInterval | None) -> str:
+    if interval is None:
+        return ""
+    low, high = (
+        percent(x - 1, sign=True, digits=1).removesuffix(" %") for x in (interval.low, interval.high)
     )
-    return tag(
-        "li",
-        tag("h3", typeset(line.headline)),
-        [tag("p", typeset(text), class_="evidence") for text in line.evidence],
-        tag("p", tag("b", "Look at "), link) if line.place else None,
-        tag("p", tag("b", "Change "), line.change),
-        tag("p", tag("b", "Check "), line.check),
-    )
+    return f" [{low}, {high}]"
+
+
+def typeset(text: str) -> str:
+    """Real minus signs before numbers, and no line break in an interval."""
+    text_typeset = re.sub(r"( %)? \[[^][]{1,30}\]", lambda match: match[0].replace(" ", "\u00a0"), text)
+    return re.sub(r"(?<![\w.])-(?=\d)", MINUS, text_typeset)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _median(statistic: Statistic | None) -> float | None:
+    return None if statistic is None else statistic.median

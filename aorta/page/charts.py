@@ -31,9 +31,21 @@ from aorta.page.parts import (
     unit,
 )
 
+Floats = NDArray[np.float64]
 MAX_STEPS = 500
 """Of a longer run every second, third, ... step is shown."""
 FIRST = ("step_ms", "exposed_ms", "comm_ms", "compute_ms", "hidden_ms", "idle_ms", "overlap_ratio")
+MAX_CELLS = 200_000
+"""Of one map: beyond it, neighbouring steps share a column, their mean."""
+MAX_COLUMNS, MIN_COLUMNS = 400, 40
+MAX_ROWS = 24
+"""Ranks in the table, the worst first."""
+LEVELS = 254
+ROBUST = 99.5
+"""Percentile of the judged steps that has the strongest colour; more than that has it too."""
+
+
+# ---- distributions of metrics over steps ---------------------------------------------------------
 
 
 def distribution_data(report: Report) -> dict[str, Any]:
@@ -81,6 +93,51 @@ def distribution_data(report: Report) -> dict[str, Any]:
             for run_title, label, judged in runs
         ],
     }
+
+
+def _group(name: str) -> str:
+    """The heading under which a list of metrics has it."""
+    kind, op, _ = metric_key(name)
+    if without_source(name) in FIRST:
+        return "The step and its parts"
+    if kind in MEASURES or kind == "alloc_retries":
+        return "Work, memory and telemetry"
+    return op if op else "More of the step"
+
+
+def _place(name: str) -> int:
+    return FIRST.index(name) if name in FIRST else len(FIRST)
+
+
+def _word(name: str, has_both: bool) -> str:
+    return "raw" if has_both and (name in LED["calibrated"] or is_raw_part(name)) else ""
+
+
+def _measured(judged: JudgedRun, name: str) -> bool:
+    values = judged.run.metrics.get(name)
+    return values is not None and bool(np.isfinite(values).any())
+
+
+def _stride(judged: JudgedRun) -> int:
+    """Rows apart of the steps that are shown: not in time with recording.timed_every, which could leave out
+    all steps that were timed."""
+    least = max(1, -(-judged.run.num_steps // MAX_STEPS))
+    is_timed: NDArray[np.bool_] = np.logical_or.reduce(np.isfinite(judged.run.metrics["compute_ms"]), axis=0)
+    fair = (
+        interval
+        for interval in range(least, 2 * least + 1)
+        if 2 * is_timed[::interval].mean() >= is_timed.mean()
+    )
+    return next(fair, least)
+
+
+def _over_ranks(values: NDArray[np.float64]) -> list[list[float | None]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a step that no rank measured gives NaN, wanted here
+        rows = [np.nanmedian(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0)]
+    if len(values) == 1:
+        rows = rows[:1]
+    return [[float(f"{x:.5g}") if np.isfinite(x) else None for x in row.tolist()] for row in rows]
 
 
 def still(data: dict[str, Any]) -> Markup | None:
@@ -164,61 +221,69 @@ def plotly_packed() -> str:
     return base64.b64encode(gzip.compress(plotly_source().encode(), 9, mtime=0)).decode()
 
 
-def _group(name: str) -> str:
-    """The heading under which a list of metrics has it."""
-    kind, op, _ = metric_key(name)
-    if without_source(name) in FIRST:
-        return "The step and its parts"
-    if kind in MEASURES or kind == "alloc_retries":
-        return "Work, memory and telemetry"
-    return op if op else "More of the step"
+# ---- ranks by steps: the heat map ----------------------------------------------------------------
 
 
-def _place(name: str) -> int:
-    return FIRST.index(name) if name in FIRST else len(FIRST)
-
-
-def _word(name: str, has_both: bool) -> str:
-    return "raw" if has_both and (name in LED["calibrated"] or is_raw_part(name)) else ""
-
-
-def _measured(judged: JudgedRun, name: str) -> bool:
-    values = judged.run.metrics.get(name)
-    return values is not None and bool(np.isfinite(values).any())
-
-
-def _stride(judged: JudgedRun) -> int:
-    """Rows apart of the steps that are shown: not in time with recording.timed_every, which could leave out
-    all steps that were timed."""
-    least = max(1, -(-judged.run.num_steps // MAX_STEPS))
-    is_timed: NDArray[np.bool_] = np.logical_or.reduce(np.isfinite(judged.run.metrics["compute_ms"]), axis=0)
-    fair = (
-        interval
-        for interval in range(least, 2 * least + 1)
-        if 2 * is_timed[::interval].mean() >= is_timed.mean()
+def ranks_by_steps(report: Report) -> Markup | None:
+    """Section of ranks by steps; None where every run has one rank and no telemetry."""
+    tables = [_table(dataset) for dataset in report.datasets.values()]
+    if not any(tables):
+        return None
+    has_several = any(len(dataset.first.run.ranks) > 1 for dataset in report.datasets.values())
+    drawn = [
+        tag(
+            "div",
+            tag("label", "Run ", tag("select", id="heat-run")),
+            tag("label", "Colour ", tag("select", id="heat-metric")),
+            class_="controls needs-script",
+        ),
+        tag(
+            "div",
+            tag(
+                "canvas",
+                "The map needs a browser that draws on a canvas.",
+                id="heat-canvas",
+                tabindex="0",
+                role="img",
+                aria_label="Ranks by steps",
+                aria_describedby="heat-said",
+            ),
+            class_="canvas heat needs-script",
+        ),
+        tag("p", id="heat-said", class_="said needs-script", aria_live="polite"),
+    ]  # fmt: skip
+    return section(
+        "ranks",
+        "Ranks and steps",
+        drawn if has_several else empty("Only one rank: nothing to compare."),
+        tables,
+        lead="One row per rank, the worst first; one column per step, or per group of steps in a"
+        " long run. Warm-up is shaded. The table below has the judged steps.",
     )
-    return next(fair, least)
 
 
-def _over_ranks(values: NDArray[np.float64]) -> list[list[float | None]]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a step that no rank measured gives NaN, wanted here
-        rows = [np.nanmedian(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0)]
-    if len(values) == 1:
-        rows = rows[:1]
-    return [[float(f"{x:.5g}") if np.isfinite(x) else None for x in row.tolist()] for row in rows]
+def heat_data(report: Report) -> list[dict[str, Any]]:
+    """Data that heat.js draws, per run of several ranks: a byte for each rank and column, 0: not known."""
+    return [_of_run(dataset) for dataset in report.datasets.values() if len(dataset.first.run.ranks) > 1]
 
 
-Floats = NDArray[np.float64]
+def _of_run(dataset: Dataset) -> dict[str, Any]:
+    judged = dataset.first
+    run = judged.run
+    edges = _edges(run.num_steps, len(run.ranks))
+    return {
+        "label": dataset.label,
+        "ranks": run.ranks,
+        "first": run.global_step[edges[:-1]].tolist(),
+        "last": run.global_step[edges[1:] - 1].tolist(),
+        "num_warmup": int(np.searchsorted(edges[1:], judged.num_warmup, side="right")),
+        "metrics": [_packed(metric, edges, judged) for metric in heat_metrics(dataset)],
+    }
 
-MAX_CELLS = 200_000
-"""Of one map: beyond it, neighbouring steps share a column, their mean."""
-MAX_COLUMNS, MIN_COLUMNS = 400, 40
-MAX_ROWS = 24
-"""Ranks in the table, the worst first."""
-LEVELS = 254
-ROBUST = 99.5
-"""Percentile of the judged steps that has the strongest colour; more than that has it too."""
+
+def _edges(num_steps: int, num_ranks: int) -> NDArray[np.int64]:
+    columns = min(num_steps, max(MIN_COLUMNS, min(MAX_COLUMNS, MAX_CELLS // num_ranks)))
+    return np.unique(np.linspace(0, num_steps, columns + 1).round().astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,30 +314,6 @@ def heat_metrics(dataset: Dataset) -> list[HeatMetric]:
         if values is not None and np.isfinite(values).any():
             metrics.append(HeatMetric(name, title(name), unit(name), is_low_worse, values))
     return metrics
-
-
-def heat_data(report: Report) -> list[dict[str, Any]]:
-    """Data that heat.js draws, per run of several ranks: a byte for each rank and column, 0: not known."""
-    return [_of_run(dataset) for dataset in report.datasets.values() if len(dataset.first.run.ranks) > 1]
-
-
-def _of_run(dataset: Dataset) -> dict[str, Any]:
-    judged = dataset.first
-    run = judged.run
-    edges = _edges(run.num_steps, len(run.ranks))
-    return {
-        "label": dataset.label,
-        "ranks": run.ranks,
-        "first": run.global_step[edges[:-1]].tolist(),
-        "last": run.global_step[edges[1:] - 1].tolist(),
-        "num_warmup": int(np.searchsorted(edges[1:], judged.num_warmup, side="right")),
-        "metrics": [_packed(metric, edges, judged) for metric in heat_metrics(dataset)],
-    }
-
-
-def _edges(num_steps: int, num_ranks: int) -> NDArray[np.int64]:
-    columns = min(num_steps, max(MIN_COLUMNS, min(MAX_COLUMNS, MAX_CELLS // num_ranks)))
-    return np.unique(np.linspace(0, num_steps, columns + 1).round().astype(np.int64))
 
 
 def _packed(metric: HeatMetric, edges: NDArray[np.int64], judged: JudgedRun) -> dict[str, Any]:
@@ -321,42 +362,7 @@ def _mean(values: Floats) -> float:
         return float(np.nanmean(values))
 
 
-def ranks_by_steps(report: Report) -> Markup | None:
-    """Section of ranks by steps; None where every run has one rank and no telemetry."""
-    tables = [_table(dataset) for dataset in report.datasets.values()]
-    if not any(tables):
-        return None
-    has_several = any(len(dataset.first.run.ranks) > 1 for dataset in report.datasets.values())
-    drawn = [
-        tag(
-            "div",
-            tag("label", "Run ", tag("select", id="heat-run")),
-            tag("label", "Colour ", tag("select", id="heat-metric")),
-            class_="controls needs-script",
-        ),
-        tag(
-            "div",
-            tag(
-                "canvas",
-                "The map needs a browser that draws on a canvas.",
-                id="heat-canvas",
-                tabindex="0",
-                role="img",
-                aria_label="Ranks by steps",
-                aria_describedby="heat-said",
-            ),
-            class_="canvas heat needs-script",
-        ),
-        tag("p", id="heat-said", class_="said needs-script", aria_live="polite"),
-    ]  # fmt: skip
-    return section(
-        "ranks",
-        "Ranks and steps",
-        drawn if has_several else empty("Only one rank: nothing to compare."),
-        tables,
-        lead="One row per rank, the worst first; one column per step, or per group of steps in a"
-        " long run. Warm-up is shaded. The table below has the judged steps.",
-    )
+# ---- ranks by steps: the table -------------------------------------------------------------------
 
 
 def _table(dataset: Dataset) -> Markup | None:

@@ -22,13 +22,99 @@ from aorta.page.table import device_text, elided, row_name
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
+PARTS = (
+    ("compute, no comm", LIGHT["compute"]),
+    ("hidden comm (under compute)", LIGHT["hidden"]),
+    ("exposed comm", LIGHT["exposed"]),
+    ("idle", LIGHT["idle"]),
+    ("not told apart", LIGHT["outline"]),
+)
+NOT_CALIBRATED = "no calibrated numbers"
+PART_COLOURS = {
+    "compute": "compute",
+    "exposed": "exposed",
+    "exposed_transfer": "exposed",
+    "exposed_wait": "wait",
+    "exposed_copy": "accent",
+    "idle": "idle",
+    "not_measured": "panel",
+}
+VERDICT_COLOURS = {"better": "better", "worse": "worse", "different": "accent"}
 MAX_BARS = 400
 """Above this, neighbouring steps share a bar (their mean)."""
 MAX_WIDE_GAPS = 6
 """Up to this, gaps are wide enough for a text."""
 WIDE_GAP = 0.022
 """Of all bars together."""
+FEW_BARS = 120
+"""Up to this, bars stand apart and each shows its spread."""
+MAX_LABELS = 8
+LABEL_SHARE = 0.027
+"""Of the axis' width: what a slanting label needs beside the next one."""
+HEADROOM = 1.2
+MAX_RATIOS = 24
+MAX_LABEL = 40
+SIDE_WIDTH = 20
+"""Letters of a line below a bar of the comparison."""
+
+
+# ---- the timeline of a run -----------------------------------------------------------------------
+
+
+def timeline_png(dataset: Dataset) -> bytes:
+    return _png(timeline_figure(dataset))
+
+
+def timeline_figure(dataset: Dataset) -> Figure:
+    """Stacked bars, mean over ranks; thin lines give the least and the greatest rank's step."""
+    judged = dataset.first
+    figure = Figure(figsize=(11, 4.6), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.add_subplot()
+
+    bars = bars_of(judged, dataset.lead)
+    num_bars, per_bar = len(bars.place), bars.per_bar
+    many = num_bars > FEW_BARS
+    width = 1.0 if many else 0.86 if num_bars > 6 else 0.5
+    bottom = np.zeros(num_bars)
+    for (name, colour), measured in zip(PARTS, bars.parts, strict=True):
+        height = np.nan_to_num(measured)
+        is_rest = name == PARTS[-1][0]
+        if np.isnan(measured).all() or (is_rest and not height.any()):
+            continue
+        label = NOT_CALIBRATED if is_rest and dataset.lead == "calibrated" else name
+        axis.bar(bars.place, height, width, bottom, color=colour, label=label, linewidth=0)
+        bottom = bottom + height
+    if len(judged.run.ranks) > 1 and not np.isnan(bars.greatest).all():
+        _draw_spread(axis, bars, many)
+    if not bars.peak.any():
+        axis.text(0.5, 0.5, "neither steps nor their parts were measured", transform=axis.transAxes,
+                  ha="center", color=LIGHT["muted"])  # fmt: skip
+
+    top = _top(bars.peak, np.fmax(bars.greatest, bottom), bars.num_whole(judged.num_warmup))
+    axis.set_ylim(0, top)
+    axis.set_xlim(-0.5, bars.place[-1] + 0.5)
+    _label_cut_off(axis, bars, top)
+    _label_gaps(axis, bars)
+    for number, (left, right) in enumerate(bars.extents(judged.num_warmup)):
+        axis.axvspan(left, right, facecolor="none", edgecolor="#333333", hatch="////", alpha=0.55,
+                     linewidth=0, label=None if number else "warm-up, not in the table")  # fmt: skip
+    _label_steps(axis, bars)
+    axis.set_xlabel("global step" if per_bar == 1 else f"global step ({per_bar} steps a bar, their mean)")
+    axis.set_ylabel("ms per step")
+    axis.grid(axis="y", color="#000000", alpha=0.12, linewidth=0.6)
+    _bare(axis)
+    over = "   mean over ranks" if len(judged.run.ranks) > 1 else ""
+    run_text = f"   first of {len(dataset.runs)} runs" if len(dataset.runs) > 1 else ""
+    subtitle = f"{elided(dataset.label, 50)}   {device_text(judged)}"
+    subtitle += f"   source: {source_text(dataset)}{over}{run_text}"
+    figure.suptitle(
+        _plain(subtitle),
+        x=0.01, ha="left", fontsize=11, fontweight="bold",
+    )  # fmt: skip
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9, reverse=True)
+    return figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,91 +224,69 @@ def _breaks(steps: Ints) -> Ints:
     return np.flatnonzero(gaps > np.median(gaps)) + 1 if len(gaps) else gaps
 
 
-PARTS = (
-    ("compute, no comm", LIGHT["compute"]),
-    ("hidden comm (under compute)", LIGHT["hidden"]),
-    ("exposed comm", LIGHT["exposed"]),
-    ("idle", LIGHT["idle"]),
-    ("not told apart", LIGHT["outline"]),
-)
-NOT_CALIBRATED = "no calibrated numbers"
-PART_COLOURS = {
-    "compute": "compute",
-    "exposed": "exposed",
-    "exposed_transfer": "exposed",
-    "exposed_wait": "wait",
-    "exposed_copy": "accent",
-    "idle": "idle",
-    "not_measured": "panel",
-}
-
-VERDICT_COLOURS = {"better": "better", "worse": "worse", "different": "accent"}
-MAX_RATIOS = 24
-FEW_BARS = 120
-"""Up to this, bars stand apart and each shows its spread."""
-MAX_LABELS = 8
-LABEL_SHARE = 0.027
-"""Of the axis' width: what a slanting label needs beside the next one."""
-HEADROOM = 1.2
-MAX_LABEL = 40
-SIDE_WIDTH = 20
-"""Letters of a line below a bar of the comparison."""
+def _top(peak: Floats, highest: Floats, num_warmup_bars: int) -> float:
+    """High enough for the usual steps; a rare slow one is cut off and labelled instead."""
+    judged = highest[num_warmup_bars:] if num_warmup_bars < len(highest) else highest
+    top = min(float(peak.max()) * 1.05, float(np.percentile(judged, 98)) * HEADROOM)
+    return top if top > 0 else 1.0
 
 
-def timeline_png(dataset: Dataset) -> bytes:
-    return _png(timeline_figure(dataset))
-
-
-def timeline_figure(dataset: Dataset) -> Figure:
-    """Stacked bars, mean over ranks; thin lines give the least and the greatest rank's step."""
-    judged = dataset.first
-    figure = Figure(figsize=(11, 4.6), dpi=140, layout="constrained")
-    FigureCanvasAgg(figure)
-    axis = figure.add_subplot()
-
-    bars = bars_of(judged, dataset.lead)
-    num_bars, per_bar = len(bars.place), bars.per_bar
-    many = num_bars > FEW_BARS
-    width = 1.0 if many else 0.86 if num_bars > 6 else 0.5
-    bottom = np.zeros(num_bars)
-    for (name, colour), measured in zip(PARTS, bars.parts, strict=True):
-        height = np.nan_to_num(measured)
-        is_rest = name == PARTS[-1][0]
-        if np.isnan(measured).all() or (is_rest and not height.any()):
-            continue
-        label = NOT_CALIBRATED if is_rest and dataset.lead == "calibrated" else name
-        axis.bar(bars.place, height, width, bottom, color=colour, label=label, linewidth=0)
-        bottom = bottom + height
-    if len(judged.run.ranks) > 1 and not np.isnan(bars.greatest).all():
-        _draw_spread(axis, bars, many)
-    if not bars.peak.any():
-        axis.text(0.5, 0.5, "neither steps nor their parts were measured", transform=axis.transAxes,
-                  ha="center", color=LIGHT["muted"])  # fmt: skip
-
-    top = _top(bars.peak, np.fmax(bars.greatest, bottom), bars.num_whole(judged.num_warmup))
-    axis.set_ylim(0, top)
-    axis.set_xlim(-0.5, bars.place[-1] + 0.5)
-    _label_cut_off(axis, bars, top)
-    _label_gaps(axis, bars)
-    for number, (left, right) in enumerate(bars.extents(judged.num_warmup)):
-        axis.axvspan(left, right, facecolor="none", edgecolor="#333333", hatch="////", alpha=0.55,
-                     linewidth=0, label=None if number else "warm-up, not in the table")  # fmt: skip
-    _label_steps(axis, bars)
-    axis.set_xlabel("global step" if per_bar == 1 else f"global step ({per_bar} steps a bar, their mean)")
-    axis.set_ylabel("ms per step")
-    axis.grid(axis="y", color="#000000", alpha=0.12, linewidth=0.6)
-    _bare(axis)
-    over = "   mean over ranks" if len(judged.run.ranks) > 1 else ""
-    run_text = f"   first of {len(dataset.runs)} runs" if len(dataset.runs) > 1 else ""
-    subtitle = f"{elided(dataset.label, 50)}   {device_text(judged)}"
-    subtitle += f"   source: {source_text(dataset)}{over}{run_text}"
-    figure.suptitle(
-        _plain(subtitle),
-        x=0.01, ha="left", fontsize=11, fontweight="bold",
+def _draw_spread(axis: Axes, bars: Bars, many: bool) -> None:
+    label = "step, least to greatest rank"
+    if many:
+        for stretch in bars.stretches:  # no line across steps that are not there
+            for values in (bars.greatest, bars.least):
+                axis.step(bars.place[stretch], values[stretch], where="mid", color="#222222", linewidth=0.7,
+                          label=label)  # fmt: skip
+                label = "_another"
+        return
+    axis.errorbar(
+        bars.place, (bars.least + bars.greatest) / 2, yerr=(bars.greatest - bars.least) / 2, fmt="none",
+        ecolor="#222222", elinewidth=0.9, capsize=2 if len(bars.place) <= 60 else 0, label=label,
     )  # fmt: skip
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9, reverse=True)
-    return figure
+
+
+def _label_cut_off(axis: Axes, bars: Bars, top: float) -> None:
+    """The highest first; one that would run into a higher one's label has none. Where steps share a bar,
+    the label is that of its slowest step."""
+    min_distance = LABEL_SHARE * (bars.place[-1] + 1)
+    chosen: list[int] = []
+    for bar in sorted(np.flatnonzero(bars.peak > top).tolist(), key=lambda bar: -bars.peak[bar]):
+        if all(abs(bars.place[bar] - bars.place[labelled]) >= min_distance for labelled in chosen):
+            chosen.append(bar)
+    flat = chosen == [0]
+    for bar in chosen[:MAX_LABELS]:
+        axis.annotate(
+            f"↑ {_ms(bars.peak[bar])}", (bars.place[bar], top), xytext=(0, 3), textcoords="offset points",
+            fontsize=8, rotation=0 if flat else 60, ha="left", va="bottom", color="#444444",
+            annotation_clip=False,
+        )  # fmt: skip
+
+
+def _label_gaps(axis: Axes, bars: Bars) -> None:
+    if len(bars.gaps) > MAX_WIDE_GAPS:
+        return
+    for place, first, last in bars.gaps:
+        steps_text = f"step {first}" if first == last else f"steps {first}–{last}"
+        axis.text(
+            place, 0.5, f"{steps_text} left out",
+            transform=axis.get_xaxis_transform(), rotation=90, ha="center",
+            va="center", fontsize=8, color=LIGHT["muted"],
+        )  # fmt: skip
+
+
+def _label_steps(axis: Axes, bars: Bars) -> None:
+    num_bars = len(bars.place)
+    at_least = -(-num_bars // 14)
+    interval = next((nice for nice in (1, 2, 5, 10, 20, 25, 50, 100) if nice >= at_least), at_least)
+    if bars.per_bar == 1:
+        ticks = [i for i, step in enumerate(bars.first_step.tolist()) if step % interval == 0] or [0]
+    else:
+        ticks = list(range(0, num_bars, interval))
+    axis.set_xticks(bars.place[ticks], [str(bars.first_step[i]) for i in ticks])
+
+
+# ---- the comparison of two runs ------------------------------------------------------------------
 
 
 def comparison_png(comparison: Comparison) -> bytes:
@@ -438,6 +502,9 @@ def _ratio_ticks(reach: float) -> list[float]:
     return [round(1 + i * step, 6) for i in range(-2, 3) if 1 / top <= 1 + i * step <= top]
 
 
+# ---- helpers of both -----------------------------------------------------------------------------
+
+
 def _say(axis: Axes, text: str) -> None:
     axis.set_axis_off()
     axis.text(0.5, 0.5, text, ha="center", va="center", fontsize=10, color=LIGHT["muted"])
@@ -457,6 +524,11 @@ def _ms(value: float) -> str:
     return quantity(value, "ms", minus=MINUS)
 
 
+def _plain(text: str) -> str:
+    """Dollar signs would start a formula."""
+    return text.replace("$", r"\$")
+
+
 def _png(figure: Figure) -> bytes:
     buffer = BytesIO()
     with warnings.catch_warnings():
@@ -465,70 +537,3 @@ def _png(figure: Figure) -> bytes:
         )  # drawn as a box; the page has the text
         figure.savefig(buffer, format="png")
     return buffer.getvalue()
-
-
-def _top(peak: Floats, highest: Floats, num_warmup_bars: int) -> float:
-    """High enough for the usual steps; a rare slow one is cut off and labelled instead."""
-    judged = highest[num_warmup_bars:] if num_warmup_bars < len(highest) else highest
-    top = min(float(peak.max()) * 1.05, float(np.percentile(judged, 98)) * HEADROOM)
-    return top if top > 0 else 1.0
-
-
-def _draw_spread(axis: Axes, bars: Bars, many: bool) -> None:
-    label = "step, least to greatest rank"
-    if many:
-        for stretch in bars.stretches:  # no line across steps that are not there
-            for values in (bars.greatest, bars.least):
-                axis.step(bars.place[stretch], values[stretch], where="mid", color="#222222", linewidth=0.7,
-                          label=label)  # fmt: skip
-                label = "_another"
-        return
-    axis.errorbar(
-        bars.place, (bars.least + bars.greatest) / 2, yerr=(bars.greatest - bars.least) / 2, fmt="none",
-        ecolor="#222222", elinewidth=0.9, capsize=2 if len(bars.place) <= 60 else 0, label=label,
-    )  # fmt: skip
-
-
-def _label_cut_off(axis: Axes, bars: Bars, top: float) -> None:
-    """The highest first; one that would run into a higher one's label has none. Where steps share a bar,
-    the label is that of its slowest step."""
-    min_distance = LABEL_SHARE * (bars.place[-1] + 1)
-    chosen: list[int] = []
-    for bar in sorted(np.flatnonzero(bars.peak > top).tolist(), key=lambda bar: -bars.peak[bar]):
-        if all(abs(bars.place[bar] - bars.place[labelled]) >= min_distance for labelled in chosen):
-            chosen.append(bar)
-    flat = chosen == [0]
-    for bar in chosen[:MAX_LABELS]:
-        axis.annotate(
-            f"↑ {_ms(bars.peak[bar])}", (bars.place[bar], top), xytext=(0, 3), textcoords="offset points",
-            fontsize=8, rotation=0 if flat else 60, ha="left", va="bottom", color="#444444",
-            annotation_clip=False,
-        )  # fmt: skip
-
-
-def _label_gaps(axis: Axes, bars: Bars) -> None:
-    if len(bars.gaps) > MAX_WIDE_GAPS:
-        return
-    for place, first, last in bars.gaps:
-        steps_text = f"step {first}" if first == last else f"steps {first}–{last}"
-        axis.text(
-            place, 0.5, f"{steps_text} left out",
-            transform=axis.get_xaxis_transform(), rotation=90, ha="center",
-            va="center", fontsize=8, color=LIGHT["muted"],
-        )  # fmt: skip
-
-
-def _label_steps(axis: Axes, bars: Bars) -> None:
-    num_bars = len(bars.place)
-    at_least = -(-num_bars // 14)
-    interval = next((nice for nice in (1, 2, 5, 10, 20, 25, 50, 100) if nice >= at_least), at_least)
-    if bars.per_bar == 1:
-        ticks = [i for i, step in enumerate(bars.first_step.tolist()) if step % interval == 0] or [0]
-    else:
-        ticks = list(range(0, num_bars, interval))
-    axis.set_xticks(bars.place[ticks], [str(bars.first_step[i]) for i in ticks])
-
-
-def _plain(text: str) -> str:
-    """Dollar signs would start a formula."""
-    return text.replace("$", r"\$")

@@ -40,6 +40,20 @@ KEYS_HELP = (
     "Drag to move, Ctrl and wheel to zoom, double-click for the whole step. With the chart focused: arrow"
     " keys move, + and \u2212 zoom, 0 shows everything, N and P go through the spans, up and down change row."
 )
+LINKS = {
+    "causes": "Causes",
+    "changes": "Changes",
+    "time": "Time",
+    "ranks": "Ranks",
+    "timeline": "Timeline",
+    "collectives": "Collectives",
+    "kernels": "Kernels",
+    "distributions": "Distributions",
+    "ran": "What ran",
+    "notes": "Notes",
+    "definitions": "Definitions",
+}
+"""What the navigation calls a section."""
 
 
 def write_page(path: Path | str, report: Report, shown: Shown | None = None) -> None:
@@ -108,22 +122,6 @@ def _kernels_by_class_and_name(report: Report) -> dict[str, tuple[list[KernelTim
         tables[label] = kernels_of_dataset(dataset)
         tables[f"{label}, the names with most time"] = named_kernels(dataset)
     return tables
-
-
-LINKS = {
-    "causes": "Causes",
-    "changes": "Changes",
-    "time": "Time",
-    "ranks": "Ranks",
-    "timeline": "Timeline",
-    "collectives": "Collectives",
-    "kernels": "Kernels",
-    "distributions": "Distributions",
-    "ran": "What ran",
-    "notes": "Notes",
-    "definitions": "Definitions",
-}
-"""What the navigation calls a section."""
 
 
 def _header(heading: str, names: list[str]) -> Markup:

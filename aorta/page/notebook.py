@@ -23,24 +23,20 @@ from aorta.records.schema import StepRecord
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-def run_html(dataset: Dataset) -> str:
-    """The report's table of one run."""
-    return _preformatted(dataset_table(dataset))
-
-
-def comparison_html(comparison: Comparison) -> str:
-    """The headline and the table of a comparison."""
-    return f"<p><b>{escape(comparison.headline)}</b></p>" + _preformatted(comparison_table(comparison))
-
-
-def _preformatted(text: str) -> str:
-    return f'<pre style="line-height: 1.25; overflow-x: auto">{escape(text)}</pre>'
-
-
 NESTED = ("streams", "active_segments", "collectives", "compute_segments", "not_measured", "rocm_smi_output")
 """Of a record; not in `steps`."""
 KERNEL_COLUMNS = ("rank", "kind", "op", "name", "stream", "start_ms", "end_ms", "duration_ms")
+COLUMNS = (
+    "unit",
+    "reference",
+    "candidate",
+    "ratio",
+    "difference",
+    "detectable",
+    "p_adjusted",
+    "verdict",
+    "reason",
+)
 TRACE_FOLDER = "torch_profiler"
 
 
@@ -196,19 +192,6 @@ def _kernels(trace: Any) -> pd.DataFrame:
     )
 
 
-COLUMNS = (
-    "unit",
-    "reference",
-    "candidate",
-    "ratio",
-    "difference",
-    "detectable",
-    "p_adjusted",
-    "verdict",
-    "reason",
-)
-
-
 def compare(reference: LoadedRun | Path | str, candidate: LoadedRun | Path | str) -> "RunComparison":
     """Compare two runs: loaded ones, or paths. ReportError where both are the same run."""
     runs = [run if isinstance(run, LoadedRun) else load(run) for run in (reference, candidate)]
@@ -264,3 +247,17 @@ class RunComparison:
     def _repr_html_(self) -> str:
 
         return comparison_html(self.comparison)
+
+
+def run_html(dataset: Dataset) -> str:
+    """The report's table of one run."""
+    return _preformatted(dataset_table(dataset))
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """The headline and the table of a comparison."""
+    return f"<p><b>{escape(comparison.headline)}</b></p>" + _preformatted(comparison_table(comparison))
+
+
+def _preformatted(text: str) -> str:
+    return f'<pre style="line-height: 1.25; overflow-x: auto">{escape(text)}</pre>'

@@ -11,52 +11,6 @@ from aorta.account.numbers import MINUS as MINUS
 from aorta.account.numbers import counted as counted
 
 VOID = frozenset(("br", "hr", "input", "link", "meta"))
-
-
-class Markup(str):
-    """HTML or SVG source; a plain str is text."""
-
-    __slots__ = ()
-
-
-Child: TypeAlias = "str | int | Iterable[Child] | None"
-Attribute = str | int | float | bool | None
-
-
-def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
-    """An element. class_='a' gives class="a", data_x=1 gives data-x="1"; None and False leave one out."""
-    attribute_text = "".join(
-        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{html.escape(str(value))}"')
-        for key, value in attributes.items()
-        if value is not None and value is not False
-    )
-    if name in VOID:
-        return Markup(f"<{name}{attribute_text}>")
-    return Markup(f"<{name}{attribute_text}>{join(children)}</{name}>")
-
-
-def join(child: Child) -> Markup:
-    """Children after one another, text escaped."""
-    if child is None:
-        return Markup()
-    if isinstance(child, Markup):
-        return child
-    if isinstance(child, (str, int)):
-        return Markup(html.escape(str(child)))
-    return Markup("".join(map(join, child)))
-
-
-def json_script(element_id: str, data: bytes) -> Markup:
-    """JSON as a script element that is never run and cannot be left: <, > and & are escaped within it.
-
-    U+2028 and U+2029 are legal in JSON and are escaped for readers that take it for JavaScript.
-    """
-    text = data.decode()
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(f'<script type="application/json" id="{element_id}">{text}</script>')
-
-
 LIGHT = {
     "paper": "#ffffff",
     "panel": "#f6f7f9",
@@ -73,7 +27,6 @@ LIGHT = {
     "worse": "#b23c08",
     "better": "#1d716a",
 }
-
 DARK = {
     "paper": "#14171c",
     "panel": "#1c2128",
@@ -90,11 +43,8 @@ DARK = {
     "worse": "#f58b5c",
     "better": "#6fc9be",
 }
-
 MARKS = ("compute", "hidden", "exposed", "wait", "idle")
 """Where time goes; wait is the part of exposed in which some rank had not arrived."""
-
-
 TITLES = {
     "step_ms": "step",
     "compute_ms": "compute",
@@ -153,6 +103,56 @@ assert set(MARKS) == set(STATE_TITLES) - {"transfer"}
 DASH, TIMES = "\u2013", "\u00d7"
 
 
+# ---- HTML that cannot be broken by what it shows -------------------------------------------------
+
+
+class Markup(str):
+    """HTML or SVG source; a plain str is text."""
+
+    __slots__ = ()
+
+
+Child: TypeAlias = "str | int | Iterable[Child] | None"
+Attribute = str | int | float | bool | None
+
+
+def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
+    """An element. class_='a' gives class="a", data_x=1 gives data-x="1"; None and False leave one out."""
+    attribute_text = "".join(
+        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{html.escape(str(value))}"')
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    if name in VOID:
+        return Markup(f"<{name}{attribute_text}>")
+    return Markup(f"<{name}{attribute_text}>{join(children)}</{name}>")
+
+
+def join(child: Child) -> Markup:
+    """Children after one another, text escaped."""
+    if child is None:
+        return Markup()
+    if isinstance(child, Markup):
+        return child
+    if isinstance(child, (str, int)):
+        return Markup(html.escape(str(child)))
+    return Markup("".join(map(join, child)))
+
+
+def json_script(element_id: str, data: bytes) -> Markup:
+    """JSON as a script element that is never run and cannot be left: <, > and & are escaped within it.
+
+    U+2028 and U+2029 are legal in JSON and are escaped for readers that take it for JavaScript.
+    """
+    text = data.decode()
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(f'<script type="application/json" id="{element_id}">{text}</script>')
+
+
+# ---- names, units and numbers --------------------------------------------------------------------
+
+
 def title(metric: str) -> str:
     """'exposed communication, all_gather' for exposed_ms.all_gather."""
     name, op, source = metric_key(metric)
@@ -181,6 +181,13 @@ def percent(share: float | None, *, sign: bool = False, digits: int = 0) -> str:
 
 def byte_text(size: float | None) -> str:
     return numbers.byte_text(size)
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".")
+
+
+# ---- sections, tables and small charts -----------------------------------------------------------
 
 
 Column = tuple[str, str, bool]
@@ -265,6 +272,10 @@ def cell(
     )
 
 
+def bullets(texts: Sequence[str]) -> Markup | None:
+    return tag("ul", [tag("li", text) for text in texts], class_="notes") if texts else None
+
+
 def chart(children: Sequence[Markup | None], height: int, spoken: str) -> Markup:
     return tag("svg", children, height=height, role="img", aria_label=spoken, class_="chart")
 
@@ -280,12 +291,13 @@ def at_percent(value: float) -> str:
     return f"{value:.3f}%"
 
 
-def bullets(texts: Sequence[str]) -> Markup | None:
-    return tag("ul", [tag("li", text) for text in texts], class_="notes") if texts else None
-
-
-def sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].rstrip(".")
+def legend(names: Sequence[str]) -> Markup:
+    items = [
+        tag("li", tag("svg", bar(0, 100, f"m-{name}", 0, 12), class_="swatch", aria_hidden="true"),
+            STATE_TITLES[name])
+        for name in names
+    ]  # fmt: skip
+    return tag("ul", items, class_="legend")
 
 
 def hatches() -> Markup:
@@ -298,12 +310,3 @@ def hatches() -> Markup:
         for name, mark in (("print-exposed", stripes), ("print-wait", dots))
     ]
     return tag("svg", tag("defs", patterns), class_="hatches", aria_hidden="true")
-
-
-def legend(names: Sequence[str]) -> Markup:
-    items = [
-        tag("li", tag("svg", bar(0, 100, f"m-{name}", 0, 12), class_="swatch", aria_hidden="true"),
-            STATE_TITLES[name])
-        for name in names
-    ]  # fmt: skip
-    return tag("ul", items, class_="legend")

@@ -72,20 +72,6 @@ OP_ROWS = (
     ("count", "count"),
     ("bytes", "bytes"),
 )
-KERNEL_WORDS = {
-    "kernel_ms": " kernels",
-    "kernel_count": " kernels, launches",
-    "kernel_name_ms": "",
-    "kernel_name_count": ", launches",
-}
-"""Behind the class or the name of kernels."""
-MAX_DIFFERENCES = 12
-MAX_SETTING = 40
-MAX_LABEL = 22
-"""Letters of a label above a column."""
-MAX_KERNEL = 48
-"""Letters of a kernel's name beside a comparison."""
-WARMUP_SHORT = "until step time settles; --warmup N sets their number"
 RATE_ROWS = (
     ("tokens/s per GPU", "tokens_per_s_per_gpu", ""),
     ("tokens/s", "tokens_per_s", ""),
@@ -102,10 +88,24 @@ DEVICE_ROWS = (
     ("SM clock", "sm_clock_mhz", "MHz"),
     ("temperature", "temperature_c", "°C"),
 )
+KERNEL_WORDS = {
+    "kernel_ms": " kernels",
+    "kernel_count": " kernels, launches",
+    "kernel_name_ms": "",
+    "kernel_name_count": ", launches",
+}
+"""Behind the class or the name of kernels."""
 MAX_OPS = 6
 """Operations with a row of their own."""
+MAX_DIFFERENCES = 12
+MAX_SETTING = 40
+MAX_LABEL = 22
+"""Letters of a label above a column."""
+MAX_KERNEL = 48
+"""Letters of a kernel's name beside a comparison."""
 WIDE_SPREAD = 1.2
 """p95 / median above which the table warns that the middle says little."""
+WARMUP_SHORT = "until step time settles; --warmup N sets their number"
 DEFINITIONS = (
     "hidden: comm while compute runs; exposed: the rest of comm; idle: neither comm nor compute"
     "\neach value is a median over steps, then ranks, so rows need not sum to the step; of step: share of the"
@@ -118,6 +118,9 @@ COMPUTE_OF_SOURCE = {
 }
 """What compute means; for kernel sources the union of all kernels that are not communication."""
 ALL_KERNELS = "compute: union of all kernels that are not communication"
+
+
+# ---- one run -------------------------------------------------------------------------------------
 
 
 def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: bool = True) -> str:
@@ -141,6 +144,31 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: 
     return "\n".join(lines)
 
 
+def _title(dataset: Dataset) -> str:
+    first = dataset.first
+    num_steps = sum(run.num_steps for run in dataset.runs)
+    steps = f"{num_steps} step{'s' if num_steps != 1 else ''}"
+    if len(dataset.runs) > 1:
+        steps += f" of {len(dataset.runs)} runs"
+    parts = [dataset.label, device_text(first), _precision(first), steps, f"source: {source_text(dataset)}"]
+    return "   ".join(part for part in parts if part)
+
+
+def _precision(judged: JudgedRun) -> str:
+    record = judged.run.run
+    config = (record.config if record else None) or {}
+    training = config.get("training")
+    value = training.get("precision") if isinstance(training, dict) else None
+    return value if isinstance(value, str) else ""
+
+
+def _stories(dataset: Dataset) -> list[str]:
+    """Lines on how the runs ended, which come before their numbers."""
+    if len(dataset.runs) == 1:
+        return dataset.first.run.story
+    return [f"run {i}: {line}" for i, judged in enumerate(dataset.runs) for line in judged.run.story]
+
+
 def _causes(causes: Causes, with_changes: bool) -> Iterator[str]:
     for place, line in enumerate(causes.lines, start=1):
         yield f"{place}. {line.headline}"
@@ -150,13 +178,6 @@ def _causes(causes: Causes, with_changes: bool) -> Iterator[str]:
             )
     if with_changes:
         yield "   (aorta why RUN adds the evidence, where to look, and how to check each change)"
-
-
-def _stories(dataset: Dataset) -> list[str]:
-    """Lines on how the runs ended, which come before their numbers."""
-    if len(dataset.runs) == 1:
-        return dataset.first.run.story
-    return [f"run {i}: {line}" for i, judged in enumerate(dataset.runs) for line in judged.run.story]
 
 
 def _leading_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:
@@ -184,239 +205,6 @@ def _metrics_of_ops(dataset: Dataset, metric: str) -> list[str]:
     ]
     is_single = len(operations(dataset.statistics, "comm_ms")) < 2
     return [] if is_single else [name for _, name in sorted(medians, reverse=True)[:MAX_OPS]]
-
-
-def _measure_rows(dataset: Dataset, rows: Sequence[tuple[str, str, str]]) -> Iterator[tuple[str, ...]]:
-    """Work, memory and telemetry, with the least and the greatest rank. Where model FLOPs are known and the
-    peak is not, the reason stands in the place of MFU."""
-    for name, metric, unit in rows:
-        statistic = dataset.statistics.get(metric)
-        if statistic is None or statistic.median is None:
-            work = dataset.statistics.get("model_tflops_per_gpu")
-            if metric == "mfu" and work is not None and work.median is not None:
-                yield (name, "n/a", "", why_missing(dataset, metric))
-            continue
-        spread = ""
-        if len(dataset.first.run.ranks) > 1 and statistic.min is not None and statistic.max != statistic.min:
-            spread = f"{quantity(statistic.min, unit)} to {quantity(statistic.max, unit)}"
-        is_rate = metric in (*RATES, ENERGY)
-        yield (
-            name,
-            quantity(statistic.median, unit),
-            "" if is_rate else spread,
-            _measure_remark(dataset, metric),
-        )
-
-
-def _measure_remark(dataset: Dataset, metric: str) -> str:
-    limit = memory_limit_bytes(dataset.first.run.run)
-    if metric == "device_memory_bytes" and limit is not None:
-        return f"of {quantity(limit, 'bytes')}"
-    return ""
-
-
-def _beside_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:
-    """The numbers that do not lead."""
-    for name, metric in ROWS:
-        second_metric = metric if leading(dataset, metric) != metric else of_source("calibrated", metric)
-        if second_metric in dataset.statistics:
-            yield _row(dataset, with_word(name, BESIDE_WORDS[dataset.lead]), metric, second_metric)
-
-
-def differences_list(comparison: Comparison) -> str:
-    """Differences in configuration, a line each."""
-    settings = comparison.differences
-    if not settings:
-        has_configuration = not any("without run.json" in note for note in comparison.notes)
-        return "same configuration: no setting, version or device differs" if has_configuration else ""
-    sides = (elided(setting, MAX_SETTING) for setting in (comparison.reference, comparison.candidate))
-    body = [("different settings", *sides, "")]
-    body += [
-        (f"{setting.group}: {setting.name}", _short(setting.reference), _short(setting.candidate), "")
-        for setting in settings[:MAX_DIFFERENCES]
-    ]
-    lines = _aligned(body, left=True)
-    if len(settings) > MAX_DIFFERENCES:
-        lines.append(f"and {len(settings) - MAX_DIFFERENCES} more in summary.json")
-    return "\n".join(lines)
-
-
-def comparison_table(comparison: Comparison) -> str:
-    """Medians, their ratio with its interval, the verdict; then where the step time went."""
-    reference, candidate = (
-        elided(label, MAX_LABEL) for label in (comparison.reference, comparison.candidate)
-    )
-    body: list[tuple[str, ...]] = [
-        ("", reference, candidate, "ratio", "95 % interval", "detectable", "verdict")
-    ]
-    body += [_comparison_row(name, comparison.metrics[key]) for name, key in _compared(comparison)]
-    lines = [f"{comparison.candidate} against {comparison.reference}", "", *_aligned(body)]
-    reasons: dict[str, list[str]] = {}
-    for name, key in _compared(comparison):
-        if comparison.metrics[key].reason:
-            reasons.setdefault(comparison.metrics[key].reason, []).append(name.replace(", ", " "))
-    if reasons:
-        lines += ["", *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())]
-    lines += _kernel_rows(comparison, body[0])
-    if comparison.decomposition is not None:
-        lines += _decomposition(comparison.decomposition, comparison.numbers, reference, candidate)
-    lines += ["", *(f"note: {note}" for note in comparison.notes)]
-    lines.append(comparison.scope)
-    return "\n".join(lines)
-
-
-def _kernel_rows(comparison: Comparison, head: tuple[str, ...]) -> list[str]:
-    """Which kernels took more or less time, by class and by name."""
-    rows = [
-        (
-            *_comparison_row(elided(kernel_name(name), MAX_KERNEL), metric)[:-1],
-            "   ".join(filter(None, (metric.verdict, launches))),
-        )
-        for name, metric, launches in compared_kernels(comparison)
-    ]
-    return ["", *_aligned([("kernels", *head[1:]), *rows])] if rows else []
-
-
-def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    """Name and key of the rows shown: the main ones, and what is judged per operation."""
-    metrics = comparison.metrics
-    rates = [(name, key) for name, key, _ in RATE_ROWS if _is_on_both_sides(metrics.get(key))]
-    if comparison.work is not None:
-        yield from rates
-    for name, key in (*ROWS, ("overlap ratio", "overlap_ratio")):
-        if key in metrics:
-            yield with_word(name, metrics[key].numbers), key
-    second_source = "raw" if comparison.numbers == "calibrated" else "calibrated"
-    for name, metric in ROWS:
-        row = metrics.get(of_source(second_source, metric))
-        if row is not None and row.difference is not None:
-            yield f"{name}, {second_source}", of_source(second_source, metric)
-    if comparison.work is None:
-        yield from rates
-    if comparison.decomposition is None:
-        for name in PER_STEP:
-            key = f"{name}_per_step"
-            yield with_word(f"{name} / step", metrics[key].numbers), key
-    for op in operations(metrics, "count"):
-        for word, kind in OP_ROWS:
-            key = of_operation(kind, op)
-            row = metrics.get(key)
-            if row is None or (row.reference is None and row.candidate is None):
-                continue
-            if kind == "duration_ms" and of_operation("transfer_ms", op) in metrics:
-                continue
-            if kind in ("count", "bytes") and row.verdict != "different":
-                continue
-            yield f"{op} {word}", key
-
-
-def _is_on_both_sides(metric: MetricComparison | None) -> bool:
-    return metric is not None and metric.reference is not None and metric.candidate is not None
-
-
-def elided(label: str, max_letters: int) -> str:
-    """Both ends of a long label: what tells runs apart may be at either."""
-    if len(label) <= max_letters:
-        return label
-    half = (max_letters - 1) // 2
-    return f"{label[:half]}…{label[-half:]}"
-
-
-def row_name(metric: MetricComparison) -> str:
-    """Name of a row in tables and pictures: step, 'overlap ratio, calibrated', compute / step,
-    all_gather transfer."""
-    return with_word(_plain_name(metric.name), metric.numbers)
-
-
-def _plain_name(metric: str) -> str:
-    kind, op = metric_key(metric).name, metric_key(metric).operation
-    if kind in KERNEL_WORDS:
-        return f"{op}{KERNEL_WORDS[kind]}"
-    if op:
-        return f"{op} {dict((key, word) for word, key in OP_ROWS).get(kind, kind)}"
-    if kind.endswith("_per_step"):
-        return f"{kind.removesuffix('_per_step')} / step"
-    names = {key: name for name, key in ROWS} | {key: name for name, key, _ in (*RATE_ROWS, *DEVICE_ROWS)}
-    return names.get(kind, kind.removesuffix("_ms").replace("_", " "))
-
-
-def _comparison_row(name: str, metric: MetricComparison) -> tuple[str, ...]:
-    detectable_text = ""
-    if metric.detectable and metric.reference and metric.verdict != "not judged":
-        detectable_text = percent(metric.detectable / abs(metric.reference), digits=1)
-    unit = "" if metric.unit == "tokens/s" else metric.unit  # the row's name has it
-    return (
-        name,
-        quantity(metric.reference, unit),
-        quantity(metric.candidate, unit),
-        "n/a" if metric.ratio is None else f"{metric.ratio:.3f}",
-        _interval(metric.interval),
-        detectable_text,
-        metric.verdict,
-    )
-
-
-def _decomposition(parts: Decomposition, numbers: str, reference: str, candidate: str) -> list[str]:
-    body = [
-        (with_word("means (these add up)", numbers), reference, candidate, "difference", "95 % interval", "")
-    ]
-    for part in (*parts.parts, parts.step):
-        body.append(
-            (
-                "step (sum)" if part is parts.step else PART_WORDS.get(part.name, part.name),
-                _ms(part.reference_ms),
-                _ms(part.candidate_ms),
-                quantity(part.difference_ms, "ms", sign=True),
-                _difference_interval(part.interval),
-                "",
-            )
-        )
-    notes = [*([parts.of_work] if parts.of_work else []), *parts.notes]
-    return ["", *_aligned(body), *notes, parts.estimator]
-
-
-def _interval(interval: ConfidenceInterval | None) -> str:
-    """Interval of a ratio."""
-    return "" if interval is None else f"[{interval.low:.3f}, {interval.high:.3f}]"
-
-
-def _difference_interval(interval: ConfidenceInterval | None) -> str:
-    return (
-        "" if interval is None else f"[{number(interval.low, sign=True)}, {number(interval.high, sign=True)}]"
-    )
-
-
-def _short(text: str | None) -> str:
-    if text is None:
-        return "not set"
-    text = text.replace("\n", " ")
-    return text if len(text) <= MAX_SETTING else text[: MAX_SETTING - 3] + "..."
-
-
-def device_text(judged: JudgedRun) -> str:
-    """'2 x NVIDIA H200', or the number of ranks alone where the device is not known."""
-    record = judged.run.run
-    names = dict.fromkeys(str(row["name"]) for row in (record.devices if record else ()) if row.get("name"))
-    num = len(judged.run.ranks)
-    return f"{num} x {' / '.join(names)}" if names else f"{num} rank{'s' if num != 1 else ''}"
-
-
-def _title(dataset: Dataset) -> str:
-    first = dataset.first
-    num_steps = sum(run.num_steps for run in dataset.runs)
-    steps = f"{num_steps} step{'s' if num_steps != 1 else ''}"
-    if len(dataset.runs) > 1:
-        steps += f" of {len(dataset.runs)} runs"
-    parts = [dataset.label, device_text(first), _precision(first), steps, f"source: {source_text(dataset)}"]
-    return "   ".join(part for part in parts if part)
-
-
-def _precision(judged: JudgedRun) -> str:
-    record = judged.run.run
-    config = (record.config if record else None) or {}
-    training = config.get("training")
-    value = training.get("precision") if isinstance(training, dict) else None
-    return value if isinstance(value, str) else ""
 
 
 def _row(dataset: Dataset, name: str, metric: str, metric_used: str) -> tuple[str, ...]:
@@ -465,6 +253,43 @@ def _by_op(dataset: Dataset, name: str) -> str:
         if (median := dataset.statistics[of_operation(name, op)].median)
     ]
     return "   ".join(f"{op} {number(median)}" for median, op in sorted(ops, reverse=True))
+
+
+def _beside_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:
+    """The numbers that do not lead."""
+    for name, metric in ROWS:
+        second_metric = metric if leading(dataset, metric) != metric else of_source("calibrated", metric)
+        if second_metric in dataset.statistics:
+            yield _row(dataset, with_word(name, BESIDE_WORDS[dataset.lead]), metric, second_metric)
+
+
+def _measure_rows(dataset: Dataset, rows: Sequence[tuple[str, str, str]]) -> Iterator[tuple[str, ...]]:
+    """Work, memory and telemetry, with the least and the greatest rank. Where model FLOPs are known and the
+    peak is not, the reason stands in the place of MFU."""
+    for name, metric, unit in rows:
+        statistic = dataset.statistics.get(metric)
+        if statistic is None or statistic.median is None:
+            work = dataset.statistics.get("model_tflops_per_gpu")
+            if metric == "mfu" and work is not None and work.median is not None:
+                yield (name, "n/a", "", why_missing(dataset, metric))
+            continue
+        spread = ""
+        if len(dataset.first.run.ranks) > 1 and statistic.min is not None and statistic.max != statistic.min:
+            spread = f"{quantity(statistic.min, unit)} to {quantity(statistic.max, unit)}"
+        is_rate = metric in (*RATES, ENERGY)
+        yield (
+            name,
+            quantity(statistic.median, unit),
+            "" if is_rate else spread,
+            _measure_remark(dataset, metric),
+        )
+
+
+def _measure_remark(dataset: Dataset, metric: str) -> str:
+    limit = memory_limit_bytes(dataset.first.run.run)
+    if metric == "device_memory_bytes" and limit is not None:
+        return f"of {quantity(limit, 'bytes')}"
+    return ""
 
 
 def _remarks(dataset: Dataset) -> Iterable[str]:
@@ -552,6 +377,190 @@ def _lacking_comm(judged: JudgedRun) -> Iterable[str]:
             f"comm and overlap are known for {num_known} of these {num} steps{only};"
             " in the others some collective was not timed"
         )
+
+
+# ---- two runs ------------------------------------------------------------------------------------
+
+
+def differences_list(comparison: Comparison) -> str:
+    """Differences in configuration, a line each."""
+    settings = comparison.differences
+    if not settings:
+        has_configuration = not any("without run.json" in note for note in comparison.notes)
+        return "same configuration: no setting, version or device differs" if has_configuration else ""
+    sides = (elided(setting, MAX_SETTING) for setting in (comparison.reference, comparison.candidate))
+    body = [("different settings", *sides, "")]
+    body += [
+        (f"{setting.group}: {setting.name}", _short(setting.reference), _short(setting.candidate), "")
+        for setting in settings[:MAX_DIFFERENCES]
+    ]
+    lines = _aligned(body, left=True)
+    if len(settings) > MAX_DIFFERENCES:
+        lines.append(f"and {len(settings) - MAX_DIFFERENCES} more in summary.json")
+    return "\n".join(lines)
+
+
+def _short(text: str | None) -> str:
+    if text is None:
+        return "not set"
+    text = text.replace("\n", " ")
+    return text if len(text) <= MAX_SETTING else text[: MAX_SETTING - 3] + "..."
+
+
+def comparison_table(comparison: Comparison) -> str:
+    """Medians, their ratio with its interval, the verdict; then where the step time went."""
+    reference, candidate = (
+        elided(label, MAX_LABEL) for label in (comparison.reference, comparison.candidate)
+    )
+    body: list[tuple[str, ...]] = [
+        ("", reference, candidate, "ratio", "95 % interval", "detectable", "verdict")
+    ]
+    body += [_comparison_row(name, comparison.metrics[key]) for name, key in _compared(comparison)]
+    lines = [f"{comparison.candidate} against {comparison.reference}", "", *_aligned(body)]
+    reasons: dict[str, list[str]] = {}
+    for name, key in _compared(comparison):
+        if comparison.metrics[key].reason:
+            reasons.setdefault(comparison.metrics[key].reason, []).append(name.replace(", ", " "))
+    if reasons:
+        lines += ["", *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())]
+    lines += _kernel_rows(comparison, body[0])
+    if comparison.decomposition is not None:
+        lines += _decomposition(comparison.decomposition, comparison.numbers, reference, candidate)
+    lines += ["", *(f"note: {note}" for note in comparison.notes)]
+    lines.append(comparison.scope)
+    return "\n".join(lines)
+
+
+def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    """Name and key of the rows shown: the main ones, and what is judged per operation."""
+    metrics = comparison.metrics
+    rates = [(name, key) for name, key, _ in RATE_ROWS if _is_on_both_sides(metrics.get(key))]
+    if comparison.work is not None:
+        yield from rates
+    for name, key in (*ROWS, ("overlap ratio", "overlap_ratio")):
+        if key in metrics:
+            yield with_word(name, metrics[key].numbers), key
+    second_source = "raw" if comparison.numbers == "calibrated" else "calibrated"
+    for name, metric in ROWS:
+        row = metrics.get(of_source(second_source, metric))
+        if row is not None and row.difference is not None:
+            yield f"{name}, {second_source}", of_source(second_source, metric)
+    if comparison.work is None:
+        yield from rates
+    if comparison.decomposition is None:
+        for name in PER_STEP:
+            key = f"{name}_per_step"
+            yield with_word(f"{name} / step", metrics[key].numbers), key
+    for op in operations(metrics, "count"):
+        for word, kind in OP_ROWS:
+            key = of_operation(kind, op)
+            row = metrics.get(key)
+            if row is None or (row.reference is None and row.candidate is None):
+                continue
+            if kind == "duration_ms" and of_operation("transfer_ms", op) in metrics:
+                continue
+            if kind in ("count", "bytes") and row.verdict != "different":
+                continue
+            yield f"{op} {word}", key
+
+
+def _is_on_both_sides(metric: MetricComparison | None) -> bool:
+    return metric is not None and metric.reference is not None and metric.candidate is not None
+
+
+def _comparison_row(name: str, metric: MetricComparison) -> tuple[str, ...]:
+    detectable_text = ""
+    if metric.detectable and metric.reference and metric.verdict != "not judged":
+        detectable_text = percent(metric.detectable / abs(metric.reference), digits=1)
+    unit = "" if metric.unit == "tokens/s" else metric.unit  # the row's name has it
+    return (
+        name,
+        quantity(metric.reference, unit),
+        quantity(metric.candidate, unit),
+        "n/a" if metric.ratio is None else f"{metric.ratio:.3f}",
+        _interval(metric.interval),
+        detectable_text,
+        metric.verdict,
+    )
+
+
+def _interval(interval: ConfidenceInterval | None) -> str:
+    """Interval of a ratio."""
+    return "" if interval is None else f"[{interval.low:.3f}, {interval.high:.3f}]"
+
+
+def _kernel_rows(comparison: Comparison, head: tuple[str, ...]) -> list[str]:
+    """Which kernels took more or less time, by class and by name."""
+    rows = [
+        (
+            *_comparison_row(elided(kernel_name(name), MAX_KERNEL), metric)[:-1],
+            "   ".join(filter(None, (metric.verdict, launches))),
+        )
+        for name, metric, launches in compared_kernels(comparison)
+    ]
+    return ["", *_aligned([("kernels", *head[1:]), *rows])] if rows else []
+
+
+def _decomposition(parts: Decomposition, numbers: str, reference: str, candidate: str) -> list[str]:
+    body = [
+        (with_word("means (these add up)", numbers), reference, candidate, "difference", "95 % interval", "")
+    ]
+    for part in (*parts.parts, parts.step):
+        body.append(
+            (
+                "step (sum)" if part is parts.step else PART_WORDS.get(part.name, part.name),
+                _ms(part.reference_ms),
+                _ms(part.candidate_ms),
+                quantity(part.difference_ms, "ms", sign=True),
+                _difference_interval(part.interval),
+                "",
+            )
+        )
+    notes = [*([parts.of_work] if parts.of_work else []), *parts.notes]
+    return ["", *_aligned(body), *notes, parts.estimator]
+
+
+def _difference_interval(interval: ConfidenceInterval | None) -> str:
+    return (
+        "" if interval is None else f"[{number(interval.low, sign=True)}, {number(interval.high, sign=True)}]"
+    )
+
+
+# ---- names and columns, for pictures and the page too --------------------------------------------
+
+
+def row_name(metric: MetricComparison) -> str:
+    """Name of a row in tables and pictures: step, 'overlap ratio, calibrated', compute / step,
+    all_gather transfer."""
+    return with_word(_plain_name(metric.name), metric.numbers)
+
+
+def _plain_name(metric: str) -> str:
+    kind, op = metric_key(metric).name, metric_key(metric).operation
+    if kind in KERNEL_WORDS:
+        return f"{op}{KERNEL_WORDS[kind]}"
+    if op:
+        return f"{op} {dict((key, word) for word, key in OP_ROWS).get(kind, kind)}"
+    if kind.endswith("_per_step"):
+        return f"{kind.removesuffix('_per_step')} / step"
+    names = {key: name for name, key in ROWS} | {key: name for name, key, _ in (*RATE_ROWS, *DEVICE_ROWS)}
+    return names.get(kind, kind.removesuffix("_ms").replace("_", " "))
+
+
+def elided(label: str, max_letters: int) -> str:
+    """Both ends of a long label: what tells runs apart may be at either."""
+    if len(label) <= max_letters:
+        return label
+    half = (max_letters - 1) // 2
+    return f"{label[:half]}…{label[-half:]}"
+
+
+def device_text(judged: JudgedRun) -> str:
+    """'2 x NVIDIA H200', or the number of ranks alone where the device is not known."""
+    record = judged.run.run
+    names = dict.fromkeys(str(row["name"]) for row in (record.devices if record else ()) if row.get("name"))
+    num = len(judged.run.ranks)
+    return f"{num} x {' / '.join(names)}" if names else f"{num} rank{'s' if num != 1 else ''}"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]], *, left: bool = False) -> list[str]:

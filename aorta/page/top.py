@@ -19,6 +19,19 @@ from aorta.timeline.types import OWN_SOURCES
 FIRST_BYTES = 1 << 20
 """Read back from the end of a file that is there already."""
 RECENT_STEPS = 20
+STRAGGLER_SHARE = 0.02
+"""Of the step time: a rank for which the others wait less is not named."""
+STALE_STEPS = 10
+COLUMNS = (
+    ("rank", ""), ("step", ""), ("step", "ms"), ("exposed", "ms"), ("comm", "ms"), ("overlap", "%"),
+    ("loss", ""), ("memory", "GiB"), ("clock", "MHz"), ("power", "W"),
+)  # fmt: skip
+NUM_ALWAYS = 6
+"""Columns that are there although no rank has a value."""
+MISSING = "-"
+
+
+# ---- what is read --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -37,6 +50,11 @@ class FollowedRank:
         """Median of a number of the recent steps, by its name in the record or in its overlap."""
         values = sorted(v for v in (_number(record, name) for record in self.recent) if v is not None)
         return values[len(values) // 2] if values else None
+
+
+def _number(record: StepRecord, name: str) -> float | None:
+    value = getattr(record, name) if hasattr(record, name) else getattr(record.overlap, name, None)
+    return None if value is None else float(value)
 
 
 class Follower:
@@ -81,16 +99,6 @@ class Follower:
         return bool(lines)
 
 
-def _number(record: StepRecord, name: str) -> float | None:
-    value = getattr(record, name) if hasattr(record, name) else getattr(record.overlap, name, None)
-    return None if value is None else float(value)
-
-
-STRAGGLER_SHARE = 0.02
-"""Of the step time: a rank for which the others wait less is not named."""
-STALE_STEPS = 10
-
-
 @dataclass(frozen=True)
 class LateRank:
     """The rank that the others wait for."""
@@ -116,6 +124,9 @@ def straggler(states: Iterable[FollowedRank]) -> LateRank | None:
     if wait_ms < STRAGGLER_SHARE * sorted(step_ms)[len(step_ms) // 2]:
         return None
     return LateRank(rank, wait_ms)
+
+
+# ---- what is shown -------------------------------------------------------------------------------
 
 
 def top_table(
@@ -146,13 +157,28 @@ def top_table(
     return Group(*lines)
 
 
-COLUMNS = (
-    ("rank", ""), ("step", ""), ("step", "ms"), ("exposed", "ms"), ("comm", "ms"), ("overlap", "%"),
-    ("loss", ""), ("memory", "GiB"), ("clock", "MHz"), ("power", "W"),
-)  # fmt: skip
-NUM_ALWAYS = 6
-"""Columns that are there although no rank has a value."""
-MISSING = "-"
+def _headline(run: RunRecord | None, states: list[FollowedRank], now_ns: int) -> Text:
+    last = [s.last for s in states if s.last is not None]
+    if not last:
+        return Text("no step yet")
+    newest = max(last, key=lambda record: record.end_unix_ns)
+    age_s = max(0.0, (now_ns - newest.end_unix_ns) / 1e9)
+    world_size = newest.world_size
+    text = f"step {newest.global_step}   {world_size} ranks"
+    if run is not None and run.finished_unix_ns is not None:
+        return Text(f"{text}   finished", "bold")
+    step_s = (newest.step_ms or 0.0) / 1e3
+    style = "bold red" if age_s > max(10.0, STALE_STEPS * step_s) else "bold"
+    return Text(f"{text}   last record {age_s:.0f} s ago", style)
+
+
+def _most_telling(states: list[FollowedRank], late: LateRank | None, max_rows: int) -> list[FollowedRank]:
+    """All ranks where they fit; else the straggler, and the ranks with the longest steps."""
+    if len(states) <= max_rows:
+        return states
+    first = [s for s in states if late is not None and s.rank == late.rank]
+    remaining = sorted((s for s in states if s not in first), key=lambda s: -(s.median("exposed_ms") or 0.0))
+    return sorted(first + remaining[: max_rows - len(first)], key=lambda s: s.rank)
 
 
 def _row(state: FollowedRank) -> list[str]:
@@ -177,27 +203,3 @@ def _row(state: FollowedRank) -> list[str]:
 
 def _number_text(value: float | None, digits: int) -> str:
     return MISSING if value is None else f"{value:.{digits}f}"
-
-
-def _headline(run: RunRecord | None, states: list[FollowedRank], now_ns: int) -> Text:
-    last = [s.last for s in states if s.last is not None]
-    if not last:
-        return Text("no step yet")
-    newest = max(last, key=lambda record: record.end_unix_ns)
-    age_s = max(0.0, (now_ns - newest.end_unix_ns) / 1e9)
-    world_size = newest.world_size
-    text = f"step {newest.global_step}   {world_size} ranks"
-    if run is not None and run.finished_unix_ns is not None:
-        return Text(f"{text}   finished", "bold")
-    step_s = (newest.step_ms or 0.0) / 1e3
-    style = "bold red" if age_s > max(10.0, STALE_STEPS * step_s) else "bold"
-    return Text(f"{text}   last record {age_s:.0f} s ago", style)
-
-
-def _most_telling(states: list[FollowedRank], late: LateRank | None, max_rows: int) -> list[FollowedRank]:
-    """All ranks where they fit; else the straggler, and the ranks with the longest steps."""
-    if len(states) <= max_rows:
-        return states
-    first = [s for s in states if late is not None and s.rank == late.rank]
-    remaining = sorted((s for s in states if s not in first), key=lambda s: -(s.median("exposed_ms") or 0.0))
-    return sorted(first + remaining[: max_rows - len(first)], key=lambda s: s.rank)

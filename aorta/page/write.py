@@ -83,6 +83,9 @@ class Written:
         return FINE if self.gate is None else self.gate.exit_status
 
 
+# ---- from runs to a report -----------------------------------------------------------------------
+
+
 def make_report(
     log_dirs: Sequence[Path | str],
     labels: Sequence[str],
@@ -123,6 +126,44 @@ def make_report(
         if of_label.whatifs is not None:
             written["datasets"][label]["whatifs"] = msgspec.to_builtins(of_label.whatifs.lines)
     return Report(datasets, comparison, written, causes)
+
+
+def _check_labels(log_dirs: Sequence[Path | str], labels: Sequence[str]) -> None:
+    if not log_dirs:
+        raise ReportError("no run was given")
+    if len(log_dirs) != len(labels):
+        raise ReportError(f"every run needs its --label: got {len(log_dirs)} runs and {len(labels)} --label")
+    for label in labels:
+        if not label.strip() or not label.isprintable() or set(label) & set("/\\") or len(label) > 100:
+            raise ReportError(f"--label {label!r} cannot be part of a file name")
+    pairs_given: set[tuple[str, str]] = set()
+    for path, label in zip(log_dirs, labels, strict=True):
+        pair = (label, os.path.realpath(path))  # Path.resolve raises where links go in circles
+        if pair in pairs_given:
+            raise ReportError(f"{path} is given twice with label {label}: give two different runs")
+        pairs_given.add(pair)
+
+
+def _sides(
+    labels: Sequence[str], reference: str | None, candidate: str | None
+) -> tuple[str | None, str | None]:
+    for option, value in (("--reference", reference), ("--candidate", candidate)):
+        if value is not None and value not in labels:
+            raise ReportError(f"{option} {value} is not one of the labels: {', '.join(labels)}")
+    if reference is not None and reference == candidate:
+        raise ReportError(f"--reference and --candidate are both {reference}")
+    if len(labels) == 2:
+        opposite = {labels[0]: labels[1], labels[1]: labels[0]}
+        if candidate is not None:
+            reference = reference or opposite[candidate]
+        reference = reference or labels[0]
+        return reference, candidate or opposite[reference]
+    if (reference is None) != (candidate is None):
+        raise ReportError("a comparison needs both --reference and --candidate")
+    return reference, candidate
+
+
+# ---- from a report to files ----------------------------------------------------------------------
 
 
 def write_report(
@@ -199,73 +240,18 @@ def write_report(
     return Written(_printable("\n\n".join(texts)), report, gate)
 
 
-def _write(files: dict[Path, Callable[[Path], object]]) -> None:
-    for path, write in files.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(path)
-        except OSError as error:
-            raise ReportError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _texts(report: Report, gate: Gate | None) -> Iterator[str]:
-    """The verdict, what differs, the tables."""
-    if gate is not None:
-        yield gate.text
-    comparison = report.comparison
-    if comparison is not None:
-        yield comparison.headline
-        differences = differences_list(comparison)
-        if differences:
-            yield differences
-    for single in report.datasets.values():
-        yield dataset_table(single, report.causes.get(single.label), with_changes=len(report.datasets) == 1)
-    if comparison is not None:
-        yield comparison_table(comparison)
-
-
-def _of_gone_labels(output: Path, report: Report) -> list[Path]:
-    """Files that the earlier report in the folder lists as its own, for labels that this one lacks."""
+def _check_output(output: Path) -> None:
+    """Before anything is read, which may take long."""
     try:
-        earlier = msgspec.json.decode((output / "summary.json").read_bytes(), type=EarlierReport)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return []  # no report of ours, or of a version that kept no list: nothing is known to be its
-    gone_labels = earlier.datasets.keys() - report.datasets.keys()
-    names = {name.format(label) for label in gone_labels for name in OF_LABEL}
-    if gone_labels & {earlier.reference, earlier.candidate}:
-        names.add("comparison.png")
-    return [output / name for name in sorted(names.intersection(earlier.files)) if Path(name).name == name]
-
-
-def _removed(paths: list[Path]) -> list[str]:
-    """Removes files; a line that names them. One that cannot be removed stays."""
-    removed = []
-    for path in paths:
-        with suppress(OSError):
-            path.unlink()
-            removed.append(path.name)
-    return [f"removed files of an earlier report: {', '.join(removed)}"] if removed else []
-
-
-def _older_files(output: Path, files: dict[Path, Callable[[Path], object]]) -> list[str]:
-    """A line for what an earlier report left in the folder under names that this one does not use."""
-    left = sorted(
-        path.name
-        for pattern in OWN_FILES
-        for path in output.glob(pattern)
-        if path not in files and not path.name.startswith(".")
-    )
-    return [f"left in place, not part of this report: {', '.join(left)}"] if left else []
-
-
-def _printable(text: str) -> str:
-    """Names out of traces and records may hold what moves a terminal's cursor: that is spelled out."""
-    if text.isascii() and all(letter.isprintable() or letter == "\n" for letter in text):
-        return text
-    return "".join(
-        letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
-        for letter in text
-    )
+        if output.exists() and not output.is_dir():
+            raise ReportError(f"--output {output} is a file, not a folder")
+        nearest = next(parent for parent in (output, *output.absolute().parents) if parent.exists())
+    except OSError as error:
+        raise ReportError(f"--output {output} cannot be made: {error.strerror}") from error
+    if not nearest.is_dir():
+        raise ReportError(f"--output {output} cannot be made: {nearest} is a file, not a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ReportError(f"--output {output} cannot be written: {nearest} is not writable")
 
 
 def _large_outputs(
@@ -330,6 +316,38 @@ def _records(run: Run, ranks: Sequence[int], steps: Collection[int] | None) -> I
                 yield record
 
 
+def _saved(data: bytes) -> Callable[[Path], None]:
+    return lambda path: write_whole(path, data)
+
+
+def _write(files: dict[Path, Callable[[Path], object]]) -> None:
+    for path, write in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path)
+        except OSError as error:
+            raise ReportError(f"cannot write {path}: {error.strerror}") from error
+
+
+# ---- what is printed -----------------------------------------------------------------------------
+
+
+def _texts(report: Report, gate: Gate | None) -> Iterator[str]:
+    """The verdict, what differs, the tables."""
+    if gate is not None:
+        yield gate.text
+    comparison = report.comparison
+    if comparison is not None:
+        yield comparison.headline
+        differences = differences_list(comparison)
+        if differences:
+            yield differences
+    for single in report.datasets.values():
+        yield dataset_table(single, report.causes.get(single.label), with_changes=len(report.datasets) == 1)
+    if comparison is not None:
+        yield comparison_table(comparison)
+
+
 def _left_out(report: Report, shown: Shown) -> Iterator[str]:
     """A line per trace that does not hold the whole run."""
     for label, single in report.datasets.items():
@@ -338,54 +356,45 @@ def _left_out(report: Report, shown: Shown) -> Iterator[str]:
             yield f"{label}.perfetto.json.gz holds {part}; --ranks and --steps choose others"
 
 
-def _saved(data: bytes) -> Callable[[Path], None]:
-    return lambda path: write_whole(path, data)
-
-
-def _check_output(output: Path) -> None:
-    """Before anything is read, which may take long."""
+def _of_gone_labels(output: Path, report: Report) -> list[Path]:
+    """Files that the earlier report in the folder lists as its own, for labels that this one lacks."""
     try:
-        if output.exists() and not output.is_dir():
-            raise ReportError(f"--output {output} is a file, not a folder")
-        nearest = next(parent for parent in (output, *output.absolute().parents) if parent.exists())
-    except OSError as error:
-        raise ReportError(f"--output {output} cannot be made: {error.strerror}") from error
-    if not nearest.is_dir():
-        raise ReportError(f"--output {output} cannot be made: {nearest} is a file, not a folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ReportError(f"--output {output} cannot be written: {nearest} is not writable")
+        earlier = msgspec.json.decode((output / "summary.json").read_bytes(), type=EarlierReport)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []  # no report of ours, or of a version that kept no list: nothing is known to be its
+    gone_labels = earlier.datasets.keys() - report.datasets.keys()
+    names = {name.format(label) for label in gone_labels for name in OF_LABEL}
+    if gone_labels & {earlier.reference, earlier.candidate}:
+        names.add("comparison.png")
+    return [output / name for name in sorted(names.intersection(earlier.files)) if Path(name).name == name]
 
 
-def _check_labels(log_dirs: Sequence[Path | str], labels: Sequence[str]) -> None:
-    if not log_dirs:
-        raise ReportError("no run was given")
-    if len(log_dirs) != len(labels):
-        raise ReportError(f"every run needs its --label: got {len(log_dirs)} runs and {len(labels)} --label")
-    for label in labels:
-        if not label.strip() or not label.isprintable() or set(label) & set("/\\") or len(label) > 100:
-            raise ReportError(f"--label {label!r} cannot be part of a file name")
-    pairs_given: set[tuple[str, str]] = set()
-    for path, label in zip(log_dirs, labels, strict=True):
-        pair = (label, os.path.realpath(path))  # Path.resolve raises where links go in circles
-        if pair in pairs_given:
-            raise ReportError(f"{path} is given twice with label {label}: give two different runs")
-        pairs_given.add(pair)
+def _removed(paths: list[Path]) -> list[str]:
+    """Removes files; a line that names them. One that cannot be removed stays."""
+    removed = []
+    for path in paths:
+        with suppress(OSError):
+            path.unlink()
+            removed.append(path.name)
+    return [f"removed files of an earlier report: {', '.join(removed)}"] if removed else []
 
 
-def _sides(
-    labels: Sequence[str], reference: str | None, candidate: str | None
-) -> tuple[str | None, str | None]:
-    for option, value in (("--reference", reference), ("--candidate", candidate)):
-        if value is not None and value not in labels:
-            raise ReportError(f"{option} {value} is not one of the labels: {', '.join(labels)}")
-    if reference is not None and reference == candidate:
-        raise ReportError(f"--reference and --candidate are both {reference}")
-    if len(labels) == 2:
-        opposite = {labels[0]: labels[1], labels[1]: labels[0]}
-        if candidate is not None:
-            reference = reference or opposite[candidate]
-        reference = reference or labels[0]
-        return reference, candidate or opposite[reference]
-    if (reference is None) != (candidate is None):
-        raise ReportError("a comparison needs both --reference and --candidate")
-    return reference, candidate
+def _older_files(output: Path, files: dict[Path, Callable[[Path], object]]) -> list[str]:
+    """A line for what an earlier report left in the folder under names that this one does not use."""
+    left = sorted(
+        path.name
+        for pattern in OWN_FILES
+        for path in output.glob(pattern)
+        if path not in files and not path.name.startswith(".")
+    )
+    return [f"left in place, not part of this report: {', '.join(left)}"] if left else []
+
+
+def _printable(text: str) -> str:
+    """Names out of traces and records may hold what moves a terminal's cursor: that is spelled out."""
+    if text.isascii() and all(letter.isprintable() or letter == "\n" for letter in text):
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )

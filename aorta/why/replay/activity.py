@@ -14,6 +14,27 @@ from aorta.timeline.types import STEP_ANNOTATION
 from aorta.traces.classify import COPY, kernel_class
 
 Ints = NDArray[np.int64]
+SYNC_NAME = re.compile(
+    r"^(cuda|cu|hip)(Ctx|Device|Stream|Event)Synchronize(_ptsz)?$|^(cuda|hip)Memcpy$|^(cuda|hip)Free$",
+)
+RECORD_NAME = re.compile(r"^(cuda|cu|hip)EventRecord")
+WAIT_NAME = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
+PLAIN = ("nccl:", "ProfilerStep#", STEP_ANNOTATION)
+"""Annotations that name no part of the program."""
+ACCUMULATE_GRADIENT = "torch::autograd::AccumulateGrad"
+OPTIMIZER_SCOPE = re.compile(r"Optimizer\.|optimizer|clip_grad", re.IGNORECASE)
+SHARDING_SCOPE = re.compile(r"FSDP::(?!cast_forward_inputs)|torch::autograd::AccumulateGrad|Reducer")
+"""Where parameters are gathered and gradients reduced: work that does not depend on the batch."""
+OPTIMIZER = "optimizer"
+ELEMENTWISE = "elementwise"
+FOREACH = "aten::_foreach_"
+"""Operators over lists of tensors."""
+LOADER = re.compile(
+    r"data_?loader|load_?batch|next_?batch|batch_?feed|wait_for_batch|aorta\.data", re.IGNORECASE
+)
+
+
+# ---- the trace of one rank, as columns -----------------------------------------------------------
 
 
 class CallKind(IntEnum):
@@ -27,24 +48,6 @@ class CallKind(IntEnum):
     """May block the host until the device is done."""
 
 
-class WorkKind(IntEnum):
-    COMPUTE = 0
-    COMM = 1
-    COPY = 2
-
-
-SYNC_NAME = re.compile(
-    r"^(cuda|cu|hip)(Ctx|Device|Stream|Event)Synchronize(_ptsz)?$|^(cuda|hip)Memcpy$|^(cuda|hip)Free$",
-)
-RECORD_NAME = re.compile(r"^(cuda|cu|hip)EventRecord")
-WAIT_NAME = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
-
-
-PLAIN = ("nccl:", "ProfilerStep#", STEP_ANNOTATION)
-"""Annotations that name no part of the program."""
-ACCUMULATE_GRADIENT = "torch::autograd::AccumulateGrad"
-
-
 def call_kind(name: str) -> CallKind | None:
     """The kind of a call by its name; None where it only matters if it started device work."""
     if SYNC_NAME.match(name):
@@ -54,6 +57,12 @@ def call_kind(name: str) -> CallKind | None:
     if WAIT_NAME.match(name):
         return CallKind.WAIT
     return None
+
+
+class WorkKind(IntEnum):
+    COMPUTE = 0
+    COMM = 1
+    COPY = 2
 
 
 @dataclass(slots=True)
@@ -104,6 +113,16 @@ class SyncRecord:
     record_stream: str | None
     event: int | None = None
     """Number of the event: events are numbered as they are made."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepAnnotation:
+    """A step's annotation on the host."""
+
+    step: int
+    thread: str
+    start_ns: int
+    end_ns: int
 
 
 class Scopes:
@@ -169,16 +188,6 @@ def _nest(rows: list[tuple[int, int, str, bool]]) -> tuple[list[int], list[int]]
     return [row[0] for row in rows], parent
 
 
-@dataclass(frozen=True, slots=True)
-class StepAnnotation:
-    """A step's annotation on the host."""
-
-    step: int
-    thread: str
-    start_ns: int
-    end_ns: int
-
-
 @dataclass(slots=True)
 class RankActivity:
     """One rank's trace."""
@@ -200,18 +209,7 @@ class RankActivity:
     notes: list[str] = field(default_factory=list)
 
 
-OPTIMIZER_SCOPE = re.compile(r"Optimizer\.|optimizer|clip_grad", re.IGNORECASE)
-SHARDING_SCOPE = re.compile(r"FSDP::(?!cast_forward_inputs)|torch::autograd::AccumulateGrad|Reducer")
-"""Where parameters are gathered and gradients reduced: work that does not depend on the batch."""
-OPTIMIZER = "optimizer"
-ELEMENTWISE = "elementwise"
-FOREACH = "aten::_foreach_"
-"""Operators over lists of tensors."""
-
-
-LOADER = re.compile(
-    r"data_?loader|load_?batch|next_?batch|batch_?feed|wait_for_batch|aorta\.data", re.IGNORECASE
-)
+# ---- what device work is for ---------------------------------------------------------------------
 
 
 def work_class(name: str, program: str, unit: str) -> str:

@@ -36,6 +36,73 @@ SYNC_CATEGORY = "cuda_sync"
 MARK_NAMES = (STEP_ANNOTATION, "ProfilerStep#")
 
 
+# ---- from files to graphs ------------------------------------------------------------------------
+
+
+def steps_of(paths: Path | str | Iterable[Path | str]) -> list[StepGraph]:
+    """One graph per step that all ranks mark; one of the whole trace where none does.
+
+    paths: a folder, a file or an archive of Kineto traces, or one file per rank. TraceError for what is no
+    Kineto trace or has no device work.
+    """
+    files = _files(paths)
+    traces: list[RankTrace] = []
+    activities: list[RankActivity] = []
+    for rank, file in sorted(files.items()):
+        data = read_member(Path(file.paths[0]), file.member) if file.member else read_bytes(file.paths[0])
+        with no_garbage_collection():
+            decoded = decode_for_graph(data, file.name)
+            trace = rank_trace(decoded, file.name)
+            trace.timeline  # noqa: B018
+            activity = read_activity(decoded, file.name, trace)
+        activity.rank = rank
+        traces.append(trace)
+        activities.append(activity)
+    return steps(build_graph(traces, activities))
+
+
+def _files(paths: Path | str | Iterable[Path | str]) -> dict[int, TraceFile]:
+    sources: list[Source]
+    if isinstance(paths, (Path, str)):
+        sources = [open_source(paths, partial=True)]
+    else:
+        sources = [open_source(path, partial=True) for path in paths]
+    files: dict[int, TraceFile] = {}
+    for source in sources:
+        if source.kind != "kineto":
+            raise TraceError(
+                f"{source.path} holds {source.kind}: a replay needs Kineto traces with host calls"
+            )
+        for rank, file in source.files.items():
+            if rank in files:
+                raise TraceError(f"rank {rank} appears twice, in {files[rank].name} and {file.name}")
+            files[rank] = file
+    if not files:
+        raise TraceError("no trace was given")
+    return files
+
+
+def build_graph(traces: Sequence[RankTrace], activities: Sequence[RankActivity]) -> TraceGraph:
+    """The graph of ranks that were read."""
+    calls = [rank_calls(trace) for trace in traces]
+    view = match_ranks(calls) if len(traces) > 1 else None
+    graph = build(activities, calls, view)
+    if view is not None:
+        graph.notes += view.notes
+    elif traces[0].world_size is not None and traces[0].world_size > 1:
+        graph.notes.append(
+            f"one rank of {traces[0].world_size}: waiting for other ranks is part of its collectives"
+        )
+    return graph
+
+
+def steps(graph: TraceGraph) -> list[StepGraph]:
+    return [StepGraph(graph, i) for i in range(len(graph.steps))]
+
+
+# ---- the activity of one rank --------------------------------------------------------------------
+
+
 def read_activity(decoded: GraphTrace, source: str, trace: RankTrace) -> RankActivity:
     """The activity of the rank whose trace, made of the same events, is `trace`.
 
@@ -89,23 +156,6 @@ def read_activity(decoded: GraphTrace, source: str, trace: RankTrace) -> RankAct
         has_host=bool((work.call >= 0).any()),
         notes=notes,
     )
-
-
-def _host_events(by_category: dict[str | None, list[GraphEvent]], marks: list[StepAnnotation]) -> float:
-    num = sum(len(by_category[cat]) for cat in ("cpu_op", "user_annotation", *LAUNCH_CATEGORIES))
-    return num / len(marks) if marks else 0.0
-
-
-def _thread(event: GraphEvent) -> str:
-    return f"{event.pid}/{event.tid}"
-
-
-def _stream(value: int | str | None) -> str | None:
-    return None if value is None or str(value).startswith("-") else str(value)
-
-
-def _recorded(value: int | str | None) -> int | str | None:
-    return None if value is None or str(value).startswith("-") else value
 
 
 def _calls(events: list[GraphEvent], launching: set[int | str | None], source: str) -> Calls:
@@ -203,62 +253,18 @@ def _compute_stream(trace: RankTrace) -> str:
     return next((line.streams[i] for i in sorted(line.compute_streams)), line.streams[0])
 
 
-def steps_of(paths: Path | str | Iterable[Path | str]) -> list[StepGraph]:
-    """One graph per step that all ranks mark; one of the whole trace where none does.
-
-    paths: a folder, a file or an archive of Kineto traces, or one file per rank. TraceError for what is no
-    Kineto trace or has no device work.
-    """
-    files = _files(paths)
-    traces: list[RankTrace] = []
-    activities: list[RankActivity] = []
-    for rank, file in sorted(files.items()):
-        data = read_member(Path(file.paths[0]), file.member) if file.member else read_bytes(file.paths[0])
-        with no_garbage_collection():
-            decoded = decode_for_graph(data, file.name)
-            trace = rank_trace(decoded, file.name)
-            trace.timeline  # noqa: B018
-            activity = read_activity(decoded, file.name, trace)
-        activity.rank = rank
-        traces.append(trace)
-        activities.append(activity)
-    return steps(build_graph(traces, activities))
+def _host_events(by_category: dict[str | None, list[GraphEvent]], marks: list[StepAnnotation]) -> float:
+    num = sum(len(by_category[cat]) for cat in ("cpu_op", "user_annotation", *LAUNCH_CATEGORIES))
+    return num / len(marks) if marks else 0.0
 
 
-def build_graph(traces: Sequence[RankTrace], activities: Sequence[RankActivity]) -> TraceGraph:
-    """The graph of ranks that were read."""
-    calls = [rank_calls(trace) for trace in traces]
-    view = match_ranks(calls) if len(traces) > 1 else None
-    graph = build(activities, calls, view)
-    if view is not None:
-        graph.notes += view.notes
-    elif traces[0].world_size is not None and traces[0].world_size > 1:
-        graph.notes.append(
-            f"one rank of {traces[0].world_size}: waiting for other ranks is part of its collectives"
-        )
-    return graph
+def _thread(event: GraphEvent) -> str:
+    return f"{event.pid}/{event.tid}"
 
 
-def steps(graph: TraceGraph) -> list[StepGraph]:
-    return [StepGraph(graph, i) for i in range(len(graph.steps))]
+def _stream(value: int | str | None) -> str | None:
+    return None if value is None or str(value).startswith("-") else str(value)
 
 
-def _files(paths: Path | str | Iterable[Path | str]) -> dict[int, TraceFile]:
-    sources: list[Source]
-    if isinstance(paths, (Path, str)):
-        sources = [open_source(paths, partial=True)]
-    else:
-        sources = [open_source(path, partial=True) for path in paths]
-    files: dict[int, TraceFile] = {}
-    for source in sources:
-        if source.kind != "kineto":
-            raise TraceError(
-                f"{source.path} holds {source.kind}: a replay needs Kineto traces with host calls"
-            )
-        for rank, file in source.files.items():
-            if rank in files:
-                raise TraceError(f"rank {rank} appears twice, in {files[rank].name} and {file.name}")
-            files[rank] = file
-    if not files:
-        raise TraceError("no trace was given")
-    return files
+def _recorded(value: int | str | None) -> int | str | None:
+    return None if value is None or str(value).startswith("-") else value
