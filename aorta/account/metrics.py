@@ -8,7 +8,7 @@ from aorta.account.model import Direction
 
 MetricSource = Literal["", "raw", "calibrated", "compute_stream"]
 METRIC_SOURCES: tuple[MetricSource, ...] = ("", "calibrated", "compute_stream")
-"""Of the numbers of a run; raw is a name of '' where a comparison has both."""
+"""Sources of the numbers of a run; raw is another name of '' in a comparison that has both."""
 PREFIXES: tuple[MetricSource, ...] = ("raw", "calibrated", "compute_stream")
 
 
@@ -81,7 +81,7 @@ OVERLAP_METRICS = (
 CALIBRATED_METRICS = ("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
 COMPUTE_STREAM_METRICS = ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
 PER_STEP = ("compute", "comm", "exposed", "idle")
-"""Also given as a share of the step: <name>_per_step."""
+"""Metrics also given as a share of the step: <name>_per_step."""
 METRICS = (*STEP_METRICS, *OVERLAP_METRICS)
 """Metrics of every record, in the order of reports. Per operation there is also comm_ms.<op>,
 exposed_ms.<op>, duration_ms.<op>, busbw_gb_s.<op>, count.<op> and bytes.<op>; where ranks were matched
@@ -97,8 +97,8 @@ WORK = "tokens_per_step"
 ENERGY = "energy_per_token_mj"
 THROTTLED = "throttled"
 MEASURES = (WORK, *RATES, ENERGY, *MEMORY, *TELEMETRY, THROTTLED)
-"""Of every run, null where they are not known. Where the device said that something held its clocks down
-there is also throttled.<reason>: 1 in steps for which it did, else 0."""
+"""Measures of every run, null if unknown. If the device reports that something held its clocks down there
+is also throttled.<reason>: 1 in steps for which it did, else 0."""
 MEASURED = ("tokens", "alloc_retries", *MEMORY, *TELEMETRY)
 """Read from records as they are; none of them is negative."""
 
@@ -163,9 +163,9 @@ MEANINGS = {
     "throttled": Meaning("lower", ""),
     "tokens_per_step": Meaning("neither", "tokens"),
 }
-"""By the name before a dot: transfer_ms stands for transfer_ms.all_gather too. comm_ms.<op> and
-exposed_ms.<op> are shown without a verdict of their own, and so is tokens_per_s_per_gpu where a step holds
-the same work on both sides: that is the step time once more."""
+"""Meanings by the name before a dot: transfer_ms covers transfer_ms.all_gather too. comm_ms.<op> and
+exposed_ms.<op> are shown without a verdict of their own, and so is tokens_per_s_per_gpu if a step holds
+the same work on both sides: it then says the same as step time."""
 
 
 def meaning(text: str) -> Meaning:

@@ -1,7 +1,7 @@
-"""What a report holds in memory: every output (summary.json, table, pictures, page) is made from this.
+"""Data model of a report: every output (summary.json, table, pictures, page) is made from it.
 
-Report > Dataset (one label) > Run (one folder or trace set) > arrays [rank, step]. The arrays hold sums
-alone; spans and collectives of single steps stay on disk and are read again with Run.records.
+Report > Dataset (one label) > Run (one folder or trace set) > arrays [rank, step]. The arrays hold sums only;
+spans and collectives of single steps stay on disk and are read again with Run.records.
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -22,15 +22,15 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of what is being read, the number of parts read, and the number of all parts."""
 
 Verdict = Literal["better", "worse", "different", "no difference seen", "cannot tell", "not judged"]
-"""Of the candidate. different: of a metric that is neither better nor worse when it grows."""
+"""Verdict on the candidate. different: the metric changed, but neither direction is better."""
 
 Direction = Literal["lower", "higher", "neither"]
-"""What is better."""
+"""Direction in which a metric gets better."""
 
 Lead = Literal["raw", "calibrated", "compute_stream"]
-"""Which numbers of compute, communication and what is made of them a report shows first: as measured,
-corrected by kernel traces, or of the kernels of the compute stream alone (what calibrated ones are compared
-with). aorta.account.judge.leading has the rule."""
+"""Numbers that a report shows first for compute, communication and everything derived from them: as
+measured, corrected by kernel traces, or those of the compute stream's kernels alone (which calibrated ones
+are compared with). The rule is in aorta.account.judge.leading."""
 
 
 class Statistic(msgspec.Struct, frozen=True):
@@ -55,15 +55,15 @@ class CollectiveKind(msgspec.Struct, frozen=True):
 
     op: str
     bytes: int | None
-    """None where an operation has many sizes, which then are one kind."""
+    """Bytes of each call; None if an operation has many sizes, which then form one kind."""
     dtype: str
     num_ranks: int | None
     stream: str
-    """Where they ran, as in CollectiveRecord."""
+    """Stream that they ran on, as in CollectiveRecord."""
     count: NDArray[np.float64]
     """NaN in every step of a rank that never has this kind."""
     duration_ms: NDArray[np.float64]
-    """From a rank's own start to its end: waiting for late ranks is in it."""
+    """Time from a rank's own start to its end, waiting for late ranks included."""
     wait_ms: NDArray[np.float64]
     """Part of the duration until the last rank arrived; NaN where ranks were not matched."""
     transfer_ms: NDArray[np.float64]
@@ -82,7 +82,7 @@ class CollectiveRow(msgspec.Struct, frozen=True):
     num_ranks: int | None
     stream: str
     count_per_step: float
-    """Of one rank, the mean over the judged steps whose details were kept."""
+    """Calls of one rank in a step, the mean over the judged steps whose details were kept."""
     duration_ms: float | None
     duration_min_ms: float | None
     """The least of the ranks' medians, as duration_max_ms the greatest."""
@@ -90,7 +90,7 @@ class CollectiveRow(msgspec.Struct, frozen=True):
     wait_ms: float | None
     transfer_ms: float | None
     busbw_gb_s: float | None
-    """With transfer_ms where it is known, else with duration_ms."""
+    """Bus bandwidth from transfer_ms if known, else from duration_ms."""
 
 
 NamedSpan = tuple[float, float, str]
@@ -101,22 +101,22 @@ class CallWaits(msgspec.Struct, frozen=True):
     """The matched collectives of one rank, in order of their starts."""
 
     start_ns: NDArray[np.int64]
-    """On the rank's own clock."""
+    """Starts on the rank's own clock."""
     wait_ms: NDArray[np.float64]
-    """Until the last rank of its group came."""
+    """Time until the last rank of the group arrived."""
 
     def wait_ms_of(self, start_ns: int) -> float | None:
         """The wait of the collective that starts then, up to rounding; None where it was not matched."""
         place = int(np.searchsorted(self.start_ns, start_ns))
-        near = [i for i in (place - 1, place) if 0 <= i < len(self.start_ns)]
-        nearest = min(near, key=lambda i: abs(int(self.start_ns[i]) - start_ns), default=None)
+        neighbours = [i for i in (place - 1, place) if 0 <= i < len(self.start_ns)]
+        nearest = min(neighbours, key=lambda i: abs(int(self.start_ns[i]) - start_ns), default=None)
         if nearest is None or abs(int(self.start_ns[nearest]) - start_ns) > ROUNDING_NS:
             return None
         return float(self.wait_ms[nearest])
 
 
 ROUNDING_NS = 3
-"""By which a start that went through milliseconds may be off."""
+"""Tolerance for a start that was converted to milliseconds and back."""
 
 
 class Arrivals(msgspec.Struct, frozen=True):
@@ -127,12 +127,12 @@ class Arrivals(msgspec.Struct, frozen=True):
     num_judged: NDArray[np.integer[Any]]
     """Collectives of the rank that were matched on all ranks of their group."""
     caused_ms: NDArray[np.float64]
-    """What the rank cost one of the others: the mean wait of the others, summed over the collectives in
-    which it came last."""
+    """Time that the rank cost each of the others: their mean wait, summed over the collectives in which it
+    came last."""
     waits: dict[int, CallWaits]
     """Per rank."""
     residual_us: float | None = None
-    """How well the ranks' clocks agree after they were brought together; None where that is not known."""
+    """Largest disagreement of the ranks' clocks after alignment; None if unknown."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -144,7 +144,7 @@ class Run(msgspec.Struct, frozen=True):
     source: Source
     ranks: list[int]
     global_step: NDArray[np.int64]
-    """Of the columns of every metric."""
+    """Global step of each column of every metric."""
     start_unix_ns: NDArray[np.int64]
     """[rank, step]: start of the step's window."""
     metrics: MutableMapping[str, NDArray[np.float64]]
@@ -170,14 +170,14 @@ class Run(msgspec.Struct, frozen=True):
     """run.json; None where there is none (traces)."""
     not_measured: dict[str, str]
     notes: list[str]
-    """What a reader must know: left-out lines, missing run.json, quality of a trace."""
+    """Notes that a reader must know: left-out lines, missing run.json, quality of a trace."""
     story: list[str] = msgspec.field(default_factory=list)
-    """How the run ended and was started again, in lines that come before any number; empty where it simply
-    finished, and of traces."""
+    """Lines on how the run ended and was restarted, shown before any number; empty for traces and for a
+    run that simply finished."""
     clock_offset_ns: dict[int, int] = msgspec.field(default_factory=dict)
     """Per rank what is added to its times to bring the ranks together; empty where nothing was."""
     arrivals: Arrivals | None = None
-    """None where ranks were not matched."""
+    """Who came last to collectives; None if ranks were not matched."""
     kernels: Callable[[int], Iterator[tuple[int, list[NamedSpan]]]] | None = None
     """Reads one rank's kernels again, step by step: the global step, and the kernels in its window that are
     not communication. None where the source does not name kernels."""
@@ -199,11 +199,11 @@ class JudgedRun(msgspec.Struct, frozen=True):
     run: Run
     num_warmup: int
     warmup_rule: str
-    """In words."""
+    """The rule in words."""
     statistics: dict[str, Statistic]
     """Per metric, without the warm-up."""
     collectives: list[CollectiveRow]
-    """Of what the judged steps have, in order of the time that it takes in a step."""
+    """Collectives of the judged steps, those that take most time first."""
     _results: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -227,7 +227,7 @@ class JudgedRun(msgspec.Struct, frozen=True):
 
 
 class Dataset(msgspec.Struct, frozen=True):
-    """One label: one run, or several runs of the same thing."""
+    """The runs that share a label: usually one, or several of the same job."""
 
     label: str
     runs: list[JudgedRun]
@@ -238,7 +238,7 @@ class Dataset(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> Source:
-        """All runs of a dataset have the same."""
+        """Source of the steps, the same for all runs of a dataset."""
         return self.runs[0].run.source
 
     @property
@@ -255,7 +255,7 @@ class ConfidenceInterval(msgspec.Struct, frozen=True):
 
 
 class MetricComparison(msgspec.Struct, frozen=True):
-    """One metric of the candidate against the reference."""
+    """Comparison of one metric of the candidate with the reference."""
 
     name: str
     unit: str
@@ -268,14 +268,14 @@ class MetricComparison(msgspec.Struct, frozen=True):
     ratio: float | None
     """candidate / reference"""
     interval: ConfidenceInterval | None
-    """Of the ratio. Contains 1 exactly where difference_interval contains 0."""
+    """Interval of the ratio. Contains 1 exactly where difference_interval contains 0."""
     difference: float | None
     """candidate - reference, in unit."""
     difference_interval: ConfidenceInterval | None
     detectable: float | None
     """The smallest true difference, in unit, that such runs show in four comparisons of five."""
     p_value: float | None
-    """Of this metric alone."""
+    """p-value of this metric alone."""
     p_adjusted: float | None
     """Holm: after allowing for all the metrics that were looked at."""
     verdict: Verdict
@@ -285,16 +285,18 @@ class MetricComparison(msgspec.Struct, frozen=True):
     """Whose statistic of the reference this is: calibrated.exposed_ms for exposed_ms where these lead."""
     candidate_metric: str
     numbers: Literal["", "raw", "calibrated"] = ""
-    """Where the name does not say it and the comparison has both."""
+    """Numbers shown, if the comparison has both and the name does not say which."""
     interval_with_drift: ConfidenceInterval | None = None
-    """As interval, for single runs that may also differ by a drift which neither is long enough to show."""
+    """Like interval, but for single runs that may also differ by a drift too slow for their length to
+    show."""
     difference_interval_with_drift: ConfidenceInterval | None = None
     p_with_drift: float | None = None
-    """As p_adjusted, for the same. Above 0.05 where p_adjusted is not, the verdict is 'cannot tell'."""
+    """Like p_adjusted, with the same drift allowed for. The verdict is 'cannot tell' if it is above 0.05
+    and p_adjusted is not."""
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One part of the step time; means over the judged steps of the mean over ranks, in ms."""
+    """A part of the step time, in ms: means over the judged steps of the mean over ranks."""
 
     name: str
     """compute, exposed, exposed_wait, exposed_transfer, exposed_copy, idle: each ms of a step is in one."""
@@ -302,7 +304,7 @@ class Part(msgspec.Struct, frozen=True):
     candidate_ms: float
     difference_ms: float
     interval: ConfidenceInterval | None
-    """Of the difference."""
+    """Interval of the difference."""
 
 
 class StepWork(msgspec.Struct, frozen=True):
@@ -323,10 +325,10 @@ class Decomposition(msgspec.Struct, frozen=True):
     step: Part
     parts: list[Part]
     estimator: str
-    """In words: which means, over what."""
+    """The estimator in words: which means, over what."""
     notes: list[str]
     of_work: str = ""
-    """Where the work of a step differs: for which work the candidate's times are given."""
+    """The work for which the candidate's times are given, if the work of a step differs."""
 
 
 class SettingDifference(msgspec.Struct, frozen=True):
@@ -345,11 +347,11 @@ class Comparison(msgspec.Struct, frozen=True):
     headline: str
     """The answer in one line."""
     numbers: Literal["", "raw", "calibrated"]
-    """Of compute, communication and what is made of them."""
+    """Numbers that compute, communication and everything derived from them are."""
     scope: str
-    """What the claim is about: these two runs only, or runs like these."""
+    """Scope of the verdict: these two runs only, or runs like these."""
     differences: list[SettingDifference]
-    """What is configured differently, the most telling first."""
+    """Settings that differ, the most telling first."""
     metrics: dict[str, MetricComparison]
     num_judged: int
     """Metrics that Holm's method allows for."""
@@ -359,7 +361,7 @@ class Comparison(msgspec.Struct, frozen=True):
     main: str = "step_ms"
     """The metric that answers the question: work per time where the work of a step differs."""
     work: StepWork | None = None
-    """None where a step holds the same work on both sides, or it is not known how much."""
+    """Work of a step on both sides if it differs; None if it is the same, or unknown."""
 
 
 class CauseLine(msgspec.Struct, frozen=True):
@@ -374,18 +376,18 @@ class CauseLine(msgspec.Struct, frozen=True):
     rank: int | None
     global_step: int | None
     at_ms: tuple[float, float] | None
-    """In that step's window on that rank."""
+    """Time span in that step's window on that rank."""
     data: dict[str, Any]
-    """As summary.json and --json hold it."""
+    """The cause as summary.json and --json hold it."""
 
 
 class WhatIfLine(msgspec.Struct, frozen=True):
     """A change, and what a replay of the traced steps says of it."""
 
     change: str
-    """In the words of aorta why --if."""
+    """The change in the words of aorta why --if."""
     step_ms: float
-    """Without it."""
+    """Step without the change."""
     predicted_ms: float
     interval_ms: tuple[float, float]
     next_text: str
@@ -393,7 +395,7 @@ class WhatIfLine(msgspec.Struct, frozen=True):
 
 
 class WhatIfs(msgspec.Struct, frozen=True):
-    """Of one run, the largest gain first."""
+    """What-ifs of a run, the largest gain first."""
 
     lines: list[WhatIfLine]
     empty_text: str = ""
@@ -402,23 +404,23 @@ class WhatIfs(msgspec.Struct, frozen=True):
 
 
 class Causes(msgspec.Struct, frozen=True):
-    """Of one run, the largest first."""
+    """Causes of a run, the largest first."""
 
     lines: list[CauseLine]
     empty_text: str
-    """What to say where there is none."""
+    """Text to show if there is none."""
     whatifs: WhatIfs | None = None
-    """None where the run has no traces."""
+    """What-ifs of the run's traces; None if it has none."""
 
 
 class Report(msgspec.Struct, frozen=True):
     datasets: dict[str, Dataset]
-    """By label, in the order given."""
+    """Datasets by label, in the order given."""
     comparison: Comparison | None
     summary: dict[str, Any]
-    """What summary.json holds."""
+    """Content of summary.json."""
     causes: dict[str, Causes] = msgspec.field(default_factory=dict)
-    """By label; empty where nobody looked for causes."""
+    """Causes by label; empty if the report was made without looking for them."""
 
     @property
     def reference(self) -> Dataset | None:

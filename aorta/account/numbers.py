@@ -1,4 +1,4 @@
-"""How reports print numbers: one rule for tables, sentences, pictures and the page.
+"""Prints numbers, by one rule for tables, sentences, pictures and the page.
 
 Three digits or more where they mean something (1,234 41.2 4.31 0.052), never an exponent: what is smaller
 than the last digit is "<0.001", and a float's noise around zero is not a result. page.js has the same rule.
@@ -7,10 +7,10 @@ than the last digit is "<0.001", and a float's noise around zero is not a result
 import math
 
 MINUS = "\N{MINUS SIGN}"
-"""On the page and in pictures; a terminal gets a hyphen, which can be searched and pasted."""
+"""Minus sign of the page and of pictures; a terminal gets a hyphen, which can be searched and pasted."""
 BYTE_UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 LARGEST_DECIMAL = 1e15
-"""Above it, digits say nothing; powers of ten are printed."""
+"""Largest number printed with all its digits; above it powers of ten are used."""
 
 
 def number(value: float | None, *, sign: bool = False, extra_digits: int = 0, minus: str = "-") -> str:

@@ -52,12 +52,12 @@ def map_blocks(function: Callable[[slice], Result], shape: tuple[int, ...]) -> l
 def _of_sorted(values: Floats, columns: Callable[[Floats, NumKnown], list[Floats]]) -> list[Floats]:
     """columns(rows in order of size, number of values in each), NaN last, of all blocks together."""
 
-    def block_launch_s(rows: slice) -> list[Floats]:
+    def sorted_block(rows: slice) -> list[Floats]:
         ordered = np.sort(values[rows], axis=1)
         num_known = ordered.shape[1] - np.isnan(ordered).sum(axis=1)
         return columns(ordered, num_known)
 
-    return [np.concatenate(parts) for parts in zip(*map_blocks(block_launch_s, values.shape), strict=True)]
+    return [np.concatenate(parts) for parts in zip(*map_blocks(sorted_block, values.shape), strict=True)]
 
 
 def _median(ordered: Floats, num_known: NumKnown) -> Floats:

@@ -31,7 +31,7 @@ SECTIONS = {
         "project": ("aorta.projection.cli:main", "Predict step time and memory on other hardware."),
     },
 }
-"""By section and name: where the command is, "module:attribute", and its line in the help."""
+"""Commands by section and name: where the command is, "module:attribute", and its line in the help."""
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
 EPILOG = (

@@ -55,7 +55,7 @@ def _parsed(parse: Callable[[str | None], Any]) -> Callable[[click.Context, clic
 
 
 def option_group(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
-    """One decorator for several options, listed by the help in the order given."""
+    """A decorator that adds several options; the help lists them in the order given."""
 
     def decorate(command: Decorated) -> Decorated:
         for option in reversed(options):

@@ -1,7 +1,7 @@
 """aorta why: the causes of a long step, from the records of a run or from the traces of its ranks.
 
-Records are judged by aorta.why.causes.rank. Traces become a graph of the step (aorta.why.replay): its critical path
-tells the causes, and --if replays it with changes.
+Records are judged by aorta.why.causes.rank. Traces become a graph of the step (aorta.why.replay): its
+critical path tells the causes, and --if replays it with changes.
 """
 
 import gc
@@ -41,7 +41,7 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordsReading:
-    """How the records of a run are read: processes, Dask's address, the cache of columns."""
+    """Settings for reading the records of a run: processes, Dask's address, the cache of columns."""
 
     jobs: int | None
     dask: str | None
@@ -286,7 +286,7 @@ def _path_lines(parts: "Sequence[PathPart]", step_ms: float, max_parts: int = MO
 
 
 def _ground_lines(step: "StepGraph") -> list[str]:
-    """How many calls and waits the graph holds, and the notes on it."""
+    """Lines on how many calls and waits the graph holds, and its notes."""
     from aorta.why.causes.text import wrapped
 
     graph = step.trace

@@ -1,1 +1,1 @@
-"""What is shown of a run: terminal table, page, pictures, `aorta top`, notebook frames. No torch."""
+"""Everything that shows a run: terminal table, page, pictures, `aorta top`, notebook frames. No torch."""

@@ -1,4 +1,4 @@
-"""The first screen: what was found in a sentence and a few numbers; at most five causes, each with what to change."""
+"""The page's first screen: the answer in a sentence, a few numbers, at most five causes with their fixes."""
 
 import re
 
@@ -30,19 +30,21 @@ from aorta.page.parts import (
     percent,
     quantity,
     section,
+    sentence,
     table,
     tag,
     title,
     unit,
 )
-from aorta.page.table import elided
+from aorta.page.table import device_names, elided, precision
 
 COMPARED = ("step_ms", "exposed_ms", "comm_ms", "compute_ms", "overlap_ratio")
 COMPARED_SHARES = ("exposed_per_step", "comm_per_step", "compute_per_step", "idle_per_step", "overlap_ratio")
-"""Where times cannot be set side by side."""
+"""Metrics of the tiles where the two sides' times cannot be compared."""
 MAX_LABEL = 22
 VERDICT_SIGNS = {"better": "\u2713", "worse": "\u2717", "different": "\u25c6", "cannot tell": "?"}
-"""Beside the word, so that no verdict is told by colour alone. No arrows: what is better may rise or fall."""
+"""Signs beside the verdict's word, so that colour alone never tells it. No arrows: a better value may be
+higher or lower."""
 
 
 # ---- the answer ----------------------------------------------------------------------------------
@@ -54,7 +56,7 @@ def answer(report: Report) -> Markup:
     if comparison is not None:
         head: list[Markup] = [tag("h1", typeset(comparison.headline))]
         if comparison.scope:
-            head.append(tag("p", _sentence(comparison.scope), class_="scope"))
+            head.append(tag("p", sentence(comparison.scope), class_="scope"))
         names = _compared_names(comparison)
         tiles = [tag("div", [_compared_tile(comparison, name) for name in names], class_="tiles")]
         tiles.append(tag("p", _tiles_note(comparison), class_="note"))
@@ -81,7 +83,7 @@ def _story(dataset: Dataset, *, named: bool) -> Markup:
     lines = [line for judged in dataset.runs for line in judged.run.story]
     if not lines:
         return Markup()
-    text = _sentence("; ".join(dict.fromkeys(lines)))
+    text = sentence("; ".join(dict.fromkeys(lines)))
     return tag("p", [tag("b", dataset.label), " "] if named else None, text, class_="caveat")
 
 
@@ -93,7 +95,7 @@ def _caveats(dataset: Dataset, *, named: bool, is_answered: bool) -> list[Markup
     texts = [late, *alerts(dataset), host_bound_text(dataset.runs, dataset.lead)]
     texts += [peak.removeprefix("warning: ")] if peak.startswith("warning: ") else []
     name = [tag("b", dataset.label), " "] if named else None
-    return [tag("p", name, _sentence(text), class_="caveat") for text in texts if text]
+    return [tag("p", name, sentence(text), class_="caveat") for text in texts if text]
 
 
 def what_ran(dataset: Dataset) -> list[Markup | str]:
@@ -110,17 +112,9 @@ def what_ran(dataset: Dataset) -> list[Markup | str]:
 
 
 def device_text(judged: JudgedRun) -> str:
-    run = judged.run
-    names = dict.fromkeys(str(row["name"]) for row in (run.run.devices if run.run else ()) if row.get("name"))
-    ranks = counted(len(run.ranks), "rank")
-    return f"{ranks} on {' / '.join(names)}" if names else ranks
-
-
-def precision(judged: JudgedRun) -> str:
-    config = (judged.run.run.config if judged.run.run else None) or {}
-    training = config.get("training")
-    value = training.get("precision") if isinstance(training, dict) else None
-    return value if isinstance(value, str) else ""
+    """'2 ranks on NVIDIA H200', or '2 ranks' if the device is not known."""
+    names, ranks = device_names(judged), counted(len(judged.run.ranks), "rank")
+    return f"{ranks} on {names}" if names else ranks
 
 
 def _tiles(dataset: Dataset) -> list[Markup]:
@@ -168,11 +162,11 @@ def _share_text(dataset: Dataset, name: str, value: float) -> str:
         ratio, comm = (
             _median(statistics.get(leading(dataset, metric))) for metric in ("overlap_ratio", "comm_ms")
         )
-        of_comm = (
+        comm_share = (
             f"{percent(1 - ratio if ratio is not None else value / comm)} of communication" if comm else ""
         )
-        of_step = f"{percent(value / step)} of {the_step}" if step else ""
-        return ", ".join(part for part in (of_step, of_comm) if part)
+        step_share = f"{percent(value / step)} of {the_step}" if step else ""
+        return ", ".join(part for part in (step_share, comm_share) if part)
     if name == "mfu":
         peak = dataset.first.run.run.peak_flops if dataset.first.run.run is not None else None
         return "" if peak is None else f"of {number(peak.flops_per_s / 1e12)} TFLOP/s {peak.precision}"
@@ -262,7 +256,7 @@ def _value(value: float | None, metric: MetricComparison) -> str:
 
 
 def causes(report: Report) -> Markup | None:
-    """None where nobody looked for causes."""
+    """Section of the causes, or None if the report was made without looking for them."""
     if not report.causes:
         return None
     is_labelled = len(report.causes) > 1
@@ -315,7 +309,7 @@ def _cause(label: str, place: int, line: CauseLine) -> Markup:
 
 
 def _whatifs(whatifs: WhatIfs) -> list[Markup]:
-    """What the traced step would become, as a table."""
+    """Table of predicted steps, one row per change."""
     if not whatifs.lines:
         return [tag("h3", "What-ifs"), empty(whatifs.empty_text)]
     rows = [
@@ -387,10 +381,6 @@ def typeset(text: str) -> str:
     """Real minus signs before numbers, and no line break in an interval."""
     text_typeset = re.sub(r"( %)? \[[^][]{1,30}\]", lambda match: match[0].replace(" ", "\u00a0"), text)
     return re.sub(r"(?<![\w.])-(?=\d)", MINUS, text_typeset)
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _median(statistic: Statistic | None) -> float | None:

@@ -1,4 +1,4 @@
-"""What is different, whether it is real, and where the difference of the step time comes from."""
+"""The page's section on a comparison: the parts of the step-time difference, then a verdict per metric."""
 
 import math
 from collections import defaultdict
@@ -68,7 +68,7 @@ def changes(comparison: Comparison) -> Markup:
 
 
 def _parts(comparison: Comparison) -> list[Markup | None]:
-    """Where the difference of the step time comes from."""
+    """Table of the parts that the step-time difference consists of."""
     decomposition = comparison.decomposition
     if decomposition is None:
         return [empty(f"The difference in step time is not broken down: {_why_whole(comparison)}.")]

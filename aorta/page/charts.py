@@ -33,10 +33,10 @@ from aorta.page.parts import (
 
 Floats = NDArray[np.float64]
 MAX_STEPS = 500
-"""Of a longer run every second, third, ... step is shown."""
+"""Steps shown of a run; a longer run shows every second, third, ... step."""
 FIRST = ("step_ms", "exposed_ms", "comm_ms", "compute_ms", "hidden_ms", "idle_ms", "overlap_ratio")
 MAX_CELLS = 200_000
-"""Of one map: beyond it, neighbouring steps share a column, their mean."""
+"""Cells of one heat map; beyond it neighbouring steps share a column, which shows their mean."""
 MAX_COLUMNS, MIN_COLUMNS = 400, 40
 MAX_ROWS = 24
 """Ranks in the table, the worst first."""

@@ -41,16 +41,16 @@ PART_COLOURS = {
 }
 VERDICT_COLOURS = {"better": "better", "worse": "worse", "different": "accent"}
 MAX_BARS = 400
-"""Above this, neighbouring steps share a bar (their mean)."""
+"""Bars of a timeline; beyond it neighbouring steps share a bar, which shows their mean."""
 MAX_WIDE_GAPS = 6
-"""Up to this, gaps are wide enough for a text."""
+"""Gaps in the steps that are drawn wide enough for a text; more gaps than this are narrow."""
 WIDE_GAP = 0.022
-"""Of all bars together."""
+"""Width of a wide gap, as a part of all bars."""
 FEW_BARS = 120
-"""Up to this, bars stand apart and each shows its spread."""
+"""Bars that stand apart and each show their spread; more bars than this touch."""
 MAX_LABELS = 8
 LABEL_SHARE = 0.027
-"""Of the axis' width: what a slanting label needs beside the next one."""
+"""Room that a slanting label needs, as a part of the axis' width."""
 HEADROOM = 1.2
 MAX_RATIOS = 24
 MAX_LABEL = 40
@@ -74,8 +74,8 @@ def timeline_figure(dataset: Dataset) -> Figure:
 
     bars = bars_of(judged, dataset.lead)
     num_bars, per_bar = len(bars.place), bars.per_bar
-    many = num_bars > FEW_BARS
-    width = 1.0 if many else 0.86 if num_bars > 6 else 0.5
+    is_dense = num_bars > FEW_BARS
+    width = 1.0 if is_dense else 0.86 if num_bars > 6 else 0.5
     bottom = np.zeros(num_bars)
     for (name, colour), measured in zip(PARTS, bars.parts, strict=True):
         height = np.nan_to_num(measured)
@@ -86,7 +86,7 @@ def timeline_figure(dataset: Dataset) -> Figure:
         axis.bar(bars.place, height, width, bottom, color=colour, label=label, linewidth=0)
         bottom = bottom + height
     if len(judged.run.ranks) > 1 and not np.isnan(bars.greatest).all():
-        _draw_spread(axis, bars, many)
+        _draw_spread(axis, bars, is_dense)
     if not bars.peak.any():
         axis.text(0.5, 0.5, "neither steps nor their parts were measured", transform=axis.transAxes,
                   ha="center", color=LIGHT["muted"])  # fmt: skip
@@ -104,10 +104,10 @@ def timeline_figure(dataset: Dataset) -> Figure:
     axis.set_ylabel("ms per step")
     axis.grid(axis="y", color="#000000", alpha=0.12, linewidth=0.6)
     _bare(axis)
-    over = "   mean over ranks" if len(judged.run.ranks) > 1 else ""
+    mean_text = "   mean over ranks" if len(judged.run.ranks) > 1 else ""
     run_text = f"   first of {len(dataset.runs)} runs" if len(dataset.runs) > 1 else ""
     subtitle = f"{elided(dataset.label, 50)}   {device_text(judged)}"
-    subtitle += f"   source: {source_text(dataset)}{over}{run_text}"
+    subtitle += f"   source: {source_text(dataset)}{mean_text}{run_text}"
     figure.suptitle(
         _plain(subtitle),
         x=0.01, ha="left", fontsize=11, fontweight="bold",
@@ -172,8 +172,8 @@ def bars_of(judged: JudgedRun, lead: Lead = "raw") -> Bars:
     compute, hidden, exposed, idle = (
         run.metrics[metric_of(lead, name)] for name in ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
     )
-    of_ranks = [compute - hidden, hidden, exposed, idle]
-    parts = [part.mean(axis=0) for part in of_ranks]
+    rank_parts = [compute - hidden, hidden, exposed, idle]
+    parts = [part.mean(axis=0) for part in rank_parts]
     known_ms = np.nansum(parts, axis=0)
     step = run.metrics["step_ms"]
     rest_ms = np.where(np.isnan(parts).any(axis=0), step.mean(axis=0) - known_ms, 0.0)
@@ -231,9 +231,9 @@ def _top(peak: Floats, highest: Floats, num_warmup_bars: int) -> float:
     return top if top > 0 else 1.0
 
 
-def _draw_spread(axis: Axes, bars: Bars, many: bool) -> None:
+def _draw_spread(axis: Axes, bars: Bars, is_dense: bool) -> None:
     label = "step, least to greatest rank"
-    if many:
+    if is_dense:
         for stretch in bars.stretches:  # no line across steps that are not there
             for values in (bars.greatest, bars.least):
                 axis.step(bars.place[stretch], values[stretch], where="mid", color="#222222", linewidth=0.7,
@@ -391,7 +391,7 @@ def _draw_shares(axis: Axes, comparison: Comparison) -> None:
 
 
 def _name_sides(axis: Axes, comparison: Comparison) -> None:
-    """Below the bars, and the legend below the names."""
+    """Writes the labels below the bars, and the legend below the labels."""
     names = [
         fill(elided(label, MAX_LABEL), SIDE_WIDTH, break_on_hyphens=False)
         for label in (comparison.reference, comparison.candidate)

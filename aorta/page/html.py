@@ -53,7 +53,7 @@ LINKS = {
     "notes": "Notes",
     "definitions": "Definitions",
 }
-"""What the navigation calls a section."""
+"""Names of the sections in the navigation."""
 
 
 def write_page(path: Path | str, report: Report, shown: Shown | None = None) -> None:
@@ -206,7 +206,7 @@ def _distributions(data: dict[str, Any]) -> Markup:
 
 
 def _policy(style: str, script: str) -> str:
-    """Nothing is loaded; styles and scripts are those of this file."""
+    """Content security policy: the page loads nothing and runs only its own styles and scripts."""
     empty_style = _hash("")  # the plotting library makes an empty style element and fills it by its rules
     return (
         "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:;"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NESTED = ("streams", "active_segments", "collectives", "compute_segments", "not_measured", "rocm_smi_output")
-"""Of a record; not in `steps`."""
+"""Fields of a record that `steps` leaves out."""
 KERNEL_COLUMNS = ("rank", "kind", "op", "name", "stream", "start_ms", "end_ms", "duration_ms")
 COLUMNS = (
     "unit",
@@ -52,7 +52,7 @@ def load(path: Path | str, label: str | None = None, *, warmup: int | None = Non
 
 
 class LoadedRun:
-    """One run. Frames are made when they are first asked for."""
+    """A loaded run. Its frames are made when they are first used."""
 
     def __init__(self, path: Path, judged: JudgedRun, warmup: int | None = None) -> None:
         self.path = path

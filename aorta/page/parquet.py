@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 
 ROWS_PER_GROUP = 8192
 KEYS = ("label", "run", "path", "rank", "global_step", "source")
-"""What a row is about: run counts the runs of a label from 0."""
+"""Columns that say what a row is about; run counts the runs of a label from 0."""
 OP_METRICS = ("duration_ms", "wait_ms", "transfer_ms", "busbw_gb_s", "count", "bytes")
 """Per collective operation, from the arrays of the report: they need all ranks, so that a step which not
 every rank recorded has none."""
@@ -89,19 +89,20 @@ def _tables_of_run(
     run: Run, label: str, index: int, ops: list[str], num_warmup: int | None, schema: pa.Schema
 ) -> Iterator[pa.Table]:
     by_op = [name for metric in OP_METRICS for op in ops if (name := of_operation(metric, op)) in run.metrics]
-    in_order = np.argsort(run.global_step, kind="stable")
-    steps = run.global_step[in_order]
+    column_order = np.argsort(run.global_step, kind="stable")
+    steps = run.global_step[column_order]
     for row_of_rank, rank in enumerate(run.ranks):
-        of_rank = {name: run.metrics[name][row_of_rank] for name in by_op}
+        rank_values = {name: run.metrics[name][row_of_rank] for name in by_op}
         for block in _blocks(run, rank):
             columns = _of_lines(block, ops)
             columns |= {"label": _text(label, len(block)), "path": _text(str(run.path), len(block))}
             columns["run"] = pa.array(np.full(len(block), index, dtype=np.int32))
-            place, is_judged = _places(steps, in_order, block.integers("global_step"))
+            place, is_judged = _places(steps, column_order, block.integers("global_step"))
             if num_warmup is not None:
                 columns["warmup"] = pa.array(place < num_warmup, mask=~is_judged)
             columns |= {
-                name: _floats(np.where(is_judged, values[place], np.nan)) for name, values in of_rank.items()
+                name: _floats(np.where(is_judged, values[place], np.nan))
+                for name, values in rank_values.items()
             }
             yield pa.Table.from_arrays(
                 [
@@ -112,12 +113,12 @@ def _tables_of_run(
             )
 
 
-def _places(steps: Ints, in_order: Ints, wanted: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+def _places(steps: Ints, column_order: Ints, global_steps: Ints) -> tuple[Ints, NDArray[np.bool_]]:
     """Columns of a run by global step, and which steps it has. steps: in order, columns in_order."""
     if not len(steps):
-        return np.zeros(len(wanted), dtype=np.int64), np.zeros(len(wanted), dtype=bool)
-    place = np.minimum(np.searchsorted(steps, wanted), len(steps) - 1)
-    return in_order[place], np.equal(steps[place], wanted)
+        return np.zeros(len(global_steps), dtype=np.int64), np.zeros(len(global_steps), dtype=bool)
+    place = np.minimum(np.searchsorted(steps, global_steps), len(steps) - 1)
+    return column_order[place], np.equal(steps[place], global_steps)
 
 
 def _blocks(run: Run, rank: int) -> Iterator[ColumnBlock]:
@@ -130,7 +131,7 @@ def _blocks(run: Run, rank: int) -> Iterator[ColumnBlock]:
 
 
 def _of_lines(block: ColumnBlock, ops: list[str]) -> dict[str, pa.Array]:
-    """What the lines alone tell."""
+    """Columns that come from the lines alone, without the other ranks."""
     columns: dict[str, pa.Array] = {}
     for name, kind in _columns_of_lines().items():
         if name not in block:

@@ -1,4 +1,4 @@
-"""What the page is built of: safe HTML, colours, names and units, tables, small charts."""
+"""Building blocks of the page: safe HTML, colours, names and units, tables, small charts."""
 
 import html
 import math
@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from aorta.account import numbers
 from aorta.account.metrics import meaning, metric_key
 from aorta.account.numbers import MINUS as MINUS
+from aorta.account.numbers import byte_text as byte_text
 from aorta.account.numbers import counted as counted
 
 VOID = frozenset(("br", "hr", "input", "link", "meta"))
@@ -44,7 +45,7 @@ DARK = {
     "better": "#6fc9be",
 }
 MARKS = ("compute", "hidden", "exposed", "wait", "idle")
-"""Where time goes; wait is the part of exposed in which some rank had not arrived."""
+"""States of a rank in a step; wait is the part of exposed in which some rank had not arrived."""
 TITLES = {
     "step_ms": "step",
     "compute_ms": "compute",
@@ -179,12 +180,9 @@ def percent(share: float | None, *, sign: bool = False, digits: int = 0) -> str:
     return numbers.percent(share, sign=sign, digits=digits, minus=MINUS)
 
 
-def byte_text(size: float | None) -> str:
-    return numbers.byte_text(size)
-
-
 def sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].rstrip(".")
+    """The text with a capital letter."""
+    return text[:1].upper() + text[1:]
 
 
 # ---- sections, tables and small charts -----------------------------------------------------------

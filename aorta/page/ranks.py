@@ -1,4 +1,4 @@
-"""Where the time goes, rank by rank: bars, numbers, and the spread over ranks."""
+"""The page's section "Where the time goes": a bar and numbers per rank, and the spread over ranks."""
 
 import math
 from collections.abc import Callable
@@ -38,7 +38,11 @@ APART = 4
 def where_time_goes(report: Report) -> Markup:
     parts = [_rank_parts(dataset.first, dataset.lead) for dataset in report.datasets.values()]
     is_raw = all(dataset.lead == "raw" for dataset in report.datasets.values())
-    lengths = [float(np.nansum(list(of_rank.bar.values()), axis=0).max()) for of_rank in parts if of_rank.bar]
+    lengths = [
+        float(np.nansum(list(rank_parts.bar.values()), axis=0).max())
+        for rank_parts in parts
+        if rank_parts.bar
+    ]
     longest = max(lengths, default=0.0)
     one_scale = longest <= APART * min(lengths, default=0.0)
     has_wait = any("wait" in p.bar for p in parts)
@@ -53,20 +57,20 @@ def where_time_goes(report: Report) -> Markup:
     ]  # fmt: skip
     rows: list[Markup] = []
     left_out: list[Markup] = []
-    for dataset, of_rank in zip(report.datasets.values(), parts, strict=True):
+    for dataset, rank_parts in zip(report.datasets.values(), parts, strict=True):
         name = with_word(dataset.label, WORDS[dataset.lead])
-        if not one_scale and of_rank.bar:
-            longest = float(np.nansum(list(of_rank.bar.values()), axis=0).max())
+        if not one_scale and rank_parts.bar:
+            longest = float(np.nansum(list(rank_parts.bar.values()), axis=0).max())
             name += f", a full bar is {quantity(longest, 'ms')}"
         rows.append(tag("tr", tag("th", name, scope="rowgroup", colspan=len(columns)), class_="group"))
-        if not of_rank.bar or longest <= 0:
+        if not rank_parts.bar or longest <= 0:
             rows.append(tag("tr", tag("td", _why_no_bar(dataset.first, dataset.lead), colspan=len(columns))))
             continue
-        rows_shown = _shown_ranks(dataset.first, of_rank)
+        rows_shown = _shown_ranks(dataset.first, rank_parts)
         ranks = dataset.first.run.ranks
-        rows += [_rank_row(f"rank {ranks[i]}", of_rank, i, longest, has_wait_numbers) for i in rows_shown]
+        rows += [_rank_row(f"rank {ranks[i]}", rank_parts, i, longest, has_wait_numbers) for i in rows_shown]
         if len(ranks) > 1:
-            rows += [_spread_row(name, of_rank, has_wait_numbers) for name in ("min", "median", "max")]
+            rows += [_spread_row(name, rank_parts, has_wait_numbers) for name in ("min", "median", "max")]
         if len(rows_shown) < len(ranks):
             text = (
                 f"{dataset.label}: {len(rows_shown)} of {len(ranks)} ranks are drawn, the {NUM_LATE} that are"
@@ -95,7 +99,7 @@ class _RankParts:
     """Means over the judged steps in ms, per rank."""
 
     bar: dict[str, Any]
-    """What a bar is made of, in order; empty where the source does not say."""
+    """Segments of a bar in order; empty where the source does not tell them."""
     numbers: dict[str, Any]
     """The columns: step, compute, hidden, exposed, wait, idle."""
 
@@ -108,7 +112,8 @@ def _rank_parts(judged: JudgedRun, lead: Lead) -> _RankParts:
     complete: NDArray[np.bool_] = np.logical_and.reduce([np.isfinite(values) for values in parts_ms])
 
     def mean(values: Any) -> Any:
-        """Over a rank's steps with all parts, which then add up; where none has all, over those with this."""
+        """Mean over the rank's steps that have all parts, so that the parts add up; over all its steps if
+        none has."""
         return _nanmeans(np.where(complete | ~complete.any(axis=1, keepdims=True), values, np.nan))
 
     compute, hidden, exposed, idle, step = map(mean, parts_ms)
@@ -141,16 +146,17 @@ def _lacking(judged: JudgedRun, lead: Lead) -> list[str]:
 
 
 def _why_no_bar(judged: JudgedRun, lead: Lead) -> str:
-    lacks = _lacking(judged, lead)
-    if not lacks:
+    missing = _lacking(judged, lead)
+    if not missing:
         return "its steps took no time"
-    reason = judged.run.not_measured.get(lacks[0], f"not given by source {judged.run.source}")
-    return f"not measured: {', '.join(title(name) for name in lacks)} ({reason})"
+    reason = judged.run.not_measured.get(missing[0], f"not given by source {judged.run.source}")
+    return f"not measured: {', '.join(title(name) for name in missing)} ({reason})"
 
 
-def _shown_ranks(judged: JudgedRun, of_rank: _RankParts) -> list[int]:
-    """All of few; of many the latest, and others spread evenly from the least to the most exposed."""
-    exposed = of_rank.numbers["exposed"]
+def _shown_ranks(judged: JudgedRun, rank_parts: _RankParts) -> list[int]:
+    """Rows of the ranks that get a bar: all if they are few, else the latest ones and others spread evenly
+    from the least to the most exposed."""
+    exposed = rank_parts.numbers["exposed"]
     if len(exposed) <= MAX_BARS:
         return list(range(len(exposed)))
     late = [judged.run.ranks.index(row.rank) for row in rank_rows(judged, "raw")[:NUM_LATE]]
@@ -159,17 +165,17 @@ def _shown_ranks(judged: JudgedRun, of_rank: _RankParts) -> list[int]:
     return sorted([*late, *(order[i] for i in places)])
 
 
-def _rank_row(name: str, of_rank: _RankParts, i: int, longest: float, has_wait: bool) -> Markup:
+def _rank_row(name: str, rank_parts: _RankParts, i: int, longest: float, has_wait: bool) -> Markup:
     drawn, start = [], 0.0
     spoken = []
-    for part, values in of_rank.bar.items():
+    for part, values in rank_parts.bar.items():
         value = float(values[i])
         spoken.append(f"{STATE_TITLES[part]}: {quantity(value, 'ms')}")
         if math.isfinite(value) and value > 0:
             end = start + 100 * value / longest
             drawn.append(bar(start, end, f"m-{part}", 0, 18, spoken[-1]))
             start = end
-    values = _numbers(of_rank, has_wait, lambda column: float(column[i]))
+    values = _numbers(rank_parts, has_wait, lambda column: float(column[i]))
     cells = [cell(value, label=label) for value, label in zip(values, _labels(has_wait), strict=True)]
     return tag(
         "tr",
@@ -179,13 +185,13 @@ def _rank_row(name: str, of_rank: _RankParts, i: int, longest: float, has_wait: 
     )
 
 
-def _spread_row(name: str, of_rank: _RankParts, has_wait: bool) -> Markup:
+def _spread_row(name: str, rank_parts: _RankParts, has_wait: bool) -> Markup:
     percentile = {"min": 0, "median": 50, "max": 100}[name]
 
     def over(column: Any) -> float:
         return float(np.nanpercentile(column, percentile)) if np.isfinite(column).any() else math.nan
 
-    values = _numbers(of_rank, has_wait, over)
+    values = _numbers(rank_parts, has_wait, over)
     return tag(
         "tr",
         tag("th", name, scope="row"),
@@ -199,6 +205,6 @@ def _labels(has_wait: bool) -> list[str]:
     return ["step", "compute only", "hidden", "exposed", *(["waiting"] if has_wait else []), "idle"]
 
 
-def _numbers(of_rank: _RankParts, has_wait: bool, reduce: Callable[[Any], float]) -> list[float]:
+def _numbers(rank_parts: _RankParts, has_wait: bool, reduce: Callable[[Any], float]) -> list[float]:
     names = ["step", "compute", "hidden", "exposed", *(["wait"] if has_wait else []), "idle"]
-    return [reduce(of_rank.numbers[name]) if name in of_rank.numbers else math.nan for name in names]
+    return [reduce(rank_parts.numbers[name]) if name in rank_parts.numbers else math.nan for name in names]

@@ -6,7 +6,7 @@ from aorta.account.judge.leading import remarks, source_text
 from aorta.account.judge.timed_steps import host_bound_text
 from aorta.account.load.rank.kernels import KernelTimeRow, kernel_name
 from aorta.account.model import CollectiveRow, Dataset, Report
-from aorta.page.answer import device_text, precision
+from aorta.page.answer import device_text
 from aorta.page.parts import (
     Column,
     Markup,
@@ -22,6 +22,7 @@ from aorta.page.parts import (
     tag,
 )
 from aorta.page.spans import Steps, exposed_collectives
+from aorta.page.table import precision
 
 DEFINITIONS = (
     (

@@ -22,7 +22,7 @@ from aorta.timeline.waits import exposed_waiting
 MAX_MARKS = 80_000
 """Spans and stretches in the page, all runs together: about 2 MB."""
 MAX_RANKS_MATCHED = 64
-"""Up to this every rank is read to find out who waits for whom, where loading the run did not tell."""
+"""Largest run whose ranks are all read again to find who waits for whom, if loading did not tell."""
 STATE_INDEX = {COMPUTE: 0, HIDDEN: 1, EXPOSED: 2, IDLE: 3}
 WAITING = 4
 """Exposed, and nothing moves because a rank has not arrived."""
@@ -30,7 +30,7 @@ FAR_APART = 2
 """Windows between the starts of a step on two ranks, above which their clocks are not those of one run."""
 
 Call = tuple[int, str, int]
-"""Of a collective on one rank: rank, op, start in ns on the rank's clock."""
+"""A collective on one rank: rank, op, start in ns on the rank's clock."""
 
 
 @dataclass(slots=True)
@@ -43,22 +43,22 @@ class Steps:
     chosen: dict[str, int]
     """'first', 'median', 'slowest' and 'last' and the global step of each."""
     records: dict[int, dict[int, StepRecord]] = field(default_factory=dict)
-    """By global step and rank."""
+    """Records by global step and rank."""
     waits: dict[Call, float] = field(default_factory=dict)
     """ms that a rank's collective waited for its last rank; those that were matched on all ranks."""
     offset_ns: dict[int, int] = field(default_factory=dict)
-    """What brings the ranks' clocks together, added to their times; empty where they are as recorded."""
+    """Offsets added to the ranks' times to align their clocks; empty where times are as recorded."""
     residual_us: float | None = None
-    """How well the clocks agree after that; None where they were not aligned."""
+    """Largest disagreement of the clocks after alignment; None if they were not aligned."""
     why_empty: str = ""
     late_rank: int | None = None
-    """Who costs the others most; shown first."""
+    """Rank that costs the others most; shown first."""
     kernels: dict[int, dict[int, list[NamedSpan]]] = field(default_factory=dict)
-    """By global step and rank, where the source names kernels."""
+    """Kernels by global step and rank, where the source names kernels."""
 
 
 def steps_to_show(report: Report, shown: Shown | None = None) -> list[Steps]:
-    """Read again from disk, one record at a time; a label's first run."""
+    """The steps of each label's first run that the timeline shows, read again from disk record by record."""
     return [
         _steps(dataset.first, _of_causes(report, label), shown or Shown())
         for label, dataset in report.datasets.items()
@@ -182,11 +182,11 @@ def _waits(steps: Steps, arrivals: Arrivals) -> dict[Call, float]:
     waits = {}
     for by_rank in steps.records.values():
         for rank, record in by_rank.items():
-            of_rank = arrivals.waits.get(rank)
+            rank_waits = arrivals.waits.get(rank)
             for row in record.collectives or ():
-                if of_rank is not None and row.start_ms is not None and row.end_ms is not None:
+                if rank_waits is not None and row.start_ms is not None and row.end_ms is not None:
                     call = _call(record, row)
-                    wait_ms = of_rank.wait_ms_of(call[2])
+                    wait_ms = rank_waits.wait_ms_of(call[2])
                     if wait_ms is not None:
                         waits[call] = wait_ms
     return waits
@@ -200,12 +200,12 @@ def _match(steps: Steps, run: Run) -> None:
     calls, view = matched
     steps.residual_us = view.clock.residual_us
     steps.offset_ns = dict(zip(view.ranks, view.clock.offset_ns.round().astype(int).tolist(), strict=True))
-    for of_rank, waits in zip(calls, view.waits, strict=True):
+    for rank_calls, waits in zip(calls, view.waits, strict=True):
         for op, start_ns, wait_ms in zip(
-            of_rank.op, of_rank.start_ns.tolist(), waits.wait_ms.tolist(), strict=True
+            rank_calls.op, rank_calls.start_ns.tolist(), waits.wait_ms.tolist(), strict=True
         ):
             if np.isfinite(wait_ms):
-                steps.waits[of_rank.rank, op, start_ns] = wait_ms
+                steps.waits[rank_calls.rank, op, start_ns] = wait_ms
 
 
 def _call(record: StepRecord, row: CollectiveRecord) -> Call:

@@ -94,7 +94,7 @@ KERNEL_WORDS = {
     "kernel_name_ms": "",
     "kernel_name_count": ", launches",
 }
-"""Behind the class or the name of kernels."""
+"""Text after the class or the name of kernels."""
 MAX_OPS = 6
 """Operations with a row of their own."""
 MAX_DIFFERENCES = 12
@@ -116,7 +116,8 @@ COMPUTE_OF_SOURCE = {
     " nothing queued are included",
     "host": "compute: host time outside collectives",
 }
-"""What compute means; for kernel sources the union of all kernels that are not communication."""
+"""Definition of compute by source; for kernel sources it is the union of all kernels that are not
+communication."""
 ALL_KERNELS = "compute: union of all kernels that are not communication"
 
 
@@ -124,7 +125,10 @@ ALL_KERNELS = "compute: union of all kernels that are not communication"
 
 
 def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: bool = True) -> str:
-    """with_changes: with what to change for each cause."""
+    """The terminal's text on one run: title, answer, causes, tables, remarks.
+
+    with_changes: print below each cause what to change.
+    """
     lines = [_title(dataset), *_stories(dataset), "", dataset_answer(dataset, causes)]
     if causes is not None and causes.lines:
         lines += ["", *_causes(causes, with_changes)]
@@ -150,11 +154,12 @@ def _title(dataset: Dataset) -> str:
     steps = f"{num_steps} step{'s' if num_steps != 1 else ''}"
     if len(dataset.runs) > 1:
         steps += f" of {len(dataset.runs)} runs"
-    parts = [dataset.label, device_text(first), _precision(first), steps, f"source: {source_text(dataset)}"]
+    parts = [dataset.label, device_text(first), precision(first), steps, f"source: {source_text(dataset)}"]
     return "   ".join(part for part in parts if part)
 
 
-def _precision(judged: JudgedRun) -> str:
+def precision(judged: JudgedRun) -> str:
+    """'bf16', or '' if run.json does not tell it."""
     record = judged.run.run
     config = (record.config if record else None) or {}
     training = config.get("training")
@@ -208,7 +213,7 @@ def _metrics_of_ops(dataset: Dataset, metric: str) -> list[str]:
 
 
 def _row(dataset: Dataset, name: str, metric: str, metric_used: str) -> tuple[str, ...]:
-    """The statistic called taken, in the place of metric."""
+    """A row of a metric; its numbers are those of metric_used, which may be its calibrated form."""
     statistic = dataset.statistics.get(metric_used)
     step = timed_step_ms(dataset)
     if statistic is None or statistic.median is None:
@@ -224,7 +229,7 @@ def _row(dataset: Dataset, name: str, metric: str, metric_used: str) -> tuple[st
 
 
 def _remark_of_row(dataset: Dataset, metric: str, metric_used: str, statistic: Statistic) -> str:
-    """Parts stand beside the numbers that they are parts of."""
+    """Text behind a row: the parts of its number."""
     if metric_used == "comm_ms":
         return "" if _metrics_of_ops(dataset, metric_used) else _by_op(dataset, "comm_ms")
     if metric == "exposed_ms":
@@ -490,7 +495,7 @@ def _interval(interval: ConfidenceInterval | None) -> str:
 
 
 def _kernel_rows(comparison: Comparison, head: tuple[str, ...]) -> list[str]:
-    """Which kernels took more or less time, by class and by name."""
+    """Rows of kernels, by class and by name, that took more or less time."""
     rows = [
         (
             *_comparison_row(elided(kernel_name(name), MAX_KERNEL), metric)[:-1],
@@ -548,7 +553,7 @@ def _plain_name(metric: str) -> str:
 
 
 def elided(label: str, max_letters: int) -> str:
-    """Both ends of a long label: what tells runs apart may be at either."""
+    """Long label with its middle left out: runs may differ at either end."""
     if len(label) <= max_letters:
         return label
     half = (max_letters - 1) // 2
@@ -557,10 +562,15 @@ def elided(label: str, max_letters: int) -> str:
 
 def device_text(judged: JudgedRun) -> str:
     """'2 x NVIDIA H200', or the number of ranks alone where the device is not known."""
+    names, num = device_names(judged), len(judged.run.ranks)
+    return f"{num} x {names}" if names else counted(num, "rank")
+
+
+def device_names(judged: JudgedRun) -> str:
+    """Names of the devices, each once; '' if run.json does not tell them."""
     record = judged.run.run
     names = dict.fromkeys(str(row["name"]) for row in (record.devices if record else ()) if row.get("name"))
-    num = len(judged.run.ranks)
-    return f"{num} x {' / '.join(names)}" if names else f"{num} rank{'s' if num != 1 else ''}"
+    return " / ".join(names)
 
 
 def _aligned(rows: Sequence[tuple[str, ...]], *, left: bool = False) -> list[str]:

@@ -20,7 +20,7 @@ FIRST_BYTES = 1 << 20
 """Read back from the end of a file that is there already."""
 RECENT_STEPS = 20
 STRAGGLER_SHARE = 0.02
-"""Of the step time: a rank for which the others wait less is not named."""
+"""Least wait, as a part of the step, for which a rank is called late."""
 STALE_STEPS = 10
 COLUMNS = (
     ("rank", ""), ("step", ""), ("step", "ms"), ("exposed", "ms"), ("comm", "ms"), ("overlap", "%"),
@@ -36,7 +36,7 @@ MISSING = "-"
 
 @dataclass
 class FollowedRank:
-    """The latest of one rank."""
+    """The newest steps of one rank, and how far its file was read."""
 
     rank: int
     last: StepRecord | None = None
@@ -79,6 +79,7 @@ class Follower:
         try:
             with open(path, "rb") as file:
                 status = path.stat()
+                # A new file, or a shorter one: the rank was started again.
                 if state.inode != status.st_ino or (state.offset or 0) > status.st_size:
                     self.ranks[state.rank] = state = FollowedRank(state.rank, inode=status.st_ino)
                     state.offset = max(0, status.st_size - FIRST_BYTES)
@@ -105,7 +106,7 @@ class LateRank:
 
     rank: int
     wait_ms: float
-    """How much less this rank is in synchronous communication than the median rank, per step."""
+    """Time that this rank spends less in synchronous communication than the median rank, per step."""
 
 
 def straggler(states: Iterable[FollowedRank]) -> LateRank | None:
@@ -135,13 +136,13 @@ def top_table(
     """Screen of the job: one line for the run, the straggler, a row per rank."""
     late = straggler(states)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    listed = _most_telling(states, late, max(4, height - 6))
-    rows = [_row(state) for state in listed]
+    listed_states = _most_telling(states, late, max(4, height - 6))
+    rows = [_row(state) for state in listed_states]
     shown = [i for i in range(len(COLUMNS)) if i < NUM_ALWAYS or any(row[i] != MISSING for row in rows)]
     for i in shown:
         name, unit = COLUMNS[i]
         table.add_column(f"{name}\n{unit}", justify="right", no_wrap=True)
-    for state, row in zip(listed, rows, strict=True):
+    for state, row in zip(listed_states, rows, strict=True):
         style = "bold red" if late is not None and state.rank == late.rank else ""
         table.add_row(*(row[i] for i in shown), style=style)
     lines: list[Text | Table] = [_headline(run, states, time.time_ns() if now_ns is None else now_ns)]
@@ -152,8 +153,8 @@ def top_table(
             )
         )
     lines.append(table)
-    if len(listed) < len(states):
-        lines.append(Text(f"and {len(states) - len(listed)} more ranks", "dim"))
+    if len(listed_states) < len(states):
+        lines.append(Text(f"and {len(states) - len(listed_states)} more ranks", "dim"))
     return Group(*lines)
 
 
@@ -173,7 +174,7 @@ def _headline(run: RunRecord | None, states: list[FollowedRank], now_ns: int) ->
 
 
 def _most_telling(states: list[FollowedRank], late: LateRank | None, max_rows: int) -> list[FollowedRank]:
-    """All ranks where they fit; else the straggler, and the ranks with the longest steps."""
+    """The ranks that fit on the screen: the straggler first, then those with most exposed communication."""
     if len(states) <= max_rows:
         return states
     first = [s for s in states if late is not None and s.rank == late.rank]

@@ -1,4 +1,4 @@
-"""What changed between two traces, as text, CSV and xlsx."""
+"""Changes between two traces as text, CSV and xlsx (`aorta compare` of two traces)."""
 
 import csv
 import importlib
@@ -83,7 +83,7 @@ def _launches(row: WorkChange) -> str:
 
 
 def cells_of(row: WorkChange) -> list[str | float | None]:
-    """In the order of COLUMNS."""
+    """Cells of a row, in the order of COLUMNS."""
     texts = (row.table, row.work_class, row.reference, row.candidate, row.operator, row.shapes, row.module)
     return [
         *(_text(text) for text in texts),
@@ -123,7 +123,7 @@ def load_openpyxl() -> Any:
 
 
 def write_xlsx(changes: TraceChanges, path: Path) -> None:
-    """One sheet per table, sorted by milliseconds, and the notes."""
+    """Write one sheet per table, sorted by milliseconds, and a sheet of notes."""
     openpyxl = load_openpyxl()
     book = openpyxl.Workbook(write_only=True)
     for table, title in TITLES.items():

@@ -1,4 +1,8 @@
-"""Reads runs, writes their report, and returns what to print."""
+"""Reads and judges runs, writes the files of their report, and returns the text to print.
+
+`aorta report`, `aorta compare` and `aorta run` call write_report; notebooks call make_report, which writes
+nothing.
+"""
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -36,9 +40,9 @@ OWN_FILES = (
     "*.perfetto.json.gz",
     "steps.parquet",
 )
-"""What reports leave in their folder beside summary.json."""
+"""Files that a report writes beside summary.json."""
 OF_LABEL = ("{}_timeline.png", "{}.perfetto.json.gz")
-"""Those of them that are named for a label."""
+"""The files among them whose names contain a label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,8 @@ class Outputs:
     perfetto: bool = True
     parquet: bool = True
     ranks: Collection[int] | None = None
-    """Of the Perfetto trace and the page's timeline; of a large run the telling ones where none are named."""
+    """Ranks in the Perfetto trace and the page's timeline. None: all of a small run, the telling ones of a
+    large one."""
     steps: tuple[int, int] | None = None
     """The first and the last global step, of the same."""
     budget: Path | str | None = None
@@ -66,15 +71,17 @@ class EarlierReport(msgspec.Struct):
 
     datasets: dict[str, Any]
     files: list[str]
-    """What that report wrote beside it."""
+    """Names of the files that report wrote beside it."""
     reference: str | None = None
     candidate: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
+    """The result of write_report."""
+
     text: str
-    """For the terminal: the answer first, the paths last."""
+    """Text for the terminal: the answer first, the paths last."""
     report: Report
     gate: Gate | None
 
@@ -99,11 +106,11 @@ def make_report(
     reading: Reading | None = None,
     explain: Callable[[Dataset], Causes] | None = None,
 ) -> Report:
-    """Everything that the outputs are made from; nothing is written.
+    """Read and judge the runs; nothing is written.
 
-    A label that is given several times has several runs. reference and candidate default to the
-    first and the second of two labels; with one label, or more than two, there is no comparison
-    unless they are given. explain: finds the causes of a dataset's losses (aorta.why.causes.lines).
+    Runs that share a label are judged together. reference and candidate default to the first and the second
+    of two labels; with one label, or more than two, there is no comparison unless they are given. explain:
+    finds the causes of a dataset's losses (aorta.why.causes.lines).
     """
     _check_labels(log_dirs, labels)
     names = list(dict.fromkeys(labels))
@@ -121,10 +128,10 @@ def make_report(
     causes = {} if explain is None else {label: explain(single) for label, single in datasets.items()}
     for label, single in datasets.items():
         add_observed(written["datasets"][label], single, causes.get(label))
-    for label, of_label in causes.items():
-        written["datasets"][label]["causes"] = [line.data for line in of_label.lines]
-        if of_label.whatifs is not None:
-            written["datasets"][label]["whatifs"] = msgspec.to_builtins(of_label.whatifs.lines)
+    for label, label_causes in causes.items():
+        written["datasets"][label]["causes"] = [line.data for line in label_causes.lines]
+        if label_causes.whatifs is not None:
+            written["datasets"][label]["whatifs"] = msgspec.to_builtins(label_causes.whatifs.lines)
     return Report(datasets, comparison, written, causes)
 
 
@@ -181,9 +188,12 @@ def write_report(
     outputs: Outputs | None = None,
     explain: Callable[[Dataset], Causes] | None = None,
 ) -> Written:
-    """make_report, written to the folder output. Every input is read and judged before the first file
-    is written, and every file is there whole or not at all. What an earlier report wrote there for labels
-    that this one lacks is then removed; what else is there under names that reports use is named."""
+    """Make the report and write it into the folder output.
+
+    Every input is read and judged before the first file is written, and no file is ever there in part. Files
+    that an earlier report wrote there for labels that this one lacks are removed. Other files under names
+    that reports use stay, and the text names them.
+    """
     outputs = outputs or Outputs()
     output = Path(output)
     _check_output(output)
@@ -212,10 +222,10 @@ def write_report(
     if outputs.markdown is not None:
         small[Path(outputs.markdown)] = _saved(markdown(report, gate).encode())
     large = [
-        {output / name: write for name, write in together.items()}
-        for together in _large_outputs(report, outputs, shown)
+        {output / name: write for name, write in group.items()}
+        for group in _large_outputs(report, outputs, shown)
     ]
-    files = {path: write for together in [*large, small] for path, write in together.items()}
+    files = {path: write for group in [*large, small] for path, write in group.items()}
     written_names = [path.name for path in files if path.parent == output]
     summary_path = output / "summary.json"
     small[summary_path] = lambda path: write_json(path, report.summary | {"files": written_names})
@@ -224,7 +234,9 @@ def write_report(
         if os.path.isdir(path):  # unlike Path.is_dir, where rights are missing it is for writing to say so
             raise ReportError(f"cannot write {path}: it is a folder")
     outdated = [path for path in _of_gone_labels(output, report) if path not in files]
-    calls = [partial(_write, together) for together in large]
+    # The large files are made in parallel, in copies of this process that share what was read. summary.json
+    # is written after them: a folder that has it has everything that it lists.
+    calls = [partial(_write, group) for group in large]
     for number, _ in enumerate(forked(calls, outputs.jobs), start=1):
         if progress is not None:
             progress("writing", number, len(calls))
@@ -241,7 +253,7 @@ def write_report(
 
 
 def _check_output(output: Path) -> None:
-    """Before anything is read, which may take long."""
+    """Refuse an impossible output folder before anything is read, which may take long."""
     try:
         if output.exists() and not output.is_dir():
             raise ReportError(f"--output {output} is a file, not a folder")
@@ -257,7 +269,7 @@ def _check_output(output: Path) -> None:
 def _large_outputs(
     report: Report, outputs: Outputs, shown: Shown
 ) -> Iterator[dict[str, Callable[[Path], object]]]:
-    """What takes long: the files of each item are written one after the other, items at the same time."""
+    """Files that take long to write. The files of one item are written in turn, the items in parallel."""
     if outputs.parquet:
         yield {"steps.parquet": lambda path: _write_parquet(path, report)}
     if outputs.pictures:
@@ -370,7 +382,7 @@ def _of_gone_labels(output: Path, report: Report) -> list[Path]:
 
 
 def _removed(paths: list[Path]) -> list[str]:
-    """Removes files; a line that names them. One that cannot be removed stays."""
+    """Remove files, and return a line that names them; a file that cannot be removed stays."""
     removed = []
     for path in paths:
         with suppress(OSError):
@@ -391,7 +403,7 @@ def _older_files(output: Path, files: dict[Path, Callable[[Path], object]]) -> l
 
 
 def _printable(text: str) -> str:
-    """Names out of traces and records may hold what moves a terminal's cursor: that is spelled out."""
+    """The text with control characters spelled out, since names in traces may move a terminal's cursor."""
     if text.isascii() and all(letter.isprintable() or letter == "\n" for letter in text):
         return text
     return "".join(

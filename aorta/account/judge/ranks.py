@@ -109,7 +109,7 @@ def straggler(judged: JudgedRun) -> RankRow | None:
 
 
 def straggler_text(judged: JudgedRun) -> str:
-    """'rank 3 arrives last in 98 % of the collectives; each of the others waits 4 ms a step for it', or ''."""
+    """'rank 3 arrives last in 98 % of the collectives; each of the others waits 4 ms a step', or ''."""
     row = straggler(judged)
     if row is None:
         return ""

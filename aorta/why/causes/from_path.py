@@ -113,7 +113,9 @@ def _cause(
         subject=_subject(stretch, subject_ranks),
         ms=ms,
         interval_ms=None if interval is None else (max(interval[0], 0.0), interval[1]),
-        why_no_interval="" if interval else f"too few traced steps for an interval: {len(steps)} of {MIN_STEPS}",
+        why_no_interval=""
+        if interval
+        else f"too few traced steps for an interval: {len(steps)} of {MIN_STEPS}",
         bound_ms=bound_ms,
         share=ms / step_ms,
         evidence=tuple([*_evidence(stretch, step_ms, len(steps)), *sentences]),

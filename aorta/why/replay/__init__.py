@@ -1,1 +1,1 @@
-"""One traced step over all ranks as a dependency graph: replay, critical path, what-ifs. No torch."""
+"""Replay of traced steps: a dependency graph over all ranks, its critical path, and what-ifs. No torch."""

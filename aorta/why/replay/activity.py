@@ -1,4 +1,4 @@
-"""What one rank's trace says of its host and its device, as columns; what device work is for."""
+"""The host calls and the device work of one rank's trace, as columns; the classes of device work."""
 
 import re
 from bisect import bisect_right
@@ -24,7 +24,7 @@ PLAIN = ("nccl:", "ProfilerStep#", STEP_ANNOTATION)
 ACCUMULATE_GRADIENT = "torch::autograd::AccumulateGrad"
 OPTIMIZER_SCOPE = re.compile(r"Optimizer\.|optimizer|clip_grad", re.IGNORECASE)
 SHARDING_SCOPE = re.compile(r"FSDP::(?!cast_forward_inputs)|torch::autograd::AccumulateGrad|Reducer")
-"""Where parameters are gathered and gradients reduced: work that does not depend on the batch."""
+"""Scopes that gather parameters or reduce gradients: work that does not depend on the batch."""
 OPTIMIZER = "optimizer"
 ELEMENTWISE = "elementwise"
 FOREACH = "aten::_foreach_"
@@ -190,7 +190,7 @@ def _nest(rows: list[tuple[int, int, str, bool]]) -> tuple[list[int], list[int]]
 
 @dataclass(slots=True)
 class RankActivity:
-    """One rank's trace."""
+    """Calls, device work and synchronisation in the trace of one rank."""
 
     rank: int
     source: str
@@ -203,7 +203,7 @@ class RankActivity:
     base_ns: int = 0
     """Added to every time for the Unix clock."""
     host_events: float = 0.0
-    """That the profiler recorded per marked step."""
+    """Host events that the profiler recorded per marked step."""
     has_host: bool = True
     """Device work is linked to host calls."""
     notes: list[str] = field(default_factory=list)
@@ -225,8 +225,8 @@ def work_class(name: str, program: str, unit: str) -> str:
 
 
 def depends_on_batch(name: str, program: str, unit: str) -> bool:
-    """Whether the work grows with the samples of a pass: not that of the optimizer, of gathering parameters,
-    of reducing gradients."""
+    """True if the work grows with the samples of a pass; false for the optimizer, gathering parameters and
+    reducing gradients."""
     if FOREACH in program:
         return False  # over parameters or gradients
     return work_class(name, program, unit) != OPTIMIZER and not SHARDING_SCOPE.search(f"{program} {unit}")
@@ -234,5 +234,5 @@ def depends_on_batch(name: str, program: str, unit: str) -> bool:
 
 @lru_cache(4096)
 def is_data_loading(program: str) -> bool:
-    """Whether a part of the program, by its name, fetches the next batch."""
+    """True if the part of the program with this name fetches the next batch."""
     return LOADER.search(program) is not None

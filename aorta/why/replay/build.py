@@ -1,4 +1,4 @@
-"""From the activity of all ranks to the dependency graph."""
+"""Builds the dependency graph of traced steps from the activity of all ranks."""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -35,12 +35,12 @@ QUEUE_PENDING = 100
 FILLED = 0.8
 """Share of a delay in which a kernel of another stream ran, for it to be a wait for room on the device."""
 MOST_SWITCHES = 0.1
-"""Of the calls of a thread: with more changes between two threads they do not take turns."""
+"""Largest share of a thread's calls at which control passes between two threads that take turns."""
 RETURN_NS = 5_000
-"""From the end of device work to the return of a host call that waits for it, where it did not have to."""
+"""Typical ns from the end of device work to the return of a host call that waits for it but found it done."""
 LONG_GAP_NS = 1_000_000
-"""Between two calls: what the host did is what it was in halfway, where that is a loader. Reading a batch
-starts no work of its own."""
+"""Gap between two calls whose cause is looked up at its middle, to find a data loader. Reading a batch
+starts no device work."""
 ONE_WAY = frozenset(("broadcast", "scatter", "reduce", "gather", "send"))
 """Operations that a rank with nothing to receive may leave before the others have come."""
 UNIT = re.compile(r"\(([^()]+)\)\s*$")
@@ -72,7 +72,7 @@ class _Rank:
 
 
 class _Filled:
-    """How much of a time kernels of another stream ran."""
+    """Time in which kernels of other streams ran."""
 
     def __init__(self) -> None:
         self.starts: dict[str, list[float]] = defaultdict(list)
@@ -80,7 +80,7 @@ class _Filled:
         self.busy: dict[str, list[float]] = defaultdict(lambda: [0.0])
 
     def add(self, stream: str, start: float, end: float) -> None:
-        """In order of starts."""
+        """Add a kernel; kernels come in order of their starts."""
         self.starts[stream].append(start)
         self.ends[stream].append(end)
         self.busy[stream].append(self.busy[stream][-1] + end - start)
@@ -116,13 +116,15 @@ class _Builder:
         marked = [{mark.step for mark in activity.marks} for activity in activities]
         common = set.intersection(*marked) if marked else set()
         self.step_place = {number: place for place, number in enumerate(sorted(common))}
-        """Of steps that all ranks mark."""
+        """Index of each step that all ranks mark, by its number."""
 
     def build(self) -> TraceGraph:
         root = self.nodes.add(NodeKind.ROOT, -1, "", "", 0.0, 0.0)
         self.arcs.add(2 * root, 2 * root + 1, 0.0, ArcKind.BEGIN)
         self.zero_ns = min(int(a.work.start_ns[0]) + a.base_ns for a in self.activities)
         ranks = [_Rank(row, a, dependencies(a)) for row, a in enumerate(self.activities)]
+        # Collectives connect nodes of all ranks, so every rank's nodes come first. A device arc needs to know
+        # whether its work belongs to a matched collective, so those come before the device.
         for rank in ranks:
             self._add_nodes(rank)
         self._add_collectives(ranks)
@@ -182,13 +184,14 @@ class _Builder:
         ends = [mark.end_ns for mark in activity.marks]
         step_of_call = self._steps_at(activity.marks, calls.start_ns)
         call_start, call_end = self._common(row, calls.start_ns), self._common(row, calls.end_ns)
-        noted = np.flatnonzero(np.isin(calls.kind, (CallKind.LAUNCH, CallKind.SYNC))).tolist()
+        call_rows = np.flatnonzero(np.isin(calls.kind, (CallKind.LAUNCH, CallKind.SYNC))).tolist()
         places = self.nodes.extend(
-            [NodeKind.CALL] * len(noted), number, [calls.name[i] for i in noted],
-            [calls.thread[i] for i in noted], [call_start[i] for i in noted], [call_end[i] for i in noted],
-            [""] * len(noted), [step_of_call[i] for i in noted],
+            [NodeKind.CALL] * len(call_rows), number, [calls.name[i] for i in call_rows],
+            [calls.thread[i] for i in call_rows], [call_start[i] for i in call_rows],
+            [call_end[i] for i in call_rows],
+            [""] * len(call_rows), [step_of_call[i] for i in call_rows],
         )  # fmt: skip
-        rank.node_of_call.update(zip(noted, places, strict=True))
+        rank.node_of_call.update(zip(call_rows, places, strict=True))
         start, end = self._common(row, work.start_ns), self._common(row, work.end_ns)
         kinds = work.kind.tolist()
         rank.node_of_work += self.nodes.extend(
@@ -299,6 +302,7 @@ class _Builder:
     ) -> None:
         """Arcs whose latest gives the measured start: what is left beyond typical lags is the node's own."""
         times = [self._time(point) for point, _, _ in incoming]
+        # Every arc gets the whole delay: whichever of them is the latest after a change, it still holds.
         lags = [min(lag, start - time) for time, (_, lag, _) in zip(times, incoming, strict=True)]
         delay = start - max(time + lag for time, lag in zip(times, lags, strict=True))
         if delay > UNEXPLAINED_NS:
@@ -367,7 +371,7 @@ class _Builder:
         for row, nodes in enumerate(node_of):
             for call, node in nodes.items():
                 if (row, call) not in matched:
-                    self._add_alone(ranks[row], call, node)
+                    self._add_collective(ranks[row], call, (node,), -1)  # without a meeting
         self.collectives.sort(
             key=lambda collective: min(self.nodes.start_ns[node] for node in collective.members)
         )
@@ -378,7 +382,7 @@ class _Builder:
     def _pairs(self, node_of: list[dict[int, int]]) -> list[list[tuple[int, int, int]]]:
         """Point to point between the two ranks of a group, matched by order: a communicator of two runs its
         calls in one order. Among more ranks the traces do not say who talks to whom."""
-        of_group: dict[tuple[int, ...], dict[int, list[tuple[int, int, int]]]] = {}
+        sides_of_group: dict[tuple[int, ...], dict[int, list[tuple[int, int, int]]]] = {}
         num_left = 0
         for row, nodes in enumerate(node_of):
             rank_calls = self.calls[row]
@@ -391,9 +395,9 @@ class _Builder:
                 if ranks is None or len(ranks) != 2:
                     num_left += 1
                     continue
-                of_group.setdefault(ranks, {}).setdefault(row, []).append((row, call, node))
+                sides_of_group.setdefault(ranks, {}).setdefault(row, []).append((row, call, node))
         pairs: list[list[tuple[int, int, int]]] = []
-        for sides in of_group.values():
+        for sides in sides_of_group.values():
             if len({len(rows) for rows in sides.values()}) == 1 and len(sides) == 2:
                 pairs += [list(pair) for pair in zip(*sides.values(), strict=True)]
             else:
@@ -405,6 +409,8 @@ class _Builder:
     def _add_meeting(self, ranks: list[_Rank], members: list[tuple[int, int, int]]) -> None:
         nodes = self.nodes
         row, call, first = members[0]
+        # A collective moves nothing before its last rank's kernel runs. So each kernel is split at that
+        # moment: up to the meeting it waits, after it it transfers, and only the transfer has a length.
         arrival = max(nodes.start_ns[node] for _, _, node in members)
         rank_calls = self.calls[row]
         meeting = nodes.add(NodeKind.MEETING, -1, rank_calls.op[call], "", arrival, arrival)
@@ -419,9 +425,6 @@ class _Builder:
             transfer = max(0.0, nodes.end_ns[node] - arrival)
             self.arcs.add(2 * meeting + 1, 2 * node + 1, transfer, ArcKind.TRANSFER)
         self._add_collective(ranks[row], call, tuple(node for _, _, node in members), meeting)
-
-    def _add_alone(self, rank: _Rank, call: int, node: int) -> None:
-        self._add_collective(rank, call, (node,), -1)
 
     def _add_collective(self, rank: _Rank, call: int, members: tuple[int, ...], meeting: int) -> None:
         rank_calls = self.calls[rank.row]
@@ -488,18 +491,22 @@ class _Builder:
         return node
 
     def _whole_step(self, ranks: list[_Rank]) -> tuple[int | None, tuple[StepEnd, ...]]:
-        """From the first device work of each rank to the last one."""
+        """The whole trace as one step, from the first device work of each rank to its last."""
         self.notes.append("no step is marked on all ranks: the whole trace is one step")
         ends = []
         for rank in ranks:
             nodes, step_nodes = self.nodes, []
-            of_stream: dict[str, int] = {}
+            last_of_stream: dict[str, int] = {}
             for i, node in enumerate(rank.node_of_work):
-                of_stream[rank.activity.work.stream[i]] = node
+                last_of_stream[rank.activity.work.stream[i]] = node
             begin = min(rank.node_of_work, key=lambda node: self.nodes.start_ns[node])
+            last_nodes = last_of_stream.values()
             for time, sources in (
                 (nodes.start_ns[begin], [2 * begin]),
-                (max(nodes.end_ns[n] for n in of_stream.values()), [2 * n + 1 for n in of_stream.values()]),
+                (
+                    max(nodes.end_ns[n] for n in last_nodes),
+                    [2 * n + 1 for n in last_nodes],
+                ),
             ):
                 node = nodes.add(NodeKind.STEP, rank.activity.rank, "step", "", time, time)
                 for point in sources:
@@ -511,14 +518,14 @@ class _Builder:
 
 
 def _notes_of_ranks(activities: Sequence[RankActivity]) -> list[str]:
-    """Each note once, with its ranks where it is not of all."""
-    of_note: dict[str, list[int]] = defaultdict(list)
+    """Each note once, with its ranks if it does not hold for all."""
+    ranks_of_note: dict[str, list[int]] = defaultdict(list)
     for activity in activities:
         for note in activity.notes:
-            of_note[note].append(activity.rank)
+            ranks_of_note[note].append(activity.rank)
     return [
         note if len(ranks) == len(activities) else f"rank {', '.join(map(str, ranks))}: {note}"
-        for note, ranks in of_note.items()
+        for note, ranks in ranks_of_note.items()
     ]
 
 
@@ -548,7 +555,7 @@ def _lines(activity: RankActivity, node_of_call: dict[int, int]) -> list[list[in
 
 
 def _take_turns(line: list[int], rows: list[int]) -> bool:
-    """Whether one thread runs for long while the other rests, again and again."""
+    """True if each thread runs for long while the other rests."""
     pieces = {bisect_left(line, i) for i in rows}
     return len(pieces) <= max(8, MOST_SWITCHES * len(rows))
 
@@ -584,12 +591,12 @@ def _low(values: list[float], otherwise: float) -> float:
 
 
 def _usual_cost(activity: RankActivity) -> dict[str, float]:
-    """By name: the shortest tenth of a call's durations."""
+    """Usual ns of a call by name: the 10th percentile of its durations."""
     calls = activity.calls
     lengths: dict[str, list[float]] = defaultdict(list)
     for name, start, end in zip(calls.name, calls.start_ns.tolist(), calls.end_ns.tolist(), strict=True):
         lengths[name].append(end - start)
-    return {name: min(float(np.percentile(of_name, 10)), BLOCKED_NS) for name, of_name in lengths.items()}
+    return {name: min(float(np.percentile(durations, 10)), BLOCKED_NS) for name, durations in lengths.items()}
 
 
 def _blocking_copies(activity: RankActivity) -> dict[int, set[int]]:
@@ -600,8 +607,11 @@ def _blocking_copies(activity: RankActivity) -> dict[int, set[int]]:
         call = int(work.call[i])
         if call < 0 or "emcpy" not in calls.name[call]:
             continue
-        took = int(calls.end_ns[call] - calls.start_ns[call])
-        if took >= BLOCKED_NS and 0 <= int(calls.end_ns[call] - work.end_ns[i]) + EARLY_NS <= BLOCKED_NS:
+        duration_ns = int(calls.end_ns[call] - calls.start_ns[call])
+        if (
+            duration_ns >= BLOCKED_NS
+            and 0 <= int(calls.end_ns[call] - work.end_ns[i]) + EARLY_NS <= BLOCKED_NS
+        ):
             copies[call] = {i}
     return copies
 
@@ -612,10 +622,10 @@ def _full_queues(activity: RankActivity) -> dict[int, int]:
     linked = np.flatnonzero(work.call >= 0)
     if len(linked) == 0:
         return {}
-    took = calls.end_ns - calls.start_ns
+    duration_ns = calls.end_ns - calls.start_ns
     is_launch = calls.kind == CallKind.LAUNCH
-    limit = max(QUEUE_FULL_NS, 20 * float(np.median(took[is_launch])))
-    long = np.flatnonzero(is_launch & (took >= limit))
+    limit = max(QUEUE_FULL_NS, 20 * float(np.median(duration_ns[is_launch])))
+    long = np.flatnonzero(is_launch & (duration_ns >= limit))
     launched = np.sort(calls.start_ns[work.call[linked]])
     order = linked[np.argsort(work.start_ns[linked], kind="stable")]
     started = work.start_ns[order]

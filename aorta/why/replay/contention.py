@@ -34,7 +34,7 @@ ONE_SIZE = 1.5
 
 @dataclass(slots=True)
 class Contention:
-    """What collectives cost the kernels of a graph, and what they would cost at other times."""
+    """Cost of collectives to the kernels of a graph, as measured and at other times."""
 
     nodes: Ints
     """Kernels, as the columns below."""
@@ -42,21 +42,22 @@ class Contention:
     rates: Floats
     """Time lost per time beside collectives."""
     arcs: Ints
-    """Of the graph: the arc of each kernel's duration."""
+    """The graph's arc of each kernel's duration."""
     length_ns: list[float]
-    """By arc of the graph, kernels as long as they are alone."""
+    """Length of each arc of the graph, with kernels as long as they are alone."""
     slower_ns: dict[int, float] = field(default_factory=dict)
-    """By kernel that ran beside a collective and, at least FEWEST times, alone: by how much it was slower."""
+    """Slowdown in ns of each kernel that ran beside a collective and, at least FEWEST times, alone."""
     place: dict[int, int] = field(default_factory=dict)
-    """By these kernels: the collective that they ran beside, by its place in the graph's."""
+    """Index among the graph's collectives of the one that each of these kernels ran beside."""
     usual_ns: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """By these kernels: median alone, and of how many runs."""
+    """Median ns of each of these kernels alone, and the number of runs behind it."""
 
 
 _KNOWN: "WeakKeyDictionary[TraceGraph, Contention]" = WeakKeyDictionary()
 
 
 def contention(graph: TraceGraph) -> Contention:
+    """The contention of a graph, measured once and kept as long as the graph is."""
     if graph not in _KNOWN:
         _KNOWN[graph] = _contention(graph)
     return _KNOWN[graph]
@@ -77,7 +78,7 @@ class Occupied:
             self._of_rank[rank] = _union(times[2 * nodes], times[2 * nodes + 1])
 
     def overlap_ns(self, rank: int, start_ns: Floats, end_ns: Floats) -> Floats:
-        """Of each stretch of time the part in which a collective runs."""
+        """Part of each time span in which a collective runs."""
         if rank not in self._of_rank:
             return np.zeros(len(start_ns))
         edges, busy = self._of_rank[rank]
@@ -111,13 +112,13 @@ def _contention(graph: TraceGraph) -> Contention:
     measured_times = np.empty(2 * len(nodes))
     measured_times[0::2], measured_times[1::2] = nodes.start_ns, nodes.end_ns
     occupied = Occupied(graph, measured_times)  # type: ignore[arg-type]
-    beside = np.zeros(len(kernels))
+    beside_ns = np.zeros(len(kernels))
     for number in graph.ranks:
         is_of_rank = rank == number
-        beside[is_of_rank] = occupied.overlap_ns(number, start[is_of_rank], end[is_of_rank])
+        beside_ns[is_of_rank] = occupied.overlap_ns(number, start[is_of_rank], end[is_of_rank])
     length = end - start
-    rates, medians = _rates(graph, kernels, length, beside)
-    alone = np.maximum(length - rates * beside, 0.0)
+    rates, medians = _rates(graph, kernels, length, beside_ns)
+    alone = np.maximum(length - rates * beside_ns, 0.0)
     arcs = np.array([arc_of[node] for node in kernels], dtype=np.int64)
     lengths = list(graph.arcs.length_ns)
     for arc, alone_ns in zip(arcs.tolist(), alone.tolist(), strict=True):
@@ -126,7 +127,7 @@ def _contention(graph: TraceGraph) -> Contention:
     measured = Contention(np.array(kernels, dtype=np.int64), rank, rates, arcs, lengths)
     for row, (median_ns, num_alone) in medians.items():
         node = kernels[row]
-        if beside[row] >= BESIDE * length[row] and length[row] > median_ns:
+        if beside_ns[row] >= BESIDE * length[row] and length[row] > median_ns:
             measured.slower_ns[node] = float(length[row] - median_ns)
             measured.place[node] = spans[int(rank[row])].longest(float(start[row]), float(end[row]))
             measured.usual_ns[node] = (median_ns, num_alone)
@@ -134,14 +135,15 @@ def _contention(graph: TraceGraph) -> Contention:
 
 
 def _rates(
-    graph: TraceGraph, kernels: Sequence[int], length: Floats, beside: Floats
+    graph: TraceGraph, kernels: Sequence[int], length: Floats, beside_ns: Floats
 ) -> tuple[Floats, dict[int, tuple[float, int]]]:
     """The rate of every kernel; by row of those that ran alone often enough, the median and its runs."""
     nodes = graph.nodes
-    share = np.divide(beside, length, out=np.zeros(len(length)), where=length > 0)
+    share = np.divide(beside_ns, length, out=np.zeros(len(length)), where=length > 0)
     shares, lengths = share.tolist(), length.tolist()
     medians: dict[int, tuple[float, int]] = {}
     rates = np.full(len(kernels), np.nan)
+    # Kernels with the same neighbours come first: those of the same name alone do not overwrite their median.
     for rows in _same_kernels(graph, kernels):
         alone = sorted(lengths[row] for row in rows if shares[row] <= ALONE)
         if len(alone) < FEWEST or alone[-1 - len(alone) // 10] > ONE_SIZE * alone[len(alone) // 10]:
@@ -149,7 +151,7 @@ def _rates(
         usual_ns = median(alone)
         new = [row for row in rows if row not in medians]
         medians.update(dict.fromkeys(new, (usual_ns, len(alone))))
-        lost = [(lengths[row] - usual_ns) / beside[row] for row in rows if shares[row] >= BESIDE]
+        lost = [(lengths[row] - usual_ns) / beside_ns[row] for row in rows if shares[row] >= BESIDE]
         if new and lost:
             rates[new] = min(max(median(lost), 0.0), MOST_RATE)
     if not share.any():
@@ -173,31 +175,31 @@ def _median(rates: Floats) -> float | None:
 def _same_kernels(graph: TraceGraph, kernels: Sequence[int]) -> Iterator[list[int]]:
     """Rows of kernels that do the same work: those with the same neighbours, then all of a name and shape."""
     nodes = graph.nodes
-    around = _neighbours(graph)
+    neighbours = _neighbours(graph)
     plain: dict[tuple[int, str, str], list[int]] = defaultdict(list)
     between: dict[tuple[int, str, str, str, str], list[int]] = defaultdict(list)
     for row, node in enumerate(kernels):
         key = (nodes.rank[node], nodes.name[node], nodes.shape[node])
         plain[key].append(row)
-        between[(*key, *around[node])].append(row)
+        between[(*key, *neighbours[node])].append(row)
     yield from between.values()
     yield from plain.values()
 
 
 def _neighbours(graph: TraceGraph) -> dict[int, tuple[str, str]]:
-    """By device work the names and shapes of what its stream does before and after it."""
+    """Names and shapes of the work before and after each device work on its stream."""
     nodes = graph.nodes
-    of_stream: dict[tuple[int, str], list[int]] = defaultdict(list)
+    nodes_of_stream: dict[tuple[int, str], list[int]] = defaultdict(list)
     for node, kind in enumerate(nodes.kind):
         if kind in (NodeKind.KERNEL, NodeKind.COPY):
-            of_stream[nodes.rank[node], nodes.lane[node]].append(node)
-    around: dict[int, tuple[str, str]] = {}
-    for members in of_stream.values():
+            nodes_of_stream[nodes.rank[node], nodes.lane[node]].append(node)
+    neighbours: dict[int, tuple[str, str]] = {}
+    for members in nodes_of_stream.values():
         members.sort(key=lambda node: nodes.start_ns[node])
         names = ["", *(nodes.name[node] + nodes.shape[node] for node in members), ""]
         for i, node in enumerate(members):
-            around[node] = (names[i], names[i + 2])
-    return around
+            neighbours[node] = (names[i], names[i + 2])
+    return neighbours
 
 
 class _Spans:

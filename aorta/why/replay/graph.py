@@ -24,10 +24,10 @@ class NodeKind(IntEnum):
     """A host call that starts device work or waits for it."""
     KERNEL = 2
     COLLECTIVE = 3
-    """One rank's kernel of a collective."""
+    """The kernel of a collective on one rank."""
     COPY = 4
     MEETING = 5
-    """All ranks of a collective have come."""
+    """The moment at which all ranks of a collective have arrived."""
     HOST_STEP = 6
     """The host begins a step."""
     STEP = 7
@@ -36,15 +36,15 @@ class NodeKind(IntEnum):
 
 class ArcKind(IntEnum):
     BEGIN = 0
-    """What the trace begins with: a measured time."""
+    """A measured time, for what the trace begins with."""
     HOST = 1
     """The program on the host between two calls."""
     CALL = 2
     """Inside a host call."""
     LAUNCH = 3
-    """From a launch to its work."""
+    """Launch latency: a call to its work."""
     STREAM = 4
-    """From one work of a stream to the next."""
+    """Order of a stream: one work to the next."""
     EVENT = 5
     """Work waits for work of another stream."""
     DURATION = 6
@@ -52,13 +52,13 @@ class ArcKind(IntEnum):
     ARRIVAL = 7
     """A rank's kernel has started: it has come to its collective."""
     TRANSFER = 8
-    """From the meeting of a collective to its end on a rank."""
+    """The transfer of a collective: its meeting to its end on a rank."""
     SYNC = 9
     """The host waits for device work."""
     QUEUE = 10
     """A launch waits for room in the queue of launches."""
     STEP = 11
-    """To the beginning of a step."""
+    """An arc to the beginning of a step."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class Arcs:
 
 @dataclass(frozen=True, slots=True)
 class TracedCollective:
-    """One collective over the ranks of its group."""
+    """A collective, with its nodes on the ranks of its group."""
 
     op: str
     subject: str
@@ -94,7 +94,7 @@ class TracedCollective:
     """Node; -1 where only one rank's side is there."""
     size_bytes: int | None
     num_ranks: int | None
-    """Of the group."""
+    """Number of ranks in the group."""
     group: str | None
     step: int
     """Index of the step that launched it, -1 for none."""
@@ -102,7 +102,7 @@ class TracedCollective:
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """Where a step begins and ends on one rank: points of STEP nodes."""
+    """Begin and end of a step on one rank: points of STEP nodes."""
 
     rank: int
     first: int
@@ -124,9 +124,9 @@ class Nodes:
     """Measured, on the common clock, as end_ns; what a replay is compared with, and what it never reads."""
     end_ns: list[float] = field(default_factory=list)
     program: list[str] = field(default_factory=list)
-    """Of calls: the part of the program on the host before it. Of device work: what launched it."""
+    """For calls, the part of the program that the host ran before; for device work, what launched it."""
     unit: list[str] = field(default_factory=list)
-    """Of device work: the annotation around its launch."""
+    """Annotation around the launch of device work."""
 
     def add(
         self, kind: NodeKind, rank: int, name: str, lane: str, start_ns: float, end_ns: float,
@@ -168,7 +168,7 @@ class Nodes:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class TraceGraph:
-    """All traced steps of all ranks: one graph, because a step begins with what the one before left."""
+    """The traced steps of all ranks as one graph, because a step begins with what the one before left."""
 
     ranks: tuple[int, ...]
     nodes: Nodes
@@ -176,7 +176,7 @@ class TraceGraph:
     order: list[int]
     """Points so that every arc goes forward."""
     first_arc: list[int]
-    """By point: where its arcs begin in arcs_by_target; one more than there are points."""
+    """Index in arcs_by_target of each point's first arc; one entry more than there are points."""
     arcs_by_target: list[int]
     collectives: list[TracedCollective]
     collective_of: dict[int, int]
@@ -197,16 +197,16 @@ class TraceGraph:
     host_arcs: dict[int, int] = field(default_factory=dict)
     """Points of the host's lines, and the arc from the point before."""
     host_chains: dict[tuple[int, int], tuple[Ints, NDArray[np.bool_]] | None] = field(default_factory=dict)
-    """By first and last point of a StepEnd, once they were followed: arcs of the host's line, and which are
-    calls."""
+    """Cache of the host's line of a step, by first and last point of its StepEnd: its arcs, and which of
+    them are calls."""
     times_ns: list[float] | None = None
-    """By point, of the replay without changes, once it was made."""
+    """Cache of the unchanged replay: the time of each point."""
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class StepGraph:
-    """One step of a TraceGraph."""
+    """A step of a TraceGraph."""
 
     trace: TraceGraph
     index: int

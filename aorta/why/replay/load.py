@@ -1,4 +1,4 @@
-"""Traced steps of a run as dependency graphs: Kineto traces read for host calls, device work and synchronisation."""
+"""Reads Kineto traces of a run into dependency graphs, one per step: calls, device work, synchronisation."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -40,9 +40,9 @@ MARK_NAMES = (STEP_ANNOTATION, "ProfilerStep#")
 
 
 def steps_of(paths: Path | str | Iterable[Path | str]) -> list[StepGraph]:
-    """One graph per step that all ranks mark; one of the whole trace where none does.
+    """A graph per step that all ranks mark; a single one of the whole trace if none is marked on all.
 
-    paths: a folder, a file or an archive of Kineto traces, or one file per rank. TraceError for what is no
+    paths: a folder, a file or an archive of Kineto traces, or one file per rank. TraceError if a file is no
     Kineto trace or has no device work.
     """
     files = _files(paths)
@@ -53,7 +53,7 @@ def steps_of(paths: Path | str | Iterable[Path | str]) -> list[StepGraph]:
         with no_garbage_collection():
             decoded = decode_for_graph(data, file.name)
             trace = rank_trace(decoded, file.name)
-            trace.timeline  # noqa: B018
+            trace.timeline  # noqa: B018  (computed here, where garbage is not collected: it makes many objects)
             activity = read_activity(decoded, file.name, trace)
         activity.rank = rank
         traces.append(trace)
@@ -97,6 +97,7 @@ def build_graph(traces: Sequence[RankTrace], activities: Sequence[RankActivity])
 
 
 def steps(graph: TraceGraph) -> list[StepGraph]:
+    """The steps of a graph, in order."""
     return [StepGraph(graph, i) for i in range(len(graph.steps))]
 
 

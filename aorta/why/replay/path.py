@@ -39,10 +39,10 @@ class PathPart:
     kind: PartKind
     subject: str
     rank: int
-    """On which it happened."""
+    """Rank on which it happened."""
     ms: float
     start_ns: float
-    """From the graph's zero, as end_ns."""
+    """Begin in ns from the graph's zero, as end_ns."""
     end_ns: float
     evidence: str
 
@@ -53,7 +53,7 @@ def critical_path(replayed: Replayed) -> tuple[PathPart, ...]:
 
 
 def summed(parts: Sequence[PathPart]) -> list[PathPart]:
-    """One part per kind, subject and rank, the longest first; rank -1 where several are in it."""
+    """Sum parts by kind and subject, the longest first; rank is -1 if several ranks are in one."""
     groups: dict[tuple[str, str], list[PathPart]] = {}
     for part in parts:
         groups.setdefault((part.kind, part.subject), []).append(part)
@@ -114,13 +114,14 @@ class _Path:
         late: _Late | None = None
         launched = 0  # parts of the host since the path left the device
         while self.time[point] > begin:
+            # Backwards in time: each point came when it did because of one arc, the deciding one.
             arc = self._deciding(point)
             source = self.replayed.arcs.source[arc]
             since = max(begin, min(self.time[source], self.time[point]))
             if self.replayed.arcs.kind[arc] == ArcKind.ARRIVAL:
                 late = self._late(source // 2)
             elif late is not None and self.nodes.rank[point // 2] not in (late.rank, -1):
-                late = None
+                late = None  # the path has left the late rank: what came before is not its lateness
             kind = self.replayed.arcs.kind[arc]
             if kind == ArcKind.LAUNCH:
                 launched = len(path)
@@ -129,7 +130,7 @@ class _Path:
                 path += reversed(parts if late is None else late.marked(parts))
             if kind == ArcKind.SYNC:
                 path[launched:] = self._after_sync(path[launched:], point // 2)
-            if source // 2 == 0:
+            if source // 2 == 0:  # the root: nothing in the trace came before
                 break
             point = source
         path.reverse()
@@ -160,7 +161,7 @@ class _Path:
         return later
 
     def _waited(self, call: int) -> float:
-        """For how long a call kept the host waiting."""
+        """Time for which a call kept the host waiting."""
         arcs = self.replayed.arcs_by_target[
             self.replayed.first_arc[2 * call + 1] : self.replayed.first_arc[2 * call + 2]
         ]
@@ -173,7 +174,8 @@ class _Path:
         return f"{self.nodes.name[call]} ({self.nodes.program[call]})"
 
     def _late(self, node: int) -> "_Late | None":
-        """Until when, before this last arrival, everybody else had come."""
+        """The last rank to arrive and the time at which all others had; None if its lead is within the
+        clocks' error."""
         collective = self.graph.collectives[self.graph.collective_of[node]]
         arrivals = sorted(self.time[2 * member] for member in collective.members)
         limit_us = LATE_US + (self.graph.clock_error_us or 0.0)

@@ -1,4 +1,9 @@
-"""Replays a graph: the time of every point from lengths and dependencies alone; kernels run slower beside a collective."""
+"""Replays the graph of traced steps: the time of every point, from lengths and dependencies alone.
+
+Without contention the points are evaluated in one pass, in topological order. With it, kernels run slower
+while a collective runs on their rank, so their ends depend on what happens meanwhile: _Run then simulates the
+graph with a queue of events.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -28,25 +33,27 @@ if TYPE_CHECKING:
 NEVER = float("-inf")
 """Length of an arc that asks for nothing."""
 END, BEGIN, DONE, START = range(4)
-"""What happens at a time, in this order where times are equal."""
+"""Kinds of events, in the order in which events of equal time happen."""
 
 
 @dataclass(slots=True)
 class Draft:
+    """Lengths and arcs of a graph that changes edit; the graph itself is never changed."""
+
     graph: TraceGraph
     length_ns: list[float]
-    """By arc of the graph."""
+    """Length of each arc of the graph."""
     contention: Contention
     extra: Arcs = field(default_factory=Arcs)
     """Arcs that changes add."""
     has_contention: bool = True
     notes: list[str] = field(default_factory=list)
-    """What a change could not do, or assumed."""
+    """Things that a change could not do, or assumed."""
 
     @classmethod
     def from_graph(cls, graph: TraceGraph) -> "Draft":
-        of_graph = contention(graph)
-        return cls(graph, list(of_graph.length_ns), of_graph)
+        slowdown = contention(graph)
+        return cls(graph, list(slowdown.length_ns), slowdown)
 
     @classmethod
     def as_measured(cls, graph: TraceGraph) -> "Draft":
@@ -86,14 +93,14 @@ class Draft:
         self.extra.add(source, target, length_ns, kind)
 
     def duration_arcs(self, node: int) -> list[int]:
-        """What decides the length of device work, of a collective its transfer."""
+        """Arcs that decide the length of device work: of a collective with a meeting, its transfer."""
         return self.incoming(2 * node + 1, ArcKind.DURATION) + self.incoming(2 * node + 1, ArcKind.TRANSFER)
 
     def duration_ns(self, node: int) -> float:
         return max((self.length_ns[arc] for arc in self.duration_arcs(node)), default=0.0)
 
     def set_duration(self, node: int, length_ns: float) -> None:
-        """Of a collective with a meeting the transfer alone."""
+        """Set the length of device work; of a collective with a meeting, of its transfer alone."""
         arcs = self.incoming(2 * node + 1, ArcKind.TRANSFER) or self.incoming(2 * node + 1, ArcKind.DURATION)
         for arc in arcs:
             self.length_ns[arc] = length_ns
@@ -117,7 +124,7 @@ class Draft:
     def collectives(
         self, ops: frozenset[str] | None = None, unit: str | None = None
     ) -> list[TracedCollective]:
-        """Those of these operations; None: all. unit: a part of the subject's name in parentheses."""
+        """Collectives of these operations, or all. unit: a part of the subject's name in parentheses."""
         return [
             collective
             for collective in self.graph.collectives
@@ -134,7 +141,7 @@ class Replayed:
 
     step: StepGraph
     time_ns: list[float]
-    """By point, from the graph's zero."""
+    """Time of each point, from the graph's zero."""
     arcs: Arcs
     length_ns: list[float]
     first_arc: list[int]
@@ -202,8 +209,8 @@ def replay_draft(step: StepGraph, draft: Draft) -> Replayed:
     if not draft.has_contention and not len(draft.extra):
         plain = _evaluate(arcs, lengths, graph.order, first, by_target)
         return Replayed(step, plain, arcs, lengths, first, by_target, tuple(draft.notes))
-    of_graph = draft.contention if draft.has_contention else None
-    times = contended_times(graph, arcs, lengths, of_graph)
+    slowdown = draft.contention if draft.has_contention else None
+    times = contended_times(graph, arcs, lengths, slowdown)
     if times is None:
         raise ReplayError("these changes contradict the order of the program: work would wait for itself")
     return Replayed(step, times, arcs, lengths, first, by_target, tuple(draft.notes))
@@ -240,16 +247,19 @@ def _evaluate(
 
 
 def contended_times(
-    graph: TraceGraph, arcs: Arcs, lengths: list[float], of_graph: Contention | None
+    graph: TraceGraph, arcs: Arcs, lengths: list[float], slowdown: Contention | None
 ) -> list[float] | None:
-    """By point the time; lengths, by arc with kernels alone, become what they are beside collectives. Without
-    a Contention they stay. None where arcs form a circle."""
-    run = _Run(graph, arcs, lengths, of_graph)
+    """Time of each point; None if arcs form a circle.
+
+    lengths: by arc, with kernels as long as they are alone; overwritten with their lengths beside
+    collectives. They stay as they are without a Contention.
+    """
+    run = _Run(graph, arcs, lengths, slowdown)
     return run.times if run.is_whole() else None
 
 
 def _switches(graph: TraceGraph) -> list[int]:
-    """By point: 0; 1 + rank where one of its collectives begins, the negative where it ends."""
+    """For each point 1 + rank where a collective of that rank begins, the negative where it ends, else 0."""
     switches = [0] * (2 * len(graph.nodes))
     for collective in graph.collectives:
         for node in collective.members:
@@ -262,7 +272,7 @@ def _switches(graph: TraceGraph) -> list[int]:
 
 class _Run:
     def __init__(
-        self, graph: TraceGraph, arcs: Arcs, lengths: list[float], of_graph: Contention | None
+        self, graph: TraceGraph, arcs: Arcs, lengths: list[float], slowdown: Contention | None
     ) -> None:
         num_points = 2 * len(graph.nodes)
         self.lengths = lengths
@@ -274,13 +284,13 @@ class _Run:
         self.target, self.length = target[order].tolist(), length[order].tolist()
         work = np.full(len(length), -1)
         self.switch = [0] * num_points
-        if of_graph is not None:
-            self.kernel_arcs = of_graph.arcs.tolist()
-            self.speed = (1.0 - of_graph.rates).tolist()
-            self.rank = of_graph.rank.tolist()
-            self.end_point = (2 * of_graph.nodes + 1).tolist()
-            is_slowed = (of_graph.rates > 0) & (length[of_graph.arcs] > 0)
-            work[of_graph.arcs[is_slowed]] = np.flatnonzero(is_slowed)
+        if slowdown is not None:
+            self.kernel_arcs = slowdown.arcs.tolist()
+            self.speed = (1.0 - slowdown.rates).tolist()
+            self.rank = slowdown.rank.tolist()
+            self.end_point = (2 * slowdown.nodes + 1).tolist()
+            is_slowed = (slowdown.rates > 0) & (length[slowdown.arcs] > 0)
+            work[slowdown.arcs[is_slowed]] = np.flatnonzero(is_slowed)
             if is_slowed.any():
                 self.switch = _switches(graph)
         self.work = work[order].tolist()
@@ -290,13 +300,12 @@ class _Run:
         self.events: list[tuple[float, int, int, int]] = []
         self.num_beside: dict[int, int] = defaultdict(int)
         self.running: dict[int, set[int]] = defaultdict(set)
-        num_kernels = 0 if of_graph is None else len(of_graph.nodes)
+        num_kernels = 0 if slowdown is None else len(slowdown.nodes)
         self.rest = [0.0] * num_kernels
-        """Of each running kernel: work that is left,"""
+        """Work left of each running kernel at the time `since`, in ns at full speed."""
         self.since = [0.0] * num_kernels
-        """as of this time,"""
         self.version = [0] * num_kernels
-        """and how often its end was told anew."""
+        """How often the end of each kernel was predicted: an event of an earlier version is void."""
         self.began = [0.0] * num_kernels
         self._follow = self._follower()
         self._follow([point for point, num in enumerate(self.left) if num == 0])
@@ -306,8 +315,9 @@ class _Run:
         return not any(self.left)
 
     def _follower(self) -> Callable[[list[int]], None]:
-        """What gives times to all that comes after points, up to kernels, whose ends take time to tell. A
-        closure, because a replay calls it once for every kernel."""
+        """A function that gives times to everything that follows some points, up to kernels, whose ends
+        depend on what runs beside them. A closure with local names, because a replay calls it for every
+        kernel; the lists are changed in place and never replaced."""
         times, latest, left, target, length = self.times, self.latest, self.left, self.target, self.length
         first, work, switch, events = self.first, self.work, self.switch, self.events
 
@@ -320,9 +330,9 @@ class _Run:
                         heappush(events, (time, START, work[k], 0))
                         continue
                     following = target[k]
-                    come = time + length[k]
-                    if come > latest[following]:
-                        latest[following] = come
+                    reached_ns = time + length[k]
+                    if reached_ns > latest[following]:
+                        latest[following] = reached_ns
                     left[following] -= 1
                     if left[following] == 0:
                         times[following] = latest[following]
@@ -338,9 +348,10 @@ class _Run:
             if kind == START:
                 self._start(which, time)
             elif kind == DONE:
-                if version == self.version[which]:
+                if version == self.version[which]:  # else its speed has changed since this end was predicted
                     self._end(which, time)
             else:
+                # Speeds change only with the first collective to begin and the last one to end.
                 num = self.num_beside[which] = self.num_beside[which] + (1 if kind == BEGIN else -1)
                 if num == (1 if kind == BEGIN else 0):
                     self._change_speed(which, time)
@@ -348,7 +359,8 @@ class _Run:
     def _start(self, kernel: int, time: float) -> None:
         rank, length = self.rank[kernel], self.lengths[self.kernel_arcs[kernel]]
         end = time + (length / self.speed[kernel] if self.num_beside[rank] else length)
-        if not self.events or end <= self.events[0][0]:  # nothing happens meanwhile
+        # Most kernels end before anything else happens: they never enter the queue.
+        if not self.events or end <= self.events[0][0]:
             self.lengths[self.kernel_arcs[kernel]] = end - time
             self._arrive(kernel, end)
             return
@@ -363,7 +375,7 @@ class _Run:
         heappush(self.events, (end, DONE, kernel, self.version[kernel]))
 
     def _change_speed(self, rank: int, time: float) -> None:
-        """From the other speed to what is right from now on."""
+        """Settle the work done so far at the old speed, and predict new ends."""
         for kernel in self.running[rank]:
             before = 1.0 if self.num_beside[rank] > 0 else self.speed[kernel]
             past = max(0.0, time - self.since[kernel])
@@ -378,29 +390,28 @@ class _Run:
         self._arrive(kernel, time)
 
     def _arrive(self, kernel: int, time: float) -> None:
-        """What waits for the end of a kernel."""
+        """Pass on the end of a kernel to what waits for it."""
         point = self.end_point[kernel]
         self.latest[point] = max(self.latest[point], time)
         self.left[point] -= 1
         if self.left[point] == 0:
             self.times[point] = self.latest[point]
-            self._follow = self._follower()
-        self._follow([point])
+            self._follow([point])
 
 
 # ---- the host alone ------------------------------------------------------------------------------
 
 
 def host_floor_ms(step: StepGraph, draft: Draft) -> float:
-    """What the slowest host needs for the step if it never waits for the device: no steady step is shorter,
-    though a few may be while the device works off what was launched before."""
+    """Time that the slowest host needs for the step if it never waits for the device. No steady step is
+    shorter, though a few may be while the device works off what was launched before."""
     floor, lengths = 0.0, np.array(draft.length_ns)
     for end in step.ends:
         chain = _host_chain(draft, end)
         if chain is not None:
             arcs, is_call = chain
-            along = lengths[arcs]
-            floor = max(floor, float(np.where(is_call, np.maximum(along, 0.0), along).sum()) / 1e6)
+            arc_ns = lengths[arcs]
+            floor = max(floor, float(np.where(is_call, np.maximum(arc_ns, 0.0), arc_ns).sum()) / 1e6)
     return floor
 
 

@@ -1,4 +1,4 @@
-"""Which device work waits for which, on one rank: recorded by synchronisation events, else inferred.
+"""Finds which device work of a rank waits for which: recorded by synchronisation events, else inferred.
 
 Host calls are walked in order of issue. A stream holds the work that its next work has to wait for: its own
 last one, and what it was told to wait for. An event holds what its stream held when it was recorded.
@@ -20,7 +20,8 @@ from aorta.why.replay.activity import CallKind, RankActivity, WorkKind
 EARLY_NS = 2_000
 """A consumer may start this much before its producer's recorded end: resolution of device clocks."""
 NEAR_NS = 30_000
-"""From the end of awaited work to the start of what waited: 2 to 5 µs on CUDA, up to 20 on HIP."""
+"""Largest ns from the end of awaited work to the start of the work that waited: 2 to 5 µs on CUDA, up to
+20 on HIP."""
 DELAY_NS = 6_000
 """A start later than this after everything known asks for an explanation."""
 REPEATS = 0.5
@@ -35,9 +36,9 @@ class Dependencies:
     """Places in the rank's Work, by consumer."""
 
     of_work: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """Beside the previous work of its own stream."""
+    """Producers of each work, beside the previous work of its own stream."""
     of_call: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """What a synchronising call waits for."""
+    """Work that each synchronising call waits for."""
     inferred: set[tuple[int, int]] = field(default_factory=set)
     """Producer and consumer among of_work that the trace does not record."""
     inferred_calls: set[int] = field(default_factory=set)
@@ -65,9 +66,9 @@ class _Walk:
         self.relayed: set[int | str] = set()
         """Records on a stream whose content the trace does not tell."""
         self.guessed: dict[str, set[int]] = {}
-        """By stream: pending work that comes from such a record."""
+        """Pending work of each stream that comes from such a record."""
         self.last_launch: dict[str, int] = {}
-        """By thread: the work that it launched last."""
+        """The latest work that each thread launched."""
         self.by_call: dict[int, list[int]] = defaultdict(list)
         for i, call in enumerate(activity.work.call.tolist()):
             if call >= 0:
@@ -97,6 +98,8 @@ class _Walk:
         work = self.activity.work
         for place in self.by_call[i]:
             stream = work.stream[place]
+            # Work that the stream was told to wait for holds up its next work only: later work follows in
+            # the order of the stream.
             for producer in self.pending.pop(stream, ()):
                 if producer != self.tail.get(stream):
                     self.add(producer, place, producer in self.guessed.get(stream, ()))
@@ -105,7 +108,7 @@ class _Walk:
                 self.before_communication(i, place)
             self.tail[stream] = place
             self.last_launch[self.activity.calls.thread[i]] = place
-        if self.activity.calls.name[i].endswith("Memcpy"):
+        if self.activity.calls.name[i].endswith("Memcpy"):  # a synchronous copy launches and then waits
             self.synchronise(i)
 
     def before_communication(self, i: int, place: int) -> None:
@@ -156,7 +159,7 @@ class _Walk:
                 producers = {self.tail[stream]}
         else:
             producers = set(self.tail.values())
-        if not producers:
+        if not producers:  # the trace does not say what it waits for: most likely the thread's own last work
             last = self.last_launch.get(calls.thread[i])
             producers = set() if last is None else {last}
             self.dependencies.inferred_calls.add(i)
@@ -307,8 +310,8 @@ class _Inference:
             self._add(rows[row][1], i)
 
     def _ended_before_what_filled_the_device(self, i: int) -> int | None:
-        """As _ended_just_before, where a kernel of another stream runs when this work starts: ready work has
-        to wait until such a kernel leaves it room, so it became ready about when that kernel began."""
+        """Producer of work that a kernel of another stream delayed: ready work has to wait until such a
+        kernel leaves room on the device, so it became ready about when that kernel began."""
         streams, start = self.activity.work.stream, self.starts[i]
         for stream, places in self.of_stream.items():
             if stream == streams[i]:

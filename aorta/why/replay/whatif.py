@@ -13,32 +13,34 @@ from aorta.why.replay.path import PathPart, critical_path, summed
 from aorta.why.replay.run import Draft, Replayed, drafted, host_floor_ms, replay, replay_draft
 
 EVENT_COST_US = 1.3
-"""What torch.profiler takes to record one event of the host, where the untraced step does not tell: the mean
-of two hosts (1.7 and 0.9; torch 2.11, CUPTI 13; docs/evidence.md)."""
+"""Time that torch.profiler takes to record one host event, used if the untraced step does not tell: the
+mean of two hosts (1.7 and 0.9; torch 2.11, CUPTI 13; docs/evidence.md)."""
 EVENT_COSTS_US = (0.8, 2.0)
-"""Of all cases that tell it."""
+"""Least and most of it in all cases that tell it."""
 LEAST_SPEED = 0.25
 MOST_SPEED_CHANGE = 0.35
-"""From the usual speed of the host."""
+"""Largest change from the usual speed of the host."""
 MOST_SLOWER = 1.0
 """A host is shared, and another minute it is slower than when it was traced."""
 HALVINGS = 6
 MODEL_ERROR = 0.08
-"""Of 44 changes that were really made on 2 H200, 80 % took a step within this part of the predicted one
-(docs/evidence.md, "Replay and what-ifs")."""
+"""Half width of the interval around a prediction: of 44 changes that were really made on 2 H200, 80 % took
+a step within this part of the predicted one (docs/evidence.md, "Replay and what-ifs")."""
 MODEL_ERROR_BEYOND_QUARTILES = 0.03
-"""Of 48 changes, half of them predicted blind, 45 took a step within the range that the quartiles of the
-unchanged steps give and this part of the predicted one."""
+"""Half width beyond the quartiles of the unchanged steps: of 48 changes, half of them predicted blind, 45
+took a step within that range."""
 UNSTEADY = 0.05
 """Distance of the quartiles of unchanged steps, from which on it is said."""
 ALIKE = 0.005
 """Difference of errors that says nothing."""
 DRIFT = 0.03
-"""By which a step that the device bounds differs from minute to minute, without a word on the host."""
+"""Change from minute to minute of a step that the device bounds, whatever the host does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
+    """The step that changes would give, and what would bound it."""
+
     changes: tuple[str, ...]
     base_ms: float
     """Median over the traced steps of the slowest rank, as replayed without changes."""
@@ -83,12 +85,13 @@ def predict(
     with_speed = [[] if untraced_ms is None else without_profiler(speed) for speed in speeds]
     base, _ = _times(steady, with_speed[0], has_contention)
     base_ms = float(np.median(base))
+    # A replay gives ratios: where the untraced step is known, it is the base of them.
     scale = 1.0
     if untraced_ms is not None and base_ms > 0:
         scale = untraced_ms / base_ms
-    of_speed = [_times(steady, [*host, *changes], has_contention) for host in with_speed]
-    changed, last = of_speed[0]
-    times = [time * scale for of_steps, _ in of_speed for time in of_steps]
+    replays = [_times(steady, [*host, *changes], has_contention) for host in with_speed]
+    changed, last = replays[0]
+    times = [time * scale for step_times, _ in replays for time in step_times]
     for quartile_ms in untraced_quartiles_ms or ():
         times += _times_at(steady, changes, quartile_ms)
     errors = [abs(_as_it_is(step)) for step in steady]
@@ -125,7 +128,7 @@ def _times_at(steps: Sequence[StepGraph], changes: Sequence[Change], untraced_ms
 
 
 def settled(steps: Sequence[StepGraph]) -> Sequence[StepGraph]:
-    """Without the first traced step where there are others: a change needs a step to show in full."""
+    """The traced steps without the first, if there are others: a change needs a step to show in full."""
     return steps[1:] if len(steps) > 1 else steps
 
 
@@ -157,6 +160,7 @@ def host_speeds(steps: Sequence[StepGraph], untraced_ms: float) -> list[float]:
         return abs(step_ms(speed) / target - 1) <= (DRIFT if is_device_bound and speed <= usual else ALIKE)
 
     if not agrees(usual):
+        # Step time grows with the host's time, so the speed is found by halving towards the target.
         outside, inside = usual, low if step_ms(usual) > target else high
         for _ in range(HALVINGS):
             middle = (outside + inside) / 2
@@ -172,7 +176,7 @@ def host_speeds(steps: Sequence[StepGraph], untraced_ms: float) -> list[float]:
 
 @dataclass(slots=True)
 class _Replays:
-    """Of unchanged steps with the usual host; holds no graph."""
+    """Replays of unchanged steps with the usual host, kept by graph; holds no graph itself."""
 
     length_ns: list[float]
     host_ms: float

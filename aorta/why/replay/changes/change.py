@@ -1,4 +1,4 @@
-"""What a change is: a few words of a user, and an edit of a graph's lengths and arcs."""
+"""Changes of a replay: a few words of the user, and an edit of the graph's lengths and arcs."""
 
 import re
 from collections.abc import Callable
@@ -12,14 +12,14 @@ class Change(Protocol):
 
     @property
     def text(self) -> str:
-        """As the user wrote it."""
+        """The change as the user wrote it."""
         ...
 
     def apply(self, draft: Draft) -> None: ...
 
 
 class Form:
-    """One way to write a change: a pattern, an example, and what makes the change from a match."""
+    """A way to write a change: a pattern, an example, and the function that makes the change from a match."""
 
     all: ClassVar[list["Form"]] = []
 

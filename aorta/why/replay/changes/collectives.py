@@ -27,7 +27,7 @@ SMALL_BYTES = 1 << 20
 DDP_BUCKET_BYTES = 25 << 20
 """bucket_cap_mb of DistributedDataParallel, where it is not set."""
 LATENCY_NS = 20_000.0
-"""Of a collective, where the trace holds sizes too few to tell."""
+"""Latency of a collective if the trace holds too few sizes to tell it."""
 GATHER_SCOPE = re.compile(r"FSDP::(all_gather|backward_prefetch|all_gather_copy_out)")
 
 
@@ -76,7 +76,7 @@ class ScaleLink:
 
     text: str
     is_inside: bool
-    """Between ranks of one node; else the network."""
+    """True if the ranks are on one node, so that the network is not used."""
     factor: float
 
     def apply(self, draft: Draft) -> None:
@@ -227,10 +227,10 @@ class Gather:
     place: int
     """Among the graph's collectives."""
     nodes: tuple[int, ...]
-    """In order; the collective is the last."""
+    """Nodes in order; the collective is the last."""
 
     def starts(self, draft: Draft) -> list[tuple[int, float]] | None:
-        """What the first of them waits for beside its stream: points and lengths."""
+        """Points and lengths that the first node waits for, beside its stream."""
         arcs = draft.graph.arcs
         starts = [
             (arcs.source[arc], arcs.length_ns[arc])
@@ -358,7 +358,7 @@ class Buckets:
                 draft.set_duration(rank_nodes[-1], total + fixed)
 
     def _split(self, draft: Draft, series: Sequence[TracedCollective], fixed: float) -> None:
-        """Each bucket has a latency more for every part. Of the last one all parts but one are reduced before
+        """Add one latency per part to each bucket. In the last bucket all parts but one are reduced before
         the last gradient is there."""
         parts = max(2, round(1 / self.factor))
         for previous, collective in zip([None, *series[:-1]], series, strict=True):
@@ -372,8 +372,8 @@ class Buckets:
 
 
 def _bucket_bytes(series: Sequence[TracedCollective]) -> int:
-    """From how many bytes on DDP closes a bucket: a bucket is closed by the gradient that reaches it, so all
-    but the first and the last have at least that. DDP's own setting where it agrees."""
+    """Bytes at which DDP closes a bucket, DDP's own setting if it agrees. The gradient that reaches the
+    limit closes the bucket, so all but the first and the last have at least that many."""
     inner = [collective.size_bytes or 0 for collective in series[1:-1]]
     least = min(inner, default=max(collective.size_bytes or 0 for collective in series))
     return DDP_BUCKET_BYTES if least >= DDP_BUCKET_BYTES else least
@@ -415,8 +415,8 @@ def _launching_thread(draft: Draft, node: int) -> str | None:
 
 
 def latency_ns(draft: Draft) -> dict[str, float]:
-    """By operation: what is left of a transfer at no bytes, from the sizes in the trace; never more than the
-    shortest transfer."""
+    """Latency per operation: what is left of a transfer at 0 bytes, from the sizes in the trace; at most
+    the shortest transfer."""
     rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for collective in draft.graph.collectives:
         if collective.size_bytes:

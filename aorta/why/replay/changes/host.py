@@ -23,7 +23,7 @@ UNEQUAL_CALL_NS = 1e6
 """A delay of one rank, rather than a call that varies."""
 LONGEST_WORK_NS = 2e6
 GRAPH_LAUNCH_NS = 1_000.0
-"""From one kernel of a graph to the next, at most."""
+"""Largest ns from one kernel of a graph to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ScaleHost:
     text: str
     factor: float
     program: str | None = None
-    """Only where it is in this operator or annotation."""
+    """Operator or annotation to which the change is limited."""
 
     def apply(self, draft: Draft) -> None:
         nodes = draft.graph.nodes
@@ -96,7 +96,7 @@ class TypicalHost:
 
 
 def _host_arcs_by_step(draft: Draft) -> dict[int, list[tuple[tuple[str, ...], list[int]]]]:
-    """Of each rank the traced steps but the first: names of the calls, and arcs of the host's line."""
+    """Names of the calls and arcs of the host's line, per rank, for all traced steps but the first."""
     nodes = draft.graph.nodes
     calls: dict[tuple[int, int], list[int]] = defaultdict(list)
     for node in sorted(draft.calls(), key=lambda node: nodes.start_ns[node]):
@@ -115,10 +115,10 @@ def _host_arcs_by_step(draft: Draft) -> dict[int, list[tuple[tuple[str, ...], li
 
 
 def _usual_ns(lengths: dict[int, Floats]) -> dict[int, Floats]:
-    """By rank the usual length of every arc, from [step, arc] of ranks that run one program.
+    """Usual length of every arc by rank, from [step, arc] of ranks that run one program.
 
     A rank whose host is always slower by more than UNEQUAL, and single calls that always differ by more than
-    UNEQUAL_CALL_NS, keep what is their own.
+    UNEQUAL_CALL_NS, keep their own lengths.
     """
     own = {rank: np.median(of_rank, axis=0) for rank, of_rank in lengths.items()}
     totals = {rank: of_rank.sum(axis=1) for rank, of_rank in lengths.items()}

@@ -20,7 +20,7 @@ from aorta.why.replay.graph import ArcKind, NodeKind, Nodes, StepEnd, StepGraph
 from aorta.why.replay.run import Draft, replay_draft
 
 FIXED_NS = 2_000.0
-"""Of a kernel's time, whatever the batch: its start and end on the device."""
+"""Part of a kernel's time that does not depend on the batch: its start and end on the device."""
 PRODUCTS = ("gemm", "attention", "convolution")
 REDUCTION_SCOPE = "FSDP::post_backward_reduce"
 CLASSES = tuple(name for name in KERNEL_CLASSES if name != COMMUNICATION)
@@ -85,7 +85,7 @@ class WithoutContention:
 
 @dataclass(frozen=True, slots=True)
 class ScaleBatch:
-    """Each step has factor times as many samples in one pass."""
+    """Scales the number of samples that a step processes in one pass."""
 
     text: str
     factor: float
@@ -184,7 +184,7 @@ class _Pass:
 
 
 def _passes(draft: Draft) -> dict[tuple[int, int], _Pass]:
-    """By rank and place of the step."""
+    """Passes by rank and index of the step."""
     nodes = draft.graph.nodes
     rows: dict[tuple[int, int], list[int]] = defaultdict(list)
     for node in draft.device_work():

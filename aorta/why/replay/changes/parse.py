@@ -1,4 +1,4 @@
-"""From words of a user to changes."""
+"""Reads changes from the words of `aorta why --if`."""
 
 import re
 from collections.abc import Iterable
