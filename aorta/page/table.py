@@ -105,7 +105,7 @@ MAX_KERNEL = 48
 """Letters of a kernel's name beside a comparison."""
 WIDE_SPREAD = 1.2
 """p95 / median above which the table warns that the middle says little."""
-WARMUP_SHORT = "until step time settles; --warmup N sets their number"
+WARMUP_SHORT = "until step time settles; --warmup N overrides"
 DEFINITIONS = (
     "hidden: comm while compute runs; exposed: the rest of comm; idle: neither comm nor compute"
     "\neach value is a median over steps, then ranks, so rows need not sum to the step; of step: share of the"
@@ -358,7 +358,7 @@ def _run_remarks(judged: JudgedRun, lead: Lead) -> Iterable[str]:
         yield host_bound
     if judged.num_warmup:
         rule = WARMUP_SHORT if judged.warmup_rule == WARMUP_RULE else judged.warmup_rule
-        yield f"warm-up: the first {judged.num_warmup} of {run.num_steps} steps are left out ({rule})"
+        yield f"warm-up: {judged.num_warmup} of {run.num_steps} steps left out ({rule})"
     yield from _lacking_comm(judged)
     reasons: dict[str, list[str]] = {}
     for name, reason in missing(judged).items():

@@ -215,10 +215,12 @@ class _Spans:
             for node in collective.members:
                 row = (graph.nodes.start_ns[node], graph.nodes.end_ns[node], place)
                 spans[graph.nodes.rank[node]].rows.append(row)
-        for of_rank in spans.values():
-            of_rank.rows.sort()
-            of_rank.starts = [row[0] for row in of_rank.rows]
-            of_rank.latest = np.maximum.accumulate([0.0, *(row[1] for row in of_rank.rows)])[1:].tolist()
+        for rank_spans in spans.values():
+            rank_spans.rows.sort()
+            rank_spans.starts = [row[0] for row in rank_spans.rows]
+            rank_spans.latest = np.maximum.accumulate([0.0, *(row[1] for row in rank_spans.rows)])[
+                1:
+            ].tolist()
         return spans
 
     starts: list[float]

@@ -1,5 +1,6 @@
-"""Steps in which every rank works longer than usual, for nothing that has a name of its own."""
+"""Finds steps in which every rank works longer than usual, for no other cause that is known."""
 
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -40,7 +41,9 @@ def slow_steps(judged: JudgedRun, parts: Parts) -> Iterator[CauseFinding]:
 def _has_more_to_do(judged: JudgedRun, parts: Parts, is_slow: NDArray[np.bool_]) -> bool:
     """More tokens, or the end of an accumulated batch."""
     if WORK in judged.run.metrics:
-        tokens = np.nanmedian(judged.values(WORK), axis=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a step without tokens gives NaN, wanted here
+            tokens = np.nanmedian(judged.values(WORK), axis=0)
         if np.median(tokens[is_slow]) > MORE_TOKENS * np.median(tokens[~is_slow]):
             return True
     num_bytes = [

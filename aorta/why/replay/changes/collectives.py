@@ -1,4 +1,7 @@
-"""Changes of communication: speed, ranks, who comes late, prefetch, buckets, resharding."""
+"""Changes of communication: speed, ranks, late ranks, prefetch, buckets, resharding.
+
+Each class edits a draft; the forms below them say how a user writes the change.
+"""
 
 import re
 from collections import defaultdict
@@ -32,7 +35,7 @@ GATHER_SCOPE = re.compile(r"FSDP::(all_gather|backward_prefetch|all_gather_copy_
 
 
 def ops_named(name: str) -> frozenset[str] | None:
-    """The operations that a word means; None: all of them."""
+    """The operations that a word stands for; None for all of them."""
     if name.lower() in ANY:
         return None
     op = canonical_op(name)
@@ -46,9 +49,9 @@ def _chosen(
     if not chosen:
         traced_ops = sorted({collective.op for collective in draft.graph.collectives})
         asked_ops = " or ".join(ops) if ops else "collective"
-        of_unit = f" of {unit}" if unit else ""
+        unit_text = f" of {unit}" if unit else ""
         raise ReplayError(
-            f"{text!r}: the traces hold no {asked_ops}{of_unit};"
+            f"{text!r}: the traces hold no {asked_ops}{unit_text};"
             f" they hold {', '.join(traced_ops) or 'no collective'}"
         )
     return chosen
@@ -99,8 +102,8 @@ class ScaleLink:
 
 @dataclass(frozen=True, slots=True)
 class OnTime:
-    """A rank that comes last to a collective comes with the last but one: what it did while the others waited
-    is taken out of its time."""
+    """A rank that comes last to a collective comes with the last but one: the time in which the others waited
+    is taken out of it."""
 
     text: str
     rank: int
@@ -138,7 +141,7 @@ class OnTime:
 
 @dataclass(frozen=True, slots=True)
 class WithoutWaiting:
-    """Nobody waits for anybody: each rank's transfer begins when it comes."""
+    """No rank waits: each rank's transfer begins when it arrives."""
 
     text: str
 
@@ -302,13 +305,13 @@ class KeptParameters:
         """The copies in and out of the dropped gathers, and the host's part of them: the second half of each
         unit's."""
         nodes = draft.graph.nodes
-        of_unit: dict[tuple[int, str], list[int]] = defaultdict(list)
+        nodes_of_unit: dict[tuple[int, str], list[int]] = defaultdict(list)
         for node in draft.device_work():
             unit = re.search(r"\(([^()]+)\)", nodes.unit[node])
             if GATHER_SCOPE.search(nodes.unit[node]) and unit:
-                of_unit[nodes.rank[node], f"{nodes.step[node]}|{unit[1]}"].append(node)
+                nodes_of_unit[nodes.rank[node], f"{nodes.step[node]}|{unit[1]}"].append(node)
         for key in dropped:
-            rows = sorted(of_unit.get(key, ()), key=lambda node: nodes.start_ns[node])
+            rows = sorted(nodes_of_unit.get(key, ()), key=lambda node: nodes.start_ns[node])
             for node in rows[len(rows) // 2 :]:
                 draft.set_duration(node, 0.0)
                 for arc in draft.incoming(2 * node, ArcKind.LAUNCH):
@@ -469,12 +472,12 @@ def _link(match: re.Match[str]) -> Change:
     return ScaleLink(match[0], match["link"].lower() in ("nvlink", "xgmi", "link"), float(match["factor"]))
 
 
-@form(r"rank\s+(?P<rank>\d{1,7})\s+on\s+time", "rank 3 on time", "this rank comes with the others")
+@form(r"rank\s+(?P<rank>\d{1,7})\s+on\s+time", "rank 3 on time", "this rank arrives with the others")
 def _on_time(match: re.Match[str]) -> Change:
     return OnTime(match[0], int(match["rank"]))
 
 
-@form(r"(?:all\s+ranks|ranks)\s+on\s+time", "ranks on time", "nobody waits for anybody")
+@form(r"(?:all\s+ranks|ranks)\s+on\s+time", "ranks on time", "no rank waits for another")
 def _all_on_time(match: re.Match[str]) -> Change:
     return WithoutWaiting(match[0])
 

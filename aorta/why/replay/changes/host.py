@@ -1,4 +1,7 @@
-"""Changes of the program on the host: its speed, launches, waits for the device, delays."""
+"""Changes of the program on the host: its speed, launches, waits for the device, delays.
+
+Each class edits a draft; the forms below them say how a user writes the change.
+"""
 
 import re
 from collections import defaultdict
@@ -22,6 +25,7 @@ are different."""
 UNEQUAL_CALL_NS = 1e6
 """A delay of one rank, rather than a call that varies."""
 LONGEST_WORK_NS = 2e6
+"""Host time between two calls above which the rest is a sleep or a read, which no profiler slows down."""
 GRAPH_LAUNCH_NS = 1_000.0
 """Largest ns from one kernel of a graph to the next."""
 
@@ -56,8 +60,8 @@ class ScaleHost:
 
 @dataclass(frozen=True, slots=True)
 class WithoutProfiler:
-    """The host's calls take factor times as long. Of what takes it more than LONGEST_WORK_NS from one call to
-    the next, a sleep or a read, the rest stays: no events lie in it that a profiler would have recorded."""
+    """The host's calls take factor times as long, up to LONGEST_WORK_NS each. What is beyond it is a sleep or
+    a read, in which a profiler records no events."""
 
     text: str
     factor: float
@@ -71,20 +75,20 @@ class WithoutProfiler:
 
 @dataclass(frozen=True, slots=True)
 class TypicalHost:
-    """Every call takes the host what it usually takes: the median of the traced steps but the first, where
-    all of them make the same calls, over all ranks that make them. One slow step is no program, and a few
-    steps in which one of two equal hosts is ahead are none either: another time it is the other."""
+    """Every call takes as long as it usually does: the median over the traced steps but the first, and over
+    all ranks that make the same calls. A single slow step says nothing about the program; nor do a few steps in
+    which one of two equal hosts is ahead."""
 
     text: str = "typical host"
 
     def apply(self, draft: Draft) -> None:
         rows = _host_arcs_by_step(draft)
-        of_program: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        ranks_of_program: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for rank, steps in rows.items():
             names = {names for names, _ in steps}
             if len(steps) >= FEWEST_STEPS - 1 and len(names) == 1:
-                of_program[names.pop()].append(rank)
-        for ranks in of_program.values():
+                ranks_of_program[names.pop()].append(rank)
+        for ranks in ranks_of_program.values():
             lengths = {
                 rank: np.array([[draft.length_ns[a] for a in arcs] for _, arcs in rows[rank]])
                 for rank in ranks
@@ -107,9 +111,9 @@ def _host_arcs_by_step(draft: Draft) -> dict[int, list[tuple[tuple[str, ...], li
         names: list[str] = []
         arcs: list[int] = []
         for node in members:
-            of_node = draft.host_arcs(node)
-            arcs += of_node
-            names += [nodes.name[node]] * len(of_node)
+            node_arcs = draft.host_arcs(node)
+            arcs += node_arcs
+            names += [nodes.name[node]] * len(node_arcs)
         rows[rank].append((tuple(names), arcs))
     return rows
 
@@ -120,19 +124,24 @@ def _usual_ns(lengths: dict[int, Floats]) -> dict[int, Floats]:
     A rank whose host is always slower by more than UNEQUAL, and single calls that always differ by more than
     UNEQUAL_CALL_NS, keep their own lengths.
     """
-    own = {rank: np.median(of_rank, axis=0) for rank, of_rank in lengths.items()}
-    totals = {rank: of_rank.sum(axis=1) for rank, of_rank in lengths.items()}
+    rank_medians = {rank: np.median(rank_lengths, axis=0) for rank, rank_lengths in lengths.items()}
+    totals = {rank: rank_lengths.sum(axis=1) for rank, rank_lengths in lengths.items()}
     slowest, fastest = max(totals, key=lambda r: totals[r].min()), min(totals, key=lambda r: totals[r].max())
-    stacked = np.stack([[of_rank.min(axis=0), of_rank.max(axis=0)] for of_rank in lengths.values()])
-    differs = (stacked[:, 0].max(axis=0) > stacked[:, 1].min(axis=0)) & (
-        np.ptp(np.stack(list(own.values())), axis=0) > UNEQUAL_CALL_NS
+    stacked = np.stack(
+        [[rank_lengths.min(axis=0), rank_lengths.max(axis=0)] for rank_lengths in lengths.values()]
     )
+    differs = (stacked[:, 0].max(axis=0) > stacked[:, 1].min(axis=0)) & (
+        np.ptp(np.stack(list(rank_medians.values())), axis=0) > UNEQUAL_CALL_NS
+    )
+    # One host is slower in every step, and not only in the calls that always differ.
     if totals[slowest].min() > UNEQUAL * totals[fastest].max():
-        beside = {rank: np.where(differs, 0.0, of_rank).sum(axis=1) for rank, of_rank in lengths.items()}
-        if beside[slowest].min() > UNEQUAL * beside[fastest].max():
-            return own
+        equal_parts = {
+            rank: np.where(differs, 0.0, rank_lengths).sum(axis=1) for rank, rank_lengths in lengths.items()
+        }
+        if equal_parts[slowest].min() > UNEQUAL * equal_parts[fastest].max():
+            return rank_medians
     common = np.median(np.concatenate(list(lengths.values())), axis=0)
-    return {rank: np.where(differs, of_rank, common) for rank, of_rank in own.items()}
+    return {rank: np.where(differs, rank_lengths, common) for rank, rank_lengths in rank_medians.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Changes of work on the device: classes of kernels, contention, the batch."""
+"""Changes of work on the device: classes of kernels, contention, the batch.
+
+Each class edits a draft; the forms below them say how a user writes the change.
+"""
 
 import re
 from collections import Counter, defaultdict
@@ -22,6 +25,7 @@ from aorta.why.replay.run import Draft, replay_draft
 FIXED_NS = 2_000.0
 """Part of a kernel's time that does not depend on the batch: its start and end on the device."""
 PRODUCTS = ("gemm", "attention", "convolution")
+"""Classes of kernels that end the backward pass: what follows works on parameters."""
 REDUCTION_SCOPE = "FSDP::post_backward_reduce"
 CLASSES = tuple(name for name in KERNEL_CLASSES if name != COMMUNICATION)
 
@@ -75,9 +79,9 @@ class WithoutContention:
 
     def apply(self, draft: Draft) -> None:
         draft.has_contention = False
-        of_graph = draft.contention
-        for arc in of_graph.arcs.tolist():
-            draft.cut_to(arc, of_graph.length_ns[arc])
+        slowdown = draft.contention
+        for arc in slowdown.arcs.tolist():
+            draft.cut_to(arc, slowdown.length_ns[arc])
         for node, delay in draft.graph.roomless.items():
             for arc in draft.incoming(2 * node):
                 draft.length_ns[arc] -= delay
@@ -131,11 +135,11 @@ class Accumulate:
             ]
             longer = (self.num - 1) * max(lengths, default=0.0)
             for end in ends:
-                of_rank = passes.get((end.rank, index))
-                self._lengthen(draft, end, None if of_rank is None else of_rank.first, longer)
+                rank_pass = passes.get((end.rank, index))
+                self._lengthen(draft, end, None if rank_pass is None else rank_pass.first, longer)
 
     def _lengthen(self, draft: Draft, end: StepEnd, work: int | None, longer_ns: float) -> None:
-        """The passes before the last one: the host is busy with them, and the device."""
+        """Add the passes before the last one to the time of the host and of the device."""
         if work is not None:
             draft.add(end.first, 2 * work + 1, longer_ns + draft.duration_ns(work), ArcKind.DURATION)
         for arc in draft.incoming(end.first, ArcKind.STEP):
@@ -180,7 +184,7 @@ class _Pass:
 
     first: int
     after: int
-    """The first one that works on parameters: clips, or updates."""
+    """The first kernel that works on parameters: clips, or updates."""
 
 
 def _passes(draft: Draft) -> dict[tuple[int, int], _Pass]:
@@ -250,7 +254,7 @@ def _unexplained(match: re.Match[str]) -> Change:
 
 
 def kernel_class_change(text: str, label: str, factor: float) -> ScaleClass:
-    """ReplayError for a class that is none."""
+    """The change of a class of kernels. ReplayError if there is no such class."""
     label = label.lower()
     if label not in CLASSES:
         raise ReplayError(
