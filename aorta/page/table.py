@@ -513,7 +513,7 @@ def _decomposition(parts: Decomposition, numbers: str, reference: str, candidate
     for part in (*parts.parts, parts.step):
         body.append(
             (
-                "step (sum)" if part is parts.step else PART_WORDS.get(part.name, part.name),
+                "step, the sum" if part is parts.step else PART_WORDS.get(part.name, part.name),
                 _ms(part.reference_ms),
                 _ms(part.candidate_ms),
                 quantity(part.difference_ms, "ms", sign=True),

@@ -479,7 +479,7 @@ def test_the_terminal_answers_first(tmp_path):
     step = next(line for line in lines if line.startswith("step ") and "worse" in line)
     assert step.split()[-1] == "worse"
     assert any(line.startswith("all_gather busbw") for line in lines)
-    assert any(line.startswith("step (sum)") for line in lines)
+    assert any(line.startswith("step, the sum") for line in lines)
     assert all(len(line) < 175 for line in lines)
 
 
