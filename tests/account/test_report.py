@@ -542,7 +542,8 @@ def test_a_broken_trace_is_one_clear_line_with_status_2(tmp_path, kind):
     result = command("--log-dir", path, "--label", "x", "--output", "out", cwd=tmp_path)
     assert result.returncode == 2
     assert words in result.stderr
-    assert result.stderr.startswith("overlap_report: x: ")
+    assert result.stderr.startswith("overlap_report: ")
+    assert str(path) in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 

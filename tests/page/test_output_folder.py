@@ -95,7 +95,7 @@ def test_a_run_that_may_not_be_read_is_one_line(tmp_path, bits):
     with mode(run, bits):
         done = python_without_rights(SCRIPT, "--log-dir", run, "--label", "a", "--output", tmp_path / "out")
     assert done.returncode == 2
-    assert done.stderr == f"overlap_report: a: cannot read {run}: Permission denied\n"
+    assert done.stderr == f"overlap_report: cannot read {run}: Permission denied\n"
     assert not (tmp_path / "out").exists()
 
 

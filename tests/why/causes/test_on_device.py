@@ -83,9 +83,7 @@ def test_an_evaluation_between_steps_counts_though_the_device_is_busy(tmp_path):
     first = named(tmp_path / "run", evaluates)[0]
     assert first.kind == "between_steps"
     assert first.ms == pytest.approx(300 * 3 / 32, rel=0.02)
-    assert first.evidence[0].startswith(
-        "300.0 ms lie between the bodies of two steps on all ranks, in 3 of 32"
-    )
+    assert first.evidence[0].startswith("300.0 ms pass between two steps on all ranks, in 3 of 32")
     assert first.global_step in (9, 19, 29)
 
 

@@ -104,7 +104,7 @@ STOLEN: dict[int, float] = {}
 def test_a_rank_whose_cores_others_take_is_said_to_be_that(tmp_path):
     first = named(tmp_path / "run", taken_from(0, 30, 50))[0]
     assert (first.kind, first.rank) == ("late_rank", 0)
-    assert any("its cores were taken by others" in sentence for sentence in first.evidence)
+    assert any("its CPU cores were busy with other work" in sentence for sentence in first.evidence)
     assert "cores of its own" in first.change
 
 
