@@ -15,10 +15,7 @@ if str(ROOT) not in sys.path:
 
 import click  # noqa: E402
 
-from aorta.errors import (
-    BAD_INPUT,  # noqa: E402
-    AortaError,  # noqa: E402
-)
+from aorta.errors import BAD_INPUT, AortaError  # noqa: E402
 from aorta.queues.cli.compare import compare_files, show_comparison  # noqa: E402
 from aorta.queues.plots import draw_comparison  # noqa: E402
 

@@ -59,7 +59,8 @@ tokens_per_s_per_gpu: {min_ratio: 0.5, runs: 2}
 LIMIT_LINE = re.compile(r"^(met|violated|not judged): ([^:]+): ([^:]+): ([^(\n]*)", re.M)
 SENTENCES = re.compile(
     "headline|scope|notes|reason|remarks|text|sentences|why|story|not_measured|answer|detail|advice|observed|findings|"
-    "files|path|output|description|why_empty|words|peak|statement|evidence|subject|change|check|nothing|why_no_interval"
+    "files|path|output|description|why_empty|words|peak|statement|evidence|subject|change|check|nothing|why_no_interval|"
+    "comparison_notes|estimator"
 )
 """Keys whose values are sentences or places, which may be worded anew."""
 NUMBER = re.compile(r"\d+(?:\.\d+)?")

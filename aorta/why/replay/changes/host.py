@@ -76,8 +76,8 @@ class WithoutProfiler:
 @dataclass(frozen=True, slots=True)
 class TypicalHost:
     """Every call takes as long as it usually does: the median over the traced steps but the first, and over
-    all ranks that make the same calls. A single slow step says nothing about the program; nor do a few steps in
-    which one of two equal hosts is ahead."""
+    all ranks that make the same calls. A single slow step says nothing about the program, and neither do a
+    few steps in which one of two equal hosts is ahead."""
 
     text: str = "typical host"
 
