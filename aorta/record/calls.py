@@ -16,7 +16,7 @@ from aorta.records.schema import HostKind
 
 if TYPE_CHECKING:
     from aorta.device.event_clock import DeviceStream
-    from aorta.record.event_observer import GroupStreamFinder
+    from aorta.record.group_stream import GroupStreamFinder
 
 
 class Group:

@@ -11,9 +11,9 @@ import msgspec
 
 from aorta.device.marks import Mark, MarkClock, NotPassedError
 from aorta.record.calls import CollectiveCall, RecordedStep
-from aorta.record.handles import read_scalars
 from aorta.record.host import Phases, use_ms
 from aorta.record.kernel_source import KernelSource
+from aorta.record.scalars import read_scalars
 from aorta.records.schema import DeviceRecord
 from aorta.steps.raw import CallId, RawCall, RawGroup, RawHostNote, RawMark, RawMember, RawStep
 

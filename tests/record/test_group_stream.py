@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from aorta.record.calls import CollectiveCall, Group
-from aorta.record.event_observer import (
+from aorta.record.event_observer import _has_hidden_inputs
+from aorta.record.group_stream import (
     MOST_CHECKS,
     MOST_LOOKS,
     NUM_CHECKS,
     PER_LOOK,
     GroupStreamFinder,
-    _has_hidden_inputs,
 )
 
 

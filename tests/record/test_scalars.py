@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from aorta.record.handles import read_scalars, scalar
+from aorta.record.scalars import read_scalars, scalar
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from typing import Literal
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.why.replay.activity import is_data_loading, work_class
 from aorta.why.replay.contention import contention
+from aorta.why.replay.draft import NEVER
 from aorta.why.replay.graph import ArcKind, NodeKind
-from aorta.why.replay.run import NEVER, Replayed
+from aorta.why.replay.run import Replayed
 
 PartKind = Literal[
     "compute",

@@ -8,9 +8,10 @@ import numpy as np
 
 from aorta.why.replay.changes.change import Change
 from aorta.why.replay.changes.host import TypicalHost, WithoutProfiler
+from aorta.why.replay.draft import Draft
 from aorta.why.replay.graph import StepGraph, TraceGraph
 from aorta.why.replay.path import PathPart, critical_path, summed
-from aorta.why.replay.run import Draft, Replayed, drafted, host_floor_ms, replay, replay_draft
+from aorta.why.replay.run import Replayed, drafted, host_floor_ms, replay, replay_draft
 
 EVENT_COST_US = 1.3
 """Time that torch.profiler takes to record one host event, used if the untraced step does not tell: the

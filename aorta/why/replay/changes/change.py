@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
-from aorta.why.replay.run import Draft
+from aorta.why.replay.draft import Draft
 
 
 class Change(Protocol):

@@ -15,8 +15,9 @@ from aorta.timeline.collective import busbw_factor, canonical_op
 from aorta.timeline.intervals import distinct
 from aorta.why.replay.activity import OPTIMIZER_SCOPE, SHARDING_SCOPE
 from aorta.why.replay.changes.change import FACTOR, Change, form
+from aorta.why.replay.draft import NEVER, Draft
 from aorta.why.replay.graph import ArcKind, Nodes, StepGraph, TracedCollective
-from aorta.why.replay.run import NEVER, Draft, replay_draft
+from aorta.why.replay.run import replay_draft
 
 OPS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter",

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from aorta.errors import ReplayError
 from aorta.why.replay.activity import is_data_loading
 from aorta.why.replay.changes.change import DELAY, FACTOR, Change, form
+from aorta.why.replay.draft import Draft
 from aorta.why.replay.graph import ArcKind, NodeKind
-from aorta.why.replay.run import Draft
 
 Floats = NDArray[np.float64]
 FEWEST_STEPS = 4

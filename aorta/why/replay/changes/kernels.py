@@ -19,8 +19,9 @@ from aorta.why.replay.activity import (
 )
 from aorta.why.replay.changes.change import FACTOR, Change, form
 from aorta.why.replay.changes.collectives import OPS, SMALL_BYTES, collectives_of_activations
+from aorta.why.replay.draft import Draft
 from aorta.why.replay.graph import ArcKind, NodeKind, Nodes, StepEnd, StepGraph
-from aorta.why.replay.run import Draft, replay_draft
+from aorta.why.replay.run import replay_draft
 
 FIXED_NS = 2_000.0
 """Part of a kernel's time that does not depend on the batch: its start and end on the device."""
