@@ -37,6 +37,7 @@ from aorta.page.parts import (
     unit,
 )
 from aorta.page.table import device_names, elided, precision
+from aorta.timeline.statistics import LEVEL
 
 COMPARED = ("step_ms", "exposed_ms", "comm_ms", "compute_ms", "overlap_ratio")
 COMPARED_SHARES = ("exposed_per_step", "comm_per_step", "compute_per_step", "idle_per_step", "overlap_ratio")
@@ -222,7 +223,7 @@ def _tiles_note(comparison: Comparison) -> str:
     )
     return (
         f"{subject} of {comparison.candidate}; below each its change against {comparison.reference}"
-        " (candidate / reference \u2212 1) with its 95 % interval where there is one, and"
+        f" (candidate / reference \u2212 1) with its {LEVEL} interval where there is one, and"
         f" {comparison.reference} itself."
     )
 
@@ -271,8 +272,8 @@ def causes(report: Report) -> Markup | None:
         "causes",
         "Causes and what to change",
         *children,
-        lead="Milliseconds of a step by cause, with a 95 % interval over steps; no millisecond counts twice."
-        " A step without one cause takes at least the time given.",
+        lead=f"Milliseconds of a step by cause, with a {LEVEL} interval over steps; no millisecond counts"
+        " twice. A step without one cause takes at least the time given.",
     )
 
 

@@ -27,6 +27,7 @@ from aorta.page.parts import (
     tag,
     title,
 )
+from aorta.timeline.statistics import LEVEL
 
 PART_NAMES = {
     "exposed_wait": "exposed, waiting for a rank",
@@ -78,7 +79,7 @@ def _parts(comparison: Comparison) -> list[Markup | None]:
     axis = min(ends), max(ends)
     columns: list[Column] = [
         ("", "", False), (comparison.reference, "ms", True), (comparison.candidate, "ms", True),
-        ("difference", "ms", True), *([("95 %", "ms", True)] if has_intervals else []), ("", "", False),
+        ("difference", "ms", True), *([(LEVEL, "ms", True)] if has_intervals else []), ("", "", False),
     ]  # fmt: skip
     rows = [_part_row(part, axis, has_intervals, part is decomposition.step) for part in parts]
     no_interval = "" if has_intervals else " No interval can be given: too few such steps."
@@ -105,7 +106,7 @@ def _verdicts(comparison: Comparison, judged: Sequence[MetricComparison]) -> lis
         ("verdict", "", False),
     ]  # fmt: skip
     text = (
-        "Change: candidate against reference, with its 95 % interval. Detectable: the smallest true"
+        f"Change: candidate against reference, with its {LEVEL} interval. Detectable: the smallest true"
         " difference that such runs show in four comparisons of five. p allows for"
         f" {counted(comparison.num_judged, 'judged metric')}."
     )

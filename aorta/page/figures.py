@@ -19,6 +19,7 @@ from aorta.account.model import Comparison, Dataset, Decomposition, JudgedRun, L
 from aorta.account.numbers import MINUS, percent, quantity
 from aorta.page.parts import LIGHT
 from aorta.page.table import device_text, elided, row_name
+from aorta.timeline.statistics import LEVEL
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -480,7 +481,7 @@ def _draw_ratios(axis: Axes, comparison: Comparison, metrics_drawn: list[MetricC
         range(len(metrics_drawn)), [_plain(row_name(metric)) for metric in metrics_drawn], fontsize=8.5
     )
     sides = " / ".join(elided(label, 34) for label in (comparison.candidate, comparison.reference))
-    intervals = ", 95 % intervals" if any(metric.interval is not None for metric in metrics_drawn) else ""
+    intervals = f", {LEVEL} intervals" if any(metric.interval is not None for metric in metrics_drawn) else ""
     axis.set_xlabel(_plain(f"{sides}, medians{intervals}"), fontsize=9)
     axis.grid(axis="x", color="#000000", alpha=0.1, linewidth=0.6)
     _bare(axis)

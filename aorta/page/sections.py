@@ -23,6 +23,7 @@ from aorta.page.parts import (
 )
 from aorta.page.spans import Steps, exposed_collectives
 from aorta.page.table import precision
+from aorta.timeline.statistics import LEVEL
 
 DEFINITIONS = (
     (
@@ -131,7 +132,7 @@ DEFINITIONS = (
     ),
     (
         "interval",
-        "95 % bootstrap interval over blocks of whole steps. A verdict other than \u201cno difference "
+        f"{LEVEL} bootstrap interval over blocks of whole steps. A verdict other than \u201cno difference "
         "seen\u201d needs an interval that excludes no change, after allowing for the number of "
         "metrics that were tested.",
     ),

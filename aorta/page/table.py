@@ -51,7 +51,7 @@ from aorta.account.model import (
     Statistic,
 )
 from aorta.account.numbers import counted, number, percent, quantity, times
-from aorta.timeline.statistics import WARMUP_RULE
+from aorta.timeline.statistics import LEVEL, WARMUP_RULE
 from aorta.timeline.types import TRACE_SOURCES
 
 ROWS = (
@@ -418,7 +418,7 @@ def comparison_table(comparison: Comparison) -> str:
         elided(label, MAX_LABEL) for label in (comparison.reference, comparison.candidate)
     )
     body: list[tuple[str, ...]] = [
-        ("", reference, candidate, "ratio", "95 % interval", "detectable", "verdict")
+        ("", reference, candidate, "ratio", f"{LEVEL} interval", "detectable", "verdict")
     ]
     body += [_comparison_row(name, comparison.metrics[key]) for name, key in _compared(comparison)]
     lines = [f"{comparison.candidate} against {comparison.reference}", "", *_aligned(body)]
@@ -508,7 +508,14 @@ def _kernel_rows(comparison: Comparison, head: tuple[str, ...]) -> list[str]:
 
 def _decomposition(parts: Decomposition, numbers: str, reference: str, candidate: str) -> list[str]:
     body = [
-        (with_word("means (these add up)", numbers), reference, candidate, "difference", "95 % interval", "")
+        (
+            with_word("means (these add up)", numbers),
+            reference,
+            candidate,
+            "difference",
+            f"{LEVEL} interval",
+            "",
+        )
     ]
     for part in (*parts.parts, parts.step):
         body.append(

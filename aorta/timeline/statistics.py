@@ -51,6 +51,8 @@ from aorta.timeline.noise_memory import (
 Counts = NDArray[np.signedinteger[Any]]
 ALPHA = 0.05
 """Rate of false alarms; intervals hold the true value in 1 - ALPHA of all cases."""
+LEVEL = f"{100 * (1 - ALPHA):g} %"
+"""1 - ALPHA as outputs print it beside an interval."""
 POWER = 0.8
 """Share of comparisons in which a difference of the detectable size is seen."""
 MIN_STEPS = 8

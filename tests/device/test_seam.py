@@ -14,7 +14,6 @@ ALLOWED = {
     "aorta/programs/execute/symmetric.py": "flags between GPUs by the CUDA driver's stream memory operations",
     "aorta/records/schema.py": "the words of run.json",
     "aorta/config/structs.py": "training.device, which users write",
-    "aorta/account/load/measures.py": "reads the words of run.json; records.schema.GPU_KINDS has them",
 }
 """Files and rooms that may name CUDA, and why."""
 

@@ -28,7 +28,7 @@ from aorta.account.model import ConfidenceInterval, Dataset, MetricComparison, R
 from aorta.account.numbers import number
 from aorta.config.yaml_files import read_yaml
 from aorta.errors import EXIT_CODES, ConfigError, did_you_mean
-from aorta.timeline.statistics import MIN_STEPS, side
+from aorta.timeline.statistics import LEVEL, MIN_STEPS, side
 
 State = Literal["met", "violated", "not judged"]
 KINDS = ("max", "min", "max_ratio", "min_ratio")
@@ -258,7 +258,7 @@ def markdown(report: Report, gate: Gate | None) -> str:
     """A summary for a pull request or a job page."""
     lines: list[str] = []
     if gate is not None:
-        lines += [f"### Budget {gate.state}", "", "| | run | limit | measured | 95 % interval |"]
+        lines += [f"### Budget {gate.state}", "", f"| | run | limit | measured | {LEVEL} interval |"]
         lines += ["|---|---|---|---:|---|"]
         for check in gate.checked:
             value = with_word(number(check.value, extra_digits=1), check.numbers)
@@ -282,7 +282,9 @@ def markdown(report: Report, gate: Gate | None) -> str:
         comparison = report.comparison
         lines += [f"### {_cell(comparison.headline)}", ""]
         lines.append(
-            _table_row(["", comparison.reference, comparison.candidate, "ratio", "95 % interval", "verdict"])
+            _table_row(
+                ["", comparison.reference, comparison.candidate, "ratio", f"{LEVEL} interval", "verdict"]
+            )
         )
         lines.append("|---|---:|---:|---:|---|---|")
         for metric in comparison.metrics.values():

@@ -14,6 +14,7 @@ from aorta.account.model import ConfidenceInterval, Dataset, Decomposition, Metr
 from aorta.account.numbers import number
 from aorta.timeline.statistics import (
     ALPHA,
+    LEVEL,
     UNLIKE_LENGTHS,
     Contrast,
 )
@@ -207,7 +208,7 @@ def comparison_notes(
         yield (
             f"{num_judged} metrics were tested; the chance of any false alarm among them is at most"
             f" {100 * ALPHA:.0f} % (Holm's method, half of it for"
-            f" {'the step time' if main == MAIN else rate_text(main)}). Each interval is a 95 % interval"
+            f" {'the step time' if main == MAIN else rate_text(main)}). Each interval is a {LEVEL} interval"
         )
     step = metrics.get(MAIN)
     if parts is None or step is None or step.difference is None or step.detectable is None or main != MAIN:

@@ -27,7 +27,7 @@ from aorta.account.metrics import (
     operations,
 )
 from aorta.account.numbers import none_if_nan
-from aorta.records.schema import RunRecord
+from aorta.records.schema import GPU_KINDS, RunRecord
 
 Floats = NDArray[np.float64]
 
@@ -125,7 +125,7 @@ def memory_limit_bytes(run: RunRecord | None) -> float | None:
     sizes = [
         float(row["memory_bytes"])
         for row in (run.devices if run is not None else ())
-        if row.get("kind") in ("cuda", "hip") and _is_count(row.get("memory_bytes"))
+        if row.get("kind") in GPU_KINDS and _is_count(row.get("memory_bytes"))
     ]
     return min(sizes, default=None)
 
