@@ -102,7 +102,7 @@ def test_waits_are_metrics_of_the_run(tmp_path, jobs):
     assert (row.wait_ms, row.transfer_ms) == pytest.approx((0.0125, 0.015))
     assert row.busbw_gb_s == pytest.approx(4096 / 15e-6 / 1e9)
     (line,) = [note for note in run.notes if "arrived last" in note]
-    said = "rank 1 arrived last in 1 of 1 collectives and cost the others 0.015 ms of exposed waiting in all"
+    said = "rank 1 arrived last in 1 of 1 collectives and cost the others 0.015 ms of exposed waiting in total"
     assert line.startswith(said)
 
 

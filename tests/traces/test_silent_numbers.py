@@ -328,7 +328,7 @@ def test_nothing_is_found_in_what_does_not_repeat(tmp_path):
     path = write(tmp_path / "a", *(kernel(10 * i, 8, name=str(name)) for i, name in enumerate(names)))
     run = load(path)
     assert run.num_steps == 1
-    assert says(run, "the trace marks no steps: its whole window counts as one")
+    assert says(run, "the trace marks no steps: the whole trace counts as one step")
 
 
 @needs_data(MI350X_FSDP)

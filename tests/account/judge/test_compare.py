@@ -79,7 +79,7 @@ def test_a_speedup_is_better(tmp_path):
     assert found.metrics["step_ms"].verdict == "better"
     assert found.headline.startswith("b is faster than a: step time -2.")
     assert found.headline.endswith(", in these two runs")
-    assert any("if runs of one and the same job differ in step time by" in note for note in found.notes)
+    assert any("if repeated runs of the same job vary by" in note for note in found.notes)
     turned = comparison(a, b, reference="b")
     assert turned.metrics["step_ms"].verdict == "worse"
 
@@ -89,7 +89,7 @@ def test_a_run_against_its_likes_has_no_difference(tmp_path):
     found = comparison(noisy_run(tmp_path / "a", 40), noisy_run(tmp_path / "b", 40, seed=7))
     assert {one.verdict for one in found.metrics.values()} <= {"no difference seen", "not judged"}
     assert found.headline.startswith("no difference seen in step time: b against a ")
-    assert "% would be seen four times in five" in found.headline
+    assert "% would be detected four times in five" in found.headline
 
 
 @pytest.mark.heavy
@@ -187,7 +187,7 @@ def test_alone_and_among_many(tmp_path):
         compute = comparison(a, b).metrics["compute_ms"]
         assert (compute.verdict == "worse") == (compute.p_adjusted <= 0.05)
         if compute.p_value <= 0.05 < compute.p_adjusted:
-            assert compute.reason == "alone it would be called, among 6 metrics it may be chance"
+            assert compute.reason == "significant alone, but among 6 metrics it may be chance"
             return
     pytest.fail("no such slowdown")
 
@@ -197,7 +197,7 @@ def test_the_number_of_metrics_that_were_looked_at_is_said(tmp_path):
     found = comparison(noisy_run(tmp_path / "a", 20), noisy_run(tmp_path / "b", 20, seed=1))
     judged = [one for one in found.metrics.values() if one.p_adjusted is not None]
     assert found.num_judged == len(judged) >= 6
-    assert any(note.startswith(f"{found.num_judged} metrics were looked at") for note in found.notes)
+    assert any(note.startswith(f"{found.num_judged} metrics were tested") for note in found.notes)
 
 
 # ---- several runs ------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def several(tmp_path, label, slowdowns, seed):
 def test_one_run_a_side_is_a_claim_about_two_runs(tmp_path):
     found = comparison(noisy_run(tmp_path / "a", 20), noisy_run(tmp_path / "b", 20, seed=1))
     assert found.scope == (
-        "one run on each side: the claim is about these two runs only, not about b and a in general"
+        "one run on each side: the verdict holds for these two runs, not for b and a in general"
     )
 
 
@@ -225,7 +225,7 @@ def test_runs_that_differ_among_themselves_show_no_difference(tmp_path):
     b = several(tmp_path, "b", (0.97, 1.01, 1.05), seed=10)
     found = comparison(*a, *b, labels="aaabbb")
     assert found.metrics["step_ms"].verdict == "no difference seen"
-    assert found.scope == "3 runs of a and 3 of b: the claim is about runs like these"
+    assert found.scope == "3 runs of a and 3 of b: the verdict holds for runs like these"
     assert comparison(a[0], b[2]).metrics["step_ms"].verdict == "worse"
 
 
@@ -250,7 +250,7 @@ def test_a_side_of_one_run_borrows_the_spread_of_the_other(tmp_path):
     a = several(tmp_path, "a", (0.9, 1.1), seed=0)
     found = comparison(*a, noisy_run(tmp_path / "b", 20, slowdown=1.05, seed=9), labels="aab")
     assert found.metrics["step_ms"].verdict == "no difference seen"
-    assert found.scope.endswith("the side with one run is taken to vary as the other does")
+    assert found.scope.endswith("the side with one run is assumed to vary as the other does")
 
 
 @pytest.mark.heavy
@@ -322,7 +322,7 @@ def test_rare_slow_steps_are_told_apart_from_slower_steps(tmp_path):
     found = comparison(run_of(tmp_path / "a", 60, world_size=1), b)
     assert found.metrics["step_ms"].verdict == "no difference seen"
     assert found.decomposition.step.difference_ms > 5
-    assert any("rare slow steps weigh on the means" in note for note in found.notes)
+    assert any("rare slow steps move the means" in note for note in found.notes)
 
 
 # ---- like with like ------------------------------------------------------------------------------
@@ -394,7 +394,7 @@ def test_a_window_without_steps_is_compared_by_shares_alone(tmp_path):
     assert found.headline.endswith(". Share of exposed communication: b 0 %, a 10 %")
     said = page(make_report([a, tmp_path / "b"], ["a", "b"]))
     assert "exposed / step" in said[: said.index("What changed")]
-    assert "not taken apart: b marks no steps" in said
+    assert "not broken down: b marks no steps" in said
     assert found.metrics["idle_per_step"].candidate == pytest.approx(14_699 / 15_000)
     assert found.metrics["idle_per_step"].ratio == pytest.approx(14_699 / 15_000 / 0.1)
     assert found.decomposition is None
@@ -607,7 +607,7 @@ def test_a_difference_that_a_drift_of_short_runs_explains_is_not_told(tmp_path):
     )
     assert short.headline.startswith("cannot tell whether b is slower than a: step time +1.")
     assert "in these two runs; a drift too slow to show in 39 steps could explain it" in short.headline
-    assert re.search(r"a second run on each side, or about \d+0 steps, would tell", step.reason)
+    assert re.search(r"a second run on each side, or about \d+0 steps, would settle it", step.reason)
 
 
 @pytest.mark.heavy

@@ -212,7 +212,7 @@ def test_markdown(tmp_path):
     assert lines[0] == "### Budget violated"
     assert lines[4].startswith("| **violated** | b | exposed_ms max_ratio 1.02 | 1.500 |")
     assert any(line.startswith("### b is slower than a: step time +5.0 %") for line in lines)
-    assert any("these two runs only" in line for line in lines)
+    assert any("holds for these two runs" in line for line in lines)
 
 
 @pytest.mark.heavy

@@ -153,7 +153,7 @@ def test_where_one_side_has_calibrated_numbers_raw_ones_are_judged_and_it_is_sai
     assert (exposed.verdict, exposed.reference_metric) == ("worse", "exposed_ms")
     assert exposed.reference == pytest.approx(1.0, rel=0.01)
     (note,) = [note for note in found.comparison.notes if "calibrated" in note]
-    assert note.startswith("raw numbers are compared, though a has calibrated ones: b has none.")
+    assert note.startswith("raw numbers are compared, although a has calibrated ones: b has none.")
     # What is shown of a beside the comparison is raw too, and calibrated numbers stand below.
     text = dataset_table(found.datasets["a"])
     assert row_of(text, "exposed").split()[1:3] == ["1.00", "ms"]
@@ -231,7 +231,7 @@ def test_why_raw_numbers_lead_is_said(tmp_path):
     assert f"raw numbers come first: {why}; a state that was not seen\n" in text
     c = run_of(tmp_path / "c", numbers())
     note = report(c, b).comparison.notes[0]
-    assert note.startswith("raw numbers are compared, though a has calibrated ones: of b 10 of 20 judged")
+    assert note.startswith("raw numbers are compared, although a has calibrated ones: of b 10 of 20 judged")
 
 
 @pytest.mark.heavy
@@ -425,7 +425,7 @@ def test_waiting_is_raw_and_no_part_of_calibrated_exposed_time(tmp_path):
     assert "1.00 of it waiting for late ranks" in row_of(text, "exposed, raw")
     parts = [part.name for part in found.comparison.decomposition.parts]
     assert parts == ["compute", "exposed", "idle"]
-    why = "exposed is not split into waiting and transfer: waiting is known of raw numbers only"
+    why = "exposed is not split into waiting and transfer: waiting is known for raw numbers only"
     assert why in found.comparison.decomposition.notes
     said = page(found)
     assert "waiting, raw, ms" in said
@@ -442,6 +442,6 @@ def test_estimates_that_leave_less_than_nothing_idle_are_said_to_be_estimates(tm
     assert sum(part.reference_ms for part in parts.parts) == pytest.approx(parts.step.reference_ms)
     idle = next(part for part in parts.parts if part.name == "idle")
     assert idle.reference_ms == pytest.approx(-0.5, rel=0.02)
-    assert any("idle is what they leave, here less than 0" in note for note in parts.notes)
+    assert any("idle is the rest, here below 0" in note for note in parts.notes)
     assert comparison_png(found.comparison)
     assert timeline_figure(found.datasets["a"])

@@ -135,7 +135,7 @@ def test_unlike_batches_are_compared_by_work_per_time(tmp_path):
     assert found.main == "tokens_per_s_per_gpu"
     assert found.work.ratio == 8
     assert found.headline.startswith("b is faster than a: ")
-    assert "a step of it holds 8 times the tokens and takes 4.74 times as long" in found.headline
+    assert "its step holds 8 times the tokens and takes 4.74 times as long" in found.headline
     assert found.metrics["tokens_per_s_per_gpu"].ratio == pytest.approx(8 / 4.74, rel=0.01)
     assert found.metrics["tokens_per_s_per_gpu"].verdict == "better"
     assert found.metrics["step_ms"].verdict == "different"
@@ -230,7 +230,7 @@ def test_a_rank_that_is_always_slower_is_named(tmp_path):
         num_ranks=4,
         device=lambda rank, step: device(sm_clock_mhz=1200 if rank == 2 else 1900),
     )
-    assert alerts(report.datasets["a"]) == ["rank 2: SM clock 1,200 MHz, that of the median rank 1,900 MHz"]
+    assert alerts(report.datasets["a"]) == ["rank 2: SM clock 1,200 MHz; the median rank has 1,900 MHz"]
 
 
 def test_memory_near_its_limit_is_named(tmp_path):

@@ -170,7 +170,7 @@ def test_timed_steps_without_a_number_still_count_as_lacking_it(tmp_path):
     """5 of 16 timed steps have calibrated numbers: raw ones are compared."""
     found = pair(tmp_path, lacks=lambda rank, step: step > 16).comparison
     assert (found.numbers, found.metrics["exposed_ms"].verdict) == ("", "no difference seen")
-    assert found.metrics["calibrated.exposed_ms"].reason.startswith("a: 5 judged steps with it")
+    assert found.metrics["calibrated.exposed_ms"].reason.startswith("a: 5 judged steps with this number")
 
 
 @pytest.mark.heavy
