@@ -22,18 +22,12 @@ from aorta.files import write_whole
 from aorta.page import parts as palette
 from aorta.page.answer import answer, causes
 from aorta.page.changes import changes
-from aorta.page.charts import (
-    distribution_data,
-    heat_data,
-    plotly_packed,
-    plotly_source,
-    ranks_by_steps,
-    still,
-)
+from aorta.page.distributions import distribution_data, plotly_packed, plotly_source, still
+from aorta.page.heat import heat_data, ranks_by_steps
 from aorta.page.parts import Markup, empty, hatches, json_script, legend, section, tag
-from aorta.page.ranks import where_time_goes
 from aorta.page.sections import collectives, definitions, kernels, longest_exposed, notes, what_ran
-from aorta.page.spans import Steps, steps_to_show, timeline_data
+from aorta.page.timeline import Steps, steps_to_show, timeline_data
+from aorta.page.where_time_goes import where_time_goes
 
 SCRIPTS = ("page.js", "timeline.js", "heat.js", "distributions.js")
 KEYS_HELP = (

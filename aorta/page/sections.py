@@ -21,8 +21,8 @@ from aorta.page.parts import (
     table,
     tag,
 )
-from aorta.page.spans import Steps, exposed_collectives
 from aorta.page.table import precision
+from aorta.page.timeline import Steps, exposed_collectives
 from aorta.timeline.statistics import LEVEL
 
 DEFINITIONS = (

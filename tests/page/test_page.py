@@ -16,7 +16,7 @@ from aorta.errors import ReportError
 from aorta.page.html import page, write_page
 from aorta.page.parts import Markup, byte_text, json_script, number, percent, tag, title
 from aorta.page.sections import DEFINITIONS
-from aorta.page.spans import MAX_MARKS, steps_to_show, timeline_data
+from aorta.page.timeline import MAX_MARKS, steps_to_show, timeline_data
 from aorta.page.write import make_report
 from aorta.records.schema import CollectiveRecord
 from tests.account.reports_in_memory import comparison_of, dataset_of, records_of, report_of
@@ -369,7 +369,7 @@ def test_a_large_run_embeds_a_few_steps():
 
 
 def test_what_does_not_fit_is_cut_and_said(monkeypatch):
-    monkeypatch.setattr("aorta.page.spans.MAX_MARKS", 1)
+    monkeypatch.setattr("aorta.page.timeline.MAX_MARKS", 1)
     assert MAX_MARKS > 1
     by_rank = records_of(num_steps=3, num_ranks=1)
     from aorta.timeline.types import Segment

@@ -13,8 +13,8 @@ from aorta.account.judge.ranks import alerts, rank_rows, straggler_text
 from aorta.account.load.open import load_run
 from aorta.errors import ConfigError
 from aorta.page.html import page
-from aorta.page.spans import steps_to_show, timeline_data
 from aorta.page.table import comparison_table, dataset_table
+from aorta.page.timeline import steps_to_show, timeline_data
 from aorta.page.write import make_report
 from aorta.records.schema import CollectiveRecord, DeviceRecord, MemoryRecord, OverlapRecord, PeakRecord
 from aorta.sweep.spec import SweepSpec, check_spec

@@ -9,7 +9,7 @@ from aorta.account.judge.judged import dataset, judge
 from aorta.account.judge.leading import remarks
 from aorta.account.load.open import load_run
 from aorta.page.answer import dataset_answer
-from aorta.page.charts import distribution_data
+from aorta.page.distributions import distribution_data
 from aorta.page.figures import bars_of
 from aorta.page.html import page
 from aorta.page.table import dataset_table

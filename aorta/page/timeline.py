@@ -1,4 +1,4 @@
-"""The steps that the page shows span by span: a few steps of a few ranks, not the run."""
+"""The timeline's steps: a few of a few ranks, not the run, span by span; timeline.js draws them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aorta.page.spans import WAITING, steps_to_show, timeline_data
+from aorta.page.timeline import WAITING, steps_to_show, timeline_data
 from aorta.page.write import make_report
 from aorta.records.schema import CollectiveRecord
 from aorta.timeline.types import Kind, Span, Timeline
