@@ -75,7 +75,7 @@ def answer(report: Report) -> Markup:
     head += [_story(dataset, named=named) for dataset in datasets]
     for dataset in datasets:
         head += _caveats(dataset, named=named, is_answered=comparison is None)
-    ran = tag("ul", [tag("li", what_ran(dataset)) for dataset in datasets], class_="ran")
+    ran = tag("ul", [tag("li", run_line(dataset)) for dataset in datasets], class_="ran")
     return tag("section", head, ran, tiles, id="answer")
 
 
@@ -99,11 +99,11 @@ def _caveats(dataset: Dataset, *, named: bool, is_answered: bool) -> list[Markup
     return [tag("p", name, sentence(text), class_="caveat") for text in texts if text]
 
 
-def what_ran(dataset: Dataset) -> list[Markup | str]:
-    """'fsdp   2 x H200, bf16, 50 steps judged, source: events'."""
+def run_line(dataset: Dataset) -> list[Markup | str]:
+    """'fsdp 2 ranks on NVIDIA H200, bf16, 50 steps judged, source: events'."""
     judged = dataset.first
     parts = [
-        device_text(judged),
+        ranks_on_devices(judged),
         precision(judged),
         counted(len(dataset.runs), "run") if len(dataset.runs) > 1 else "",
         f"{counted(judged.num_steps, 'step')} judged",
@@ -112,7 +112,7 @@ def what_ran(dataset: Dataset) -> list[Markup | str]:
     return [tag("b", dataset.label), " ", ", ".join(part for part in parts if part)]
 
 
-def device_text(judged: JudgedRun) -> str:
+def ranks_on_devices(judged: JudgedRun) -> str:
     """'2 ranks on NVIDIA H200', or '2 ranks' if the device is not known."""
     names, ranks = device_names(judged), counted(len(judged.run.ranks), "rank")
     return f"{ranks} on {names}" if names else ranks

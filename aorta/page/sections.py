@@ -6,7 +6,7 @@ from aorta.account.judge.leading import remarks, source_text
 from aorta.account.judge.timed_steps import host_bound_text
 from aorta.account.load.rank.kernels import KernelTimeRow, kernel_name
 from aorta.account.model import CollectiveRow, Dataset, Report
-from aorta.page.answer import device_text
+from aorta.page.answer import ranks_on_devices
 from aorta.page.parts import (
     Column,
     Markup,
@@ -291,7 +291,7 @@ def _facts(dataset: Dataset) -> dict[str, str]:
     judged = dataset.first
     return {
         "path": ", ".join(str(judged_run.run.path) for judged_run in dataset.runs),
-        "ranks": device_text(judged),
+        "ranks": ranks_on_devices(judged),
         "precision": precision(judged) or "not known",
         "source": source_text(dataset),
         "steps": f"{judged.run.num_steps} read, {judged.num_steps} judged",
