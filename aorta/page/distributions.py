@@ -3,7 +3,7 @@
 import base64
 import gzip
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -113,25 +113,30 @@ def _over_ranks(values: NDArray[np.float64]) -> list[list[float | None]]:
     return [[float(f"{x:.5g}") if np.isfinite(x) else None for x in row.tolist()] for row in rows]
 
 
-def still(data: dict[str, Any]) -> Markup | None:
+def static_picture(data: dict[str, Any]) -> Markup | None:
     """The first metric as a picture that needs no script: what is printed before the chart was looked at."""
     if not data["metrics"]:
         return None
     metric = data["metrics"][0]
     runs = [run for run in data["runs"] if metric["name"] in run["values"]]
     judged = [x for run in runs for row in run["values"][metric["name"]] for x in row[run["num_warmup"] :]]
-    present = [x for x in judged if x is not None]
+    present: list[float] = [x for x in judged if x is not None]
     if not present:
         return None
     low, high = min(present), max(present)
     room = 0.08 * ((high - low) or abs(high) or 1.0)
     low, high = low - room, high + room
-    first = min(run["steps"][0] for run in runs)
-    last = max(max(run["steps"][-1] for run in runs), first + 1)
+    first: int = min(run["steps"][0] for run in runs)
+    last: int = max(max(run["steps"][-1] for run in runs), first + 1)
 
-    def coordinates(step: int, value: float) -> str:
-        x = 60 + 640 * (step - first) / (last - first)
-        return f"{x:.1f},{280 - 250 * (min(max(value, low), high) - low) / (high - low):.1f}"
+    def x_of(step: int) -> float:
+        return round(60 + 640 * (step - first) / (last - first), 1)
+
+    def y_of(value: float) -> float:
+        return round(280 - 250 * (min(max(value, low), high) - low) / (high - low), 1)
+
+    def points(steps: Iterable[int], values: Iterable[float | None]) -> list[str]:
+        return [f"{x_of(s)},{y_of(x)}" for s, x in zip(steps, values, strict=True) if x is not None]
 
     drawn: list[Markup] = [
         tag("path", d="M60,30 V280 H700 M760,280 H990", class_="axis line"),
@@ -144,34 +149,27 @@ def still(data: dict[str, Any]) -> Markup | None:
         middle, *spread = run["values"][metric["name"]]
         steps = run["steps"]
         if spread:
-            pairs = [(s, a, b) for s, a, b in zip(steps, *spread, strict=True) if a is not None]
-            outline = [coordinates(s, b) for s, _, b in pairs] + [
-                coordinates(s, a) for s, a, _ in reversed(pairs)
-            ]
+            least, greatest = spread
+            outline = points(steps, greatest) + points(steps, least)[::-1]
             drawn.append(tag("polygon", points=" ".join(outline), class_=f"band run-{side}"))
-        points = [coordinates(s, x) for s, x in zip(steps, middle, strict=True) if x is not None]
-        drawn.append(tag("polyline", points=" ".join(points), class_=f"line run-{side}"))
-        drawn += _still_box(
-            middle[run["num_warmup"] :], place, len(runs), run["label"], coordinates, first, side
-        )
+        drawn.append(tag("polyline", points=" ".join(points(steps, middle)), class_=f"line run-{side}"))
+        drawn += _box(middle[run["num_warmup"] :], place, len(runs), run["label"], y_of, side)
     return tag("svg", drawn, viewBox="0 0 1000 300", class_="still", aria_hidden="true")
 
 
-def _still_box(
+def _box(
     values: list[float | None],
     place: int,
     num_runs: int,
     label: str,
-    coordinates: Callable[[int, float], str],
-    first: int,
+    y_of: Callable[[float], float],
     side: int,
 ) -> list[Markup]:
     """Quartiles of the judged steps, and their median."""
     present = [x for x in values if x is not None]
     if not present:
         return []
-    ends = np.percentile(present, (25, 50, 75)).tolist()
-    lower, middle, upper = (float(coordinates(first, x).split(",")[1]) for x in ends)
+    lower, middle, upper = map(y_of, np.percentile(present, (25, 50, 75)).tolist())
     width = 200 / num_runs
     x = 770 + place * width
     return [

@@ -22,7 +22,7 @@ from aorta.files import write_whole
 from aorta.page import parts as palette
 from aorta.page.answer import answer, causes
 from aorta.page.changes import changes
-from aorta.page.distributions import distribution_data, plotly_packed, plotly_source, still
+from aorta.page.distributions import distribution_data, plotly_packed, plotly_source, static_picture
 from aorta.page.heat import heat_data, ranks_by_steps
 from aorta.page.parts import Markup, empty, hatches, json_script, legend, section, tag
 from aorta.page.sections import collectives, definitions, kernels, longest_exposed, notes, what_ran
@@ -188,7 +188,7 @@ def _distributions(data: dict[str, Any]) -> Markup:
         ),
         tag(
             "div",
-            still(data),
+            static_picture(data),
             id="distribution-chart",
             role="img",
             aria_label="Distribution of a metric over steps",
