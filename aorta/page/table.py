@@ -125,7 +125,7 @@ ALL_KERNELS = "compute: union of all kernels that are not communication"
 
 
 def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: bool = True) -> str:
-    """The terminal's text on one run: title, answer, causes, tables, remarks.
+    """The terminal's text on one run: title, answer, causes, tables, footer.
 
     with_changes: print below each cause what to change.
     """
@@ -144,7 +144,7 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: 
     named, _ = named_kernels(dataset)
     if named:
         lines += ["", kernel_table(named, step_ms)]
-    lines += ["", *_remarks(dataset)]
+    lines += ["", *_footer(dataset)]
     return "\n".join(lines)
 
 
@@ -224,12 +224,12 @@ def _row(dataset: Dataset, name: str, metric: str, metric_used: str) -> tuple[st
         _ms(statistic.median),
         _ms(statistic.p95),
         share,
-        _remark_of_row(dataset, metric, metric_used, statistic),
+        _parts_of_row(dataset, metric, metric_used, statistic),
     )
 
 
-def _remark_of_row(dataset: Dataset, metric: str, metric_used: str, statistic: Statistic) -> str:
-    """Text behind a row: the parts of its number."""
+def _parts_of_row(dataset: Dataset, metric: str, metric_used: str, statistic: Statistic) -> str:
+    """Text behind a row on what its number is made of."""
     if metric_used == "comm_ms":
         return "" if _metrics_of_ops(dataset, metric_used) else _by_op(dataset, "comm_ms")
     if metric == "exposed_ms":
@@ -286,18 +286,18 @@ def _measure_rows(dataset: Dataset, rows: Sequence[tuple[str, str, str]]) -> Ite
             name,
             quantity(statistic.median, unit),
             "" if is_rate else spread,
-            _measure_remark(dataset, metric),
+            _memory_limit_text(dataset) if metric == "device_memory_bytes" else "",
         )
 
 
-def _measure_remark(dataset: Dataset, metric: str) -> str:
+def _memory_limit_text(dataset: Dataset) -> str:
+    """'of 140 GiB', or '' if the devices' memory is not known."""
     limit = memory_limit_bytes(dataset.first.run.run)
-    if metric == "device_memory_bytes" and limit is not None:
-        return f"of {quantity(limit, 'bytes')}"
-    return ""
+    return "" if limit is None else f"of {quantity(limit, 'bytes')}"
 
 
-def _remarks(dataset: Dataset) -> Iterable[str]:
+def _footer(dataset: Dataset) -> Iterable[str]:
+    """Lines below the tables: warnings, the spread over ranks, what was left out, definitions."""
     step = dataset.statistics["step_ms"]
     if step.median and step.p95 and step.p95 > WIDE_SPREAD * step.median:
         yield f"warning: step times vary widely: p95 is {times(step.p95 / step.median)} the median"
@@ -317,8 +317,8 @@ def _remarks(dataset: Dataset) -> Iterable[str]:
         yield _all_that_was_read(dataset.first.run)
     for place, judged in enumerate(dataset.runs):
         run_text = f"run {place}: " if len(dataset.runs) > 1 else ""
-        for remark in _run_remarks(judged, dataset.lead):
-            yield run_text + remark
+        for line in _footer_of_run(judged, dataset.lead):
+            yield run_text + line
     yield from remarks(dataset)
     of_raw = "raw " if dataset.lead == "calibrated" else ""
     yield of_raw + COMPUTE_OF_SOURCE.get(dataset.source, ALL_KERNELS)
@@ -351,7 +351,7 @@ def _range(values: Sequence[float], text: Callable[[float], str]) -> str:
     return least if least == greatest else f"{least} to {greatest}"
 
 
-def _run_remarks(judged: JudgedRun, lead: Lead) -> Iterable[str]:
+def _footer_of_run(judged: JudgedRun, lead: Lead) -> Iterable[str]:
     run = judged.run
     host_bound = host_bound_text([judged], lead)
     if host_bound:
