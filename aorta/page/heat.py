@@ -205,7 +205,7 @@ def _table(dataset: Dataset) -> Markup | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class _RankColumn:
     title: str
     unit: str
     is_known: Callable[[RankRow], bool]
@@ -213,7 +213,7 @@ class _Column:
     is_number: bool = True
 
 
-def _numbers(heading: str, of_unit: str, name: str) -> _Column:
+def _number_column(heading: str, of_unit: str, name: str) -> _RankColumn:
     def is_known(row: RankRow) -> bool:
         return getattr(row, name) is not None
 
@@ -221,7 +221,7 @@ def _numbers(heading: str, of_unit: str, name: str) -> _Column:
         value = getattr(row, name)
         return cell(value, text=byte_text(value) if of_unit == "bytes" else number(value))
 
-    return _Column(heading, "" if of_unit == "bytes" else of_unit, is_known, text)
+    return _RankColumn(heading, "" if of_unit == "bytes" else of_unit, is_known, text)
 
 
 def _last_text(row: RankRow) -> Markup:
@@ -236,17 +236,17 @@ def _throttling_text(row: RankRow) -> Markup:
 
 
 _COLUMNS = (
-    _numbers("others wait for it", "ms/step", "caused_ms"),
-    _Column("came last", "", lambda row: row.num_judged > 0, _last_text),
-    _numbers("step", "ms", "step_ms"),
-    _numbers("compute", "ms", "compute_ms"),
-    _numbers("exposed", "ms", "exposed_ms"),
-    _numbers("SM clock", "MHz", "sm_clock_mhz"),
-    _numbers("lowest", "MHz", "lowest_clock_mhz"),
-    _numbers("power", "W", "power_w"),
-    _numbers("hottest", "°C", "temperature_c"),
-    _Column("held down by", "", lambda row: bool(row.throttling), _throttling_text, is_number=False),
-    _numbers("peak memory", "bytes", "peak_memory_bytes"),
-    _numbers("reserved", "bytes", "reserved_memory_bytes"),
-    _numbers("device memory", "bytes", "device_memory_bytes"),
+    _number_column("others wait for it", "ms/step", "caused_ms"),
+    _RankColumn("came last", "", lambda row: row.num_judged > 0, _last_text),
+    _number_column("step", "ms", "step_ms"),
+    _number_column("compute", "ms", "compute_ms"),
+    _number_column("exposed", "ms", "exposed_ms"),
+    _number_column("SM clock", "MHz", "sm_clock_mhz"),
+    _number_column("lowest", "MHz", "lowest_clock_mhz"),
+    _number_column("power", "W", "power_w"),
+    _number_column("hottest", "°C", "temperature_c"),
+    _RankColumn("held down by", "", lambda row: bool(row.throttling), _throttling_text, is_number=False),
+    _number_column("peak memory", "bytes", "peak_memory_bytes"),
+    _number_column("reserved", "bytes", "reserved_memory_bytes"),
+    _number_column("device memory", "bytes", "device_memory_bytes"),
 )
