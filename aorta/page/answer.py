@@ -21,11 +21,13 @@ from aorta.account.model import (
 )
 from aorta.page.parts import (
     DASH,
+    MAX_LABEL,
     MINUS,
     TIMES,
     Markup,
     counted,
     empty,
+    interval_text,
     number,
     percent,
     quantity,
@@ -42,7 +44,6 @@ from aorta.timeline.statistics import LEVEL
 COMPARED = ("step_ms", "exposed_ms", "comm_ms", "compute_ms", "overlap_ratio")
 COMPARED_SHARES = ("exposed_per_step", "comm_per_step", "compute_per_step", "idle_per_step", "overlap_ratio")
 """Metrics of the tiles where the two sides' times cannot be compared."""
-MAX_LABEL = 22
 VERDICT_SIGNS = {"better": "\u2713", "worse": "\u2717", "different": "\u25c6", "cannot tell": "?"}
 """Signs beside the verdict's word, so that colour alone never tells it. No arrows: a better value may be
 higher or lower."""
@@ -359,14 +360,8 @@ def change_text(metric: MetricComparison) -> str:
         return f"{percent(metric.ratio - 1, sign=True, digits=1)}{interval}"
     if metric.difference is not None:
         change = quantity(metric.difference, metric.unit, sign=True)
-        return f"{change} {interval_text(metric.difference_interval, sign=True)}".rstrip()
+        return f"{change} {interval_text(metric.difference_interval)}".rstrip()
     return "n/a"
-
-
-def interval_text(interval: ConfidenceInterval | None, *, sign: bool = False) -> str:
-    return (
-        "" if interval is None else f"[{number(interval.low, sign=sign)}, {number(interval.high, sign=sign)}]"
-    )
 
 
 def _shares(interval: ConfidenceInterval | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from aorta.account.judge.leading import with_word
 from aorta.account.metrics import metric_key
 from aorta.account.model import Comparison, ConfidenceInterval, MetricComparison, Part
-from aorta.page.answer import change_text, interval_text, verdict_mark
+from aorta.page.answer import change_text, verdict_mark
 from aorta.page.parts import (
     Column,
     Markup,
@@ -19,6 +19,7 @@ from aorta.page.parts import (
     counted,
     empty,
     filterable,
+    interval_text,
     percent,
     quantity,
     section,
@@ -161,7 +162,7 @@ def _part_row(part: Part, axis: tuple[float, float], has_intervals: bool, is_sum
         cell(part.reference_ms),
         cell(part.candidate_ms),
         cell(part.difference_ms, sign=True),
-        tag("td", interval_text(part.interval, sign=True), class_="num") if has_intervals else None,
+        tag("td", interval_text(part.interval), class_="num") if has_intervals else None,
         tag("td", chart(marks, 18, quantity(part.difference_ms, "ms", sign=True)), class_="wide"),
         class_="sum" if is_sum else None,
     )

@@ -7,10 +7,13 @@ from typing import Any, TypeAlias
 
 from aorta.account import numbers
 from aorta.account.metrics import meaning, metric_key
+from aorta.account.model import ConfidenceInterval
 from aorta.account.numbers import MINUS as MINUS
 from aorta.account.numbers import byte_text as byte_text
 from aorta.account.numbers import counted as counted
 
+MAX_LABEL = 22
+"""Letters of a run's label above a column and in a tile."""
 VOID = frozenset(("br", "hr", "input", "link", "meta"))
 LIGHT = {
     "paper": "#ffffff",
@@ -178,6 +181,14 @@ def quantity(value: float | None, of_unit: str, *, sign: bool = False) -> str:
 def percent(share: float | None, *, sign: bool = False, digits: int = 0) -> str:
     """A share of 1 in percent."""
     return numbers.percent(share, sign=sign, digits=digits, minus=MINUS)
+
+
+def interval_text(interval: ConfidenceInterval | None, *, minus: str = MINUS) -> str:
+    """'[-6.85, +4.71]', the interval of a difference; the terminal's minus is a hyphen."""
+    if interval is None:
+        return ""
+    low, high = (numbers.number(end, sign=True, minus=minus) for end in (interval.low, interval.high))
+    return f"[{low}, {high}]"
 
 
 def sentence(text: str) -> str:

@@ -51,6 +51,7 @@ from aorta.account.model import (
     Statistic,
 )
 from aorta.account.numbers import counted, number, percent, quantity, times
+from aorta.page.parts import MAX_LABEL, interval_text
 from aorta.timeline.statistics import LEVEL, WARMUP_RULE
 from aorta.timeline.types import TRACE_SOURCES
 
@@ -99,8 +100,6 @@ MAX_OPS = 6
 """Operations with a row of their own."""
 MAX_DIFFERENCES = 12
 MAX_SETTING = 40
-MAX_LABEL = 22
-"""Letters of a label above a column."""
 MAX_KERNEL = 48
 """Letters of a kernel's name beside a comparison."""
 WIDE_SPREAD = 1.2
@@ -483,14 +482,13 @@ def _comparison_row(name: str, metric: MetricComparison) -> tuple[str, ...]:
         quantity(metric.reference, unit),
         quantity(metric.candidate, unit),
         "n/a" if metric.ratio is None else f"{metric.ratio:.3f}",
-        _interval(metric.interval),
+        _ratio_interval(metric.interval),
         detectable_text,
         metric.verdict,
     )
 
 
-def _interval(interval: ConfidenceInterval | None) -> str:
-    """Interval of a ratio."""
+def _ratio_interval(interval: ConfidenceInterval | None) -> str:
     return "" if interval is None else f"[{interval.low:.3f}, {interval.high:.3f}]"
 
 
@@ -524,18 +522,12 @@ def _decomposition(parts: Decomposition, numbers: str, reference: str, candidate
                 _ms(part.reference_ms),
                 _ms(part.candidate_ms),
                 quantity(part.difference_ms, "ms", sign=True),
-                _difference_interval(part.interval),
+                interval_text(part.interval, minus="-"),
                 "",
             )
         )
     notes = [*([parts.of_work] if parts.of_work else []), *parts.notes]
     return ["", *_aligned(body), *notes, parts.estimator]
-
-
-def _difference_interval(interval: ConfidenceInterval | None) -> str:
-    return (
-        "" if interval is None else f"[{number(interval.low, sign=True)}, {number(interval.high, sign=True)}]"
-    )
 
 
 # ---- names and columns, for pictures and the page too --------------------------------------------
