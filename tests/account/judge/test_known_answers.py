@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from aorta.page.answer import dataset_answer
+from aorta.account.judge.answer import dataset_answer
 from aorta.page.table import dataset_table
 from aorta.page.write import Outputs, make_report, write_report
 from aorta.records.schema import Calibrated, CollectiveRecord

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from aorta.account.judge.answer import dataset_answer
 from aorta.account.judge.gate import check_budget, load_budget
 from aorta.calibration.after_run import check_run
 from aorta.errors import RecordError
-from aorta.page.answer import dataset_answer
 from aorta.page.figures import bars_of, comparison_figure, comparison_png, timeline_figure
 from aorta.page.html import page
 from aorta.page.table import comparison_table, dataset_table

@@ -4,11 +4,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from aorta.account.judge.answer import dataset_answer
 from aorta.account.judge.gate import check_budget, load_budget
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.judge.leading import remarks
 from aorta.account.load.open import load_run
-from aorta.page.answer import dataset_answer
 from aorta.page.distributions import distribution_data
 from aorta.page.figures import bars_of
 from aorta.page.html import page
