@@ -19,7 +19,7 @@ from aorta.hang.order import Signature, comparable, departure, next_keys, signat
 from aorta.hang.report import LISTED_BEFORE, CallState, GroupState, HangReport
 from aorta.timeline.collective import POINT_TO_POINT
 
-Kind = Literal["absent", "mismatch", "cycle", "all_inside", "nobody_waits"]
+HangKind = Literal["absent", "mismatch", "cycle", "all_inside", "nobody_waits"]
 """absent: ranks have not come to a collective. mismatch: they issued different ones under one number.
 cycle: ranks wait for each other in different groups. all_inside: every rank has started the same one.
 nobody_waits: no rank has an unfinished collective."""
@@ -54,10 +54,10 @@ class StuckCollective:
 class HangFinding:
     """The answer: who is waited for, and where the others wait. sentence() puts it in words."""
 
-    kind: Kind
+    kind: HangKind
     ranks: list[int]
     """Ranks that are waited for, or departed from the usual order; empty where the reports do not tell."""
-    block: StuckCollective | None
+    stuck: StuckCollective | None
     """The collective that the others wait in."""
     notes: list[str] = field(default_factory=list)
     silent: list[int] = field(default_factory=list)
@@ -73,12 +73,12 @@ def find(reports: Sequence[HangReport]) -> HangFinding:
         for rank in range(reports[0].world_size)
         if rank not in by_rank or by_rank[rank].is_from_last_calls
     ]
-    blocks = _blocks(by_rank)
-    kind, ranks, block, notes = _judge(by_rank, blocks, silent)
+    all_stuck = _stuck_collectives(by_rank)
+    kind, ranks, stuck, notes = _who_is_waited_for(by_rank, all_stuck, silent)
     counted = [rank for rank in ranks if rank in by_rank and _is_counted(by_rank[rank])]
     if kind == "absent" and counted:
         notes.append(f"if {_ranks(counted)} was killed, what it had queued before may not have run either")
-    return HangFinding(kind, ranks, block, [*notes, *_old(reports)], silent, list(reports))
+    return HangFinding(kind, ranks, stuck, [*notes, *_old(reports)], silent, list(reports))
 
 
 def _is_counted(report: HangReport) -> bool:
@@ -99,38 +99,40 @@ def _old(reports: Sequence[HangReport]) -> list[str]:
 # ---- who is waited for -------------------------------------------------------------------------
 
 
-Judged = tuple[Kind, list[int], StuckCollective | None, list[str]]
+Judged = tuple[HangKind, list[int], StuckCollective | None, list[str]]
 
 
-def _judge(by_rank: dict[int, HangReport], blocks: list[StuckCollective], silent: list[int]) -> Judged:
+def _who_is_waited_for(
+    by_rank: dict[int, HangReport], all_stuck: list[StuckCollective], silent: list[int]
+) -> Judged:
     """Kind of hang, ranks that are waited for, the collective that the others wait in, notes."""
     mismatch = _mismatch(by_rank)
     if mismatch is not None:
         ranks, notes = _departed(by_rank, mismatch)
         return "mismatch", ranks, mismatch, notes
-    waits_in = {rank: block for block in blocks for rank in block.waiting}
+    waits_in = {rank: stuck for stuck in all_stuck for rank in stuck.waiting}
     # The end of a chain of waiting: ranks that have not come to a collective and wait in no other.
-    ends = [(block, [rank for rank in block.absent if rank not in waits_in]) for block in blocks]
-    ends = [(block, ranks) for block, ranks in ends if ranks]
+    ends = [(stuck, [rank for rank in stuck.absent if rank not in waits_in]) for stuck in all_stuck]
+    ends = [(stuck, ranks) for stuck, ranks in ends if ranks]
     if ends:
         _, ranks = max(ends, key=lambda end: len(end[0].waiting))
         # Ranks that wait for the same ones in a later step came past without them: after a broadcast, say.
-        candidates = [block for block, absent in ends if absent == ranks]
+        candidates = [stuck for stuck, absent in ends if absent == ranks]
         keys = next_keys(by_rank[ranks[0]]) if ranks[0] in by_rank else []
-        block = min(
+        stuck = min(
             candidates,
-            key=lambda block: (
-                block.call.step,
-                keys.index(block.key) if block.key in keys else len(keys),
-                *_time_of(block),
+            key=lambda stuck: (
+                stuck.call.step,
+                keys.index(stuck.key) if stuck.key in keys else len(keys),
+                *_time_of(stuck),
             ),
         )
-        return "absent", ranks, block, _skips(by_rank, block)
-    if any(block.absent for block in blocks):
+        return "absent", ranks, stuck, _skips(by_rank, stuck)
+    if any(stuck.absent for stuck in all_stuck):
         # Whoever is absent from one collective waits in another: the chain is a ring.
-        return _cycle(by_rank, [block for block in blocks if block.absent], waits_in)
-    if blocks:
-        return "all_inside", [], blocks[0], []
+        return _cycle(by_rank, [stuck for stuck in all_stuck if stuck.absent], waits_in)
+    if all_stuck:
+        return "all_inside", [], all_stuck[0], []
     return "nobody_waits", _behind(by_rank, silent), None, _not_told(by_rank)
 
 
@@ -152,18 +154,18 @@ def _not_told(by_rank: dict[int, HangReport]) -> list[str]:
 
 
 def _cycle(
-    by_rank: dict[int, HangReport], blocks: list[StuckCollective], waits_in: dict[int, StuckCollective]
+    by_rank: dict[int, HangReport], ring: list[StuckCollective], waits_in: dict[int, StuckCollective]
 ) -> Judged:
     """Ranks that issued the collectives of several groups in another order; if none did, all waited for."""
-    step = min(call.step for block in blocks for call in block.waiting.values())
+    step = min(call.step for stuck in ring for call in stuck.waiting.values())
     departures = {rank: departure(by_rank[rank], step) for rank in sorted(waits_in)}
     departed = [rank for rank, departure_text in departures.items() if departure_text is not None]
-    waited_for = sorted({rank for block in blocks for rank in block.absent})
-    block = next((b for b in blocks if set(departed) & set(b.absent)), blocks[0])
+    waited_for = sorted({rank for stuck in ring for rank in stuck.absent})
+    stuck = next((one for one in ring if set(departed) & set(one.absent)), ring[0])
     notes = [departure_text for departure_text in departures.values() if departure_text is not None]
     notes.append("the ranks wait for each other" if notes else "ranks wait for each other")
     notes += [_waits(rank, waits_in) for rank in sorted(waits_in)[:MOST]]
-    return "cycle", departed or waited_for, block, notes
+    return "cycle", departed or waited_for, stuck, notes
 
 
 Groups = dict[tuple[str, tuple[int, ...]], dict[int, GroupState]]
@@ -189,7 +191,7 @@ def _mismatch(by_rank: dict[int, HangReport]) -> StuckCollective | None:
     Of several groups: the one where that was in the earliest step, and there the longest ago. The others are
     consequences.
     """
-    blocks = []
+    differing = []
     for (key, ranks), states in _groups(by_rank).items():
         if _is_point_to_point(states):
             continue
@@ -201,8 +203,8 @@ def _mismatch(by_rank: dict[int, HangReport]) -> StuckCollective | None:
         if seq is not None:
             absent = [rank for rank in ranks if rank not in rows[seq]]
             name = next(iter(states.values())).name
-            blocks.append(StuckCollective(key, name, ranks, seq, rows[seq], absent))
-    return min(blocks, key=_time_of, default=None)
+            differing.append(StuckCollective(key, name, ranks, seq, rows[seq], absent))
+    return min(differing, key=_time_of, default=None)
 
 
 def _first_difference(rows: dict[int, dict[int, CallState]]) -> int | None:
@@ -219,24 +221,26 @@ def _first_difference(rows: dict[int, dict[int, CallState]]) -> int | None:
     return next((n for n in numbers if n < seq and len({call.step for call in rows[n].values()}) > 1), seq)
 
 
-def _time_of(block: StuckCollective) -> tuple[int, float]:
-    calls = block.waiting.values()
+def _time_of(stuck: StuckCollective) -> tuple[int, float]:
+    calls = stuck.waiting.values()
     return min(call.step for call in calls), -max(call.age_s or 0.0 for call in calls)
 
 
-def _blocks(by_rank: dict[int, HangReport]) -> list[StuckCollective]:
-    blocks: list[StuckCollective | None] = []
+def _stuck_collectives(by_rank: dict[int, HangReport]) -> list[StuckCollective]:
+    found: list[StuckCollective | None] = []
     for (key, ranks), states in _groups(by_rank).items():
         if _is_point_to_point(states):
-            blocks += _pairs(key, ranks, states)
+            found += _stuck_point_to_point(key, ranks, states)
         else:
-            blocks.append(_block(key, ranks, states, by_rank))
-    return [block for block in blocks if block is not None]
+            found.append(_stuck_in_group(key, ranks, states, by_rank))
+    return [stuck for stuck in found if stuck is not None]
 
 
-def _pairs(key: str, ranks: tuple[int, ...], states: dict[int, GroupState]) -> list[StuckCollective | None]:
-    """A block for each rank whose send or receive is not finished."""
-    blocks: list[StuckCollective | None] = []
+def _stuck_point_to_point(
+    key: str, ranks: tuple[int, ...], states: dict[int, GroupState]
+) -> list[StuckCollective | None]:
+    """A stuck collective for each rank whose send or receive is not finished."""
+    found: list[StuckCollective | None] = []
     for rank, group in states.items():
         pending = next((c for c in group.calls if c.finished is False and _begun(c)), None)
         if pending is None:
@@ -245,8 +249,8 @@ def _pairs(key: str, ranks: tuple[int, ...], states: dict[int, GroupState]) -> l
             peers = [] if pending.peer is None else [ranks[pending.peer]]
         else:
             peers = _not_come(ranks, states, group, pending)
-        blocks.append(StuckCollective(key, group.name, ranks, pending.seq, {rank: pending}, peers))
-    return blocks
+        found.append(StuckCollective(key, group.name, ranks, pending.seq, {rank: pending}, peers))
+    return found
 
 
 def _not_come(
@@ -265,7 +269,7 @@ def _not_come(
     return [rank for rank in ranks if rank not in arrived]
 
 
-def _block(
+def _stuck_in_group(
     key: str, ranks: tuple[int, ...], states: dict[int, GroupState], by_rank: dict[int, HangReport]
 ) -> StuckCollective | None:
     """The collective that ranks of the group wait in; None where none waits.
@@ -314,59 +318,59 @@ def _call(group: GroupState | None, seq: int) -> CallState | None:
 # ---- who left the usual order ------------------------------------------------------------------
 
 
-def _departed(by_rank: dict[int, HangReport], block: StuckCollective) -> tuple[list[int], list[str]]:
+def _departed(by_rank: dict[int, HangReport], stuck: StuckCollective) -> tuple[list[int], list[str]]:
     """Ranks that issued another collective than most, and notes on how.
 
     Where there is no majority: ranks whose own other steps have another collective in this place.
     """
-    counts = Counter(comparable(call) for call in block.waiting.values()).most_common()
+    counts = Counter(comparable(call) for call in stuck.waiting.values()).most_common()
     if len(counts) == 1:
-        return _in_other_steps(by_rank, block)
+        return _in_other_steps(by_rank, stuck)
     if len(counts) < 2 or counts[0][1] > counts[1][1]:
         usual = counts[0][0]
-        departed = [rank for rank, call in block.waiting.items() if comparable(call) != usual]
-        usual_rank = next(rank for rank, call in block.waiting.items() if comparable(call) == usual)
-        notes = [_divergence_text(by_rank, block, rank, usual_rank) for rank in departed[:MOST]]
+        departed = [rank for rank, call in stuck.waiting.items() if comparable(call) != usual]
+        usual_rank = next(rank for rank, call in stuck.waiting.items() if comparable(call) == usual)
+        notes = [_divergence_text(by_rank, stuck, rank, usual_rank) for rank in departed[:MOST]]
     else:
-        departed, notes = _unlike_other_steps(by_rank, block)
-        if not departed and len({call.step for call in block.waiting.values()}) > 1:
-            departed, in_step_notes = _in_other_steps(by_rank, block)
+        departed, notes = _unlike_other_steps(by_rank, stuck)
+        if not departed and len({call.step for call in stuck.waiting.values()}) > 1:
+            departed, in_step_notes = _in_other_steps(by_rank, stuck)
             notes = in_step_notes if departed else notes
         if not departed and notes:
             return [], notes
         if not departed:
             undecided = "as many ranks issued the one as the other, and no other step tells which is usual"
-            return [], [undecided, *_skips(by_rank, block)]
-    if block.absent:
-        notes.append(f"{_ranks(block.absent)} {_has(block.absent)} not come there")
+            return [], [undecided, *_skips(by_rank, stuck)]
+    if stuck.absent:
+        notes.append(f"{_ranks(stuck.absent)} {_has(stuck.absent)} not come there")
     return departed, notes
 
 
-def _in_other_steps(by_rank: dict[int, HangReport], block: StuckCollective) -> tuple[list[int], list[str]]:
+def _in_other_steps(by_rank: dict[int, HangReport], stuck: StuckCollective) -> tuple[list[int], list[str]]:
     """Ranks that issued the same collective in another step than most, and notes on how.
 
     Where there is no majority: ranks that issued more or fewer collectives in the earlier of the steps than
     in the steps before.
     """
-    steps = Counter(call.step for call in block.waiting.values()).most_common()
+    steps = Counter(call.step for call in stuck.waiting.values()).most_common()
     earliest = min(number for number, _ in steps)
     if steps[0][1] > steps[1][1]:
-        departed = [rank for rank, call in block.waiting.items() if call.step != steps[0][0]]
+        departed = [rank for rank, call in stuck.waiting.items() if call.step != steps[0][0]]
     else:
         departed = []
-        for rank in block.waiting:
-            group = _group_of(by_rank[rank], block.key)
+        for rank in stuck.waiting:
+            group = _group_of(by_rank[rank], stuck.key)
             counts = Counter(call.step for call in group.calls) if group is not None else Counter()
             usual = {num for step, num in counts.items() if min(counts) < step < earliest}
             is_over = max(counts, default=earliest) > earliest
             if usual and is_over and counts[earliest] not in usual:
                 departed.append(rank)
-        if len(departed) == len(block.waiting):
+        if len(departed) == len(stuck.waiting):
             departed = []
     notes = []
     for rank in departed:
-        step = block.waiting[rank].step
-        others = next((c.step for r, c in block.waiting.items() if r not in departed), earliest)
+        step = stuck.waiting[rank].step
+        others = next((c.step for r, c in stuck.waiting.items() if r not in departed), earliest)
         change = "left out collectives before" if step > others else "issued more before"
         notes.append(f"rank {rank} came to it in step {step}, others in step {others}: it {change}")
     if not departed:
@@ -379,12 +383,12 @@ def _has(ranks: Sequence[int]) -> str:
 
 
 def _divergence_text(
-    by_rank: dict[int, HangReport], block: StuckCollective, rank: int, usual_rank: int
+    by_rank: dict[int, HangReport], stuck: StuckCollective, rank: int, usual_rank: int
 ) -> str:
     """How a rank departed from another: a collective left out, one more, or one in place of another."""
-    issued, usual = block.waiting[rank], block.waiting[usual_rank]
-    after_own = _call(_group_of(by_rank[rank], block.key), block.seq + 1)
-    after_usual = _call(_group_of(by_rank[usual_rank], block.key), block.seq + 1)
+    issued, usual = stuck.waiting[rank], stuck.waiting[usual_rank]
+    after_own = _call(_group_of(by_rank[rank], stuck.key), stuck.seq + 1)
+    after_usual = _call(_group_of(by_rank[usual_rank], stuck.key), stuck.seq + 1)
     if after_usual is not None and comparable(after_usual) == comparable(issued):
         return f"rank {rank} skipped {signature(usual)}"
     if after_own is not None and comparable(after_own) == comparable(usual):
@@ -397,21 +401,21 @@ def _group_of(report: HangReport, key: str) -> GroupState | None:
 
 
 def _unlike_other_steps(
-    by_rank: dict[int, HangReport], block: StuckCollective
+    by_rank: dict[int, HangReport], stuck: StuckCollective
 ) -> tuple[list[int], list[str]]:
     """Ranks whose collective no other step has in this place, while some step has that of the others.
 
     Where some step has either, because a program does something every N steps: ranks for whose collective
     this step is not the Nth.
     """
-    places = {rank: _place(by_rank[rank], block.key, call) for rank, call in block.waiting.items()}
+    places = {rank: _place(by_rank[rank], stuck.key, call) for rank, call in stuck.waiting.items()}
     steps: dict[Signature, list[int]] = {}
     for place in places.values():
         for step, (signature_here, _) in (place or {}).items():
             if signature_here is not None and step not in steps.setdefault(signature_here, []):
                 steps[signature_here].append(step)
-    number = min(call.step for call in block.waiting.values())
-    right = {signature(call) for call in block.waiting.values()} & steps.keys()
+    number = min(call.step for call in stuck.waiting.values())
+    right = {signature(call) for call in stuck.waiting.values()} & steps.keys()
     if len(right) > 1:
         falls = {candidate: _falls_on(number, sorted(steps[candidate])) for candidate in right}
         right = {candidate for candidate in right if falls[candidate]} or {
@@ -420,11 +424,11 @@ def _unlike_other_steps(
     if len(right) != 1:
         return [], []
     (usual,) = right
-    departed = [rank for rank, call in block.waiting.items() if signature(call) != usual]
-    unseen = [rank for rank in departed if _is_unseen(by_rank[rank], block, rank, usual)]
+    departed = [rank for rank, call in stuck.waiting.items() if signature(call) != usual]
+    unseen = [rank for rank in departed if _is_unseen(by_rank[rank], stuck, rank, usual)]
     if unseen and _falls_on(number, sorted(steps[usual])) is not True:
         return [], [
-            f"rank {rank} issued {signature(block.waiting[rank])}, which no other step listed here has:"
+            f"rank {rank} issued {signature(stuck.waiting[rank])}, which no other step listed here has:"
             " either it is one too many, or the others left out what comes every so many steps"
             for rank in unseen[:MOST]
         ]
@@ -436,17 +440,17 @@ def _unlike_other_steps(
         )
         verb = (
             "skipped"
-            if following == signature(block.waiting[rank])
+            if following == signature(stuck.waiting[rank])
             else "issued another collective in place of"
         )
         notes.append(f"rank {rank} {verb} {usual}, which step {step} had in this place")
     return departed, notes
 
 
-def _is_unseen(report: HangReport, block: StuckCollective, rank: int, usual: Signature) -> bool:
+def _is_unseen(report: HangReport, stuck: StuckCollective, rank: int, usual: Signature) -> bool:
     """True where the rank's collective is in no other step of its report, and its step may yet come to the
     usual one: a program that does something every so many steps looks like that too."""
-    group, call = _group_of(report, block.key), block.waiting[rank]
+    group, call = _group_of(report, stuck.key), stuck.waiting[rank]
     calls = [] if group is None else group.calls
     if any(signature(other) == signature(call) for other in calls if other.step != call.step):
         return False
@@ -492,12 +496,12 @@ def _place(
     return result
 
 
-def _skips(by_rank: dict[int, HangReport], block: StuckCollective) -> list[str]:
+def _skips(by_rank: dict[int, HangReport], stuck: StuckCollective) -> list[str]:
     """Note on earlier collectives that ranks issued in different steps: a rank ahead left one out before."""
     steps: dict[int, dict[int, int]] = {}
     for rank, report in by_rank.items():
         for group in report.groups or ():
-            if (group.key, tuple(group.ranks)) == (block.key, block.ranks):
+            if (group.key, tuple(group.ranks)) == (stuck.key, stuck.ranks):
                 for call in group.calls:
                     steps.setdefault(call.seq, {})[rank] = call.step
     for seq in sorted(steps):
@@ -507,7 +511,7 @@ def _skips(by_rank: dict[int, HangReport], block: StuckCollective) -> list[str]:
             ahead = sorted(rank for rank, step in row.items() if step > usual)
             if ahead:
                 return [
-                    f"{_ranks(ahead)} issued #{seq} of group {block.name} in step {row[ahead[0]]}, others in "
+                    f"{_ranks(ahead)} issued #{seq} of group {stuck.name} in step {row[ahead[0]]}, others in "
                     f"step {usual}: a collective was left out there before, or the others issued one more"
                 ]
     return []
@@ -518,47 +522,47 @@ def _skips(by_rank: dict[int, HangReport], block: StuckCollective) -> list[str]:
 
 def sentence(finding: HangFinding) -> str:
     """The answer in one line, notes behind it."""
-    block = finding.block
+    stuck = finding.stuck
     notes = "".join(f"; {note}" for note in finding.notes)
     if finding.silent:
         notes += f"; no report from {_ranks(finding.silent)}"
-    if block is None:
+    if stuck is None:
         if finding.ranks:
             return (
                 f"no rank waits in a collective that was recorded; {_ranks(finding.ranks)} is behind{notes}"
             )
         return f"no rank waits in a collective that was recorded, and no rank is behind the others{notes}"
-    call = block.call
-    call_text = f"{signature(call)} (#{block.seq} of group {block.name}, step {call.step})"
+    call = stuck.call
+    call_text = f"{signature(call)} (#{stuck.seq} of group {stuck.name}, step {call.step})"
     if finding.kind == "absent":
         verb = _has(finding.ranks)
-        waiting = _ranks(block.waiting)
+        waiting = _ranks(stuck.waiting)
         return f"{_ranks(finding.ranks)} {verb} not come to {call_text}; {waiting} waiting there{notes}"
-    if finding.kind == "mismatch" and len({comparable(call) for call in block.waiting.values()}) == 1:
+    if finding.kind == "mismatch" and len({comparable(call) for call in stuck.waiting.values()}) == 1:
         return notes.removeprefix("; ").replace(" came to it ", f" came to {call_text} ", 1)
     if finding.kind == "mismatch":
-        rows = Counter(signature(call) for call in block.waiting.values())
-        usual = next((c for r, c in block.waiting.items() if r not in finding.ranks), call)
+        rows = Counter(signature(call) for call in stuck.waiting.values())
+        usual = next((c for r, c in stuck.waiting.items() if r not in finding.ranks), call)
         divergent = next(
-            (signature(block.waiting[r]) for r in finding.ranks if r in block.waiting), None
+            (signature(stuck.waiting[r]) for r in finding.ranks if r in stuck.waiting), None
         ) or next(text for text in rows if text != signature(usual))
         rank_text = _ranks(finding.ranks) if finding.ranks else "some ranks"
         return (
             f"{rank_text} issued {divergent} where others issued {signature(usual)} "
-            f"(#{block.seq} of group {block.name}, step {usual.step}){notes}"
+            f"(#{stuck.seq} of group {stuck.name}, step {usual.step}){notes}"
         )
     if finding.kind == "cycle":
         return notes.removeprefix("; ")
     return (
-        f"{_ranks(block.waiting)} are all in {call_text}: none is missing, look at devices and links{notes}"
+        f"{_ranks(stuck.waiting)} are all in {call_text}: none is missing, look at devices and links{notes}"
     )
 
 
 def _waits(rank: int, waits_in: dict[int, StuckCollective]) -> str:
-    block = waits_in[rank]
+    stuck = waits_in[rank]
     return (
-        f"rank {rank} waits in {signature(block.waiting[rank])} (#{block.seq} of group {block.name})"
-        f" for {_ranks(block.absent)}"
+        f"rank {rank} waits in {signature(stuck.waiting[rank])} (#{stuck.seq} of group {stuck.name})"
+        f" for {_ranks(stuck.absent)}"
     )
 
 

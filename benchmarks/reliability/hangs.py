@@ -169,15 +169,15 @@ def judged_hang(case: Case, folder: Path, ranks: list[Any], options: argparse.Na
     except (AortaError, OSError) as error:
         return result | {"right": False, "fault": str(error), "logs": logs(folder)}
     finding = find(reports)
-    block = finding.block
+    stuck = finding.stuck
     seconds = (max(r.written_unix_ns for r in reports) - planted_ns) / 1e9
-    ops = [] if block is None else sorted({call.op for call in block.waiting.values()})
+    ops = [] if stuck is None else sorted({call.op for call in stuck.waiting.values()})
     result |= {
         "finding": finding.kind,
         "named": finding.ranks,
         "ops": ops,
-        "group": None if block is None else block.name,
-        "step": None if block is None else block.call.step,
+        "group": None if stuck is None else stuck.name,
+        "step": None if stuck is None else stuck.call.step,
         "sentence": sentence(finding),
         "reported_after_s": round(seconds, 2),
         "num_reports": sum(not report.is_from_last_calls for report in reports),
@@ -188,10 +188,10 @@ def judged_hang(case: Case, folder: Path, ranks: list[Any], options: argparse.Na
         not case.is_decidable and set(finding.ranks) <= {case.rank}
     )
     call_right = (
-        block is not None
+        stuck is not None
         and (case.op in ops)
-        and block.name == case.group
-        and block.call.step == (case.step if case.step_of_call is None else case.step_of_call)
+        and stuck.name == case.group
+        and stuck.call.step == (case.step if case.step_of_call is None else case.step_of_call)
     )
     result |= {
         "named_right": named_right,

@@ -72,5 +72,5 @@ def test_ranks_whose_calls_failed_wait_for_the_one_that_never_issued_it(call: Co
     call.failed, call.end = True, Mark(2)
     finding = find([report(0, *group_states(journal_with(call), ()))])
     assert (finding.kind, finding.ranks) == ("absent", [1])
-    assert finding.block is not None
-    assert finding.block.call.step == 7
+    assert finding.stuck is not None
+    assert finding.stuck.call.step == 7

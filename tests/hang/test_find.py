@@ -273,8 +273,8 @@ def test_the_end_of_a_chain_is_named() -> None:
         ]
     )
     assert (found.kind, found.ranks) == ("absent", [3])
-    assert found.block is not None
-    assert (found.block.name, found.block.seq) == ("dp", 2)
+    assert found.stuck is not None
+    assert (found.stuck.name, found.stuck.seq) == ("dp", 2)
 
 
 def test_ranks_that_wait_for_each_other_in_two_groups() -> None:
@@ -360,8 +360,8 @@ def test_in_a_ring_the_rank_that_left_its_own_order_is_named(departs: int) -> No
     """It went to b first, or skipped a: the others wait in a for it, it waits in b for them."""
     found = find([two_groups(rank, "b" if rank == departs else "a") for rank in range(3)])
     assert (found.kind, found.ranks) == ("cycle", [departs])
-    assert found.block is not None
-    assert found.block.name == "a"
+    assert found.stuck is not None
+    assert found.stuck.name == "a"
     assert sentence(found).startswith(
         f"rank {departs} went on to all_reduce of 64 bytes float32 (group b) where step 4 had all_reduce "
         "of 64 bytes float32 (group a); the ranks wait for each other; "
@@ -396,8 +396,8 @@ def test_the_first_collective_that_a_rank_has_not_come_to_is_named() -> None:
     groups = [(none_yet, root), (next_step, got), (none_yet, past), (next_step, got)]
     found = find([report(rank, *of, world_size=4) for rank, of in enumerate(groups)])
     assert (found.kind, found.ranks) == ("absent", [2])
-    assert found.block is not None
-    assert (found.block.name, found.block.seq) == ("default", 10)
+    assert found.stuck is not None
+    assert (found.stuck.name, found.stuck.seq) == ("default", 10)
 
 
 def test_a_report_of_long_ago_is_said_to_be_old() -> None:
@@ -567,5 +567,5 @@ def test_of_two_groups_that_wait_for_a_rank_the_one_that_comes_first_is_named() 
         ]
     )
     assert (found.kind, found.ranks) == ("absent", [2])
-    assert found.block is not None
-    assert found.block.key == "pair"
+    assert found.stuck is not None
+    assert found.stuck.key == "pair"

@@ -29,9 +29,9 @@ def test_a_planted_hang_is_found_in_time_and_records_stay(what: str, kind: str, 
     assert [report.rank for report in reports] == [0, 1]
     found = find(reports)
     assert (found.kind, found.ranks) == (kind, [1])
-    assert found.block is not None
-    assert (found.block.seq, found.block.waiting[0].op) == (2 * HANGS_IN_STEP, "all_reduce")
-    assert found.block.waiting[0].bytes == 64
+    assert found.stuck is not None
+    assert (found.stuck.seq, found.stuck.waiting[0].op) == (2 * HANGS_IN_STEP, "all_reduce")
+    assert found.stuck.waiting[0].bytes == 64
     assert all(report.since_s < TIMEOUT_S + AT_ONCE_S for report in reports)
     assert "all_reduce" in sentence(found)
     for rank in range(2):
