@@ -175,7 +175,7 @@ def _passed(mark: Mark | None) -> bool | None:
 
 def main_thread_frames() -> list[str]:
     """Frames of the main thread, the innermost call first. Reads no source files: their disk may hang."""
-    return _texts(sys._current_frames().get(threading.main_thread().ident or -1))
+    return _frame_texts(sys._current_frames().get(threading.main_thread().ident or -1))
 
 
 def in_debugger() -> bool:
@@ -197,7 +197,7 @@ def call_stacks() -> list[CallStack]:
                     op=call.op,
                     seq=call.seq,
                     thread="main thread" if thread_id == main_id else f"thread {thread_id}",
-                    frames=_texts(frame),
+                    frames=_frame_texts(frame),
                 )
             )
     return stacks
@@ -222,7 +222,7 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _texts(frame: FrameType | None) -> list[str]:
+def _frame_texts(frame: FrameType | None) -> list[str]:
     rows = []
     for inner in _frames(frame):
         rows.append(f"{inner.f_code.co_name} ({inner.f_code.co_filename}:{inner.f_lineno})")
@@ -234,13 +234,13 @@ def _texts(frame: FrameType | None) -> list[str]:
 # ---- its device, and torch's flight recorder ----------------------------------------------------
 
 
-def ask_once(device: torch.device | None) -> None:
+def cache_device_properties(device: torch.device | None) -> None:
     """Ask for the device's properties while it answers: torch keeps them for the sampler."""
     if device is not None and backend_of(device).is_device:
         backend_of(device).properties(device.index)
 
 
-def sample(device: torch.device | None) -> tuple[DeviceRecord | None, str | None]:
+def telemetry_sample(device: torch.device | None) -> tuple[DeviceRecord | None, str | None]:
     """Power, clocks and throttling of this moment, or the reason why there are none.
 
     NVML and amdsmi do not wait for kernels.

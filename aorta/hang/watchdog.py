@@ -40,14 +40,14 @@ from aorta.hang.report import (
     stacks_name,
 )
 from aorta.hang.standing import (
-    ask_once,
+    cache_device_properties,
     call_stacks,
     group_states,
     in_debugger,
     in_thread,
     launch_stacks,
     main_thread_frames,
-    sample,
+    telemetry_sample,
     write_flight_recorder,
 )
 from aorta.record.calls import CollectiveCall
@@ -162,10 +162,10 @@ class Watchdog:
             if self._rank == 0:
                 self._move_old_reports()
             self._meeting.connect()
-            ask_once(self._device)
+            cache_device_properties(self._device)
             self._keep_last_calls()
             self._progress_s = self._device_progress_s = time.monotonic()
-            self._end_it_after(self.hang.timeout_s + INTERPRETER_STUCK_S)
+            self._arm_faulthandler(self.hang.timeout_s + INTERPRETER_STUCK_S)
             self._thread.start()
         return self
 
@@ -278,7 +278,7 @@ class Watchdog:
             while not self._closing.wait(self._poll_s):
                 not_run_s = time.monotonic() - looked_s - self._poll_s
                 if not_run_s > NOT_RUN_S:
-                    self._forgive(not_run_s)
+                    self._leave_out_stopped_time(not_run_s)
                 self._look()
                 looked_s = time.monotonic()
         except Exception:
@@ -289,12 +289,12 @@ class Watchdog:
         """Report if this rank stands still longer than its limit, or another one reports."""
         self._look_for_debugger()
         limit_s = self.limit_s()
-        self._end_it_after(limit_s + INTERPRETER_STUCK_S)  # put off with every look
+        self._arm_faulthandler(limit_s + INTERPRETER_STUCK_S)  # put off with every look
         self._announce_pause()
         reason = self._standstill(limit_s)
-        if reason is not None and self._meeting.waits_for_pause(self._place()):
+        if reason is not None and self._meeting.waits_for_pause(self._progress_number()):
             limit_s = max(limit_s, self.hang.pause_timeout_s)  # another rank may be what this one waits for
-            self._end_it_after(limit_s + INTERPRETER_STUCK_S)
+            self._arm_faulthandler(limit_s + INTERPRETER_STUCK_S)
             reason = self._standstill(limit_s)
         if self._num_steps == self._reported_at_step:
             return  # this standstill is reported
@@ -302,13 +302,14 @@ class Watchdog:
             reason = "another rank reports a hang"
         if reason is not None and not self._closing.is_set():
             self._reported_at_step = self._num_steps
-            self._end_it_after(REPORT_S)
+            self._arm_faulthandler(REPORT_S)
             try:
                 self._report(reason, limit_s)
             except Exception:
                 log.exception("rank %d: the report of a hang is not complete", self._rank)
             if self.hang.action == "abort":
-                self._leave(reason)
+                in_thread(self._kill_stopped_ranks, "aorta-hang-kills").join(SAY_S)
+                self._write_ending(reason)
                 self._exit_now(ABORT_STATUS)
 
     def _look_for_debugger(self) -> None:
@@ -317,7 +318,7 @@ class Watchdog:
             self._pause_ended_s = time.monotonic()
         self._was_debugging = is_debugging
 
-    def _forgive(self, seconds: float) -> None:
+    def _leave_out_stopped_time(self, seconds: float) -> None:
         """Move the clocks of progress on: while this process was stopped, nothing stood still."""
         now_s = time.monotonic()
         self._progress_s = min(now_s, self._progress_s + seconds)
@@ -327,9 +328,9 @@ class Watchdog:
         is_pausing = self._announced() is not None
         if is_pausing != self._announced_pause:
             self._announced_pause = is_pausing
-            self._meeting.count_pause(1 if is_pausing else -1, self._place())
+            self._meeting.count_pause(1 if is_pausing else -1, self._progress_number())
 
-    def _place(self) -> int:
+    def _progress_number(self) -> int:
         """Progress of this rank as a number: odd inside a step, even after it."""
         step = None if self._journal is None else self._journal.current
         is_inside = self._journal is None or (step is not None and step.body_end is None)
@@ -358,7 +359,7 @@ class Watchdog:
         ended_s = 0.0 if self._journal is None else self._journal.pause_ended_s
         return max(self._progress_s, self._pause_ended_s, ended_s)
 
-    def _end_it_after(self, seconds: float) -> None:
+    def _arm_faulthandler(self, seconds: float) -> None:
         """Have faulthandler dump all stacks, and end the process on abort, unless this thread runs by then.
 
         A library that keeps the interpreter lock stops this thread; faulthandler's needs no lock.
@@ -366,9 +367,8 @@ class Watchdog:
         with suppress(AttributeError, ValueError, OSError):  # no such file
             faulthandler.dump_traceback_later(seconds, file=STDERR, exit=self.hang.action == "abort")
 
-    def _leave(self, reason: str) -> None:
+    def _write_ending(self, reason: str) -> None:
         """Write finished steps and how the run ends, in threads: the main thread may keep a lock."""
-        in_thread(self._end_stopped, "aorta-hang-kills").join(SAY_S)
         flush, end = getattr(self._recorder, "flush", None), getattr(self._recorder, "end", None)
         ending_reason, ranks = self._finding or (reason, [])
         ending = Ending(kind="hung", why=ending_reason, ranks=ranks, unix_ns=time.time_ns())
@@ -377,7 +377,7 @@ class Watchdog:
         if flush is not None:
             in_thread(lambda: flush(FLUSH_S), "aorta-hang-flushes").join(FLUSH_S + 0.5)
 
-    def _end_stopped(self) -> None:
+    def _kill_stopped_ranks(self) -> None:
         """Kill stopped ranks of this machine (SIGSTOP): they neither end themselves nor heed SIGTERM."""
         own_state = read_states(self._output_dir).get(self._rank)
         for state in read_states(self._output_dir).values():
@@ -407,7 +407,7 @@ class Watchdog:
         if is_first or self.hang.action == "abort":
             num_reported = self._meeting.wait_for_all(OTHERS_S)
             if is_first:  # the main thread may keep the lock of stderr
-                in_thread(lambda: self._say(num_reported), "aorta-hang-says").join(SAY_S)
+                in_thread(lambda: self._print_finding(num_reported), "aorta-hang-says").join(SAY_S)
         adding.join(DEVICE_S)
         flight_record = write_flight_recorder(self._folder / flight_recorder_name(self._rank))
         launches = launch_stacks(flight_record, report.groups or ())
@@ -464,7 +464,7 @@ class Watchdog:
             return None
 
     def _add_device(self, report: HangReport) -> None:
-        device, reason = sample(self._device)
+        device, reason = telemetry_sample(self._device)
         not_measured = {name: reason for name, reason in report.not_measured.items() if name != "device"}
         if reason is not None:
             not_measured["device"] = reason
@@ -477,7 +477,7 @@ class Watchdog:
             self._report_now = msgspec.structs.replace(self._report_now, **changes)
             self._write(self._report_now)
 
-    def _say(self, num_reported: int) -> None:
+    def _print_finding(self, num_reported: int) -> None:
         """Print who is waited for, by the reports that are here."""
         try:
             reports = read_reports(self._output_dir)

@@ -167,7 +167,7 @@ def test_time_in_which_the_process_did_not_run_is_no_standstill(tmp_path: Path, 
     for step in range(3):
         watchdog.beat(step)
     now_s[0] += 500.0  # stopped, and let go on
-    watchdog._forgive(499.0)
+    watchdog._leave_out_stopped_time(499.0)
     assert watchdog._standstill(watchdog.limit_s()) is None
     now_s[0] += 12.0
     assert watchdog._standstill(watchdog.limit_s()) == "no step was begun for 13 s"
