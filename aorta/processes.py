@@ -1,13 +1,15 @@
-"""Work in several processes, and without garbage collection.
+"""Work in several processes, in a thread of its own, and without garbage collection.
 
 parallel_map: one function over many items, in new processes here or on a Dask cluster; items and results
-travel. forked: calls in copies of this process, which share its memory; nothing travels.
-no_garbage_collection: for work that makes many objects.
+travel. forked: calls in copies of this process, which share its memory; nothing travels. in_thread: work that
+may wait for ever. no_garbage_collection: for work that makes many objects.
 """
 
 import gc
+import logging
 import os
 import sys
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +19,7 @@ from typing import Any, TypeVar
 
 from aorta.errors import AortaError
 
+log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Call = Callable[[], object]
@@ -170,6 +173,20 @@ def _silent(call: Call) -> None:
 def usable_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_thread(work: Callable[[], object], name: str) -> threading.Thread:
+    """Start a thread for the work. The end of the process does not wait for it, and its errors are logged."""
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:  # a vendor's library may raise anything
+            log.info("%s: %r", name, error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 @contextmanager

@@ -5,7 +5,6 @@ device, and what might wait for a lock runs in a thread of its own.
 """
 
 import io
-import logging
 import pickle
 import sys
 import threading
@@ -23,12 +22,12 @@ from aorta.device.marks import Mark
 from aorta.device.telemetry import TelemetrySampler
 from aorta.files import write_whole
 from aorta.hang.report import LISTED_AFTER, LISTED_BEFORE, CallStack, CallState, GroupState
+from aorta.processes import in_thread
 from aorta.record import cpu_observer, event_observer
 from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.journal import Journal
 from aorta.records.schema import DeviceRecord
 
-log = logging.getLogger(__name__)
 FRAMES = 20
 """Frames of a stack that a report holds."""
 DEEPEST = 200
@@ -311,17 +310,3 @@ class _Plain(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         raise pickle.UnpicklingError(f"{module_name}.{global_name}")
-
-
-def in_thread(work: Callable[[], object], name: str) -> threading.Thread:
-    """A started thread; the end of the process does not wait for it, and its errors are logged."""
-
-    def run() -> None:
-        try:
-            work()
-        except Exception as error:  # a vendor's library may raise anything
-            log.info("%s: %r", name, error)
-
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    return thread

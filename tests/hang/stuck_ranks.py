@@ -11,8 +11,7 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import TCPStore
 
 from aorta.config import HangConfig
-from aorta.hang import watchdog
-from aorta.hang import watchdog as meeting
+from aorta.hang import meeting, watchdog
 from aorta.hang.watchdog import Watchdog
 
 TIMEOUT_S = 0.5

@@ -5,7 +5,7 @@ import time
 
 from torch._C._distributed_c10d import HashStore
 
-from aorta.hang.watchdog import Meeting
+from aorta.hang.meeting import Meeting
 from tests.limits import AT_ONCE_S, LIMIT_S
 
 
@@ -61,3 +61,12 @@ def test_a_pause_of_a_rank_that_is_further_is_not_waited_for() -> None:
     assert waiting.waits_for_pause(21)
     pausing.count_pause(-1)
     assert not waiting.waits_for_pause(21)
+
+
+def test_a_rank_that_waits_for_one_that_has_announced_a_pause_waits_on() -> None:
+    store = HashStore()
+    pausing, waiting = Meeting(store, 2), Meeting(store, 2)
+    pausing.count_pause(1)
+    assert waiting.num_pausing() == 1
+    pausing.count_pause(-1)
+    assert waiting.num_pausing() == 0

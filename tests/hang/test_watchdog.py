@@ -4,12 +4,11 @@ import time
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 from aorta.config import HangConfig
 from aorta.hang.find import find, sentence
 from aorta.hang.report import read_reports
-from aorta.hang.watchdog import MOST_REMEMBERED_STEPS, Meeting, Watchdog
+from aorta.hang.watchdog import MOST_REMEMBERED_STEPS, Watchdog
 from aorta.records.reader import read_steps
 from tests.dist.launch import RankFailure, run_ranks
 from tests.hang import stuck_ranks
@@ -149,15 +148,6 @@ def test_a_pause_does_not_count_as_a_step_nor_the_time_before_its_end(tmp_path: 
     assert watchdog._standstill(watchdog.limit_s()) is None
     watchdog.beat(3)
     assert max(watchdog._durations_s) == 1.0
-
-
-def test_a_rank_that_waits_for_one_that_has_announced_a_pause_waits_on() -> None:
-    store = dist.HashStore()
-    pausing, waiting = Meeting(store, 2), Meeting(store, 2)
-    pausing.count_pause(1)
-    assert waiting.num_pausing() == 1
-    pausing.count_pause(-1)
-    assert waiting.num_pausing() == 0
 
 
 def test_time_in_which_the_process_did_not_run_is_no_standstill(tmp_path: Path, monkeypatch) -> None:
