@@ -38,12 +38,12 @@ def kernels_name(rank: int) -> str:
 
 
 def last_calls_name(rank: int) -> str:
-    """The file of a rank's latest collectives (aorta.hang.standing)."""
+    """The file of a rank's latest collectives (aorta.hang.last_calls)."""
     return f".rank_{rank}_calls"
 
 
 def call_counts_name(rank: int) -> str:
-    """The file that says how many collectives a rank has issued (aorta.hang.standing)."""
+    """The file that says how many collectives a rank has issued (aorta.hang.last_calls)."""
     return f".rank_{rank}_counts"
 
 
