@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from aorta.hang.order import Signature, comparable, departure, next_keys, signature
 from aorta.hang.report import LISTED_BEFORE, CallState, GroupState, HangReport
@@ -285,7 +285,9 @@ def _stuck_in_group(
     for rank in reporting:
         group = states.get(rank)
         call = _call(group, seq)
-        if group is None or call is None and group.num_seen <= seq or call is not None and not _begun(call):
+        not_issued = group is None or (call is None and group.num_seen <= seq)
+        not_begun = call is not None and not _begun(call)
+        if not_issued or not_begun:
             absent.append(rank)
         elif call is not None and call.finished is False:
             waiting[rank] = call
@@ -408,12 +410,15 @@ def _unlike_other_steps(
     Where some step has either, because a program does something every N steps: ranks for whose collective
     this step is not the Nth.
     """
-    places = {rank: _place(by_rank[rank], stuck.key, call) for rank, call in stuck.waiting.items()}
+    positions = {
+        rank: _same_position_in_other_steps(by_rank[rank], stuck.key, call)
+        for rank, call in stuck.waiting.items()
+    }
     steps: dict[Signature, list[int]] = {}
-    for place in places.values():
-        for step, (signature_here, _) in (place or {}).items():
-            if signature_here is not None and step not in steps.setdefault(signature_here, []):
-                steps[signature_here].append(step)
+    for by_step in positions.values():
+        for step, position in by_step.items():
+            if position.here is not None and step not in steps.setdefault(position.here, []):
+                steps[position.here].append(step)
     number = min(call.step for call in stuck.waiting.values())
     right = {signature(call) for call in stuck.waiting.values()} & steps.keys()
     if len(right) > 1:
@@ -435,9 +440,8 @@ def _unlike_other_steps(
     notes = []
     for rank in departed[:MOST]:
         step = min(steps[usual], key=lambda step: (abs(step - number), step))
-        following = next(
-            (p[step][1] for p in places.values() if p and step in p and p[step][0] == usual), None
-        )
+        in_step = [by_step[step] for by_step in positions.values() if step in by_step]
+        following = next((position.following for position in in_step if position.here == usual), None)
         verb = (
             "skipped"
             if following == signature(stuck.waiting[rank])
@@ -467,13 +471,15 @@ def _falls_on(number: int, steps: list[int]) -> bool | None:
     return number - earlier[-1] in distances
 
 
-def _place(
-    report: HangReport, key: str, call: CallState
-) -> "dict[int, tuple[Signature | None, Signature | None]] | None":
-    """The collective that each other whole step had in the place of this call, and the next one, by step.
+class Position(NamedTuple):
+    """The collective that a step had in the place of a call, and the next one; None beyond the step's end."""
 
-    None where the report holds no other whole step.
-    """
+    here: Signature | None
+    following: Signature | None
+
+
+def _same_position_in_other_steps(report: HangReport, key: str, call: CallState) -> dict[int, Position]:
+    """Each other whole step at the position of this call, by step; empty where the report does not tell."""
     group = next(group for group in report.groups or () if group.key == key)
     steps: dict[int, list[CallState]] = {}
     for call_in_step in group.calls:
@@ -482,18 +488,19 @@ def _place(
     num_before = sum(
         1 for _ in takewhile(lambda earlier_call: earlier_call.finished is not False, group.calls)
     )
-    if num_before >= LISTED_BEFORE:
-        unsure.add(min(steps))  # may be cut off; what follows an unfinished one is cut at its end
+    # Calls before the listed ones are left out; what follows an unfinished one is cut at its end.
+    first_is_cut = num_before >= LISTED_BEFORE
+    if first_is_cut:
+        unsure.add(min(steps))
     whole_steps = [step for step in steps if step not in unsure | {call.step}]
-    if not whole_steps or min(steps) in unsure and call.step == min(steps):
-        return None
-    place = steps[call.step].index(call)
-    result: dict[int, tuple[Signature | None, Signature | None]] = {}
+    if not whole_steps or (first_is_cut and call.step == min(steps)):
+        return {}
+    index = steps[call.step].index(call)
+    positions = {}
     for step in whole_steps:
-        signatures = [signature(call_in_step) for call_in_step in steps[step]]
-        following = [*signatures[place : place + 2], None, None]
-        result[step] = (following[0], following[1])
-    return result
+        here, following, *_ = [*map(signature, steps[step][index : index + 2]), None, None]
+        positions[step] = Position(here, following)
+    return positions
 
 
 def _skips(by_rank: dict[int, HangReport], stuck: StuckCollective) -> list[str]:
