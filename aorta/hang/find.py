@@ -77,7 +77,10 @@ def find(reports: Sequence[HangReport]) -> HangFinding:
     kind, ranks, stuck, notes = _who_is_waited_for(by_rank, all_stuck, silent)
     counted = [rank for rank in ranks if rank in by_rank and _is_counted(by_rank[rank])]
     if kind == "absent" and counted:
-        notes.append(f"if {_ranks(counted)} was killed, what it had queued before may not have run either")
+        was, it = ("was", "it") if len(counted) == 1 else ("were", "they")
+        notes.append(
+            f"if {_ranks(counted)} {was} killed, what {it} had queued before may not have run either"
+        )
     return HangFinding(kind, ranks, stuck, [*notes, *_old(reports)], silent, list(reports))
 
 
@@ -327,7 +330,7 @@ def _departed(by_rank: dict[int, HangReport], stuck: StuckCollective) -> tuple[l
     """
     counts = Counter(comparable(call) for call in stuck.waiting.values()).most_common()
     if len(counts) == 1:
-        return _in_other_steps(by_rank, stuck)
+        return _in_other_steps(by_rank, stuck, _call_text(stuck))
     if len(counts) < 2 or counts[0][1] > counts[1][1]:
         usual = counts[0][0]
         departed = [rank for rank, call in stuck.waiting.items() if comparable(call) != usual]
@@ -336,7 +339,7 @@ def _departed(by_rank: dict[int, HangReport], stuck: StuckCollective) -> tuple[l
     else:
         departed, notes = _unlike_other_steps(by_rank, stuck)
         if not departed and len({call.step for call in stuck.waiting.values()}) > 1:
-            departed, in_step_notes = _in_other_steps(by_rank, stuck)
+            departed, in_step_notes = _in_other_steps(by_rank, stuck, "it")
             notes = in_step_notes if departed else notes
         if not departed and notes:
             return [], notes
@@ -344,15 +347,17 @@ def _departed(by_rank: dict[int, HangReport], stuck: StuckCollective) -> tuple[l
             undecided = "as many ranks issued the one as the other, and no other step tells which is usual"
             return [], [undecided, *_skips(by_rank, stuck)]
     if stuck.absent:
-        notes.append(f"{_ranks(stuck.absent)} {_has(stuck.absent)} not come there")
+        notes.append(f"{_ranks(stuck.absent)} {_have(stuck.absent)} not come there")
     return departed, notes
 
 
-def _in_other_steps(by_rank: dict[int, HangReport], stuck: StuckCollective) -> tuple[list[int], list[str]]:
+def _in_other_steps(
+    by_rank: dict[int, HangReport], stuck: StuckCollective, name: str
+) -> tuple[list[int], list[str]]:
     """Ranks that issued the same collective in another step than most, and notes on how.
 
     Where there is no majority: ranks that issued more or fewer collectives in the earlier of the steps than
-    in the steps before.
+    in the steps before. name: the collective in the first note; in the others it is `it`.
     """
     steps = Counter(call.step for call in stuck.waiting.values()).most_common()
     earliest = min(number for number, _ in steps)
@@ -369,19 +374,16 @@ def _in_other_steps(by_rank: dict[int, HangReport], stuck: StuckCollective) -> t
                 departed.append(rank)
         if len(departed) == len(stuck.waiting):
             departed = []
-    notes = []
+    notes: list[str] = []
     for rank in departed:
         step = stuck.waiting[rank].step
         others = next((c.step for r, c in stuck.waiting.items() if r not in departed), earliest)
         change = "left out collectives before" if step > others else "issued more before"
-        notes.append(f"rank {rank} came to it in step {step}, others in step {others}: it {change}")
+        collective = "it" if notes else name
+        notes.append(f"rank {rank} came to {collective} in step {step}, others in step {others}: it {change}")
     if not departed:
-        notes.append("the ranks came to it in different steps, and nothing tells which left one out")
+        notes.append(f"the ranks came to {name} in different steps, and nothing tells which left one out")
     return departed, notes
-
-
-def _has(ranks: Sequence[int]) -> str:
-    return "has" if len(ranks) == 1 else "have"
 
 
 def _divergence_text(
@@ -529,40 +531,42 @@ def _skips(by_rank: dict[int, HangReport], stuck: StuckCollective) -> list[str]:
 
 def sentence(finding: HangFinding) -> str:
     """The answer in one line, notes behind it."""
-    stuck = finding.stuck
-    notes = "".join(f"; {note}" for note in finding.notes)
-    if finding.silent:
-        notes += f"; no report from {_ranks(finding.silent)}"
+    silent = [f"no report from {_ranks(finding.silent)}"] if finding.silent else []
+    return "; ".join([*_answer(finding), *finding.notes, *silent])
+
+
+def _answer(finding: HangFinding) -> list[str]:
+    """What stands before the notes; empty where they are the answer."""
+    ranks, stuck = finding.ranks, finding.stuck
     if stuck is None:
-        if finding.ranks:
-            return (
-                f"no rank waits in a collective that was recorded; {_ranks(finding.ranks)} is behind{notes}"
-            )
-        return f"no rank waits in a collective that was recorded, and no rank is behind the others{notes}"
-    call = stuck.call
-    call_text = f"{signature(call)} (#{stuck.seq} of group {stuck.name}, step {call.step})"
+        if ranks:
+            return [f"no rank waits in a collective that was recorded; {_ranks(ranks)} {_are(ranks)} behind"]
+        return ["no rank waits in a collective that was recorded, and no rank is behind the others"]
+    waiting = _ranks(stuck.waiting)
     if finding.kind == "absent":
-        verb = _has(finding.ranks)
-        waiting = _ranks(stuck.waiting)
-        return f"{_ranks(finding.ranks)} {verb} not come to {call_text}; {waiting} waiting there{notes}"
-    if finding.kind == "mismatch" and len({comparable(call) for call in stuck.waiting.values()}) == 1:
-        return notes.removeprefix("; ").replace(" came to it ", f" came to {call_text} ", 1)
-    if finding.kind == "mismatch":
-        rows = Counter(signature(call) for call in stuck.waiting.values())
-        usual = next((c for r, c in stuck.waiting.items() if r not in finding.ranks), call)
-        divergent = next(
-            (signature(stuck.waiting[r]) for r in finding.ranks if r in stuck.waiting), None
-        ) or next(text for text in rows if text != signature(usual))
-        rank_text = _ranks(finding.ranks) if finding.ranks else "some ranks"
-        return (
-            f"{rank_text} issued {divergent} where others issued {signature(usual)} "
-            f"(#{stuck.seq} of group {stuck.name}, step {usual.step}){notes}"
-        )
-    if finding.kind == "cycle":
-        return notes.removeprefix("; ")
+        return [f"{_ranks(ranks)} {_have(ranks)} not come to {_call_text(stuck)}; {waiting} waiting there"]
+    if finding.kind == "all_inside":
+        are_in = "is in" if len(stuck.waiting) == 1 else "are all in"
+        return [f"{waiting} {are_in} {_call_text(stuck)}: none is missing, look at devices and links"]
+    are_different = len({comparable(call) for call in stuck.waiting.values()}) > 1
+    if finding.kind == "mismatch" and are_different:
+        return [_mismatch_text(ranks, stuck)]
+    return []  # a ring, or the same collective in different steps
+
+
+def _mismatch_text(ranks: list[int], stuck: StuckCollective) -> str:
+    usual = next((call for rank, call in stuck.waiting.items() if rank not in ranks), stuck.call)
+    issued = [signature(stuck.waiting[rank]) for rank in ranks if rank in stuck.waiting]
+    others = [signature(call) for call in stuck.waiting.values() if signature(call) != signature(usual)]
     return (
-        f"{_ranks(stuck.waiting)} are all in {call_text}: none is missing, look at devices and links{notes}"
+        f"{_ranks(ranks) if ranks else 'some ranks'} issued {(issued + others)[0]} where others issued"
+        f" {signature(usual)} (#{stuck.seq} of group {stuck.name}, step {usual.step})"
     )
+
+
+def _call_text(stuck: StuckCollective) -> str:
+    call = stuck.call
+    return f"{signature(call)} (#{stuck.seq} of group {stuck.name}, step {call.step})"
 
 
 def _waits(rank: int, waits_in: dict[int, StuckCollective]) -> str:
@@ -585,3 +589,11 @@ def _ranks(ranks: "Sequence[int] | dict[int, CallState]") -> str:
     rows = sorted(ranks)
     text = ", ".join(map(str, rows[:MOST])) + (", ..." if len(rows) > MOST else "")
     return f"rank {text}" if len(rows) == 1 else f"ranks {text}"
+
+
+def _have(ranks: Sequence[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def _are(ranks: Sequence[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"

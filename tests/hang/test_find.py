@@ -294,12 +294,61 @@ def test_all_inside_the_same_collective_blames_no_rank() -> None:
     waits = group(call(0, "all_reduce", 0, "waits"))
     found = find([report(0, waits), report(1, waits)])
     assert (found.kind, found.ranks) == ("all_inside", [])
-    assert "devices and links" in sentence(found)
+    assert sentence(found) == (
+        "ranks 0, 1 are all in all_reduce of 64 bytes float32 (#0 of group default, step 0): "
+        "none is missing, look at devices and links"
+    )
+
+
+def test_one_rank_in_a_collective_that_the_other_has_finished_is_said_of_one() -> None:
+    found = find(
+        [
+            report(0, group(call(0, "all_reduce", 0, "waits"))),
+            report(1, group(call(0, "all_reduce", 0, "done"))),
+        ]
+    )
+    assert (found.kind, found.ranks) == ("all_inside", [])
+    assert sentence(found).startswith("rank 0 is in all_reduce of 64 bytes float32 (#0 of group default, ")
 
 
 def test_without_collectives_the_rank_behind_is_named() -> None:
     found = find([report(0, num_steps=6), report(1, num_steps=5)])
     assert (found.kind, found.ranks) == ("nobody_waits", [1])
+    assert sentence(found) == "no rank waits in a collective that was recorded; rank 1 is behind"
+
+
+def test_without_collectives_several_ranks_behind_are_named() -> None:
+    found = find([report(rank, num_steps=5 + (rank == 0), world_size=3) for rank in range(3)])
+    assert (found.kind, found.ranks) == ("nobody_waits", [1, 2])
+    assert sentence(found) == "no rank waits in a collective that was recorded; ranks 1, 2 are behind"
+
+
+def test_of_several_silent_ranks_the_note_on_a_kill_is_said_of_several() -> None:
+    ranks = (0, 1, 2)
+    waits = report(0, group(call(3, "all_gather", 1, "waits"), ranks=ranks), world_size=3)
+    counted = [report(rank, group(ranks=ranks, seen=3), world_size=3) for rank in (1, 2)]
+    found = find([waits, *(msgspec.structs.replace(one, is_from_last_calls=True) for one in counted)])
+    assert (found.kind, found.ranks, found.silent) == ("absent", [1, 2], [1, 2])
+    assert sentence(found) == (
+        "ranks 1, 2 have not come to all_gather of 32 bytes float32 (#3 of group default, step 1); "
+        "rank 0 waiting there; if ranks 1, 2 were killed, what they had queued before may not have run "
+        "either; no report from ranks 1, 2"
+    )
+
+
+def test_ranks_that_came_in_different_steps_with_nothing_to_tell_are_not_guessed() -> None:
+    ranks = (0, 1)
+    found = find(
+        [
+            report(rank, group(call(0, "all_reduce", rank, "done"), call(1, op, 2, "waits"), ranks=ranks))
+            for rank, op in ((0, "all_reduce"), (1, "all_gather"))
+        ]
+    )
+    assert (found.kind, found.ranks) == ("mismatch", [])
+    assert sentence(found) == (
+        "the ranks came to all_reduce of 64 bytes float32 (#0 of group default, step 0) in different steps, "
+        "and nothing tells which left one out"
+    )
 
 
 def test_the_command_names_rank_and_collective_first(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
