@@ -6,7 +6,17 @@ that is not finished blocks the group: ranks that have started it wait there, ra
 for. One of those may itself wait in another group, so the answer is the rank at the end of that chain.
 Where ranks wait for each other in a ring, the one is named that issued the collectives of its groups in
 another order than in its other steps. Sends and receives are not numbered alike; a rank in one waits for
-its peer.
+its peer. For example, > is started and not finished:
+
+    group default     #6           #7
+    rank 0            all_reduce   > all_gather
+    rank 1            all_reduce   > all_gather
+    rank 2            all_reduce                    absent: rank 2 has not come to #7
+    or rank 2         all_reduce   > broadcast      mismatch: most issued all_gather, so rank 2 departed
+
+    group             a: 0 and 1   b: 0 and 1
+    rank 0            > #4         not issued       waits for rank 1
+    rank 1            not issued   > #2             waits for rank 0: cycle
 """
 
 from collections import Counter
