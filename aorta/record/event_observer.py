@@ -49,7 +49,7 @@ class EventObserver:
 
     def __init__(self, journal: Journal, dedicated: bool, captures: CaptureWatch) -> None:
         self._journal = journal
-        self._moved = _DEDICATED if dedicated else {}
+        self._dedicated_stream = _DEDICATED if dedicated else {}
         self._done_work = DoneWork()
         self._captures = captures
         # Set by attach, before the first step; until then nothing is timed.
@@ -95,30 +95,29 @@ class EventObserver:
         call = CollectiveCall(noted_group, op, num_bytes, dtype, is_async, peer)
         step = journal.current
         if step is not None and not noted_group.placed:
-            self._place(noted_group, tensors, step)
-        if (
-            noted_group.coalescing is not None
-        ):  # NCCL launches the group at its end: only then is there a time
+            self._check_device(noted_group, tensors, step)
+        if noted_group.coalescing is not None:
+            # NCCL launches the group at its end: only then is there a time.
             noted_group.coalescing.append(call)
             if step is None or not step.by_kernels:
                 noted_group.coalesced_tensors.append(tensors)
             return launch() or self._done_work
         if step is not None and step.by_kernels:
-            return self._noted_by_kernels(call, step, launch)
+            return self._observe_by_kernels(call, step, launch)
         # The open captures are counted first, for asking the driver about this stream costs more.
         if step is None or step.untimed is not None or self._captures.num_open:
             call.reason = self._why_not(step)
             if step is None or call.reason is not None:
-                return _finished(self._noted(call, launch), call, self._done_work)
+                return _work_of_untimed(self._launch_untimed(call, launch), call, self._done_work)
         if is_async:
             if not noted_group.sought:
                 self._seek_stream(group, call)
-            return self._asynchronous(call, step, tensors, launch)
-        name = self._moved.get(op)
+            return self._launch_async(call, step, tensors, launch)
+        name = self._dedicated_stream.get(op)
         if name is None:
-            self._in_place(call, step, launch)
+            self._launch_in_place(call, step, launch)
         else:
-            self._run_on(name, call, step, launch)
+            self._launch_on(name, call, step, launch)
         journal.add_call(call)
         return self._done_work
 
@@ -136,11 +135,11 @@ class EventObserver:
         tensors, noted_group.coalesced_tensors = noted_group.coalesced_tensors, []
         call = self._journal.coalescing_ended(group)
         if call is not None and step is not None and step.by_kernels:
-            return self._launched(call, step, launch)
+            return self._launch_by_kernels(call, step, launch)
         if call is not None:
             call.reason = self._why_not(step)
             if call.reason is not None:
-                return self._noted(call, launch)
+                return self._launch_untimed(call, launch)
         if call is None or step is None:
             work = launch()
             return work
@@ -156,59 +155,12 @@ class EventObserver:
         else:
             call.on_compute = caller.raw == step.compute_raw_stream
         self._journal.add_call(call)
-        return None if work is None else self._probe(call, caller, tensors, work)
+        return None if work is None else self._mark_end_on_probe(call, caller, tensors, work)
 
-    # -- steps that kernel records time ------------------------------------------------------------
+    # -- every step, whatever times it -------------------------------------------------------------
 
-    def _noted_by_kernels(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> Work:
-        """Launch a call and note when. Returns the process group's own work, unwrapped."""
-        name = None if call.is_async else self._moved.get(call.op)
-        if name is not None and not self._captures.num_open:
-            self._journal.add_call(call)
-            self._move_to(name, call, launch)
-            return self._done_work
-        work = self._launched(call, step, launch)
-        if work is None:
-            return self._done_work
-        if not call.is_async:
-            work.wait()
-            return self._done_work
-        return work
-
-    def _launched(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> Work | None:
-        """Launch a call of a step that kernel records time, with the host's time before and after."""
-        if self._captures.num_open and self._captures.is_capturing():
-            call.reason = _CAPTURED
-        caller = self._current_raw_stream(self._device_index)
-        call.stream = "group" if call.is_async else "compute" if caller == step.compute_raw_stream else "side"
-        call.issued_ns = monotonic_ns()
-        work = self._noted(call, launch)
-        call.launched_ns = monotonic_ns()
-        return work
-
-    def _move_to(self, name: str, call: CollectiveCall, launch: Launch) -> None:
-        """Run a synchronous call on the stream of its name, ordered as it would be on the caller's."""
-        caller, dedicated = self._current_stream(self._device_index), self._streams[name]
-        self._order(caller, dedicated)
-        dedicated.make_current()
-        call.stream = name
-        call.issued_ns = monotonic_ns()
-        try:
-            work = launch()
-            call.launched_ns = monotonic_ns()
-            if work is not None:
-                work.wait()
-        except BaseException:
-            self._journal.withdraw_call(call)
-            raise
-        finally:
-            caller.make_current()
-        self._order(dedicated, caller)
-
-    # -- steps that events time --------------------------------------------------------------------
-
-    def _noted(self, call: CollectiveCall, launch: Launch) -> Work | None:
-        """Launch a call that is not timed."""
+    def _launch_untimed(self, call: CollectiveCall, launch: Launch) -> Work | None:
+        """Launch a call that gets no marks: it has no times, or kernel records have them."""
         self._journal.add_call(call)
         try:
             work: Work | None = launch()
@@ -225,7 +177,7 @@ class EventObserver:
             return step.untimed
         return _CAPTURED if self._captures.is_capturing() else None
 
-    def _place(self, group: Group, tensors: Any, step: RecordedStep) -> None:
+    def _check_device(self, group: Group, tensors: Any, step: RecordedStep) -> None:
         """Check at a group's first call that its tensors are on the recorder's device, which is current.
 
         A script may name its device in every call and leave the current one at cuda:0. Marks there would tell
@@ -250,9 +202,56 @@ class EventObserver:
                 logger.warning("nothing is timed: %s", reason)
             self._journal.away = reason
 
-    # -- one call, by events ------------------------------------------------------------------
+    # -- steps that kernel records time ------------------------------------------------------------
 
-    def _asynchronous(self, call: CollectiveCall, step: RecordedStep, tensors: Any, launch: Launch) -> Work:
+    def _observe_by_kernels(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> Work:
+        """Launch a call and note when. Returns the process group's own work, unwrapped."""
+        name = None if call.is_async else self._dedicated_stream.get(call.op)
+        if name is not None and not self._captures.num_open:
+            self._journal.add_call(call)
+            self._move_to(name, call, launch)
+            return self._done_work
+        work = self._launch_by_kernels(call, step, launch)
+        if work is None:
+            return self._done_work
+        if not call.is_async:
+            work.wait()
+            return self._done_work
+        return work
+
+    def _launch_by_kernels(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> Work | None:
+        """Launch a call, with the host's time before and after. Returns what the launch returned."""
+        if self._captures.num_open and self._captures.is_capturing():
+            call.reason = _CAPTURED
+        caller = self._current_raw_stream(self._device_index)
+        call.stream = "group" if call.is_async else "compute" if caller == step.compute_raw_stream else "side"
+        call.issued_ns = monotonic_ns()
+        work = self._launch_untimed(call, launch)
+        call.launched_ns = monotonic_ns()
+        return work
+
+    def _move_to(self, name: str, call: CollectiveCall, launch: Launch) -> None:
+        """Run a synchronous call on the stream of its name, ordered as it would be on the caller's."""
+        caller, dedicated = self._current_stream(self._device_index), self._streams[name]
+        self._order(caller, dedicated)
+        dedicated.make_current()
+        call.stream = name
+        call.issued_ns = monotonic_ns()
+        try:
+            work = launch()
+            call.launched_ns = monotonic_ns()
+            if work is not None:
+                work.wait()
+        except BaseException:
+            self._journal.withdraw_call(call)
+            raise
+        finally:
+            caller.make_current()
+        self._order(dedicated, caller)
+
+    # -- steps that events time --------------------------------------------------------------------
+
+    def _launch_async(self, call: CollectiveCall, step: RecordedStep, tensors: Any, launch: Launch) -> Work:
         """Launch an asynchronous call; its start is marked on the caller's stream, its end where it runs."""
         task = current_graph_task()
         if task != -1:
@@ -270,7 +269,7 @@ class EventObserver:
         self._journal.add_call(call)
         group_stream = call.group.own_stream
         if group_stream is None or call.op not in _ON_GROUP_STREAM:
-            return self._probe(call, caller, tensors, work)
+            return self._mark_end_on_probe(call, caller, tensors, work)
         call.stream = "group"
         call.end = self._clock.mark(group_stream.stream)
         return TimedWork(work, call, self, None)  # nothing waited for the real work, so it keeps the tensors
@@ -281,7 +280,7 @@ class EventObserver:
             return
         noted_group = call.group
         noted_group.sought = True
-        if self._probes(call):
+        if self._may_probe(call):
 
             def begin() -> None:
                 noted_group.finder = finder_of(group, self._clock, [self._streams["probe"]])
@@ -297,7 +296,7 @@ class EventObserver:
             group.finder = None
             logger.info("the stream of group %s is not sought any more: %s", group.name, error)
 
-    def _probes(self, call: CollectiveCall) -> bool:
+    def _may_probe(self, call: CollectiveCall) -> bool:
         """True if the probe stream may wait for this call: with NCCL the host goes on meanwhile."""
         return call.group.backend == self._collectives and not self._wait_blocks and call.op != "barrier"
 
@@ -311,7 +310,7 @@ class EventObserver:
             group.own_stream = finder.stream
         group.finder = None
 
-    def _in_place(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> None:
+    def _launch_in_place(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> None:
         """Launch a synchronous call and time it on the caller's stream."""
         caller = self._current_stream(self._device_index)
         call.start = self._clock.mark(caller.stream)
@@ -330,7 +329,7 @@ class EventObserver:
         else:
             call.stream = "side"
 
-    def _run_on(self, name: str, call: CollectiveCall, step: RecordedStep, launch: Launch) -> None:
+    def _launch_on(self, name: str, call: CollectiveCall, step: RecordedStep, launch: Launch) -> None:
         """Launch a synchronous call on the stream of its name, ordered as on the caller's, and time it."""
         caller, dedicated = self._current_stream(self._device_index), self._streams[name]
         mark = self._clock.mark
@@ -351,10 +350,12 @@ class EventObserver:
         call.on_compute = call.blocks = caller.raw == step.compute_raw_stream
         call.stream = name
 
-    def _probe(self, call: CollectiveCall, caller: DeviceStream, tensors: Any, work: Work) -> Work:
+    def _mark_end_on_probe(
+        self, call: CollectiveCall, caller: DeviceStream, tensors: Any, work: Work
+    ) -> Work:
         """Mark the end of an asynchronous call on a stream of ours that waits for it."""
         call.stream = "group"
-        if not self._probes(call) or _has_hidden_inputs(call, tensors):
+        if not self._may_probe(call) or _has_hidden_inputs(call, tensors):
             # Waiting here would stop the host, or free memory too early: the caller's wait marks the end.
             return TimedWork(work, call, self, tensors)
         finder = call.group.finder if call.op in _ON_GROUP_STREAM else None
@@ -411,8 +412,8 @@ class EventObserver:
         self._journal.lost_futures(calls)
 
 
-def _finished(work: Work | None, call: CollectiveCall, done_work: Work) -> Work:
-    """Return what the process group would return of an untimed call."""
+def _work_of_untimed(work: Work | None, call: CollectiveCall, done_work: Work) -> Work:
+    """Return what the caller of an untimed call gets; a synchronous one is waited for here."""
     if work is None:
         return done_work
     if not call.is_async:
