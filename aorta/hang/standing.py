@@ -203,7 +203,10 @@ def call_stacks() -> list[CallStack]:
 
 
 def _call_of(frame: FrameType | None) -> CollectiveCall | None:
-    """The collective that an observer of this stack is launching or waiting for."""
+    """The collective that an observer of this stack is launching or waiting for.
+
+    An observer's frame holds it in the local `call`, numbered once the journal has it.
+    """
     for inner in _frames(frame):
         code = inner.f_code
         if code.co_filename in OBSERVERS and "call" in code.co_varnames:

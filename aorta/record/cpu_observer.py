@@ -21,7 +21,12 @@ from aorta.record.journal import Journal
 
 
 class CpuObserver:
-    """The observer of collectives of CPU tensors, and of the waits for them."""
+    """The observer of collectives of CPU tensors, and of the waits for them.
+
+    hang/standing.py reads the local `call` out of this file's frames, to show which collective a thread is
+    in: each function that launches or waits for one has to name it so. It takes numbered calls only
+    (`seq >= 0`).
+    """
 
     def __init__(self, journal: Journal, clock: HostClock) -> None:
         self._journal = journal

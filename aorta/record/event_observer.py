@@ -45,7 +45,15 @@ _CAPTURED = "captured into a graph"
 
 
 class EventObserver:
-    """The observer of one accelerator's collectives, and of the waits for them."""
+    """The observer of one accelerator's collectives, and of the waits for them.
+
+    hang/standing.py reads the local `call` out of this file's frames, to show which collective a thread is
+    in: each function that launches or waits for one has to name it so. It takes numbered calls only
+    (`seq >= 0`, from add_call on). A call without marks is added before its launch, which may block. A call
+    with marks is added after it: the launch of a kernel returns at once, the watchdog reads a call without a
+    start as not started, and one whose launch raised need not be withdrawn. The price: a thread that hangs in
+    such a launch (NCCL makes a communicator) is shown without its call.
+    """
 
     def __init__(self, journal: Journal, dedicated: bool, captures: CaptureWatch) -> None:
         self._journal = journal
@@ -118,7 +126,7 @@ class EventObserver:
             self._launch_in_place(call, step, launch)
         else:
             self._launch_on(name, call, step, launch)
-        journal.add_call(call)
+        journal.add_call(call)  # with its marks; see the class
         return self._done_work
 
     def numbered_itself(self, group: ProcessGroup, num_calls: int) -> None:
@@ -161,7 +169,7 @@ class EventObserver:
 
     def _launch_untimed(self, call: CollectiveCall, launch: Launch) -> Work | None:
         """Launch a call that gets no marks: it has no times, or kernel records have them."""
-        self._journal.add_call(call)
+        self._journal.add_call(call)  # before the launch, so that a watchdog can name a call that blocks
         try:
             work: Work | None = launch()
         except BaseException:

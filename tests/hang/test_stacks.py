@@ -3,30 +3,50 @@
 import os
 import pickle
 import threading
+from types import FunctionType
 from typing import Any
 
+import pytest
+
+from aorta.device.marks import HostClock, Mark
 from aorta.hang.__main__ import LIBRARIES
 from aorta.hang.report import CallState, GroupState
 from aorta.hang.standing import call_stacks, launch_stacks
 from aorta.record import cpu_observer
 from aorta.record.calls import CollectiveCall, Group
+from aorta.record.cpu_observer import CpuObserver
+from aorta.record.event_observer import EventObserver
+from aorta.record.interception.stalls import CaptureWatch
+from aorta.record.journal import Journal
 
-OBSERVER = "def observe(call, launch):\n    launch()\n"
+OBSERVERS: list[Any] = [
+    CpuObserver(Journal(), HostClock()),
+    EventObserver(Journal(), dedicated=False, captures=CaptureWatch()),
+]
 
 
-def test_the_thread_that_is_in_a_collective_is_shown_with_it() -> None:
-    names: dict[str, Any] = {}
-    exec(compile(OBSERVER, cpu_observer.__file__, "exec"), names)
+@pytest.mark.parametrize("observer", OBSERVERS, ids=["cpu", "events"])
+def test_every_function_that_launches_holds_the_call_by_the_name_that_stacks_are_read_by(
+    observer: Any,
+) -> None:
+    functions = [value for value in vars(type(observer)).values() if isinstance(value, FunctionType)]
+    launching = [function for function in functions if "launch" in function.__code__.co_varnames]
+    assert {"observe", "coalescing_ended"} < {function.__name__ for function in launching}
+    assert [f.__name__ for f in launching if "call" not in f.__code__.co_varnames] == []
+
+
+@pytest.mark.parametrize("observer", OBSERVERS, ids=["cpu", "events"])
+def test_the_thread_that_is_in_a_collective_is_shown_with_it(observer: Any) -> None:
     call = CollectiveCall(Group("0", "default", [0, 1], "gloo"), "all_reduce", 64, "float32", is_async=False)
-    call.seq = 5
+    call.seq, call.end = 5, Mark(1)
     inside, leave = threading.Event(), threading.Event()
 
-    def launch() -> None:
+    def wait() -> None:
         inside.set()
         leave.wait()
 
     def train_one_step() -> None:
-        names["observe"](call, launch)
+        observer.wait(call, wait)
 
     thread = threading.Thread(target=train_one_step, daemon=True)
     thread.start()
