@@ -20,10 +20,16 @@ PER_LOOK = 4
 """Streams asked per collective, about 1 us each; a small collective would end before more are asked."""
 MOST_LOOKS = 800
 """Limit of collectives that the search may take."""
-NUM_CHECKS, NUM_TOGETHER, MOST_CHECKS = 8, 6, 40
-"""Comparisons with the last candidate, those that have to agree, and their limit; none may refute."""
-TOGETHER_MS, REFUTED_MS = 0.06, -0.01
-"""Delay of the waiting stream behind the candidate that agrees, and that refutes (it came earlier)."""
+NUM_CHECKS = 8
+"""Comparisons with the last candidate before it may be taken; none may refute it."""
+NUM_TOGETHER = 6
+"""Comparisons that have to agree before the candidate is taken."""
+MOST_CHECKS = 40
+"""Limit of comparisons: after these the search is given up."""
+TOGETHER_MS = 0.06
+"""Longest delay of the waiting stream behind the candidate with which a comparison agrees."""
+REFUTED_MS = -0.01
+"""Delay below which a comparison refutes the candidate: the waiting stream came earlier."""
 
 
 class GroupStreamFinder:
