@@ -1,6 +1,6 @@
 """Makes plain numbers (RawStep) of a closed step's marks, once the device has passed them.
 
-The writer thread calls `ready`, then `extract`. On a GPU this is all that is done in the training process:
+The sending thread calls `ready`, then `extract`. On a GPU this is all that is done in the training process:
 one question to the device per mark. What the numbers mean is worked out elsewhere (aorta.steps).
 """
 

@@ -1,6 +1,6 @@
 """The journal: which step is open, which process groups are known, what was seen.
 
-Observers, hooks and the recorder write here from any thread of the process; the writer thread (sending.py)
+Observers, hooks and the recorder write here from any thread of the process; the sending thread (sending.py)
 takes closed steps out at the other end. There is no lock: everything on the hot path is one append, which the
 interpreter lock makes whole.
 """
@@ -30,7 +30,7 @@ class Journal:
         self.failed: RecordedStep | None = None
         """The step whose body raised last, until the next one begins: a watchdog says where that was."""
         self.closed: deque[RecordedStep] = deque()
-        """Steps whose window has ended, oldest first, for the writer thread."""
+        """Steps whose window has ended, oldest first, for the sending thread."""
         self.num_seen: Counter[str] = Counter()
         """All collectives, by operation."""
         self.num_outside: Counter[str] = Counter()
@@ -48,7 +48,7 @@ class Journal:
         self.trail: Callable[[RecordedStep, CollectiveCall], None] | None = None
         """Called with each call of a step by a watchdog that writes it down outside of this process."""
         self.stopped = False
-        """True: the writer thread gave up. Nothing more is noted, or memory would grow."""
+        """True: the sending thread gave up. Nothing more is noted, or memory would grow."""
         self._groups: dict[str, Group] = {}
         self._num_named: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._groups_by_id: dict[int, tuple[ref[ProcessGroup], Group]] = {}

@@ -38,7 +38,7 @@ _OFF = "not asked for (kernels='off')"
 class KernelSource:
     """The kernel records of one recorder.
 
-    The training thread begins steps and sets marks; the writer thread calls `poll`.
+    The training thread begins steps and sets marks; the sending thread calls `poll`.
     """
 
     def __init__(self, mode: Kernels, period: int) -> None:

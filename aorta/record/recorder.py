@@ -1,7 +1,7 @@
 """The recorder: what a training script holds, and what ties the parts of the instrument together.
 
 observers, replaced methods -> Journal                      on the threads of the program
-    -> WriterThread: Extractor -> RawStep                   on a thread of our own
+    -> SendingThread: Extractor -> RawStep                  on a thread of our own
     -> RecordSink: StepRecord -> lines, callbacks           on a GPU in a process of its own
 """
 
@@ -43,7 +43,7 @@ from aorta.record.interception.switch import BackendCounts, Interception
 from aorta.record.journal import Journal
 from aorta.record.kernel_source import KernelSource
 from aorta.record.run_folder import Claim, Standing, claim_folder, ending_of
-from aorta.record.sending import ProcessSink, RecordSink, ThreadSink, UnwrittenSteps, WriterThread
+from aorta.record.sending import ProcessSink, RecordSink, SendingThread, ThreadSink, UnwrittenSteps
 from aorta.record.settings import RecorderSettings, is_int, value_text
 from aorta.records.files import state_name, unwritten_name
 from aorta.records.schema import Ending, RunRecord, StepRecord
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 _NO_MARK = "no mark could be put on the step's stream"
 LEFT_OUT = "not timed in this step (recording.timed_every)"
 MANY_WAITING = 100
-"""Steps waiting for their records to be written from which on each new one wakes the writer."""
+"""Steps waiting for their records to be written from which on each new one wakes the sending thread."""
 MOST_WAITING = 1000
 """Limit of steps waiting for their records to be written; beyond it steps are left out."""
 
@@ -98,7 +98,7 @@ class Recorder:
         self._thread_use = ThreadUse()
         self._module_names = ModuleNames(self._journal)
         self._sink: RecordSink | None = None
-        self._writer: WriterThread | None = None
+        self._sending: SendingThread | None = None
         self._telemetry: TelemetrySampler | None = None
         self._callbacks: list[Callable[[StepRecord], None]] = []
         self.companions = Companions()
@@ -303,8 +303,8 @@ class Recorder:
         self._journal.finish_current()
         end_s = time.monotonic() + timeout_s
         while self._journal.closed and time.monotonic() < end_s:
-            if self._writer is not None:
-                self._writer.wake()
+            if self._sending is not None:
+                self._sending.wake()
             time.sleep(0.01)
 
     def end(self, ending: Ending) -> None:
@@ -330,13 +330,13 @@ class Recorder:
             self._journal.current = None  # the script left in the middle of it
         self.pause()
         self._journal.close()
-        if self._writer is not None:
-            self._writer.close(timeout_s)
-            if self._writer.num_unresolved:
+        if self._sending is not None:
+            self._sending.close(timeout_s)
+            if self._sending.num_unresolved:
                 logger.warning(
                     "rank %d: %d steps were still running on the device and are not recorded",
                     self.rank,
-                    self._writer.num_unresolved,
+                    self._sending.num_unresolved,
                 )
         self._kernels.close()
         if self._unwritten is not None:
@@ -536,13 +536,13 @@ class Recorder:
         return following
 
     def _keep(self, closed_step: RecordedStep) -> None:
-        """Keep the step that was just closed, lest this process is killed; wake the writer if need be."""
-        if self._unwritten is None or self._writer is None:
+        """Keep the step that was just closed, lest this process is killed; wake the sender if need be."""
+        if self._unwritten is None or self._sending is None:
             return
         num_waiting = len(self._journal.closed)
         self._unwritten.keep(closed_step, num_before=max(num_waiting - 1, 0))
         if self._device is None or num_waiting >= MANY_WAITING:
-            self._writer.wake()
+            self._sending.wake()
 
     def _close_window(self, step: RecordedStep, at_body_end: bool) -> None:
         """End the window of a step without beginning another one."""
@@ -598,7 +598,7 @@ class Recorder:
         self._sink.calibrate(self._calibration)
         self._start_telemetry()
         self._clock = clock
-        self._writer = WriterThread(
+        self._sending = SendingThread(
             self._journal,
             Extractor(clock, self._kernels, first_mark),
             self._kernels,
@@ -670,7 +670,7 @@ class Recorder:
         return described | {"matched": matched}
 
     def _coverage(self) -> dict[str, Any]:
-        writer = self._writer
+        sending = self._sending
         return {
             "rank": self.rank,
             **collectives_seen(self._journal, self._counts.result()),
@@ -678,9 +678,9 @@ class Recorder:
             "end_marks": end_marks(self._journal),
             "kernel_records": self._kernel_records(),
             "library_events": self._library_events(),
-            "unresolved_steps": 0 if writer is None else writer.num_unresolved,
+            "unresolved_steps": 0 if sending is None else sending.num_unresolved,
             "left_out_steps": self._num_left_out,
-            "lost_lines": 0 if writer is None else writer.num_lost,
+            "lost_lines": 0 if sending is None else sending.num_lost,
             "not_seen_by_design": NOT_SEEN_BY_DESIGN,
         }
 

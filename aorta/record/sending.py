@@ -1,6 +1,6 @@
 """Brings closed steps out of the training process, to the one that writes their lines.
 
-WriterThread takes steps off the journal once the device has passed them, and puts their numbers into a sink.
+SendingThread takes steps off the journal once the device has passed them, and puts their numbers into a sink.
 On a GPU that is ProcessSink, a pipe to a process of its own, so that resolving and writing never hold the
 interpreter lock of the training loop; on a CPU ThreadSink resolves them right there. UnwrittenSteps keeps
 what is closed and not written yet in a file, so that a SIGKILL loses no step.
@@ -59,14 +59,14 @@ MOST_BEHIND = 64
 PIPE_POLL_S = 0.2
 """Interval between two looks whether a process that takes nothing is still worth waiting for."""
 SPARE_BYTES = 1 << 16
-"""Bytes of the file that may belong to steps that are safe by now, before the others are written anew."""
+"""Bytes of UnwrittenSteps' file that may belong to safe steps, before the others are written anew."""
 
 # Why a line that is written for a killed process lacks numbers:
 KILLED = "its process was killed"
 KILLED_BEFORE_READ = "its process was killed before its kernels were read"
 
 
-class WriterThread:
+class SendingThread:
     """Takes closed steps off the journal, in order, and sends their numbers, until the recorder is closed."""
 
     def __init__(
@@ -98,7 +98,7 @@ class WriterThread:
         self._ends_until_s = math.inf
         self.num_unresolved = 0
         self.num_lost = 0
-        self._thread = threading.Thread(target=self._run, name="aorta-writer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="aorta-sending", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
@@ -380,7 +380,12 @@ class ThreadSink:
 
 
 class UnwrittenSteps:
-    """The file of a rank's closed steps whose lines are not written yet. Never raises OSError."""
+    """The file of a rank's closed steps whose lines are not written yet. Never raises OSError.
+
+    A step is safe once the sink has taken it and the journal let go of it: its line is written, or the
+    process that writes has its numbers, so that a SIGKILL of this one loses nothing. The file is for the
+    others.
+    """
 
     def __init__(self, path: Path, settings: ResolverSettings) -> None:
         self._path, self._settings = path, settings

@@ -537,7 +537,7 @@ def test_a_step_within_a_step_is_refused(tmp_path):
         recorder.step().__enter__()
 
 
-def test_nothing_is_kept_after_the_writer_gave_up(tmp_path, caplog, monkeypatch):
+def test_nothing_is_kept_after_the_sending_thread_gave_up(tmp_path, caplog, monkeypatch):
     """A fault of the instrument ends recording; the run goes on and its memory does not grow."""
 
     def fails(*_):
