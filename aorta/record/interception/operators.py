@@ -43,23 +43,23 @@ def kernels(observers: dict[str, Observer]) -> dict[str, _Kernel]:
         for operators in (Operators(key, observer), Operators(f"Sparse{key}", observer)):
             for name, kernel in operators.by_name().items():
                 by_operator.setdefault(name, {})[operators.key] = kernel
-    return {name: _by_device(name, by_key) for name, by_key in by_operator.items()}
+    return {name: _by_device(name, kernel_of_key) for name, kernel_of_key in by_operator.items()}
 
 
-def _by_device(name: str, by_key: dict[str, _Kernel]) -> _Kernel:
-    """Return a kernel that calls the one of the tensors' device. by_key: kernels by dispatch key."""
-    by_keys: dict[int, _Kernel] = {}
+def _by_device(name: str, kernel_of_key: dict[str, _Kernel]) -> _Kernel:
+    """Return a kernel that calls the one of the tensors' device. kernel_of_key: by a dispatch key's name."""
+    kernel_of_keyset: dict[int, _Kernel] = {}  # filled as sets of keys come
 
     def chosen(keys: DispatchKeySet) -> _Kernel:
         backend_keys = keys & _BACKENDS
-        ours = by_key.get(backend_keys.highestPriorityTypeId().name)
+        ours = kernel_of_key.get(backend_keys.highestPriorityTypeId().name)
         return partial(_handle(name).redispatch_boxed, backend_keys) if ours is None else ours
 
     def kernel(keys: DispatchKeySet, *args: Any) -> Any:
         raw = keys.raw_repr()
-        if raw not in by_keys:
-            by_keys[raw] = chosen(keys)
-        return by_keys[raw](*args)
+        if raw not in kernel_of_keyset:
+            kernel_of_keyset[raw] = chosen(keys)
+        return kernel_of_keyset[raw](*args)
 
     return kernel
 
@@ -86,6 +86,8 @@ class Operators:
         self.key = key
         self._is_sparse = key.startswith("Sparse")
         self._device = torch.device(key.removeprefix("Sparse").lower())
+        # Its arguments below, by place: group, op, tensors, num_bytes, dtype, is_async, launch, and the peer
+        # or root where there is one.
         self._observe = observer.observe
         self._numbered_itself = observer.numbered_itself
         self._keyset = DispatchKeySet(DispatchKey.__members__[key])
