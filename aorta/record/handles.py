@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 profiler_is_on = torch._C._autograd._profiler_enabled
 """True while a torch.profiler of the program or of ours runs; costs nothing to ask."""
-_LISTS = ("calls", "host_notes", "waits", "stalls", "final_waits", "ranges")
+_LISTS = ("calls", "host_notes", "waits", "stalls", "final_waits", "lost_futures", "ranges")
 """Lists of a step that are divided where it is split."""
 
 
@@ -144,7 +144,7 @@ def split(journal: Journal, place: Cut, following: RecordedStep) -> None:
     following.start = place.mark
     following.host_start_ns = place.host_ns
     following.use_at_start = step.use_at_end = place.use
-    for name in ("thread", "compute_raw_stream", "untimed", "by_kernels", "kernels_lost"):
+    for name in ("thread", "compute_raw_stream", "untimed", "by_kernels", "by_library", "kernels_lost"):
         setattr(following, name, getattr(step, name))
     step.body_end = step.window_end = place.mark
     step.host_end_ns = place.host_ns
