@@ -32,7 +32,7 @@ class Extractor:
     def __init__(
         self, clock: MarkClock, kernels: KernelSource | None = None, first_mark: Mark | None = None
     ) -> None:
-        """first_mark: the run's first mark, from which the resolver counts the device's time."""
+        """first_mark: the run's first mark, from which EventSteps counts the device's time."""
         self._clock = clock
         self._kernels = kernels
         self._last_end: Mark | None = first_mark

@@ -36,7 +36,7 @@ from aorta.records.schema import KernelCoverage, LibraryCoverage, StepRecord
 from aorta.records.state import Tally
 from aorta.records.writer import LineWriter, next_line_number
 from aorta.steps.calibration import Calibration
-from aorta.steps.event_steps import Resolver
+from aorta.steps.event_steps import EventSteps
 from aorta.steps.process import Closed, Reply, frame_bytes, packed, read_frame
 from aorta.steps.raw import RECORD_DTYPE, CollectiveChunk, Frame, KernelChunk, RawStep, ResolverSettings
 
@@ -346,14 +346,14 @@ class ThreadSink:
     def __init__(
         self, settings: ResolverSettings, writer: LineWriter, listener: Listener, tally: Tally | None = None
     ) -> None:
-        self._resolver = Resolver(settings)
+        self._event_steps = EventSteps(settings)
         self._writer = writer
         self._writer.max_bytes = settings.max_bytes
         self._listener = listener
         self._tally = tally
 
     def put(self, step: RawStep, reply: bool) -> None:
-        record = self._resolver.resolve(step)
+        record = self._event_steps.resolve(step)
         written = self._writer.write(record)
         if self._tally is not None:
             self._tally.add(record, None if written else self._writer.why_lost)
@@ -367,7 +367,7 @@ class ThreadSink:
         """Do nothing: on a CPU no step has any."""
 
     def calibrate(self, calibration: Calibration | None) -> None:
-        self._resolver.calibrate(calibration)
+        self._event_steps.calibrate(calibration)
 
     def closing(self) -> None:
         """Do nothing: no other process writes."""

@@ -1,8 +1,8 @@
 """Step records from events: marks on the compute stream and around every collective.
 
-`Resolver` takes the raw steps of a rank in order. Of each it works out when collectives ran, when the compute
-stream stood still and when it ran dry; what is left counts as compute. On a CPU the marks are the host's
-times. A collective may end in a later step than it began in, so the Resolver keeps a `_RunState`.
+`EventSteps` takes the raw steps of a rank in order. Of each it works out when collectives ran, when the
+compute stream stood still and when it ran dry; what is left counts as compute. On a CPU the marks are the
+host's times. A collective may end in a later step than it began in, so EventSteps keeps a `_RunState`.
 """
 
 from collections import deque
@@ -111,7 +111,7 @@ class _RunState:
         _forget(self.fifo_end_run_ms, _REMEMBERED_GROUPS)
 
 
-class Resolver:
+class EventSteps:
     """Turns the raw steps of one rank into records, in order."""
 
     def __init__(self, settings: ResolverSettings) -> None:

@@ -26,7 +26,7 @@ from aorta.records.state import Tally, read_states
 from aorta.records.writer import LineWriter, write_json
 from aorta.steps.calibration import Calibration
 from aorta.steps.collective_steps import CollectiveSteps
-from aorta.steps.event_steps import Resolver
+from aorta.steps.event_steps import EventSteps
 from aorta.steps.kernel_steps import KernelSteps, without_kernels
 from aorta.steps.raw import CollectiveChunk, Frame, KernelChunk, RawStep, ResolverSettings
 
@@ -184,7 +184,7 @@ class StepQueue:
 
     def __init__(self, settings: ResolverSettings, kernel_names: Sequence[str] = ()) -> None:
         """kernel_names: names that lines of earlier attempts refer to."""
-        self._by_events = Resolver(settings)
+        self._by_events = EventSteps(settings)
         self._by_kernels = KernelSteps(settings, kernel_names)
         self._library = CollectiveSteps()
         self._unix_minus_monotonic_ns = settings.unix_minus_monotonic_ns
@@ -332,7 +332,7 @@ def unwritten_steps(
 def _records(
     path: Path, attempt: tuple[str | None, int] | None, last: Written | None
 ) -> Iterator[StepRecord]:
-    resolver: Resolver | None = None
+    event_steps: EventSteps | None = None
     for packed_step in _frames(path):
         settings = msgspec.convert(packed_step.settings, ResolverSettings)
         if attempt is not None and (settings.run_id, settings.attempt) != attempt:
@@ -341,8 +341,8 @@ def _records(
             if packed_step.step.kernels_lost is not None:
                 yield without_kernels(packed_step.step, settings, packed_step.step.kernels_lost)
                 continue
-            resolver = resolver or Resolver(settings)
-            yield resolver.resolve(packed_step.step)
+            event_steps = event_steps or EventSteps(settings)
+            yield event_steps.resolve(packed_step.step)
 
 
 def _frames(path: Path) -> Iterator[_Packed]:

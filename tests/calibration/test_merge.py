@@ -13,7 +13,7 @@ from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import RunRecord
 from aorta.records.writer import LineWriter, write_json
-from aorta.steps.event_steps import Resolver
+from aorta.steps.event_steps import EventSteps
 from aorta.steps.raw import ResolverSettings
 from tests.steps.raw_steps import Made
 from tests.traces.trace_writers import NSYS_EPOCH_NS, START_NS, write_csv_set, write_nsys, write_rocpd
@@ -36,13 +36,13 @@ def write_run(folder: Path, start_unix_ns: int, anchor_ns: int = UNIX_MINUS_BOOT
         clock_upper_ns=0,
         unix_minus_monotonic_ns=start_unix_ns,
     )
-    resolver = Resolver(settings)
+    event_steps = EventSteps(settings)
     with LineWriter.create(folder / steps_name(0)) as writer:
         for number in (1, 2):
             step = Made(STEP_MS, STEP_MS, number=number, origin=STEP_MS * (number - 1))
             if number == 1:
                 step.call("all_reduce", 0.04, 0.09, is_async=True)
-            writer.write(resolver.resolve(step.raw()))
+            writer.write(event_steps.resolve(step.raw()))
     run = RunRecord(
         started_unix_ns=0,
         world_size=1,

@@ -7,7 +7,7 @@ from typing import Any
 from aorta.records.files import steps_name
 from aorta.records.schema import RunRecord
 from aorta.records.writer import LineWriter, write_json
-from aorta.steps.event_steps import Resolver
+from aorta.steps.event_steps import EventSteps
 from aorta.steps.raw import ResolverSettings
 from tests.steps.raw_steps import Made
 
@@ -29,13 +29,13 @@ def write_records(folder: Path, num_steps: int, detail_every: int = 1) -> None:
         clock_upper_ns=0,
         unix_minus_monotonic_ns=EPOCH_NS,
     )
-    resolver = Resolver(settings)
+    event_steps = EventSteps(settings)
     with LineWriter.create(folder / steps_name(0)) as writer:
         for number in range(num_steps):
             step = Made(STEP_MS, STEP_MS, number=number, origin=STEP_MS * number)
             call = step.call("all_reduce", 2, 6, is_async=True)
             step.wait(4, call)
-            writer.write(resolver.resolve(step.raw()))
+            writer.write(event_steps.resolve(step.raw()))
     run = RunRecord(
         started_unix_ns=0,
         world_size=2,

@@ -1,4 +1,4 @@
-"""The resolving process writes what a resolver in this thread would."""
+"""The resolving process writes what EventSteps in this thread would."""
 
 import os
 import signal

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from aorta.steps.event_steps import Resolver
+from aorta.steps.event_steps import EventSteps
 from aorta.steps.raw import CallId, RawCall, RawGroup, RawMark, RawStep, ResolverSettings
 
 AHEAD_MS = 10.0
@@ -15,9 +15,9 @@ def at(ms: float, queued_ms: float | None = None, origin: float = 0.0) -> RawMar
     return (float(ms), int(queued * 1e6))
 
 
-def resolver() -> Resolver:
+def event_steps() -> EventSteps:
     """Device ms 0 is host time 0."""
-    return Resolver(
+    return EventSteps(
         ResolverSettings(
             rank=0,
             world_size=2,

@@ -6,7 +6,7 @@ import pytest
 from aorta.records.schema import CollectiveRecord, ComputeSegment, SegmentState, StartBy, StepRecord
 from aorta.steps.calibration import Calibrator, CallError, TracedStep, calibrate
 from aorta.timeline.types import Kind, Span, Timeline
-from tests.steps.raw_steps import Made, resolver
+from tests.steps.raw_steps import Made, event_steps
 
 Call = tuple[float, float, StartBy]
 """(start, end, what it began after)."""
@@ -15,7 +15,7 @@ Spans = list[tuple[float, float]]
 
 def record(segments: list[tuple[float, SegmentState]], calls: list[Call]) -> StepRecord:
     step_ms = segments[-1][0]
-    plain = resolver().resolve(Made(step_ms, step_ms).raw())
+    plain = event_steps().resolve(Made(step_ms, step_ms).raw())
     made = [
         CollectiveRecord(
             op="all_reduce", stream="group", group="dp", ranks=[0, 1], bytes=8, dtype="bfloat16", seq=seq,
