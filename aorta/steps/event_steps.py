@@ -3,6 +3,12 @@
 `EventSteps` takes the raw steps of a rank in order. Of each it works out when collectives ran, when the
 compute stream stood still and when it ran dry; what is left counts as compute. On a CPU the marks are the
 host's times. A collective may end in a later step than it began in, so EventSteps keeps a `_RunState`.
+
+host ns: monotonic, on the host's clock.
+run ms: on the device's clock, since the first mark of the run.
+step ms: since the start of the step at hand: run ms less `start_run_ms`.
+A RawMark has step ms and the host ns at which it was queued; DeviceClock maps one to the other, and their
+distance is the mark's lag.
 """
 
 from collections import deque
@@ -39,8 +45,8 @@ from aorta.timeline.types import Kind, Span, Timeline
 
 ExactSpan = tuple[int, int]
 """Start and end of a call in ns of the device's timer, as the collective library has them."""
-Marks = tuple[float, float] | None
-"""Run ms (since the first mark) at which a call's start and end marks passed."""
+RunSpan = tuple[float, float]
+"""Run ms at which a call's start and end marks passed, or at which the call itself ran."""
 
 STARVED_LAG_MS = 0.05
 """A mark that the device passes within this time of being queued found the queue empty."""
@@ -127,22 +133,22 @@ class EventSteps:
         """Correct the steps resolved from now on; None ends that."""
         self._calibrator = None if calibration is None else Calibrator(calibration)
 
-    def resolve(self, step: RawStep, exact: Sequence[ExactSpan | None] | None = None) -> StepRecord:
+    def resolve(self, step: RawStep, exact_ns: Sequence[ExactSpan | None] | None = None) -> StepRecord:
         """The step's record. Steps must come in the order in which they ran.
 
-        exact: start and end of every call by the device's timer, where the collective library has them.
+        exact_ns: start and end of every call by the device's timer, where the collective library has them.
         """
         if self._run.first_start_ns is None:
             self._run.first_start_ns = step.start_ns
         self._run.start_run_ms += step.gap_ms
-        times = self._times(step, exact)
+        times = self._times(step, exact_ns)
         record = self._record(step, times)
         self._run.start_run_ms += step.window_ms  # the next window begins where this one ends
         return record
 
     # -- times --------------------------------------------------------------------------------
 
-    def _times(self, step: RawStep, spans: Sequence[ExactSpan | None] | None) -> _Times:
+    def _times(self, step: RawStep, exact_ns: Sequence[ExactSpan | None] | None) -> _Times:
         """The step's intervals.
 
         Order matters. Waits come after the calls, whose ends they look up. `_starved` is last: its marks
@@ -150,7 +156,7 @@ class EventSteps:
         """
         run = self._run
         origin = run.start_run_ms
-        exact = self._exact_ms(step, spans)
+        exact_ms = self._exact_ms(step, exact_ns)
         comm = [
             Span(start - origin, end - origin, Kind.COMM, op, "carried") for op, start, end in run.carried
         ]
@@ -158,7 +164,7 @@ class EventSteps:
         run.carried = [c for c in run.carried if c[2] > origin + step.window_ms]
         calls: list[tuple[float, StartBy, float] | None] = []
         blocked: list[tuple[float, float]] = []
-        for call, exact_ms in zip(step.calls, exact, strict=True):
+        for call, exact in zip(step.calls, exact_ms, strict=True):
             if call.start is None or call.end is None:
                 calls.append(None)
                 continue
@@ -169,8 +175,8 @@ class EventSteps:
             if call.blocks:
                 blocked.append((queued_ms, end_ms))
             # The stream stood still from mark to mark, whatever the library says: its times come after that.
-            if exact_ms is not None:
-                (start_ms, end_ms), start_by = exact_ms, "library"
+            if exact is not None:
+                (start_ms, end_ms), start_by = exact, "library"
             calls.append((start_ms, start_by, end_ms))
             if len(group.ranks) > 1:
                 comm.append(Span(start_ms, end_ms, Kind.COMM, call.op, call.stream))
@@ -184,20 +190,20 @@ class EventSteps:
         return _Times(comm, carried, calls, stalled, starved, not_compute)
 
     def _exact_ms(
-        self, step: RawStep, spans: Sequence[ExactSpan | None] | None
+        self, step: RawStep, exact_ns: Sequence[ExactSpan | None] | None
     ) -> Sequence[tuple[float, float] | None]:
         """Start and end of the calls in ms from the step's start, as the collective library has them."""
-        if spans is None or self._clock is None:
+        if exact_ns is None or self._clock is None:
             return [None] * len(step.calls)
         origin = self._run.start_run_ms
-        marks: list[tuple[float, float] | None] = []
+        marks: list[RunSpan | None] = []
         for call in step.calls:
             start = None if call.start is None else call.start[0]
             end = None if call.end is None else call.end[0]
             marks.append(None if start is None or end is None else (origin + start, origin + end))
         return [
             None if times is None else (times[0] - origin, times[1] - origin)
-            for times in self._exact.run_ms(spans, marks)
+            for times in self._exact.run_ms(exact_ns, marks)
         ]
 
     def _start(self, call: RawCall, group_key: str, queued_ms: float, end_ms: float) -> tuple[float, StartBy]:
@@ -447,12 +453,12 @@ class ExactCalls:
         """Ends of the latest calls less the origin, minus their end marks."""
 
     def run_ms(
-        self, spans: Sequence[ExactSpan | None], marks: Sequence[Marks]
-    ) -> list[tuple[float, float] | None]:
+        self, exact_ns: Sequence[ExactSpan | None], marks: Sequence[RunSpan | None]
+    ) -> list[RunSpan | None]:
         """Start and end in run ms of a step's calls; None where they are not certain."""
         pairs = [
             (span, around)
-            for span, around in zip(spans, marks, strict=True)
+            for span, around in zip(exact_ns, marks, strict=True)
             if span is not None and around is not None
         ]
         if pairs and self._origin_ns is None:
@@ -461,9 +467,9 @@ class ExactCalls:
         self._distances_ms.extend((span[1] - origin_ns) / 1e6 - around[1] for span, around in pairs)
         offset_ms = self._offset_ms()
         if offset_ms is None:
-            return [None] * len(spans)
-        result: list[tuple[float, float] | None] = []
-        for span, around in zip(spans, marks, strict=True):
+            return [None] * len(exact_ns)
+        result: list[RunSpan | None] = []
+        for span, around in zip(exact_ns, marks, strict=True):
             times = None
             if span is not None and around is not None:
                 start, end = ((time_ns - origin_ns) / 1e6 - offset_ms for time_ns in span)
