@@ -217,7 +217,8 @@ class EventSteps:
         if self._clock is None or call.op in POINT_TO_POINT or call.stream == "host":
             return min(queued_ms, end_ms), "stream"
         origin = self._run.start_run_ms
-        busy_until = self._run.fifo_end_run_ms.pop(group_key, float("-inf"))  # the latest is the last
+        # Popped and put back, so that the latest is the last: `_forget` drops from the front.
+        busy_until = self._run.fifo_end_run_ms.pop(group_key, float("-inf"))
         self._run.fifo_end_run_ms[group_key] = max(busy_until, origin + end_ms)
         start_ms, start_by = queued_ms, "stream"
         if busy_until - origin > start_ms:
@@ -254,6 +255,7 @@ class EventSteps:
         if self._clock is None:
             # On a CPU the host computes; after the body it loads data, logs, saves.
             return EMPTY, _rows([(step.body_ms, step.window_ms)])
+        origin = self._run.start_run_ms
         marks: list[RawMark] = [(step.body_ms, step.body_end_ns)]
         marks += [call.start for call in step.calls if call.on_compute and call.start is not None]
         marks += [mark for mark, _ in step.waits]
@@ -262,10 +264,13 @@ class EventSteps:
         starved: list[tuple[float, float]] = []
         previous_ms = 0.0
         for ms, queued_ns in sorted((ms, queued_ns) for ms, queued_ns in marks if ms is not None):
-            if ms > previous_ms and self._lag_ms(ms, queued_ns) < STARVED_LAG_MS:
-                starved.append((previous_ms, ms))
+            if ms > previous_ms:
+                self._clock.tighten(queued_ns, origin + ms)
+                if self._lag_ms(ms, queued_ns) < STARVED_LAG_MS:
+                    starved.append((previous_ms, ms))
             previous_ms = max(previous_ms, ms)
         idle = EMPTY
+        self._clock.tighten(step.window_end_ns, origin + step.window_ms)
         if self._lag_ms(step.window_ms, step.window_end_ns) < STARVED_LAG_MS:
             idle = _rows([(step.body_ms, step.window_ms)])
         return union(_rows(starved)), idle
@@ -286,11 +291,9 @@ class EventSteps:
         return self._clock.run_ms(monotonic_ns) - self._run.start_run_ms
 
     def _lag_ms(self, step_ms: float, queued_ns: int) -> float:
-        """Time from queueing a mark to the device passing it. Also a bound for the device's clock."""
+        """Time from queueing a mark to the device passing it."""
         assert self._clock is not None
-        run_ms = self._run.start_run_ms + step_ms
-        self._clock.tighten(queued_ns, run_ms)
-        return (self._clock.monotonic_ns(run_ms) - queued_ns) / 1e6
+        return (self._clock.monotonic_ns(self._run.start_run_ms + step_ms) - queued_ns) / 1e6
 
     def _segments(self, step: RawStep, times: _Times) -> list[ComputeSegment] | None:
         """The compute stream, cut at every mark on it: as many pieces in every step of one program."""
