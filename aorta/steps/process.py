@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -290,7 +290,7 @@ def packed(number: int, settings: ResolverSettings, step: RawStep) -> bytes:
 
 class _Packed(msgspec.Struct, array_like=True):
     number: int
-    settings: dict[str, Any]
+    settings: ResolverSettings
     step: RawStep
 
 
@@ -334,7 +334,7 @@ def _records(
 ) -> Iterator[StepRecord]:
     event_steps: EventSteps | None = None
     for packed_step in _frames(path):
-        settings = msgspec.convert(packed_step.settings, ResolverSettings)
+        settings = packed_step.settings
         if attempt is not None and (settings.run_id, settings.attempt) != attempt:
             return
         if last is None or (packed_step.step.rollbacks, packed_step.step.global_step) > last:
