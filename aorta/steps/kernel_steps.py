@@ -98,9 +98,9 @@ class KernelSteps:
         self._settings = settings
         self._names = list(names)
         """Lines refer to kernels by index into these."""
-        self._place_of_name = {name: place for place, name in enumerate(names)}
-        self._places: list[int] = []
-        """Indices in `_names` by the driver's own index of a name."""
+        self._line_index_of_name = {name: index for index, name in enumerate(names)}
+        self._line_index: list[int] = []
+        """Index into `_names` by the driver's own index of a name."""
         self._classes: list[str] = []
         """Classes of kernels by the driver's index."""
         self._comm_ops: list[str | None] = []
@@ -142,10 +142,10 @@ class KernelSteps:
         """Take records; they may come in any order."""
         rows = np.frombuffer(chunk.records, RECORD_DTYPE)
         for name in chunk.names:
-            place = self._place_of_name.setdefault(name, len(self._names))
-            if place == len(self._names):
+            index = self._line_index_of_name.setdefault(name, len(self._names))
+            if index == len(self._names):
                 self._names.append(name)
-            self._places.append(place)
+            self._line_index.append(index)
             op = classifier(COMM_RULES).comm_op(name)
             self._comm_ops.append(op)
             self._classes.append(kernel_class(name) if op is None else COMMUNICATION)
@@ -303,14 +303,14 @@ class KernelSteps:
         ]
         texts += [
             f"step {step.global_step}: kernel "
-            f"{self._names[self._places[launched['name'][row]]][:80]}: no call"
+            f"{self._names[self._line_index[launched['name'][row]]][:80]}: no call"
             for row in matched.lone_kernels
         ]
         self._leftovers += texts[: _SHOWN - len(self._leftovers)]
 
     def _is_comm(self, rows: Rows) -> NDArray[np.bool_]:
         by_name = np.array([op is not None for op in self._comm_ops] or [False], dtype=bool)
-        return np.asarray((rows["what"] == What.KERNEL) & by_name[_names_of(rows, len(self._places))])
+        return np.asarray((rows["what"] == What.KERNEL) & by_name[_names_of(rows, len(self._line_index))])
 
     def _timeline(self, step: RawStep, rows: Rows, window: _Window) -> Timeline:
         start_ns, end_ns = window.start_ns, window.end_ns
@@ -349,7 +349,7 @@ class KernelSteps:
         ends_ns: NDArray[np.int64] = rows["end"]
         ms = (np.minimum(ends_ns, window.end_ns) - np.maximum(starts_ns, window.start_ns)) / 1e6
         is_kernel = rows["what"] == What.KERNEL
-        names = _names_of(rows, len(self._places))
+        names = _names_of(rows, len(self._line_index))
         classes: dict[str, tuple[float, int]] = {}
         num_by_name = np.bincount(names[is_kernel], minlength=1)
         ms_by_name = np.bincount(names[is_kernel], ms[is_kernel], minlength=1)
@@ -363,16 +363,16 @@ class KernelSteps:
             num_graph_nodes=int(np.count_nonzero(rows["in_graph"])),
             classes=classes,
             top=[
-                (self._place(name), round(float(ms_by_name[name]), 6), int(num_by_name[name]))
+                (self._line_index_of(name), round(float(ms_by_name[name]), 6), int(num_by_name[name]))
                 for name in top.tolist()
                 if num_by_name[name]
             ],
             spans=self._spans(rows, window.start_ns) if with_spans else None,
         )
 
-    def _place(self, name: int) -> int:
+    def _line_index_of(self, name: int) -> int:
         """Index into `_names`; 0 where the driver's index has no name."""
-        return self._places[name] if name < len(self._places) else 0
+        return self._line_index[name] if name < len(self._line_index) else 0
 
     def _spans(self, rows: Rows, start_ns: int) -> list[KernelSpan]:
         what: NDArray[np.uint8] = rows["what"]
@@ -380,7 +380,7 @@ class KernelSteps:
         in_order.sort(order="start")
         starts_ms = ((in_order["start"] - start_ns) / 1e6).round(4).tolist()
         durations_ms = ((in_order["end"] - in_order["start"]) / 1e6).round(4).tolist()
-        names = [self._place(name) for name in in_order["name"].tolist()]
+        names = [self._line_index_of(name) for name in in_order["name"].tolist()]
         columns = (starts_ms, durations_ms, in_order["stream"].tolist(), names)
         return [KernelSpan(*row) for row in zip(*columns, strict=True)]
 
