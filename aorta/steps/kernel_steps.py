@@ -113,8 +113,6 @@ class KernelSteps:
         """All records in buffers with lower numbers have come."""
         self._lost: deque[tuple[int, int]] = deque(maxlen=64)
         self._num_lost = self._num_dropped = 0
-        self._ops_by_launch: dict[int, str] = {}
-        """Operations by a kernel's correlation, from the matched calls: surer than by its name."""
         self._resolved_ns = 0
         """End of the window that was resolved last."""
         self._coverage: Counter[str] = Counter()
@@ -237,9 +235,10 @@ class KernelSteps:
         is_work = (rows["what"] != What.MARK) & (rows["device"] == window.device)
         # What the step launched is matched to its calls; what ran in its window is what its time went to.
         launched = rows[is_work & (rows["correlation"] - window.first_call < np.uint32(window.num_calls))]
+        launched.sort(order="correlation")  # by launch, as the calls are
         matched = self._match(step, launched)
         inside = rows[is_work & (rows["end"] > start_ns) & (rows["start"] < end_ns)]
-        timeline = self._timeline(step, inside, window)
+        timeline = self._timeline(step, inside, window, _ops_by_launch(step, launched, matched))
         detailed = step.global_step % settings.detail_every == 0
         spans = detailed and step.global_step % SPANS_EVERY == 0
         exposed = exposed_intervals(timeline)
@@ -271,8 +270,7 @@ class KernelSteps:
         )
 
     def _match(self, step: RawStep, launched: Rows) -> MatchedCalls:
-        """Match the step's calls; sorts `launched` by launch. Kernels in graphs have no call of their own."""
-        launched.sort(order="correlation")
+        """Match the step's calls to rows of `launched`. Kernels in graphs have no call of their own."""
         is_comm = self._is_comm(launched)
         in_graph = launched["in_graph"] != 0
         kernels = [
@@ -280,11 +278,6 @@ class KernelSteps:
             for row in np.flatnonzero(is_comm & ~in_graph).tolist()
         ]
         matched = match_calls(step.calls, step.groups, kernels)
-        self._ops_by_launch = {
-            int(launched["correlation"][row]): call.op
-            for call, rows in zip(step.calls, matched.kernels_of_call, strict=True)
-            for row in rows
-        }
         self._count(step, launched, matched, int(np.count_nonzero(is_comm & in_graph)))
         return matched
 
@@ -312,7 +305,9 @@ class KernelSteps:
         by_name = np.array([op is not None for op in self._comm_ops] or [False], dtype=bool)
         return np.asarray((rows["what"] == What.KERNEL) & by_name[_names_of(rows, len(self._line_index))])
 
-    def _timeline(self, step: RawStep, rows: Rows, window: _Window) -> Timeline:
+    def _timeline(
+        self, step: RawStep, rows: Rows, window: _Window, ops_by_launch: dict[int, str]
+    ) -> Timeline:
         start_ns, end_ns = window.start_ns, window.end_ns
         is_comm = self._is_comm(rows)
         kind = np.where(rows["what"] == What.KERNEL, np.int8(Kind.COMPUTE), np.int8(Kind.COPY))
@@ -321,7 +316,7 @@ class KernelSteps:
         ops: dict[str, int] = {"": 0}
         op = np.zeros(len(rows), dtype=np.int32)
         for row in np.flatnonzero(is_comm).tolist():
-            name = self._ops_by_launch.get(int(rows["correlation"][row]))
+            name = ops_by_launch.get(int(rows["correlation"][row]))
             name = name or self._comm_ops[rows["name"][row]] or ""
             op[row] = ops.setdefault(name, len(ops))
         return Timeline(
@@ -423,6 +418,15 @@ def _compute_streams(
     if len(indices) and busy[indices[0]] > 0:
         return frozenset((int(indices[0]),))
     return frozenset((int(np.argmax(busy)),))
+
+
+def _ops_by_launch(step: RawStep, launched: Rows, matched: MatchedCalls) -> dict[int, str]:
+    """Operations by a kernel's correlation, from the matched calls: surer than by its name."""
+    return {
+        int(launched["correlation"][row]): call.op
+        for call, rows in zip(step.calls, matched.kernels_of_call, strict=True)
+        for row in rows
+    }
 
 
 def _collectives(
