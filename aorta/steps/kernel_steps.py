@@ -191,11 +191,12 @@ class KernelSteps:
     def resolve(self, step: RawStep) -> StepRecord:
         """The step's record; where kernel records are missing it says why. Steps must come in order."""
         rows = self._gathered()
-        window = None if step.kernels_lost is not None else _window_of(step, rows)
+        window = _window_of(step, rows)
         reason = self._why_not(step, window)
-        if window is None or reason is not None:
+        if reason is not None:
             self._forget(step.start_ns)
-            return without_kernels(step, self._settings, reason or "")
+            return without_kernels(step, self._settings, reason)
+        assert window is not None  # else that would have been the reason
         record = self._record(step, rows, window)
         self._resolved_ns = window.end_ns
         # Up to the start and no further: kernels that reach into the next window belong to that one too.
