@@ -44,7 +44,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from aorta.account.results.schema import Document, Metric, Point, write_document  # noqa: E402
 from aorta.device.ranks import Ranks, choose_device, process_group, ranks_from_environment  # noqa: E402
 from aorta.queues.catalogue import SYNC_MODES, SyncMode  # noqa: E402
-from aorta.queues.harness.iterate import PointPlan, WorkloadBench, bench  # noqa: E402
+from aorta.queues.harness.iterate import PointPlan, WorkloadBench, set_up  # noqa: E402
 from aorta.queues.harness.measure import document, measure_point, refusal  # noqa: E402
 from aorta.queues.harness.metrics import switch_metrics  # noqa: E402
 from aorta.queues.harness.pieces import Window, concurrency  # noqa: E402
@@ -160,8 +160,8 @@ class Run:
     def modes(self) -> None:
         """The same GPU-bound workload under each mode in turn: short blocks in rotated order, the first
         rounds thrown away while clocks and power settle."""
-        with bench(self.plan("large_gemm_only", 4), self.ranks) as ready:
-            each_ms = ready.run(3, "per_iteration").iteration_ms[-1]
+        with set_up(self.plan("large_gemm_only", 4), self.ranks) as bench:
+            each_ms = bench.run(3, "per_iteration").iteration_ms[-1]
             each_ms = max(self.ranks.gather(each_ms))
             num = max(int(BLOCK_MS / each_ms), 3)
             rounds = max(self.ranks.gather(self._rounds(num * each_ms)))
@@ -170,8 +170,8 @@ class Run:
                 for place in range(len(SYNC_MODES)):
                     mode = SYNC_MODES[(turn + place) % len(SYNC_MODES)]
                     self.ranks.barrier()
-                    rates[mode].append(1e3 * num / ready.run(num, mode).device_ms)
-            idle = {mode: self._idle(ready, mode) for mode in SYNC_MODES}
+                    rates[mode].append(1e3 * num / bench.run(num, mode).device_ms)
+            idle = {mode: self._idle(bench, mode) for mode in SYNC_MODES}
         reference = np.array(rates["per_iteration"][WARMUP_ROUNDS:])
         rows = {}
         for mode, some in rates.items():
@@ -204,8 +204,8 @@ class Run:
         affordable = int(1e3 * self.given.modes_s / (block_ms * len(SYNC_MODES))) - WARMUP_ROUNDS
         return max(affordable // len(SYNC_MODES), 2) * len(SYNC_MODES)
 
-    def _idle(self, ready: WorkloadBench, mode: SyncMode) -> float:
-        found = concurrency(ready.run_pieces(6, mode=mode), Window([], {}))
+    def _idle(self, bench: WorkloadBench, mode: SyncMode) -> float:
+        found = concurrency(bench.run_pieces(6, mode=mode), Window([], {}))
         assert found is not None
         return found.idle_share
 
@@ -232,9 +232,9 @@ class Run:
         if self.size == "full":
             options["comm_size"] = "256M"
         plan = self.plan("comms_compute_overlap", 2, options, piece_iterations=0)
-        with bench(plan, self.ranks) as ready:
-            ready.run(5)
-            mine = compared(ready)
+        with set_up(plan, self.ranks) as bench:
+            bench.run(5)
+            mine = compared(bench)
         gathered = self.ranks.gather(
             {"collective": collective, "async_op": asynchronous, "rank": self.ranks.rank, **mine}
         )
@@ -315,10 +315,10 @@ class Run:
         if self.ranks.device.type == "cpu":
             self.say("  needs a GPU")
             return
-        with bench(self.plan("tiny_kernel_stress", 40), self.ranks) as ready:
-            handles = {ready.streams.raw(stream).cuda_stream for stream in range(40)}  # type: ignore[attr-defined]
-            ready.run(5)
-            check = ready.workload.validate_correctness()
+        with set_up(self.plan("tiny_kernel_stress", 40), self.ranks) as bench:
+            handles = {bench.streams.raw(stream).cuda_stream for stream in range(40)}  # type: ignore[attr-defined]
+            bench.run(5)
+            check = bench.workload.validate_correctness()
         self.result["capacity"] = {"distinct": len(handles), "ok": check.ok, "check": check.detail}
         correct = "correct" if check.ok else "WRONG"
         self.say(f"  40 streams, {len(handles)} distinct, {correct}: {check.detail}")
@@ -345,9 +345,9 @@ JUDGED, LEAD = 12, 3
 """Iterations: judged, and passed over because the profiler misses kernels at its start."""
 
 
-def compared(ready: WorkloadBench) -> dict[str, Any]:
+def compared(bench: WorkloadBench) -> dict[str, Any]:
     """Communication and its hidden part per iteration: by Kineto's kernels, and by pieces between events."""
-    judged = profiled(ready, JUDGED)
+    judged = profiled(bench, JUDGED)
     pieces = concurrency(judged.window, Window([], {}))
     assert pieces is not None
     assert pieces.comm_ms is not None
@@ -371,18 +371,18 @@ class Profiled(NamedTuple):
     path: Path
 
 
-def profiled(ready: WorkloadBench, iterations: int) -> Profiled:
+def profiled(bench: WorkloadBench, iterations: int) -> Profiled:
     """Timed pieces and the trace of the same iterations."""
-    with tempfile.NamedTemporaryFile(suffix=f".rank{ready.ranks.rank}.json", delete=False) as file:
+    with tempfile.NamedTemporaryFile(suffix=f".rank{bench.ranks.rank}.json", delete=False) as file:
         path = Path(file.name)
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        ready.run(LEAD, "per_iteration")
-        ready.ranks.barrier()
+        bench.run(LEAD, "per_iteration")
+        bench.ranks.barrier()
         torch.cuda.synchronize()  # the barrier's kernel is an all-reduce, too
         began_unix_ns = time.time_ns()
-        ready.recorder.start("iteration")
-        ready.run(iterations, "per_iteration")
-        window = ready.recorder.stop()
+        bench.recorder.start("iteration")
+        bench.run(iterations, "per_iteration")
+        window = bench.recorder.stop()
         torch.cuda.synchronize()
     profiler.export_chrome_trace(str(path))
     return Profiled(window, began_unix_ns, path)

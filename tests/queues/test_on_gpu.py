@@ -9,7 +9,7 @@ import torch
 from aorta.device.ranks import Ranks
 from aorta.device.streams import make_streams
 from aorta.queues.catalogue import SYNC_MODES
-from aorta.queues.harness.iterate import PointPlan, bench
+from aorta.queues.harness.iterate import PointPlan, set_up
 from aorta.queues.harness.measure import measure, measure_point
 from aorta.queues.harness.pieces import concurrency
 from aorta.queues.options import read_options
@@ -84,11 +84,11 @@ def test_spins_overlap_as_arithmetic_says(ranks: Ranks, streams: int, at_once: i
 def test_sync_modes_agree_on_a_busy_device(ranks: Ranks) -> None:
     """Iterations of 20 ms: the three throughputs within 2 %, and only joins leave the device idle."""
     rates, idle = {}, {}
-    with bench(plan(1), ranks) as ready:
-        ready.run(3)
+    with set_up(plan(1), ranks) as bench:
+        bench.run(3)
         for mode in SYNC_MODES:
-            rates[mode] = 20 / ready.run(20, mode).device_ms
-            pieces = concurrency(ready.run_pieces(5, mode=mode), ready.run_pieces(2, alone=True))
+            rates[mode] = 20 / bench.run(20, mode).device_ms
+            pieces = concurrency(bench.run_pieces(5, mode=mode), bench.run_pieces(2, alone=True))
             assert pieces is not None
             idle[mode] = pieces.idle_share
     assert max(rates.values()) / min(rates.values()) < 1.02
@@ -98,9 +98,9 @@ def test_sync_modes_agree_on_a_busy_device(ranks: Ranks) -> None:
 
 def test_a_spin_behind_another_starts_when_that_ends(ranks: Ranks) -> None:
     """Four spins on one stream, submitted at once: delays of 0, 5, 10 and 15 ms."""
-    with bench(plan(1), ranks) as ready:
-        ready.run(3)
-        pieces = ready.run_pieces(3, mode="per_iteration").pieces
+    with set_up(plan(1), ranks) as bench:
+        bench.run(3)
+        pieces = bench.run_pieces(3, mode="per_iteration").pieces
     delays_ms = [piece.start_delay_ms for piece in pieces if piece.iteration == pieces[0].iteration]
     assert delays_ms == pytest.approx([0, SPIN_MS, 2 * SPIN_MS, 3 * SPIN_MS], abs=0.1 * SPIN_MS)
 

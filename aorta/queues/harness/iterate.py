@@ -61,7 +61,7 @@ class PointPlan:
 
 
 @contextmanager
-def bench(plan: PointPlan, ranks: Ranks) -> Iterator["WorkloadBench"]:
+def set_up(plan: PointPlan, ranks: Ranks) -> Iterator["WorkloadBench"]:
     """The workload set up, and torn down whatever happens, its memory given back before the next point."""
     # Streams are lent, the same ones to every point of a sweep: see kept_streams.
     streams = make_streams(plan.streams, ranks.device)
@@ -268,41 +268,41 @@ def _unjoined(streams: Streams, work: Work, indices: Iterable[int], recorder: Pi
     return timed
 
 
-def time_legs(ready: WorkloadBench) -> dict[str, list[float]]:
+def time_legs(bench: WorkloadBench) -> dict[str, list[float]]:
     """Fork to join of every leg and of the iteration, one of each a round; {} where there are no legs.
 
     Rounds in one process see the same clocks, heat and neighbours, so that differences within a round are
     those between the programs. The pieces of some further rounds are added to the context.
     """
-    plan, context = ready.plan, ready.workload.context
-    legs: dict[str, Work] = dict(ready.workload.legs())
+    plan, context = bench.plan, bench.workload.context
+    legs: dict[str, Work] = dict(bench.workload.legs())
     if not legs or not plan.leg_rounds:
         return {}
-    works = {ITERATION: ready.workload.iteration, **legs}
+    works = {ITERATION: bench.workload.iteration, **legs}
     for name in works:
-        ready.time_once(works[name])  # a leg's first run may compile or allocate
+        bench.time_once(works[name])  # a leg's first run may compile or allocate
     names = list(works)
     times: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(_num_rounds(ready, works)):
+    for turn in range(_num_rounds(bench, works)):
         for place in range(len(names)):
             name = names[(turn + place) % len(names)]  # no leg always runs after the same one
-            times[name].append(ready.time_once(works[name]))
+            times[name].append(bench.time_once(works[name]))
     for name in legs if plan.piece_iterations else ():
-        ready.recorder.start(name)
+        bench.recorder.start(name)
         try:
             for _ in range(min(plan.piece_iterations, PIECE_ROUNDS)):
-                ready.time_once(works[name])
+                bench.time_once(works[name])
         finally:
-            context.pieces.extend(ready.recorder.stop().pieces)
+            context.pieces.extend(bench.recorder.stop().pieces)
     return times
 
 
-def _num_rounds(ready: WorkloadBench, works: dict[str, Work]) -> int:
+def _num_rounds(bench: WorkloadBench, works: dict[str, Work]) -> int:
     """Rounds that fit the budget; the same number on every rank."""
-    plan = ready.plan
+    plan = bench.plan
     if plan.budget_s is None:
         return plan.leg_rounds
     began_s = time.perf_counter()
     for work in works.values():
-        ready.time_once(work)
-    return ready.affordable(plan.leg_rounds, time.perf_counter() - began_s)
+        bench.time_once(work)
+    return bench.affordable(plan.leg_rounds, time.perf_counter() - began_s)

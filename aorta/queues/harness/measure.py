@@ -28,7 +28,7 @@ from aorta.device.environment import (
 from aorta.device.ranks import Ranks
 from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import AortaError, RecordError
-from aorta.queues.harness.iterate import PointPlan, WorkloadBench, bench, time_legs
+from aorta.queues.harness.iterate import PointPlan, WorkloadBench, set_up, time_legs
 from aorta.queues.harness.metrics import aggregate, configuration, device_bound_ms, switch_metrics
 from aorta.queues.harness.pieces import concurrency, summaries
 from aorta.queues.options import check_groups
@@ -134,33 +134,33 @@ def document(points: Sequence[Point], ranks: Ranks) -> Document:
 
 def measure(plan: PointPlan, ranks: Ranks) -> RankRun:
     """This rank's part of the point. All ranks must call it with the same plan."""
-    with bench(plan, ranks) as ready:
-        return _measure(ready)
+    with set_up(plan, ranks) as bench:
+        return _measure(bench)
 
 
-def _measure(ready: WorkloadBench) -> RankRun:
-    plan, ranks, workload = ready.plan, ready.ranks, ready.workload
-    ready.run(max(plan.warmup, 1), "per_iteration")
-    num = _affordable(ready)
+def _measure(bench: WorkloadBench) -> RankRun:
+    plan, ranks, workload = bench.plan, bench.ranks, bench.workload
+    bench.run(max(plan.warmup, 1), "per_iteration")
+    num = _affordable(bench)
     gpu = None if ranks.device.type == "cpu" else accelerator()
     if gpu is not None:
         gpu.memory.reset_peak_memory_stats(ranks.device)
     index = None if gpu is None else ranks.device.index
     with TelemetrySampler(index, TELEMETRY_INTERVAL_S) as sampler:
         ranks.barrier()
-        timed = ready.run(num)
+        timed = bench.run(num)
         sample, sample_reason = sampler.latest(), sampler.reason
     memory = _memory(ranks.device)
     # Everything from here on may slow the host or the device: the numbers above are taken.
-    traces = [str(profiled(ready, plan.profile_dir))] if plan.profile_dir else []
+    traces = [str(profiled(bench, plan.profile_dir))] if plan.profile_dir else []
     measured = None
     if plan.piece_iterations:
-        window = ready.run_pieces(plan.piece_iterations)
-        alone = ready.run_pieces(plan.piece_iterations, alone=True, mode="per_iteration")
+        window = bench.run_pieces(plan.piece_iterations)
+        alone = bench.run_pieces(plan.piece_iterations, alone=True, mode="per_iteration")
         measured = concurrency(window, alone)
     # Before the legs: they are other programs, and leave other results behind.
     check = workload.validate_correctness()
-    leg_ms = time_legs(ready)
+    leg_ms = time_legs(bench)
     amount = workload.amount()
     device_name = backend_of(ranks.device).name(ranks.device)
     return RankRun(
@@ -189,14 +189,14 @@ def _measure(ready: WorkloadBench) -> RankRun:
     )
 
 
-def _affordable(ready: WorkloadBench) -> int:
+def _affordable(bench: WorkloadBench) -> int:
     """Timed iterations within the budget: the same number on every rank."""
-    plan = ready.plan
+    plan = bench.plan
     if plan.budget_s is None:
         return plan.iterations
     began_s = time.perf_counter()
-    ready.run(2, "per_iteration")
-    return ready.affordable(plan.iterations, (time.perf_counter() - began_s) / 2)
+    bench.run(2, "per_iteration")
+    return bench.affordable(plan.iterations, (time.perf_counter() - began_s) / 2)
 
 
 def _memory(device: torch.device) -> Memory:
@@ -227,17 +227,17 @@ def check_folder(folder: Path, name: str, overwrite: bool) -> None:
         raise RecordError(f"{folder / name} already exists; give another --profile-dir or --overwrite")
 
 
-def profiled(ready: WorkloadBench, folder: Path) -> Path:
+def profiled(bench: WorkloadBench, folder: Path) -> Path:
     """Runs further iterations under the profiler in the plan's sync mode; the trace that was written."""
-    plan = ready.plan
+    plan = bench.plan
     activities = [ProfilerActivity.CPU]
     if accelerator().is_available():
         activities.append(accelerator().profiler_activity())
-    path = folder / trace_name(plan.workload.name, plan.streams, ready.ranks.rank)
-    ready.ranks.barrier()
+    path = folder / trace_name(plan.workload.name, plan.streams, bench.ranks.rank)
+    bench.ranks.barrier()
     label = record_function(f"{plan.workload.name}::{plan.sync_mode}")
     with profile(activities=activities) as profiler, label:
-        ready.run(PROFILED_ITERATIONS)
+        bench.run(PROFILED_ITERATIONS)
     folder.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(path))
     if not path.exists():  # a write that fails in Kineto is not raised

@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from aorta.account.results.schema import Point
-from aorta.queues.harness.iterate import bench
+from aorta.queues.harness.iterate import set_up
 from aorta.queues.harness.measure import measure, measure_point, measure_points
 from tests.queues.sleep_workloads import Overlap, Sleeps, alone, plan
 
@@ -83,10 +83,10 @@ def test_the_budget_cuts_iterations() -> None:
 
 
 def test_iterations_are_numbered_through_all_phases() -> None:
-    with bench(plan(pieces=1), alone()) as ready:
-        ready.run(3)
-        ready.run_pieces(2)
-        workload = ready.workload
+    with set_up(plan(pieces=1), alone()) as bench:
+        bench.run(3)
+        bench.run_pieces(2)
+        workload = bench.workload
         assert isinstance(workload, Sleeps)
         assert [index for index, _, what in workload.order if what == "start"] == [0, 1, 2, 3, 4]
 
