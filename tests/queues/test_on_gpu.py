@@ -10,7 +10,7 @@ from aorta.device.ranks import Ranks
 from aorta.device.streams import make_streams
 from aorta.queues.catalogue import SYNC_MODES
 from aorta.queues.harness.iterate import PointPlan, set_up
-from aorta.queues.harness.measure import measure, measure_point
+from aorta.queues.harness.measure import measure_point, measure_this_rank
 from aorta.queues.harness.pieces import concurrency
 from aorta.queues.options import read_options
 from aorta.queues.workload import Amount, CorrectnessCheck, Workload
@@ -106,7 +106,7 @@ def test_a_spin_behind_another_starts_when_that_ends(ranks: Ranks) -> None:
 
 
 def test_clocks_and_power_or_why_not(ranks: Ranks) -> None:
-    found = measure(plan(2), ranks)
+    found = measure_this_rank(plan(2), ranks)
     assert (found.telemetry is None) == (found.telemetry_reason is not None)
 
 
@@ -114,5 +114,5 @@ def test_clocks_and_power_or_why_not(ranks: Ranks) -> None:
 def test_captured_graphs_compute_the_same(ranks: Ranks, name: str) -> None:
     kind = find(name)
     options = read_options(kind.Options, {"graphs": True})
-    found = measure(PointPlan(kind, options, 4, "small", iterations=8, warmup=2), ranks)
+    found = measure_this_rank(PointPlan(kind, options, 4, "small", iterations=8, warmup=2), ranks)
     assert found.check.ok, found.check.detail

@@ -1,7 +1,8 @@
 """Measures points one after the other and puts them into a document.
 
 A point is a workload at one stream count. `measure_points` is what the commands call; for each point every
-rank runs `measure` (warm-up, timed iterations, pieces, check, legs), and the ranks' results become one Point.
+rank runs `measure_this_rank` (warm-up, timed iterations, pieces, check, legs), and the ranks' results become
+one Point.
 """
 
 import os
@@ -96,7 +97,7 @@ def measure_point(plan: PointPlan, ranks: Ranks, switch: bool = True) -> Point:
     """The same point on every rank. A workload that crashes is a failed point, its traceback on stderr, so
     that a sweep keeps the others; with several ranks it ends the run."""
     try:
-        mine = measure(plan, ranks)
+        mine = measure_this_rank(plan, ranks)
     except AortaError:
         raise
     except Exception as error:
@@ -132,16 +133,16 @@ def document(points: Sequence[Point], ranks: Ranks) -> Document:
     )
 
 
-def measure(plan: PointPlan, ranks: Ranks) -> RankRun:
+def measure_this_rank(plan: PointPlan, ranks: Ranks) -> RankRun:
     """This rank's part of the point. All ranks must call it with the same plan."""
     with set_up(plan, ranks) as bench:
-        return _measure(bench)
+        return _run_and_collect(bench)
 
 
-def _measure(bench: WorkloadBench) -> RankRun:
+def _run_and_collect(bench: WorkloadBench) -> RankRun:
     plan, ranks, workload = bench.plan, bench.ranks, bench.workload
     bench.run(max(plan.warmup, 1), "per_iteration")
-    num = _affordable(bench)
+    num = _num_iterations(bench)
     gpu = None if ranks.device.type == "cpu" else accelerator()
     if gpu is not None:
         gpu.memory.reset_peak_memory_stats(ranks.device)
@@ -189,7 +190,7 @@ def _measure(bench: WorkloadBench) -> RankRun:
     )
 
 
-def _affordable(bench: WorkloadBench) -> int:
+def _num_iterations(bench: WorkloadBench) -> int:
     """Timed iterations within the budget: the same number on every rank."""
     plan = bench.plan
     if plan.budget_s is None:

@@ -8,7 +8,7 @@ import pytest
 
 from aorta.account.results.schema import Point
 from aorta.queues.harness.iterate import set_up
-from aorta.queues.harness.measure import measure, measure_point, measure_points
+from aorta.queues.harness.measure import measure_point, measure_points, measure_this_rank
 from tests.queues.sleep_workloads import Overlap, Sleeps, alone, plan
 
 
@@ -103,7 +103,7 @@ def test_a_workload_is_torn_down_and_its_threads_end_when_it_fails() -> None:
             raise ValueError("planted")
 
     with pytest.raises(ValueError, match="planted"):
-        measure(plan(Failing), alone())
+        measure_this_rank(plan(Failing), alone())
     gc.collect()
     assert made[0].torn_down
     assert threading.active_count() == before
