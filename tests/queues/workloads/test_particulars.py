@@ -212,15 +212,15 @@ def test_a_compiler_that_fails_is_one_line(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("num_streams", "most", "first", "expected"),
+    ("num_streams", "limits", "first", "expected"),
     [
         (3, [4, 4, 4], 0, [[0], [1], [2]]),
         (8, [4, 4, 4], 0, [[0, 1, 2], [3, 4, 5], [6, 7]]),
         (6, [1, 8], 1, [[1], [2, 3, 4, 5]]),
     ],
 )
-def test_streams_are_dealt_to_roles(num_streams, most, first, expected):
-    assert deal_streams(num_streams, most, first) == expected
+def test_streams_are_dealt_to_roles(num_streams, limits, first, expected):
+    assert deal_streams(num_streams, limits, first) == expected
 
 
 @pytest.mark.parametrize("num_streams", range(1, 25))
