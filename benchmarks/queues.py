@@ -50,6 +50,7 @@ from aorta.queues.harness.metrics import switch_metrics  # noqa: E402
 from aorta.queues.harness.pieces import Window, concurrency  # noqa: E402
 from aorta.queues.harness.scaling import scalings  # noqa: E402
 from aorta.queues.options import read_options  # noqa: E402
+from aorta.queues.workload import ITERATION  # noqa: E402
 from aorta.queues.workloads import find, workloads  # noqa: E402
 from aorta.timeline.intervals import intersect, length_ms, union  # noqa: E402
 from aorta.timeline.statistics import median_interval  # noqa: E402
@@ -380,7 +381,7 @@ def profiled(bench: WorkloadBench, iterations: int) -> Profiled:
         bench.ranks.barrier()
         torch.cuda.synchronize()  # the barrier's kernel is an all-reduce, too
         began_unix_ns = time.time_ns()
-        bench.recorder.start("iteration")
+        bench.recorder.start(ITERATION)
         bench.run(iterations, "per_iteration")
         window = bench.recorder.stop()
         torch.cuda.synchronize()

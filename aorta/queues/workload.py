@@ -58,12 +58,18 @@ class CorrectnessCheck:
     """Comparison made, and the largest error; names the fault where there is one."""
 
 
+ITERATION = "iteration"
+"""Leg of the pieces of `Workload.iteration`, and its name beside the workload's own legs."""
+ALONE = "alone"
+"""Leg of the pieces of iterations in which every piece followed the one before."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """One `Context.span` as the device saw it, in ms since its iteration's fork."""
 
     leg: str
-    """"iteration"; "alone" where every piece of an iteration followed the one before; else a leg's name."""
+    """ITERATION, ALONE, or the name of a leg of the workload."""
     iteration: int
     stream: int
     name: str

@@ -23,7 +23,7 @@ from aorta.device.streams import MAIN, StreamEvent, Streams, make_streams
 from aorta.processes import no_garbage_collection
 from aorta.queues.catalogue import Size, SyncMode
 from aorta.queues.harness.pieces import PieceRecorder, Window
-from aorta.queues.workload import Context, Workload, WorkloadOptions
+from aorta.queues.workload import ALONE, ITERATION, Context, Workload, WorkloadOptions
 
 Work = Callable[[int], None]
 """Submits one iteration; the argument is its index."""
@@ -32,8 +32,6 @@ LEAST_ITERATIONS = 8
 """Fewer say nothing about their own spread."""
 LAUNCH_BOUND = 0.9
 """Share of the device's time that submitting takes where the host sets the pace."""
-ITERATION = "iteration"
-"""Name of `Workload.iteration` among the legs."""
 PIECE_ROUNDS = 5
 """Rounds of each leg whose pieces are timed, at most."""
 
@@ -135,7 +133,7 @@ class WorkloadBench:
     def run_pieces(self, num: int, alone: bool = False, mode: SyncMode | None = None) -> Window:
         """Runs iterations whose pieces are timed, and keeps these for the workload's own figures."""
         self.ranks.barrier()
-        self.recorder.start("alone" if alone else "iteration", alone)
+        self.recorder.start(ALONE if alone else ITERATION, alone)
         try:
             self.run(num, mode)
         finally:

@@ -25,8 +25,8 @@ from aorta.account.results.metrics import (
 )
 from aorta.account.results.schema import Interval, Metric, Point, RankRun, Status, Value
 from aorta.errors import AortaError
-from aorta.queues.harness.iterate import ITERATION, PointPlan
-from aorta.queues.workload import DeviceWork
+from aorta.queues.harness.iterate import PointPlan
+from aorta.queues.workload import ITERATION, DeviceWork
 
 Floats = NDArray[np.float64]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aorta.errors import ConfigError
 from aorta.queues.options import Bytes, Dims, Dtype, Groups, Help, at_least_one, check_groups, torch_dtype
-from aorta.queues.workload import Amount, DeviceWork, WorkloadOptions
+from aorta.queues.workload import ITERATION, Amount, DeviceWork, WorkloadOptions
 from aorta.queues.workloads.communication import Lane, make_lanes
 from aorta.queues.workloads.inputs_and_checks import (
     CheckedWorkload,
@@ -212,7 +212,7 @@ class CommsComputeOverlap(CheckedWorkload):
     def _busbw_gb_s(self, collective: "_Collective") -> float | None:
         """Busbw at a collective's median time without GEMMs, as in nccl-tests; None where it is a copy
         or its group has one rank, which sends nothing."""
-        leg = "comm" if self.options.mode == "comms_compute" else "iteration"
+        leg = "comm" if self.options.mode == "comms_compute" else ITERATION
         ms = [p.duration_ms for p in self.context.pieces if p.leg == leg and p.name.startswith("comm")]
         if not ms or self.context.group is None or collective.num_ranks == 1:
             return None

@@ -17,7 +17,7 @@ from aorta.device.backend import accelerator
 from aorta.errors import ConfigError
 from aorta.queues.catalogue import flag_of
 from aorta.queues.options import Help
-from aorta.queues.workload import Amount, DeviceWork, Piece, WorkloadOptions
+from aorta.queues.workload import ALONE, Amount, DeviceWork, Piece, WorkloadOptions
 from aorta.queues.workloads.inputs_and_checks import (
     CheckedWorkload,
     Inputs,
@@ -28,7 +28,7 @@ from aorta.queues.workloads.inputs_and_checks import (
 
 LARGE_MS = {"full": 10.0, "small": 0.5}
 MOST_DIM = {"full": 32768, "small": 1024}
-BESIDE, ALONE = "beside_large", "tiny_only"
+BESIDE, TINY_ONLY = "beside_large", "tiny_only"
 
 
 class HeteroOptions(WorkloadOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -112,7 +112,7 @@ class HeteroKernels(CheckedWorkload):
             self.context.span(stream, "tiny", partial(torch.mm, a, self.tiny_b, out=out))
 
     def legs(self) -> Mapping[str, Callable[[int], None]]:
-        return {BESIDE: self.iteration, ALONE: lambda index: self._tiny()}
+        return {BESIDE: self.iteration, TINY_ONLY: lambda index: self._tiny()}
 
     def amount(self) -> Amount:
         num = len(self.large_b) + len(self.tiny)
@@ -143,16 +143,16 @@ class HeteroKernels(CheckedWorkload):
             "tiny_dim": float(self.tiny_dim),
             "num_large_streams": float(self.num_large_streams),
         }
-        legs = {leg: [p for p in self.context.pieces if p.leg == leg] for leg in (ALONE, BESIDE)}
+        legs = {leg: [p for p in self.context.pieces if p.leg == leg] for leg in (TINY_ONLY, BESIDE)}
         tiny = {leg: [p for p in pieces if p.name == "tiny"] for leg, pieces in legs.items()}
         large_ms = [p.duration_ms for p in legs[BESIDE] if p.name == "large"]
         # Where the host launches late, events around a kernel span the launch. Pieces in a row, which queue
         # behind each other, do not.
-        in_a_row = [p for p in self.context.pieces if p.leg == "alone" and p.name == "tiny"] or tiny[ALONE]
+        in_a_row = [p for p in self.context.pieces if p.leg == ALONE and p.name == "tiny"] or tiny[TINY_ONLY]
         own_ms = float(np.median([p.duration_ms for p in in_a_row])) if in_a_row else None
         values["large_beside_tiny_p50_ms"] = float(np.median(large_ms)) if large_ms else None
         values["tiny_alone_p50_us"] = None if own_ms is None else own_ms * 1e3
-        for leg, label in ((ALONE, "alone"), (BESIDE, BESIDE)):
+        for leg, label in ((TINY_ONLY, "alone"), (BESIDE, BESIDE)):
             values |= _delays(tiny[leg], own_ms, label)
         for quantile in ("p50", "p99"):
             alone, delayed_us = (values[f"start_delay_{leg}_{quantile}_us"] for leg in ("alone", BESIDE))

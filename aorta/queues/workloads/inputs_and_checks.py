@@ -12,7 +12,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from aorta.queues.workload import Context, CorrectnessCheck, DeviceWork, Piece, Workload
+from aorta.queues.workload import ALONE, Context, CorrectnessCheck, DeviceWork, Piece, Workload
 
 
 def work_dtype(context: Context) -> torch.dtype:
@@ -137,7 +137,7 @@ def _times(matrix: Tensor, vector: Tensor) -> Tensor:
 
 def rate_alone_gb_s(pieces: Iterable[Piece], name: str, num_bytes: float) -> float | None:
     """Rate of pieces of num_bytes each, where every piece followed the one before it; None without any."""
-    each_ms = [piece.duration_ms for piece in pieces if piece.leg == "alone" and piece.name == name]
+    each_ms = [piece.duration_ms for piece in pieces if piece.leg == ALONE and piece.name == name]
     return num_bytes / (median(each_ms) * 1e6) if each_ms else None
 
 
