@@ -218,10 +218,10 @@ def overlap_metrics(leg_ms: Sequence[Mapping[str, Sequence[float]]]) -> dict[str
     if not names:
         return {}
     slowest = {name: np.array([legs[name] for legs in leg_ms]).max(axis=0) for name in names}
-    metrics = {f"leg_{name}_ms": median_metric(values, "ms") for name, values in slowest.items()}
+    rows = {f"leg_{name}_ms": median_metric(values, "ms") for name, values in slowest.items()}
     if not all(name in slowest for name in NEEDED):
-        return metrics
-    return metrics | efficiency(slowest[ITERATION], *(slowest[name] for name in NEEDED))
+        return rows
+    return rows | efficiency(slowest[ITERATION], *(slowest[name] for name in NEEDED))
 
 
 def efficiency(together: Floats, compute: Floats, comm: Floats, serial: Floats) -> dict[str, Metric]:
@@ -306,7 +306,7 @@ def switch_metrics(device: torch.device, streams: int) -> dict[str, Metric]:
     interval = None
     if cost.interval_us is not None:
         interval = Interval(low=cost.interval_us[0], high=cost.interval_us[1])
-    metrics = {
+    rows = {
         "queue_switch_us": Metric(
             value=cost.per_switch_us,
             unit="us",
@@ -317,7 +317,7 @@ def switch_metrics(device: torch.device, streams: int) -> dict[str, Metric]:
         )
     }
     if cost.same_stream_us is not None:
-        metrics["same_stream_us"] = Metric(value=cost.same_stream_us, unit="us", better="lower")
+        rows["same_stream_us"] = Metric(value=cost.same_stream_us, unit="us", better="lower")
     if cost.clock_tick_ns is not None:
-        metrics["clock_tick_ns"] = Metric(value=cost.clock_tick_ns, unit="ns")
-    return metrics
+        rows["clock_tick_ns"] = Metric(value=cost.clock_tick_ns, unit="ns")
+    return rows
