@@ -24,7 +24,10 @@ from aorta.queues.workloads.ordering import Dataflow
 
 NUM_GROUPS = 12
 NUM_NEW = 4
-SHAPE = {"full": DecoderShape(2, 64, 128, 32000), "small": DecoderShape(2, 2, 16, 64)}
+SHAPE = {
+    "full": DecoderShape(num_layers=2, num_heads=64, head_dim=128, vocab_size=32000),
+    "small": DecoderShape(num_layers=2, num_heads=2, head_dim=16, vocab_size=64),
+}
 SEQUENCES = {"full": 2, "small": 2}
 PAST = {"full": 16384, "small": 32}
 PROMPT = {"full": 512, "small": 12}
@@ -101,7 +104,7 @@ class ContinuousBatch(CheckedWorkload):
     def amount(self) -> Amount:
         num_calls = NUM_GROUPS + 2 * NUM_NEW
         num_sequences = self.tokens[:, :, 0].numel() + NUM_NEW
-        kernels = decoder.kernels(num_calls, self.shape.num_layers)
+        kernels = decoder.num_kernels(num_calls, self.shape.num_layers)
         return Amount(kernels, samples=num_sequences, units=num_sequences + NUM_NEW)
 
     def device_work(self) -> DeviceWork:

@@ -18,7 +18,7 @@ KERNELS_OF_ENDS = 4
 """Embedding, last norm, logits, argmax."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DecoderShape:
     num_layers: int
     num_heads: int
@@ -56,9 +56,9 @@ class Cache:
 class Decoder:
     """Weights, and what can be computed with them. Reading weights is all that calls share."""
 
-    def __init__(self, inputs: Inputs, shape: DecoderShape, late_layers: float = 1.0) -> None:
-        """late_layers: how much the layers after the first add, relative to it; small where the first layer
-        alone is to guess what all will say."""
+    def __init__(self, inputs: Inputs, shape: DecoderShape, late_layer_weight: float = 1.0) -> None:
+        """late_layer_weight: how much the layers after the first add, relative to it; small where the first
+        layer alone is to guess what all will say."""
         dim, ffn = shape.dim, 4 * shape.dim
         self.shape, self.inputs = shape, inputs
         self.embedding_VD = inputs.normal("embedding", (shape.vocab_size, dim))
@@ -66,9 +66,9 @@ class Decoder:
         self.layers = [
             Layer(
                 qkv=inputs.weight(f"qkv {index}", dim, 3 * dim),
-                out=inputs.weight(f"out {index}", dim, dim).mul_(late_layers if index else 1.0),
+                out=inputs.weight(f"out {index}", dim, dim).mul_(late_layer_weight if index else 1.0),
                 up=inputs.weight(f"up {index}", dim, ffn),
-                down=inputs.weight(f"down {index}", ffn, dim).mul_(late_layers if index else 1.0),
+                down=inputs.weight(f"down {index}", ffn, dim).mul_(late_layer_weight if index else 1.0),
             )
             for index in range(shape.num_layers)
         ]
@@ -151,6 +151,6 @@ def tokens_of(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def kernels(num_calls: int, num_layers: int) -> int:
+def num_kernels(num_calls: int, num_layers: int) -> int:
     """Kernels of that many forwards through that many layers each."""
     return num_calls * (num_layers * KERNELS_PER_LAYER + KERNELS_OF_ENDS)

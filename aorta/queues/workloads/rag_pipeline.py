@@ -25,7 +25,10 @@ NUM_GENERATED = 4
 QUERIES = {"full": 64, "small": 2}
 WORDS = {"full": 64, "small": 8}
 DOCUMENTS = {"full": 1 << 20, "small": 256}
-SHAPE = {"full": DecoderShape(1, 64, 128, 32000), "small": DecoderShape(1, 2, 8, 32)}
+SHAPE = {
+    "full": DecoderShape(num_layers=1, num_heads=64, head_dim=128, vocab_size=32000),
+    "small": DecoderShape(num_layers=1, num_heads=2, head_dim=8, vocab_size=32),
+}
 DIM = {"full": 512, "small": 16}
 KERNELS_OF_SEARCH = 20
 
@@ -129,7 +132,7 @@ class RagPipeline(CheckedWorkload):
 
     def amount(self) -> Amount:
         num_queries = self.words[:, :, 0].numel()
-        generate = decoder.kernels(NUM_GENERATED, self.shape.num_layers)
+        generate = decoder.num_kernels(NUM_GENERATED, self.shape.num_layers)
         return Amount(NUM_GROUPS * (KERNELS_OF_SEARCH + generate), num_queries, num_queries)
 
     def comparisons(self) -> Iterable[TensorComparison]:

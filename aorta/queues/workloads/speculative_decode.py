@@ -18,10 +18,13 @@ from aorta.queues.workloads.ordering import Dataflow, deal_streams
 NUM_GROUPS = 8
 NUM_PROPOSED = 4
 DRAFT_LAYERS = 1
-SHAPE = {"full": DecoderShape(4, 64, 128, 32000), "small": DecoderShape(3, 2, 16, 64)}
+SHAPE = {
+    "full": DecoderShape(num_layers=4, num_heads=64, head_dim=128, vocab_size=32000),
+    "small": DecoderShape(num_layers=3, num_heads=2, head_dim=16, vocab_size=64),
+}
 REQUESTS = {"full": 4, "small": 2}
 CONTEXT = {"full": 1024, "small": 16}
-LATE_LAYERS = 0.2
+LATE_LAYER_WEIGHT = 0.2
 """Weight of later layers: the draft's proposals are accepted more often than not, but not always."""
 
 
@@ -46,7 +49,7 @@ class SpeculativeDecode(CheckedWorkload):
         self.shape, self.num_requests, self.num_past = SHAPE[size], REQUESTS[size], CONTEXT[size]
         self.verify_streams, self.draft_streams = deal_streams(context.num_streams, [NUM_GROUPS] * 2)
         inputs, rank = Inputs(context), context.rank
-        self.model = Decoder(inputs, self.shape, LATE_LAYERS)
+        self.model = Decoder(inputs, self.shape, LATE_LAYER_WEIGHT)
         num_tokens = self.num_past + 1 + NUM_PROPOSED
         self.caches = [
             self.model.cache(f"group {g}", self.num_requests, num_tokens, rank) for g in range(NUM_GROUPS)
@@ -100,8 +103,8 @@ class SpeculativeDecode(CheckedWorkload):
         self.outputs["accepted"][g].copy_(agrees.long().cumprod(dim=1).sum(dim=1))
 
     def amount(self) -> Amount:
-        drafts = decoder.kernels(NUM_GROUPS * NUM_PROPOSED, DRAFT_LAYERS)
-        verifications = decoder.kernels(NUM_GROUPS, self.shape.num_layers)
+        drafts = decoder.num_kernels(NUM_GROUPS * NUM_PROPOSED, DRAFT_LAYERS)
+        verifications = decoder.num_kernels(NUM_GROUPS, self.shape.num_layers)
         num_requests = NUM_GROUPS * self.num_requests
         return Amount(drafts + verifications, samples=num_requests, units=self.num_yielded)
 
@@ -121,7 +124,7 @@ class SpeculativeDecode(CheckedWorkload):
         proposed, verified = (decoder.tokens_of(self.outputs[name]) for name in ("draft_logits", "logits"))
         yield TensorComparison("tokens", tokens[:, :, 1:].double(), proposed.double(), 0.0)
         counted = [
-            [_num_equal(ours[1:], reference) for ours, reference in zip(*of_group, strict=True)]
+            [_common_prefix(ours[1:], reference) for ours, reference in zip(*of_group, strict=True)]
             for of_group in zip(tokens.tolist(), verified.tolist(), strict=True)
         ]
         expected = torch.tensor(counted, dtype=torch.float64, device=accepted.device)
@@ -132,7 +135,8 @@ class SpeculativeDecode(CheckedWorkload):
         return {"accepted_of_proposed": float(accepted.mean()) / NUM_PROPOSED}
 
 
-def _num_equal(ours: list[int], reference: list[int]) -> int:
+def _common_prefix(ours: list[int], reference: list[int]) -> int:
+    """Number of leading tokens that are equal."""
     for place, (a, b) in enumerate(zip(ours, reference, strict=False)):
         if a != b:
             return place
