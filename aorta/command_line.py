@@ -54,8 +54,7 @@ class OneScreenCommand(click.Command):
     def __init__(self, *args: Any, **extra: Any) -> None:
         super().__init__(*args, **extra)
         self._num_rare = sum(isinstance(parameter, RareOption) for parameter in self.params)
-        if self._num_rare:
-            self.params.append(_help_all_option())
+        self.params.append(_help_all_option())  # without rare options it shows what --help shows
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
@@ -213,8 +212,7 @@ class LazyGroup(OneLineGroup):
         super().__init__(*args, **extra)
         self._places = dict(commands)
         self._sections = {title: list(names) for title, names in (sections or {}).items()}
-        if self._sections:
-            self.params.append(_help_all_option())
+        self.params.append(_help_all_option())
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._places)

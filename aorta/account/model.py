@@ -182,7 +182,7 @@ class Run(msgspec.Struct, frozen=True):
     """Reads one rank's kernels again, step by step: the global step, and the kernels in its window that are
     not communication. None where the source does not name kernels."""
     host_parts: Mapping[str, NDArray[np.float64]] = msgspec.field(default_factory=dict)
-    """[rank, step]: columns of aorta.account.host; empty where records do not tell."""
+    """[rank, step]: columns of account/load/rank/host.py; empty where records do not tell."""
     columns: Callable[[int], Iterator[ColumnBlock]] | None = None
     """Reads the numbers of one rank's records again, many records at a time; None where records must do."""
     other_sources: dict[str, "Run"] = msgspec.field(default_factory=dict)

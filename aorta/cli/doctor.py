@@ -128,7 +128,7 @@ def _aorta() -> DoctorCheck:
             "aorta",
             "missing",
             f"{__version__}, not on PATH",
-            "run python -m aorta instead, or pip install aorta",
+            "run python -m aorta instead, or pip install . in its checkout",
         )
     return DoctorCheck("aorta", "works", f"{__version__}, {path}")
 

@@ -92,7 +92,7 @@ class JobCommand(click.Command):
         options = _options(self)
         option = options.get(_name(text))
         if not equals or option is None:
-            known = sorted({str(option.name) for option in options.values()})
+            known = sorted({option.opts[0].lstrip("-") for option in options.values()})
             hint = did_you_mean(_name(text), known, f"; there is {', '.join(known)}" if equals else "")
             raise ConfigError(f"{text}: write KEY=VALUE with an option as KEY, such as tp=4{hint}")
         if option.is_flag:

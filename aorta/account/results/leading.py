@@ -1,6 +1,6 @@
 """Which numbers of a training sweep's trials are set against each other, and what a point keeps of them.
 
-What leads is decided by report/judge/leading.py: in a trial as in its report, and in several trials
+What leads is decided by account/judge/leading.py: in a trial as in its report, and in several trials
 calibrated numbers where all have them. Raw numbers are off by a part of communication that differs between
 loads, so they are no match for calibrated ones.
 
