@@ -327,6 +327,8 @@ class Decomposition(msgspec.Struct, frozen=True):
     estimator: str
     """The estimator in words: which means, over what."""
     notes: list[str]
+    cells: list[Part] = []
+    """The same by cell of the account, which are finer."""
     of_work: str = ""
     """The work for which the candidate's times are given, if the work of a step differs."""
 
@@ -411,6 +413,12 @@ class Causes(msgspec.Struct, frozen=True):
     """Text to show if there is none."""
     whatifs: WhatIfs | None = None
     """What-ifs of the run's traces; None if it has none."""
+    title: str = ""
+    """'RUN: a step takes 138 ms (mean of 60 judged steps, ...)'"""
+    notes: list[str] = []
+    """What no cause explains, and what lies outside of the judged steps, in sentences."""
+    unexplained_ms: dict[str, float] = {}
+    """By cell of the account that holds a loss, what no cause takes of it."""
 
 
 class Report(msgspec.Struct, frozen=True):

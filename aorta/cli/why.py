@@ -1,10 +1,11 @@
 """aorta why: the causes of a long step, from the records of a run or from the traces of its ranks.
 
-Records are judged by aorta.why.causes.rank. Traces become a graph of the step (aorta.why.replay): its
-critical path tells the causes, and --if replays it with changes.
+aorta.why.causes.rank judges both. Traces also become a graph of the step (aorta.why.replay), whose critical
+path is shown, and which --if replays with changes.
 """
 
 import gc
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +15,11 @@ import click
 
 from aorta.cli.options import PATH, json_option, reading_options, steps_and_ranks, warmup_option
 from aorta.command_line import OneScreenCommand
-from aorta.errors import FINE, ReplayError, ReportError
+from aorta.errors import FINE, ReplayError, ReportError, TraceError
 from aorta.records.files import STEPS_FILES
 
 if TYPE_CHECKING:
     from aorta.account.model import Run
-    from aorta.why.causes.cause import Cause
     from aorta.why.replay.graph import StepGraph
     from aorta.why.replay.path import PathPart
     from aorta.why.replay.whatif import Prediction
@@ -41,17 +41,17 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordsReading:
-    """Settings for reading the records of a run: processes, Dask's address, the cache of columns."""
+    """Settings for reading a run or traces: processes, Dask's address, the cache of columns."""
 
     jobs: int | None
     dask: str | None
     cache: bool
 
-    def load(self, path: Path, label: str) -> "Run":
+    def load(self, paths: tuple[Path, ...], label: str) -> "Run":
         from aorta.account.load.open import load_run
         from aorta.traces.cache import Reading
 
-        return load_run(path, label, jobs=self.jobs, dask=self.dask, reading=Reading(cache=self.cache))
+        return load_run(paths, label, jobs=self.jobs, dask=self.dask, reading=Reading(cache=self.cache))
 
 
 @click.command("why", cls=OneScreenCommand)
@@ -82,13 +82,14 @@ def why_command(
     milliseconds, evidence, the setting to change and a command that checks it. --if may repeat.
     """
     selection, reading = Selection(**selected), RecordsReading(jobs=jobs, dask=dask, cache=cache)
-    if not _is_run(runs):
-        return _why_traces(runs, changes, selection, as_json)
-    if len(runs) > 1:
+    is_run = _is_run(runs)
+    if is_run and len(runs) > 1:
         raise ReportError(f"aorta why takes one run, got {len(runs)}; aorta compare takes two")
-    if changes:
+    if not changes:
+        return _why(runs, selection, reading, as_json)
+    if is_run:
         return _replay_traces_of(runs[0], changes, selection, reading, as_json)
-    return _why_records(runs[0], selection, reading, as_json)
+    return _replay_traces(runs, changes, selection, as_json)
 
 
 def _is_run(paths: tuple[Path, ...]) -> bool:
@@ -100,39 +101,90 @@ def _is_run(paths: tuple[Path, ...]) -> bool:
         return True
 
 
-# ---- records of a run ----------------------------------------------------------------------------
+# ---- causes ----------------------------------------------------------------------------------------
 
 
-def _why_records(path: Path, selection: Selection, reading: RecordsReading, as_json: bool) -> int:
+def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading, as_json: bool) -> int:
+    """Print why the steps take their time; of traces also the critical path, where they can be replayed."""
     from aorta.account.judge.judged import dataset, judge
     from aorta.account.judge.leading import settled
-    from aorta.why.causes.rank import causes_of
+    from aorta.account.judge.selection import selected
+    from aorta.timeline.types import TRACE_SOURCES
+    from aorta.why.causes.rank import explanation_of
     from aorta.why.causes.run_text import causes_text, nothing_text
-    from aorta.why.causes.selection import selected
 
+    path = paths[0] if len(paths) == 1 else paths[0].parent
     label = path.resolve().name or "run"
-    run = reading.load(path, label)
+    run = reading.load(paths, label)
     if selection.steps is not None or selection.ranks is not None:
         run = selected(run, selection.steps, selection.ranks)
     # Chosen steps are judged from the first one on, unless --warmup says otherwise.
     judged = judge(run, 0 if selection.steps and selection.warmup is None else selection.warmup)
     settled_dataset = settled({label: dataset(label, [judged])})[label]
-    causes = causes_of(settled_dataset, str(path))
+    explained = explanation_of(judged, settled_dataset.lead, str(path) if len(paths) == 1 else "TRACES")
+    path_lines: list[str] = []
+    path_json: dict[str, Any] = {}
+    if run.source in TRACE_SOURCES:
+        path_lines, path_json = _critical_path(paths, selection, as_json)
     if as_json:
         answer = {
             "run": str(path),
-            "step_ms": settled_dataset.statistics["step_ms"].median,
+            "step_ms": explained.account.mean_step_ms or None,
             "num_steps": judged.num_steps,
             "ranks": judged.run.ranks,
             "source": settled_dataset.source,
-            "causes": causes,
-            "nothing": None if causes else nothing_text(settled_dataset),
+            "causes": explained.causes,
+            "unexplained_ms": explained.unexplained_ms,
+            "account": explained.account.rows(),
+            "nothing": None if explained.causes else nothing_text(settled_dataset),
             "notes": judged.run.notes,
+            **path_json,
         }
         click.echo(_json(answer))
     else:
-        click.echo(causes_text(causes, settled_dataset))
+        click.echo("\n".join([causes_text(explained, settled_dataset), *path_lines]))
     return FINE
+
+
+def _critical_path(
+    paths: tuple[Path, ...], selection: Selection, as_json: bool
+) -> tuple[list[str], dict[str, Any]]:
+    """The critical path of the typical traced step, as text and as JSON; or why there is none."""
+    from aorta.why.causes.whatifs import MOST_BYTES, size_bytes
+    from aorta.why.replay.load import steps_of
+    from aorta.why.replay.path import critical_path, summed
+    from aorta.why.replay.run import replay
+    from aorta.why.replay.whatif import settled
+
+    try:
+        num_bytes = sum(map(size_bytes, paths))
+        if num_bytes > MOST_BYTES:
+            raise ReplayError(f"{num_bytes >> 20} MiB of traces: aorta why TRACES --if CHANGE does")
+        gc.disable()  # a graph is millions of small objects and no circle of them
+        steps = _chosen(steps_of(paths[0] if len(paths) == 1 else list(paths)), selection.steps)
+        step = _typical(settled(steps))
+        replayed = replay(step)
+        parts = summed(critical_path(replayed))
+    except (ReplayError, TraceError) as error:
+        reason = f"Not replayed: {error}"
+        return ["", *textwrap.wrap(reason, 100)], {"critical_path": None, "not_replayed": str(error)}
+    if as_json:
+        graph = {"critical_path": [_part_json(part) for part in parts], "graph": _ground_json(step)}
+        return [], graph | {"replayed_step_ms": replayed.slowest_ms, "replayed_step": step.number}
+    number = "" if step.number is None else f" {step.number}"
+    lines = ["", f"critical path of traced step{number}, {replayed.slowest_ms:.2f} ms:"]
+    lines += _path_lines(parts, replayed.slowest_ms)
+    unseen_ms = sum(part.ms for part in parts if part.subject == BEFORE)
+    if unseen_ms >= LEAST_UNSEEN * replayed.slowest_ms:
+        lines += [
+            "",
+            f"{unseen_ms:.2f} ms of it come before the trace begins, in work launched earlier: these traces",
+            "cannot show what took that long.",
+        ]
+    return [*lines, "", *_ground_lines(step)], {}
+
+
+# ---- replays with a change -----------------------------------------------------------------------
 
 
 def _replay_traces_of(
@@ -145,7 +197,7 @@ def _replay_traces_of(
             f" 'aorta capture {run}' while it runs, or profiling.enabled=true"
         )
     untraced_ms = _untraced_quartiles_ms(run, selection.warmup, reading)
-    return _why_traces((traces,), changes, replace(selection, warmup=None), as_json, untraced_ms)
+    return _replay_traces((traces,), changes, replace(selection, warmup=None), as_json, untraced_ms)
 
 
 def _untraced_quartiles_ms(
@@ -156,7 +208,7 @@ def _untraced_quartiles_ms(
 
     from aorta.account.judge.judged import judge
 
-    judged = judge(reading.load(path, "run"), warmup)
+    judged = judge(reading.load((path,), "run"), warmup)
     step_ms = judged.run.metrics["step_ms"][:, judged.num_warmup :]
     median_ms = judged.statistics["step_ms"].median
     if median_ms is None or median_ms != median_ms:
@@ -165,17 +217,14 @@ def _untraced_quartiles_ms(
     return min(float(low), median_ms), median_ms, max(float(high), median_ms)
 
 
-# ---- traces --------------------------------------------------------------------------------------
-
-
-def _why_traces(
+def _replay_traces(
     paths: tuple[Path, ...],
     changes: tuple[str, ...],
     selection: Selection,
     as_json: bool,
     untraced_ms: tuple[float, float, float] | None = None,
 ) -> int:
-    """Print why the traced steps take their time; with changes, what would become of them.
+    """Print what would become of the traced steps with changes.
 
     untraced_ms: quartiles of the run's steps without a profiler, if records tell them; the second is the
         median.
@@ -192,21 +241,12 @@ def _why_traces(
     gc.disable()  # a graph is millions of small objects and no circle of them
     all_steps = steps_of(paths[0] if len(paths) == 1 else list(paths))
     chosen = _chosen(all_steps, selection.steps)
-    if parsed_changes:
-        low_ms, median_ms, high_ms = untraced_ms or (None, None, None)
-        quartiles_ms = None if low_ms is None or high_ms is None else (low_ms, high_ms)
-        predicted = predict(chosen, parsed_changes, untraced_ms=median_ms, untraced_quartiles_ms=quartiles_ms)
-        click.echo(
-            _json(_prediction_json(predicted, all_steps))
-            if as_json
-            else _prediction_text(predicted, all_steps)
-        )
-        return FINE
-    from aorta.why.causes.from_path import causes_of_steps
-
-    label = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} traces)"
-    causes = causes_of_steps(chosen, str(paths[0]) if len(paths) == 1 else "TRACES")
-    click.echo(_json(_causes_json(causes, chosen, label)) if as_json else _causes_text(causes, chosen, label))
+    low_ms, median_ms, high_ms = untraced_ms or (None, None, None)
+    quartiles_ms = None if low_ms is None or high_ms is None else (low_ms, high_ms)
+    predicted = predict(chosen, parsed_changes, untraced_ms=median_ms, untraced_quartiles_ms=quartiles_ms)
+    click.echo(
+        _json(_prediction_json(predicted, all_steps)) if as_json else _prediction_text(predicted, all_steps)
+    )
     return FINE
 
 
@@ -219,33 +259,6 @@ def _chosen(steps: "list[StepGraph]", span: tuple[int, int] | None) -> "list[Ste
         numbers = ", ".join(str(step.number) for step in steps)
         raise ReplayError(f"--steps {first}:{last}: the traces hold the steps {numbers}")
     return chosen
-
-
-def _causes_text(causes: "Sequence[Cause]", steps: "Sequence[StepGraph]", label: str) -> str:
-    from aorta.why.causes.text import cause_lines
-    from aorta.why.replay.path import critical_path, summed
-    from aorta.why.replay.run import replay
-    from aorta.why.replay.whatif import settled
-
-    step = _typical(settled(steps))
-    replayed = replay(step)
-    lines = [_title(label, step, replayed.slowest_ms, len(steps)), ""]
-    parts = summed(critical_path(replayed))
-    lines += _path_lines(parts, replayed.slowest_ms)
-    unseen_ms = sum(part.ms for part in parts if part.subject == BEFORE)
-    if unseen_ms >= LEAST_UNSEEN * replayed.slowest_ms:
-        lines += [
-            "",
-            f"{unseen_ms:.2f} ms of it come before the trace begins, in work launched earlier: these traces",
-            "cannot show what took that long.",
-        ]
-    if not causes:
-        lines += [
-            "",
-            "Nothing worth changing: apart from compute, no part of the critical path is 3 % of the step.",
-        ]
-    lines += cause_lines(causes)
-    return "\n".join([*lines, "", *_ground_lines(step)])
 
 
 def _prediction_text(predicted: "Prediction", steps: "Sequence[StepGraph]") -> str:
@@ -262,13 +275,6 @@ def _prediction_text(predicted: "Prediction", steps: "Sequence[StepGraph]") -> s
     ]
     lines += [line for note in predicted.notes for line in wrapped(note)]
     return "\n".join([*lines, "", *_ground_lines(steps[-1])])
-
-
-def _title(label: str, step: "StepGraph", step_ms: float, num_steps: int) -> str:
-    return (
-        f"{label}: a step takes {step_ms:.2f} ms ({num_steps} traced steps, {len(step.ranks)}"
-        f" rank{'s' if len(step.ranks) > 1 else ''}; step {step.number} is shown)"
-    )
 
 
 def _path_lines(parts: "Sequence[PathPart]", step_ms: float, max_parts: int = MOST_PARTS) -> list[str]:
@@ -304,25 +310,6 @@ def _typical(steps: "Sequence[StepGraph]") -> "StepGraph":
     return sorted(steps, key=lambda step: max(step.measured_ms(end.rank) for end in step.ends))[
         len(steps) // 2
     ]
-
-
-def _causes_json(causes: "Sequence[Cause]", steps: "Sequence[StepGraph]", label: str) -> dict[str, Any]:
-    from aorta.why.replay.path import critical_path, summed
-    from aorta.why.replay.run import replay
-    from aorta.why.replay.whatif import settled
-
-    step = _typical(settled(steps))
-    replayed = replay(step)
-    return {
-        "run": label,
-        "source": "trace",
-        "step_ms": replayed.slowest_ms,
-        "num_steps": len(steps),
-        "ranks": list(step.ranks),
-        "causes": list(causes),
-        "critical_path": [_part_json(part) for part in summed(critical_path(replayed))],
-        "graph": _ground_json(step),
-    }
 
 
 def _prediction_json(predicted: "Prediction", steps: "Sequence[StepGraph]") -> dict[str, Any]:

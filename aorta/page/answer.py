@@ -4,7 +4,7 @@ import re
 
 from aorta.account.judge.answer import dataset_answer, losses, mfu_text
 from aorta.account.judge.leading import BESIDE_WORDS, WORDS, leading, partly_timed, source_text, timed_step_ms
-from aorta.account.judge.ranks import alerts, straggler_text
+from aorta.account.judge.ranks import alerts
 from aorta.account.judge.timed_steps import host_bound_text
 from aorta.account.metrics import RATES
 from aorta.account.model import (
@@ -75,7 +75,7 @@ def answer(report: Report) -> Markup:
     named = len(datasets) > 1
     head += [_story(dataset, named=named) for dataset in datasets]
     for dataset in datasets:
-        head += _caveats(dataset, named=named, is_answered=comparison is None)
+        head += _caveats(dataset, named=named)
     ran = tag("ul", [tag("li", run_line(dataset)) for dataset in datasets], class_="ran")
     return tag("section", head, ran, tiles, id="answer")
 
@@ -89,12 +89,11 @@ def _story(dataset: Dataset, *, named: bool) -> Markup:
     return tag("p", [tag("b", dataset.label), " "] if named else None, text, class_="caveat")
 
 
-def _caveats(dataset: Dataset, *, named: bool, is_answered: bool) -> list[Markup]:
-    """Lines on what takes the most from the answer, or may be the cause of it: late ranks, what telemetry
-    shows, and a late host, beside which numbers are bounds."""
-    late = "" if is_answered else straggler_text(dataset.first)
+def _caveats(dataset: Dataset, *, named: bool) -> list[Markup]:
+    """Lines on what takes the most from the answer, or may be the cause of it: what telemetry shows, and a
+    late host, beside which numbers are bounds."""
     peak = mfu_text(dataset)
-    texts = [late, *alerts(dataset), host_bound_text(dataset.runs, dataset.lead)]
+    texts = [*alerts(dataset), host_bound_text(dataset.runs, dataset.lead)]
     texts += [peak.removeprefix("warning: ")] if peak.startswith("warning: ") else []
     name = [tag("b", dataset.label), " "] if named else None
     return [tag("p", name, sentence(text), class_="caveat") for text in texts if text]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from aorta.account.judge.answer import dataset_answer, mfu_text
+from aorta.account.judge.cells import CELLS, account_of
 from aorta.account.judge.judged import missing, why_missing
 from aorta.account.judge.leading import (
     BESIDE_WORDS,
-    WORDS,
     leading,
     num_timed,
     remarks,
@@ -48,7 +48,6 @@ from aorta.account.model import (
     Lead,
     MetricComparison,
     Run,
-    Statistic,
 )
 from aorta.account.numbers import counted, number, percent, quantity, times
 from aorta.page.parts import MAX_LABEL, interval_text
@@ -96,6 +95,8 @@ KERNEL_WORDS = {
     "kernel_name_count": ", launches",
 }
 """Text after the class or the name of kernels."""
+LEAST_SHOWN = 0.005
+"""Part of the step from which on a cell has a row of its own."""
 MAX_OPS = 6
 """Operations with a row of their own."""
 MAX_DIFFERENCES = 12
@@ -106,9 +107,8 @@ WIDE_SPREAD = 1.2
 """p95 / median above which the table warns that the middle says little."""
 WARMUP_SHORT = "until step time settles; --warmup N overrides"
 DEFINITIONS = (
-    "hidden: comm while compute runs; exposed: the rest of comm; idle: neither comm nor compute"
-    "\neach value is a median over steps, then ranks, so rows need not sum to the step; of step: share of the"
-    " median step"
+    "means over the judged steps and ranks: the rows add up to the step; ranks: least and most; each row is"
+    " defined in docs/definitions.md"
 )
 COMPUTE_OF_SOURCE = {
     "events": "compute: time in which the compute stream is neither stalled nor in a collective; gaps with"
@@ -128,12 +128,17 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: 
 
     with_changes: print below each cause what to change.
     """
-    lines = [_title(dataset), *_stories(dataset), "", dataset_answer(dataset, causes)]
-    if causes is not None and causes.lines:
-        lines += ["", *_causes(causes, with_changes)]
+    if causes is None:
+        lines = [dataset_answer(dataset), *_stories(dataset)]
+    else:
+        lines = [causes.title, *_stories(dataset), "", *_causes(causes, with_changes)]
+    lines += ["", _title(dataset)]
     lines += [f"warning: {text}" for text in alerts(dataset)]
-    rows = [*_leading_rows(dataset), *_beside_rows(dataset)]
-    lines += ["", *_aligned([("", "median", "p95", "of step", ""), *rows])]
+    lines += ["", *_aligned([("", "mean", "of step", "ranks"), *_account_rows(dataset)])]
+    if ops := _operation_rows(dataset):
+        lines += ["", *_aligned([("", "mean", "exposed"), *ops])]
+    if beside := list(_beside_rows(dataset)):
+        lines += ["", *_aligned([("", "median", "p95", "of step", ""), *beside])]
     measures = [*_measure_rows(dataset, RATE_ROWS), *_measure_rows(dataset, DEVICE_ROWS)]
     if measures:
         lines += ["", *_aligned([("", "median", "ranks", ""), *measures])]
@@ -174,41 +179,61 @@ def _stories(dataset: Dataset) -> list[str]:
 
 
 def _causes(causes: Causes, with_changes: bool) -> Iterator[str]:
+    if not causes.lines:
+        yield from textwrap.wrap(causes.empty_text, 100)
     for place, line in enumerate(causes.lines, start=1):
         yield f"{place}. {line.headline}"
         if with_changes:
             yield from textwrap.wrap(
                 f"change: {line.change}", 100, initial_indent="   ", subsequent_indent="     "
             )
-    if with_changes:
+    for note in causes.notes:
+        yield from ["", *textwrap.wrap(note, 100)]
+    if with_changes and causes.lines:
         yield "   (aorta why RUN adds the evidence, where to look, and how to check each change)"
 
 
-def _leading_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:
-    for name, metric in ROWS:
-        metric_used = leading(dataset, metric)
-        yield _row(
-            dataset,
-            with_word(name, WORDS[dataset.lead] if metric_used != metric else ""),
-            metric,
-            metric_used,
+def _account_rows(dataset: Dataset) -> list[tuple[str, ...]]:
+    """Rows that add up to the last one, the step."""
+    account = account_of(dataset.first, dataset.lead)
+    several = len(account.ranks) > 1
+    rows = [
+        (
+            CELLS[row.name].title,
+            _ms(row.mean_ms),
+            percent(row.share),
+            f"{number(row.least_ms)} to {number(row.most_ms)}" if several else "",
         )
-        if metric in ("comm_ms", "exposed_ms"):
-            raw = "raw" if metric_used != metric and dataset.lead == "calibrated" else ""
-            for op_metric in _metrics_of_ops(dataset, metric):
-                name_of_op = with_word(metric_key(op_metric).operation, raw)
-                yield _row(dataset, f"  {name_of_op}", op_metric, op_metric)
-
-
-def _metrics_of_ops(dataset: Dataset, metric: str) -> list[str]:
-    """comm_ms.all_gather and so on, the longest first; none where there is one operation alone."""
-    medians = [
-        (median, name)
-        for name in (of_operation(metric, op) for op in operations(dataset.statistics, metric))
-        if (median := dataset.statistics[name].median) is not None
+        for row in account.rows()
+        if row.share >= LEAST_SHOWN
     ]
-    is_single = len(operations(dataset.statistics, "comm_ms")) < 2
-    return [] if is_single else [name for _, name in sorted(medians, reverse=True)[:MAX_OPS]]
+    smaller_ms = sum(row.mean_ms for row in account.rows() if row.share < LEAST_SHOWN)
+    if smaller_ms > 0:
+        rows.append(("smaller parts", _ms(smaller_ms), percent(smaller_ms / account.mean_step_ms), ""))
+    statistic = dataset.statistics["step_ms"]
+    by_rank = account.step_ms.mean(axis=1)
+    spread = f"{number(float(by_rank.min()))} to {number(float(by_rank.max()))}" if several else ""
+    if statistic.median is not None:
+        spread += f"{'   ' if spread else ''}median {number(statistic.median)}, p95 {number(statistic.p95)}"
+    return [*rows, ("step", _ms(account.mean_step_ms or None), "", spread)]
+
+
+def _operation_rows(dataset: Dataset) -> list[tuple[str, ...]]:
+    """Mean time of each operation in a step, and how much of it is exposed; none of one operation alone."""
+    rows: list[tuple[float, tuple[str, ...]]] = []
+    for op in operations(dataset.statistics, "comm_ms"):
+        comm, exposed = (_mean(dataset, of_operation(name, op)) for name in ("comm_ms", "exposed_ms"))
+        if comm:
+            rows.append((comm, (op, _ms(comm), "n/a" if exposed is None else _ms(exposed))))
+    ordered = [row for _, row in sorted(rows, key=lambda row: -row[0])[:MAX_OPS]]
+    return ordered if len(rows) > 1 else []
+
+
+def _mean(dataset: Dataset, metric: str) -> float | None:
+    if metric not in dataset.first.run.metrics:
+        return None
+    values = dataset.first.values(metric)
+    return float(np.nanmean(values)) if np.isfinite(values).any() else None
 
 
 def _row(dataset: Dataset, name: str, metric: str, metric_used: str) -> tuple[str, ...]:
@@ -218,45 +243,7 @@ def _row(dataset: Dataset, name: str, metric: str, metric_used: str) -> tuple[st
     if statistic is None or statistic.median is None:
         return (name, "n/a", "", "", "")
     share = percent(statistic.median / step) if step and metric != "step_ms" else ""
-    return (
-        name,
-        _ms(statistic.median),
-        _ms(statistic.p95),
-        share,
-        _parts_of_row(dataset, metric, metric_used, statistic),
-    )
-
-
-def _parts_of_row(dataset: Dataset, metric: str, metric_used: str, statistic: Statistic) -> str:
-    """Text behind a row on what its number is made of."""
-    if metric_used == "comm_ms":
-        return "" if _metrics_of_ops(dataset, metric_used) else _by_op(dataset, "comm_ms")
-    if metric == "exposed_ms":
-        comm = dataset.statistics["comm_ms"].median
-        if not comm or statistic.median is None:
-            return "no communication" if comm == 0 else ""
-        ratio = dataset.statistics.get(metric_used.replace("exposed_ms", "overlap_ratio"))
-        hidden = None if ratio is None else ratio.median
-        parts = [f"{percent(1 - hidden)} of comm is not hidden" if hidden is not None else ""]
-        if metric_used != metric:
-            return parts[0]
-        waiting = dataset.statistics.get("exposed_wait_ms")
-        if waiting is not None and waiting.median:
-            parts.append(f"{number(waiting.median)} of it waiting for late ranks")
-        return "   ".join(part for part in parts if part)
-    if metric_used == "idle_ms":
-        copies = dataset.statistics["exposed_copy_ms"].median
-        return f"of it copies alone {number(copies)}" if copies else ""
-    return ""
-
-
-def _by_op(dataset: Dataset, name: str) -> str:
-    ops = [
-        (median, op)
-        for op in operations(dataset.statistics, name)
-        if (median := dataset.statistics[of_operation(name, op)].median)
-    ]
-    return "   ".join(f"{op} {number(median)}" for median, op in sorted(ops, reverse=True))
+    return (name, _ms(statistic.median), _ms(statistic.p95), share, "")
 
 
 def _beside_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:
@@ -304,12 +291,6 @@ def _footer(dataset: Dataset) -> Iterable[str]:
     if num_steps < 10:
         effect = "p95 is close to the longest" if num_steps > 1 else "median and p95 are that step's"
         yield f"warning: only {counted(num_steps, 'step')} judged: {effect}"
-    exposed = dataset.statistics[leading(dataset, "exposed_ms")]
-    if len(dataset.first.run.ranks) > 1 and step.min and step.max:
-        text = f"ranks: step {number(step.min)} to {_ms(step.max)}"
-        if exposed.min is not None and exposed.max is not None:
-            text += f", exposed {number(exposed.min)} to {_ms(exposed.max)}"
-        yield text
     if (peak := mfu_text(dataset)) != "":
         yield peak
     if dataset.source in TRACE_SOURCES and len(dataset.runs) == 1:

@@ -161,18 +161,21 @@ def is_records(path: Path) -> bool:
     return path.is_dir() and any(STEPS_FILE.fullmatch(name) for name in _names(path))
 
 
-def open_source(path: Path | str, *, partial: bool = False) -> Source:
-    """Files of the traces in a folder or file, by rank.
+def open_source(path: Path | str | Sequence[Path], *, partial: bool = False) -> Source:
+    """Files of the traces in a folder or file, or of these files, by rank.
 
     TraceError where formats or runs are mixed, or a rank appears twice, or, unless partial, is missing
     from a folder that holds several.
     """
-    path = Path(path)
-    if not path.exists():
-        raise TraceError(f"there is no file or folder {path}")
-    if is_records(path):
-        raise TraceError(f"{path} holds step records, no traces")
-    contents = _folder_contents(path) if path.is_dir() else _file_contents(path)
+    files_given = [Path(path)] if isinstance(path, Path | str) else list(path)
+    contents: Contents = []
+    for given in files_given:
+        if not given.exists():
+            raise TraceError(f"there is no file or folder {given}")
+        if is_records(given):
+            raise TraceError(f"{given} holds step records, no traces")
+        contents += _folder_contents(given) if given.is_dir() else _file_contents(given)
+    path = files_given[0] if len(files_given) == 1 else files_given[0].parent
     notes: list[str] = []
     contents = _one_format_per_capture(contents, notes)
     kinds = sorted({KIND_OF_FORMAT[content.format] for _, content in contents})

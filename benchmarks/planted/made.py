@@ -20,7 +20,7 @@ from harness import ROOT, arguments, write
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import HostUse
-from aorta.why.causes.rank import causes
+from aorta.why.causes.rank import explanation_of
 
 sys.path.insert(0, str(ROOT))
 
@@ -115,7 +115,7 @@ def named(needs: Needs, seed: int) -> list[dict[str, Any]]:
         judged = judge(load_run(run, "run"), 1)
         rows = [
             {"kind": cause.kind, "subject": cause.subject, "ms": cause.ms, "interval_ms": cause.interval_ms}
-            for cause in causes(judged)
+            for cause in explanation_of(judged).causes
         ]
     return rows
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.leading import metric_of
+from aorta.account.judge.selection import looked_at
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.metrics import THROTTLED, of_operation, operations
 from aorta.account.model import Dataset, JudgedRun, Lead
@@ -42,7 +44,7 @@ class RankRow:
     compute_ms: float | None
     exposed_ms: float | None
     caused_ms: float | None
-    """Per step: what each of the other ranks waited for this one, in the mean."""
+    """What each of the other ranks is exposed in waiting for this one, the mean over steps."""
     num_last: int
     num_judged: int
     sm_clock_mhz: float | None
@@ -83,7 +85,7 @@ def _rank_rows(judged: JudgedRun, lead: Lead) -> list[RankRow]:
         "device_memory_bytes": _over_steps(judged, "device_memory_bytes", 100),
     }
     shares = {reason: _means(judged.values(of_operation(THROTTLED, reason))) for reason in reasons}
-    caused, num_last, num_judged = _arrivals(judged)
+    caused, num_last, num_judged = _arrivals(judged, lead)
     rows = [
         RankRow(
             rank=rank,
@@ -95,7 +97,9 @@ def _rank_rows(judged: JudgedRun, lead: Lead) -> list[RankRow]:
         )
         for i, rank in enumerate(run.ranks)
     ]
-    return sorted(rows, key=lambda row: (-(row.caused_ms or 0.0), -(row.compute_ms or 0.0), row.rank))
+    return sorted(
+        rows, key=lambda row: (-(row.caused_ms or 0.0), -row.share_last, -(row.compute_ms or 0.0), row.rank)
+    )
 
 
 def straggler(judged: JudgedRun) -> RankRow | None:
@@ -106,18 +110,6 @@ def straggler(judged: JudgedRun) -> RankRow | None:
     step_ms = judged.statistics["step_ms"].median or 0.0
     is_late = worst.share_last >= OFTEN_LAST and (worst.caused_ms or 0.0) >= NOTED_WAIT * step_ms
     return worst if is_late and len(judged.run.ranks) > 1 else None
-
-
-def straggler_text(judged: JudgedRun) -> str:
-    """'rank 3 arrives last in 98 % of the collectives; each of the others waits 4 ms a step', or ''."""
-    row = straggler(judged)
-    if row is None:
-        return ""
-    waiting_text = "the other rank waits" if len(judged.run.ranks) == 2 else "each of the others waits"
-    return (
-        f"rank {row.rank} arrives last in {percent(row.share_last)} of the collectives;"
-        f" {waiting_text} {number(row.caused_ms)} ms a step for it"
-    )
 
 
 def alerts(dataset: Dataset) -> list[str]:
@@ -200,17 +192,17 @@ def _few(texts: list[str]) -> list[str]:
     ]
 
 
-def _arrivals(judged: JudgedRun) -> tuple[Floats, Floats, Floats]:
-    """Per rank over the judged steps: its cost to the others, how often it came last, of how many."""
+def _arrivals(judged: JudgedRun, lead: Lead) -> tuple[Floats, Floats, Floats]:
+    """Per rank over the judged steps: its cost to the others in a step, how often it came last, of how many
+    collectives."""
     run_arrivals = judged.run.arrivals
     if run_arrivals is None:
         zeros = np.zeros(len(judged.run.ranks))
         return np.full(len(judged.run.ranks), np.nan), zeros, zeros
     judged_steps = slice(judged.num_warmup, None)
-    num_steps = np.maximum((run_arrivals.num_judged[:, judged_steps] > 0).any(axis=0).sum(), 1)
-    caused: Floats = run_arrivals.caused_ms[:, judged_steps].sum(axis=1) / num_steps
+    exposed = exposed_of(looked_at(judged, lead), lead)
     return (
-        caused,
+        np.zeros(len(judged.run.ranks)) if exposed is None else exposed.caused_ms.mean(axis=1),
         run_arrivals.num_last[:, judged_steps].sum(axis=1),
         run_arrivals.num_judged[:, judged_steps].sum(axis=1),
     )

@@ -6,6 +6,7 @@ import numpy as np
 
 from aorta.account import numbers
 from aorta.account.judge.alike import MAIN, are_calibrated, is_window, kind_of_source
+from aorta.account.judge.cells import CELLS
 from aorta.account.judge.judged import bandwidths
 from aorta.account.judge.leading import few_calibrated, has_any, own_lead, partly_timed, with_word
 from aorta.account.judge.work import PER_GPU, rate_text, work_text
@@ -119,8 +120,8 @@ def _mostly(parts: Decomposition | None, lead_word: str) -> str:
     if parts is None or not parts.parts or not parts.step.difference_ms:
         return ""
     difference_ms = parts.step.difference_ms
-    largest = max(parts.parts, key=lambda part: np.sign(difference_ms) * part.difference_ms)
-    name = PART_WORDS.get(largest.name, largest.name)
+    largest = max(parts.cells or parts.parts, key=lambda part: np.sign(difference_ms) * part.difference_ms)
+    name = PART_WORDS.get(largest.name) or CELLS[largest.name].title
     moved = number(largest.difference_ms, sign=True)
     if abs(largest.difference_ms) >= abs(difference_ms):
         return f", all of it {name} ({with_word(f'mean {moved} ms', lead_word)})"
@@ -131,7 +132,11 @@ def _mostly(parts: Decomposition | None, lead_word: str) -> str:
 PART_WORDS = {
     "compute": "compute",
     "exposed": "exposed communication",
+    "communication": "exposed communication",
+    "copy": "exposed copies",
     "exposed_wait": "waiting for late ranks",
+    "wait": "waiting for late ranks",
+    "transfer": "exposed transfer",
     "exposed_transfer": "exposed transfer",
     "exposed_copy": "exposed copies",
     "idle": "idle time",

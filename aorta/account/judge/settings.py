@@ -1,6 +1,7 @@
 """What is configured differently on two sides."""
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,10 +35,16 @@ def _settings(run: RunRecord) -> dict[str, dict[str, str]]:
         "layout": dict(_flat(run.layout or {})),
         "model": dict(_flat(run.model or {})),
         "config": {k: v for k, v in _flat(run.config or {}) if k not in SPARE_SETTINGS},
-        "run": {"placement": run.placement} if run.placement is not None else {},
+        "run": _of_run(run),
         "versions": {name: version for name, version in run.versions.items() if version is not None},
         "environment": dict(run.environment),
     }
+
+
+def _of_run(run: RunRecord) -> dict[str, str]:
+    """Of a script that aorta run attached to, the command is its configuration."""
+    named = {"placement": run.placement, "command": shlex.join(run.command) if run.config is None else ""}
+    return {name: value for name, value in named.items() if value}
 
 
 def _devices(devices: Sequence[dict[str, Any]]) -> dict[str, str]:

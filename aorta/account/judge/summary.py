@@ -5,7 +5,15 @@ from typing import Any
 
 from aorta.account.judge.judged import is_unlike, judge, missing, why_missing
 from aorta.account.judge.timed_steps import host_bound_steps
-from aorta.account.model import Comparison, ConfidenceInterval, Dataset, JudgedRun, MetricComparison, StepWork
+from aorta.account.model import (
+    Comparison,
+    ConfidenceInterval,
+    Dataset,
+    JudgedRun,
+    MetricComparison,
+    Part,
+    StepWork,
+)
 
 SCHEMA = 1
 
@@ -122,21 +130,22 @@ def _decomposition(comparison: Comparison) -> dict[str, Any] | None:
     decomposition = comparison.decomposition
     if decomposition is None:
         return None
-    rows = {}
-    for part in (decomposition.step, *decomposition.parts):
-        rows[part.name] = {
-            "reference_ms": part.reference_ms,
-            "candidate_ms": part.candidate_ms,
-            "difference_ms": part.difference_ms,
-            "interval": _bounds(part.interval),
-        }
-    step = rows.pop(decomposition.step.name)
     return {
-        "step": step,
-        "parts": rows,
+        "step": _part_row(decomposition.step),
+        "parts": {part.name: _part_row(part) for part in decomposition.parts},
+        "cells": {part.name: _part_row(part) for part in decomposition.cells},
         "estimator": decomposition.estimator,
         "of_work": decomposition.of_work,
         "notes": decomposition.notes,
+    }
+
+
+def _part_row(part: Part) -> dict[str, Any]:
+    return {
+        "reference_ms": part.reference_ms,
+        "candidate_ms": part.candidate_ms,
+        "difference_ms": part.difference_ms,
+        "interval": _bounds(part.interval),
     }
 
 

@@ -1,6 +1,6 @@
 """Opens a run: a folder of records, or traces, read rank by rank in as many processes as are asked for."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ MUCH_BYTES = 16 << 20
 
 
 def load_run(
-    path: Path | str,
+    path: Path | str | Sequence[Path],
     label: str,
     *,
     jobs: int | None = 1,
@@ -42,14 +42,20 @@ def load_run(
     progress: Progress | None = None,
     reading: Reading | None = None,
 ) -> Run:
-    """The run at path; ReportError, RecordError or TraceError in one line where it cannot be used.
+    """The run at path: a folder, a trace, or traces of one run. ReportError, RecordError or TraceError in one
+    line where it cannot be used.
 
     jobs: processes that read ranks at the same time, None for as many as pay; dask: the address of a
     scheduler that does, or local for one with workers on this machine. reading: how traces are read; of
     records, whether columns of large runs are kept for the next reading and kept ones used
     (aorta.account.load.rank.cache).
     """
-    path = Path(path)
+    several = () if isinstance(path, Path | str) or len(path) < 2 else tuple(path)
+    path = several[0].parent if several else Path(path if isinstance(path, Path | str) else path[0])
+    if several:
+        return load_traces(
+            several, label, jobs=jobs or 1, dask=dask, progress=progress, reading=reading or Reading()
+        )
     try:
         if not path.exists():
             raise ReportError(f"there is no folder or trace {path}")

@@ -135,15 +135,7 @@ def _notes(
         late[rank] = int((judged == rank).sum())
     rank, count = max(late.items(), key=lambda item: item[1], default=(NOBODY, 0))
     if count and len(ranks) > 1:
-        waited = [
-            float(np.nansum(rank_waits.wait_ms[rank_waits.late_rank == rank]))
-            for waiting_rank, rank_waits in zip(ranks, waits, strict=True)
-            if waiting_rank != rank
-        ]
-        notes.append(
-            f"rank {rank} arrived last in {count} of {num} collectives; the others waited"
-            f" {number(float(np.median(waited)))} ms for it in total (median rank)"
-        )
+        notes.append(f"rank {rank} arrived last in {count} of {num} collectives")
     return notes
 
 

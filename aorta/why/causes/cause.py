@@ -27,6 +27,8 @@ CauseKind = Literal[
     "garbage_collection",
     "between_steps",
     "pause",
+    "core_taken",
+    "idle",
 ]
 
 KINDS: dict[CauseKind, str] = {
@@ -49,7 +51,9 @@ KINDS: dict[CauseKind, str] = {
     "checkpoint": "the program saves a checkpoint",
     "garbage_collection": "Python collects garbage",
     "between_steps": "time between two step bodies of which nothing else is known",
-    "pause": "single steps are much longer than the others",
+    "pause": "the program sleeps or pauses, or single steps are much longer than the others",
+    "core_taken": "the training threads are ready to run, and others have the cores",
+    "idle": "the device has nothing to do, and the source does not show what the host does",
 }
 """Each kind, and what it means."""
 
@@ -64,7 +68,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     """What it is about: 'rank 3', 'all_gather of layers.3 (default group)', 'aten::item in train.py:88'."""
     ms: float
-    """Milliseconds of the median step that are at stake. Causes of one run do not overlap."""
+    """Milliseconds of the mean step that are at stake. Causes of one run do not overlap."""
     interval_ms: tuple[float, float] | None
     """95 % over steps."""
     why_no_interval: str = ""
@@ -82,6 +86,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     source: CauseSource
     rank: int | None = None
     """Rank to look at; None where all are alike."""
+    is_waited_for: bool = False
+    """The other ranks wait for it: it is the late one."""
     global_step: int | None = None
     """Step to look at, a typical one; None where none stands for the others."""
     at_ms: tuple[float, float] | None = None

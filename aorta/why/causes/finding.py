@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aorta.why.causes.cause import CauseKind, CauseSource
 from aorta.why.causes.occasional import Floats as Floats
@@ -11,6 +12,8 @@ from aorta.why.causes.occasional import Occasions
 
 MANY_RANKS = 16
 """One rank more or less is no matter to the median of so many."""
+WAIT = ("wait", "communication")
+"""Cells that hold what ranks wait for each other."""
 
 
 @dataclass(slots=True)
@@ -20,6 +23,9 @@ class CauseFinding:
     kind: CauseKind
     ms: Floats
     """[step]: what the step would be shorter by; NaN where it was not measured."""
+    takes: dict[tuple[str, ...], float]
+    """Cells of the account that hold the loss, the first that has it left first, and their part of ms. The
+    parts add up to 1."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Numbers and names for the texts of its rule."""
     evidence: list[str] = field(default_factory=list)
@@ -32,6 +38,34 @@ class CauseFinding:
     """It lasts all along the run, and chance would not have it in so many steps: however the level drifts."""
     is_risk: bool = False
     """No time is lost yet: named whatever ms is."""
+
+    @property
+    def mean_ms(self) -> float:
+        finite = self.ms[np.isfinite(self.ms)]
+        return max(float(finite.mean()), 0.0) if len(finite) else 0.0
+
+
+def of_one_rank(num_ranks: int, *own: str) -> dict[tuple[str, ...], float]:
+    """Takes of what one rank loses: the others wait for it as long as it is late by its own cells."""
+    return {WAIT: (num_ranks - 1) / num_ranks, own: 1 / num_ranks}
+
+
+def together(findings: list[CauseFinding]) -> dict[tuple[str, ...], float]:
+    """Takes of several findings in one."""
+    total = sum(finding.mean_ms for finding in findings)
+    takes: dict[tuple[str, ...], float] = {}
+    for finding in findings:
+        part = finding.mean_ms / total if total > 0 else 1 / len(findings)
+        for cells, share in finding.takes.items():
+            takes[cells] = takes.get(cells, 0.0) + part * share
+    return takes
+
+
+def steps_with(values: Floats) -> NDArray[np.bool_]:
+    """[step]: the steps that stand for a part that takes values: all, or of a rare one those that have it."""
+    is_rare = np.median(values) == 0 and bool(values.any())
+    result: NDArray[np.bool_] = values > 0 if is_rare else np.ones(values.shape, dtype=bool)
+    return result
 
 
 def positive(values: Floats) -> Floats:

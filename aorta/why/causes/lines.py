@@ -3,14 +3,15 @@
 import msgspec
 
 from aorta.account.model import CauseLine, Causes, Dataset
-from aorta.why.causes.rank import causes_of
-from aorta.why.causes.run_text import nothing_text
+from aorta.why.causes.rank import explanation_of
+from aorta.why.causes.run_text import notes, nothing_text, title
 from aorta.why.causes.text import headline, place_text
 from aorta.why.causes.whatifs import whatifs_of
 
 
 def causes_lines(dataset: Dataset) -> Causes:
     """Of the dataset's first run."""
+    explained = explanation_of(dataset.first, dataset.lead, str(dataset.first.run.path))
     lines = [
         CauseLine(
             headline=headline(cause),
@@ -23,6 +24,13 @@ def causes_lines(dataset: Dataset) -> Causes:
             at_ms=cause.at_ms,
             data=msgspec.to_builtins(cause),
         )
-        for cause in causes_of(dataset)
+        for cause in explained.causes
     ]
-    return Causes(lines, " ".join(nothing_text(dataset).split()), whatifs_of(dataset))
+    return Causes(
+        lines,
+        nothing_text(dataset),
+        whatifs_of(dataset),
+        title(dataset),
+        notes(explained),
+        explained.unexplained_ms,
+    )

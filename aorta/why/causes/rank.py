@@ -1,74 +1,112 @@
-"""From findings to causes: how much each is worth, with an interval; the largest first."""
+"""From findings to causes: what each takes out of the account, with an interval; the largest first."""
 
-import msgspec
+from dataclasses import dataclass, replace
+
 import numpy as np
 
+from aorta.account.judge.cells import LOSSES, Account, account_of
+from aorta.account.judge.selection import looked_at
 from aorta.account.model import Dataset, JudgedRun, Lead
 from aorta.account.numbers import byte_text, number, percent, quantity
+from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.cause import Cause
-from aorta.why.causes.finding import CauseFinding
+from aorta.why.causes.finding import WAIT, CauseFinding
+from aorta.why.causes.ledger import Ledger
 from aorta.why.causes.losses.of_a_step import findings
 from aorta.why.causes.rules import CauseRule, rules
-from aorta.why.causes.selection import last_steps
 from aorta.why.causes.stack import stack_of
 from aorta.why.causes.worth import worth
 
 MOST_SHOWN = 5
 FEW_STEPS_FACTOR = 2
-"""Where the steps are too few for an interval, a loss must be this much larger."""
+"""Where the steps of a run are too few for an interval, a loss must be this much larger. A trace is of few
+steps, and what was asked for."""
 
 
-def causes(judged: JudgedRun, lead: Lead = "raw", path: str = "RUN") -> list[Cause]:
-    """The causes of a run worth a word, the largest first; at most MOST_SHOWN. path: for the commands.
+@dataclass(frozen=True)
+class Explanation:
+    """Why a step is as long as it is: what causes take out of the account, and what none of them takes."""
 
-    Of a run of many ranks and steps the last steps alone (last_steps), which the evidence then says.
-    """
-    num_steps, judged = judged.num_steps, last_steps(judged)
-    step = float(np.nanmedian(judged.values("step_ms"))) if judged.num_steps else 0.0
-    if not step > 0 or judged.run.source == "projected":  # a model waits for nobody, and knows its losses
-        return []
-    rule_of = rules()
-    stack = stack_of(judged)
-    named_causes = []
-    for finding in findings(judged, lead):
-        rule = rule_of.get(finding.kind)
-        if rule is not None:
-            cause = cause_of(finding, rule, judged, step, stack, path)
-            if cause is not None:
-                named_causes.append(cause)
-    if judged.num_steps < num_steps:
-        part = f"judged from the last {judged.num_steps:,} of {num_steps:,} steps"
-        named_causes = [
-            msgspec.structs.replace(cause, evidence=(*cause.evidence, part)) for cause in named_causes
-        ]
-    return sorted(named_causes, key=lambda cause: -cause.ms)[:MOST_SHOWN]
+    account: Account
+    causes: list[Cause]
+    """The largest first; at most MOST_SHOWN."""
+    unexplained_ms: dict[str, float]
+    """By cell that holds a loss, what no cause has of the mean step; the largest first."""
+
+
+def explanation_of(judged: JudgedRun, lead: Lead = "raw", path: str = "RUN") -> Explanation:
+    """path: for the commands that check a change. Made once for a run and a lead."""
+    return judged.once(f"explanation.{lead}.{path}", lambda: _explanation(judged, lead, path))
+
+
+def _explanation(judged: JudgedRun, lead: Lead, path: str) -> Explanation:
+    account = account_of(judged, lead)
+    looked = looked_at(judged, lead)
+    if not account.mean_step_ms > 0 or judged.run.source == "projected":  # a model knows its losses
+        return Explanation(account, [], {})
+    rule_of, stack = rules(), stack_of(looked)
+    ledger = Ledger(account)
+    named: list[tuple[Cause, dict[str, float]]] = []
+    for finding in findings(looked, account, lead):
+        taken = ledger.take(finding)
+        _keep(finding, sum(taken.values()))
+        cause = cause_of(finding, rule_of[finding.kind], looked, account, stack, path)
+        if cause is not None:
+            named.append((cause, taken))
+    named = sorted(named, key=lambda entry: -entry[0].ms)[:MOST_SHOWN]
+    left = {name: account.mean_ms(name) for name in LOSSES if name in account.cells}
+    for _, taken in named:
+        for name, ms in taken.items():
+            if name in left:
+                left[name] = max(left[name] - ms, 0.0)
+    return Explanation(
+        account,
+        [cause for cause, _ in named],
+        dict(sorted(left.items(), key=lambda entry: -entry[1])),
+    )
+
+
+def _keep(finding: CauseFinding, mean_ms: float) -> None:
+    """Shorten a finding to what its cells gave."""
+    if not finding.mean_ms > mean_ms:
+        return
+    part = mean_ms / finding.mean_ms
+    finding.ms = finding.ms * part
+    if finding.occasions is not None:
+        finding.occasions = replace(
+            finding.occasions,
+            excess_ms=finding.occasions.excess_ms * part,
+            usual_error_ms=finding.occasions.usual_error_ms * part,
+        )
 
 
 def causes_of(dataset: Dataset, path: str | None = None) -> list[Cause]:
     """Of the first run, where there are several."""
     judged = dataset.first
-    return causes(judged, dataset.lead, path or str(judged.run.path))
+    return explanation_of(judged, dataset.lead, path or str(judged.run.path)).causes
 
 
 def cause_of(
-    finding: CauseFinding, rule: CauseRule, judged: JudgedRun, step: float, stack: frozenset[str], path: str
+    finding: CauseFinding,
+    rule: CauseRule,
+    judged: JudgedRun,
+    account: Account,
+    stack: frozenset[str],
+    path: str,
 ) -> Cause | None:
     """None where the loss is too small, or chance."""
-    value = worth(finding, rule, judged.run.global_step[judged.num_warmup :])
-    median_step = step
-    if value.is_mean:
-        step = float(np.nanmean(judged.values("step_ms")))
+    value = worth(finding, account.global_step)
+    step = account.mean_step_ms
     share = value.ms / step
     if not finding.is_risk:
-        least = _least_share(rule, finding, judged) * (
-            1 if value.interval_ms is not None else FEW_STEPS_FACTOR
-        )
+        is_vague = value.interval_ms is None and judged.run.source not in TRACE_SOURCES
+        least = _least_share(rule, finding, judged) * (FEW_STEPS_FACTOR if is_vague else 1)
         if share < least or (rule.needs_interval and not value.is_sure(finding.ms, least * step)):
             return None
     facts = _texts(finding, judged, step, path)
     evidence = [*filter(None, (_filled(text, facts) for text in rule.evidence)), *finding.evidence]
-    if value.is_mean:
-        evidence.append(value.text(finding.ms, step, median_step))
+    if value.is_rare:
+        evidence.append(value.text(finding.ms))
     waits = finding.facts.get("waits")
     change = next(
         change
@@ -77,9 +115,9 @@ def cause_of(
         and (change.waits is None or change.waits == waits)
         and (change.op is None or change.op == finding.facts.get("op"))
     )
-    interval = value.interval_ms
+    interval, why_no_interval = value.printed(step)
     example = finding.facts.get("example")
-    rank, global_step, at_ms = finding.rank, _example_step(finding, judged), None
+    rank, global_step, at_ms = finding.rank, _example_step(finding, account), None
     if example is not None:
         rank, global_step, start, end = example
         at_ms = (start, end)
@@ -87,8 +125,8 @@ def cause_of(
         kind=finding.kind,
         subject=(_filled(rule.subject, facts) or finding.kind) + value.often,
         ms=value.ms,
-        interval_ms=None if interval is None else (max(interval[0], 0.0), interval[1]),
-        why_no_interval=value.why_no_interval,
+        interval_ms=interval,
+        why_no_interval=why_no_interval,
         bound_ms=max(step - value.ms, 0.0),
         share=share,
         evidence=tuple(evidence),
@@ -96,6 +134,7 @@ def cause_of(
         check=_filled(rule.check, facts) or rule.check,
         source=finding.source,
         rank=rank,
+        is_waited_for=finding.rank is not None and WAIT in finding.takes,
         global_step=global_step,
         at_ms=at_ms,
     )
@@ -111,14 +150,14 @@ def _least_share(rule: CauseRule, finding: CauseFinding, judged: JudgedRun) -> f
     return rule.least_share
 
 
-def _example_step(finding: CauseFinding, judged: JudgedRun) -> int | None:
+def _example_step(finding: CauseFinding, account: Account) -> int | None:
     """The step whose loss is nearest to the usual one of the steps that have it."""
     values = np.nan_to_num(finding.ms)
     if not values.any():
         return None
     usual = float(np.median(values[values > 0]))
     column = int(np.argmin(np.abs(values - usual)))
-    return int(judged.run.global_step[judged.num_warmup + column])
+    return int(account.global_step[column])
 
 
 def _texts(finding: CauseFinding, judged: JudgedRun, step: float, path: str) -> dict[str, str]:

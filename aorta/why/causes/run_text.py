@@ -1,53 +1,114 @@
-"""A run's causes in words, for the terminal; what it reaches where there are none."""
+"""A run's account and causes in words; what it reaches where there are none."""
 
 import textwrap
-from collections.abc import Sequence
 
-import numpy as np
-
+from aorta.account.judge.cells import (
+    CELLS,
+    EXPOSED_CELLS,
+    IDLE_CELLS,
+    LARGE_SHARE,
+    OUTSIDE_WORDS,
+    Account,
+    account_of,
+)
 from aorta.account.judge.leading import source_text
 from aorta.account.load.measures import peak_text
-from aorta.account.load.rank.host import READY
-from aorta.account.model import Dataset, JudgedRun
+from aorta.account.model import Dataset
 from aorta.account.numbers import counted, number, percent, quantity
-from aorta.why.causes.cause import Cause
+from aorta.why.causes.rank import Explanation
 from aorta.why.causes.text import WIDTH, cause_lines
 
 BUSY = 0.2
 """Part of the step without a core, from which on it is said."""
+WORTH_NOTING = 0.02
+"""Part of the step, from which on what no cause explains is said."""
+MOST_NAMED = 3
 
 
-def causes_text(causes: Sequence[Cause], dataset: Dataset) -> str:
-    """The step, then its causes with evidence, change and check."""
-    judged = dataset.first
-    step = dataset.statistics["step_ms"].median
-    title = (
-        f"{dataset.label}: a step takes {quantity(step, 'ms')}"
-        f" ({judged.num_steps} judged steps, {counted(len(judged.run.ranks), 'rank')},"
-        f" source: {source_text(dataset)})"
+def title(dataset: Dataset) -> str:
+    """'RUN: a step takes 138 ms (mean of 60 judged steps, 2 ranks, source: host)'; of the first run, where
+    there are several."""
+    account = account_of(dataset.first, dataset.lead)
+    num_steps = account.step_ms.shape[1]
+    steps = counted(num_steps, "judged step")
+    if num_steps < account.num_judged:
+        steps = f"{num_steps:,} of {counted(account.num_judged, 'judged step')}"
+    ranks = counted(len(account.ranks), "rank")
+    if not account.mean_step_ms > 0:
+        source = source_text(dataset)
+        return f"{dataset.label}: the length of a step was not measured ({ranks}, source: {source})"
+    return (
+        f"{dataset.label}: a step takes {quantity(account.mean_step_ms, 'ms')}"
+        f" (mean of {steps}, {ranks}, source: {source_text(dataset)})"
     )
-    if not causes:
-        return f"{title}\n\n{nothing_text(dataset)}"
-    return "\n".join([title, *cause_lines(causes)])
+
+
+def causes_text(explained: Explanation, dataset: Dataset) -> str:
+    """The step, then its causes with evidence, change and check."""
+    lines = [title(dataset)]
+    if explained.causes:
+        lines += cause_lines(explained.causes)
+    else:
+        lines += ["", *textwrap.wrap(nothing_text(dataset), WIDTH)]
+    for note in notes(explained):
+        lines += ["", *textwrap.wrap(note, WIDTH)]
+    return "\n".join(lines)
+
+
+def notes(explained: Explanation) -> list[str]:
+    """What no cause explains, and what lies outside of the judged steps."""
+    texts = (_unexplained_text(explained) if explained.causes else "", _outside_text(explained.account))
+    return [text for text in texts if text]
+
+
+def _unexplained_text(explained: Explanation) -> str:
+    step = explained.account.mean_step_ms
+    total = sum(explained.unexplained_ms.values())
+    if total < WORTH_NOTING * step:
+        return ""
+    largest = list(explained.unexplained_ms.items())[:MOST_NAMED]
+    parts = [f"{CELLS[name].title} {number(ms)}" for name, ms in largest if ms > 0]
+    return (
+        f"Not explained by these: {quantity(total, 'ms')} of exposed communication, copies and idle time"
+        f" ({', '.join(parts)})."
+    )
+
+
+def _outside_text(account: Account) -> str:
+    wall = account.wall_ms
+    outside = {name: ms for name, ms in account.outside.items() if name in OUTSIDE_WORDS}
+    if not wall > 0 or sum(outside.values()) < LARGE_SHARE * wall:
+        return ""
+    parts = [
+        f"{_seconds(ms)} {OUTSIDE_WORDS[name]}" for name, ms in outside.items() if ms >= WORTH_NOTING * wall
+    ]
+    return (
+        f"Outside of the judged steps: {_seconds(sum(outside.values()))} of the {_seconds(wall)} that the run"
+        f" took: {', '.join(parts)}."
+    )
+
+
+def _seconds(ms: float) -> str:
+    return quantity(ms / 1e3, "s")
 
 
 def nothing_text(dataset: Dataset) -> str:
     """That nothing is worth changing, with what the step does reach, as far as it is known."""
-    statistics = dataset.statistics
+    account = account_of(dataset.first, dataset.lead)
     text = "Nothing worth changing: no single loss is large enough to name."
     shares = []
-    for words, metric in (
-        ("hidden", "overlap_ratio"),
-        ("exposed communication", "exposed_per_step"),
-        ("idle", "idle_per_step"),
-    ):
-        statistic = statistics.get(metric)
-        if statistic is not None and statistic.median is not None and np.isfinite(statistic.median):
-            base = "of communication" if words == "hidden" else "of the step"
-            shares.append(f"{percent(statistic.median)} {base} is {words}")
+    if account.comm_ms > 0:
+        shares += [f"{percent(account.mean_ms('hidden') / account.comm_ms)} of communication is hidden"]
+        shares += [f"{percent(account.share(*EXPOSED_CELLS))} of the step is exposed communication"]
+    if account.cells and not account.cells.keys() <= {"not_measured"}:
+        shares.append(f"{percent(account.share(*IDLE_CELLS))} of the step is idle")
     text += f" {'; '.join(shares)}." if shares else ""
-    text += _busy_text(dataset.first)
-    mfu, rate = (statistics.get(name) for name in ("mfu", "model_tflops_per_gpu"))
+    if account.share("core_taken") >= BUSY:
+        text += (
+            f" The host is overloaded: for {percent(account.share('core_taken'))} of the step the training"
+            " threads were ready to run, but other threads or programs had the cores."
+        )
+    mfu, rate = (dataset.statistics.get(name) for name in ("mfu", "model_tflops_per_gpu"))
     if mfu is not None and mfu.median is not None and rate is not None:
         text += (
             f" Roofline: {number(rate.median)} TFLOP/s per GPU, {percent(mfu.median)} of"
@@ -55,20 +116,4 @@ def nothing_text(dataset: Dataset) -> str:
         )
     else:
         text += " Roofline: not known (flops_per_token or the device's peak is not in run.json)."
-    return "\n".join(textwrap.wrap(text, WIDTH))
-
-
-def _busy_text(judged: JudgedRun) -> str:
-    """' Other programs had the cores ...', where that is much of the step; else ''."""
-    ready = judged.run.host_parts.get(READY)
-    if ready is None or not judged.num_steps:
-        return ""
-    part = float(
-        np.nan_to_num(np.nanmean(ready[:, judged.num_warmup :]) / np.nanmean(judged.values("step_ms")))
-    )
-    if part < BUSY:
-        return ""
-    return (
-        f" The host is overloaded: for {percent(part)} of the step the training threads were ready to run,"
-        " but other threads or programs had the cores."
-    )
+    return text

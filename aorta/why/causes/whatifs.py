@@ -33,7 +33,7 @@ def whatifs_of(dataset: Dataset) -> WhatIfs | None:
         return None
     command = f"aorta why {path} --if CHANGE"
     try:
-        num_bytes = _size_bytes(traces)
+        num_bytes = size_bytes(traces)
         if num_bytes > MOST_BYTES:
             return WhatIfs([], f"{num_bytes >> 20} MiB of traces are not replayed for a report: {command}")
         from aorta.why.replay.load import steps_of
@@ -112,6 +112,6 @@ def _line(text: str, predicted: Prediction) -> WhatIfLine:
     )
 
 
-def _size_bytes(traces: Path) -> int:
+def size_bytes(traces: Path) -> int:
     paths = {path for file in open_source(traces, partial=True).files.values() for path in file.paths}
     return sum(Path(path).stat().st_size for path in paths)

@@ -1,5 +1,6 @@
-"""What a finding is worth: ms of the median step; of the mean one where the loss is not in all of them."""
+"""What a finding is worth: ms of the mean step, with an interval over steps."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,6 @@ from aorta.account.numbers import quantity
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
 from aorta.why.causes.finding import CauseFinding, Floats
 from aorta.why.causes.occasional import Occasions, occasions
-from aorta.why.causes.rules import CauseRule
 
 NEARLY_ALL = 0.8
 """Part of the steps."""
@@ -17,6 +17,8 @@ RARE = 0.5
 """Median over mean below which a loss is in few steps."""
 UNLIKE = 0.75
 """Mean over median below which it is not in all steps, as a loss in every second one."""
+WIDEST = 4.0
+"""Factor above which an interval tells nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +26,11 @@ class Worth:
     """Of one finding."""
 
     ms: float
+    """Of the mean step."""
     interval_ms: tuple[float, float] | None
     """95 %"""
     why_no_interval: str = ""
-    is_mean: bool = False
+    is_rare: bool = False
     occasions: Occasions | None = None
     """The steps that have the loss, where they come with a period or stand apart."""
     lasts: bool = False
@@ -41,48 +44,51 @@ class Worth:
         finite = values[np.isfinite(values)]
         return bool((finite >= least_ms / 2).mean() >= NEARLY_ALL)
 
+    def printed(self, step_ms: float) -> tuple[tuple[float, float] | None, str]:
+        """The interval on a scale of ratios, which never reaches 0, within the step; or why there is
+        none."""
+        if self.interval_ms is None or not self.ms > 0:
+            return None, self.why_no_interval
+        half = max(self.interval_ms[1] - self.ms, self.ms - self.interval_ms[0]) / self.ms
+        if half > math.log(WIDEST):
+            return None, "the loss differs too much from step to step for an interval"
+        return (self.ms * math.exp(-half), min(self.ms * math.exp(half), step_ms)), ""
+
     @property
     def often(self) -> str:
         """', every third step'; '' where no period is known."""
         period = None if self.occasions is None else self.occasions.period
         return "" if self.occasions is None or period is None else f", {self.occasions.often}"
 
-    def text(self, values: Floats, mean_step: float, median_step: float) -> str:
+    def text(self, values: Floats) -> str:
         """How a loss in few steps adds up."""
         if self.occasions is not None:
-            text = self.occasions.text
-        else:
-            nonzero = values[np.nan_to_num(values) > 0]
-            text = (
-                f"{len(nonzero)} of {len(values)} steps, with a median of"
-                f" {quantity(float(np.median(nonzero)), 'ms')}: the loss given is the mean over all steps"
-            )
-        means = (
-            f"the mean step takes {quantity(mean_step, 'ms')}, the median step {quantity(median_step, 'ms')}"
+            return f"in {self.occasions.text}"
+        nonzero = values[np.nan_to_num(values) > 0]
+        return (
+            f"in {len(nonzero)} of {len(values)} steps, with a median of"
+            f" {quantity(float(np.median(nonzero)), 'ms')}: the loss given is the mean over all steps"
         )
-        return f"in {text}; {means}"
 
 
-def worth(finding: CauseFinding, rule: CauseRule, global_step: NDArray[np.int64]) -> Worth:
+def worth(finding: CauseFinding, global_step: NDArray[np.int64]) -> Worth:
     """global_step: of each of the finding's steps."""
     values = finding.ms
     finite = values[np.isfinite(values)]
     if not len(finite) or not finite.any():
         return Worth(0.0, None, "no time is lost yet")
     if finding.occasions is not None:
-        return Worth(*finding.occasions.mean_ms(), is_mean=True, occasions=finding.occasions, lasts=True)
-    median, mean = float(np.median(finite)), float(finite.mean())
+        return Worth(*finding.occasions.mean_ms(), is_rare=True, occasions=finding.occasions, lasts=True)
+    median, mean = float(np.median(finite)), finding.mean_ms
     is_rare = median < RARE * mean or mean < UNLIKE * median
-    is_mean = rule.statistic == "mean" or (rule.statistic == "auto" and is_rare)
-    slow_steps = occasions(values, global_step) if is_mean else None
+    slow_steps = occasions(values, global_step) if is_rare else None
     if slow_steps is not None:
         slow_ms, interval = slow_steps.mean_ms()
-        usual_ms = mean - slow_ms
-        low, high = (usual_ms + edge for edge in interval)
-        return Worth(mean, (low, high), is_mean=True, occasions=slow_steps, lasts=True)
-    estimated = estimate(values[None, :], "mean" if is_mean else "median")
+        low, high = (mean - slow_ms + edge for edge in interval)
+        return Worth(mean, (low, high), is_rare=True, occasions=slow_steps, lasts=True)
+    estimated = estimate(values[None, :], "mean")
     if estimated is None:
         few = f"too few judged steps for an interval: {len(finite)} of {MIN_STEPS}"
-        return Worth(mean if is_mean else median, None, few, is_mean, lasts=finding.is_sure)
-    value, interval = side([estimated])
-    return Worth(value, interval, "", is_mean, lasts=finding.is_sure)
+        return Worth(mean, None, few, is_rare, lasts=finding.is_sure)
+    _, interval = side([estimated])
+    return Worth(mean, interval, "", is_rare, lasts=finding.is_sure)

@@ -175,7 +175,11 @@ def test_what_one_side_did_not_measure_is_not_judged(tmp_path):
     idle = found.metrics["idle_ms"]
     assert (idle.verdict, idle.reference, idle.candidate) == ("not judged", 1.0, None)
     assert idle.reason == "b: no clock of it"
-    assert [part.name for part in found.decomposition.parts] == ["compute", "exposed", "not_measured"]
+    assert [part.name for part in found.decomposition.parts] == [
+        "compute",
+        "exposed",
+        "not_measured",
+    ]
 
 
 @pytest.mark.heavy

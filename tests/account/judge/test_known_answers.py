@@ -5,7 +5,6 @@ import json
 import msgspec
 import pytest
 
-from aorta.account.judge.answer import dataset_answer
 from aorta.page.table import dataset_table
 from aorta.page.write import Outputs, make_report, write_report
 from aorta.records.schema import Calibrated, CollectiveRecord
@@ -62,11 +61,11 @@ def test_every_statistic_is_the_one_worked_out_by_hand(folder, tmp_path):
     assert "after an offset of 7,200,000 ms was corrected" in " ".join(found["notes"])
 
 
-def test_the_terminal_and_the_answer_tell_what_is_waiting(folder):
+def test_the_terminal_tells_what_is_waiting(folder):
     found = make_report([folder], ["a"], warmup=0).datasets["a"]
-    (exposed,) = [line for line in dataset_table(found).splitlines() if line.startswith("exposed ")]
-    assert "88 % of comm is not hidden   0.500 of it waiting for late ranks" in exposed
-    assert "waiting" not in dataset_answer(found)  # a fifth of the exposed time is not what to look at first
+    print(dataset_table(found))
+    (waiting,) = [line for line in dataset_table(found).splitlines() if line.startswith("waiting for ranks ")]
+    assert "0.500 ms" in waiting
 
 
 @pytest.mark.heavy

@@ -63,6 +63,7 @@ def expected_parts(record):
     tells_idle = record.source != "host" and record.active_segments is not None
     if tells_idle:
         sums |= {f"host.idle.{kind}": 0 for kind in kinds if kind not in ("synchronisation", "backward")}
+        sums["host.idle.between_steps"] = 0
     for ms in range(WINDOW_MS):
         active = [
             name
@@ -73,7 +74,10 @@ def expected_parts(record):
         doing = {span.kind for span in record.host_spans if span.start_ms <= ms < span.end_ms}
         kind = next((kind for kind in INNERMOST_FIRST if kind in doing), "other")
         if tells_idle and not active:
-            sums[f"host.idle.{kind if kind not in ('synchronisation', 'backward') else 'other'}"] += 1
+            is_behind = ms >= WINDOW_MS - (record.between_steps_ms or 0.0)
+            rest = "between_steps" if is_behind else "other"
+            idles = kind not in ("synchronisation", "backward", "other")
+            sums[f"host.idle.{kind if idles else rest}"] += 1
         if kind == "other":
             continue
         if ms >= WINDOW_MS - (record.between_steps_ms or 0.0):

@@ -9,7 +9,7 @@ import pytest
 from aorta.account.judge.answer import dataset_answer, losses
 from aorta.account.judge.gate import check_budget, load_budget
 from aorta.account.judge.judged import dataset, judge
-from aorta.account.judge.ranks import alerts, rank_rows, straggler_text
+from aorta.account.judge.ranks import alerts, rank_rows, straggler
 from aorta.account.load.open import load_run
 from aorta.errors import ConfigError
 from aorta.page.html import page
@@ -37,7 +37,9 @@ def run_of(folder, num_ranks=2, num_steps=12, run=None, late=None, idle=1.0, com
     for step in range(num_steps):
         noise = rng.normal(1, 0.002)
         for rank in range(num_ranks):
-            line = step_timeline(rank=rank, step=step, idle=idle, compute=compute * noise)
+            waits = 0.0 if late in (None, rank) else 2.0
+            work = compute * noise - waits
+            line = step_timeline(rank=rank, step=step, idle=idle, compute=work, exposed=1.0 + waits)
             made = {name: one(rank, step) if callable(one) else one for name, one in changes.items()}
             end = compute * noise + 1.0
             start = end - (1.0 if rank == late else 3.0)
@@ -265,9 +267,7 @@ def test_the_largest_loss_comes_first(tmp_path):
     report = report_of(tmp_path / "a", idle=30.0)
     found = report.datasets["a"]
     assert [loss.name for loss in losses(found)] == ["idle_ms", "exposed_ms"]
-    assert re.match(r"a: 77 % of a step is idle, 30.0 of 39.\d ms; 3 % is exposed", dataset_answer(found))
-    tiles = re.findall(r'class="tile"><h3>([^<]*)<', page(report))
-    assert tiles.index("idle") < tiles.index("exposed communication")
+    assert re.match(r"a: a step takes 39.\d ms; 77 % of it is idle, 3 % is exposed", dataset_answer(found))
 
 
 @pytest.mark.heavy
@@ -275,18 +275,14 @@ def test_who_comes_last_nearly_always_is_in_the_answer(tmp_path):
     """Rank 1 comes 2 ms later to the only collective of each step."""
     report = report_of(tmp_path / "a", num_ranks=4, late=1)
     found = report.datasets["a"]
-    text = "rank 1 arrives last in 100 % of the collectives; each of the others waits 2.00 ms a step for it"
-    assert straggler_text(found.first) == text
-    assert dataset_answer(found).endswith(text)
     worst = rank_rows(found.first, "raw")[0]
     assert (worst.rank, worst.num_last, worst.num_judged) == (1, 11, 11)
     assert worst.caused_ms == pytest.approx(2.0, abs=0.01)
     assert report.summary["datasets"]["a"]["straggler"] == 1
-    assert "rank 1 arrives last" in page(report)
 
 
 def test_nobody_is_blamed_where_all_come_together(tmp_path):
-    assert straggler_text(report_of(tmp_path / "a").datasets["a"].first) == ""
+    assert straggler(report_of(tmp_path / "a").datasets["a"].first) is None
 
 
 @pytest.mark.heavy
@@ -319,7 +315,5 @@ def test_of_many_ranks_the_late_one_is_shown_and_waits_are_known(tmp_path):
 def test_an_operations_comm_and_exposed_time_are_rows_of_the_table(tmp_path):
     found = dataset("a", [judge(load_run(run_of(tmp_path / "a"), "a"))])
     lines = dataset_table(found).splitlines()
-    (comm,) = [i for i, line in enumerate(lines) if line.startswith("comm ")]
-    (exposed,) = [i for i, line in enumerate(lines) if line.startswith("exposed ")]
-    assert [line.split()[0] for line in lines[comm + 1 : comm + 3]] == ["all_gather", "reduce_scatter"]
-    assert lines[exposed + 1].split()[:3] == ["all_gather", "1.00", "ms"]
+    (gathers,) = [line for line in lines if line.startswith("all_gather ")]
+    assert gathers.split() == ["all_gather", "3.00", "ms", "1.00", "ms"]

@@ -5,11 +5,16 @@ import random
 from aorta.records.schema import CollectiveRecord, DeviceRecord, HostSpan, MemoryRecord
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
+from aorta.why.causes.rank import explanation_of
 from tests.records.run_folders import run_record, step_record, write_run
 
 STEPS = 24
 WIDTH = 2
 MIB = 1 << 20
+
+
+def causes(judged, lead="raw"):
+    return explanation_of(judged, lead).causes
 
 
 class Host:
@@ -84,19 +89,19 @@ def line(host, rank, step, origin_ns, first_seq, source="host", **changes):
     return step_record(timeline, **(fields | changes))
 
 
-def run_of(folder, make, run=None, steps=STEPS, seed=0):
+def run_of(folder, make, run=None, steps=STEPS, seed=0, width=WIDTH):
     """make(rank, step, noise) -> Host, or (Host, changes of the record)."""
     noise = random.Random(seed)
     records = []
     origin_ns, seq = 10**18, 0
     for step in range(steps):
-        made = [make(rank, step, noise) for rank in range(WIDTH)]
+        made = [make(rank, step, noise) for rank in range(width)]
         made = [one if isinstance(one, tuple) else (one, {}) for one in made]
         for rank, (host, changes) in enumerate(made):
             records.append(line(host, rank, step, origin_ns, seq, **changes))
         seq += len(made[0][0].calls)
         origin_ns += int(max(host.at for host, _ in made) * 1e6)
-    return write_run(folder, sorted(records, key=lambda one: one.rank), run or run_record(WIDTH))
+    return write_run(folder, sorted(records, key=lambda one: one.rank), run or run_record(width))
 
 
 def plain(noise, compute=30.0, comm=2.0):

@@ -4,10 +4,9 @@ import pytest
 
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
-from aorta.why.causes.rank import causes
 from aorta.why.causes.rules import rules
 from aorta.why.causes.text import headline
-from tests.why.causes.runs import GPU_RUN, MIB, Host, plain, run_of, sampled, waited
+from tests.why.causes.runs import GPU_RUN, MIB, Host, causes, plain, run_of, sampled, waited
 
 
 def found(folder, make, run=None):

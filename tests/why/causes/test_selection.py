@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from aorta.account.judge.judged import judge
+from aorta.account.judge import selection
+from aorta.account.judge.judged import dataset, judge
+from aorta.account.judge.selection import looked_at
 from aorta.account.load.open import load_run
-from aorta.why.causes import selection
-from aorta.why.causes.rank import causes
-from aorta.why.causes.selection import last_steps
-from tests.why.causes.runs import STEPS, WIDTH, Host, run_of
+from aorta.why.causes.run_text import title
+from tests.why.causes.runs import STEPS, WIDTH, Host, causes, run_of
 
 LAST = 10
 
@@ -41,7 +41,7 @@ def arrays_of(part):
 @pytest.mark.parametrize("most", [LAST * WIDTH, LAST * WIDTH + 1, 1])
 def test_no_array_is_larger_than_the_bound_and_its_warmup(judged, monkeypatch, most):
     monkeypatch.setattr(selection, "MOST_NUMBERS", most)
-    part = last_steps(judged)
+    part = looked_at(judged)
     num_steps = max(most // WIDTH, 1)
     assert (part.num_steps, part.num_warmup) == (num_steps, 1)
     assert part.run.global_step.tolist() == list(range(STEPS - num_steps - 1, STEPS))
@@ -53,19 +53,19 @@ def test_no_array_is_larger_than_the_bound_and_its_warmup(judged, monkeypatch, m
 
 def test_a_run_within_the_bound_is_taken_whole(judged, monkeypatch):
     monkeypatch.setattr(selection, "MOST_NUMBERS", judged.num_steps * WIDTH)
-    assert last_steps(judged) is judged
+    assert looked_at(judged) is judged
 
 
 def test_what_the_last_steps_lack_is_no_cause(tmp_path, monkeypatch):
-    whole = judge(load_run(run_of(tmp_path / "first", slow_loader_at_first), "run"), 1)
-    assert causes(whole)[0].kind == "data_loading"
+    run = load_run(run_of(tmp_path / "first", slow_loader_at_first), "run")
+    assert causes(judge(run, 1))[0].kind == "data_loading"
     monkeypatch.setattr(selection, "MOST_NUMBERS", LAST * WIDTH)
-    assert causes(whole) == []
+    assert causes(judge(run, 1)) == []
 
 
-def test_a_cause_tells_that_it_is_of_the_last_steps(judged, monkeypatch):
+def test_what_is_said_is_of_the_last_steps_and_says_so(judged, monkeypatch):
     monkeypatch.setattr(selection, "MOST_NUMBERS", LAST * WIDTH)
     first, *_ = causes(judged)
     assert first.kind == "data_loading"
     assert first.ms == pytest.approx(9.0, rel=0.05)
-    assert first.evidence[-1] == f"judged from the last {LAST} of {judged.num_steps} steps"
+    assert f"mean of {LAST} of {judged.num_steps} judged steps" in title(dataset("run", [judged]))

@@ -6,8 +6,7 @@ import pytest
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import HostUse
-from aorta.why.causes.rank import causes
-from tests.why.causes.runs import MIB, Host, plain, run_of, waited
+from tests.why.causes.runs import MIB, Host, causes, plain, run_of, waited
 
 STEPS = 42
 LONG_MS = 40.0
@@ -68,7 +67,6 @@ def test_a_loss_in_some_steps_is_named_with_its_mean(tmp_path, make, kind, subje
     assert first.bound_ms == pytest.approx(np.nanmean(run.values("step_ms")) - first.ms, rel=1e-6)
     longest = run.values("step_ms").max(axis=0) > 60
     assert first.global_step in run.run.global_step[run.num_warmup :][longest]
-    assert any("the mean step takes" in sentence for sentence in first.evidence)
 
 
 @pytest.mark.heavy
@@ -125,10 +123,12 @@ def test_a_short_delay_is_seen_through_what_others_take(tmp_path):
         host = Host().work(needs[rank]).comm(2.0 + max(needs) - needs[rank])
         return host, {"host_use": HostUse(20.0, TAKEN[step][rank])}
 
-    first = named(tmp_path / "run", make)[0]
-    assert (first.kind, first.rank) == ("late_rank", 1)
-    assert 15.0 < first.ms < 30.0
-    assert any("sleeps" in sentence for sentence in first.evidence)
+    found = {cause.kind: cause for cause in named(tmp_path / "run", make)}
+    late = found.pop("late_rank")
+    assert late.rank == 1
+    assert 15.0 < late.ms < 30.0
+    assert any("sleeps" in sentence for sentence in late.evidence)
+    assert list(found) == ["core_taken"]  # both wait 20 ms and more for a core
 
 
 TAKEN: dict[int, tuple[float, float]] = {}
@@ -143,7 +143,7 @@ def test_an_optimizer_on_busy_cores_is_judged_by_what_it_needs_itself(tmp_path):
             "host_use": HostUse(25.0, 225.0)
         }
 
-    assert named(tmp_path / "run", make) == []
+    assert [cause.kind for cause in named(tmp_path / "run", make)] == ["core_taken"]
 
 
 def saves_every_second_step(rank, step, noise):

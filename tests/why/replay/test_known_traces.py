@@ -3,7 +3,6 @@
 import pytest
 
 from aorta.traces.kineto import read_kineto
-from aorta.why.causes.from_path import causes_of_steps
 from aorta.why.replay.changes import parse_changes
 from aorta.why.replay.load import steps_of
 from aorta.why.replay.path import critical_path
@@ -54,18 +53,3 @@ def test_steps_are_those_of_the_reports():
     step = steps_of(TRACES / "h200_fsdp4_rank0.json.gz")[1]
     window = read_kineto(TRACES / "h200_fsdp4_rank0.json.gz").steps[1].window_ms
     assert step.measured_ms(0) == pytest.approx(window[1] - window[0], abs=1e-3)
-
-
-@pytest.mark.heavy
-def test_causes_of_a_sharded_run_are_its_transfers():
-    found = causes_of_steps(steps_of([TRACES / name for name in RUNS["h200_fsdp4"]]))
-    assert [(cause.kind, cause.subject) for cause in found[:2]] == [
-        ("transfer", "exposed transfer: reduce_scatter"),
-        ("transfer", "exposed transfer: all_gather"),
-    ]
-
-
-@pytest.mark.heavy
-def test_a_host_bound_run_is_called_that():
-    found = causes_of_steps(steps_of(TRACES / "v100_dlrm_8ranks_kineto.tar.gz"))
-    assert found[0].kind == "launch_bound"

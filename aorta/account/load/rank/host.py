@@ -24,7 +24,9 @@ from aorta.timeline.row_intervals import (
 PREFIX = "host."
 AFTER = ".after"
 IDLE = "host.idle."
-"""Device idle while the host did this; OTHER: while it did none of the kinds."""
+"""Device idle while the host did this; OTHER: in the body, while it did none of the kinds."""
+BETWEEN = "between_steps"
+"""Behind the body, in none of the kinds."""
 OTHER = "other"
 BYTES = "host.optimizer_bytes"
 CPU = "host.use.cpu"
@@ -48,8 +50,8 @@ def host_metrics(block: NumberBlock) -> dict[str, Floats]:
     """Columns of the lines of one source, NaN in those that do not tell.
 
     host.<kind>: ms in the body without exposed communication; host.<kind>.after: ms behind it;
-    host.idle.<kind>: ms of idle device, where the line has segments and there is a device; host.use.*: what
-    the thread had of the cores.
+    host.idle.<kind>: ms of idle device, where the line has segments and there is a device, also for BETWEEN
+    and OTHER; host.use.*: what the thread had of the cores.
     """
     window_ms = block.numbers("step_ms")
     is_noted = block.has("host_spans")
@@ -91,6 +93,9 @@ def host_metrics(block: NumberBlock) -> dict[str, Floats]:
             metrics[f"{IDLE}{kind}"] = no_idle + lengths_ms(intersect(left, spans), num)
             left = subtract(left, spans)
     if tells_idle.any():
+        behind = clip(left, body_ms, window_ms)
+        metrics[f"{IDLE}{BETWEEN}"] = no_idle + lengths_ms(behind, num)
+        left = subtract(left, behind)
         metrics[f"{IDLE}{OTHER}"] = no_idle + lengths_ms(left, num)
     bytes_by_row = {row: float(size) for row, size in host_spans.optimizer_bytes.items() if is_noted[row]}
     if bytes_by_row:

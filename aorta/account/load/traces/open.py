@@ -5,6 +5,7 @@ Step windows hold all work that ran in them, whoever launched it; a step's list 
 that it launched.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from aorta.traces.steps import StepRule
 
 
 def load_traces(
-    path: Path | str,
+    path: Path | str | Sequence[Path],
     label: str,
     *,
     jobs: int = 1,

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.judge.cells import Account
+from aorta.account.judge.exposed import exposed_of
 from aorta.account.model import JudgedRun, Lead
-from aorta.why.causes.finding import CauseFinding
+from aorta.why.causes.finding import CauseFinding, steps_with, together
 from aorta.why.causes.losses.parts import Parts, parts_of
 from aorta.why.causes.losses.slow_steps import slow_steps
 from aorta.why.causes.losses.telemetry import clocks, memory_limit, retries
 from aorta.why.causes.losses.transfer import exposure, small_calls, transfer
-from aorta.why.causes.losses.waiting import PART_KINDS, exposed_of, unbalanced_stages, waiting
+from aorta.why.causes.losses.waiting import CELLS_OF_PART, IN_TURN, PART_KINDS, unbalanced_stages, waiting
 from aorta.why.causes.occasional import are_alike, without_traces
 
 MIN_OTHER_STEPS = 3
@@ -30,20 +32,21 @@ ASLEEP = "host asleep within the step"
 NOT_RECORDED = "these records do not show what the host does meanwhile"
 
 
-def findings(judged: JudgedRun, lead: Lead) -> list[CauseFinding]:
-    """What is lost, in no order; some of it too little to name."""
+def findings(judged: JudgedRun, account: Account, lead: Lead) -> list[CauseFinding]:
+    """What is lost; some of it too little to name. Where two would explain the same ms of a cell, the first
+    has them. judged: the steps of the account."""
     details = exposure(judged)
     launching_ms = 0.0 if details is None or small_calls(judged) is None else details.small_launch_ms
-    parts = parts_of(judged, lead, launching_ms)
-    step_ms = np.median(parts.step_ms, axis=0)
-    exposed = exposed_of(judged)
+    parts = parts_of(judged, account, lead, launching_ms)
+    step_ms = parts.step_ms.mean(axis=0)
+    exposed = exposed_of(judged, lead)
     losses: list[CauseFinding] = []
     if exposed is not None:
         # The clock has all of its loss below.
         losses += [finding for finding in waiting(judged, parts, exposed) if finding.kind != "clock"]
         losses += unbalanced_stages(judged, parts, exposed)
         losses += transfer(judged, parts, exposed, details)
-    losses += _of_all_ranks(parts)
+    losses = _with_common(losses, list(_of_all_ranks(parts)))
     losses += slow_steps(judged, parts)
     losses = _one_of_small_messages(judged, losses)
     losses += clocks(judged, parts)
@@ -64,13 +67,16 @@ def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
         common = without_traces(by_rank.min(axis=0))
         if not common.any():
             continue
-        part_ms = float(np.median(common[common > 0]))
+        steps = steps_with(common)
+        part_ms = float(common[steps].mean())
         yield CauseFinding(
             kind,
             common,
+            takes={CELLS_OF_PART.get(name, (name,)): 1.0},
             facts={
                 "who": "all ranks" if len(by_rank) > 1 else "the rank",
                 "others_ms": part_ms,
+                "step_ms": float(parts.step_ms[:, steps].mean()),
                 "in_steps": int((common > 0).sum()),
                 "num_steps": len(common),
                 "waits": False,
@@ -81,6 +87,23 @@ def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
         )
 
 
+def _with_common(losses: list[CauseFinding], common: list[CauseFinding]) -> list[CauseFinding]:
+    """Where all ranks lose to one kind, and ranks in turn a little more, that is noise of the same loss."""
+    for finding in common:
+        of_kind = [
+            other
+            for other in losses
+            if other.kind == finding.kind
+            and other.facts.get("who") == IN_TURN
+            and other.mean_ms <= finding.mean_ms
+        ]
+        for other in of_kind:
+            finding.takes = together([finding, other])
+            finding.ms = finding.ms + other.ms
+            losses.remove(other)
+    return [*losses, *common]
+
+
 def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
     """Facts that the texts of one part have; part_ms: what it takes in a step that has it."""
     if name == "asleep":
@@ -89,7 +112,7 @@ def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
     if name == "pause":
         facts["what"] = ANNOUNCED
     if name == "launch" and parts.taken_ms is not None:
-        taken_ms = float(np.median(parts.taken_ms))
+        taken_ms = float(parts.taken_ms.mean())
         if taken_ms >= WORTH_SAYING * part_ms:
             facts["taken_ms"] = taken_ms
     return facts
@@ -103,11 +126,13 @@ def _one_of_small_messages(judged: JudgedRun, losses: list[CauseFinding]) -> lis
     facts = small_calls(judged) or {}
     for finding in small:
         facts |= {name: value for name, value in finding.facts.items() if name == "per_call_ms"}
-    host_ms = [np.median(finding.ms) for finding in small if "per_call_ms" not in finding.facts]
+    host_ms = [finding.mean_ms for finding in small if "per_call_ms" not in finding.facts]
     if host_ms:
         facts["host_ms"] = float(sum(host_ms))
-    merged = CauseFinding("small_messages", np.sum([finding.ms for finding in small], axis=0), facts=facts)
-    return [*(finding for finding in losses if finding.kind != "small_messages"), merged]
+    merged = CauseFinding(
+        "small_messages", np.sum([finding.ms for finding in small], axis=0), together(small), facts=facts
+    )
+    return [merged, *(finding for finding in losses if finding.kind != "small_messages")]
 
 
 def _leave_to(steps: NDArray[np.bool_], losses: list[CauseFinding]) -> None:
@@ -115,5 +140,5 @@ def _leave_to(steps: NDArray[np.bool_], losses: list[CauseFinding]) -> None:
     if (~steps).sum() < MIN_OTHER_STEPS:
         return
     for finding in losses:
-        usual = float(np.nanmedian(finding.ms[~steps]))
+        usual = float(np.nanmean(finding.ms[~steps]))
         finding.ms = np.where(steps, np.minimum(finding.ms, usual), finding.ms)

@@ -1,24 +1,21 @@
-"""What each rank spends a step on, apart from communication: host parts, idle device, compute.
+"""What each rank spends a step on, apart from communication: cells of the account as causes see them.
 
-On a CPU the host is the device, and its parts are read off directly. On a GPU a part of the host costs what
-the device idles meanwhile; a wait of the host for the device costs the idle time behind it, but no more than
-the wait itself, since the host would have been ahead by that much. The host launches at most as long as its
-threads work: the device idles the rest while they sleep.
+A cause is what a step would be shorter by. What lies behind the body of a step on a CPU delays the next one
+and counts there; an optimizer counts for what it takes beyond its memory traffic.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from aorta.account.judge.cells import HOST_PARTS, Account, Host
 from aorta.account.judge.leading import metric_of
 from aorta.account.judge.ranks import HARMLESS
-from aorta.account.load.rank.host import AFTER, BYTES, CPU, IDLE, PREFIX, READY
+from aorta.account.load.rank.host import BYTES
 from aorta.account.metrics import THROTTLED
 from aorta.account.model import JudgedRun, Lead
 from aorta.why.causes.finding import Floats, positive
 
-HOST_PARTS = ("garbage_collection", "checkpoint", "data", "pause")
 OPTIMIZER_PASSES = 7
 """Adam reads the gradient, and reads and writes the parameter and two moments."""
 CPU_BYTES_PER_S = 4e9
@@ -36,9 +33,7 @@ SLIGHTLY_LOW_CLOCK = 0.97
 class Parts:
     """[rank, step] in ms; what delays a step counts in it, wherever it was."""
 
-    on_device: bool
-    knows_host: bool
-    """Records tell what the host did; traces and old records do not."""
+    account: Account
     step_ms: Floats
     ms_by_kind: dict[str, Floats]
     """By kind: what the part costs its rank."""
@@ -57,85 +52,62 @@ class Parts:
     taken_ms: Floats | None
     """What other threads and programs took of its cores: it was ready to run. None as of cpu_ms."""
 
-
-def parts_of(judged: JudgedRun, lead: Lead, small_launch_ms: float = 0.0) -> Parts:
-    """small_launch_ms: what the host needs in a step to launch small collectives."""
-    run, first = judged.run, judged.num_warmup
-    shape = run.metrics["step_ms"].shape
-    on_device = run.source != "host"
-
-    def host(name: str) -> Floats:
-        return positive(run.host_parts.get(f"{PREFIX}{name}", np.zeros(shape)))
-
-    def metric(name: str) -> Floats:
-        return run.metrics.get(name, np.full(shape, np.nan))
-
-    tails = {kind: host(f"{kind}{AFTER}") for kind in (*HOST_PARTS, "optimizer")}
-    use = _thread_use(run.host_parts)
-    between = positive(metric("between_steps_ms") - sum(tails.values()))
-    compute = positive(metric(metric_of(lead, "compute_ms")))
-    ms_by_kind: dict[str, Floats]
-    work = compute
-    if on_device:
-        # The window of a step has what lies behind its body: the device idles in it meanwhile.
-        spans = {kind: host(kind) + tails[kind] for kind in tails}
-        spans["synchronisation"] = host("synchronisation") + _delayed(host(f"synchronisation{AFTER}"))
-        idle = _idle(judged, lead)
-        ms_by_kind = _on_device(judged, idle, spans, between, small_launch_ms)
-        if use is not None:
-            launching = use.cpu_ms + use.taken_ms + host("backward")  # launched by a thread of autograd
-            is_noted = np.isfinite(run.host_parts[CPU])
-            asleep = np.where(is_noted, positive(ms_by_kind["launch"] - launching), 0.0)
-            ms_by_kind |= {"launch": ms_by_kind["launch"] - asleep, "asleep": asleep}
-    else:
-        spans = {kind: host(kind) + _delayed(tails[kind]) for kind in tails}
-        ms_by_kind = {kind: spans[kind] for kind in HOST_PARTS}
-        size = run.host_parts.get(BYTES, np.full(shape, np.nan))
-        rate = BUSY_CPU_BYTES_PER_S if use is None else CPU_BYTES_PER_S
-        ideal = OPTIMIZER_PASSES * size / rate * 1e3
-        ms_by_kind["optimizer"] = positive(spans["optimizer"] - ideal * (1.0 if use is None else use.stretch))
-        ms_by_kind["between_steps"] = _delayed(between)
-        compute = positive(compute - sum(host(kind) for kind in HOST_PARTS) - ms_by_kind["optimizer"])
-        optimizer = positive(host("optimizer") - ms_by_kind["optimizer"])
-        work = positive(compute - optimizer - (0.0 if use is None else use.taken_ms))
-    clock, usual, loss = _clocks(judged, compute)
-    return Parts(
-        on_device=on_device,
-        knows_host=bool(run.host_parts),
-        step_ms=run.metrics["step_ms"][:, first:],
-        ms_by_kind={kind: values[:, first:] for kind, values in ms_by_kind.items()},
-        compute_ms=compute[:, first:],
-        clock_loss_ms=loss[:, first:],
-        clock_mhz=clock[:, first:],
-        usual_clock_mhz=usual,
-        work_ms=work[:, first:],
-        optimizer_ms=host("optimizer")[:, first:],
-        cpu_ms=None if use is None else use.cpu_ms[:, first:],
-        taken_ms=None if use is None else use.taken_ms[:, first:],
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _ThreadUse:
-    """What the thread that trains had of its cores, 0 in steps that do not tell."""
-
-    cpu_ms: Floats
-    taken_ms: Floats
+    @property
+    def on_device(self) -> bool:
+        return self.account.on_device
 
     @property
-    def stretch(self) -> Floats:
-        """Times that work takes longer because others take turns on the core."""
-        cpu = self.cpu_ms
-        return np.divide(cpu + self.taken_ms, cpu, out=np.ones_like(cpu), where=cpu > 0)
+    def knows_host(self) -> bool:
+        """Records tell what the host did; GPU traces without host calls and old records do not."""
+        return self.account.knows_host
 
 
-def _thread_use(host_parts: Mapping[str, Floats]) -> _ThreadUse | None:
-    """None where more than half of the steps lack either."""
-    columns = [host_parts.get(name) for name in (CPU, READY)]
-    present = [
-        positive(values) for values in columns if values is not None and np.isnan(values).mean() <= 0.5
-    ]
-    return _ThreadUse(*present) if len(present) == len(columns) else None
+def parts_of(judged: JudgedRun, account: Account, lead: Lead, small_launch_ms: float = 0.0) -> Parts:
+    """judged: the steps of the account. small_launch_ms: what the host needs in a step to launch small
+    collectives."""
+    run, cells = judged.run, account.cells
+    host = Host(run, slice(judged.num_warmup, None))
+    zero = np.zeros_like(account.step_ms)
+    ms_by_kind = {kind: cells[kind] for kind in (*HOST_PARTS, "optimizer", "copy") if kind in cells}
+    ms_by_kind["between_steps"] = account.between_ms
+    if account.on_device:
+        compute = work = positive(host.metric(metric_of(lead, "compute_ms")))
+        launch = cells.get("launch", zero)
+        ms_by_kind["small_messages"] = np.minimum(small_launch_ms, launch)
+        counts = [host.metric(name) for name in run.metrics if name.startswith("kernel_count.")]
+        gaps = KERNEL_GAP_MS * positive(np.sum(counts, axis=0)) if counts else 0.0
+        ms_by_kind["launch"] = positive(launch - ms_by_kind["small_messages"] - gaps)
+        ms_by_kind["synchronisation"] = cells.get("synchronisation", zero)
+        ms_by_kind["idle"] = cells.get("idle", zero)
+    else:
+        for kind, tail in account.tails.items():
+            ms_by_kind[kind] = cells[kind] - tail + _delayed(tail)
+        optimizer = ms_by_kind.get("optimizer", zero)
+        bytes_of_optimizer = host.part(BYTES)
+        size = np.full_like(zero, np.nan) if bytes_of_optimizer is None else bytes_of_optimizer
+        rate, stretch = BUSY_CPU_BYTES_PER_S, np.ones_like(zero)
+        if host.use is not None:
+            rate, (cpu, taken) = CPU_BYTES_PER_S, host.use
+            stretch = np.divide(cpu + taken, cpu, out=stretch, where=cpu > 0)
+        ms_by_kind["optimizer"] = positive(optimizer - OPTIMIZER_PASSES * size / rate * 1e3 * stretch)
+        work = cells.get("compute", zero) + cells.get("hidden", zero) + cells.get("blocked", zero)
+        compute = work + cells.get("core_taken", zero) + positive(optimizer - ms_by_kind["optimizer"])
+    ms_by_kind["asleep"] = cells.get("blocked", zero)
+    ms_by_kind["core_taken"] = cells.get("core_taken", zero)
+    clock, usual, loss = _clocks(judged, compute)
+    return Parts(
+        account=account,
+        step_ms=account.step_ms,
+        ms_by_kind=ms_by_kind,
+        compute_ms=compute,
+        clock_loss_ms=loss,
+        clock_mhz=clock,
+        usual_clock_mhz=usual,
+        work_ms=work,
+        optimizer_ms=host.span("optimizer"),
+        cpu_ms=None if host.use is None else host.use[0],
+        taken_ms=None if host.use is None else host.use[1],
+    )
 
 
 def _delayed(values: Floats) -> Floats:
@@ -145,64 +117,20 @@ def _delayed(values: Floats) -> Floats:
     return moved
 
 
-def _idle(judged: JudgedRun, lead: Lead) -> Floats:
-    run = judged.run
-    shape = run.metrics["step_ms"].shape
-    idle = positive(run.metrics.get(metric_of(lead, "idle_ms"), np.zeros(shape)))
-    if run.source == "events" and lead == "raw":
-        bound = positive(run.metrics.get("starved_bound_ms", np.zeros(shape)))
-        idle = idle + np.where(run.host_bound == 1, bound, 0.0)
-    return idle
-
-
-def _on_device(
-    judged: JudgedRun, idle: Floats, spans: dict[str, Floats], between: Floats, small_launch_ms: float
-) -> dict[str, Floats]:
-    run = judged.run
-    ms_by_kind: dict[str, Floats] = {}
-    left = idle.copy()
-    unusual = positive(idle - np.median(idle, axis=1, keepdims=True))
-    for kind in (*HOST_PARTS, "optimizer"):
-        idle_in_span = run.host_parts.get(f"{IDLE}{kind}")
-        ms_by_kind[kind] = np.minimum(_idle_meanwhile(idle_in_span, spans[kind], unusual), left)
-        left = left - ms_by_kind[kind]
-    ms_by_kind["between_steps"] = between  # evaluation keeps the device busy, and no step comes on meanwhile
-    left = positive(left - between)
-    ms_by_kind["synchronisation"] = np.minimum(spans["synchronisation"], left)
-    left = left - ms_by_kind["synchronisation"]
-    ms_by_kind["small_messages"] = np.minimum(small_launch_ms, left)
-    left = left - ms_by_kind["small_messages"]
-    counts = [values for name, values in run.metrics.items() if name.startswith("kernel_count.")]
-    gaps = KERNEL_GAP_MS * positive(np.sum(counts, axis=0)) if counts else 0.0
-    ms_by_kind["launch"] = positive(left - gaps)
-    return ms_by_kind
-
-
-def _idle_meanwhile(idle: Floats | None, span: Floats, unusual: Floats) -> Floats:
-    """Idle device while the host was in spans. Where a step's segments were not kept: as much of the span as
-    in the steps that have both, and at least what the device idles longer than usual; all of it where no
-    step has both."""
-    if idle is None:
-        return span
-    is_measured = np.isfinite(idle) & (span > 0)
-    ratio = float(idle[is_measured].sum() / span[is_measured].sum()) if is_measured.any() else 1.0
-    estimate = np.maximum(min(ratio, 1.0) * span, np.minimum(span, unusual))
-    return np.where(np.isnan(idle), estimate, idle)
-
-
 def _clocks(judged: JudgedRun, compute: Floats) -> tuple[Floats, float | None, Floats]:
     """Clock, the usual one of the run's ranks, and what a lower one costs where it is held down."""
-    run = judged.run
-    clock = run.metrics.get("sm_clock_mhz", np.full(compute.shape, np.nan))
-    finite = clock[:, judged.num_warmup :]
-    finite = finite[np.isfinite(finite)]
+    run, judged_steps = judged.run, slice(judged.num_warmup, None)
+    if "sm_clock_mhz" not in run.metrics:
+        return np.full(compute.shape, np.nan), None, np.zeros_like(compute)
+    clock = run.metrics["sm_clock_mhz"][:, judged_steps]
+    finite = clock[np.isfinite(clock)]
     if not len(finite):
         return clock, None, np.zeros_like(compute)
     usual = float(np.percentile(finite, 90))
     severe = np.zeros(compute.shape, dtype=bool)
-    for name, values in run.metrics.items():
+    for name in run.metrics:
         if name.startswith(f"{THROTTLED}.") and name.partition(".")[2] not in HARMLESS:
-            severe |= np.nan_to_num(values) > 0
+            severe |= np.nan_to_num(run.metrics[name][:, judged_steps]) > 0
     if severe.any():
         free = clock[~severe & np.isfinite(clock)]
         if len(free):

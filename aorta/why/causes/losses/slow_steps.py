@@ -10,6 +10,7 @@ from aorta.account.metrics import WORK
 from aorta.account.model import JudgedRun
 from aorta.why.causes.finding import CauseFinding, positive
 from aorta.why.causes.losses.parts import Parts
+from aorta.why.causes.losses.waiting import ANY_CELL
 from aorta.why.causes.occasional import occasions
 
 MOST_OF_ALL = 0.8
@@ -27,6 +28,7 @@ def slow_steps(judged: JudgedRun, parts: Parts) -> Iterator[CauseFinding]:
     yield CauseFinding(
         "pause",
         slow.excess_ms,
+        takes={("compute", *ANY_CELL): 1.0},
         facts={
             "op": "slow_steps",
             "what": "slow steps",

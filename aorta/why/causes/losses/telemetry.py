@@ -9,8 +9,9 @@ from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.metrics import THROTTLED
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import percent
-from aorta.why.causes.finding import CauseFinding, Floats, positive
+from aorta.why.causes.finding import WAIT, CauseFinding, Floats, positive
 from aorta.why.causes.losses.parts import Parts
+from aorta.why.causes.losses.waiting import ANY_CELL
 
 MIN_OTHER_STEPS = 3
 RETRY_SHARE = 0.1
@@ -32,9 +33,12 @@ def clocks(judged: JudgedRun, parts: Parts) -> Iterator[CauseFinding]:
             share = float(np.nanmean(values[worst, judged.num_warmup :]))
             if share > 0:
                 reasons.append(f"{name.partition('.')[2]} in {percent(share)} of the steps")
+    longest = loss.max(axis=0)
+    own = float(loss.mean() / longest.mean())  # the other ranks wait for the rest
     yield CauseFinding(
         "clock",
-        loss.max(axis=0),
+        longest,
+        takes={WAIT: 1 - own, ("compute", "hidden"): own},
         facts={
             "who": f"rank {ranks[worst]}" if num < len(ranks) or num == 1 else f"all {num} ranks",
             "low_mhz": float(np.median(parts.clock_mhz[worst][slow])),
@@ -66,6 +70,7 @@ def retries(judged: JudgedRun, step_ms: Floats) -> Iterator[tuple[CauseFinding, 
         CauseFinding(
             "memory",
             ms,
+            takes={(*ANY_CELL, *WAIT): 1.0},
             facts={
                 "what": "allocation retries",
                 "who": f"rank {judged.run.ranks[worst]}",
@@ -101,6 +106,7 @@ def memory_limit(judged: JudgedRun) -> Iterator[CauseFinding]:
     yield CauseFinding(
         "memory",
         np.zeros(judged.num_steps),
+        takes={},
         facts={
             "what": "device memory nearly full",
             "who": f"rank {worst[1]}",

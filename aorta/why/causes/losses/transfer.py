@@ -11,6 +11,7 @@ from itertools import islice
 
 import numpy as np
 
+from aorta.account.judge.exposed import Exposed
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import counted
 from aorta.records.schema import CollectiveRecord, StepRecord
@@ -19,8 +20,8 @@ from aorta.timeline.intervals import Intervals, intersect, length_ms, subtract, 
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.finding import CauseFinding, Floats, positive
 from aorta.why.causes.losses.parts import Parts
-from aorta.why.causes.losses.waiting import Exposed
 
+MOVING: dict[tuple[str, ...], float] = {("transfer", "communication"): 1.0}
 DETAILED_STEPS = 24
 SMALL_BYTES = 1 << 20
 """A call below it may be bound by latency."""
@@ -61,7 +62,7 @@ class Exposure:
 def transfer(
     judged: JudgedRun, parts: Parts, exposed: Exposed, details: Exposure | None
 ) -> Iterator[CauseFinding]:
-    left = np.median(exposed.transfer_ms, axis=0)
+    left = exposed.moving_ms.mean(axis=0)
     if not left.any():
         return
     for finding in (
@@ -77,7 +78,7 @@ def transfer(
     facts = _largest(judged, details)
     if not exposed.is_split:
         facts["unsplit"] = "this includes waiting for late ranks: the ranks could not be matched"
-    yield CauseFinding("transfer", left, facts=facts)
+    yield CauseFinding("transfer", left, MOVING, facts=facts)
 
 
 def small_calls(judged: JudgedRun) -> dict[str, object] | None:
@@ -127,15 +128,15 @@ def _small_messages(judged: JudgedRun, exposed: Floats) -> CauseFinding | None:
     names = () if facts is None else [f"{name}.{facts['op']}" for name in ("comm_ms", "exposed_ms", "bytes")]
     if facts is None or not set(names) <= run.metrics.keys():
         return None
-    comm, bare, size = (np.median(positive(run.metrics[name][:, judged_steps]), axis=0) for name in names)
+    comm, bare, size = (positive(run.metrics[name][:, judged_steps]).mean(axis=0) for name in names)
     op = str(facts["op"])
     # The large calls of the operation have their time.
     ideal_ms = size * busbw_factor(op, _num_ranks(judged, op)) / float(facts["best"]) / 1e6  # type: ignore[arg-type]
     latency_share = np.clip(1 - ideal_ms / np.maximum(comm, 1e-9), 0.0, 1.0)
     merged = float(facts["merged"]) / float(facts["count"])  # type: ignore[arg-type]
     saved = np.minimum(bare, exposed) * latency_share * (1 - merged)
-    per_call = float(np.median(comm)) / float(facts["count"])  # type: ignore[arg-type]
-    return CauseFinding("small_messages", saved, facts=facts | {"per_call_ms": per_call})
+    per_call = float(comm.mean()) / float(facts["count"])  # type: ignore[arg-type]
+    return CauseFinding("small_messages", saved, MOVING, facts=facts | {"per_call_ms": per_call})
 
 
 def _bubble(judged: JudgedRun, exposed: Floats) -> CauseFinding | None:
@@ -149,13 +150,13 @@ def _bubble(judged: JudgedRun, exposed: Floats) -> CauseFinding | None:
         names = [f"{name}.{op}" for name in ("comm_ms", "exposed_ms", "bytes")]
         if not set(names) <= run.metrics.keys():
             continue
-        comm, bare, size = (np.median(positive(run.metrics[name][:, judged_steps]), axis=0) for name in names)
+        comm, bare, size = (positive(run.metrics[name][:, judged_steps]).mean(axis=0) for name in names)
         ideal_ms = size / best / 1e6
         waited += bare * np.clip(1 - ideal_ms / np.maximum(comm, 1e-9), 0.0, 1.0)
-        if float(np.median(bare)) > longest:
-            longest = float(np.median(bare))
-            facts |= {"op": op, "op_ms": longest, "ideal_ms": float(np.median(ideal_ms))}
-    return CauseFinding("bubble", np.minimum(waited, exposed), facts=facts) if longest else None
+        if float(bare.mean()) > longest:
+            longest = float(bare.mean())
+            facts |= {"op": op, "op_ms": longest, "ideal_ms": float(ideal_ms.mean())}
+    return CauseFinding("bubble", np.minimum(waited, exposed), MOVING, facts=facts) if longest else None
 
 
 def _best_busbw(judged: JudgedRun) -> float:
@@ -173,31 +174,32 @@ def _no_prefetch(judged: JudgedRun, parts: Parts, exposed: Floats) -> CauseFindi
     run, judged_steps = judged.run, slice(judged.num_warmup, None)
     if not {f"{name}.all_gather" for name in ("comm_ms", "exposed_ms", "count")} <= run.metrics.keys():
         return None
-    gather = np.median(positive(run.metrics["comm_ms.all_gather"][:, judged_steps]), axis=0)
-    bare = np.median(positive(run.metrics["exposed_ms.all_gather"][:, judged_steps]), axis=0)
-    count = float(np.median(positive(run.metrics["count.all_gather"][:, judged_steps])))
+    gather = positive(run.metrics["comm_ms.all_gather"][:, judged_steps]).mean(axis=0)
+    bare = positive(run.metrics["exposed_ms.all_gather"][:, judged_steps]).mean(axis=0)
+    count = float(positive(run.metrics["count.all_gather"][:, judged_steps]).mean())
     total, alone = float(gather.sum()), float(bare.sum())
     if count < MIN_GATHERS or total <= 0 or 1 - alone / total >= HIDDEN_ENOUGH:
         return None
-    compute = np.median(parts.compute_ms, axis=0)
+    compute = parts.compute_ms.mean(axis=0)
     hideable = np.minimum(np.minimum(bare, exposed) * (1 - 1 / count), compute)
     facts = {
         "count": count,
-        "gather_ms": float(np.median(gather)),
+        "gather_ms": float(gather.mean()),
         "hidden": 1 - alone / total,
-        "compute_ms": float(np.median(compute)),
+        "compute_ms": float(compute.mean()),
     }
-    return CauseFinding("no_prefetch", hideable, facts=facts)
+    return CauseFinding("no_prefetch", hideable, MOVING, facts=facts)
 
 
 def _shared_communicator(details: "Exposure | None", exposed: Floats) -> CauseFinding | None:
     if details is None or details.queued_ms <= 0:
         return None
-    usual = float(np.median(exposed))
+    usual = float(exposed.mean())
     share = min(1.0, details.queued_ms / usual) if usual > 0 else 0.0
     return CauseFinding(
         "shared_communicator",
         share * exposed,
+        MOVING,
         facts={"what": details.queued_what, "queued_ms": details.queued_ms},
     )
 
@@ -224,7 +226,7 @@ def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]
         facts["example"] = details.example
         return facts
     by_op = {
-        name.partition(".")[2]: float(np.nanmedian(values[:, judged.num_warmup :]))
+        name.partition(".")[2]: float(np.nanmean(values[:, judged.num_warmup :]))
         for name, values in judged.run.metrics.items()
         if name.startswith("exposed_ms.") and np.isfinite(values[:, judged.num_warmup :]).any()
     }

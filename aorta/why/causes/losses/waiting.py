@@ -10,14 +10,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.judge.cells import CELLS, EXPOSED_CELLS
+from aorta.account.judge.exposed import Exposed, has_point_to_point
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import quantity
-from aorta.timeline.collective import POINT_TO_POINT
 from aorta.why.causes.cause import CauseKind
-from aorta.why.causes.finding import CauseFinding, Floats, of_the_others, positive
+from aorta.why.causes.finding import (
+    WAIT,
+    CauseFinding,
+    Floats,
+    of_one_rank,
+    of_the_others,
+    positive,
+    steps_with,
+)
 from aorta.why.causes.losses.parts import Parts
 from aorta.why.causes.occasional import Occasions, occasions
 
+IN_TURN = "different ranks in turn"
 ONE_RANK = 0.6
 """Part of a loss from which on it is that of one rank."""
 LEAST_SIGNS = 3.3
@@ -40,111 +50,73 @@ PART_KINDS: tuple[tuple[str, CauseKind], ...] = (
     ("pause", "pause"),
     ("optimizer", "optimizer"),
     ("between_steps", "between_steps"),
+    ("copy", "copy"),
     ("synchronisation", "synchronisation"),
     ("small_messages", "small_messages"),
     ("launch", "launch_bound"),
+    ("core_taken", "core_taken"),
     ("asleep", "pause"),
+    ("idle", "idle"),
 )
+"""Parts of a rank's step, and the kind of cause that each is."""
+OF_ITS_RANK = frozenset(("asleep", "core_taken", "idle"))
+"""Parts that tell of one rank no more than that it is late."""
+CELLS_OF_PART: dict[str, tuple[str, ...]] = {
+    # Work between two steps, such as an evaluation, keeps the device busy.
+    "between_steps": ("between_steps", "idle", "launch", "compute"),
+    "small_messages": ("launch", "compute"),
+    "asleep": ("blocked",),
+}
+"""Where they are not the one of the part's own name."""
+ANY_CELL = (
+    "launch",
+    "blocked",
+    "idle",
+    "core_taken",
+    "synchronisation",
+    "copy",
+    "compute",
+    "hidden",
+    "optimizer",
+)
+MOST_OF_ALL = 0.5
+"""Of its lateness, from which on a part of its step is named for it."""
 FREQUENT = 3
 """Times its usual launching that a rank may take in a step: every step launches about as much."""
 
 
-@dataclass(slots=True)
-class Exposed:
-    """Exposed communication of the judged steps, [rank, step] in ms."""
-
-    wait_ms: Floats
-    transfer_ms: Floats
-    caused_ms: Floats
-    """Waiting of each of the others for the rank; 0 where nobody knows for whom."""
-    is_split: bool
-    """Waiting is known; otherwise all of it counts as transfer."""
-
-
-def exposed_of(judged: JudgedRun) -> Exposed | None:
-    """None where overlap was not measured.
-
-    Where all ranks communicate in the same groups, they leave together, and the last to come waits least:
-    what another rank is exposed beyond that is waiting, even while other calls move. That needs no common
-    clock. Elsewhere it is what matched collectives tell.
-    """
-    run, judged_steps = judged.run, slice(judged.num_warmup, None)
-    exposed = positive(run.metrics["exposed_ms"][:, judged_steps])
-    if not exposed.any():
-        return None
-    wait = np.zeros_like(exposed)
-    matched = run.metrics.get("exposed_wait_ms")
-    is_split = matched is not None
-    if matched is not None:
-        wait = np.minimum(positive(matched[:, judged_steps]), exposed)
-    num_ranks = len(run.ranks)
-    if num_ranks > 1 and _is_one_group(judged):
-        wait = np.maximum(wait, exposed - exposed.min(axis=0))
-        is_split = True
-    caused = np.zeros_like(exposed)
-    if num_ranks > 1 and is_split:
-        total = wait.sum(axis=0) / (num_ranks - 1)
-        share = _blame(judged, exposed)
-        caused = share * total
-    return Exposed(wait, exposed - wait, caused, is_split)
-
-
 def unbalanced_stages(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[CauseFinding]:
     """The stage of a pipeline that computes longest, beyond the mean of the stages: what equal stages would
-    take less, as far as the others are exposed meanwhile. That part of their exposed time is no transfer."""
-    if exposed.is_split or len(judged.run.ranks) < 2 or not _has_point_to_point(judged):
+    take less, as far as the others are exposed meanwhile."""
+    if exposed.is_split or len(judged.run.ranks) < 2 or not has_point_to_point(judged):
         return
     ranks, compute = judged.run.ranks, parts.compute_ms
-    worst = int(np.argmax(np.median(compute, axis=1)))
+    worst = int(np.argmax(compute.mean(axis=1)))
     balanced = compute.mean(axis=0)
     others = [row for row in range(len(ranks)) if row != worst]
-    loss = np.minimum(positive(compute[worst] - balanced), exposed.transfer_ms[others].max(axis=0))
+    loss = np.minimum(positive(compute[worst] - balanced), exposed.unsplit_ms[others].max(axis=0))
     if not loss.any():
         return
-    exposed.transfer_ms[others] = positive(exposed.transfer_ms[others] - (compute[worst] - compute[others]))
-    compute_ms, others_ms = float(np.median(compute[worst])), float(np.median(compute[others]))
+    compute_ms, others_ms = float(compute[worst].mean()), float(compute[others].mean())
     yield CauseFinding(
         "late_rank",
         loss,
+        takes={WAIT: 1.0},
         facts={
             "who": f"rank {ranks[worst]}",
             "op": "stage",
             "compute_ms": compute_ms,
             "others_compute_ms": others_ms,
             "more_ms": compute_ms - others_ms,
-            "balanced_ms": float(np.median(balanced)),
+            "balanced_ms": float(balanced.mean()),
             "what": _what_takes_longer(parts),
         },
         rank=ranks[worst],
     )
 
 
-def _has_point_to_point(judged: JudgedRun) -> bool:
-    return any(kind.op in POINT_TO_POINT for kind in judged.run.collectives)
-
-
 def _what_takes_longer(parts: Parts) -> str:
     return "compute kernels take" if parts.on_device else "code between collectives takes"
-
-
-def _is_one_group(judged: JudgedRun) -> bool:
-    """Every rank takes part in every collective."""
-    sizes = {kind.num_ranks for kind in judged.run.collectives}
-    return sizes == {len(judged.run.ranks)} and not _has_point_to_point(judged)
-
-
-def _blame(judged: JudgedRun, exposed: Floats) -> Floats:
-    """[rank, step]: shares of 1 of who came last; by arrival where that is known, else by least exposure."""
-    arrivals = judged.run.arrivals
-    share = np.zeros_like(exposed)
-    columns = np.arange(exposed.shape[1])
-    if arrivals is None:
-        share[np.argmin(exposed, axis=0), columns] = 1.0
-        return share
-    caused = arrivals.caused_ms[:, judged.num_warmup :]
-    total = caused.sum(axis=0)
-    np.divide(caused, total, out=share, where=total > 0)
-    return share
 
 
 def waiting(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[CauseFinding]:
@@ -155,16 +127,20 @@ def waiting(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[Cause
     yield from _starved_rank(judged, parts, left)
     for name, kind in PART_KINDS:
         by_rank = parts.ms_by_kind.get(name)
-        if by_rank is None or name == "asleep":  # which is a rank's own matter: it is late
+        if by_rank is None or name in OF_ITS_RANK:
             continue
         is_launching = by_rank <= FREQUENT * np.median(by_rank, axis=1, keepdims=True)
         allowed = is_launching if name == "launch" else None
-        yield from _explained(kind, by_rank, left, ranks, allowed=allowed)
-    yield from _explained("clock", parts.clock_loss_ms, left, ranks)
+        cells = CELLS_OF_PART.get(name, (name,))
+        yield from _explained(kind, by_rank, left, parts.step_ms, ranks, cells, allowed=allowed)
+    yield from _explained("clock", parts.clock_loss_ms, left, parts.step_ms, ranks, ("compute", "hidden"))
     work = _more_work(judged)
     if work is not None:
         is_busy, facts = work
-        yield from _explained("imbalance", parts.compute_ms, left, ranks, facts, is_busy)
+        cells = ("compute", "hidden")
+        yield from _explained(
+            "imbalance", parts.compute_ms, left, parts.step_ms, ranks, cells, facts, is_busy
+        )
     yield from _late_rank(judged, parts, left)
 
 
@@ -172,7 +148,9 @@ def _explained(
     kind: CauseKind,
     by_rank_ms: Floats,
     left: Floats,
+    step_ms: Floats,
     ranks: list[int],
+    cells: tuple[str, ...],
     facts: dict[str, object] | None = None,
     allowed: NDArray[np.bool_] | None = None,
 ) -> Iterator[CauseFinding]:
@@ -194,14 +172,16 @@ def _explained(
         return
     worst = int(np.argmax(by_rank))
     is_one = by_rank[worst] >= ONE_RANK * total
-    row = by_rank_ms[worst]
+    steps = steps_with(by_rank_ms[worst])
     yield CauseFinding(
         kind,
         explained.sum(axis=0),
+        takes=of_one_rank(len(ranks), *cells),
         facts={
-            "who": f"rank {ranks[worst]}" if is_one else "different ranks in turn",
-            "part_ms": _usual(row),
-            "others_ms": _usual(of_the_others(by_rank_ms)[worst]),
+            "who": f"rank {ranks[worst]}" if is_one else IN_TURN,
+            "part_ms": float(by_rank_ms[worst, steps].mean()),
+            "others_ms": float(of_the_others(by_rank_ms)[worst, steps].mean()),
+            "step_ms": float(step_ms[worst, steps].mean()),
             "in_steps": int((explained.sum(axis=0) > 0).sum()),
             "num_steps": explained.shape[1],
             "waits": True,
@@ -209,13 +189,6 @@ def _explained(
         },
         rank=ranks[worst] if is_one else None,
     )
-
-
-def _usual(values: Floats) -> float:
-    """Median; of what is rare, the median of the steps that have it."""
-    median = float(np.median(values))
-    nonzero = values[values > 0]
-    return median if median > 0 or not len(nonzero) else float(np.median(nonzero))
 
 
 def _more_work(judged: JudgedRun) -> tuple[NDArray[np.bool_], dict[str, object]] | None:
@@ -243,7 +216,7 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseF
         return  # nobody in particular: ranks vary, and no record tells why
     worst, ranks, arrivals = late.row, judged.run.ranks, judged.run.arrivals
     judged_steps = slice(judged.num_warmup, None)
-    facts: dict[str, object] = {"what": _what_takes_longer(parts)}
+    facts: dict[str, object] = {}
     if arrivals is not None:
         facts["num_last"] = int(arrivals.num_last[worst, judged_steps].sum())
         facts["num_judged"] = int(arrivals.num_judged[worst, judged_steps].sum())
@@ -251,11 +224,11 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseF
     evidence = [] if on_core is None else [on_core.text(late)]
     if on_core is None:
         work, others_work = _of_rank(parts.compute_ms, late)
-        facts |= {"compute_ms": work, "others_compute_ms": others_work, "more_ms": work - others_work}
         asleep = _asleep(parts, late)
         if asleep is not None:
             facts["op"], evidence = "sleeps", [asleep]
-            del facts["more_ms"]
+        else:
+            evidence = [*filter(None, [_has_more_of(parts, late)])]
     else:
         work, others_work = on_core.cpu_ms, on_core.others_cpu_ms
         facts["op"] = "sleeps" if on_core.sleeps else "works"
@@ -263,7 +236,8 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseF
     may_be_core = not parts.on_device and late.occasions is None and facts.get("op") != "sleeps"
     if may_be_core and work < (1 + UNLIKE_CORES) * others_work:
         return
-    yield _finding_of(late, ranks[worst], facts, evidence)
+    own = "compute" if facts.get("op") == "works" else "blocked"
+    yield _finding_of(late, ranks[worst], of_one_rank(len(ranks), own, *ANY_CELL), facts, evidence)
 
 
 @dataclass(slots=True)
@@ -283,10 +257,17 @@ class LateRank:
         return slice(None) if self.occasions is None else self.occasions.is_slow
 
 
-def _finding_of(late: LateRank, rank: int, facts: dict[str, object], evidence: list[str]) -> CauseFinding:
+def _finding_of(
+    late: LateRank,
+    rank: int,
+    takes: dict[tuple[str, ...], float],
+    facts: dict[str, object],
+    evidence: list[str],
+) -> CauseFinding:
     return CauseFinding(
         "late_rank",
         late.ms,
+        takes=takes,
         facts={"who": f"rank {rank}", **facts},
         evidence=evidence,
         rank=rank,
@@ -333,8 +314,8 @@ def _lasts(net: Floats, knows_busy: bool) -> bool:
 
 
 def _of_rank(values: Floats, late: LateRank) -> tuple[float, float]:
-    """Medians of the rank and of the others, in the steps where it is late."""
-    return tuple(float(np.median(row[late.row, late.steps])) for row in (values, of_the_others(values)))  # type: ignore[return-value]
+    """Means of the rank and of the others, in the steps where it is late."""
+    return tuple(float(row[late.row, late.steps].mean()) for row in (values, of_the_others(values)))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +352,7 @@ def _on_core(judged: JudgedRun, parts: Parts, late: LateRank) -> _OnCore | None:
     """None where nothing tells."""
     if parts.cpu_ms is None or parts.taken_ms is None or parts.on_device:
         return None
-    exposed = positive(judged.values("exposed_ms"))
+    exposed = sum(parts.account.cells.get(name, 0.0) for name in EXPOSED_CELLS)
     asleep = positive(parts.step_ms - exposed - parts.cpu_ms - parts.taken_ms)
     parts_ms = (parts.cpu_ms, of_the_others(parts.cpu_ms), asleep, of_the_others(asleep))
     by_step = np.stack([part[late.row] for part in parts_ms])
@@ -391,12 +372,26 @@ def _asleep(parts: Parts, late: LateRank) -> str | None:
     if by_rank is None:
         return None
     asleep_ms, others_ms = _of_rank(by_rank, late)
-    if not asleep_ms - others_ms >= ONE_RANK * float(np.median(late.ms[late.steps])) > 0:
+    if not asleep_ms - others_ms >= ONE_RANK * float(late.ms[late.steps].mean()) > 0:
         return None
     return (
         f"its device idles {quantity(asleep_ms, 'ms')} in such a step while the host's thread sleeps, the"
         f" others' {quantity(others_ms, 'ms')}: on a lock, a pipe, a file, other threads"
     )
+
+
+def _has_more_of(parts: Parts, late: LateRank) -> str | None:
+    """The part of its step in which it takes longest beyond the others."""
+    own = {
+        name: _of_rank(values, late)
+        for name, values in parts.account.cells.items()
+        if name not in EXPOSED_CELLS
+    }
+    name = max(own, key=lambda name: own[name][0] - own[name][1])
+    mine, others = own[name]
+    if not mine - others >= MOST_OF_ALL * float(late.ms[late.steps].mean()):
+        return None
+    return f"{CELLS[name].title}: {quantity(mine, 'ms')} a step there, {quantity(others, 'ms')} on the others"
 
 
 def _starved_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseFinding]:
@@ -413,4 +408,5 @@ def _starved_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[Cau
         return
     taken_ms, others_ms = _of_rank(parts.taken_ms, late)
     facts: dict[str, object] = {"op": "starved", "taken_ms": taken_ms, "others_taken_ms": others_ms}
-    yield _finding_of(late, judged.run.ranks[late.row], facts, [])
+    takes = of_one_rank(len(judged.run.ranks), "core_taken", *ANY_CELL)
+    yield _finding_of(late, judged.run.ranks[late.row], takes, facts, [])

@@ -5,7 +5,6 @@ A rule is a YAML file of this folder, named for its kind. docs/report.md describ
 
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -36,8 +35,6 @@ class CauseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     needs_interval: bool = True
     """Whether the loss must be sure: its interval, or four of five steps, above half of least_share. Not
     where the program was seen to do it."""
-    statistic: Literal["median", "mean", "auto"] = "auto"
-    """Over steps. auto: the mean where the loss is in few steps."""
     subject: str
     """With facts of the finding in braces, as everything below."""
     evidence: list[str]

@@ -1,0 +1,357 @@
+"""The account of a run: where every millisecond of a step went, on every rank, once.
+
+A step of a rank is cut into cells that exclude each other and add up to it. What the device does comes
+first: computing, communicating, copying, in this order. Time in which it does nothing goes to what the host
+did meanwhile, the most specific first (HOST_ORDER). On a CPU the host is the device. Aggregates are means
+over the judged steps and the ranks, so that they add up as well. Whatever an output says about the parts of
+a step comes from here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.account.judge.exposed import exposed_of
+from aorta.account.judge.leading import metric_of
+from aorta.account.judge.selection import looked_at
+from aorta.account.load.rank.host import AFTER, CPU, IDLE, PREFIX, READY
+from aorta.account.model import JudgedRun, Lead, Run
+from aorta.timeline.types import TRACE_SOURCES
+
+Floats = NDArray[np.float64]
+CellGroup = Literal["work", "communication", "copies", "host", "unknown"]
+
+
+class Cell(NamedTuple):
+    title: str
+    meaning: str
+    group: CellGroup
+
+
+CELLS: dict[str, Cell] = {
+    "compute": Cell("compute", "the device computes, and nothing else", "work"),
+    "hidden": Cell("hidden communication", "the device computes and communicates at once", "work"),
+    "transfer": Cell("transfer", "communication alone, after the last rank has come", "communication"),
+    "wait": Cell("waiting for ranks", "communication alone, before the last rank has come", "communication"),
+    "communication": Cell(
+        "communication", "communication alone; waiting and transfer are not split", "communication"
+    ),
+    "copy": Cell("copies", "the device copies, and nothing else", "copies"),
+    "garbage_collection": Cell("garbage collection", "Python collects garbage", "host"),
+    "checkpoint": Cell("checkpoint", "the program saves a checkpoint", "host"),
+    "data": Cell("data", "the host waits for the next batch", "host"),
+    "pause": Cell("pause", "the program has announced a pause", "host"),
+    "optimizer": Cell("optimizer", "Optimizer.step runs on the host", "host"),
+    "between_steps": Cell("between steps", "between two step bodies, and none of the above", "host"),
+    "synchronisation": Cell("synchronisation", "the host waits for the device, then launches anew", "host"),
+    "launch": Cell("launches", "the host runs and has nothing queued on the device", "host"),
+    "blocked": Cell("blocked", "the host's thread sleeps, in no call that is known", "host"),
+    "core_taken": Cell("core taken", "the host's thread is ready to run, and others have the cores", "host"),
+    "idle": Cell("idle", "the device does nothing; what the host does is not known", "host"),
+    "not_measured": Cell("not measured", "what the source has no times of", "unknown"),
+}
+"""Cells in the order in which they are shown."""
+HOST_ORDER = ("garbage_collection", "checkpoint", "data", "pause", "optimizer", "between_steps")
+"""Of idle time, the first that holds has it; synchronisation, blocked, core taken and launches follow."""
+LOSSES = tuple(name for name, cell in CELLS.items() if cell.group not in ("work", "unknown"))
+IDLE_CELLS = tuple(name for name, cell in CELLS.items() if cell.group == "host")
+EXPOSED_CELLS = ("transfer", "wait", "communication")
+HOST_PARTS = ("garbage_collection", "checkpoint", "data", "pause")
+"""Kinds of spans of the host that are losses as a whole."""
+LARGE_SHARE = 0.1
+"""Of the run's wall time outside of judged steps, from which on it is said."""
+NO_HOST = "the source does not show what the host does"
+OUTSIDE_WORDS = {
+    "start_up": "before the first step",
+    "warm_up": "in warm-up steps",
+    "between": "between steps that follow one another no more",
+    "after": "after the last step",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AccountRow:
+    """A cell over the judged steps, in ms of a step."""
+
+    name: str
+    mean_ms: float
+    share: float
+    """Of the mean step."""
+    least_ms: float
+    """Mean over steps of the rank that has least."""
+    most_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Cells of the judged steps, [rank, step] in ms."""
+
+    ranks: list[int]
+    global_step: NDArray[np.int64]
+    step_ms: Floats
+    cells: dict[str, Floats]
+    """Only cells that hold some time, or could. They add up to step_ms."""
+    tails: dict[str, Floats]
+    """The part of a cell that lies behind the step's body: it delays the next step."""
+    between_ms: Floats
+    """Between step bodies and in no span that is known, whatever the device does then."""
+    knows_host: bool
+    on_device: bool
+    num_judged: int
+    """Judged steps of the run; more than there are columns where some were not timed, or left out."""
+    outside: dict[str, float] = field(default_factory=dict)
+    """Means over ranks of the run's wall time in ms, by OUTSIDE_WORDS; judged: the judged steps. Empty where
+    the run's wall time is not known."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why cells are not there."""
+
+    @property
+    def mean_step_ms(self) -> float:
+        return float(self.step_ms.mean()) if self.step_ms.size else 0.0
+
+    @property
+    def is_measured(self) -> bool:
+        """Device and communication have times."""
+        return "compute" in self.cells
+
+    def mean_ms(self, *names: str) -> float:
+        """Of one cell, or the sum of several; 0 of a cell that is not there."""
+        return float(sum(self.cells[name].mean() for name in names if name in self.cells))
+
+    def by_rank_ms(self, *names: str) -> Floats:
+        """[rank]: means over steps."""
+        zero = np.zeros(len(self.ranks))
+        return sum((self.cells[name].mean(axis=1) for name in names if name in self.cells), start=zero)
+
+    def share(self, *names: str) -> float:
+        step = self.mean_step_ms
+        return self.mean_ms(*names) / step if step > 0 else 0.0
+
+    @property
+    def comm_ms(self) -> float:
+        return self.mean_ms("hidden", *EXPOSED_CELLS)
+
+    @property
+    def wall_ms(self) -> float:
+        """Of the run; 0 where it is not known."""
+        return sum(self.outside.values())
+
+    def rows(self) -> list[AccountRow]:
+        """A row for each cell with time in it, in the order of CELLS."""
+        step = self.mean_step_ms
+        rows = []
+        for name in CELLS:
+            if name in self.cells and self.cells[name].any():
+                by_rank = self.by_rank_ms(name)
+                mean = float(by_rank.mean())
+                share = mean / step if step > 0 else 0.0
+                rows.append(AccountRow(name, mean, share, float(by_rank.min()), float(by_rank.max())))
+        return rows
+
+
+def account_of(judged: JudgedRun, lead: Lead = "raw") -> Account:
+    """Made once for a run and a lead. Of a run of many ranks and steps the last steps (looked_at)."""
+    return judged.once(f"account.{lead}", lambda: _account(judged, lead))
+
+
+def _account(judged: JudgedRun, lead: Lead) -> Account:
+    looked = looked_at(judged, lead)
+    columns = slice(looked.num_warmup, None)
+    run = looked.run
+    host = Host(run, columns)
+    step = host.metric("step_ms")
+    compute, exposed = (host.metric(metric_of(lead, name)) for name in ("compute_ms", "exposed_ms"))
+    on_device, between = run.source != "host", np.zeros_like(step)
+    tails: dict[str, Floats] = {}
+    reasons = {"instrument": "not told apart: it is in what the host does"}
+    cells: dict[str, Floats] = {}
+    is_known = np.isfinite(compute) & np.isfinite(exposed) & np.isfinite(step)
+    step, unknown = positive(step), np.zeros_like(step)
+    if is_known.any():
+        # Estimated and rounded parts may exceed the step by a little.
+        compute, exposed = (np.where(is_known, positive(values), 0.0) for values in (compute, exposed))
+        busy = compute + exposed
+        scale = np.divide(step, busy, out=np.ones_like(step), where=busy > step)
+        compute, exposed = compute * scale, exposed * scale
+        rest = np.where(is_known, positive(step - compute - exposed), 0.0)
+        idle = np.where(np.isfinite(host.metric(metric_of(lead, "idle_ms"))), rest, 0.0)
+        unknown += rest - idle
+        if run.source == "events" and lead == "raw":
+            bound = np.where(run.host_bound[:, columns] == 1, positive(host.metric("starved_bound_ms")), 0.0)
+            starved = np.minimum(bound, compute)
+            compute, idle = compute - starved, idle + starved
+        hidden = np.minimum(positive(host.metric(metric_of(lead, "hidden_ms"))), compute)
+        taken_apart = exposed_of(looked, lead)
+        if taken_apart is not None:
+            cells |= {
+                "transfer": taken_apart.transfer_ms * scale,
+                "wait": taken_apart.wait_ms * scale,
+                "communication": taken_apart.unsplit_ms * scale,
+            }
+        between = positive(host.metric("between_steps_ms") - sum(host.tail(kind) for kind in SPAN_KINDS))
+        if on_device:
+            cells |= {"compute": compute - hidden, "hidden": hidden}
+            cells |= _of_device(host, idle, between)
+        else:
+            cells |= _of_cpu(host, compute - hidden + idle, between, step, exposed)
+            cells["hidden"] = hidden
+            tails = {kind: np.minimum(host.tail(kind), cells[kind]) for kind in SPAN_KINDS}
+            tails["between_steps"] = cells["between_steps"]
+        if not run.host_parts and "idle" in cells:
+            reasons |= dict.fromkeys(IDLE_CELLS[:-1], run.not_measured.get("host_spans", NO_HOST))
+    unknown += np.where(is_known, 0.0, step)
+    if unknown.any():
+        cells["not_measured"] = unknown
+        reasons["compute"] = run.not_measured.get("compute_ms", f"not given by source {run.source}")
+    return Account(
+        ranks=run.ranks,
+        global_step=run.global_step[columns],
+        step_ms=step,
+        cells={name: cells[name] for name in CELLS if name in cells},
+        tails=tails,
+        between_ms=between,
+        knows_host=bool(run.host_parts),
+        on_device=on_device,
+        num_judged=judged.num_steps,
+        outside=_outside(judged, looked),
+        reasons=reasons,
+    )
+
+
+SPAN_KINDS = (*HOST_PARTS, "optimizer")
+
+
+class Host:
+    """What the records of a run tell of its host, in some columns; 0 where they do not."""
+
+    def __init__(self, run: Run, columns: slice) -> None:
+        self.parts: Mapping[str, Floats] = run.host_parts
+        self._run, self._columns = run, columns
+
+    def metric(self, name: str) -> Floats:
+        """NaN where it was not measured."""
+        shape = self._run.metrics["step_ms"].shape
+        values = self._run.metrics[name] if name in self._run.metrics else np.full(shape, np.nan)
+        return values[:, self._columns]
+
+    def part(self, name: str) -> Floats | None:
+        """A column of aorta.account.load.rank.host; None where no line has it."""
+        return self.parts[name][:, self._columns] if name in self.parts else None
+
+    def span(self, kind: str) -> Floats:
+        """In the step's body."""
+        values = self.part(f"{PREFIX}{kind}")
+        return np.zeros_like(self.metric("step_ms")) if values is None else positive(values)
+
+    def tail(self, kind: str) -> Floats:
+        """Behind the body."""
+        return self.span(f"{kind}{AFTER}")
+
+    @property
+    def use(self) -> tuple[Floats, Floats] | None:
+        """Of the cores, by the thread that trains: ms that it ran, ms that it was ready to run while others
+        had them. None where more than half of the steps lack either."""
+        columns = [self.part(name) for name in (CPU, READY)]
+        present = [
+            positive(values) for values in columns if values is not None and np.isnan(values).mean() <= 0.5
+        ]
+        return (present[0], present[1]) if len(present) == 2 else None
+
+
+def _of_device(host: Host, idle: Floats, between: Floats) -> dict[str, Floats]:
+    """Idle device, by what the host did meanwhile. A wait of the host for the device costs the idle time
+    behind it, but no more than the wait itself, since the host would have been ahead by that much. The host
+    launches at most as long as its threads work or ask for a core: the rest they sleep."""
+    cells = {"copy": np.minimum(positive(host.metric("exposed_copy_ms")), idle)}
+    left = idle - cells["copy"]
+    if not host.parts:
+        return cells | {"idle": left}
+    unusual = positive(left - np.median(left, axis=1, keepdims=True))
+    for kind in HOST_ORDER:
+        span = between if kind == "between_steps" else host.span(kind) + host.tail(kind)
+        cells[kind] = np.minimum(_idle_meanwhile(host.part(f"{IDLE}{kind}"), span, unusual), left)
+        left = left - cells[kind]
+    synchronisation = host.span("synchronisation") + host.tail("synchronisation")
+    cells["synchronisation"] = np.minimum(synchronisation, left)
+    left = left - cells["synchronisation"]
+    use = host.use
+    if use is not None:
+        cpu, ready = use
+        backward = host.span("backward")  # launched by a thread of autograd
+        launching = cpu + ready + backward
+        is_noted = launching > 0
+        cells["blocked"] = np.where(is_noted, positive(left - launching), 0.0)
+        left = left - cells["blocked"]
+        part = np.divide(ready, launching, out=np.zeros_like(left), where=is_noted)
+        cells["core_taken"] = left * part
+        left = left - cells["core_taken"]
+    return cells | {"launch": left}
+
+
+def _of_cpu(host: Host, own: Floats, between: Floats, step: Floats, exposed: Floats) -> dict[str, Floats]:
+    """own: the step without communication. Time in which the thread neither ran nor asked for a core is
+    blocked, as far as no part that is known may hold it."""
+    cells, left = {}, own
+    for kind in SPAN_KINDS:
+        cells[kind] = np.minimum(host.span(kind) + host.tail(kind), left)
+        left = left - cells[kind]
+    cells["between_steps"] = np.minimum(between, left)
+    left = left - cells["between_steps"]
+    use = host.use
+    if use is not None:
+        cpu, ready = use
+        known = own - left
+        asleep = np.where(cpu > 0, positive(step - exposed - cpu - ready - known), 0.0)
+        cells["blocked"] = np.minimum(asleep, left)
+        left = left - cells["blocked"]
+        awake = own - cells["blocked"]
+        part = np.divide(left, awake, out=np.zeros_like(left), where=awake > 0)
+        cells["core_taken"] = np.minimum(ready * part, left)
+        left = left - cells["core_taken"]
+    return cells | {"compute": left}
+
+
+def _idle_meanwhile(idle: Floats | None, span: Floats, unusual: Floats) -> Floats:
+    """Idle device while the host was in spans. Where a step's segments were not kept: as much of the span as
+    in the steps that have both, and at least what the device idles longer than usual; all of it where no
+    step has both."""
+    if idle is None:
+        return span
+    is_measured = np.isfinite(idle) & (span > 0)
+    ratio = float(idle[is_measured].sum() / span[is_measured].sum()) if is_measured.any() else 1.0
+    estimate = np.maximum(min(ratio, 1.0) * span, np.minimum(span, unusual))
+    return np.where(np.isnan(idle), estimate, idle)
+
+
+def _outside(judged: JudgedRun, looked: JudgedRun) -> dict[str, float]:
+    """Wall time of the run, from when aorta was loaded to its end; of a run that was not restarted."""
+    run, record = judged.run, judged.run.run
+    if record is None or record.finished_unix_ns is None or len(record.attempts) > 1:
+        return {}
+    if run.source in TRACE_SOURCES or not run.num_steps:
+        return {}
+    lengths = np.nan_to_num(run.metrics["step_ms"])
+    if looked.run.global_step[-1] < run.global_step[-1]:
+        lengths = lengths[:, :-1]  # the last one holds the program's end
+    begin, end = (ns / 1e6 for ns in (record.started_unix_ns, record.finished_unix_ns))
+    starts = run.start_unix_ns / 1e6
+    last = starts[:, lengths.shape[1] - 1] + lengths[:, -1]
+    steps = lengths.sum(axis=1)
+    warm_up = lengths[:, : judged.num_warmup].sum(axis=1)
+    parts = {
+        "judged": steps - warm_up,
+        "start_up": starts[:, 0] - begin,
+        "warm_up": warm_up,
+        "between": last - starts[:, 0] - steps,
+        "after": end - last,
+    }
+    return {name: max(float(values.mean()), 0.0) for name, values in parts.items()}
+
+
+def positive(values: Floats) -> Floats:
+    """Without what is below 0; NaN counts as 0."""
+    result: Floats = np.maximum(np.nan_to_num(values), 0.0)
+    return result

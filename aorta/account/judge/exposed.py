@@ -1,0 +1,94 @@
+"""Exposed communication of the judged steps taken apart: waiting for ranks, transfer, or not split."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.account.judge.leading import metric_of
+from aorta.account.model import JudgedRun, Lead
+from aorta.timeline.collective import POINT_TO_POINT
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """[rank, step] in ms. exposed = wait + transfer + unsplit, in every step of every rank."""
+
+    wait_ms: Floats
+    """Before the last rank had come."""
+    transfer_ms: Floats
+    """After it."""
+    unsplit_ms: Floats
+    """Where arrivals are not known."""
+    caused_ms: Floats
+    """Waiting of each of the others for the rank; 0 where nobody knows for whom."""
+    is_split: bool
+    """Waiting is known in some step."""
+
+    @property
+    def moving_ms(self) -> Floats:
+        """Transfer, and what may be transfer."""
+        return self.transfer_ms + self.unsplit_ms
+
+
+def exposed_of(judged: JudgedRun, lead: Lead = "raw") -> Exposed | None:
+    """None where overlap was not measured, or nothing is exposed.
+
+    Where all ranks communicate in the same groups, they leave together, and the last to come waits least:
+    what another rank is exposed beyond that is waiting, even while other calls move. That needs no common
+    clock. Elsewhere it is what matched collectives tell.
+    """
+    return judged.once(f"exposed.{lead}", lambda: _exposed_of(judged, lead))
+
+
+def _exposed_of(judged: JudgedRun, lead: Lead) -> Exposed | None:
+    run, judged_steps = judged.run, slice(judged.num_warmup, None)
+    name = metric_of(lead, "exposed_ms")
+    if name not in run.metrics:
+        return None
+    exposed = np.maximum(np.nan_to_num(run.metrics[name][:, judged_steps]), 0.0)
+    if not exposed.any():
+        return None
+    wait = np.zeros_like(exposed)
+    is_known = np.zeros(exposed.shape, dtype=bool)
+    matched = run.metrics.get("exposed_wait_ms")
+    if matched is not None and lead == "raw":
+        matched = matched[:, judged_steps]
+        is_known = np.isfinite(matched)
+        wait = np.minimum(np.maximum(np.nan_to_num(matched), 0.0), exposed)
+    num_ranks = len(run.ranks)
+    if num_ranks > 1 and is_one_group(judged):
+        wait = np.maximum(wait, exposed - exposed.min(axis=0))
+        is_known[:] = True
+    caused = np.zeros_like(exposed)
+    if num_ranks > 1 and is_known.any():
+        caused = _blame(judged, exposed) * wait.sum(axis=0) / (num_ranks - 1)
+    rest = exposed - wait
+    return Exposed(
+        wait, np.where(is_known, rest, 0.0), np.where(is_known, 0.0, rest), caused, bool(is_known.any())
+    )
+
+
+def is_one_group(judged: JudgedRun) -> bool:
+    """Every rank takes part in every collective."""
+    sizes = {kind.num_ranks for kind in judged.run.collectives}
+    return sizes == {len(judged.run.ranks)} and not has_point_to_point(judged)
+
+
+def has_point_to_point(judged: JudgedRun) -> bool:
+    return any(kind.op in POINT_TO_POINT for kind in judged.run.collectives)
+
+
+def _blame(judged: JudgedRun, exposed: Floats) -> Floats:
+    """[rank, step]: shares of 1 of who came last; by arrival where that is known, else by least exposure."""
+    arrivals = judged.run.arrivals
+    share = np.zeros_like(exposed)
+    if arrivals is None:
+        share[np.argmin(exposed, axis=0), np.arange(exposed.shape[1])] = 1.0
+        return share
+    caused = arrivals.caused_ms[:, judged.num_warmup :]
+    total = caused.sum(axis=0)
+    np.divide(caused, total, out=share, where=total > 0)
+    return share

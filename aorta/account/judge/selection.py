@@ -1,0 +1,149 @@
+"""A run with some of its steps and ranks alone."""
+
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from typing import cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.account.judge.leading import metric_of
+from aorta.account.model import Arrivals, CollectiveKind, JudgedRun, Lead, Run
+from aorta.errors import ReportError
+
+MOST_NUMBERS = 1 << 20
+"""Ranks times steps that causes are looked for in at once: 220 MB for a million."""
+
+FEWEST_STEPS = 4
+TWICE = 2.0
+
+
+def selected(run: Run, steps: tuple[int, int] | None, ranks: Collection[int] | None) -> Run:
+    """steps: first and last global step. ReportError where nothing is left."""
+    rows = [i for i, rank in enumerate(run.ranks) if ranks is None or rank in ranks]
+    missing = sorted(set(ranks or ()) - set(run.ranks))
+    if missing or not rows:
+        raise ReportError(
+            f"{run.path} has ranks {run.ranks[0]} to {run.ranks[-1]}, and no rank {missing[:4]}"
+        )
+    low, high = steps if steps is not None else (int(run.global_step[0]), int(run.global_step[-1]))
+    columns = np.flatnonzero((run.global_step >= low) & (run.global_step <= high))
+    if not len(columns):
+        raise ReportError(
+            f"{run.path} has steps {run.global_step[0]} to {run.global_step[-1]}, none from {low} to {high}"
+        )
+    place = np.ix_(np.array(rows), columns)
+    arrivals = run.arrivals
+    if arrivals is not None:
+        arrivals = Arrivals(
+            arrivals.num_last[place],
+            arrivals.num_judged[place],
+            arrivals.caused_ms[place],
+            {run.ranks[i]: arrivals.waits[run.ranks[i]] for i in rows},
+            arrivals.residual_us,
+        )
+    return msgspec.structs.replace(
+        run,
+        ranks=[run.ranks[i] for i in rows],
+        global_step=run.global_step[columns],
+        start_unix_ns=run.start_unix_ns[place],
+        metrics={name: values[place] for name, values in run.metrics.items()},
+        num_collectives=run.num_collectives[place],
+        host_bound=run.host_bound[place],
+        has_details=run.has_details[columns],
+        has_collectives=run.has_collectives[columns],
+        collectives=_of_columns(run, columns, np.array(rows)),
+        arrivals=arrivals,
+        host_parts={name: values[place] for name, values in run.host_parts.items()},
+        other_sources={},
+    )
+
+
+def looked_at(judged: JudgedRun, lead: Lead = "raw") -> JudgedRun:
+    """The judged steps that the account is made of: those that were timed on every rank, without a
+    last one that holds the program's end; of a run of many ranks and steps the last ones, MOST_NUMBERS of all
+    ranks together. judged itself where that is all of them.
+    """
+    return judged.once(f"looked_at.{lead}", lambda: _looked_at(judged, lead))
+
+
+def _looked_at(judged: JudgedRun, lead: Lead) -> JudgedRun:
+    run = judged.run
+    num_steps = max(MOST_NUMBERS // len(run.ranks), 1)
+    first = max(judged.num_warmup, run.num_steps - num_steps)
+    is_known = np.ones(run.num_steps - first, dtype=bool)
+    for name in ("step_ms", metric_of(lead, "compute_ms"), metric_of(lead, "exposed_ms")):
+        if name in run.metrics:
+            is_finite = np.isfinite(run.metrics[name][:, first:]).all(axis=0)
+            if (is_known & is_finite).any():
+                is_known &= is_finite
+    is_known[-1] &= not _holds_the_end(run.metrics["step_ms"][:, first:])
+    if first == judged.num_warmup and is_known.all():
+        return judged
+    before = [first - 1] if first else []  # what lies behind a step's body delays the next step
+    columns = np.array([*before, *(first + np.flatnonzero(is_known)).tolist()], dtype=np.intp)
+    arrivals = run.arrivals
+    if arrivals is not None:
+        arrivals = msgspec.structs.replace(
+            arrivals,
+            num_last=arrivals.num_last[:, columns],
+            num_judged=arrivals.num_judged[:, columns],
+            caused_ms=arrivals.caused_ms[:, columns],
+        )
+    return msgspec.structs.replace(
+        judged,
+        num_warmup=len(before),
+        run=msgspec.structs.replace(
+            run,
+            global_step=run.global_step[columns],
+            start_unix_ns=run.start_unix_ns[:, columns],
+            metrics=cast(MutableMapping[str, NDArray[np.float64]], _Columns(run.metrics, columns)),
+            num_collectives=run.num_collectives[:, columns],
+            host_bound=run.host_bound[:, columns],
+            has_details=run.has_details[columns],
+            has_collectives=run.has_collectives[columns],
+            collectives=_of_columns(run, columns),
+            arrivals=arrivals,
+            host_parts=_Columns(run.host_parts, columns),
+        ),
+    )
+
+
+def _holds_the_end(step_ms: NDArray[np.float64]) -> bool:
+    """Whether the last step is over twice as long as any other: no step came after it to end it, so that it
+    holds what the program does at its end, such as a last checkpoint."""
+    longest = np.nan_to_num(step_ms).max(axis=0)
+    return len(longest) > FEWEST_STEPS and float(longest[-1]) > TWICE * float(longest[:-1].max())
+
+
+def _of_columns(
+    run: Run, columns: NDArray[np.intp], rows: NDArray[np.intp] | None = None
+) -> list[CollectiveKind]:
+    """The run's kinds in these columns and rows; their arrays have columns that kept their collectives."""
+    place = np.cumsum(run.has_collectives) - 1
+    kept = place[columns[run.has_collectives[columns]]]
+    chosen = slice(None) if rows is None else rows
+    names = ("count", "duration_ms", "wait_ms", "transfer_ms")
+    return [
+        msgspec.structs.replace(kind, **{name: getattr(kind, name)[chosen][:, kept] for name in names})
+        for kind in run.collectives
+    ]
+
+
+class _Columns(Mapping[str, NDArray[np.float64]]):
+    """Arrays in some columns, each read when it is asked for."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[np.float64]], columns: NDArray[np.intp]) -> None:
+        self._arrays, self._columns = arrays, columns
+
+    def __getitem__(self, name: str) -> NDArray[np.float64]:
+        return self._arrays[name][:, self._columns]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._arrays
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)

@@ -1,0 +1,118 @@
+"""The account: cells exclude each other and add up to the step, on devices and on CPUs."""
+
+import numpy as np
+import pytest
+
+from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, account_of
+from aorta.account.judge.judged import judge
+from aorta.account.load.open import load_run
+from aorta.records.schema import HostUse
+from tests.why.causes.runs import Host, run_of
+
+KINDS = ("work", "comm", "idle", "data", "optimizer", "synchronisation")
+
+
+def account(folder, make, **settings):
+    return account_of(judge(load_run(run_of(folder, make, **settings), "run"), 1))
+
+
+def cells_of(found):
+    return {row.name: row.mean_ms for row in found.rows()}
+
+
+def test_a_step_on_a_device_is_cut_by_what_device_and_host_did(tmp_path):
+    """30 ms compute, 5 ms communication; the device idles for 4 ms of data, 3 of the optimizer, 2 of which
+    nothing is known, and 6 behind the body."""
+
+    def make(rank, step, noise):
+        host = Host().work(30.0).comm(5.0).idle(4.0, "data").idle(3.0, "optimizer").idle(2.0).after(6.0)
+        return host, {"source": "kernels"}
+
+    found = cells_of(account(tmp_path / "run", make))
+    expected = {
+        "compute": 30.0,
+        "transfer": 5.0,
+        "data": 4.0,
+        "optimizer": 3.0,
+        "launch": 2.0,
+        "between_steps": 6.0,
+    }
+    assert found == pytest.approx(expected)
+
+
+def test_the_rank_that_does_not_come_costs_the_other_its_wait(tmp_path):
+    """Rank 1 computes 8 ms longer; both leave the collective together."""
+
+    def make(rank, step, noise):
+        late = 8.0 if rank == 1 else 0.0
+        return Host().work(20.0 + late).comm(12.0 - late)
+
+    found = account(tmp_path / "run", make)
+    assert found.by_rank_ms("wait").tolist() == pytest.approx([8.0, 0.0])
+    assert found.by_rank_ms("transfer").tolist() == pytest.approx([4.0, 4.0])
+    assert found.by_rank_ms("compute").tolist() == pytest.approx([20.0, 28.0])
+    assert found.mean_step_ms == pytest.approx(32.0)
+
+
+def test_a_thread_that_neither_runs_nor_asks_for_a_core_is_blocked(tmp_path):
+    """Of 50 ms without communication its thread runs 25 and is ready for 5: it sleeps 20."""
+
+    def make(rank, step, noise):
+        return Host().work(50.0).comm(10.0), {"host_use": HostUse(25.0, 5.0)}
+
+    found = cells_of(account(tmp_path / "run", make))
+    assert found == pytest.approx({"compute": 25.0, "core_taken": 5.0, "blocked": 20.0, "transfer": 10.0})
+
+
+def test_of_time_that_a_loader_may_have_slept_nothing_is_called_blocked(tmp_path):
+    def make(rank, step, noise):
+        return Host().work(20.0, "data").work(30.0).comm(10.0), {"host_use": HostUse(30.0, 0.0)}
+
+    found = cells_of(account(tmp_path / "run", make))
+    assert found == pytest.approx({"compute": 30.0, "data": 20.0, "transfer": 10.0})
+
+
+def test_one_process_has_no_cells_of_communication(tmp_path):
+    found = account(
+        tmp_path / "run", lambda rank, step, noise: (Host().work(40.0), {"world_size": 1}), width=1
+    )
+    assert set(EXPOSED_CELLS).isdisjoint(cells_of(found))
+    assert cells_of(found) == pytest.approx({"compute": 40.0})
+
+
+def test_a_last_step_that_holds_the_programs_end_is_outside(tmp_path):
+    def make(rank, step, noise):
+        host = Host().work(20.0).comm(2.0)
+        return host.after(900.0, "checkpoint") if step == 23 else host
+
+    found = account(tmp_path / "run", make)
+    assert found.mean_step_ms == pytest.approx(22.0)
+    assert (found.step_ms.shape[1], found.num_judged) == (22, 23)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_cells_add_up_to_every_step_of_every_rank(tmp_path, seed):
+    """Of steps made at random, on devices and on CPUs."""
+    random = np.random.default_rng(seed)
+    source = "kernels" if seed % 2 else "host"
+
+    def make(rank, step, noise):
+        host = Host()
+        for kind in map(str, random.permutation(KINDS)):
+            ms = float(random.exponential(10.0))
+            if kind == "comm":
+                host.comm(ms)
+            elif kind == "work" or source == "host":
+                host.work(ms, None if kind in ("work", "idle") else kind)
+            else:
+                host.idle(ms, None if kind == "idle" else kind)
+        host.after(float(random.exponential(5.0)), [None, "data", "checkpoint"][random.integers(3)])
+        use = HostUse(float(random.uniform(0, host.at)), float(random.uniform(0, 5)))
+        return host, {"host_use": use, "source": source}
+
+    found = account(tmp_path / "run", make)
+    total = sum(found.cells.values())
+    np.testing.assert_allclose(total, found.step_ms, rtol=1e-9)
+    assert all((values >= 0).all() for values in found.cells.values())
+    assert set(found.cells) <= set(CELLS)
+    assert sum(row.share for row in found.rows()) == pytest.approx(1.0)

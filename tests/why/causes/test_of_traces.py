@@ -1,0 +1,96 @@
+"""aorta why on traces: causes of the same account as those of runs, and the critical path beside them."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from aorta.cli.why import why_command
+from aorta.errors import AortaError
+from tests.why.replay.by_hand import COMM, COMPUTE, HandTrace
+from tests.why.replay.hand_steps import device_bound, two_ranks
+
+
+def why(*arguments: object) -> str:
+    result = CliRunner().invoke(why_command, [str(one) for one in arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def answer_of(folder):
+    return json.loads(why(folder, "--json"))
+
+
+def test_two_ranks_lose_what_is_exposed(tmp_path):
+    """A step of 415 us; 100 us of it is an all_reduce that nothing hides, 40 us the wait for rank 1."""
+    two_ranks(tmp_path)
+    answer = answer_of(tmp_path)
+    assert answer["source"] == "kineto"
+    cells = {row["name"]: row["mean_ms"] for row in answer["account"]}
+    assert cells["transfer"] == pytest.approx(0.1, abs=0.005)
+    assert sum(cells.values()) == pytest.approx(answer["step_ms"], rel=1e-6)
+    assert sum(cause["ms"] for cause in answer["causes"]) <= answer["step_ms"]
+
+
+def test_the_critical_path_stands_below_the_causes(tmp_path):
+    two_ranks(tmp_path)
+    text = why(tmp_path)
+    assert text.index("a step takes") < text.index("critical path of traced step")
+    assert "2 waits between streams" in text or "4 waits between streams" in text
+    answer = answer_of(tmp_path)
+    replayed = sum(part["ms"] for part in answer["critical_path"])
+    assert replayed == pytest.approx(answer["replayed_step_ms"])
+
+
+def test_nothing_is_said_to_be_worth_changing_in_a_step_of_compute(tmp_path):
+    device_bound(tmp_path)
+    assert "Nothing worth changing" in why(tmp_path)
+
+
+def test_several_changes_at_once(tmp_path):
+    two_ranks(tmp_path)
+    text = why(tmp_path, "--if", "all_reduce x0.5", "--if", "rank 1 on time")
+    assert "if all_reduce x0.5 and rank 1 on time" in text
+    assert "0.41 ms -> 0.3" in text
+    changed = json.loads(why(tmp_path, "--json", "--if", "all_reduce x2"))
+    assert changed["predicted_ms"] - changed["step_ms"] == pytest.approx(0.1, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        pytest.param(["--if", "all_reduc x2"], "did you mean", id="change"),
+        pytest.param(["--if", "all_reduce x2", "--steps", "7:9"], "hold the steps 0", id="steps"),
+        pytest.param(["--steps", "7:9"], "has steps 0 to 0, none from 7 to 9", id="steps-of-the-account"),
+        pytest.param(["--steps", "x"], "FIRST:LAST", id="words"),
+        pytest.param(["--steps", "9:7"], "comes before the first", id="span"),
+        pytest.param(["--if", "all_reduce x2", "--ranks", "0"], "needs all ranks", id="ranks"),
+        pytest.param(["--if", "all_reduce x2", "--warmup", "1"], "--steps chooses", id="warmup"),
+    ],
+)
+def test_what_cannot_be_is_one_line(arguments, says, tmp_path):
+    two_ranks(tmp_path)
+    with pytest.raises(AortaError, match=says):
+        CliRunner().invoke(why_command, [str(tmp_path), *arguments], catch_exceptions=False)
+
+
+def test_what_cannot_be_replayed_has_its_causes_all_the_same(tmp_path, monkeypatch):
+    two_ranks(tmp_path)
+    monkeypatch.setattr("aorta.why.causes.whatifs.MOST_BYTES", 1)
+    text = why(tmp_path)
+    assert "1. " in text
+    assert "Not replayed: 0 MiB of traces: aorta why TRACES --if CHANGE does" in text
+
+
+def test_advice_is_for_the_operation_at_hand(tmp_path):
+    trace = HandTrace(0, world=2)
+    trace.scope("DistributedDataParallel.forward", 0.0, 20.0, "cpu_op")
+    trace.kernel("gemm", 10.0, 100.0)
+    trace.wait(COMM, trace.record(), COMPUTE)
+    trace.collective("all_to_all", 112.0, 300.0)
+    trace.wait(COMPUTE, trace.record(), COMM)
+    trace.kernel("gemm", 414.0, 100.0)
+    trace.step(0, -1.0, trace.host)
+    first = answer_of(trace.write(tmp_path))["causes"][0]
+    assert first["subject"] == "exposed transfer: all_to_all (0 group)"
+    assert "bucket" not in first["change"]
