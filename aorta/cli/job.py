@@ -4,12 +4,16 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from aorta.cli.options import PATH, json_option
 from aorta.command_line import OneScreenCommand, rare
 from aorta.errors import CANNOT_TELL, FINE, RecordError
+
+if TYPE_CHECKING:
+    from aorta.records.newest import Newest
 
 run_folder = click.argument("run", metavar="[RUN]", default="artifacts", type=PATH)
 
@@ -30,7 +34,7 @@ run_folder = click.argument("run", metavar="[RUN]", default="artifacts", type=PA
     help="Time between two looks at the files.",
 )
 def top_command(run: Path, every_s: float, once: bool, as_json: bool) -> int:
-    """Watch the job that records into RUN (artifacts): a row per rank, medians of its newest 20 steps.
+    """Watch the job that records into RUN (artifacts): a row per rank, means of its newest 20 steps.
 
     Reads only the files of the folder, so it works over ssh and on a shared file system. The rank that the
     others wait for is red. Ctrl-C leaves. Exit code 3: there is no step yet.
@@ -39,7 +43,8 @@ def top_command(run: Path, every_s: float, once: bool, as_json: bool) -> int:
     from rich.live import Live
 
     from aorta.errors import AortaError
-    from aorta.page.top import Follower, top_table
+    from aorta.page.top import top_table
+    from aorta.records.newest import Follower, newest
     from aorta.records.reader import read_run
     from aorta.records.schema import RunRecord
 
@@ -54,38 +59,37 @@ def top_command(run: Path, every_s: float, once: bool, as_json: bool) -> int:
     follower = Follower(run)
     follower.poll()
 
-    def states() -> list:  # type: ignore[type-arg]
-        return [follower.ranks[rank] for rank in sorted(follower.ranks)]
-
     if as_json:
-        click.echo(_top_json(states()))
+        click.echo(_top_json(newest(follower.ranks.values())))
         return FINE if follower.ranks else CANNOT_TELL
     console = Console(highlight=False)
     if once or not sys.stdout.isatty():
-        console.print(top_table(run_record(), states(), height=10_000))
+        console.print(top_table(run_record(), newest(follower.ranks.values()), height=10_000))
         return FINE if follower.ranks else CANNOT_TELL
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
-            live.update(top_table(run_record(), states(), height=console.height), refresh=True)
+            live.update(
+                top_table(run_record(), newest(follower.ranks.values()), height=console.height), refresh=True
+            )
             time.sleep(every_s)
             follower.poll()
 
 
-def _top_json(states: list) -> str:  # type: ignore[type-arg]
+def _top_json(shown: "Newest") -> str:
     import msgspec
 
-    from aorta.page.top import straggler
-
-    late = straggler(states)
-    names = ("step_ms", "exposed_ms", "comm_ms", "compute_ms", "overlap_ratio")
+    names = ("step_ms", "compute_ms", "exposed_ms", "idle_ms", "exposed_wait_ms", "caused_ms", "comm_ms",
+             "overlap_ratio")  # fmt: skip
     ranks = [
         {
-            "rank": state.rank,
-            "global_step": None if state.last is None else state.last.global_step,
-            **{name: state.median(name) for name in names},
+            "rank": rank.rank,
+            "global_step": rank.last.global_step,
+            "num_steps": rank.num_steps,
+            **{name: getattr(rank, name) for name in names},
         }
-        for state in states
+        for rank in shown.ranks
     ]
+    late = shown.late
     straggler_row = None if late is None else {"rank": late.rank, "wait_ms": late.wait_ms}
     return msgspec.json.encode({"ranks": ranks, "straggler": straggler_row}).decode()
 

@@ -8,11 +8,11 @@ import pytest
 from aorta.account.results.schema import read_document
 from aorta.errors import AortaError
 from aorta.hang.report import read_reports
-from aorta.page.top import Follower
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.lint.cuda_graph import read_graph
 from aorta.projection.benchmarked import read_measurements
 from aorta.records.files import steps_name
+from aorta.records.newest import Follower
 from aorta.records.requests import read_plan, read_request
 from aorta.records.rotation import dropped_path, read_dropped
 from aorta.training.checkpoint import read_meta

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from aorta.page.top import Follower
+from aorta.records.newest import Follower
 from aorta.records.reader import read_steps
 from aorta.records.rotation import DROPPED, dropped_path, read_dropped
 from aorta.records.schema import CollectiveRecord

@@ -1,0 +1,54 @@
+"""The screen of `aorta top`: the means of the newest steps, and the rank that is late."""
+
+from dataclasses import replace
+
+from rich.console import Console
+
+from aorta.page.top import top_table
+from aorta.records.newest import LateRank, Newest, RankMeans
+from tests.records.plain_records import step
+
+NOW_NS = 10**18 + 3_010_000_000
+"""Three seconds after the end of the last step."""
+RANK = RankMeans(
+    rank=0, last=step(7, world_size=2), num_steps=5, step_ms=20.0, compute_ms=12.0, exposed_ms=7.0,
+    idle_ms=1.0, comm_ms=9.0, hidden_ms=2.0, exposed_wait_ms=6.0, caused_ms=0.25,
+)  # fmt: skip
+LATE = replace(RANK, rank=1, compute_ms=18.0, exposed_ms=1.0, exposed_wait_ms=0.25, caused_ms=6.0)
+
+
+def lines(shown: Newest, height: int = 40) -> list[str]:
+    console = Console(width=100, highlight=False)
+    with console.capture() as captured:
+        console.print(top_table(None, shown, NOW_NS, height))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_a_row_has_the_cells_of_the_step() -> None:
+    assert lines(Newest([RANK, LATE], LateRank(1, 6.0))) == [
+        "step 7   2 ranks   means of 5 steps   last record 3 s ago",
+        "rank 1 is late: the other rank waits 6.0 ms a step for it",
+        "rank  step  step  compute  exposed  idle  waits    loss",
+        "              ms       ms       ms    ms     ms",
+        "   0     7  20.0     12.0      7.0   1.0    6.0  1.5000",
+        "   1     7  20.0     18.0      1.0   1.0    0.2  1.5000",
+    ]
+
+
+def test_what_was_not_measured_is_no_number() -> None:
+    bare = replace(RANK, compute_ms=None, exposed_ms=None, idle_ms=None, exposed_wait_ms=None)
+    assert lines(Newest([bare], None))[0].startswith("step 7   1 of 2 ranks")
+    assert lines(Newest([bare], None))[-1].split() == ["0", "7", "20.0", "-", "-", "-", "1.5000"]
+
+
+def test_the_late_rank_stays_on_a_small_screen() -> None:
+    ranks = [replace(RANK, rank=rank, exposed_ms=7.0 + rank) for rank in range(20)]
+    ranks[3] = replace(LATE, rank=3)
+    text = lines(Newest(ranks, LateRank(3, 6.0)), height=10)
+    assert [line.split()[0] for line in text[4:-1]] == ["3", "17", "18", "19"]
+    assert text[1] == "rank 3 is late: the others wait 6.0 ms a step for it"
+    assert text[-1] == "and 16 more ranks"
+
+
+def test_no_step_is_said() -> None:
+    assert lines(Newest([], None))[0] == "no step yet"

@@ -1,0 +1,164 @@
+"""The newest steps of a running job: what is averaged, who is waited for, and files that change meanwhile."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from aorta.records.files import steps_name
+from aorta.records.newest import Follower, LateRank, Newest, newest
+from aorta.records.schema import CollectiveRecord, OverlapRecord, Segment, StepRecord
+from aorta.records.writer import LineWriter
+from tests.records.plain_records import step
+
+START_NS = 10**18
+STEP_MS = 20.0
+SECOND_CALL_MS = 15.0
+"""Start of a short collective in every step, to which all ranks come at once."""
+
+
+def record(rank: int, number: int, arrives_ms: float, last_ms: float, **changes: Any) -> StepRecord:
+    """A step of one of two ranks: 2 ms of transfer from last_ms on, when the other one has come too."""
+    calls = [
+        CollectiveRecord(
+            op="all_reduce", stream="group", group="default", ranks=[0, 1], bytes=4096, dtype="float32",
+            seq=2 * number + i, start_ms=start_ms, end_ms=end_ms, algbw_gb_s=None, busbw_gb_s=None,
+        )
+        for i, (start_ms, end_ms) in enumerate(
+            [(arrives_ms, last_ms + 2), (SECOND_CALL_MS, SECOND_CALL_MS + 1)]
+        )
+    ]  # fmt: skip
+    exposed_ms = last_ms + 2 - arrives_ms + 1
+    overlap = msgspec.structs.replace(
+        step().overlap,
+        comm_ms=exposed_ms,
+        exposed_ms=exposed_ms,
+        compute_ms=STEP_MS - exposed_ms,
+        idle_ms=0.0,
+    )
+    segments = [Segment(call.start_ms or 0, call.end_ms or 0, ["allreduce"], 1) for call in calls]
+    fields = {
+        "rank": rank, "world_size": 2, "start_unix_ns": START_NS + int(number * STEP_MS * 1e6),
+        "step_ms": STEP_MS, "overlap": overlap, "collectives": calls, "num_collectives": 2,
+        "active_segments": segments, "run_id": "run",
+    }  # fmt: skip
+    return step(number, **(fields | changes))
+
+
+def written(folder: Path, records: list[StepRecord]) -> None:
+    for rank in {each.rank for each in records}:
+        with LineWriter.create(folder / steps_name(rank)) as writer:
+            for each in records:
+                if each.rank == rank:
+                    writer.write(each)
+
+
+def shown(folder: Path) -> Newest:
+    follower = Follower(folder)
+    follower.poll()
+    return newest(follower.ranks.values())
+
+
+def test_the_others_wait_for_the_rank_that_comes_last(tmp_path: Path) -> None:
+    """Rank 1 comes at 10 ms, rank 0 at 4: 6 ms of rank 0's 9 exposed ones are waiting."""
+    written(tmp_path, [record(rank, n, (4.0, 10.0)[rank], 10.0) for n in range(12) for rank in (0, 1)])
+    ranks, late = shown(tmp_path)
+    assert late == LateRank(1, pytest.approx(6.0))
+    assert [rank.exposed_ms for rank in ranks] == [9.0, 3.0]
+    assert [rank.exposed_wait_ms for rank in ranks] == [pytest.approx(6.0), 0.0]
+    assert [rank.caused_ms for rank in ranks] == [0.0, pytest.approx(6.0)]
+
+
+def test_ranks_that_are_late_in_turn_are_no_straggler(tmp_path: Path) -> None:
+    records = [record(rank, n, 4.0 if (rank + n) % 2 else 10.0, 10.0) for n in range(12) for rank in (0, 1)]
+    written(tmp_path, records)
+    ranks, late = shown(tmp_path)
+    # 11 steps are shown: the first one is left out.
+    assert [rank.caused_ms for rank in ranks] == [pytest.approx(30 / 11), pytest.approx(36 / 11)]
+    assert late is None
+
+
+def test_cells_are_means_over_the_same_steps_of_all_ranks(tmp_path: Path) -> None:
+    """Rank 0 is two steps ahead: steps 5 to 24 are shown of both, and their mean length is 14.5."""
+    records = [record(0, n, 4.0, 4.0, step_ms=float(n)) for n in range(27)]
+    records += [record(1, n, 4.0, 4.0, step_ms=float(n)) for n in range(25)]
+    written(tmp_path, records)
+    ranks, _ = shown(tmp_path)
+    assert [(rank.num_steps, rank.step_ms, rank.last.global_step) for rank in ranks] == [
+        (20, np.mean(range(5, 25)), 26),
+        (20, np.mean(range(5, 25)), 24),
+    ]
+    assert [rank.step_ms for rank in ranks] == [14.5, 14.5]
+
+
+def test_the_parts_of_a_step_add_up(tmp_path: Path) -> None:
+    written(tmp_path, [record(rank, n, 4.0 + rank, 5.0) for n in range(30) for rank in (0, 1)])
+    for rank in shown(tmp_path).ranks:
+        assert rank.compute_ms is not None
+        assert rank.exposed_ms is not None
+        assert rank.idle_ms is not None
+        assert rank.step_ms == pytest.approx(rank.compute_ms + rank.exposed_ms + rank.idle_ms)
+
+
+def test_the_first_step_of_a_run_is_left_out(tmp_path: Path) -> None:
+    written(tmp_path, [step(n, step_ms=900.0 if n == 0 else 10.0) for n in range(9)])
+    (rank,), late = shown(tmp_path)
+    assert (rank.step_ms, rank.num_steps, late) == (10.0, 8, None)
+
+
+def test_without_lists_of_collectives_the_rank_with_least_exposed_time_is_late(tmp_path: Path) -> None:
+    bare = {"collectives": None, "active_segments": None}
+    written(tmp_path, [record(r, n, (4.0, 10.0)[r], 10.0, **bare) for n in range(12) for r in (0, 1)])
+    ranks, late = shown(tmp_path)
+    assert late == LateRank(1, 6.0)
+    assert [rank.exposed_wait_ms for rank in ranks] == [None, None]
+
+
+def test_nobody_is_late_where_not_all_ranks_are_seen(tmp_path: Path) -> None:
+    records = [record(r, n, (4.0, 10.0)[r], 10.0, world_size=4) for n in range(12) for r in (0, 1)]
+    written(tmp_path, records)
+    assert shown(tmp_path).late is None
+
+
+def test_ranks_of_an_earlier_attempt_are_not_shown(tmp_path: Path) -> None:
+    """The job went on with one rank from step 6."""
+    written(tmp_path, [record(rank, n, 4.0, 4.0) for n in range(6) for rank in (0, 1)])
+    with LineWriter.append(tmp_path / steps_name(0)) as writer:
+        for n in range(6, 9):
+            writer.write(record(0, n, 4.0, 4.0, world_size=1, attempt=1))
+    assert [(rank.rank, rank.num_steps) for rank in shown(tmp_path).ranks] == [(0, 3)]
+
+
+def test_steps_are_counted_once_where_the_file_is_made_smaller(tmp_path: Path) -> None:
+    follower = Follower(tmp_path)
+    with LineWriter.create(tmp_path / steps_name(0)) as writer:
+        writer.max_bytes = 20_000
+        for number in range(200):
+            writer.write(step(number, run_id="run", num_collectives=3))
+            follower.poll()
+    state = follower.ranks[0]
+    assert state.num_collectives == 600
+    assert [each.global_step for each in state.recent] == list(range(176, 200))
+
+
+def test_a_new_run_in_the_same_folder_is_shown_alone(tmp_path: Path) -> None:
+    follower = Follower(tmp_path)
+    written(tmp_path, [step(n, run_id="old") for n in range(50)])
+    follower.poll()
+    (tmp_path / steps_name(0)).rename(tmp_path / "aside")
+    written(tmp_path, [step(n, run_id="new", num_collectives=1) for n in range(5)])
+    follower.poll()
+    state = follower.ranks[0]
+    assert ([each.global_step for each in state.recent], state.num_collectives) == ([0, 1, 2, 3, 4], 5)
+
+
+def test_a_folder_without_steps_shows_nothing(tmp_path: Path) -> None:
+    assert shown(tmp_path) == Newest([], None)
+
+
+def test_overlap_of_no_communication_is_not_known(tmp_path: Path) -> None:
+    overlap: OverlapRecord = msgspec.structs.replace(step().overlap, comm_ms=0.0, hidden_ms=0.0)
+    written(tmp_path, [step(n, overlap=overlap) for n in range(4)])
+    assert shown(tmp_path).ranks[0].overlap_ratio is None
