@@ -60,6 +60,20 @@ def is_first_of_machine() -> bool:
     return os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0"
 
 
+def local_rank(rank: int) -> int:
+    """Number of this rank on its machine; the rank itself where no launcher tells. Never raises."""
+    for rank_name, local_name in (
+        ("RANK", "LOCAL_RANK"),
+        ("SLURM_PROCID", "SLURM_LOCALID"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ):
+        local = os.environ.get(local_name, "")
+        # Processes that a rank of the launcher starts have its variables too, and other numbers.
+        if os.environ.get(rank_name) == str(rank) and local.isdecimal():
+            return int(local)
+    return rank
+
+
 def is_first_launch() -> bool:
     """True in one of the processes that start one command on several machines (srun, torchrun)."""
     return all(os.environ.get(name, "0") == "0" for name in ("SLURM_PROCID", "RANK", "NODE_RANK"))

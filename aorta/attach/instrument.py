@@ -1,12 +1,12 @@
 """`aorta.instrument`: makes a recorder, and the companions that its options ask for.
 
-A companion runs beside the recorder as long as it records: a watchdog of hangs, torch.profiler, a file of
-scalars. `aorta run`, the integrations and train.py all come through here.
+A companion runs beside the recorder as long as it records: a watchdog of hangs, torch.profiler, sinks.
+`aorta run`, the integrations and train.py all come through here.
 """
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from aorta.record.companions import Accompanied, Cause, Companion
 from aorta.record.kernel_source import Kernels
 from aorta.record.profiler import ProfilerWindow
 from aorta.record.settings import Placement
-from aorta.records.schema import StepRecord
+from aorta.sinks import Place, Sinks
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def companions(
     """Make the companions that these options of `instrument` ask for; the last one is the first to end."""
     chosen: list[Companion] = []
     if tensorboard:
-        chosen.append(Scalars())
+        chosen.append(Sending(_tensorboard_in, log.warning))
     if profiling is not None:
         chosen.append(Windows(_settings("profiling", profiling, ProfilingConfig)))
     if hang is not None:
@@ -230,56 +230,32 @@ class Windows(Companion):
         return Peers(self._store, recorder.rank, recorder.world_size).traced_with
 
 
-class Scalars(Companion):
-    """Writes scalars of rank 0's steps for TensorBoard.
+class Sending(Companion):
+    """Sends the numbers of steps on (aorta.sinks), as long as the recorder records, however that ends.
 
-    A missing package or a full disk is one warning and ends the scalars, not the training.
+    A missing package or a full disk is one line and ends the sink, not the training.
     """
 
-    def __init__(self) -> None:
-        self._writer: Any = None
-        self._failed = False
+    def __init__(self, targets: Callable[[Path], list[str]], say: Callable[[str], None]) -> None:
+        """targets: KIND=TARGET, by the folder of the records, which is known once the recorder is open."""
+        self._targets = targets
+        self._say = say
+        self._sinks: Sinks | None = None
 
     def opened(self, recorder: Accompanied) -> None:
-        if recorder.rank == 0:
-            folder = recorder.output_dir / "tensorboard"
-            recorder.on_record(lambda record: self._add(folder, record))
-
-    def _add(self, folder: Path, record: StepRecord) -> None:
-        if self._failed:
-            return
-        try:
-            if self._writer is None:  # with the first record: an older run's files were moved aside by then
-                from torch.utils.tensorboard import SummaryWriter
-
-                self._writer = SummaryWriter(str(folder))
-            for name, value in _scalars(record):
-                self._writer.add_scalar(name, value, record.global_step)
-        except (ImportError, OSError) as error:
-            self._fail(error)
+        # Now, in a process of its rank: an older run's files were moved aside by then.
+        place = Place(recorder.output_dir, recorder.rank, recorder.world_size)
+        self._sinks = Sinks(self._targets(recorder.output_dir), place, self._say)
+        if self._sinks.takes_records:
+            recorder.on_record(self._sinks.add)
 
     def closed(self, cause: Cause) -> None:
-        try:
-            if self._writer is not None:
-                self._writer.close()
-        except OSError as error:
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        self._failed = True
-        log.warning("tensorboard: no more scalars: %s", error)
+        if self._sinks is not None:
+            self._sinks.close()
 
 
-def _scalars(record: StepRecord) -> list[tuple[str, float]]:
-    values = {
-        "loss": record.loss,
-        "lr": record.lr,
-        "grad_norm": record.grad_norm,
-        "step_ms": record.step_ms,
-        "exposed_ms": record.overlap.exposed_ms,
-        "overlap_ratio": record.overlap.overlap_ratio,
-    }
-    return [(name, value) for name, value in values.items() if value is not None]
+def _tensorboard_in(folder: Path) -> list[str]:
+    return [f"tensorboard={folder / 'tensorboard'}"]
 
 
 def _store(recorder: Accompanied) -> Store | None:

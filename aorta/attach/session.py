@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aorta.attach.instrument import instrument
+from aorta.attach.instrument import Sending, instrument
 from aorta.attach.settings import say
 from aorta.attach.step_detection import MAX_CALLS, MAX_PASSES, BackwardCycle, Ends, LoaderSign, OptimizerCycle
 from aorta.errors import AortaError
@@ -64,7 +64,6 @@ class AttachedSession:
         """True: that thread has been seen to train; until then it is only the one that set things up."""
         self._explicit = attachment.settings.step_at is not None
         """--step-at names the function whose calls are the steps: nothing is detected."""
-        self._sinks: Any = None
         self._train: Any = None
         """Module.train as it was, and its replacement, while an evaluation runs."""
         self._pause: Any = None
@@ -80,7 +79,6 @@ class AttachedSession:
             return
         Interception.give_way = self._give_way
         self._recorder = self._enter_recorder()
-        self._open_sinks(self._recorder)
         self._capture = RequestedCapture(self._recorder.output_dir, self._recorder.rank)
         if not self._explicit:
             self._begin()
@@ -109,15 +107,10 @@ class AttachedSession:
             "profiling": {"kernels_every": settings.kernels_every} if settings.kernels_every else None,
             "tensorboard": settings.tensorboard,
         }
-        return instrument(output, **options)
-
-    def _open_sinks(self, recorder: Recorder) -> None:
-        targets = self._attachment.settings.sinks
-        if targets:
-            from aorta.sinks import open_sinks
-
-            self._sinks = open_sinks(targets, recorder.rank, recorder.world_size, say)
-            recorder.on_record(self._sinks.add)
+        recorder = instrument(output, **options)
+        if settings.sinks:
+            recorder.companions.add(Sending(lambda folder: settings.sinks, say))
+        return recorder
 
     def _give_way(self) -> None:
         """Take this session off: the program enters a recorder of its own, which wins."""
@@ -141,8 +134,6 @@ class AttachedSession:
         self._recorder = None
         Interception.give_way = None
         recorder.__exit__(*failure)
-        if self._sinks is not None:
-            self._sinks.close()
 
     def abandon(self) -> None:
         """Close the recorder and leave what it has; nothing if it has no step."""

@@ -38,7 +38,7 @@ from aorta.launcher import is_first_launch
     "sinks",
     multiple=True,
     metavar="KIND=TARGET",
-    help="Send numbers on: prometheus=FILE; may repeat.",
+    help="Send numbers on: prometheus=:9400; may repeat.",
 )
 @click.option("--step-at", metavar="MODULE:FUNCTION", help="Calls of this function are the steps.")
 @rare(
@@ -85,8 +85,9 @@ def run_command(output: Path, report: bool, open_page: bool, command: tuple[str,
     aorta run -- torchrun --nproc_per_node 8 train.py --my-option
 
     Works with torchrun, python, accelerate, deepspeed, srun and the processes that they start on this
-    machine. The exit status is the command's. --to takes prometheus=FILE, tensorboard=DIR,
-    opentelemetry=URL, wandb=PROJECT and mlflow=EXPERIMENT. What is recorded: docs/run.md.
+    machine. The exit status is the command's. --to takes prometheus=:PORT or
+    prometheus=FILE, tensorboard=DIR, opentelemetry=URL, wandb=PROJECT and mlflow=EXPERIMENT. What is
+    recorded: docs/run.md.
     """
     from aorta.attach.settings import AttachSettings, environment_for
 

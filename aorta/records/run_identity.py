@@ -49,6 +49,15 @@ def launch_of(environ: Mapping[str, str] | None = None) -> RunLaunch:
     )
 
 
+def given_name(environ: Mapping[str, str] | None = None) -> str | None:
+    """The name that the user gave the run or the job; None for names that a launcher has drawn."""
+    environ = os.environ if environ is None else environ
+    torchrun = environ.get("TORCHELASTIC_RUN_ID", "")
+    if torchrun.lower() in _UNNAMED or _is_drawn(torchrun):
+        torchrun = ""
+    return environ.get("AORTA_RUN_ID") or torchrun or environ.get("SLURM_JOB_NAME") or None
+
+
 def continues(launch: RunLaunch, earlier: RunLaunch) -> bool:
     """Return True where this launch surely continues the run of the earlier one."""
     if launch.run_id is not None or earlier.run_id is not None:

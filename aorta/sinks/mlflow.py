@@ -4,12 +4,14 @@ from typing import Any
 
 from aorta.records.schema import StepRecord
 from aorta.sinks.scalars import scalars
+from aorta.sinks.sink import Place
 
-EVERY_RANK = False
+RANKS = "first"
+TAKES_RECORDS = True
 PACKAGE = "mlflow"
 
 
-def open_sink(target: str, rank: int, world_size: int) -> "MlflowScalars":
+def open_sink(target: str, place: Place) -> "MlflowScalars":
     import mlflow
 
     return MlflowScalars(mlflow, target)

@@ -4,14 +4,16 @@ from typing import Any
 
 from aorta.records.schema import StepRecord
 from aorta.sinks.scalars import HELP, scalars
+from aorta.sinks.sink import Place
 
-EVERY_RANK = True
+RANKS = "all"
+TAKES_RECORDS = True
 PACKAGE = "'aorta[opentelemetry]'"
 EXPORT_EVERY_MS = 5000
 """Time between two exports to the collector."""
 
 
-def open_sink(target: str, rank: int, world_size: int) -> "OpenTelemetryMetrics":
+def open_sink(target: str, place: Place) -> "OpenTelemetryMetrics":
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
@@ -19,17 +21,19 @@ def open_sink(target: str, rank: int, world_size: int) -> "OpenTelemetryMetrics"
     if not endpoint.endswith("/v1/metrics"):
         endpoint += "/v1/metrics"
     exporter = OTLPMetricExporter(endpoint=endpoint, timeout=5)
-    return OpenTelemetryMetrics(PeriodicExportingMetricReader(exporter, EXPORT_EVERY_MS), rank, world_size)
+    return OpenTelemetryMetrics(PeriodicExportingMetricReader(exporter, EXPORT_EVERY_MS), place)
 
 
 class OpenTelemetryMetrics:
     """Gauges of the last step and a histogram of step times, per rank."""
 
-    def __init__(self, reader: Any, rank: int, world_size: int) -> None:
+    def __init__(self, reader: Any, place: Place) -> None:
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.resources import Resource
 
-        resource = Resource.create({"service.name": "aorta", "rank": rank, "world_size": world_size})
+        resource = Resource.create(
+            {"service.name": "aorta", "rank": place.rank, "world_size": place.world_size}
+        )
         self._provider = MeterProvider([reader], resource=resource)
         self._meter = self._provider.get_meter("aorta")
         self._gauges: dict[str, Any] = {}

@@ -4,9 +4,13 @@ import importlib
 import queue
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Protocol
 
 from aorta.errors import ConfigError, did_you_mean
+from aorta.launcher import local_rank
 from aorta.records.schema import StepRecord
 
 KINDS = {
@@ -16,11 +20,25 @@ KINDS = {
     "wandb": "aorta.sinks.wandb",
     "mlflow": "aorta.sinks.mlflow",
 }
-"""Module of each kind. It has open_sink(target, rank, world_size) -> Sink, and EVERY_RANK: True if all ranks
-send their numbers, False if rank 0 alone does."""
+"""Module of each kind. It has open_sink(target, place) -> Sink; RANKS, which ranks open one: "all", "first",
+"first of machine"; TAKES_RECORDS: False where the sink reads the lines by itself; and it may have
+check_target(target), which raises ConfigError."""
 
 MOST_WAITING = 1000
 """Records that wait for slow sinks; more are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank stands, and where its lines are."""
+
+    folder: Path
+    rank: int
+    world_size: int
+
+    def opens(self, ranks: str) -> bool:
+        """True where this is one of the ranks that open a sink."""
+        return ranks == "all" or (local_rank(self.rank) if ranks == "first of machine" else self.rank) == 0
 
 
 class Sink(Protocol):
@@ -39,44 +57,39 @@ def check_target(text: str) -> tuple[str, str]:
         raise ConfigError(f"--to {text}: {kind!r} is no kind of sink{did_you_mean(kind, KINDS, otherwise)}")
     if not equals or not target:
         raise ConfigError(f"--to {text} must look like {kind}=TARGET")
+    check = getattr(importlib.import_module(KINDS[kind]), "check_target", None)
+    if check is not None:
+        check(target)
     return kind, target
 
 
-def open_sinks(targets: Iterable[str], rank: int, world_size: int, say: Callable[[str], None]) -> "Sinks":
-    """Sinks of this rank. say: called with one line for each sink that cannot be opened or fails."""
-    sinks: dict[str, Sink] = {}
-    for text in targets:
-        kind, target = check_target(text)
-        module = importlib.import_module(KINDS[kind])
-        if rank != 0 and not module.EVERY_RANK:
-            continue
-        try:
-            sinks[text] = module.open_sink(target, rank, world_size)
-        except ImportError as error:
-            say(f"--to {text}: {error.name or error} is not installed; pip install {module.PACKAGE}")
-        except Exception as error:
-            say(f"--to {text}: {type(error).__name__}: {error}")
-    return Sinks(sinks, say)
-
-
 class Sinks:
-    """All sinks of a rank, fed by one thread through a queue, so that `add` never blocks."""
+    """All sinks of a rank, opened and fed by one thread through a queue, so that `add` never blocks."""
 
-    def __init__(self, sinks: dict[str, Sink], say: Callable[[str], None]) -> None:
-        self._sinks = sinks
+    def __init__(self, targets: Iterable[str], place: Place, say: Callable[[str], None]) -> None:
+        """say: called with one line for each sink that cannot be opened or fails."""
+        self._place = place
         self._say = say
         self._records: queue.Queue[StepRecord | None] = queue.Queue(MOST_WAITING)
         self.num_left_out = 0
+        self._to_open: list[tuple[str, str, ModuleType]] = []
+        for text in targets:
+            kind, target = check_target(text)
+            module = importlib.import_module(KINDS[kind])
+            if place.opens(module.RANKS):
+                self._to_open.append((text, target, module))
+        self.takes_records = any(module.TAKES_RECORDS for _, _, module in self._to_open)
+        """False where `add` is not needed."""
+        self._sinks: dict[str, Sink] = {}
         self._thread = threading.Thread(target=self._run, name="aorta-sinks", daemon=True)
         self._thread.start()
 
     def add(self, record: StepRecord) -> None:
         """Hand a record over; it is left out where the sinks are too slow."""
-        if self._sinks:
-            try:
-                self._records.put_nowait(record)
-            except queue.Full:
-                self.num_left_out += 1
+        try:
+            self._records.put_nowait(record)
+        except queue.Full:
+            self.num_left_out += 1
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Send what is left within timeout_s and close the sinks."""
@@ -89,11 +102,22 @@ class Sinks:
             self._say(f"--to: {self.num_left_out} steps were left out, the sinks were too slow")
 
     def _run(self) -> None:
+        for text, target, module in self._to_open:
+            self._open(text, target, module)
         while (record := self._records.get()) is not None:
             for name, sink in list(self._sinks.items()):
                 self._try(name, sink.add, record)
         for name, sink in list(self._sinks.items()):
             self._try(name, sink.close)
+
+    def _open(self, text: str, target: str, module: ModuleType) -> None:
+        """Open a sink here and not on the thread that trains: its package may take seconds to import."""
+        try:
+            self._sinks[text] = module.open_sink(target, self._place)
+        except ImportError as error:
+            self._say(f"--to {text}: {error.name or error} is not installed; pip install {module.PACKAGE}")
+        except Exception as error:
+            self._say(f"--to {text}: {type(error).__name__}: {error}")
 
     def _try(self, name: str, act: Callable[..., None], *arguments: StepRecord) -> None:
         try:

@@ -4,12 +4,14 @@ from typing import Any
 
 from aorta.records.schema import StepRecord
 from aorta.sinks.scalars import scalars
+from aorta.sinks.sink import Place
 
-EVERY_RANK = False
+RANKS = "first"
+TAKES_RECORDS = True
 PACKAGE = "wandb"
 
 
-def open_sink(target: str, rank: int, world_size: int) -> "WandbScalars":
+def open_sink(target: str, place: Place) -> "WandbScalars":
     import wandb
 
     return WandbScalars(wandb, target)

@@ -277,3 +277,37 @@ def test_what_watches_the_end_of_the_process_is_taken_off(tmp_path: Path) -> Non
     assert os._exit is not before[1]
     attachment.detach()
     assert (sys.excepthook, os._exit) == before
+
+
+@pytest.mark.heavy
+def test_the_option_and_the_sink_of_tensorboard_write_the_same(attached: Attach, tmp_path: Path) -> None:
+    attached("plain", tensorboard=True, sinks=[f"tensorboard={tmp_path}/sink"])
+    by_option, by_sink = scalars_in(tmp_path / "run" / "tensorboard"), scalars_in(tmp_path / "sink")
+    assert by_option == by_sink
+    assert [step for step, _ in by_sink["aorta/step_ms"]] == list(range(STEPS))
+
+
+@pytest.mark.heavy
+def test_a_session_that_is_taken_off_closes_its_sinks(
+    client: ModuleType, group: None, tmp_path: Path
+) -> None:
+    """The steps before are there, and the thread of the sinks is gone."""
+    attachment = hooks.Attachment(
+        AttachSettings(output=str(tmp_path / "run"), sinks=[f"tensorboard={tmp_path}/tb"])
+    )
+    attachment.imported("torch", torch)
+    client.plain([])
+    attachment.take_off("planted")
+    assert not [thread for thread in threading.enumerate() if thread.name == "aorta-sinks"]
+    written = len((tmp_path / "run" / "rank_0_metrics.jsonl").read_bytes().splitlines())
+    assert len(scalars_in(tmp_path / "tb")["aorta/step_ms"]) == written > 0
+
+
+def scalars_in(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Step and value of every scalar, by tag."""
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = event_accumulator.EventAccumulator(str(folder))
+    events.Reload()
+    return {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
