@@ -89,7 +89,7 @@ def test_what_a_map_names_exists(document: str, column: str) -> None:
 
 
 def paths_of_the_repository() -> list[Path]:
-    folders = ("aorta", "tests", "scripts", "benchmarks")
+    folders = ("aorta", "tests", "scripts", "benchmarks", "docs")
     return [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
 
 

@@ -92,5 +92,5 @@ def test_advice_is_for_the_operation_at_hand(tmp_path):
     trace.kernel("gemm", 414.0, 100.0)
     trace.step(0, -1.0, trace.host)
     first = answer_of(trace.write(tmp_path))["causes"][0]
-    assert first["subject"] == "exposed transfer: all_to_all (0 group)"
+    assert first["subject"] == "exposed communication: all_to_all"
     assert "bucket" not in first["change"]

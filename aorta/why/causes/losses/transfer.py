@@ -13,7 +13,7 @@ import numpy as np
 
 from aorta.account.judge.exposed import Exposed
 from aorta.account.model import JudgedRun
-from aorta.account.numbers import counted
+from aorta.account.numbers import byte_text, counted
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.timeline.collective import POINT_TO_POINT, busbw_factor
 from aorta.timeline.intervals import Intervals, intersect, length_ms, subtract, union
@@ -76,6 +76,7 @@ def transfer(
             left = left - finding.ms
             yield finding
     facts = _largest(judged, details)
+    facts["kind_of_loss"] = "transfer" if exposed.is_split else "communication"
     if not exposed.is_split:
         facts["unsplit"] = "this includes waiting for late ranks: the ranks could not be matched"
     yield CauseFinding("transfer", left, MOVING, facts=facts)
@@ -216,12 +217,13 @@ def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]
             ms, num = same_op, sum(entry[2] for key, entry in details.by_call.items() if key[0] == op)
         all_ms = sum(entry[0] for entry in details.by_call.values())
         others = "" if same_op >= MOST_OF_ALL * all_ms else " and other operations"
+        of_group = f" ({group} group)" if group and not group.isdecimal() else ""
+        largest = f", the largest of {byte_text(size)}" if size else ""
         facts |= {
-            "what": f"{name} ({group} group){others}",
+            "what": f"{name}{of_group}{others}",
             "op": op,
             "op_ms": ms,
-            "bytes": size,
-            "calls": counted(num, "call"),
+            "calls": f"{counted(num, 'call')}{largest}",
         }
         facts["example"] = details.example
         return facts
