@@ -1,7 +1,7 @@
 """Tells from a kernel's name which collective it carries out, or which class of compute it is.
 
 classifier(rules).comm_op answers for readers; compute_op and kernel_class for kernels that are no
-communication. load_rules reads a user's own rules.
+communication, may_be_comm for those of them whose names leave it open. load_rules reads a user's own rules.
 """
 
 import re
@@ -44,16 +44,32 @@ class CommRule(NamedTuple):
     """Operation of the kernel; None: taken from its name, else UNKNOWN."""
 
 
+COLLECTIVE = r"(?<!sm)all_?(reduce|gather)|reduce_?scatter|all_?to_?all|symm(etric)?_mem"
+"""Words that a kernel says of collectives alone."""
+LOCAL = (
+    r"triton_(poi|red|per|tem|for)_|(loop|input)_\w*fusion|at::native|at::cuda|cub::|thrust::"
+    r"|(warp|block)_?all_?reduce"
+)
+"""Names of kernels that stay on their device whatever else they say: compilers put the names of the
+neighbours of a fused kernel into its own."""
 COMM_RULES: tuple[CommRule, ...] = (
-    CommRule(r"nccl|rccl"),  # also ncclDevKernel_Generic_*, rcclGenericKernel
+    CommRule(r"nccl|rccl|oneccl|hccl"),  # also ncclDevKernel_Generic_*, rcclGenericKernel
     CommRule(r"msccl"),
-    CommRule(r"deep_?ep::|deepep|internode_ll|mori::.*(dispatch|combine)", "all_to_all"),
+    # Expert parallelism. deepep_permute_triton_kernel and the like, of programs that use DeepEP, compute.
+    CommRule(r"(deep_?ep|dpsk::ep|hybrid_?ep|nixl_?ep|uccl_?ep)(?![a-z_])", "all_to_all"),
     CommRule(
-        r"cross_device_reduce|(one|two)_?shot_?all_?reduce|quick_?reduce|multimem_all_reduce", "all_reduce"
+        r"internode_ll|mori::.*(dispatch|combine)|\bEp(Dispatch|Combine)(Intra|Inter)Node", "all_to_all"
     ),
-    CommRule(r"multimem_all_gather", "all_gather"),
-    CommRule(r"custom_?all_?reduce|trtllm_?all_?reduce|allreduce_fusion", "all_reduce"),
+    CommRule(r"(?<![a-z])(moe_?)?a2a_?(dispatch|combine)", "all_to_all"),
+    CommRule(r"exchangeSplitAndOffset", "all_to_all"),
+    # Copies between devices under a GEMM (Transformer Engine).
+    CommRule(r"userbuffers_(push|pull)", "send_recv"),
+    CommRule(r"userbuffers_\w*_rs(?![a-z])", "reduce_scatter"),
+    CommRule(r"userbuffers_\w*_ag(?![a-z])", "all_gather"),
+    CommRule(r"userbuffers"),
+    CommRule(r"cross_device_reduce|quick_?reduce|multimem_(one_shot_)?(all_)?reduce", "all_reduce"),
     CommRule(r"nvshmem|rocshmem"),
+    CommRule(rf"^(?!.*({LOCAL}|gemm|matmul)).*({COLLECTIVE})"),  # with a GEMM: not communication alone
 )
 """Rules that are searched from the top; the first match decides. A program with its own kernels puts its
 rules before these: read_kineto(path, rules=(CommRule(r"my_exchange", "all_to_all"), *COMM_RULES)), or in a
@@ -179,3 +195,26 @@ def kernel_class(name: str) -> str:
         if pattern.search(text):
             return label
     return OTHER
+
+
+OTHER_RANKS = re.compile(
+    r"(?<![a-z])(dispatch|combine|send|recv|p2p|ipc|a2a|rdma|ibgda)(?![a-z])|(send|recv)_?kernel|send_?recv"
+    r"|all2all|exchange|peer|remote|shmem|multimem|put_?(mem|signal)|int(er|ra)_?node"
+    r"|cross_?(device|rank|gpu|node)|nvlink|nvls|xgmi|lamport|barrier|(wait|set)_?(flag|signal)",
+    re.IGNORECASE,
+)
+"""Words of kernels that write to other ranks or wait for them; some kernels say them of their own device."""
+OF_THEIR_OWN = ("gemm", "attention", "normalization", "optimizer")
+"""Classes whose kernels combine or exchange parts of their own results."""
+_LOCAL, _COLLECTIVE = re.compile(LOCAL, re.IGNORECASE), re.compile(COLLECTIVE, re.IGNORECASE)
+
+
+@lru_cache(MOST_NAMES)
+def may_be_comm(name: str) -> bool:
+    """True where the name of a kernel that no rule takes for communication speaks of other ranks."""
+    text = name[:LONGEST_NAME]
+    if _LOCAL.search(text):
+        return False
+    if _COLLECTIVE.search(text):
+        return True
+    return OTHER_RANKS.search(text) is not None and kernel_class(name) not in OF_THEIR_OWN
