@@ -198,7 +198,7 @@ def kernel_class(name: str) -> str:
 
 
 OTHER_RANKS = re.compile(
-    r"(?<![a-z])(dispatch|combine|send|recv|p2p|ipc|a2a|rdma|ibgda)(?![a-z])|(send|recv)_?kernel|send_?recv"
+    r"(?<![a-z])(dispatch|combine|send|recv|p2p|ptop|ipc|a2a|rdma|ibgda)(?![a-z])|(send|recv)_?kernel|send_?recv"
     r"|all2all|exchange|peer|remote|shmem|multimem|put_?(mem|signal)|int(er|ra)_?node"
     r"|cross_?(device|rank|gpu|node)|nvlink|nvls|xgmi|lamport|barrier|(wait|set)_?(flag|signal)",
     re.IGNORECASE,

@@ -5,8 +5,10 @@ with the metadata of collectives, and assemble.py makes the trace of these.
 """
 
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from aorta.traces.assemble import (
     assemble,
     indexed,
 )
-from aorta.traces.classify import COMM_RULES, Classifier, CommRule, classifier
+from aorta.traces.classify import COMM_RULES, Classifier, CommRule, classifier, may_be_comm, op_in_name
 from aorta.traces.files import read_bytes
 from aorta.traces.host_calls import KERNEL_LAUNCH, STEP_NAME, step_marks
 from aorta.traces.jax_profiler import parse_jax
@@ -46,7 +48,14 @@ PARAMS = "record_param_comms"
 NCCL_RANGE = "nccl:"
 """Start of ProcessGroupNCCL's annotations, which name the operation in traces without metadata."""
 PEER_COPY = re.compile(r"^Memcpy (PtoP|P2P)")
-_SPECIAL = (PARAMS, STEP_ANNOTATION, "ProfilerStep#", NCCL_RANGE)
+COLLECTIVE_OPERATORS = ("c10d::", "_c10d_functional::")
+"""Starts of the names of operators of process groups: what they launch is communication, whatever library
+carries it out."""
+SYMMETRIC_OPERATORS = "symm_mem::"
+"""Start of the names of operators on symmetric memory, some of which multiply too."""
+_SPECIAL = (
+    PARAMS, STEP_ANNOTATION, "ProfilerStep#", NCCL_RANGE, *COLLECTIVE_OPERATORS, SYMMETRIC_OPERATORS,
+)  # fmt: skip
 """Starts of the names of host events that are used beside launches."""
 _INITIALS = frozenset(text[0] for text in _SPECIAL)
 DTYPE_BYTES = {
@@ -105,7 +114,7 @@ def rank_trace(
         rule_classifier,
         source="kineto",
         rank=rank,
-        world_size=trace.distributed.world_size if trace.distributed else None,
+        world_size=_world_size(trace),
         device=device,
         versions=_versions(trace),
         device_index=device_index,
@@ -254,7 +263,8 @@ def _add_metadata(
     # Kernels of one record_param_comms share its args: each is read once.
     distinct_args = {id(args): args for args in args_of.values()}
     info_of = {key: _collective_info(args, trace.distributed) for key, args in distinct_args.items()}
-    work.info = {i: info_of[id(args)] for i, args in args_of.items()}
+    by_operator = _info_of_operators(work, special, launch_of)
+    work.info = by_operator | {i: info_of[id(args)] for i, args in args_of.items()}
     ranges = _read_ranges(special)
     if ranges:
         comm_names = {i for i, name in enumerate(work.names) if classifier.comm_op(name) is not None}
@@ -323,6 +333,17 @@ class _GroupRow(msgspec.Struct):
     ranks: list[int] = []
 
 
+def _world_size(trace: Trace) -> int | None:
+    """Ranks of the job by the header, else of the largest group that a collective's metadata tells."""
+    if trace.distributed is not None and trace.distributed.world_size is not None:
+        return trace.distributed.world_size
+    sizes = set()
+    for args in (e.args for e in trace.events if e.args is not None and e.args.collective):
+        sizes |= {size for size in (args.group_size,) if type(size) is int}
+        sizes |= {int(rank) + 1 for rank in re.findall(r"\d{1,6}", str(args.ranks or ""))}
+    return max(sizes, default=None)
+
+
 def _size_bytes(args: Args) -> int | None:
     """Bytes of this rank's input or output, the larger; None where the trace does not tell."""
     element = _dtype_bytes(args.dtype)
@@ -335,6 +356,35 @@ def _dtype_bytes(dtype: Any) -> int | None:
     if name.startswith("float8"):
         return 1
     return DTYPE_BYTES.get(name)
+
+
+def _info_of_operators(
+    work: Activities, operators: Iterable[KinetoEvent], launch_of: Sequence[KinetoEvent | None]
+) -> dict[int, CollectiveInfo]:
+    """Collectives that operators launched which are made of nothing else, by index of the activity: copies
+    between devices, all kernels of a process group, and on symmetric memory those that may be communication
+    by their names."""
+    scopes: dict[tuple[Any, Any], list[tuple[float, float, str]]] = {}
+    for e in sorted(operators, key=lambda e: e.ts):
+        if e.name.startswith((*COLLECTIVE_OPERATORS, SYMMETRIC_OPERATORS)):
+            rows = scopes.setdefault((e.pid, e.tid), [])
+            if not rows or e.ts >= rows[-1][1]:  # the outermost one
+                rows.append((e.ts, e.ts + (e.dur or 0), e.name))
+    if not scopes:
+        return {}
+    info: dict[int, CollectiveInfo] = {}
+    columns = zip(launch_of, work.category.tolist(), work.name.tolist(), strict=True)
+    for i, (launch, category, name) in enumerate(columns):
+        rows = [] if launch is None else scopes.get((launch.pid, launch.tid), [])
+        place = bisect_right(rows, launch.ts, key=itemgetter(0)) - 1 if rows else -1
+        if place < 0 or launch.ts > rows[place][1]:
+            continue
+        operator = rows[place][2]
+        is_collective = operator.startswith(COLLECTIVE_OPERATORS) or may_be_comm(work.names[name])
+        if category == Category.PEER_COPY or category == Category.KERNEL and is_collective:
+            op = canonical_op(op_in_name(operator))
+            info[i] = CollectiveInfo(op=op)
+    return info
 
 
 def _read_ranges(annotations: Iterable[KinetoEvent]) -> _Ranges:

@@ -31,6 +31,7 @@ class Args(msgspec.Struct, gc=False):  # a trace has 1e5 of them, and no cycles
     dtype: Any = None
     group: Any = msgspec.field(name="Process Group Name", default=None)
     ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
+    group_size: Any = msgspec.field(name="Group size", default=None)
     external_id_2021: int | str | None = msgspec.field(name="external id", default=None)
 
 

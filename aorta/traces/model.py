@@ -94,6 +94,7 @@ class RankTrace:
 
     rank: int
     world_size: int | None
+    """Ranks of the job, or where only its groups are told, of the largest of these; None: not told."""
     device: str | None
     timeline: Timeline
     """All work of the device; the window is from the first activity's start to the last one's end."""

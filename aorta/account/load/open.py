@@ -12,6 +12,7 @@ from aorta.account.load.arrays import ArrayFile
 from aorta.account.load.attempts import ranks_of_run
 from aorta.account.load.bandwidths import busbw_by_transfer
 from aorta.account.load.ending import story
+from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.rank.cache import columns_folder
 from aorta.account.load.rank.calls import MAX_CALLS
 from aorta.account.load.rank.columns import RankColumns, RankFile
@@ -130,6 +131,8 @@ def _load_records(
             ),
             notes,
         )
+    if unsure := comm_evidence(loaded).note:
+        loaded.notes.append(unsure)
     loaded.story[:] = story(run, read_states(folder).values(), ranks)
     if loaded.source != "kernels":
         return loaded

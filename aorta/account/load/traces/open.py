@@ -5,6 +5,7 @@ Step windows hold all work that ran in them, whoever launched it; a step's list 
 that it launched.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.traces.matched import match_traces
 from aorta.account.load.traces.notes import rank_notes, ranks_text, trace_notes
 from aorta.account.load.traces.reduce import kernels_of, reduce_ranks
@@ -59,11 +61,17 @@ def load_traces(
     run = run_of_summaries(source, label, summaries, reading)
     rows = [(summary.calls, summary.step_of_call, summary.windows) for summary in summaries]
     add_waits_of_traces(run, rows, matched.view)
+    possible = Counter[str]()
+    for summary in summaries:
+        possible.update(summary.possible_comm_ms)
     run = msgspec.structs.replace(
         run,
+        possible_comm_ms={name: ms / len(summaries) for name, ms in possible.most_common()},
         arrivals=arrivals_of_traces(run, rows, matched.view),
         clock_offset_ns=matched.view.clock.moved_ns,
         kernels=partial(kernels_of, source, reading),
     )
     run.notes[:0] = [*source.notes, *notes, *trace_notes(summaries), *between_ranks]
+    if unsure := comm_evidence(run).note:
+        run.notes.insert(0, f"warning: {unsure}")
     return run

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.load.evidence import possible_comm_ms
 from aorta.account.load.rank.columns import RankFile
 from aorta.account.load.rank.kernels import kernel_name
 from aorta.account.load.rank.reduce import reduce_records
@@ -48,6 +49,8 @@ class RankSummary:
     devices: tuple[str, ...]
     untimed: dict[str, str]
     """As in RankTrace."""
+    possible_comm_ms: dict[str, float]
+    """As in Run."""
 
 
 def reduce_ranks(
@@ -97,6 +100,7 @@ def reduce_rank(
         truncated=truncated(trace),
         devices=trace.devices,
         untimed=trace.untimed,
+        possible_comm_ms=possible_comm_ms(trace),
     )
 
 

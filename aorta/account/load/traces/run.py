@@ -22,12 +22,13 @@ def run_of_summaries(source: Source, label: str, summaries: Sequence[RankSummary
     if not summaries:
         raise TraceError(f"{source.path} holds no rank")
     world_size = source.world_size or len(source.ranks)
+    largest_group = max(summary.world_size or 1 for summary in summaries)
     run = assemble(
         RunFiles(
             source.path,
             label,
             [summary.columns for summary in summaries],
-            _run_record(summaries, world_size),
+            _run_record(summaries, max(world_size, largest_group)),
             records=partial(records_of, source, world_size, reading),
             totals={summary.rank: _totals(summary) for summary in summaries},
         ),

@@ -1,0 +1,109 @@
+"""What tells that a run communicates, and what may be communication though nothing proves it."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from aorta.account.load.rank.kernels import NAME_TIME, kernel_name
+from aorta.account.metrics import of_operation, operations
+from aorta.account.model import Run
+from aorta.account.numbers import quantity
+from aorta.timeline.types import OWN_SOURCES, Kind
+from aorta.traces.classify import COPY_NAMES, KERNEL_CLASSES, may_be_comm
+from aorta.traces.model import RankTrace
+
+LARGE_SHARE = 0.05
+"""Share of kernel time from which on kernels that may be communication are named."""
+MOST_NAMES = 3
+
+
+class CommEvidence(NamedTuple):
+    """Whether a run communicates, as far as its records or traces tell."""
+
+    num_ranks: int
+    """Ranks of the job, or of the largest group that is known; 1: one process, which has none to talk to."""
+    is_found: bool
+    possible_ms: dict[str, float]
+    """ms a step of the kernels that count as compute and may be communication by their names, the longest
+    first; empty below LARGE_SHARE of kernel time."""
+    has_rules: bool
+    """Names were read from a trace, so that --comm-rules can say more."""
+
+    @property
+    def absence(self) -> str:
+        """What can be said where no communication was found; '' where some was."""
+        if self.is_found:
+            return ""
+        if self.num_ranks < 2 and not self.possible_ms:
+            return "no communication: one process"
+        between = f" between {self.num_ranks} ranks" if self.num_ranks > 1 else ""
+        return f"no communication was recognised{between}{self._names(': ')}"
+
+    @property
+    def note(self) -> str:
+        """A line on what nobody can be sure of; '' where there is nothing."""
+        if self.num_ranks < 2 and not self.possible_ms or self.is_found and not self.possible_ms:
+            return ""
+        text = self.absence or f"kernels that count as compute{self._names(': ')}"
+        return text + ("; --comm-rules FILE tells which kernels communicate" if self.has_rules else "")
+
+    def _names(self, before: str) -> str:
+        listed = list(self.possible_ms.items())
+        rows = [f"{name} {quantity(ms, 'ms')} a step" for name, ms in listed[:MOST_NAMES]]
+        if len(listed) > MOST_NAMES:
+            rows.append(f"{len(listed) - MOST_NAMES} more")
+        if not rows:
+            return ""
+        return f"{before}{', '.join(rows)} may be communication by their names"
+
+
+def comm_evidence(run: Run) -> CommEvidence:
+    world_size = 1 if run.run is None else run.run.world_size
+    comm = run.metrics.get("comm_ms")
+    return CommEvidence(
+        num_ranks=max(world_size, len(run.ranks)),
+        is_found=bool(run.num_collectives.any() or (comm is not None and np.nansum(comm) > 0)),
+        possible_ms=_possible_of_records(run) if run.source in OWN_SOURCES else run.possible_comm_ms,
+        has_rules=run.source not in OWN_SOURCES,
+    )
+
+
+def possible_comm_ms(trace: RankTrace) -> dict[str, float]:
+    """CommEvidence.possible_ms of one rank's trace: of the work that its steps launched, or of all of it
+    where it marks none. Empty where the trace says that it is of one process."""
+    if trace.world_size == 1:
+        return {}
+    line, is_counted = trace.timeline, (trace.launch_step >= 0) | (not trace.steps)
+    is_comm = line.kind == Kind.COMM
+    ms = np.where(is_counted, line.end_ms - line.start_ms, 0.0)
+    by_name = np.bincount(line.name, np.where(is_comm, 0.0, ms), len(line.names)).tolist()
+    return _large(
+        dict(zip(line.names, by_name, strict=True)),
+        float(ms[line.kind != Kind.COPY].sum()),
+        max(1, len(trace.steps)),
+    )
+
+
+def _possible_of_records(run: Run) -> dict[str, float]:
+    if run.run is not None and run.run.world_size == 1:
+        return {}
+    totals = [run.metrics.get(of_operation("kernel_ms", name)) for name in KERNEL_CLASSES]
+    all_ms = sum(float(np.nansum(values)) for values in totals if values is not None)
+    names = {
+        name: float(np.nansum(run.metrics[of_operation(NAME_TIME, name)]))
+        for name in operations(run.metrics, NAME_TIME)
+        if may_be_comm(name)
+    }
+    return _large(names, all_ms, len(run.ranks) * run.num_steps) if names else {}
+
+
+def _large(ms_of_name: dict[str, float], all_ms: float, num_steps: int) -> dict[str, float]:
+    """Of these kernels those that may be communication, where they take a large share, in ms a step."""
+    possible: dict[str, float] = {}
+    for name, ms in ms_of_name.items():
+        if ms > 0 and may_be_comm(name):
+            short = name.split(" (")[0] if COPY_NAMES.search(name) else kernel_name(name)
+            possible[short] = possible.get(short, 0.0) + ms
+    if sum(possible.values()) < LARGE_SHARE * all_ms:
+        return {}
+    return {name: ms / num_steps for name, ms in sorted(possible.items(), key=lambda row: -row[1])}
