@@ -10,7 +10,7 @@ Exit status: 0 when lines could be made, 2 when not.
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
@@ -40,6 +40,7 @@ from aorta.records.files import STEPS_FILE
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
 from aorta.steps.calibration import TracedStep, calibrate
+from aorta.traces.classify import COMM_RULES, CommRule, load_rules
 from aorta.traces.model import NS_PER_MS, RankTrace
 from aorta.traces.rocprof import BOOT_CLOCK
 from aorta.traces.sources import open_source
@@ -69,10 +70,11 @@ def main(arguments: list[str] | None = None) -> int:
         description="Add the kernels' numbers to the records of a run, from the traces beside them.",
     )
     parser.add_argument("run", help="folder of the run; traces in its rank<n>/ or torch_profiler/rank<n>/")
+    parser.add_argument("--comm-rules", help="YAML file: kernels that are communication, by name")
     options = parser.parse_args(arguments)
     faults: list[str] = []
     try:
-        merged = merge(options.run, faults)
+        merged = merge(options.run, faults, load_rules(options.comm_rules))
     except AortaError as error:
         print(f"merge: {error}", file=sys.stderr)
         return 2
@@ -82,7 +84,9 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def merge(run_dir: Path | str, faults: list[str] | None = None) -> list[Merged]:
+def merge(
+    run_dir: Path | str, faults: list[str] | None = None, rules: Sequence[CommRule] = COMM_RULES
+) -> list[Merged]:
     """Read every trace beside the records of a run; AortaError where none of them could be used.
 
     faults: one line for each trace that could not be read.
@@ -90,7 +94,7 @@ def merge(run_dir: Path | str, faults: list[str] | None = None) -> list[Merged]:
     folder = Path(run_dir)
     faults = [] if faults is None else faults
     run = read_run(folder)
-    merged = [result for rank in _ranks(folder) for result in _merge_rank(folder, run, rank, faults)]
+    merged = [result for rank in _ranks(folder) for result in _merge_rank(folder, run, rank, faults, rules)]
     if not any(result.check.steps for result in merged):
         reason = f": {faults[0]}" if faults else ""
         raise TraceError(
@@ -125,9 +129,11 @@ def _ranks(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in names if match)
 
 
-def _merge_rank(folder: Path, run: RunRecord, rank: int, faults: list[str]) -> Iterator[Merged]:
+def _merge_rank(
+    folder: Path, run: RunRecord, rank: int, faults: list[str], rules: Sequence[CommRule]
+) -> Iterator[Merged]:
     lines: RankLines | None = None
-    for name, trace, rows in _traces(folder, rank, faults):
+    for name, trace, rows in _traces(folder, rank, faults, rules):
         if lines is None:
             lines = read_lines(folder, rank)
         notes: list[str] = []
@@ -151,9 +157,11 @@ def _merge_rank(folder: Path, run: RunRecord, rank: int, faults: list[str]) -> I
         )
 
 
-def _traces(folder: Path, rank: int, faults: list[str]) -> Iterator[tuple[str, RankTrace, list[int] | None]]:
+def _traces(
+    folder: Path, rank: int, faults: list[str], rules: Sequence[CommRule]
+) -> Iterator[tuple[str, RankTrace, list[int] | None]]:
     """(name, trace, its steps where its name tells them; else None) of every trace of a rank."""
-    captured = list(_captured(folder / f"rank{rank}", rank, faults))
+    captured = list(_captured(folder / f"rank{rank}", rank, faults, rules))
     if captured:
         # Processes that the rank started left files too; the rank's own has most activities.
         name, trace = max(captured, key=lambda capture: len(capture[1].timeline))
@@ -161,7 +169,7 @@ def _traces(folder: Path, rank: int, faults: list[str]) -> Iterator[tuple[str, R
     windows = folder / "torch_profiler" / f"rank{rank}"
     for path in sorted([*windows.glob("*.pt.trace.json*"), *windows.glob("kernels/step_*.json.gz")]):
         try:
-            (trace,) = _read(path)
+            (trace,) = _read(path, rules)
         except (AortaError, ValueError) as error:
             faults.append(f"rank {rank}: {path.name}: {error}")
             continue
@@ -169,21 +177,23 @@ def _traces(folder: Path, rank: int, faults: list[str]) -> Iterator[tuple[str, R
         yield path.name, trace, None if step is None else [step]
 
 
-def _captured(folder: Path, rank: int, faults: list[str]) -> Iterator[tuple[str, RankTrace]]:
+def _captured(
+    folder: Path, rank: int, faults: list[str], rules: Sequence[CommRule]
+) -> Iterator[tuple[str, RankTrace]]:
     if not folder.is_dir():
         return
     paths = sorted(p for p in folder.rglob("*") if p.name.endswith(_SUFFIXES) and p.is_file())
     for path in paths or sorted(folder.rglob("*kernel_trace.csv*")):
         try:
-            yield from ((path.name, trace) for trace in _read(path))
+            yield from ((path.name, trace) for trace in _read(path, rules))
         except AortaError as error:
             faults.append(f"rank {rank}: {path.name}: {error}")
 
 
-def _read(path: Path) -> Iterator[RankTrace]:
+def _read(path: Path, rules: Sequence[CommRule]) -> Iterator[RankTrace]:
     source = open_source(path, partial=True)
     for number in source.ranks:
-        yield source.read(number)
+        yield source.read(number, rules=rules)
 
 
 # ---- clocks ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aorta.cli.options import PATH, json_option
+from aorta.cli.options import PATH, comm_rules_option, json_option
 from aorta.command_line import OneScreenCommand, rare
 from aorta.errors import CANNOT_TELL, FINE, RecordError
 
@@ -188,7 +188,8 @@ def hang_command(run: Path, as_json: bool) -> int:
 
 @click.command("merge", cls=OneScreenCommand)
 @run_folder
-def merge_command(run: Path) -> int:
+@comm_rules_option
+def merge_command(run: Path, comm_rules: Path | None) -> int:
     """Add the numbers of kernel traces beside a run's records to those records.
 
     RUN (artifacts) holds traces in rank<n>/ (rocprofv3, Nsight Systems) or in torch_profiler/rank<n>/. A
@@ -196,4 +197,4 @@ def merge_command(run: Path) -> int:
     """
     from aorta.calibration.merge import main
 
-    return main([str(run)])
+    return main([str(run), *(() if comm_rules is None else ("--comm-rules", str(comm_rules)))])

@@ -1,8 +1,8 @@
 """Options that `report`, `compare`, `why` and analysis/overlap_report.py share, each declared once.
 
 `why` lacks some of them: it writes no files (outputs, limits), takes one run and names it by its path
-(--label), and replays only steps and collectives that a trace marks itself (--comm-rules, --step-kernel,
---step-period).
+(--label), and replays only steps that a trace marks itself (--step-kernel, --step-period). Every command
+that reads traces has comm_rules_option.
 """
 
 from collections.abc import Callable
@@ -128,13 +128,15 @@ def _left_out(name: str, files: str) -> Callable[[Any], Any]:
     )
 
 
+comm_rules_option = rare(
+    "--comm-rules",
+    type=PATH,
+    section="Traces",
+    help="YAML file: kernels that are communication, by name.",
+)
+
 trace_options = option_group(
-    rare(
-        "--comm-rules",
-        type=PATH,
-        section="Traces",
-        help="YAML file: kernels that are communication, by name.",
-    ),
+    comm_rules_option,
     rare(
         "--step-kernel",
         metavar="NAME",

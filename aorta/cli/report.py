@@ -188,11 +188,10 @@ def trace_reading(
 ) -> "Reading":
     """The rules by which traces are read. comm_rules: a file for aorta.traces.classify.load_rules."""
     from aorta.traces.cache import Reading
-    from aorta.traces.classify import COMM_RULES, load_rules
+    from aorta.traces.classify import load_rules
     from aorta.traces.steps import StepRule
 
-    rules = COMM_RULES if comm_rules is None else load_rules(comm_rules)
-    return Reading(rules=rules, cache=cache, steps=StepRule(step_kernel, step_period))
+    return Reading(rules=load_rules(comm_rules), cache=cache, steps=StepRule(step_kernel, step_period))
 
 
 def report_folder(run: Path, name: str = "report") -> Path:

@@ -132,6 +132,11 @@ def rewrite_command(path: str, hoist_fork: bool, hoist_join: bool, distance: int
 @click.option(
     "--graph", "graph_path", type=click.Path(path_type=Path), help="Captured CUDA graph: DOT or JSON."
 )
+@click.option(
+    "--comm-rules",
+    type=click.Path(path_type=Path),
+    help="YAML file: kernels of --trace or --graph that are communication, by name.",
+)
 def lint_command(
     paths: tuple[str, ...],
     as_json: bool,
@@ -139,6 +144,7 @@ def lint_command(
     trace: Path | None,
     graph_path: Path | None,
     rank: int,
+    comm_rules: Path | None,
 ) -> int:
     """Find missing and false dependencies of a program, or of what ran. Exit code 1 on a race.
 
@@ -149,7 +155,7 @@ def lint_command(
 
     programs = [_program_of(path) for path in paths]
     if trace is not None or graph_path is not None:
-        return _lint_recorded(programs, trace, graph_path, rank, as_json, show_all)
+        return _lint_recorded(programs, trace, graph_path, rank, comm_rules, as_json, show_all)
     if not programs:
         raise HostProgramError("give a PROGRAM, --trace or --graph")
     from aorta.programs.lint.one_rank import lint
@@ -164,11 +170,13 @@ def _lint_recorded(
     trace: Path | None,
     graph_path: Path | None,
     rank: int,
+    comm_rules: Path | None,
     as_json: bool,
     show_all: bool,
 ) -> int:
     from aorta.programs import show
     from aorta.programs.lint import recorded as lint_recorded
+    from aorta.traces.classify import load_rules
 
     recording = graph_path if trace is None else trace
     if recording is None or (trace is not None and graph_path is not None):
@@ -176,7 +184,8 @@ def _lint_recorded(
     if len(programs) > 1:
         raise HostProgramError("a recorded run is compared with one PROGRAM")
     program = programs[0] if programs else None
-    result = lint_recorded.lint_file(recording, program, is_graph=trace is None, rank=rank)
+    rules = load_rules(comm_rules)
+    result = lint_recorded.lint_file(recording, program, is_graph=trace is None, rank=rank, rules=rules)
     print_result(as_json, result, lambda: show.recorded_text(result, show_all))
     return RACE_EXIT if result.is_different else 0
 

@@ -122,12 +122,14 @@ def op_in_name(kernel: str) -> str:
     return (canonical_op(match.group()) if match else None) or UNKNOWN
 
 
-def load_rules(path: Path | str) -> tuple[CommRule, ...]:
-    """Rules of a YAML file, followed by COMM_RULES.
+def load_rules(path: Path | str | None) -> tuple[CommRule, ...]:
+    """Rules of a YAML file, followed by COMM_RULES; these alone where no file is given.
 
     communication:
       - {pattern: my_exchange, op: all_to_all}   # op may be left out
     """
+    if path is None:
+        return COMM_RULES
     from aorta.config.yaml_files import read_yaml  # few readings of traces have rules: YAML costs 20 ms
 
     try:

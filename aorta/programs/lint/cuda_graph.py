@@ -5,6 +5,7 @@ the order of capture. Capture turns records and waits into edges, so the edges a
 """
 
 import re
+from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import msgspec
 from aorta.errors import NOT_JSON
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.graph import Graph, Node
-from aorta.traces.classify import COMM_RULES, Classifier
+from aorta.traces.classify import COMM_RULES, Classifier, CommRule
 
 NODE = re.compile(r'"(?P<id>[^"\n]+)"\s*\[(?:[^\]"]*\s)?label\s*=\s*"(?P<label>(?:[^"\\]|\\.)*)"', re.DOTALL)
 EDGE = re.compile(r'"(?P<source>[^"\n]+)"\s*->\s*"(?P<target>[^"\n]+)"')
@@ -31,7 +32,7 @@ class _JsonGraph(msgspec.Struct):
     edges: list[tuple[int, int]]
 
 
-def read_graph(path: Path | str) -> Graph:
+def read_graph(path: Path | str, rules: Sequence[CommRule] = COMM_RULES) -> Graph:
     """Graph of a .dot or .json file, nodes in an order in which every edge points forward.
 
     Raises HostProgramError for a file that is neither, that has no nodes, or whose edges make a cycle.
@@ -50,7 +51,7 @@ def read_graph(path: Path | str) -> Graph:
         raise HostProgramError(
             f"{path} has no graph nodes: it needs DOT of debug_dump or nodes and edges in JSON"
         )
-    return _ordered(names, edges, path)
+    return _ordered(names, edges, path, rules)
 
 
 def _from_json(text: str, path: Path | str) -> tuple[list[str], list[tuple[int, int]]]:
@@ -90,7 +91,9 @@ def _name(label: str) -> str:
     return words[0] if words else "node"
 
 
-def _ordered(names: list[str], edges: list[tuple[int, int]], path: Path | str) -> Graph:
+def _ordered(
+    names: list[str], edges: list[tuple[int, int]], path: Path | str, rules: Sequence[CommRule]
+) -> Graph:
     predecessors: dict[int, set[int]] = {node: set() for node in range(len(names))}
     for source, target in edges:
         predecessors[target].add(source)
@@ -98,7 +101,7 @@ def _ordered(names: list[str], edges: list[tuple[int, int]], path: Path | str) -
         order = _by_capture(predecessors)
     except CycleError:
         raise HostProgramError(f"{path}: the edges make a cycle") from None
-    comm_classifier = Classifier(COMM_RULES)
+    comm_classifier = Classifier(rules)
     graph = Graph()
     place: dict[int, int] = {}
     for node in order:

@@ -7,7 +7,7 @@ from the one that a program would cause.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,7 @@ from aorta.programs.language.ir import Communicate, Gemm, Program
 from aorta.programs.lint.cuda_graph import read_graph
 from aorta.programs.lint.one_rank import Instruction, instruction
 from aorta.programs.lint.trace_sync import trace_graph
+from aorta.traces.classify import COMM_RULES, CommRule
 
 GEMM_KERNEL = re.compile(r"gemm|cutlass|nvjet|cijk|xmma|matmul", re.IGNORECASE)
 """Kernels that count as a program's matrix multiplies."""
@@ -77,12 +78,19 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.unexpected or self.absent)
 
 
-def lint_file(path: Path | str, program: Program | None = None, *, is_graph: bool, rank: int = 0) -> Recorded:
+def lint_file(
+    path: Path | str,
+    program: Program | None = None,
+    *,
+    is_graph: bool,
+    rank: int = 0,
+    rules: Sequence[CommRule] = COMM_RULES,
+) -> Recorded:
     """Lint of a trace or captured graph, compared with a program if there is one.
 
     Raises HostProgramError for a file that is not one, or that does not hold the program's operations.
     """
-    graph = read_graph(path) if is_graph else trace_graph(path)
+    graph = read_graph(path, rules) if is_graph else trace_graph(path, rules)
     return lint_graph(graph, str(path), program, rank)
 
 

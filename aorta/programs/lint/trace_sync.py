@@ -4,7 +4,7 @@ Needs synchronisation events (`profiling.sync_events`, torch's enable_cuda_sync_
 the order of correlation ids, which the driver counts up with every call.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import msgspec
 from aorta.errors import NOT_JSON
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.graph import Graph, Node, Why
-from aorta.traces.classify import COMM_RULES, Classifier
+from aorta.traces.classify import COMM_RULES, Classifier, CommRule
 from aorta.traces.files import read_bytes
 
 WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
@@ -41,7 +41,7 @@ class _Trace(msgspec.Struct):
     events: list[_Event] = msgspec.field(name="traceEvents")
 
 
-def trace_graph(path: Path | str) -> Graph:
+def trace_graph(path: Path | str, rules: Sequence[CommRule] = COMM_RULES) -> Graph:
     """Graph of a .json or .json.gz trace of one rank.
 
     Raises HostProgramError for a trace without synchronisation events, and TraceError for no trace.
@@ -63,7 +63,7 @@ def trace_graph(path: Path | str) -> Graph:
             f"{path} has {len(work):,} kernels and copies, at most {MAX_OPERATIONS:,} can be linted: "
             "record fewer steps"
         )
-    return _Builder(work, syncs).build()
+    return _Builder(work, syncs, rules).build()
 
 
 def _calls(events: Iterable[_Event]) -> Iterable[tuple[int, str, _Args]]:
@@ -88,10 +88,15 @@ def _integer(value: Any) -> int | None:
 class _Builder:
     """Builder that puts everything into streams in the order of correlation ids."""
 
-    def __init__(self, work: list[tuple[int, str, _Args]], syncs: list[tuple[int, str, _Args]]) -> None:
+    def __init__(
+        self,
+        work: list[tuple[int, str, _Args]],
+        syncs: list[tuple[int, str, _Args]],
+        rules: Sequence[CommRule],
+    ) -> None:
         self.work, self.syncs = work, syncs
         self.graph = Graph()
-        self.classifier = Classifier(COMM_RULES)
+        self.classifier = Classifier(rules)
         self.tail: dict[str, int] = {}
         self.records: dict[int, int] = {}
         """Nodes of records by the correlation of the call."""

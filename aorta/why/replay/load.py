@@ -10,7 +10,7 @@ from aorta.errors import TraceError
 from aorta.processes import no_garbage_collection
 from aorta.timeline.types import STEP_ANNOTATION
 from aorta.timeline.waits import match_ranks
-from aorta.traces.classify import COMM_RULES, classifier
+from aorta.traces.classify import COMM_RULES, Classifier, CommRule, classifier
 from aorta.traces.files import read_bytes
 from aorta.traces.host_calls import step_marks
 from aorta.traces.kineto import CATEGORIES, LAUNCH_CATEGORIES, rank_trace
@@ -39,7 +39,9 @@ MARK_NAMES = (STEP_ANNOTATION, "ProfilerStep#")
 # ---- from files to graphs ------------------------------------------------------------------------
 
 
-def steps_of(paths: Path | str | Iterable[Path | str]) -> list[StepGraph]:
+def steps_of(
+    paths: Path | str | Iterable[Path | str], rules: Sequence[CommRule] = COMM_RULES
+) -> list[StepGraph]:
     """A graph per step that all ranks mark; a single one of the whole trace if none is marked on all.
 
     paths: a folder, a file or an archive of Kineto traces, or one file per rank. TraceError if a file is no
@@ -52,9 +54,9 @@ def steps_of(paths: Path | str | Iterable[Path | str]) -> list[StepGraph]:
         data = read_member(Path(file.paths[0]), file.member) if file.member else read_bytes(file.paths[0])
         with no_garbage_collection():
             decoded = decode_for_graph(data, file.name)
-            trace = rank_trace(decoded, file.name)
+            trace = rank_trace(decoded, file.name, rules=rules)
             trace.timeline  # noqa: B018  (computed here, where garbage is not collected: it makes many objects)
-            activity = read_activity(decoded, file.name, trace)
+            activity = read_activity(decoded, file.name, trace, rules)
         activity.rank = rank
         traces.append(trace)
         activities.append(activity)
@@ -104,7 +106,9 @@ def steps(graph: TraceGraph) -> list[StepGraph]:
 # ---- the activity of one rank --------------------------------------------------------------------
 
 
-def read_activity(decoded: GraphTrace, source: str, trace: RankTrace) -> RankActivity:
+def read_activity(
+    decoded: GraphTrace, source: str, trace: RankTrace, rules: Sequence[CommRule] = COMM_RULES
+) -> RankActivity:
     """The activity of the rank whose trace, made of the same events, is `trace`.
 
     TraceError where they hold no device work that can be used.
@@ -123,7 +127,7 @@ def read_activity(decoded: GraphTrace, source: str, trace: RankTrace) -> RankAct
     launching = {e.args.correlation for e in device_work if e.args is not None}
     calls = _calls(all_calls, launching, source)
     place = {c: i for i, c in enumerate(calls.correlation) if c is not None}
-    work = _work(device_work, place, source, trace, decoded.base_ns or 0)
+    work = _work(device_work, place, source, trace, decoded.base_ns or 0, classifier(tuple(rules)))
     waits = [
         SyncRecord(
             e.args.correlation,
@@ -182,11 +186,15 @@ def _calls(events: list[GraphEvent], launching: set[int | str | None], source: s
 
 
 def _work(
-    events: list[GraphEvent], place: dict[int | str, int], source: str, trace: RankTrace, base_ns: int
+    events: list[GraphEvent],
+    place: dict[int | str, int],
+    source: str,
+    trace: RankTrace,
+    base_ns: int,
+    rules: Classifier,
 ) -> Work:
     start_ns = nanoseconds([e.ts for e in events], source)
     end_ns = start_ns + nanoseconds([e.dur or 0 for e in events], source)
-    rules = classifier(COMM_RULES)
     origin_ns = trace.timeline.origin_unix_ns - base_ns
     collectives: dict[tuple[int, str], int] = {
         (round(traced.start_ms * NS_PER_MS) + origin_ns, traced.kernel): i
