@@ -8,18 +8,27 @@ import gc
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from aorta.cli.options import PATH, json_option, reading_options, steps_and_ranks, warmup_option
+from aorta.cli.options import (
+    PATH,
+    comm_rules_option,
+    json_option,
+    reading_options,
+    steps_and_ranks,
+    warmup_option,
+)
 from aorta.command_line import OneScreenCommand
 from aorta.errors import FINE, ReplayError, ReportError, TraceError
 from aorta.records.files import STEPS_FILES
 
 if TYPE_CHECKING:
     from aorta.account.model import Run
+    from aorta.traces.classify import CommRule
     from aorta.why.replay.graph import StepGraph
     from aorta.why.replay.path import PathPart
     from aorta.why.replay.whatif import Prediction
@@ -41,17 +50,25 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordsReading:
-    """Settings for reading a run or traces: processes, Dask's address, the cache of columns."""
+    """Settings for reading a run or traces: processes, Dask's address, a cache, a file of rules."""
 
     jobs: int | None
     dask: str | None
     cache: bool
+    comm_rules: Path | None
+
+    @cached_property
+    def rules(self) -> "tuple[CommRule, ...]":
+        from aorta.traces.classify import load_rules
+
+        return load_rules(self.comm_rules)
 
     def load(self, paths: tuple[Path, ...], label: str) -> "Run":
         from aorta.account.load.open import load_run
         from aorta.traces.cache import Reading
 
-        return load_run(paths, label, jobs=self.jobs, dask=self.dask, reading=Reading(cache=self.cache))
+        reading = Reading(rules=self.rules, cache=self.cache)
+        return load_run(paths, label, jobs=self.jobs, dask=self.dask, reading=reading)
 
 
 @click.command("why", cls=OneScreenCommand)
@@ -67,6 +84,7 @@ class RecordsReading:
 @warmup_option
 @json_option
 @reading_options
+@comm_rules_option
 def why_command(
     runs: tuple[Path, ...],
     changes: tuple[str, ...],
@@ -74,6 +92,7 @@ def why_command(
     jobs: int | None,
     dask: str | None,
     cache: bool,
+    comm_rules: Path | None,
     **selected: Any,
 ) -> int:
     """The long form of `aorta report`: why a step of RUN takes its time, and what would help.
@@ -81,7 +100,8 @@ def why_command(
     RUN is the folder of a run, or traces of all its ranks. At most five causes, the largest first, each with
     milliseconds, evidence, the setting to change and a command that checks it. --if may repeat.
     """
-    selection, reading = Selection(**selected), RecordsReading(jobs=jobs, dask=dask, cache=cache)
+    selection = Selection(**selected)
+    reading = RecordsReading(jobs=jobs, dask=dask, cache=cache, comm_rules=comm_rules)
     is_run = _is_run(runs)
     if is_run and len(runs) > 1:
         raise ReportError(f"aorta why takes one run, got {len(runs)}; aorta compare takes two")
@@ -89,7 +109,7 @@ def why_command(
         return _why(runs, selection, reading, as_json)
     if is_run:
         return _replay_traces_of(runs[0], changes, selection, reading, as_json)
-    return _replay_traces(runs, changes, selection, as_json)
+    return _replay_traces(runs, changes, selection, reading, as_json)
 
 
 def _is_run(paths: tuple[Path, ...]) -> bool:
@@ -125,7 +145,7 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
     path_lines: list[str] = []
     path_json: dict[str, Any] = {}
     if run.source in TRACE_SOURCES:
-        path_lines, path_json = _critical_path(paths, selection, as_json)
+        path_lines, path_json = _critical_path(paths, selection, reading, as_json)
     if as_json:
         answer = {
             "run": str(path),
@@ -147,7 +167,7 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
 
 
 def _critical_path(
-    paths: tuple[Path, ...], selection: Selection, as_json: bool
+    paths: tuple[Path, ...], selection: Selection, reading: RecordsReading, as_json: bool
 ) -> tuple[list[str], dict[str, Any]]:
     """The critical path of the typical traced step, as text and as JSON; or why there is none."""
     from aorta.why.causes.whatifs import MOST_BYTES, size_bytes
@@ -161,7 +181,8 @@ def _critical_path(
         if num_bytes > MOST_BYTES:
             raise ReplayError(f"{num_bytes >> 20} MiB of traces: aorta why TRACES --if CHANGE does")
         gc.disable()  # a graph is millions of small objects and no circle of them
-        steps = _chosen(steps_of(paths[0] if len(paths) == 1 else list(paths)), selection.steps)
+        all_steps = steps_of(paths[0] if len(paths) == 1 else list(paths), reading.rules)
+        steps = _chosen(all_steps, selection.steps)
         step = _typical(settled(steps))
         replayed = replay(step)
         parts = summed(critical_path(replayed))
@@ -197,7 +218,7 @@ def _replay_traces_of(
             f" 'aorta capture {run}' while it runs, or profiling.enabled=true"
         )
     untraced_ms = _untraced_quartiles_ms(run, selection.warmup, reading)
-    return _replay_traces((traces,), changes, replace(selection, warmup=None), as_json, untraced_ms)
+    return _replay_traces((traces,), changes, replace(selection, warmup=None), reading, as_json, untraced_ms)
 
 
 def _untraced_quartiles_ms(
@@ -221,6 +242,7 @@ def _replay_traces(
     paths: tuple[Path, ...],
     changes: tuple[str, ...],
     selection: Selection,
+    reading: RecordsReading,
     as_json: bool,
     untraced_ms: tuple[float, float, float] | None = None,
 ) -> int:
@@ -239,7 +261,7 @@ def _replay_traces(
     if selection.warmup is not None:
         raise ReplayError("--warmup is for records: of traced steps, --steps chooses")
     gc.disable()  # a graph is millions of small objects and no circle of them
-    all_steps = steps_of(paths[0] if len(paths) == 1 else list(paths))
+    all_steps = steps_of(paths[0] if len(paths) == 1 else list(paths), reading.rules)
     chosen = _chosen(all_steps, selection.steps)
     low_ms, median_ms, high_ms = untraced_ms or (None, None, None)
     quartiles_ms = None if low_ms is None or high_ms is None else (low_ms, high_ms)
