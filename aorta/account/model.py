@@ -182,7 +182,7 @@ class Run(msgspec.Struct, frozen=True):
     """Reads one rank's kernels again, step by step: the global step, and the kernels in its window that are
     not communication. None where the source does not name kernels."""
     possible_comm_ms: dict[str, float] = msgspec.field(default_factory=dict)
-    """Of traces: CommEvidence.possible_ms (aorta.account.load.evidence)."""
+    """CommEvidence.possible_ms (aorta.account.load.evidence)."""
     host_parts: Mapping[str, NDArray[np.float64]] = msgspec.field(default_factory=dict)
     """[rank, step]: columns of account/load/rank/host.py; empty where records do not tell."""
     columns: Callable[[int], Iterator[ColumnBlock]] | None = None

@@ -1,15 +1,16 @@
 """What tells that a run communicates, and what may be communication though nothing proves it."""
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from aorta.account.load.rank.kernels import NAME_TIME, kernel_name
+from aorta.account.load.rank.kernels import MOST_LETTERS, NAME_TIME, TIME, kernel_name
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
 from aorta.account.numbers import quantity
 from aorta.timeline.types import OWN_SOURCES, Kind
-from aorta.traces.classify import COPY_NAMES, KERNEL_CLASSES, may_be_comm
+from aorta.traces.classify import COMM_RULES, COPY_NAMES, KERNEL_CLASSES, classifier, may_be_comm
 from aorta.traces.model import RankTrace
 
 LARGE_SHARE = 0.05
@@ -37,24 +38,24 @@ class CommEvidence(NamedTuple):
         if self.num_ranks < 2 and not self.possible_ms:
             return "no communication: one process"
         between = f" between {self.num_ranks} ranks" if self.num_ranks > 1 else ""
-        return f"no communication was recognised{between}{self._names(': ')}"
+        names = f"; by their names it may be {self._names}" if self.possible_ms else ""
+        return f"no communication was recognised{between}{names}"
 
     @property
     def note(self) -> str:
         """A line on what nobody can be sure of; '' where there is nothing."""
-        if self.num_ranks < 2 and not self.possible_ms or self.is_found and not self.possible_ms:
+        if not self.possible_ms and (self.is_found or self.num_ranks < 2):
             return ""
-        text = self.absence or f"kernels that count as compute{self._names(': ')}"
-        return text + ("; --comm-rules FILE tells which kernels communicate" if self.has_rules else "")
+        text = self.absence or f"counted as compute, and by their names maybe communication: {self._names}"
+        return text + ("; --comm-rules FILE tells which kernels are" if self.has_rules else "")
 
-    def _names(self, before: str) -> str:
+    @property
+    def _names(self) -> str:
         listed = list(self.possible_ms.items())
-        rows = [f"{name} {quantity(ms, 'ms')} a step" for name, ms in listed[:MOST_NAMES]]
+        rows = [f"{name} ({quantity(ms, 'ms')} a step)" for name, ms in listed[:MOST_NAMES]]
         if len(listed) > MOST_NAMES:
             rows.append(f"{len(listed) - MOST_NAMES} more")
-        if not rows:
-            return ""
-        return f"{before}{', '.join(rows)} may be communication by their names"
+        return ", ".join(rows)
 
 
 def comm_evidence(run: Run) -> CommEvidence:
@@ -63,7 +64,7 @@ def comm_evidence(run: Run) -> CommEvidence:
     return CommEvidence(
         num_ranks=max(world_size, len(run.ranks)),
         is_found=bool(run.num_collectives.any() or (comm is not None and np.nansum(comm) > 0)),
-        possible_ms=_possible_of_records(run) if run.source in OWN_SOURCES else run.possible_comm_ms,
+        possible_ms=run.possible_comm_ms,
         has_rules=run.source not in OWN_SOURCES,
     )
 
@@ -84,17 +85,26 @@ def possible_comm_ms(trace: RankTrace) -> dict[str, float]:
     )
 
 
-def _possible_of_records(run: Run) -> dict[str, float]:
-    if run.run is not None and run.run.world_size == 1:
+def possible_of_records(run: Run, full_names: Callable[[], Iterable[str]]) -> dict[str, float]:
+    """CommEvidence.possible_ms of records, by the kernels that took most time. full_names: of all kernels;
+    asked for only where a short name leaves it open."""
+    comm_op = classifier(COMM_RULES).comm_op
+    short = [
+        name for name in operations(run.metrics, NAME_TIME) if comm_op(name) is None and may_be_comm(name)
+    ]
+    if not short or (run.run is not None and run.run.world_size == 1):
         return {}
-    totals = [run.metrics.get(of_operation("kernel_ms", name)) for name in KERNEL_CLASSES]
-    all_ms = sum(float(np.nansum(values)) for values in totals if values is not None)
-    names = {
-        name: float(np.nansum(run.metrics[of_operation(NAME_TIME, name)]))
-        for name in operations(run.metrics, NAME_TIME)
-        if may_be_comm(name)
-    }
-    return _large(names, all_ms, len(run.ranks) * run.num_steps) if names else {}
+    known = {kernel_name(name, 2 * MOST_LETTERS) for name in full_names() if comm_op(name) is not None}
+    of_class = [run.metrics.get(of_operation(TIME, name)) for name in KERNEL_CLASSES]
+    return _large(
+        {
+            name: float(np.nansum(run.metrics[of_operation(NAME_TIME, name)]))
+            for name in short
+            if name not in known
+        },
+        sum(float(np.nansum(ms)) for ms in of_class if ms is not None),
+        len(run.ranks) * run.num_steps,
+    )
 
 
 def _large(ms_of_name: dict[str, float], all_ms: float, num_steps: int) -> dict[str, float]:

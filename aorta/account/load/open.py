@@ -12,7 +12,7 @@ from aorta.account.load.arrays import ArrayFile
 from aorta.account.load.attempts import ranks_of_run
 from aorta.account.load.bandwidths import busbw_by_transfer
 from aorta.account.load.ending import story
-from aorta.account.load.evidence import comm_evidence
+from aorta.account.load.evidence import comm_evidence, possible_of_records
 from aorta.account.load.rank.cache import columns_folder
 from aorta.account.load.rank.calls import MAX_CALLS
 from aorta.account.load.rank.columns import RankColumns, RankFile
@@ -131,6 +131,7 @@ def _load_records(
             ),
             notes,
         )
+    loaded.possible_comm_ms.update(possible_of_records(loaded, partial(_kernel_names, paths)))
     if unsure := comm_evidence(loaded).note:
         loaded.notes.append(unsure)
     loaded.story[:] = story(run, read_states(folder).values(), ranks)
@@ -145,6 +146,10 @@ def _kernels_of(files: dict[int, RankFile], rank: int) -> Iterator[tuple[int, li
     for record in _records_of(files, "kernels", rank):
         if record.kernels is not None and record.kernels.spans is not None:
             yield record.global_step, named_spans(record, names)
+
+
+def _kernel_names(paths: Iterable[Path]) -> set[str]:
+    return {name for path in paths for name in kernel_names_beside(path)}
 
 
 def _forget_calls(ranks: list[RankFile]) -> None:
