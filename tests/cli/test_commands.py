@@ -144,13 +144,13 @@ def test_a_job_that_has_ended_is_not_asked(runs: Path) -> None:
     assert "has ended" in result.stderr
 
 
-def write_own_exchange(folder: Path) -> Path:
-    """A trace of one kernel that no built-in rule takes for communication, under a gemm."""
-    rows = [("my_exchange_kernel", 0, 40), ("ampere_gemm", 30, 50)]
+def write_own_exchange(folder: Path, gemm_stream: int = 8, gemm_us: int = 30) -> Path:
+    """A trace of one kernel that no built-in rule takes for communication, and a gemm from gemm_us on."""
+    rows = [("my_exchange_kernel", 7, 0, 40), ("ampere_gemm", gemm_stream, gemm_us, 50)]
     events = [
-        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7 + i, "ts": ts, "dur": dur,
-         "args": {"stream": 7 + i, "device": 0, "correlation": i + 1}}
-        for i, (name, ts, dur) in enumerate(rows)
+        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur,
+         "args": {"stream": stream, "device": 0, "correlation": i + 1}}
+        for i, (name, stream, ts, dur) in enumerate(rows)
     ]  # fmt: skip
     path = folder / "rank0.json"
     path.write_text(json.dumps({"traceEvents": events, "schemaVersion": 1}))
@@ -169,6 +169,20 @@ def test_own_rules_tell_which_kernels_of_a_trace_communicate(tmp_path: Path) -> 
     assert without["comm_ms"]["median"] == 0
     assert given["comm_ms.all_to_all"]["median"] == pytest.approx(0.040)
     assert given["exposed_ms"]["median"] == pytest.approx(0.030)
+
+
+def test_why_takes_own_rules_too(tmp_path: Path) -> None:
+    """The gemm waits for the exchange, which is 40 of 90 us."""
+    trace = write_own_exchange(tmp_path, gemm_stream=7, gemm_us=40)
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("communication:\n  - {pattern: my_exchange, op: all_to_all}\n")
+    causes = json.loads(run("why", trace, "--json", "--comm-rules", rules).stdout)["causes"]
+    assert "all_to_all" in causes[0]["subject"]
+
+
+@pytest.mark.parametrize("command", [("report",), ("why",), ("compare",), ("merge",), ("program", "lint")])
+def test_every_command_that_reads_traces_takes_own_rules(command: tuple[str, ...]) -> None:
+    assert "--comm-rules" in run(*command, "--help-all" if len(command) == 1 else "--help").stdout
 
 
 def test_rules_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:

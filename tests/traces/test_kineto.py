@@ -8,7 +8,7 @@ import pytest
 from aorta.errors import TraceError
 from aorta.timeline.overlap import overlap, total
 from aorta.timeline.types import STEP_ANNOTATION, Kind
-from aorta.traces.classify import COMM_RULES, CommRule
+from aorta.traces.classify import COMM_RULES, CommRule, may_be_comm
 from aorta.traces.kineto import parse_kineto, read_kineto
 from tests.traces.kineto_events import kernel, launch, mark, parse
 
@@ -161,7 +161,26 @@ def test_copies_are_copies_and_copy_kernels_compute():
         ("oneShotAllReduceKernel", "all_reduce"),
         ("two_shot_all_reduce_kernel", "all_reduce"),
         ("void deep_ep::intranode::dispatch<8, 768>", "all_to_all"),
+        ("void dpsk::ep::internode::combine<false, 8, __nv_bfloat16>", "all_to_all"),
+        ("_ZN7deep_ep9internode8dispatchILb0EEEvv", "all_to_all"),
+        ("hybrid_ep::dispatch_kernel<8>", "all_to_all"),
+        ("EpCombineInterNodeV1Kernel_bf16", "all_to_all"),
+        ("moeA2ADispatchKernel", "all_to_all"),
+        ("allToAllV(void*, void*, long*)", "all_to_all"),
+        ("void userbuffers_fp16_sum_inplace_gpu_rr_rs_oop<2>", "reduce_scatter"),
+        ("void userbuffers_fp16_sum_inplace_gpu_rw_ag<2>", "all_gather"),
+        ("kuserbuffers_pushsend(int*, int*, int4*)", "send_recv"),
+        ("void aiter::reduce_scatter_cross_device_store<bf16, 8>", "reduce_scatter"),
+        ("void quickreduce::allreduce_prototype_twoshot<AllReduceTwoshot>", "all_reduce"),
+        ("void (anonymous namespace)::multimem_all_gather_kernel<16>", "all_gather"),
+        ("c10d::symmetric_memory::barrier_kernel", "unknown"),
+        ("flashinfer::trtllm_mnnvl_allreduce::twoshotAllreduceKernel<2>", "all_reduce"),
         ("nvshmemi_proxy_quiet", "unknown"),
+        ("deepep_post_reorder_triton_kernel", None),
+        ("cutlass::gemm::deep_epilogue", None),
+        ("triton_poi_fused_all_gather_into_tensor_wait_tensor_0", None),
+        ("kernel_consumer_all_gather_gemm", None),
+        ("smallReduceKernel", None),
         ("void at::native::reduce_kernel<512, 1>", None),
         ("batch_norm_collect_statistics_SyncBN", None),
         ("Cijk_Alik_Bljk_BBS_BH", None),
@@ -170,6 +189,25 @@ def test_copies_are_copies_and_copy_kernels_compute():
 def test_a_kernels_name(name, op):
     trace = parse(kernel(0, 1, name=name))
     assert [c.op for c in trace.collectives] == ([] if op is None else [op])
+
+
+@pytest.mark.parametrize(
+    ("name", "may_be"),
+    [
+        ("my_exchange_v2", True),
+        ("void my::dispatch<8>", True),
+        ("kernel_consumer_all_gather_gemm", True),
+        ("Memcpy PtoP (Device -> Device)", True),
+        ("flash::flash_fwd_splitkv_combine_kernel", False),
+        ("cutlass_gemm_splitk_combine", False),
+        ("triton_poi_fused_all_gather_into_tensor_wait_tensor_0", False),
+        ("void at::native::index_put_kernel<send_recv>", False),
+        ("DeviceRadixSortDispatch", False),
+        ("Memcpy DtoD (Device -> Device)", False),
+    ],
+)
+def test_a_name_that_leaves_it_open(name, may_be):
+    assert may_be_comm(name) == may_be
 
 
 def test_a_program_adds_its_own_rules():
@@ -218,6 +256,37 @@ def test_a_helper_kernel_of_a_collective_computes(name):
     trace = parse(kernel(0, 1, name=name, **METADATA))
     assert trace.collectives == []
     assert trace.timeline.kind.tolist() == [Kind.COMPUTE]
+
+
+PEER_COPY = "Memcpy PtoP (Device -> Device)"
+
+
+@pytest.mark.parametrize(
+    ("operator", "kernels", "operations"),
+    [
+        ("c10d::allreduce_", ["vendor_ring_v3", "void at::native::fill"], ["all_reduce"]),
+        ("_c10d_functional::all_gather_into_tensor", ["vendor_ring_v3"], ["all_gather"]),
+        ("symm_mem::fused_all_gather_matmul", ["gemm", PEER_COPY], ["all_gather"]),
+        ("symm_mem::_low_contention_reduce_scatter", ["wait_flag_kernel"], ["reduce_scatter"]),
+        ("aten::copy_", ["gemm", PEER_COPY], []),
+    ],
+)
+def test_an_operator_of_a_group_proves_what_it_launches(operator, kernels, operations):
+    """The last kernel is launched after the operator, on its thread; the first on another."""
+    inside = [
+        event
+        for i, name in enumerate(kernels)
+        for event in (
+            launch(10 + i, i + 1),
+            kernel(100 + i, 1, i + 1, name=name, cat="gpu_memcpy" if "Memcpy" in name else "kernel"),
+        )
+    ]
+    outside = [
+        launch(10, 11, tid=2), kernel(110, 1, 11, name="vendor_ring_v3"),
+        launch(30, 12), kernel(120, 1, 12, name="vendor_ring_v3"),
+    ]  # fmt: skip
+    trace = parse(mark(9, 11, operator, cat="cpu_op"), *inside, *outside)
+    assert [c.op for c in trace.collectives] == operations
 
 
 def test_an_old_trace_names_the_operation_by_a_range():
