@@ -9,6 +9,7 @@ import pytest
 
 import aorta
 from aorta.errors import ReportError
+from tests.traces.kineto_events import kernel
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "docs" / "example"
@@ -40,6 +41,16 @@ def test_a_run_shows_itself() -> None:
     assert run.plot().get_axes()
     assert run.summary["source"] in ("host", "events")
     assert run.kernels.empty
+
+
+def test_own_rules_tell_which_kernels_communicate(tmp_path: Path) -> None:
+    trace, rules = tmp_path / "rank0.json", tmp_path / "rules.yaml"
+    rows = [kernel(0, 40, name="my_exchange"), kernel(40, 50, name="gemm")]
+    trace.write_text(json.dumps({"traceEvents": rows}))
+    rules.write_text("communication:\n  - {pattern: my_exchange, op: all_to_all}\n")
+    run = aorta.load(trace, comm_rules=rules)
+    assert run.steps["comm_ms"].tolist() == [pytest.approx(0.040)]
+    assert run.kernels["op"].tolist() == ["all_to_all", "kernel"]
 
 
 @pytest.mark.heavy

@@ -1,6 +1,6 @@
 """Runs and traces as pandas frames, for notebooks: aorta.load(path), aorta.compare(a, b)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -19,6 +19,8 @@ from aorta.errors import ReportError, TraceError
 from aorta.page.table import comparison_table, dataset_table
 from aorta.page.write import make_report
 from aorta.records.schema import StepRecord
+from aorta.traces.cache import Reading
+from aorta.traces.classify import COMM_RULES, CommRule, load_rules
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,21 +42,35 @@ COLUMNS = (
 TRACE_FOLDER = "torch_profiler"
 
 
-def load(path: Path | str, label: str | None = None, *, warmup: int | None = None) -> "LoadedRun":
-    """The run or the traces at path.
+def load(
+    path: Path | str,
+    label: str | None = None,
+    *,
+    warmup: int | None = None,
+    comm_rules: Path | str | None = None,
+) -> "LoadedRun":
+    """The run or the traces at path. ReportError, RecordError or TraceError where there is nothing to read.
 
-    warmup: steps to leave out of statistics, instead of the report's rule. Raises ReportError, RecordError or
-    TraceError where there is nothing to read.
+    warmup: steps to leave out of statistics, instead of the report's rule.
+    comm_rules: YAML file of kernels of traces that are communication, by name.
     """
     path = Path(path)
     name = label if label is not None else path.resolve().name or "run"
-    return LoadedRun(path, judge(load_run(path, name), warmup), warmup)
+    rules = load_rules(comm_rules)
+    return LoadedRun(path, judge(load_run(path, name, reading=Reading(rules)), warmup), warmup, rules)
 
 
 class LoadedRun:
     """A loaded run. Its frames are made when they are first used."""
 
-    def __init__(self, path: Path, judged: JudgedRun, warmup: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        judged: JudgedRun,
+        warmup: int | None = None,
+        rules: Sequence[CommRule] = COMM_RULES,
+    ) -> None:
+        self._rules = rules
         self.path = path
         self.judged = judged
         self.warmup = warmup
@@ -138,7 +154,7 @@ class LoadedRun:
         try:
             source = open_source(folder, partial=True)
             for rank in source.ranks:
-                yield source.read(rank)
+                yield source.read(rank, rules=self._rules)
         except TraceError as error:
             if "was the GPU traced" not in str(error) and "no trace" not in str(error):
                 raise ReportError(str(error)) from None

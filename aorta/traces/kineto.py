@@ -375,15 +375,16 @@ def _info_of_operators(
     info: dict[int, CollectiveInfo] = {}
     columns = zip(launch_of, work.category.tolist(), work.name.tolist(), strict=True)
     for i, (launch, category, name) in enumerate(columns):
-        rows = [] if launch is None else scopes.get((launch.pid, launch.tid), [])
-        place = bisect_right(rows, launch.ts, key=itemgetter(0)) - 1 if rows else -1
+        if launch is None or (launch.pid, launch.tid) not in scopes:
+            continue
+        rows = scopes[launch.pid, launch.tid]
+        place = bisect_right(rows, launch.ts, key=itemgetter(0)) - 1
         if place < 0 or launch.ts > rows[place][1]:
             continue
         operator = rows[place][2]
         is_collective = operator.startswith(COLLECTIVE_OPERATORS) or may_be_comm(work.names[name])
         if category == Category.PEER_COPY or category == Category.KERNEL and is_collective:
-            op = canonical_op(op_in_name(operator))
-            info[i] = CollectiveInfo(op=op)
+            info[i] = CollectiveInfo(op=canonical_op(op_in_name(operator)))
     return info
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.load.bandwidths import is_of_transfer
+from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME
 from aorta.account.metrics import metric_key, of_operation
 from aorta.account.model import CollectiveKind, CollectiveRow, Dataset, JudgedRun, Run, Statistic
@@ -182,6 +183,9 @@ def not_given(judged: JudgedRun, name: str) -> str:
 
 def _reason(judged: JudgedRun, name: str) -> str:
     if name == "overlap_ratio" and judged.statistics["comm_ms"].median == 0:
+        evidence = comm_evidence(judged.run)
+        if evidence.num_ranks > 1 and not evidence.is_found:
+            return evidence.absence
         return "there was no communication"
     key = metric_key(name)
     size = judged.statistics.get(of_operation("bytes", key.operation))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from aorta.account.judge.judged import judge, missing
 from aorta.account.load.evidence import CommEvidence, comm_evidence
 from aorta.account.load.open import load_run
 from aorta.account.model import Run
@@ -45,7 +46,9 @@ def test_communication_that_was_found_needs_no_word(tmp_path):
 
 def test_several_ranks_without_communication_are_said(tmp_path):
     run = load(tmp_path, GEMM, header=OF_64)
-    assert comm_evidence(run).absence == "no communication was recognised between 64 ranks"
+    absence = "no communication was recognised between 64 ranks"
+    assert comm_evidence(run).absence == absence
+    assert missing(judge(run))["overlap_ratio"] == absence
     assert run.notes[0] == (
         "warning: no communication was recognised between 64 ranks; --comm-rules FILE tells which kernels are"
     )
