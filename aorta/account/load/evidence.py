@@ -38,7 +38,7 @@ class CommEvidence(NamedTuple):
         if self.num_ranks < 2 and not self.possible_ms:
             return "no communication: one process"
         between = f" between {self.num_ranks} ranks" if self.num_ranks > 1 else ""
-        names = f"; by their names it may be {self._names}" if self.possible_ms else ""
+        names = f"; by name these may be: {self._names}" if self.possible_ms else ""
         return f"no communication was recognised{between}{names}"
 
     @property
@@ -46,8 +46,10 @@ class CommEvidence(NamedTuple):
         """A line on what nobody can be sure of; '' where there is nothing."""
         if not self.possible_ms and (self.is_found or self.num_ranks < 2):
             return ""
-        text = self.absence or f"counted as compute, and by their names maybe communication: {self._names}"
-        return text + ("; --comm-rules FILE tells which kernels are" if self.has_rules else "")
+        text = (
+            self.absence or f"these kernels count as compute, and by name may be communication: {self._names}"
+        )
+        return text + ("; --comm-rules FILE names kernels that communicate" if self.has_rules else "")
 
     @property
     def _names(self) -> str:

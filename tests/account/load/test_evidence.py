@@ -49,9 +49,7 @@ def test_several_ranks_without_communication_are_said(tmp_path):
     absence = "no communication was recognised between 64 ranks"
     assert comm_evidence(run).absence == absence
     assert missing(judge(run))["overlap_ratio"] == absence
-    assert run.notes[0] == (
-        "warning: no communication was recognised between 64 ranks; --comm-rules FILE tells which kernels are"
-    )
+    assert run.notes[0] == f"warning: {absence}; --comm-rules FILE names kernels that communicate"
 
 
 def test_the_files_of_several_ranks_are_groups_too(tmp_path):
@@ -87,7 +85,7 @@ def test_kernels_that_may_be_communication_are_named_with_their_time_a_step(tmp_
     evidence = comm_evidence(run)
     assert evidence.possible_ms == {"moe_dispatch": pytest.approx(0.010)}
     assert evidence.absence == (
-        "no communication was recognised between 64 ranks; by their names it may be moe_dispatch"
+        "no communication was recognised between 64 ranks; by name these may be: moe_dispatch"
         " (0.010 ms a step)"
     )
     rules = (CommRule("moe_dispatch", "all_to_all"), *COMM_RULES)
@@ -108,8 +106,8 @@ def test_beside_found_communication_the_rest_is_named(tmp_path):
         load(tmp_path, kernel(0, 90, name="nccl_x"), kernel(90, 10, name="peer_push"), header=OF_64)
     )
     assert evidence.note == (
-        "counted as compute, and by their names maybe communication: peer_push (0.010 ms a step);"
-        " --comm-rules FILE tells which kernels are"
+        "these kernels count as compute, and by name may be communication: peer_push (0.010 ms a step);"
+        " --comm-rules FILE names kernels that communicate"
     )
 
 
@@ -122,7 +120,7 @@ def test_in_a_job_of_one_process_names_mean_nothing(tmp_path):
 def test_of_many_names_three_are_listed():
     possible = {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0, "e": 0.5}
     assert CommEvidence(2, False, possible, False).note == (
-        "no communication was recognised between 2 ranks; by their names it may be a (4.00 ms a step),"
+        "no communication was recognised between 2 ranks; by name these may be: a (4.00 ms a step),"
         " b (3.00 ms a step), c (2.00 ms a step), 2 more"
     )
 
@@ -158,7 +156,7 @@ def test_kernels_of_records_by_their_short_names(tmp_path):
     run = load_run(folder, "a")
     assert comm_evidence(run).possible_ms == {"peer_push": pytest.approx(3.0)}
     assert run.notes[-1] == (
-        "counted as compute, and by their names maybe communication: peer_push (3.00 ms a step)"
+        "these kernels count as compute, and by name may be communication: peer_push (3.00 ms a step)"
     )
 
 
