@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import TraceError
+from aorta.records.schema import HostSpan
 from aorta.timeline.intervals import distinct, length_ms, pairs, subtract_normalised, union
 from aorta.timeline.overlap import on_compute_stream
 from aorta.timeline.types import Kind, Source, Timeline
 from aorta.traces.classify import COPY_KERNEL, HELPERS, UNKNOWN, Classifier, compute_op
+from aorta.traces.host_spans import HostSide
 from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective, TraceQuality, listed_names
 
 UNLINKED = np.iinfo(np.int64).min
@@ -105,6 +107,7 @@ class Activities:
     num_without_time: int = 0
     """Activities without times that are not among the rows."""
     num_missing_dispatches: int = 0
+    host: HostSide = HostSide()
     base_ns: int = 0
     """Added to every time for the Unix clock."""
     notes: list[str] = field(default_factory=list)
@@ -181,6 +184,21 @@ def assemble(
         correlation=work.correlation,
         devices=devices,
         untimed=untimed,
+        host_spans=_host_spans(work, timeline),
+        host_not_shown=work.host.not_shown,
+    )
+
+
+def _host_spans(work: Activities, timeline: Timeline) -> tuple[HostSpan, ...]:
+    origin_ns = timeline.origin_unix_ns - work.base_ns
+    return tuple(
+        HostSpan(
+            note.kind,
+            (note.start_ns - origin_ns) / NS_PER_MS,
+            (note.end_ns - origin_ns) / NS_PER_MS,
+            note.where,
+        )
+        for note in work.host.notes
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from aorta.files import replacing
 from aorta.processes import no_garbage_collection
+from aorta.records.schema import HostKind, HostSpan
 from aorta.timeline.types import Source as TimelineSource
 from aorta.timeline.types import Timeline
 from aorta.traces.classify import COMM_RULES, CommRule
@@ -25,7 +26,7 @@ from aorta.traces.steps import StepRule, with_steps
 
 LARGEST_CACHE_BYTES = 4 << 30
 """Size of the folder above which the files used longest ago are removed."""
-VERSION = 4
+VERSION = 5
 """Number to raise with every change of what a reader finds in a trace."""
 CHUNK = 1 << 20
 KEY = b"aorta"
@@ -70,6 +71,8 @@ class _Metadata(msgspec.Struct):
     versions: dict[str, str]
     devices: tuple[str, ...]
     untimed: dict[str, str]
+    host_spans: list[HostSpan]
+    host_not_shown: dict[HostKind, str]
 
 
 @no_garbage_collection()  # a trace is 1e5 objects and more, none of which refers to itself
@@ -189,6 +192,8 @@ def _trace(metadata: _Metadata, columns: dict[str, Any]) -> RankTrace:
         versions=metadata.versions,
         devices=metadata.devices,
         untimed=metadata.untimed,
+        host_spans=metadata.host_spans,
+        host_not_shown=metadata.host_not_shown,
     )
 
 
@@ -217,6 +222,8 @@ def _save(trace: RankTrace, path: Path) -> None:
         versions=trace.versions,
         devices=trace.devices,
         untimed=trace.untimed,
+        host_spans=list(trace.host_spans),
+        host_not_shown=trace.host_not_shown,
     )
     columns = {name: getattr(line, name) for name in ("start_ms", "end_ms", "kind", "stream", "op", "name")}
     table = pa.table(columns | {"launch_step": trace.launch_step})

@@ -8,6 +8,7 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from aorta.errors import TraceError
 from aorta.processes import no_garbage_collection
+from aorta.records.schema import HostKind
 from aorta.timeline.collective import canonical_op
 from aorta.timeline.types import STEP_ANNOTATION
 from aorta.traces.assemble import (
@@ -32,6 +34,17 @@ from aorta.traces.assemble import (
 from aorta.traces.classify import COMM_RULES, Classifier, CommRule, classifier, may_be_comm, op_in_name
 from aorta.traces.files import read_bytes
 from aorta.traces.host_calls import KERNEL_LAUNCH, STEP_NAME, step_marks
+from aorta.traces.host_spans import (
+    COLLECTION,
+    NOTED_WAIT_NS,
+    HostEvent,
+    HostSide,
+    Operators,
+    host_side,
+    kind_of_function,
+    kinds_of_ranges,
+    may_wait,
+)
 from aorta.traces.jax_profiler import parse_jax
 from aorta.traces.kineto_file import Args, Distributed, KinetoEvent, Trace, decode, is_coarse, nanoseconds
 from aorta.traces.model import RankTrace, known_rank, rank_in_name
@@ -56,8 +69,7 @@ SYMMETRIC_OPERATORS = "symm_mem::"
 _SPECIAL = (
     PARAMS, STEP_ANNOTATION, "ProfilerStep#", NCCL_RANGE, *COLLECTIVE_OPERATORS, SYMMETRIC_OPERATORS,
 )  # fmt: skip
-"""Starts of the names of host events that are used beside launches."""
-_INITIALS = frozenset(text[0] for text in _SPECIAL)
+"""Starts of the names of host events that are used beside launches and what the host did."""
 DTYPE_BYTES = {
     "byte": 1, "char": 1, "bool": 1, "half": 2, "bfloat16": 2, "short": 2, "int": 4, "float": 4,
     "long": 8, "double": 8, "complexfloat": 8, "complexdouble": 16,
@@ -137,9 +149,8 @@ def _activities(trace: Trace, location: str, classifier: Classifier) -> tuple[Ac
     kernel_calls = [e for e in calls if is_launch[e.name]]
     linked_ids = set(correlation)
     dropped = [e.ts for e in kernel_calls if e.args.correlation not in linked_ids]  # type: ignore[union-attr]
-    special = [e for e in by_category["user_annotation"] if e.name.startswith(_SPECIAL)]
-    # A trace has 1e5 operators: most are told by their first letter.
-    special += [e for e in by_category["cpu_op"] if e.name[0:1] in _INITIALS and e.name.startswith(_SPECIAL)]
+    ranges, kinds = _ranges_in_use(by_category)
+    special = [e for e in ranges if e.name.startswith(_SPECIAL)]
 
     # Launches and marks number processes alike: a step takes the work that its own process launched.
     processes: dict[Any, int] = {}
@@ -170,9 +181,83 @@ def _activities(trace: Trace, location: str, classifier: Classifier) -> tuple[Ac
         is_timed=np.array([d is not None for d in durations]) if None in durations else None,
         base_ns=trace.base_ns or 0,
         notes=notes,
+        host=_host_side(by_category, ranges, kinds, calls, launch_of, location),
     )
     _add_metadata(work, trace, special, activities, launch_of, classifier)
     return work, rank, _device_name(trace, args)
+
+
+def _ranges_in_use(
+    by_category: dict[str | None, list[KinetoEvent]],
+) -> tuple[list[KinetoEvent], dict[str, HostKind]]:
+    """Annotations, then operators, whose names are used; and what the host does in some, by name."""
+    annotations, operators = by_category["user_annotation"], by_category["cpu_op"]
+    names = {e.name for e in operators} | {e.name for e in annotations}  # few of 1e5 events
+    kinds = kinds_of_ranges(names)
+    used = kinds.keys() | {name for name in names if name.startswith(_SPECIAL)}
+    return [e for events in (annotations, operators) for e in events if e.name in used], kinds
+
+
+def _host_side(
+    by_category: dict[str | None, list[KinetoEvent]],
+    ranges: list[KinetoEvent],
+    kinds: dict[str, HostKind],
+    calls: list[KinetoEvent],
+    launch_of: list[KinetoEvent | None],
+    location: str,
+) -> HostSide:
+    """What the host did on the threads that mark steps; where none are marked, on those that launch."""
+    functions = by_category["python_function"]
+    function_names = {e.name for e in functions}
+    shown: set[HostKind] = set()
+    shown |= {"data", "backward", "optimizer"} if by_category["cpu_op"] else set()
+    shown |= {"synchronisation"} if calls else set()
+    shown |= {"checkpoint"} if functions else set()
+    shown |= {"garbage_collection"} if COLLECTION in function_names else set()
+    by_kind: dict[HostKind | None, list[KinetoEvent]] = defaultdict(list)
+    for e in ranges:
+        by_kind[kinds.get(e.name)].append(e)
+    noted = [(kind, e) for kind in ("data", "optimizer") for e in by_kind[kind]]
+    kind_of = {name: kind for name in function_names if (kind := kind_of_function(name)) is not None}
+    noted += [(kind_of[e.name], e) for e in functions if e.name in kind_of] if kind_of else []
+    least_us = NOTED_WAIT_NS / 1000
+    waits = [e for e in calls if e.dur is not None and e.dur >= least_us and may_wait(e.name)]
+    awaited = {e.args.correlation for e in waits if e.args is not None}
+    copies = [e for e in by_category["gpu_memcpy"] if e.args is not None and e.args.correlation in awaited]
+    half_ns = nanoseconds([e.ts + (e.dur or 0) / 2 for e in copies], location).tolist()
+    launches: dict[tuple[Any, Any], list[int | float]] = {}
+    for launch in launch_of:
+        if launch is not None:
+            launches.setdefault((launch.pid, launch.tid), []).append(launch.ts)
+    backward = by_kind["backward"]
+    backward_ns = nanoseconds([e.ts for e in backward], location)
+    return host_side(
+        shown,
+        zip([kind for kind, _ in noted], _host_events([e for _, e in noted], location), strict=True),
+        _host_events(waits, location),
+        {e.args.correlation: ns for e, ns in zip(copies, half_ns, strict=True) if e.args is not None},
+        {_thread(*place): nanoseconds(times, location) for place, times in launches.items()},
+        Operators(
+            backward_ns,
+            backward_ns + nanoseconds([e.dur or 0 for e in backward], location),
+            {_thread(e.pid, e.tid) for e in backward},
+        ),
+        {_thread(e.pid, e.tid) for e in by_kind[None] if STEP_NAME.match(e.name)},
+    )
+
+
+def _host_events(events: list[KinetoEvent], location: str) -> Iterable[HostEvent]:
+    start_ns = nanoseconds([e.ts for e in events], location).tolist()
+    length_ns = nanoseconds([e.dur or 0 for e in events], location).tolist()
+    for e, start, length in zip(events, start_ns, length_ns, strict=True):
+        correlation = None if e.args is None else e.args.correlation
+        yield HostEvent(e.name, start, start + length, _thread(e.pid, e.tid), correlation)
+
+
+@lru_cache(256)
+def _thread(process: Any, thread: Any) -> tuple[str, str]:
+    """Versions of torch differ in whether numbers are text."""
+    return str(process), str(thread)
 
 
 def _by_category(events: list[KinetoEvent]) -> dict[str | None, list[KinetoEvent]]:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.records.schema import HostKind, HostSpan
 from aorta.timeline.collective import GroupKey
 from aorta.timeline.intervals import subtract, union
 from aorta.timeline.matching import RankCalls
@@ -118,6 +119,10 @@ class RankTrace:
     """Devices that kernels ran on in the trace; everything here is of one of them."""
     untimed: dict[str, str] = field(default_factory=dict)
     """Kinds of kernels (comm, compute) whose sums are not known, because many lack a duration, and why."""
+    host_spans: Sequence[HostSpan] = field(default=(), repr=False)
+    """What the host did, in order of starts; same origin as timeline."""
+    host_not_shown: dict[HostKind, str] = field(default_factory=dict)
+    """Kinds that would not be among host_spans had the host done them, and why."""
 
     @property
     def source(self) -> Source:

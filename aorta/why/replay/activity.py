@@ -5,18 +5,15 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.timeline.types import STEP_ANNOTATION
 from aorta.traces.classify import COPY, kernel_class
+from aorta.traces.host_spans import SYNCHRONISES
 
 Ints = NDArray[np.int64]
-SYNC_NAME = re.compile(
-    r"^(cuda|cu|hip)(Ctx|Device|Stream|Event)Synchronize(_ptsz)?$|^(cuda|hip)Memcpy$|^(cuda|hip)Free$",
-)
 RECORD_NAME = re.compile(r"^(cuda|cu|hip)EventRecord")
 WAIT_NAME = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
 PLAIN = ("nccl:", "ProfilerStep#", STEP_ANNOTATION)
@@ -29,9 +26,6 @@ OPTIMIZER = "optimizer"
 ELEMENTWISE = "elementwise"
 FOREACH = "aten::_foreach_"
 """Operators over lists of tensors."""
-LOADER = re.compile(
-    r"data_?loader|load_?batch|next_?batch|batch_?feed|wait_for_batch|aorta\.data", re.IGNORECASE
-)
 
 
 # ---- the trace of one rank, as columns -----------------------------------------------------------
@@ -50,7 +44,7 @@ class CallKind(IntEnum):
 
 def call_kind(name: str) -> CallKind | None:
     """The kind of a call by its name; None where it only matters if it started device work."""
-    if SYNC_NAME.match(name):
+    if SYNCHRONISES.match(name):
         return CallKind.SYNC
     if RECORD_NAME.match(name):
         return CallKind.RECORD
@@ -230,9 +224,3 @@ def depends_on_batch(name: str, program: str, unit: str) -> bool:
     if FOREACH in program:
         return False  # over parameters or gradients
     return work_class(name, program, unit) != OPTIMIZER and not SHARDING_SCOPE.search(f"{program} {unit}")
-
-
-@lru_cache(4096)
-def is_data_loading(program: str) -> bool:
-    """True if the part of the program with this name fetches the next batch."""
-    return LOADER.search(program) is not None

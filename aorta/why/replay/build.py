@@ -12,7 +12,8 @@ from aorta.errors import TraceError
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.matching import RankCalls
 from aorta.timeline.waits import RankView
-from aorta.why.replay.activity import CallKind, RankActivity, StepAnnotation, WorkKind, is_data_loading
+from aorta.traces.host_spans import is_data_loading
+from aorta.why.replay.activity import CallKind, RankActivity, StepAnnotation, WorkKind
 from aorta.why.replay.graph import (
     ArcKind,
     Arcs,

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from aorta.timeline.collective import POINT_TO_POINT
-from aorta.why.replay.activity import is_data_loading, work_class
+from aorta.traces.host_spans import is_data_loading
+from aorta.why.replay.activity import work_class
 from aorta.why.replay.contention import contention
 from aorta.why.replay.draft import NEVER
 from aorta.why.replay.graph import ArcKind, NodeKind

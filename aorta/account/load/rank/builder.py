@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from aorta.account.load.rank.call_totals import few_sizes, totals_by_kind, totals_by_op
 from aorta.account.load.rank.calls import CallsBuilder
 from aorta.account.load.rank.columns import Floats, Passes, RankColumns
-from aorta.account.load.rank.host import host_metrics
+from aorta.account.load.rank.host import host_metrics, reason_name
 from aorta.account.load.rank.kernels import NamedKernels, kernel_metrics
 from aorta.account.load.rank.overlaps import overlap_metrics
 from aorta.account.load.rank.telemetry import telemetry_metrics
@@ -85,7 +85,7 @@ class ColumnsBuilder:
             if reasons != self._reasons:
                 self._reasons = reasons
                 for name, reason in reasons.items():
-                    self._not_measured.setdefault(name.rpartition(".")[2], reason)
+                    self._not_measured.setdefault(reason_name(name), reason)
 
     def finished(self, kernel_names: Sequence[str]) -> RankColumns:
         """The columns in order of steps. Raises OverflowError."""

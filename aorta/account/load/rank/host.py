@@ -44,6 +44,10 @@ INNERMOST_FIRST: tuple[HostKind, ...] = (
 )
 NEVER_IDLE: frozenset[HostKind] = frozenset(("synchronisation", "backward"))
 """Kinds without a column of idle device: it works while the host waits for it, and backward is the work."""
+SPLITS_IDLE: frozenset[HostKind] = frozenset(("data", "optimizer"))
+"""Kinds without which idle is not split."""
+REASON = "host_spans."
+"""Start of the names in not_measured of kinds that a source does not see."""
 
 
 def host_metrics(block: NumberBlock) -> dict[str, Floats]:
@@ -51,7 +55,9 @@ def host_metrics(block: NumberBlock) -> dict[str, Floats]:
 
     host.<kind>: ms in the body without exposed communication; host.<kind>.after: ms behind it;
     host.idle.<kind>: ms of idle device, where the line has segments and there is a device, also for BETWEEN
-    and OTHER; host.use.*: what the thread had of the cores.
+    and OTHER; host.use.*: what the thread had of the cores. A kind that lines give a reason for
+    (host_spans.<kind> of not_measured) has no columns; idle is not split by the host where its loader or its
+    optimizer would not be seen.
     """
     window_ms = block.numbers("step_ms")
     is_noted = block.has("host_spans")
@@ -65,7 +71,8 @@ def host_metrics(block: NumberBlock) -> dict[str, Floats]:
     no_time = np.zeros(num)
     on_device = block.source != "host"
     exposed, busy, has_segments = _segments(block, is_noted)
-    tells_idle = is_noted & has_segments & on_device
+    unseen = {kind for kind in HOST_KINDS if any(f"{REASON}{kind}" in reasons for reasons in block.reasons)}
+    tells_idle = is_noted & has_segments & (on_device and unseen.isdisjoint(SPLITS_IDLE))
     rows = np.flatnonzero(tells_idle)
     left = subtract(union(RowIntervals(rows, no_time[rows], window_ms[rows])), busy)
 
@@ -73,6 +80,8 @@ def host_metrics(block: NumberBlock) -> dict[str, Floats]:
     none, no_idle = (np.where(is_known, 0.0, np.nan) for is_known in (is_noted, tells_idle))
     covered = NONE
     for kind in INNERMOST_FIRST:
+        if kind in unseen:
+            continue
         idles = kind not in NEVER_IDLE and bool(tells_idle.any())
         of_kind = _of_kind(host_spans, kind, is_noted)
         if not len(of_kind):
@@ -103,6 +112,11 @@ def host_metrics(block: NumberBlock) -> dict[str, Floats]:
         num_bytes[list(bytes_by_row)] = list(bytes_by_row.values())
         metrics[BYTES] = num_bytes
     return metrics | _use(block)
+
+
+def reason_name(name: str) -> str:
+    """The name that a run has for a name in a record's not_measured: the last part, or host.<kind>."""
+    return f"{PREFIX}{name[len(REASON) :]}" if name.startswith(REASON) else name.rpartition(".")[2]
 
 
 def _use(block: NumberBlock) -> dict[str, Floats]:

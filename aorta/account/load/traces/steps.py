@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from aorta.records.schema import CollectiveRecord, StepRecord
+from aorta.records.schema import HOST_KINDS, CollectiveRecord, HostSpan, StepRecord
 from aorta.steps.record import partial_record
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.overlap import window_fields
 from aorta.timeline.types import OverlapRecord
+from aorta.traces.host_spans import NO_CALLS
 from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective
 
 WHOLE_WINDOW = 0
@@ -58,6 +59,11 @@ def _record(
     not_measured["between_steps_ms"] = "a trace does not tell the step's body from what follows it"
     if any(collective.bytes is None for collective in issued):
         not_measured["collectives.bytes"] = "the trace does not tell the size of every collective"
+    host_spans = _host_spans(trace, start_ms, end_ms)
+    if host_spans is None:
+        not_measured["host_spans"] = NO_CALLS
+    else:
+        not_measured |= {f"host_spans.{kind}": reason for kind, reason in trace.host_not_shown.items()}
     for kind, reason in trace.untimed.items():
         not_measured |= dict.fromkeys((f"overlap.{name}" for name in OF_KIND[kind]), reason)
     return partial_record(
@@ -79,8 +85,22 @@ def _record(
             for collective in issued
         ],
         num_collectives=len(issued),
+        host_spans=host_spans,
         not_measured=not_measured,
     )
+
+
+def _host_spans(trace: RankTrace, start_ms: float, end_ms: float) -> list[HostSpan] | None:
+    """What the host did in a window, from its start; None where the trace shows nothing of the host."""
+    if trace.host_not_shown.keys() >= set(HOST_KINDS):
+        return None
+    return [
+        msgspec.structs.replace(
+            span, start_ms=max(span.start_ms, start_ms) - start_ms, end_ms=min(span.end_ms, end_ms) - start_ms
+        )
+        for span in trace.host_spans
+        if span.start_ms < end_ms and span.end_ms > start_ms
+    ]
 
 
 def _without_untimed(record: OverlapRecord, untimed: Mapping[str, str]) -> OverlapRecord:

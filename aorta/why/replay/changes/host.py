@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import ReplayError
-from aorta.why.replay.activity import is_data_loading
+from aorta.traces.host_spans import is_data_loading
 from aorta.why.replay.changes.change import DELAY, FACTOR, Change, form
 from aorta.why.replay.draft import Draft
 from aorta.why.replay.graph import ArcKind, NodeKind
