@@ -1,5 +1,5 @@
 """Ties device work to calls of the host: runtime API (link), annotations (step_marks), RCCL API
-(CollectiveCalls).
+(CollectiveCalls). What else the host did (host_of_calls).
 
 For readers whose profilers number calls by process: rocprofv3 and Nsight Systems.
 """
@@ -12,14 +12,29 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.records.schema import HostKind
 from aorta.timeline.collective import canonical_op
+from aorta.timeline.intervals import distinct
 from aorta.timeline.types import STEP_ANNOTATION
 from aorta.traces.assemble import UNLINKED, CollectiveInfo, Ints, StepMark
+from aorta.traces.host_spans import (
+    NOTED_WAIT_NS,
+    HostEvent,
+    HostSide,
+    Operators,
+    host_side,
+    kinds_of_ranges,
+    may_wait,
+)
 
 KERNEL_LAUNCH = re.compile(
     r"^(cuda|cu|hip)(Ext)?(Module)?Launch(Cooperative)?Kernel|^hipExtModuleLaunch", re.IGNORECASE
 )
 STEP_NAME = re.compile(rf"^(?P<kind>{re.escape(STEP_ANNOTATION)}|ProfilerStep#)(?P<step>\d{{1,18}})$")
+RUNTIME = ("cu", "hip")
+"""Starts of the names of runtime calls."""
+OPERATOR = "aten::"
+"""Start of the names of torch's operators."""
 NCCL_TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
               "bfloat16", "float8_e4m3", "float8_e5m2")  # fmt: skip
 """Data types in the order of ncclDataType_t."""
@@ -28,6 +43,10 @@ TYPE_BYTES = dict(zip(NCCL_TYPES, (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1), strict=T
 COUNT_ARGUMENTS = ("count", "sendcount", "recvcount")
 SCALED_BY_RANKS = frozenset(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"))
 """Operations whose count argument is one rank's share."""
+
+
+CallRow = tuple[int, int, int, int, str]
+"""Correlation, start and end in ns, thread and name of a call."""
 
 
 class HostCalls(NamedTuple):
@@ -40,11 +59,10 @@ class HostCalls(NamedTuple):
     """True for calls that launch a kernel, by their names."""
 
     @classmethod
-    def from_rows(cls, rows: Sequence[tuple[int, int, int, str]]) -> "HostCalls":
-        """Columns made of rows of correlation, start in ns, thread, name."""
+    def from_rows(cls, rows: Sequence[CallRow]) -> "HostCalls":
         if not rows:
             return NO_CALLS
-        correlation, start, thread, name = zip(*rows, strict=True)
+        correlation, start, _, thread, name = zip(*rows, strict=True)
         launches = {text: bool(KERNEL_LAUNCH.match(text)) for text in set(name)}
         return cls(
             np.array(correlation, np.int64),
@@ -84,6 +102,38 @@ def link(correlation: Ints, calls: HostCalls) -> Links:
     thread[is_linked] = calls.thread[call[is_linked]]
     dropped = calls.is_launch & ~np.isin(calls.correlation, correlation)
     return Links(launch_ns, thread, int(np.count_nonzero(calls.is_launch)), calls.start_ns[dropped])
+
+
+def host_of_calls(
+    rows: Sequence[CallRow],
+    ranges: Sequence[HostEvent],
+    copies: tuple[Sequence[int], Ints],
+    links: Links,
+) -> HostSide:
+    """What the host did, of calls of the runtime and ranges of NVTX or roctx: torch's emit_nvtx makes ranges
+    of operators. copies: correlations, and when half of each was done. Raises OverflowError."""
+    kinds = kinds_of_ranges({event.name for event in ranges})
+    shown: set[HostKind] = set()
+    if any(name.startswith(RUNTIME) for *_, name in rows):
+        shown.add("synchronisation")
+    if kinds or any(event.name.startswith(OPERATOR) for event in ranges):
+        shown |= {"data", "backward", "optimizer"}
+    backward = [event for event in ranges if kinds.get(event.name) == "backward"]
+    threads = distinct(links.thread[links.launch_ns != UNLINKED]).tolist()
+    edges = np.array([(event.start_ns, event.end_ns) for event in backward], np.int64).reshape(-1, 2)
+    return host_side(
+        shown,
+        ((kind, e) for e in ranges if (kind := kinds.get(e.name)) is not None and kind != "backward"),
+        (
+            HostEvent(name, start, end, thread, correlation)
+            for correlation, start, end, thread, name in rows
+            if end - start >= NOTED_WAIT_NS and may_wait(name)
+        ),
+        dict(zip(copies[0], copies[1].tolist(), strict=True)),
+        {thread: links.launch_ns[links.thread == thread] for thread in threads},
+        Operators(edges[:, 0], edges[:, 1], {event.thread for event in backward}),
+        {event.thread for event in ranges if STEP_NAME.match(event.name)},
+    )
 
 
 def step_marks(annotations: Iterable[tuple[str, int, int, int]]) -> list[StepMark]:

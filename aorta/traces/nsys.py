@@ -19,7 +19,16 @@ from aorta.timeline.collective import canonical_op
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.files import Database, open_database, quoted
-from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
+from aorta.traces.host_calls import (
+    CallRow,
+    CollectiveCalls,
+    HostCall,
+    HostCalls,
+    host_of_calls,
+    link,
+    step_marks,
+)
+from aorta.traces.host_spans import HostEvent
 from aorta.traces.model import RankTrace, known_rank, listed_names, rank_in_name
 
 KERNEL, COPY, MEMSET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
@@ -115,15 +124,19 @@ def _activities(database: Database, process: int | None) -> tuple[Activities, in
     streams, stream = indexed([f"{row[4]}:{row[6]}" if has_several_devices else str(row[6]) for row in rows])
     start_ns = nanoseconds([_integer(row[2]) for row in rows], location)
     correlation = [_integer(row[7]) for row in rows]
-    calls, marks, collectives = _host_side(database, strings, process, location)
-    links = link(nanoseconds(correlation, location), calls)
+    calls, ranges, collectives = _host_side(database, strings, process, location)
+    links = link(nanoseconds(correlation, location), HostCalls.from_rows(calls))
     info_of = collectives.information(links)
     base_ns = _base_ns(database, notes)
+    end_ns = nanoseconds([_integer(row[3]) for row in rows], location)
+    category = np.array([int(row[0]) for row in rows], dtype=np.int8)
+    copies = np.flatnonzero(category == Category.COPY)
+    copied, half_ns = [correlation[i] for i in copies], (start_ns + (end_ns - start_ns) // 2)[copies]
     return (
         Activities(
             start_ns=start_ns,
-            end_ns=nanoseconds([_integer(row[3]) for row in rows], location),
-            category=np.array([int(row[0]) for row in rows], dtype=np.int8),
+            end_ns=end_ns,
+            category=category,
             name=name,
             names=names,
             stream=stream,
@@ -131,10 +144,11 @@ def _activities(database: Database, process: int | None) -> tuple[Activities, in
             launch_ns=links.launch_ns,
             correlation=correlation,
             hints={i: info.op for i, info in info_of.items() if info.op is not None},
-            marks=marks,
+            marks=step_marks((event.name, 0, event.start_ns, event.end_ns) for event in ranges),
             num_launches=links.num_launches,
             dropped_ns=links.dropped_ns,
             num_without_time=num_without_time,
+            host=host_of_calls(calls, ranges, (copied, half_ns), links),
             base_ns=base_ns,
             notes=notes,
         ),
@@ -144,30 +158,42 @@ def _activities(database: Database, process: int | None) -> tuple[Activities, in
 
 def _host_side(
     database: Database, strings: dict[Any, Any], process: int | None, location: str
-) -> tuple[HostCalls, list[Any], CollectiveCalls]:
-    """Runtime calls, steps, and NVTX ranges of NCCL."""
+) -> tuple[list[CallRow], list[HostEvent], CollectiveCalls]:
+    """Runtime calls, NVTX ranges, and those that NCCL makes."""
     rows = [
-        (_integer(correlation), _integer(start), _integer(thread), str(strings.get(name, "")))
-        for start, correlation, thread, name in _select(
-            database, RUNTIME, "start", "correlationId", "globalTid", "nameId"
+        (
+            _integer(correlation),
+            _integer(start),
+            _integer(end),
+            _integer(thread),
+            str(strings.get(name, "")),
+        )
+        for start, end, correlation, thread, name in _select(
+            database, RUNTIME, "start", "end", "correlationId", "globalTid", "nameId"
         )
         if process is None or _pid(thread) == process
     ]
-    for column in zip(*(row[:3] for row in rows), strict=True):
+    for column in zip(*(row[:4] for row in rows), strict=True):
         nanoseconds(column, location)
     ranges = [
-        (str(text if text is not None else strings.get(text_id, "")), _integer(start), end, _integer(thread))
+        HostEvent(
+            str(text if text is not None else strings.get(text_id, "")),
+            _integer(start),
+            end,
+            _integer(thread),
+        )
         for start, end, text, text_id, thread in _select(
             database, NVTX, "start", "end", "text", "textId", "globalTid"
         )
         if type(end) is int and (process is None or _pid(thread) == process)
     ]
-    nanoseconds([time for _, start, end, _ in ranges for time in (start, end)], location)
+    nanoseconds([time for event in ranges for time in (event.start_ns, event.end_ns)], location)
     nccl = [
-        HostCall(t, s, e, thread, {}) for t, s, e, thread in ranges if NCCL_RANGE.match(t) and canonical_op(t)
+        HostCall(event.name, event.start_ns, event.end_ns, _integer(event.thread), {})
+        for event in ranges
+        if NCCL_RANGE.match(event.name) and canonical_op(event.name)
     ]
-    marks = step_marks((text, 0, start, end) for text, start, end, _ in ranges)
-    return HostCalls.from_rows(rows), marks, CollectiveCalls(nccl)
+    return rows, ranges, CollectiveCalls(nccl)
 
 
 def _kernel_name(strings: dict[Any, Any], ids: Sequence[Any]) -> str:

@@ -18,6 +18,7 @@ from aorta.traces.assemble import Category, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.files import Database, open_database, quoted
 from aorta.traces.host_calls import HostCall
+from aorta.traces.host_spans import HostEvent
 from aorta.traces.model import RankTrace, listed_names
 from aorta.traces.rocprof import Columns, trace_of_columns
 
@@ -330,8 +331,8 @@ def _columns(
         correlation=[_integer(row.correlation) for row in rows],
         dispatch=[_integer(k.dispatch) for k in kernels],
         calls=[
-            (_integer(r.correlation), start, thread, str(r.name))
-            for r, start, thread, is_mark in zip(regions, starts, threads, is_marker, strict=True)
+            (_integer(r.correlation), start, end, thread, str(r.name))
+            for r, start, end, thread, is_mark in zip(regions, starts, ends, threads, is_marker, strict=True)
             if not is_mark
         ],
         rccl=[
@@ -340,8 +341,8 @@ def _columns(
             if "RCCL" in str(r.category)
         ],
         markers=[
-            (_message(r), 0, start, end)
-            for r, start, end, is_mark in zip(regions, starts, ends, is_marker, strict=True)
+            HostEvent(_message(r), start, end, thread)
+            for r, start, end, thread, is_mark in zip(regions, starts, ends, threads, is_marker, strict=True)
             if is_mark
         ],
     )

@@ -18,7 +18,16 @@ from aorta.processes import no_garbage_collection
 from aorta.traces.assemble import UNLINKED, Activities, Category, Ints, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.files import read_bytes
-from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
+from aorta.traces.host_calls import (
+    CallRow,
+    CollectiveCalls,
+    HostCall,
+    HostCalls,
+    host_of_calls,
+    link,
+    step_marks,
+)
+from aorta.traces.host_spans import HostEvent
 from aorta.traces.model import RankTrace, known_rank, rank_in_name
 
 BOOT_CLOCK = "times are those of the machine's boot clock, not of the Unix clock"
@@ -44,12 +53,12 @@ class Columns(NamedTuple):
     correlation: Sequence[int]
     dispatch: Sequence[int]
     """Numbers of the kernels' dispatches."""
-    calls: Sequence[tuple[int, int, int, str]]
-    """Correlation, start in ns, thread and name of every call of the host."""
+    calls: Sequence[CallRow]
+    """Every call of the host."""
     rccl: Sequence[HostCall]
     """Calls of the RCCL API alone."""
-    markers: Sequence[tuple[str, int, int, int]]
-    """Text, process, start and end in ns of roctx markers."""
+    markers: Sequence[HostEvent]
+    """roctx markers, by their texts."""
     notes: Sequence[str] = ()
 
 
@@ -68,8 +77,13 @@ def trace_of_columns(
     Leaves out activities without times, and steps where no host call links work to them, and notes it. The
     rank is told by the best evidence: the communicator's, the file's name, the caller's assumption.
     """
+    category = np.array(columns.category, dtype=np.int8)
+    is_copy = np.flatnonzero(category == Category.COPY)
+    half_ns = (columns.start_ns + (columns.end_ns - columns.start_ns) // 2)[is_copy]
+    copied = [columns.correlation[i] for i in is_copy]
     try:
         links = link(np.array(columns.correlation, np.int64), HostCalls.from_rows(columns.calls))
+        host_side = host_of_calls(columns.calls, columns.markers, (copied, half_ns), links)
     except OverflowError as error:
         raise TraceError(f"{location} has numbers that no tool writes: {error}") from error
     collectives = CollectiveCalls(columns.rccl)
@@ -78,7 +92,7 @@ def trace_of_columns(
     work = Activities(
         start_ns=columns.start_ns,
         end_ns=columns.end_ns,
-        category=np.array(columns.category, dtype=np.int8),
+        category=category,
         name=name,
         names=names,
         stream=stream,
@@ -86,10 +100,11 @@ def trace_of_columns(
         launch_ns=links.launch_ns,
         correlation=columns.correlation,
         info=collectives.information(links),
-        marks=step_marks(columns.markers),
+        marks=step_marks((event.name, 0, event.start_ns, event.end_ns) for event in columns.markers),
         num_launches=links.num_launches,
         dropped_ns=links.dropped_ns,
         num_missing_dispatches=_dispatch_gaps(columns.dispatch, location),
+        host=host_side,
         notes=[BOOT_CLOCK, *columns.notes],
     )
     has_time = (work.start_ns > 0) & (work.end_ns > 0)
@@ -333,6 +348,7 @@ def _json_columns(tool: _Tool, location: str) -> Columns:
             (
                 c.correlation_id.internal,
                 c.start_timestamp,
+                c.end_timestamp,
                 c.thread_id,
                 _operation(kinds, c.kind, c.operation),
             )
@@ -340,11 +356,11 @@ def _json_columns(tool: _Tool, location: str) -> Columns:
         ],
         rccl=rccl,
         markers=[
-            (
+            HostEvent(
                 messages.get(c.correlation_id.internal) or _operation(kinds, c.kind, c.operation),
-                0,
                 c.start_timestamp,
                 c.end_timestamp,
+                c.thread_id,
             )
             for c in records.marker_api
         ],
@@ -465,13 +481,19 @@ def _csv_columns(tables: dict[str, list[_CsvTable]], location: str) -> Columns:
         + ["copies" for t in copies for _ in t.rows],
         correlation=[number for t in work_tables for number in t.numbers("Correlation_Id")],
         dispatch=[number for t in kernels for number in t.numbers("Dispatch_Id")],
-        calls=[(c, start, thread, f) for domain, f, c, start, _, thread in rows if "MARKER" not in domain],
+        calls=[
+            (c, start, end, thread, f) for domain, f, c, start, end, thread in rows if "MARKER" not in domain
+        ],
         rccl=[
             HostCall(function, start, end, thread, {})
             for domain, function, _, start, end, thread in rows
             if "RCCL" in domain
         ],
-        markers=[(f, 0, start, end) for domain, f, _, start, end, _ in rows if "MARKER" in domain],
+        markers=[
+            HostEvent(f, start, end, thread)
+            for domain, f, _, start, end, thread in rows
+            if "MARKER" in domain
+        ],
     )
 
 

@@ -1,7 +1,7 @@
 """One small capture, written in every format. Times are in µs from START_NS.
 
     host     step 1 is 0-100, step 2 is 100-200; launches at 10, 20 (all-reduce), 110, 120 (copy), 130
-             (its kernel is missing), 140 (copyBuffer)
+             (its kernel is missing), 140 (copyBuffer); waits 60-95
     stream 1 gemm 30-60                      gemm 130-160   copyBuffer 170-175   unlinked 180-190
     stream 2         ncclDevKernel 50-90
     copies                                          to the device 160-170
@@ -35,6 +35,7 @@ COPY = ("MEMORY_COPY_HOST_TO_DEVICE", 160, 170, 4)
 LAUNCHES = [
     # name, start, end, correlation
     ("hipLaunchKernel", 10, 12, 1),
+    ("hipStreamSynchronize", 60, 95, 7),
     ("hipLaunchKernel", 110, 112, 3),
     ("hipMemcpyAsync", 120, 121, 4),
     ("hipLaunchKernel", 130, 131, 5),
@@ -87,7 +88,7 @@ def kineto(rank: int = 0, world_size: int = 1, shift_us: float = 0, **header: An
 KINDS = [
     ("KERNEL_DISPATCH", ["KERNEL_DISPATCH_NONE", "KERNEL_DISPATCH_ENQUEUE", "KERNEL_DISPATCH_COMPLETE"]),
     ("MEMORY_COPY", ["MEMORY_COPY_NONE", "MEMORY_COPY_HOST_TO_DEVICE", "MEMORY_COPY_DEVICE_TO_DEVICE"]),
-    ("HIP_RUNTIME_API_EXT", ["hipLaunchKernel", "hipMemcpyAsync"]),
+    ("HIP_RUNTIME_API_EXT", ["hipLaunchKernel", "hipMemcpyAsync", "hipStreamSynchronize"]),
     ("RCCL_API_EXT", ["ncclAllReduce", "ncclGroupStart", "ncclGroupEnd", "ncclSend", "ncclRecv"]),
     ("MARKER_CORE_RANGE_API", ["roctxThreadRangeA"]),
 ]  # fmt: skip

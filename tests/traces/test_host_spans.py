@@ -1,0 +1,254 @@
+"""What traces tell of the host, and how it splits the idle time of the device.
+
+Times are in µs, as in the files.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aorta.account.load.rank.reduce import reduce_records
+from aorta.account.load.traces.open import load_traces
+from aorta.account.load.traces.steps import step_records
+from aorta.traces.cache import Reading, cache_folder, read_cached
+from aorta.traces.host_calls import NO_CALLS as NO_CALLS_MADE
+from aorta.traces.host_calls import host_of_calls, link
+from aorta.traces.host_spans import NO_CALLS, NO_RANGES, HostEvent
+from aorta.traces.sources import open_source
+from tests.larger_data import FOLDER, needs_data
+from tests.traces.kineto_events import kernel, launch, mark, parse
+from tests.traces.trace_writers import WRITERS, write_kineto
+
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
+FOREIGN = FOLDER / "traces_foreign"
+
+
+def operator(ts, dur, name, tid=1):
+    return mark(ts, dur, name, "cpu_op", tid)
+
+
+def call(ts, dur, name, correlation=0, tid=1):
+    return launch(ts, correlation, tid, name=name) | {"dur": dur}
+
+
+def copy(ts, dur, correlation):
+    return kernel(ts, dur, correlation, name="Memcpy DtoH", cat="gpu_memcpy")
+
+
+STEP = mark(0, 1000, "ProfilerStep#0")
+WORK = [launch(300, 1), kernel(310, 190, 1), launch(610, 2), kernel(620, 20, 2)]
+"""A step of 1000 µs in which the device works from 310 to 500 and from 620 to 640."""
+
+
+def metrics_ms(*events):
+    """Columns of the only step, NaN left out."""
+    records = step_records(parse(*events), 1)
+    columns = reduce_records(Path("t.json"), records).columns["kineto"].load()
+    return {name: float(values[0]) for name, values in columns.metrics.items() if np.isfinite(values[0])}
+
+
+def record(*events):
+    (only,) = step_records(parse(*events), 1)
+    return only
+
+
+def spans_us(*events, kind):
+    """Start and end of the step's spans of a kind."""
+    return [
+        (round(1000 * span.start_ms), round(1000 * span.end_ms))
+        for span in record(*events).host_spans
+        if span.kind == kind
+    ]
+
+
+def test_idle_is_split_by_what_the_host_did():
+    """Idle 790 of 1000 µs: 200 of loading, 80 of the 100 of the optimizer, 510 of neither."""
+    metrics = metrics_ms(
+        STEP, *WORK, operator(100, 200, LOADER), operator(600, 100, "Optimizer.step#SGD.step")
+    )
+    assert metrics["idle_ms"] == pytest.approx(0.79)
+    assert metrics["host.idle.data"] == pytest.approx(0.2)
+    assert metrics["host.idle.optimizer"] == pytest.approx(0.08)
+    assert metrics["host.idle.other"] == pytest.approx(0.51)
+    assert metrics["host.data"] == pytest.approx(0.2)
+    assert metrics["host.optimizer"] == pytest.approx(0.1)
+
+
+def test_time_in_which_only_a_copy_runs_is_no_time_of_the_host():
+    """300 µs of loading, 100 of them beside a copy."""
+    metrics = metrics_ms(STEP, *WORK, operator(700, 300, LOADER), launch(790, 3), copy(800, 100, 3))
+    assert metrics["exposed_copy_ms"] == pytest.approx(0.1)
+    assert metrics["host.idle.data"] == pytest.approx(0.2)
+    parts = sum(value for name, value in metrics.items() if name.startswith("host.idle."))
+    assert parts == pytest.approx(metrics["idle_ms"] - metrics["exposed_copy_ms"])
+
+
+def test_a_batch_loaded_ahead_of_the_device_counts_in_the_step_that_idles():
+    """The device reaches step 1 at 1500, when step 0's kernel ends; it loads on from 900 to 1100."""
+    events = [
+        STEP, mark(1000, 1000, "ProfilerStep#1"), launch(10, 1), kernel(20, 1480, 1), launch(1200, 2),
+        kernel(1900, 10, 2), operator(900, 200, LOADER), operator(1600, 200, LOADER),
+    ]  # fmt: skip
+    first, second = (
+        [(round(1000 * span.start_ms), round(1000 * span.end_ms)) for span in step.host_spans]
+        for step in step_records(parse(*events), 1)
+    )
+    assert (first, second) == ([(900, 1100)], [(100, 300)])
+
+
+def test_a_loader_on_a_thread_of_its_own_does_not_count():
+    assert spans_us(STEP, *WORK, operator(100, 200, LOADER, tid=9), kind="data") == []
+
+
+def test_a_trace_without_marks_counts_the_threads_that_launch():
+    events = [*WORK, operator(320, 50, LOADER), operator(330, 50, LOADER, tid=9)]
+    assert spans_us(*events, kind="data") == [(10, 60)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "hipDeviceSynchronize",
+        "cuStreamSynchronize", "cudaMemcpy", "hipFree",
+    ],
+)  # fmt: skip
+def test_calls_that_wait_for_the_device(name):
+    assert spans_us(STEP, *WORK, call(510, 70, name), kind="synchronisation") == [(510, 580)]
+
+
+def test_a_wait_below_20_us_is_none():
+    assert spans_us(STEP, *WORK, call(510, 19, "cudaStreamSynchronize"), kind="synchronisation") == []
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        pytest.param(800, [(700, 800)], id="after-the-copy"),
+        pytest.param(785, [(700, 785)], id="when-most-of-it-is-done"),
+        pytest.param(740, [], id="before-the-copy"),
+    ],
+)
+@pytest.mark.parametrize("name", ["cudaMemcpyAsync", "hipMemcpyWithStream"])
+def test_a_copy_that_returns_when_it_is_done_waits(name, returned, expected):
+    """The copy runs from 760 to 790."""
+    events = [STEP, *WORK, call(700, returned - 700, name, 3), copy(760, 30, 3)]
+    assert spans_us(*events, kind="synchronisation") == expected
+
+
+def test_a_backward_pass_is_one_span():
+    """Two passes: the loop launches a kernel at 500, between them."""
+    operators = [operator(ts, 20, BACKWARD, tid=2) for ts in (400, 430, 460, 520, 550)]
+    events = [STEP, *WORK, *operators, launch(500, 5), kernel(505, 5, 5)]
+    assert spans_us(*events, kind="backward") == [(400, 480), (520, 570)]
+
+
+def test_operators_of_earlier_versions_name_the_backward_pass():
+    events = [STEP, *WORK, operator(400, 20, "MmBackward", tid=2), operator(430, 20, "AddBackward0", tid=2)]
+    assert spans_us(*events, kind="backward") == [(400, 450)]
+
+
+def test_python_functions_tell_of_checkpoints_and_collections():
+    functions = [
+        mark(700, 100, "torch/serialization.py(944): save", "python_function"),
+        mark(720, 30, "torch/serialization.py(1183): _save", "python_function"),
+        mark(850, 40, "Python GC", "python_function"),
+        mark(0, 1000, "train_dataloader.py(3): <module>", "python_function"),
+    ]
+    events = [STEP, *WORK, operator(10, 1, "aten::mm"), *functions]
+    assert spans_us(*events, kind="checkpoint") == [(700, 800)]
+    assert spans_us(*events, kind="garbage_collection") == [(850, 890)]
+    assert spans_us(*events, kind="data") == []
+
+
+def test_a_trace_without_host_calls_says_so():
+    only = record(mark(0, 1000, "ProfilerStep#0"), kernel(310, 190), kernel(620, 20))
+    assert only.host_spans is None
+    assert only.not_measured["host_spans"] == NO_CALLS
+    assert not [name for name in metrics_ms(kernel(310, 190)) if name.startswith("host.")]
+
+
+def test_calls_alone_do_not_split_idle():
+    """Waits are seen; a loader or an optimizer would not be."""
+    events = [STEP, *WORK, call(510, 70, "cudaDeviceSynchronize")]
+    assert record(*events).not_measured["host_spans.data"] == NO_RANGES
+    metrics = metrics_ms(*events)
+    assert metrics["host.synchronisation"] == pytest.approx(0.07)
+    assert not [name for name in metrics if name.startswith(("host.idle.", "host.data", "host.optimizer"))]
+
+
+def test_kinds_that_a_trace_cannot_show_have_a_reason_and_no_number(tmp_path):
+    events = [STEP, *WORK, operator(100, 200, LOADER)]
+    assert not {"host.checkpoint", "host.garbage_collection", "host.pause"} & metrics_ms(*events).keys()
+    reasons = (
+        reduce_records(Path("t.json"), step_records(parse(*events), 1)).columns["kineto"].load().not_measured
+    )
+    assert {"host.checkpoint", "host.garbage_collection", "host.pause"} <= reasons.keys()
+    assert not {"host.data", "host.optimizer", "host.synchronisation"} & reasons.keys()
+
+
+# ---- other formats -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_every_format_tells_of_waits(tmp_path, writer):
+    name, write = WRITERS[writer]
+    write(tmp_path / name)
+    source = open_source(tmp_path)
+    first, _ = step_records(source.read(source.ranks[0]), 1)
+    assert first.host_spans is not None
+    ((kind, start_ms, end_ms),) = [(span.kind, span.start_ms, span.end_ms) for span in first.host_spans]
+    assert kind == "synchronisation"
+    assert (start_ms, end_ms) == pytest.approx((0.060, 0.095))
+    assert first.not_measured["host_spans.data"] == NO_RANGES
+
+
+def test_the_cache_keeps_what_the_host_did(tmp_path):
+    write_kineto(tmp_path / "trace.json")
+    source = open_source(tmp_path)
+    fresh, again = read_cached(source, 0), read_cached(source, 0)
+    assert len(list(cache_folder().iterdir())) == 1
+    assert list(again.host_spans) == list(fresh.host_spans) != []
+    assert again.host_not_shown == fresh.host_not_shown != {}
+
+
+def test_ranges_of_operators_tell_of_loaders_and_optimizers():
+    """As torch.autograd.profiler.emit_nvtx makes them; a loader on another thread does not count."""
+    ranges = [
+        HostEvent("ProfilerStep#0", 0, 1_000_000, 1), HostEvent(LOADER, 100, 200_000, 1),
+        HostEvent(LOADER, 300, 400_000, 9), HostEvent("Optimizer.step#SGD.step", 500_000, 600_000, 1),
+        HostEvent(BACKWARD, 420_000, 450_000, 2),
+    ]  # fmt: skip
+    side = host_of_calls([], ranges, ([], np.empty(0, np.int64)), link(np.empty(0, np.int64), NO_CALLS_MADE))
+    assert [(note.kind, note.start_ns, note.end_ns) for note in side.notes] == [
+        ("data", 100, 200_000),
+        ("backward", 420_000, 450_000),
+        ("optimizer", 500_000, 600_000),
+    ]
+    assert side.shown == {"data", "backward", "optimizer"}
+
+
+# ---- public traces -----------------------------------------------------------------------------
+
+
+@needs_data(FOREIGN)
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        # A count of whole µs over the device's span: 286.9 of 392.9 ms idle, and 2.8 of 187.1.
+        ("v100_resnet50_workers0_kineto.json.gz", 0.6, 0.8),
+        ("v100_resnet50_workers4_kineto.json.gz", 0.0, 0.03),
+    ],
+)
+def test_share_of_idle_that_a_loader_costs(name, least, most):
+    run = load_traces(FOREIGN / name, "x", reading=Reading(cache=False))
+    share = run.host_parts["host.idle.data"].sum() / run.metrics["idle_ms"].sum()
+    assert least <= share <= most
+
+
+@needs_data(FOREIGN)
+def test_a_trace_of_the_device_alone_does_not_split_idle():
+    run = load_traces(FOREIGN / "mi210_gpu_only_kineto.json.gz", "x", reading=Reading(cache=False))
+    assert not [name for name in run.host_parts if name.startswith("host.idle.")]
+    assert run.not_measured["host.data"] == NO_RANGES
