@@ -46,8 +46,8 @@ NOT_SHOWN: Mapping[HostKind, str] = {
     "data": NO_RANGES,
     "backward": NO_RANGES,
     "optimizer": NO_RANGES,
-    "checkpoint": "the trace shows no Python functions: torch.profiler's with_stack",
-    "garbage_collection": "the trace shows no garbage collections: torch.profiler's record_python_gc_info",
+    "checkpoint": "the trace shows no Python functions",
+    "garbage_collection": "the trace shows no garbage collections",
     "synchronisation": NO_CALLS,
     "pause": "a trace does not hold it",
 }
