@@ -14,7 +14,6 @@ from aorta.errors import TraceError
 from aorta.traces.assemble import UNLINKED, Activities, Category, StepMark, assemble, indexed
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.host_calls import KERNEL_LAUNCH
-from aorta.traces.host_spans import NOTED_WAIT_NS, HostNote, HostSide
 from aorta.traces.kineto_file import nanoseconds
 from aorta.traces.model import RankTrace, known_rank, listed_names, rank_in_name
 
@@ -22,9 +21,6 @@ XPLANE_SUFFIX = ".xplane.pb"
 DEVICE = re.compile(r"/device:(?:GPU|ROCM):(\d{1,4})", re.IGNORECASE)
 STREAM = re.compile(r"Stream #(\d+)")
 COPY = re.compile(r"^(Memcpy|memcpy|Memset|memset)")
-AWAITED = "block_until_ready"
-AWAITS = re.compile(rf"\b{AWAITED}$")
-"""Calls of a program that waits for a result, where JAX's profiler traced Python."""
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Wire types of a field."""
 CORRELATION, STEP = "correlation_id", "step_num"
@@ -155,7 +151,6 @@ def _trace_of_events(
             [e.ts for e in calls if e.args is not None and e.args.correlation_id not in linked_ids], location
         ),
         is_timed=np.array([e.dur is not None for e in work]),
-        host=_host_side([e for e in events if e.ph == "X" and e.pid not in device_of], location),
         base_ns=base_ns,
         notes=notes,
     )
@@ -168,21 +163,6 @@ def _trace_of_events(
         world_size=None,
         device=None,
         device_index=device_index,
-    )
-
-
-def _host_side(events: Sequence[_Event], location: str) -> HostSide:
-    """Waits of the host for results. Loaders and optimizers have no names of their own."""
-    waits = [e for e in events if AWAITS.search(e.name)]
-    start_ns = nanoseconds([e.ts for e in waits], location).tolist()
-    length_ns = nanoseconds([e.dur or 0 for e in waits], location).tolist()
-    return HostSide(
-        [
-            HostNote("synchronisation", start, start + length, AWAITED)
-            for start, length in zip(start_ns, length_ns, strict=True)
-            if length >= NOTED_WAIT_NS
-        ],
-        frozenset(("synchronisation",)) if waits else frozenset(),
     )
 
 

@@ -38,7 +38,8 @@ def copy(ts, dur, correlation):
 
 
 STEP = mark(0, 1000, "ProfilerStep#0")
-WORK = [launch(300, 1), kernel(310, 190, 1), launch(610, 2), kernel(620, 20, 2)]
+LAUNCHED = [launch(300, 1), kernel(310, 190, 1), launch(610, 2), kernel(620, 20, 2)]
+WORK = [*LAUNCHED, operator(299, 3, "aten::mm")]
 """A step of 1000 µs in which the device works from 310 to 500 and from 620 to 640."""
 
 
@@ -156,7 +157,7 @@ def test_python_functions_tell_of_checkpoints_and_collections():
         mark(850, 40, "Python GC", "python_function"),
         mark(0, 1000, "train_dataloader.py(3): <module>", "python_function"),
     ]
-    events = [STEP, *WORK, operator(10, 1, "aten::mm"), *functions]
+    events = [STEP, *WORK, *functions]
     assert spans_us(*events, kind="checkpoint") == [(700, 800)]
     assert spans_us(*events, kind="garbage_collection") == [(850, 890)]
     assert spans_us(*events, kind="data") == []
@@ -169,13 +170,38 @@ def test_a_trace_without_host_calls_says_so():
     assert not [name for name in metrics_ms(kernel(310, 190)) if name.startswith("host.")]
 
 
-def test_calls_alone_do_not_split_idle():
-    """Waits are seen; a loader or an optimizer would not be."""
-    events = [STEP, *WORK, call(510, 70, "cudaDeviceSynchronize")]
-    assert record(*events).not_measured["host_spans.data"] == NO_RANGES
-    metrics = metrics_ms(*events)
-    assert metrics["host.synchronisation"] == pytest.approx(0.07)
-    assert not [name for name in metrics if name.startswith(("host.idle.", "host.data", "host.optimizer"))]
+def test_calls_alone_do_not_tell_what_the_host_did():
+    """Waits are seen; a loader or an optimizer would not be, and what idles behind a wait may be theirs."""
+    events = [STEP, *LAUNCHED, call(510, 70, "cudaDeviceSynchronize")]
+    assert record(*events).host_spans is None
+    assert record(*events).not_measured["host_spans"] == NO_RANGES
+    assert not [name for name in metrics_ms(*events) if name.startswith("host.")]
+
+
+@pytest.mark.parametrize(
+    ("waits_from", "waits_until", "cost_us"),
+    [
+        pytest.param(480, 505, 25, id="no-more-than-it-waited"),
+        pytest.param(400, 505, 105, id="its-own-length"),
+        pytest.param(310, 505, 120, id="until-the-next-kernel"),
+        pytest.param(520, 600, 0, id="the-device-was-done"),
+        pytest.param(320, 420, 0, id="the-device-had-more"),
+    ],
+)
+def test_a_wait_costs_the_idle_time_behind_it(waits_from, waits_until, cost_us):
+    """The device works until 500 and from 620 on."""
+    wait = call(waits_from, waits_until - waits_from, "cudaStreamSynchronize")
+    metrics = metrics_ms(STEP, *WORK, wait)
+    assert metrics["host.idle.synchronisation"] == pytest.approx(cost_us / 1000)
+    assert metrics["host.idle.other"] == pytest.approx(0.79 - cost_us / 1000)
+
+
+def test_loading_behind_a_wait_is_loading():
+    """Idle from 500 to 620: the loader has 520 to 600."""
+    wait, loading = call(310, 195, "cudaStreamSynchronize"), operator(520, 80, LOADER)
+    metrics = metrics_ms(STEP, *WORK, wait, loading)
+    assert metrics["host.idle.data"] == pytest.approx(0.08)
+    assert metrics["host.idle.synchronisation"] == pytest.approx(0.04)
 
 
 def test_kinds_that_a_trace_cannot_show_have_a_reason_and_no_number(tmp_path):
@@ -196,12 +222,11 @@ def test_every_format_tells_of_waits(tmp_path, writer):
     name, write = WRITERS[writer]
     write(tmp_path / name)
     source = open_source(tmp_path)
-    first, _ = step_records(source.read(source.ranks[0]), 1)
-    assert first.host_spans is not None
-    ((kind, start_ms, end_ms),) = [(span.kind, span.start_ms, span.end_ms) for span in first.host_spans]
+    trace = source.read(source.ranks[0])
+    ((kind, start_ms, end_ms),) = [(span.kind, span.start_ms, span.end_ms) for span in trace.host_spans]
     assert kind == "synchronisation"
-    assert (start_ms, end_ms) == pytest.approx((0.060, 0.095))
-    assert first.not_measured["host_spans.data"] == NO_RANGES
+    assert (start_ms, end_ms) == pytest.approx((0.030, 0.065))  # from the first kernel on
+    assert trace.host_not_shown["data"] == NO_RANGES
 
 
 def test_the_cache_keeps_what_the_host_did(tmp_path):
@@ -250,5 +275,5 @@ def test_share_of_idle_that_a_loader_costs(name, least, most):
 @needs_data(FOREIGN)
 def test_a_trace_of_the_device_alone_does_not_split_idle():
     run = load_traces(FOREIGN / "mi210_gpu_only_kineto.json.gz", "x", reading=Reading(cache=False))
-    assert not [name for name in run.host_parts if name.startswith("host.idle.")]
-    assert run.not_measured["host.data"] == NO_RANGES
+    assert not run.host_parts
+    assert run.not_measured["host_spans"] == NO_RANGES

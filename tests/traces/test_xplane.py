@@ -101,17 +101,3 @@ def test_damage_is_one_line():
                 refusals.append(str(error))
     assert len(refusals) > 20
     assert not any("\n" in text for text in refusals)
-
-
-def test_a_wait_for_results_is_the_hosts():
-    """Ranges of Python are only there where it was traced: else nothing tells of waits."""
-    assert "synchronisation" in parse_xplane(capture(), "vm.xplane.pb").host_not_shown
-    EVENTS[5] = "$api.py:3154 block_until_ready"
-    try:
-        waiting = capture() + plane("/host:CPU", line("python", event(5, 60_000, 35_000)))
-        trace = parse_xplane(waiting, "vm.xplane.pb")
-    finally:
-        del EVENTS[5]
-    assert "synchronisation" not in trace.host_not_shown
-    ((kind, start_ms, end_ms),) = [(span.kind, span.start_ms, span.end_ms) for span in trace.host_spans]
-    assert (kind, start_ms, end_ms) == ("synchronisation", pytest.approx(0.05), pytest.approx(0.085))

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from aorta.account.load.rank.host import INNERMOST_FIRST, host_metrics
+from aorta.account.load.rank.host import INNERMOST_FIRST, carry_waits, host_metrics
 from aorta.records.columns.step_block import StepBlock
 from aorta.records.schema import HOST_KINDS, HostSpan, HostUse, Segment
 from tests.records import plain_records
@@ -54,10 +54,29 @@ def expected_columns(record):
     return expected_parts(record) | expected_use(record)
 
 
+def waiting_ms(record):
+    return {
+        ms
+        for span in record.host_spans or ()
+        if span.kind == "synchronisation" and record.step_ms is not None
+        for ms in range(int(span.start_ms), int(span.end_ms))
+    }
+
+
+def cost_of_waits(waits, idle):
+    """Single ms: each ms of waiting is one that idle time may use up from then on."""
+    credit = used = 0
+    for ms in range(min(waits | idle, default=0), max(waits | idle, default=0) + 1):
+        credit += ms in waits
+        if ms in idle and credit:
+            credit, used = credit - 1, used + 1
+    return used
+
+
 def expected_parts(record):
     if record.host_spans is None or record.step_ms is None:
         return {}
-    kinds = [*INNERMOST_FIRST, "other"]
+    kinds, idle = [*INNERMOST_FIRST, "other"], set()
     sums = {f"host.{kind}": 0 for kind in INNERMOST_FIRST}
     sums |= {f"host.{kind}.after": 0 for kind in INNERMOST_FIRST}
     tells_idle = record.source != "host" and record.active_segments is not None
@@ -78,12 +97,16 @@ def expected_parts(record):
             rest = "between_steps" if is_behind else "other"
             idles = kind not in ("synchronisation", "backward", "other")
             sums[f"host.idle.{kind if idles else rest}"] += 1
+            idle |= {ms} if not idles and not is_behind else set()
         if kind == "other":
             continue
         if ms >= WINDOW_MS - (record.between_steps_ms or 0.0):
             sums[f"host.{kind}.after"] += 1
         elif record.source != "host" or "allgather" not in active or "compute" in active:
             sums[f"host.{kind}"] += 1
+    if tells_idle:
+        cost = cost_of_waits(waiting_ms(record), idle)
+        sums |= {"host.idle.synchronisation": cost, "host.idle.other": sums["host.idle.other"] - cost}
     sizes = [span.bytes for span in record.host_spans if span.kind == "optimizer" and span.bytes is not None]
     return sums | ({"host.optimizer_bytes": sum(sizes)} if sizes else {})
 
@@ -104,3 +127,15 @@ def test_each_ms_counts_for_the_innermost_kind(source):
 
 def test_lines_of_versions_without_host_spans_have_no_columns():
     assert not host_metrics(StepBlock([plain_records.step(0, host_spans=None)]))
+
+
+def test_idle_time_uses_up_what_the_step_before_left_of_its_waits():
+    """Steps 0 and 1 wait for 9 and 1 ms; 5 and 3 ms of idle time are nothing else's. Step 4 follows none."""
+    waited, behind, other = [9.0, 1.0, 0.0, 0.0], [2.0, 1.0, 0.0, 0.0], [5.0, 3.0, 4.0, 6.0]
+    columns = {
+        "host.synchronisation": np.array(waited), "host.synchronisation.after": np.zeros(4),
+        "host.idle.synchronisation": np.array(behind), "host.idle.other": np.array(other),
+    }  # fmt: skip
+    carry_waits(columns, np.array([0, 1, 2, 4]))
+    assert columns["host.idle.synchronisation"].tolist() == [2.0, 4.0, 0.0, 0.0]
+    assert columns["host.idle.other"].tolist() == [5.0, 0.0, 4.0, 6.0]

@@ -43,9 +43,8 @@ INNERMOST_FIRST: tuple[HostKind, ...] = (
     "backward",
 )
 NEVER_IDLE: frozenset[HostKind] = frozenset(("synchronisation", "backward"))
-"""Kinds without a column of idle device: it works while the host waits for it, and backward is the work."""
-SPLITS_IDLE: frozenset[HostKind] = frozenset(("data", "optimizer"))
-"""Kinds without which idle is not split."""
+"""Kinds in which the device does not idle: it works while the host waits for it, and backward is the work. A
+wait has a column of idle device all the same: what it costs behind it."""
 REASON = "host_spans."
 """Start of the names in not_measured of kinds that a source does not see."""
 
@@ -55,9 +54,8 @@ def host_metrics(block: NumberBlock) -> dict[str, Floats]:
 
     host.<kind>: ms in the body without exposed communication; host.<kind>.after: ms behind it;
     host.idle.<kind>: ms of idle device, where the line has segments and there is a device, also for BETWEEN
-    and OTHER; host.use.*: what the thread had of the cores. A kind that lines give a reason for
-    (host_spans.<kind> of not_measured) has no columns; idle is not split by the host where its loader or its
-    optimizer would not be seen.
+    and OTHER; host.use.*: what the thread had of the cores. A kind for which lines give a reason
+    (host_spans.<kind> in not_measured) has no columns.
     """
     window_ms = block.numbers("step_ms")
     is_noted = block.has("host_spans")
@@ -71,10 +69,11 @@ def host_metrics(block: NumberBlock) -> dict[str, Floats]:
     no_time = np.zeros(num)
     on_device = block.source != "host"
     exposed, busy, has_segments = _segments(block, is_noted)
-    unseen = {kind for kind in HOST_KINDS if any(f"{REASON}{kind}" in reasons for reasons in block.reasons)}
-    tells_idle = is_noted & has_segments & (on_device and unseen.isdisjoint(SPLITS_IDLE))
+    unseen = {name.removeprefix(REASON) for name in set().union(*block.reasons) if name.startswith(REASON)}
+    tells_idle = is_noted & has_segments & on_device
     rows = np.flatnonzero(tells_idle)
     left = subtract(union(RowIntervals(rows, no_time[rows], window_ms[rows])), busy)
+    waits = NONE
 
     host_spans = block.host_spans()
     none, no_idle = (np.where(is_known, 0.0, np.nan) for is_known in (is_noted, tells_idle))
@@ -91,6 +90,7 @@ def host_metrics(block: NumberBlock) -> dict[str, Floats]:
                 metrics[f"{IDLE}{kind}"] = no_idle
             continue
         of_kind = union(of_kind)
+        waits = of_kind if kind == "synchronisation" else waits
         spans = subtract(of_kind, covered)  # without what an inner kind has
         covered = union(concat(covered, of_kind))
         inside = clip(spans, no_time, body_ms)
@@ -105,7 +105,10 @@ def host_metrics(block: NumberBlock) -> dict[str, Floats]:
         behind = clip(left, body_ms, window_ms)
         metrics[f"{IDLE}{BETWEEN}"] = no_idle + lengths_ms(behind, num)
         left = subtract(left, behind)
-        metrics[f"{IDLE}{OTHER}"] = no_idle + lengths_ms(left, num)
+        behind_waits_ms = _behind_waits(left, waits, num)
+        if "synchronisation" not in unseen:
+            metrics[f"{IDLE}synchronisation"] = no_idle + behind_waits_ms
+        metrics[f"{IDLE}{OTHER}"] = no_idle + np.maximum(lengths_ms(left, num) - behind_waits_ms, 0.0)
     bytes_by_row = {row: float(size) for row, size in host_spans.optimizer_bytes.items() if is_noted[row]}
     if bytes_by_row:
         num_bytes = np.full(num, np.nan)
@@ -123,6 +126,46 @@ def _use(block: NumberBlock) -> dict[str, Floats]:
     """Columns that no line has are left out."""
     columns = {CPU: block.numbers("host_use.cpu_ms"), READY: block.numbers("host_use.ready_ms")}
     return {name: np.maximum(values, 0.0) for name, values in columns.items() if values is not None}
+
+
+def _behind_waits(left: RowIntervals, waits: RowIntervals, num_rows: int) -> Floats:
+    """ms of `left`, idle time that is nothing else's, that the waits of the same row cost. Both are
+    normalised.
+
+    The host would be ahead by as much as it has waited so far: idle time uses that up as it comes.
+    """
+    used_ms = np.zeros(num_rows)
+    if not len(left) or not len(waits):
+        return used_ms
+    waited_ms, idle_ms = waits.end - waits.start, left.end - left.start
+    waited_before, idle_before = (np.concatenate(([0.0], np.cumsum(ms))) for ms in (waited_ms, idle_ms))
+    # The wait of the row that began last before each end of idle time; width keeps rows apart.
+    width = 2 * max(float(np.abs(times).max()) for times in (waits.start, waits.end, left.end)) + 1
+    place = np.searchsorted(waits.row * width + waits.start, left.row * width + left.end, side="right") - 1
+    since_start = np.minimum(left.end - waits.start[place], waited_ms[place])
+    waited = waited_before[place] + since_start - waited_before[np.searchsorted(waits.row, left.row)]
+    waited = np.where((place >= 0) & (waits.row[place] == left.row), waited, 0.0)
+    idle = idle_before[1:] - idle_before[np.searchsorted(left.row, left.row)]
+    # used = min(used + idle, waited), from one stretch of idle time to the next
+    room = waited - idle
+    apart = left.row * (np.ptp(room) + 1)
+    least = np.minimum.accumulate(room - apart) + apart
+    is_last = np.append(left.row[1:] != left.row[:-1], True)
+    used_ms[left.row[is_last]] = (idle + np.minimum(0.0, least))[is_last]
+    return used_ms
+
+
+def carry_waits(metrics: dict[str, Floats], global_step: NDArray[np.int64]) -> None:
+    """Let the next step's idle time use up what a step's own leaves of its waits: the host is ahead across
+    steps. Rows are in order of steps."""
+    behind, other = (metrics.get(f"{IDLE}{name}") for name in ("synchronisation", OTHER))
+    if behind is None or other is None or len(global_step) < 2:
+        return
+    waited = metrics[f"{PREFIX}synchronisation"] + metrics[f"{PREFIX}synchronisation{AFTER}"]
+    unused = np.nan_to_num(np.maximum(waited - behind, 0.0))
+    more = np.minimum(np.where(np.diff(global_step) == 1, unused[:-1], 0.0), other[1:])
+    behind[1:] += more
+    other[1:] -= more
 
 
 def _of_kind(spans: HostSpans, kind: HostKind, is_noted: NDArray[np.bool_]) -> RowIntervals:

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from aorta.records.schema import HOST_KINDS, CollectiveRecord, HostSpan, StepRecord
+from aorta.records.schema import CollectiveRecord, HostKind, HostSpan, StepRecord
 from aorta.steps.record import partial_record
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.overlap import window_fields
 from aorta.timeline.types import OverlapRecord
-from aorta.traces.host_spans import NO_CALLS
+from aorta.traces.host_spans import NO_CALLS, NO_RANGES
 from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective
 
 WHOLE_WINDOW = 0
@@ -21,6 +21,8 @@ OF_KIND = {
     "compute": ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms"),
 }
 """Sums that need all spans of a kind."""
+NEEDED: frozenset[HostKind] = frozenset(("data", "optimizer"))
+"""What a trace has to show of the host, or its waits alone would stand for all that the host does."""
 
 
 def step_records(trace: RankTrace, world_size: int) -> Iterator[StepRecord]:
@@ -59,9 +61,11 @@ def _record(
     not_measured["between_steps_ms"] = "a trace does not tell the step's body from what follows it"
     if any(collective.bytes is None for collective in issued):
         not_measured["collectives.bytes"] = "the trace does not tell the size of every collective"
-    host_spans = _host_spans(trace, start_ms, end_ms)
-    if host_spans is None:
-        not_measured["host_spans"] = NO_CALLS
+    hidden = trace.host_not_shown.keys() & NEEDED
+    host_spans = None if hidden else _host_spans(trace, start_ms, end_ms)
+    if hidden:
+        shows_calls = "synchronisation" not in trace.host_not_shown
+        not_measured["host_spans"] = NO_RANGES if shows_calls else NO_CALLS
     else:
         not_measured |= {f"host_spans.{kind}": reason for kind, reason in trace.host_not_shown.items()}
     for kind, reason in trace.untimed.items():
@@ -90,10 +94,8 @@ def _record(
     )
 
 
-def _host_spans(trace: RankTrace, start_ms: float, end_ms: float) -> list[HostSpan] | None:
-    """What the host did in a window, from its start; None where the trace shows nothing of the host."""
-    if trace.host_not_shown.keys() >= set(HOST_KINDS):
-        return None
+def _host_spans(trace: RankTrace, start_ms: float, end_ms: float) -> list[HostSpan]:
+    """What the host did in a window, from its start."""
     return [
         msgspec.structs.replace(
             span, start_ms=max(span.start_ms, start_ms) - start_ms, end_ms=min(span.end_ms, end_ms) - start_ms
