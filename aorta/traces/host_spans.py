@@ -8,7 +8,7 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,8 +139,8 @@ def host_side(
     shown: AbstractSet[HostKind],
     noted: Iterable[tuple[HostKind, HostEvent]],
     calls: Iterable[HostEvent],
-    copied_ns: Mapping[Hashable, int],
-    launch_ns: Mapping[Hashable, Ints],
+    copied_ns: Mapping[Any, int],
+    launch_ns: Mapping[Any, Ints],
     backward: Operators = NO_OPERATORS,
     main: AbstractSet[Hashable] = frozenset(),
 ) -> HostSide:

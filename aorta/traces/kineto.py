@@ -214,36 +214,51 @@ def _host_side(
     shown |= {"synchronisation"} if calls else set()
     shown |= {"checkpoint"} if functions else set()
     shown |= {"garbage_collection"} if COLLECTION in function_names else set()
-    by_kind: dict[HostKind | None, list[KinetoEvent]] = defaultdict(list)
-    for e in ranges:
-        by_kind[kinds.get(e.name)].append(e)
-    noted = [(kind, e) for kind in ("data", "optimizer") for e in by_kind[kind]]
-    kind_of = {name: kind for name in function_names if (kind := kind_of_function(name)) is not None}
-    noted += [(kind_of[e.name], e) for e in functions if e.name in kind_of] if kind_of else []
+    of_functions = {name: kind for name in function_names if (kind := kind_of_function(name)) is not None}
+    backward = [e for e in ranges if kinds.get(e.name) == "backward"]
+    backward_ns = nanoseconds([e.ts for e in backward], location)
+    noted = [e for e in ranges if kinds.get(e.name, "backward") != "backward"]
+    noted += [e for e in functions if e.name in of_functions] if of_functions else []
+    kind_of = kinds | of_functions
     least_us = NOTED_WAIT_NS / 1000
     waits = [e for e in calls if e.dur is not None and e.dur >= least_us and may_wait(e.name)]
-    awaited = {e.args.correlation for e in waits if e.args is not None}
-    copies = [e for e in by_category["gpu_memcpy"] if e.args is not None and e.args.correlation in awaited]
-    half_ns = nanoseconds([e.ts + (e.dur or 0) / 2 for e in copies], location).tolist()
-    launches: dict[tuple[Any, Any], list[int | float]] = {}
-    for launch in launch_of:
-        if launch is not None:
-            launches.setdefault((launch.pid, launch.tid), []).append(launch.ts)
-    backward = by_kind["backward"]
-    backward_ns = nanoseconds([e.ts for e in backward], location)
     return host_side(
         shown,
-        zip([kind for kind, _ in noted], _host_events([e for _, e in noted], location), strict=True),
+        zip([kind_of[e.name] for e in noted], _host_events(noted, location), strict=True),
         _host_events(waits, location),
-        {e.args.correlation: ns for e, ns in zip(copies, half_ns, strict=True) if e.args is not None},
-        {_thread(*place): nanoseconds(times, location) for place, times in launches.items()},
+        _half_copied_ns(by_category["gpu_memcpy"], waits, location),
+        _launches_by_thread(launch_of, location),
         Operators(
             backward_ns,
             backward_ns + nanoseconds([e.dur or 0 for e in backward], location),
             {_thread(e.pid, e.tid) for e in backward},
         ),
-        {_thread(e.pid, e.tid) for e in by_kind[None] if STEP_NAME.match(e.name)},
+        {_thread(e.pid, e.tid) for e in ranges if STEP_NAME.match(e.name)},
     )
+
+
+def _half_copied_ns(
+    copies: list[KinetoEvent], calls: list[KinetoEvent], location: str
+) -> dict[int | str | None, int]:
+    """When half of the copies of these calls was done, by correlation."""
+    correlations = {e.args.correlation for e in calls if e.args is not None}
+    rows = [
+        (e.args.correlation, e.ts + (e.dur or 0) / 2)
+        for e in copies
+        if e.args is not None and e.args.correlation in correlations
+    ]
+    half_ns = nanoseconds([half_us for _, half_us in rows], location).tolist()
+    return {correlation: ns for (correlation, _), ns in zip(rows, half_ns, strict=True)}
+
+
+def _launches_by_thread(
+    launch_of: list[KinetoEvent | None], location: str
+) -> dict[tuple[str, str], NDArray[np.int64]]:
+    times: dict[tuple[Any, Any], list[int | float]] = {}
+    for launch in launch_of:
+        if launch is not None:
+            times.setdefault((launch.pid, launch.tid), []).append(launch.ts)
+    return {_thread(*place): nanoseconds(starts, location) for place, starts in times.items()}
 
 
 def _host_events(events: list[KinetoEvent], location: str) -> Iterable[HostEvent]:

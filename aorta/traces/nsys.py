@@ -131,7 +131,7 @@ def _activities(database: Database, process: int | None) -> tuple[Activities, in
     end_ns = nanoseconds([_integer(row[3]) for row in rows], location)
     category = np.array([int(row[0]) for row in rows], dtype=np.int8)
     copies = np.flatnonzero(category == Category.COPY)
-    copied, half_ns = [correlation[i] for i in copies], (start_ns + (end_ns - start_ns) // 2)[copies]
+    copied, half_ns = [correlation[i] for i in copies.tolist()], (start_ns + (end_ns - start_ns) // 2)[copies]
     return (
         Activities(
             start_ns=start_ns,

@@ -80,7 +80,7 @@ def trace_of_columns(
     category = np.array(columns.category, dtype=np.int8)
     is_copy = np.flatnonzero(category == Category.COPY)
     half_ns = (columns.start_ns + (columns.end_ns - columns.start_ns) // 2)[is_copy]
-    copied = [columns.correlation[i] for i in is_copy]
+    copied = [columns.correlation[i] for i in is_copy.tolist()]
     try:
         links = link(np.array(columns.correlation, np.int64), HostCalls.from_rows(columns.calls))
         host_side = host_of_calls(columns.calls, columns.markers, (copied, half_ns), links)

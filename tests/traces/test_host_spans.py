@@ -181,27 +181,46 @@ def test_calls_alone_do_not_tell_what_the_host_did():
 @pytest.mark.parametrize(
     ("waits_from", "waits_until", "cost_us"),
     [
-        pytest.param(480, 505, 25, id="no-more-than-it-waited"),
-        pytest.param(400, 505, 105, id="its-own-length"),
-        pytest.param(310, 505, 120, id="until-the-next-kernel"),
-        pytest.param(520, 600, 0, id="the-device-was-done"),
-        pytest.param(320, 420, 0, id="the-device-had-more"),
+        pytest.param(480, 505, 25, id="its-own-length"),
+        pytest.param(320, 470, 150, id="in-all-that-idles-later"),
+        pytest.param(650, 850, 200, id="from-then-on"),
+        pytest.param(0, 20, 20, id="at-the-beginning"),
+        pytest.param(950, 1000, 50, id="at-the-end"),
     ],
 )
 def test_a_wait_costs_the_idle_time_behind_it(waits_from, waits_until, cost_us):
-    """The device works until 500 and from 620 on."""
+    """The device works from 310 to 500 and from 620 to 640: the host would have been ahead."""
     wait = call(waits_from, waits_until - waits_from, "cudaStreamSynchronize")
     metrics = metrics_ms(STEP, *WORK, wait)
     assert metrics["host.idle.synchronisation"] == pytest.approx(cost_us / 1000)
     assert metrics["host.idle.other"] == pytest.approx(0.79 - cost_us / 1000)
 
 
+def test_a_wait_at_the_end_of_a_trace_costs_nothing():
+    """The step ends at 640, with the last kernel: the 110 µs idle before it are not the wait's."""
+    wait = call(621, 400, "cudaDeviceSynchronize")
+    metrics = metrics_ms(mark(300, 330, "ProfilerStep#0"), *WORK, wait)
+    assert metrics["host.synchronisation"] == pytest.approx(0.019)
+    assert metrics["host.idle.synchronisation"] == 0
+
+
+def test_a_wait_at_the_end_of_a_step_costs_the_next_one():
+    """Step 0 waits for 80 µs until its end; step 1 begins idle, for 50 µs."""
+    events = [
+        mark(0, 200, "ProfilerStep#0"), mark(200, 200, "ProfilerStep#1"), operator(1, 1, "aten::mm"),
+        launch(1, 1), kernel(10, 190, 1), call(120, 80, "cudaStreamSynchronize"),
+        launch(245, 2), kernel(250, 150, 2),
+    ]  # fmt: skip
+    columns = reduce_records(Path("t.json"), step_records(parse(*events), 1)).columns["kineto"].load()
+    assert columns.metrics["host.idle.synchronisation"] == pytest.approx([0.0, 0.05])
+
+
 def test_loading_behind_a_wait_is_loading():
-    """Idle from 500 to 620: the loader has 520 to 600."""
+    """Of 480 µs idle behind a wait of 195 the loader has all but 60."""
     wait, loading = call(310, 195, "cudaStreamSynchronize"), operator(520, 80, LOADER)
-    metrics = metrics_ms(STEP, *WORK, wait, loading)
-    assert metrics["host.idle.data"] == pytest.approx(0.08)
-    assert metrics["host.idle.synchronisation"] == pytest.approx(0.04)
+    metrics = metrics_ms(STEP, *WORK, wait, loading, operator(640, 340, LOADER))
+    assert metrics["host.idle.data"] == pytest.approx(0.42)
+    assert metrics["host.idle.synchronisation"] == pytest.approx(0.06)
 
 
 def test_kinds_that_a_trace_cannot_show_have_a_reason_and_no_number(tmp_path):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from aorta.account.load.rank.call_totals import few_sizes, totals_by_kind, totals_by_op
 from aorta.account.load.rank.calls import CallsBuilder
 from aorta.account.load.rank.columns import Floats, Passes, RankColumns
-from aorta.account.load.rank.host import host_metrics, reason_name
+from aorta.account.load.rank.host import carry_waits, host_metrics, reason_name
 from aorta.account.load.rank.kernels import NamedKernels, kernel_metrics
 from aorta.account.load.rank.overlaps import overlap_metrics
 from aorta.account.load.rank.telemetry import telemetry_metrics
@@ -102,6 +102,7 @@ class ColumnsBuilder:
         place[order] = np.arange(num_rows, dtype=np.int32)
         metrics: dict[str, Floats] = {name: np.full(num_rows, np.nan) for name in METRICS}
         metrics |= {name: values[order] for name, values in _joined(self._metrics, num_lines).items()}
+        carry_waits(metrics, steps[by_step])
         named = self._kernels.columns(kernel_names, num_lines)
         metrics |= {name: values[order] for name, values in named.items()}
         calls = self._calls.finished(place)

@@ -64,8 +64,7 @@ def _record(
     hidden = trace.host_not_shown.keys() & NEEDED
     host_spans = None if hidden else _host_spans(trace, start_ms, end_ms)
     if hidden:
-        shows_calls = "synchronisation" not in trace.host_not_shown
-        not_measured["host_spans"] = NO_RANGES if shows_calls else NO_CALLS
+        not_measured["host_spans"] = NO_CALLS if trace.quality.num_launches is None else NO_RANGES
     else:
         not_measured |= {f"host_spans.{kind}": reason for kind, reason in trace.host_not_shown.items()}
     for kind, reason in trace.untimed.items():
