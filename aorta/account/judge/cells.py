@@ -275,7 +275,8 @@ def _of_device(host: Host, idle: Floats, between: Floats) -> dict[str, Floats]:
         cells[kind] = np.minimum(_idle_meanwhile(host.part(f"{IDLE}{kind}"), span, unusual), left)
         left = left - cells[kind]
     synchronisation = host.span("synchronisation") + host.tail("synchronisation")
-    cells["synchronisation"] = np.minimum(synchronisation, left)
+    behind_waits = _idle_meanwhile(host.part(f"{IDLE}synchronisation"), synchronisation, unusual)
+    cells["synchronisation"] = np.minimum(behind_waits, left)
     left = left - cells["synchronisation"]
     use = host.use
     if use is not None:
