@@ -36,7 +36,7 @@ def test_collectives_are_rows_of_their_steps() -> None:
 @pytest.mark.heavy
 def test_a_run_shows_itself() -> None:
     run = aorta.load(EXAMPLE / "fsdp")
-    assert repr(run).startswith("fsdp ")
+    assert repr(run).startswith("fsdp: a step takes ")
     assert "<pre" in run._repr_html_()
     assert run.plot().get_axes()
     assert run.summary["source"] in ("host", "events")

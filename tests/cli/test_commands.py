@@ -79,7 +79,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 def test_a_report_needs_the_runs_folder_alone(runs: Path) -> None:
     result = run("report", runs / "fsdp", *QUIET)
     assert result.exit_code == FINE
-    assert result.stdout.startswith("fsdp ")
+    assert result.stdout.startswith("fsdp: a step takes ")
     assert (runs / "fsdp" / "report" / "summary.json").exists()
 
 

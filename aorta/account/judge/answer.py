@@ -6,6 +6,7 @@ from typing import Any
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, IDLE_CELLS, account_of
 from aorta.account.judge.leading import partly_timed
 from aorta.account.judge.ranks import alerts, rank_rows, straggler
+from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.measures import peak_text
 from aorta.account.model import Causes, Dataset
 from aorta.account.numbers import number, percent, quantity
@@ -34,7 +35,7 @@ def losses(dataset: Dataset) -> list[Loss]:
     measured = [
         Loss(name, account.mean_ms(*cells), account.share(*cells))
         for name, cells in LOSS_CELLS.items()
-        if account.is_measured
+        if account.is_measured and (account.on_device or name != "idle_ms")
     ]
     return sorted(measured, key=lambda loss: -loss.ms)
 
@@ -117,6 +118,7 @@ def _losses_text(dataset: Dataset) -> str:
     if account.comm_ms > 0:
         hidden = account.mean_ms("hidden") / account.comm_ms
         text += f"; {percent(hidden)} of communication is hidden under compute"
-    elif len(account.ranks) > 1:
-        text += "; no communication was recognised"
+    else:
+        evidence = comm_evidence(dataset.first.run)
+        text += f"; {evidence.absence}" if evidence.num_ranks > 1 or evidence.possible_ms else ""
     return text

@@ -125,7 +125,7 @@ def _periodic(values: Floats, global_step: NDArray[np.int64]) -> tuple[int, int]
     ranks[np.argsort(values, kind="stable")] = np.arange(num)
     best: tuple[float, int, int, int] | None = None
     num_tried = 0
-    for period in range(2, min(LONGEST_PERIOD, num // MIN_SLOW) + 1):
+    for period in range(2, min(LONGEST_PERIOD, (num - 1) // (MIN_SLOW - 1)) + 1):
         phase = global_step % period
         count = np.bincount(phase, minlength=period)
         sums = np.bincount(phase, weights=ranks, minlength=period)

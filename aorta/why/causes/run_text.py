@@ -12,6 +12,7 @@ from aorta.account.judge.cells import (
     account_of,
 )
 from aorta.account.judge.leading import source_text
+from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.measures import peak_text
 from aorta.account.model import Dataset
 from aorta.account.numbers import counted, number, percent, quantity
@@ -68,10 +69,7 @@ def _unexplained_text(explained: Explanation) -> str:
         return ""
     largest = list(explained.unexplained_ms.items())[:MOST_NAMED]
     parts = [f"{CELLS[name].title} {number(ms)}" for name, ms in largest if ms > 0]
-    return (
-        f"Not explained by these: {quantity(total, 'ms')} of exposed communication, copies and idle time"
-        f" ({', '.join(parts)})."
-    )
+    return f"Not explained by these: {quantity(total, 'ms')} a step without compute ({', '.join(parts)})."
 
 
 def _outside_text(account: Account) -> str:
@@ -100,7 +98,10 @@ def nothing_text(dataset: Dataset) -> str:
     if account.comm_ms > 0:
         shares += [f"{percent(account.mean_ms('hidden') / account.comm_ms)} of communication is hidden"]
         shares += [f"{percent(account.share(*EXPOSED_CELLS))} of the step is exposed communication"]
-    if account.cells and not account.cells.keys() <= {"not_measured"}:
+    else:
+        evidence = comm_evidence(dataset.first.run)
+        shares += [evidence.absence] if evidence.num_ranks > 1 or evidence.possible_ms else []
+    if account.is_measured and account.on_device:
         shares.append(f"{percent(account.share(*IDLE_CELLS))} of the step is idle")
     text += f" {'; '.join(shares)}." if shares else ""
     if account.share("core_taken") >= BUSY:
