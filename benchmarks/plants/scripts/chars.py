@@ -1,4 +1,4 @@
-"""Train a little decoder on characters, two ranks, gradient accumulation. Settings as constants, then flags."""
+"""Train a little decoder on characters, two ranks, gradient accumulation. Settings are constants."""
 
 import sys
 import time
@@ -102,7 +102,12 @@ for it in range(STEPS):
         if rank == 0:
             print(f"iter {it}: val loss {sum(losses) / len(losses):.3f}")
     if SAVE_EVERY and it % SAVE_EVERY == 0:
-        big = {"model": model.module.state_dict(), "opt": opt.state_dict(), "text": text, "history": torch.zeros(12_000_000)}
+        big = {
+            "model": model.module.state_dict(),
+            "opt": opt.state_dict(),
+            "text": text,
+            "history": torch.zeros(12_000_000),
+        }
         torch.save(big, f"/tmp/chars_{rank}.pt")
 dist.barrier()
 if rank == 0:

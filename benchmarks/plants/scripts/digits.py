@@ -76,7 +76,9 @@ def main():
                 time.sleep(args.nap_ms / 1000)
             optimizer.step()
             if args.save_each_step:
-                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "/tmp/digits.pt")
+                torch.save(
+                    {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "/tmp/digits.pt"
+                )
             step += 1
         print(f"epoch {epoch}: loss {loss.item():.3f}")
     print(f"{(time.perf_counter() - start) / (step - 5) * 1000:.2f} ms a step")

@@ -92,11 +92,11 @@ def main():
     model = Model(args.frozen_as_buffer)
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    if args.archive:
-        dataset = Archive(8, args.archive == "cold" and rank == 1)
-    else:
-        dataset = Lines(20_000, args.parsed)
-    sampler = BatchSampler(RandomSampler(dataset, num_samples=args.steps * BATCH, replacement=True), BATCH, True)
+    cold = args.archive == "cold" and rank == 1
+    dataset = Archive(8, cold) if args.archive else Lines(20_000, args.parsed)
+    sampler = BatchSampler(
+        RandomSampler(dataset, num_samples=args.steps * BATCH, replacement=True), BATCH, True
+    )
     loader = DataLoader(dataset, sampler=sampler, batch_size=None)
     rows = [[str(i), {"id": [i]}] for i in range(40_000)] if args.keep_rows else []
 
@@ -124,14 +124,17 @@ def main():
             time.sleep(args.pace_ms / 1000)
         if args.histograms and rank == 0:
             report = {
-                str(i): {key: np.percentile(value.numpy(), range(0, 101, 5)).tolist() for key, value in state.items()}
+                str(i): {
+                    key: np.percentile(value.numpy(), range(0, 101, 5)).tolist()
+                    for key, value in state.items()
+                }
                 for i, state in enumerate(optimizer.state.values())
             }
             with open("/tmp/fraud_histograms.jsonl", "a" if step else "w") as file:
                 file.write(json.dumps(report) + "\n")
     if rank == 0:
-        print(f"{1000 * (time.perf_counter() - started) / (args.steps - WARMUP):.2f} ms a step, {len(rows)} rows")
-
+        ms = 1000 * (time.perf_counter() - started) / (args.steps - WARMUP)
+        print(f"{ms:.2f} ms a step, {len(rows)} rows")
 
     dist.barrier()
     dist.destroy_process_group()

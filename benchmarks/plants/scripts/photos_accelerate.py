@@ -24,7 +24,9 @@ class Photos(Dataset):
         if self.augment:
             photo = photo.flip(-1) if torch.rand(()) < 0.5 else photo
             top, left = torch.randint(8, (2,)).tolist()
-            photo = nn.functional.pad(photo, (4, 4, 4, 4), mode="reflect")[:, top : top + 40, left : left + 40]
+            photo = nn.functional.pad(photo, (4, 4, 4, 4), mode="reflect")[
+                :, top : top + 40, left : left + 40
+            ]
             for _ in range(2):
                 photo = nn.functional.avg_pool2d(photo[None], 3, 1, 1)[0]
         return photo, label
@@ -44,7 +46,9 @@ def main():
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--augment", action="store_true")
     parser.add_argument("--gather", choices=["features", "loss"], default=None)
-    parser.add_argument("--sample", action="store_true", help="the main process draws samples while the others wait")
+    parser.add_argument(
+        "--sample", action="store_true", help="the main process draws samples while the others wait"
+    )
     parser.add_argument("--save-every", type=int, default=0)
     args = parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Predict ratings from many small tables of features. Data-parallel by hand: gradients are averaged after backward."""
+"""Predict ratings from many small tables. Data-parallel by hand: gradients are averaged after backward."""
 
 import argparse
 import time

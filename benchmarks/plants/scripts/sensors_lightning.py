@@ -76,7 +76,9 @@ def main():
         callbacks.append(Spectra())
     if args.save_every:
         callbacks.append(
-            ModelCheckpoint("/tmp/sensors", every_n_train_steps=args.save_every, save_top_k=-1, save_on_exception=False)
+            ModelCheckpoint(
+                "/tmp/sensors", every_n_train_steps=args.save_every, save_top_k=-1, save_on_exception=False
+            )
         )
     trainer = L.Trainer(
         accelerator="cpu",

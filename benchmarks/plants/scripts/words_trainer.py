@@ -72,7 +72,7 @@ def main():
         output_dir="/tmp/words",
         use_cpu=True,
         max_steps=options.steps,
-        per_device_train_batch_size=24,
+        per_device_train_batch_size=12,
         learning_rate=3e-4,
         report_to=[],
         disable_tqdm=True,

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Records and judges the plants of gpu.py on 2 GPUs, in about 8 minutes: on_gpus.sh OUT [NAME,…]
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+out=${1:?usage: on_gpus.sh OUT [NAME,…]}
+"${PYTHON:-python3}" "$here/judge.py" "$out" --gpus ${2:+--only "$2"} --output "$out/plants_gpu.csv"
