@@ -1,7 +1,7 @@
 """Train a decoder on GPUs (NCCL), with one loss of time planted, or without it.
 
     torchrun --nproc_per_node 2 benchmarks/plants/gpu.py NAME [--mended]
-    torchrun --nproc_per_node 2 benchmarks/plants/gpu.py --truth [NAME ...]
+    torchrun --nproc_per_node 2 benchmarks/plants/gpu.py --truth NAME ...
 
 --truth prints for each plant what a step takes with it and mended, turn about in one process.
 """
@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -169,8 +169,9 @@ class Job:
         self.given, self.rank = given, dist.get_rank()
         torch.manual_seed(0)
         model = Decoder(given.biases, given.recurrence).to(DEVICE, torch.float32 if given.float32 else DTYPE)
-        self.model: Any = model
-        if given.parallel == "ddp":
+        self.inner, self.model = model, cast(Any, model)
+        self.is_ddp = given.parallel == "ddp" and dist.get_world_size() > 1
+        if self.is_ddp:
             self.model = DistributedDataParallel(model, bucket_cap_mb=given.bucket_mb)
         elif given.parallel == "fsdp":
             from torch.distributed.fsdp import fully_shard
@@ -203,7 +204,7 @@ class Job:
             np.sort(np.random.default_rng(number).random(300_000))
         for micro, part in enumerate(ids.chunk(given.micro)):
             last = micro == given.micro - 1
-            silent = given.parallel == "ddp" and not last and not given.sync_each_micro
+            silent = self.is_ddp and not last and not given.sync_each_micro
             with model.no_sync() if silent else nullcontext():
                 loss = model(part[:, :-1], part[:, 1:])
                 (loss / given.micro).backward()
@@ -233,8 +234,9 @@ class Job:
         if given.empty_cache:
             torch.cuda.empty_cache()
         if given.save:
-            inner = model.module
-            torch.save({"head": inner.head.state_dict(), "step": number}, f"/tmp/gpu_plant_{self.rank}.pt")
+            torch.save(
+                {"head": self.inner.head.state_dict(), "step": number}, f"/tmp/gpu_plant_{self.rank}.pt"
+            )
         if given.collect:
             gc.collect()
         if given.nap_ms:
@@ -253,7 +255,7 @@ class Job:
             dist.barrier()
             synchronise()
         if given.percentiles:
-            weights = model.module.head.weight.detach().float().cpu().numpy()
+            weights = self.inner.head.weight.detach().float().cpu().numpy()
             np.percentile(weights[: max(1, VOCAB // 32)], [1, 50, 99])
 
 
@@ -289,7 +291,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PLANTS))
+    parser.add_argument("names", nargs="+", metavar="NAME", help=", ".join(PLANTS))
     parser.add_argument("--mended", action="store_true")
     parser.add_argument("--truth", action="store_true")
     parser.add_argument("--steps", type=int, default=80)
@@ -302,7 +304,7 @@ def main() -> None:
     else:
         dist.init_process_group("gloo")
     if given.truth:
-        for name in given.names or [name for name in PLANTS if not name.startswith("clean")]:
+        for name in given.names:
             found = truth(name)
             gc.collect()
             if dist.get_rank() == 0:

@@ -2,7 +2,8 @@
 
     python benchmarks/plants/judge.py OUT                       all plants on the CPU (gloo), about 40 minutes
     python benchmarks/plants/judge.py OUT --only fraud_parsing,clean_fraud
-    python benchmarks/plants/judge.py OUT --gpus                the plants of gpu.py (NCCL, 2 GPUs), 8 minutes
+    python benchmarks/plants/judge.py OUT --gpus 2              the plants of gpu.py (NCCL), 8 minutes
+    python benchmarks/plants/judge.py OUT --gpus 1              those of them that one GPU can have
     python benchmarks/plants/judge.py OUT --again               judge what OUT holds; runs nothing
 
 The programs are written as users write them and know nothing of aorta; table.yaml lists them, what each
@@ -46,7 +47,7 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--only", default="", metavar="NAME,…")
-    parser.add_argument("--gpus", action="store_true")
+    parser.add_argument("--gpus", type=int, choices=[1, 2], default=0)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--again", action="store_true")
     given = parser.parse_args()
@@ -57,11 +58,13 @@ def main() -> int:
     for name in chosen:
         if name not in plants:
             parser.error(f"no plant {name!r}; there are {', '.join(plants)}")
-    if not given.gpus:
+    if given.gpus:
+        chosen = [name for name in chosen if plants[name].get("ranks", 1) <= given.gpus]
+    else:
         chosen = [name for name in chosen if has_library(plants[name]["script"])]
     given.out.mkdir(parents=True, exist_ok=True)
     if not given.again and given.gpus:
-        record_on_gpus(chosen, given.out)
+        record_on_gpus(chosen, given.out, given.gpus)
     elif not given.again:
         for name in chosen:
             record(name, plants[name], table["scripts"], given.out, given.repeats)
@@ -112,18 +115,18 @@ def record(
         keep_truths(out, {name: truth})
 
 
-def record_on_gpus(names: list[str], out: Path) -> None:
+def record_on_gpus(names: list[str], out: Path, ranks: int) -> None:
     """Run each plant of gpu.py in turn with what mends it, all in one program, then each under aorta."""
     script = str(HERE / "gpu.py")
     truths = known_truths(out)
     missing = [name for name in names if not name.startswith("clean") and name not in truths]
     if missing:
-        printed = output(launched(2, [script, "--truth", *missing]), "truth").splitlines()
+        printed = output(launched(ranks, [script, "--truth", *missing]), "truth").splitlines()
         found = [json.loads(line) for line in printed if line.startswith("{")]
         keep_truths(out, {one["name"]: one for one in found})
     for name in names:
         if not (out / name / "run.json").exists():
-            run(recorded(out / name, launched(2, [script, name])), name)
+            run(recorded(out / name, launched(ranks, [script, name])), name)
 
 
 def known_truths(out: Path) -> dict[str, Any]:
@@ -138,7 +141,7 @@ def keep_truths(out: Path, more: dict[str, Any]) -> None:
 
 
 def launched(ranks: int, words: list[str]) -> list[str]:
-    if ranks == 1:
+    if ranks == 1 and words[0] != str(HERE / "gpu.py"):
         return [sys.executable, *words]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
