@@ -222,6 +222,8 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
 
 
 SPAN_KINDS = (*HOST_PARTS, "optimizer")
+MAY_SLEEP = ("checkpoint", "data", "pause", "synchronisation")
+"""Spans in which the host's thread may sleep."""
 
 
 class Host:
@@ -263,8 +265,8 @@ class Host:
 
 def _of_device(host: Host, idle: Floats, between: Floats) -> dict[str, Floats]:
     """Idle device, by what the host did meanwhile. A wait of the host for the device costs the idle time
-    behind it, but no more than the wait itself, since the host would have been ahead by that much. The host
-    launches at most as long as its threads work or ask for a core: the rest they sleep."""
+    behind it, but no more than the wait itself, since the host would have been ahead by that much. Where the
+    host's thread neither works nor asks for a core, nor is in a span in which it may sleep, it is blocked."""
     cells = {"copy": np.minimum(positive(host.metric("exposed_copy_ms")), idle)}
     left = idle - cells["copy"]
     if not host.parts:
@@ -273,22 +275,24 @@ def _of_device(host: Host, idle: Floats, between: Floats) -> dict[str, Floats]:
     for kind in HOST_ORDER:
         span = between if kind == "between_steps" else host.span(kind) + host.tail(kind)
         cells[kind] = np.minimum(_idle_meanwhile(host.part(f"{IDLE}{kind}"), span, unusual), left)
-        left = left - cells[kind]
+        left = positive(left - cells[kind])
     synchronisation = host.span("synchronisation") + host.tail("synchronisation")
     behind_waits = _idle_meanwhile(host.part(f"{IDLE}synchronisation"), synchronisation, unusual)
     cells["synchronisation"] = np.minimum(behind_waits, left)
-    left = left - cells["synchronisation"]
+    left = positive(left - cells["synchronisation"])
     use = host.use
     if use is not None:
         cpu, ready = use
-        backward = host.span("backward")  # launched by a thread of autograd
+        backward = host.span("backward")  # launched by a thread of autograd, for which this one sleeps
         launching = cpu + ready + backward
         is_noted = launching > 0
-        cells["blocked"] = np.where(is_noted, positive(left - launching), 0.0)
-        left = left - cells["blocked"]
+        waits = sum((host.span(kind) + host.tail(kind) for kind in MAY_SLEEP), start=np.zeros_like(left))
+        asleep = positive(host.metric("step_ms")) - launching - waits - between
+        cells["blocked"] = np.where(is_noted, np.clip(asleep, 0.0, left), 0.0)
+        left = positive(left - cells["blocked"])
         part = np.divide(ready, launching, out=np.zeros_like(left), where=is_noted)
         cells["core_taken"] = left * part
-        left = left - cells["core_taken"]
+        left = positive(left - cells["core_taken"])
     return cells | {"launch": left}
 
 
@@ -298,20 +302,20 @@ def _of_cpu(host: Host, own: Floats, between: Floats, step: Floats, exposed: Flo
     cells, left = {}, own
     for kind in SPAN_KINDS:
         cells[kind] = np.minimum(host.span(kind) + host.tail(kind), left)
-        left = left - cells[kind]
+        left = positive(left - cells[kind])
     cells["between_steps"] = np.minimum(between, left)
-    left = left - cells["between_steps"]
+    left = positive(left - cells["between_steps"])
     use = host.use
     if use is not None:
         cpu, ready = use
         known = own - left
         asleep = np.where(cpu > 0, positive(step - exposed - cpu - ready - known), 0.0)
         cells["blocked"] = np.minimum(asleep, left)
-        left = left - cells["blocked"]
+        left = positive(left - cells["blocked"])
         awake = own - cells["blocked"]
         part = np.divide(left, awake, out=np.zeros_like(left), where=awake > 0)
         cells["core_taken"] = np.minimum(ready * part, left)
-        left = left - cells["core_taken"]
+        left = positive(left - cells["core_taken"])
     return cells | {"compute": left}
 
 

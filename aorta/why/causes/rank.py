@@ -15,7 +15,7 @@ from aorta.why.causes.ledger import Ledger
 from aorta.why.causes.losses.of_a_step import findings
 from aorta.why.causes.rules import CauseRule, rules
 from aorta.why.causes.stack import stack_of
-from aorta.why.causes.worth import worth
+from aorta.why.causes.worth import Worth, worth
 
 MOST_SHOWN = 5
 FEW_STEPS_FACTOR = 2
@@ -98,11 +98,12 @@ def cause_of(
     value = worth(finding, account.global_step)
     step = account.mean_step_ms
     share = value.ms / step
-    if not finding.is_risk:
-        is_vague = value.interval_ms is None and judged.run.source not in TRACE_SOURCES
-        least = _least_share(rule, finding, judged) * (FEW_STEPS_FACTOR if is_vague else 1)
-        if share < least or (rule.needs_interval and not value.is_sure(finding.ms, least * step)):
+    is_vague = value.interval_ms is None and judged.run.source not in TRACE_SOURCES
+    least = _least_share(rule, finding, judged) * (FEW_STEPS_FACTOR if is_vague else 1)
+    if share < least or (rule.needs_interval and not value.is_sure(finding.ms, least * step)):
+        if not finding.is_risk:
             return None
+        value, share = Worth(0.0, None, "no time is lost yet"), 0.0
     facts = _texts(finding, judged, step, path)
     evidence = [*filter(None, (_filled(text, facts) for text in rule.evidence)), *finding.evidence]
     if value.is_rare:

@@ -65,7 +65,7 @@ def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
         if by_rank is None:
             continue
         common = without_traces(by_rank.min(axis=0))
-        if not common.any():
+        if not (common > 0).any():
             continue
         steps = steps_with(common)
         part_ms = float(common[steps].mean())
@@ -100,6 +100,9 @@ def _with_common(losses: list[CauseFinding], common: list[CauseFinding]) -> list
         for other in of_kind:
             finding.takes = together([finding, other])
             finding.ms = finding.ms + other.ms
+            for fact in ("part_ms", "asleep_ms"):
+                if fact in finding.facts:
+                    finding.facts[fact] += other.mean_ms
             losses.remove(other)
     return [*losses, *common]
 

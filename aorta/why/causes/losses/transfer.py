@@ -17,6 +17,7 @@ from aorta.account.numbers import byte_text, counted
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.timeline.collective import POINT_TO_POINT, busbw_factor
 from aorta.timeline.intervals import Intervals, intersect, length_ms, subtract, union
+from aorta.timeline.matching import UNKNOWN_OP
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.finding import CauseFinding, Floats, positive
 from aorta.why.causes.losses.parts import Parts
@@ -217,12 +218,14 @@ def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]
             ms, num = same_op, sum(entry[2] for key, entry in details.by_call.items() if key[0] == op)
         all_ms = sum(entry[0] for entry in details.by_call.values())
         others = "" if same_op >= MOST_OF_ALL * all_ms else " and other operations"
+        name = name.replace(UNKNOWN_OP, "communication")
         of_group = f" ({group} group)" if group and not group.isdecimal() else ""
         largest = f", the largest of {byte_text(size)}" if size else ""
         facts |= {
             "what": f"{name}{of_group}{others}",
             "op": op,
             "op_ms": ms,
+            "largest": name,
             "calls": f"{counted(num, 'call')}{largest}",
         }
         facts["example"] = details.example

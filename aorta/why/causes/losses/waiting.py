@@ -64,6 +64,7 @@ OF_ITS_RANK = frozenset(("asleep", "core_taken", "idle"))
 CELLS_OF_PART: dict[str, tuple[str, ...]] = {
     # Work between two steps, such as an evaluation, keeps the device busy.
     "between_steps": ("between_steps", "idle", "launch", "compute"),
+    "checkpoint": ("checkpoint", "copy"),
     "small_messages": ("launch", "compute"),
     "asleep": ("blocked",),
 }
@@ -173,15 +174,19 @@ def _explained(
     worst = int(np.argmax(by_rank))
     is_one = by_rank[worst] >= ONE_RANK * total
     steps = steps_with(by_rank_ms[worst])
+    part_ms = float(by_rank_ms[worst, steps].mean())
+    others_ms = float(of_the_others(by_rank_ms)[worst, steps].mean())
+    beside = f"{quantity(part_ms, 'ms')} there, {quantity(others_ms, 'ms')} on the others, which wait for it"
     yield CauseFinding(
         kind,
         explained.sum(axis=0),
         takes=of_one_rank(len(ranks), *cells),
+        evidence=[beside] if is_one else [],
         facts={
             "who": f"rank {ranks[worst]}" if is_one else IN_TURN,
-            "part_ms": float(by_rank_ms[worst, steps].mean()),
-            "others_ms": float(of_the_others(by_rank_ms)[worst, steps].mean()),
-            "step_ms": float(step_ms[worst, steps].mean()),
+            "part_ms": part_ms,
+            "others_ms": others_ms,
+            "step_ms": float(step_ms[:, steps].mean()),
             "in_steps": int((explained.sum(axis=0) > 0).sum()),
             "num_steps": explained.shape[1],
             "waits": True,
