@@ -55,7 +55,7 @@ def test_a_host_with_work_of_its_own_in_some_steps_is_not_bound_by_launches(tmp_
     assert (first.kind, first.rank) == ("late_rank", 0)
 
 
-@pytest.mark.parametrize(("cpu_ms", "kind", "idle_ms"), [(41.0, "launch_bound", 12.0), (2.0, "pause", 12.0)])
+@pytest.mark.parametrize(("cpu_ms", "kind", "idle_ms"), [(45.0, "launch_bound", 12.0), (2.0, "pause", 12.0)])
 def test_all_ranks_that_idle_launch_or_sleep(tmp_path, cpu_ms, kind, idle_ms):
     def make(rank, step, noise):
         return Host().idle(12.0 * noise.gauss(1, 0.01)).work(28.0).comm(2.0), used(cpu_ms)
