@@ -218,7 +218,7 @@ def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]
             ms, num = same_op, sum(entry[2] for key, entry in details.by_call.items() if key[0] == op)
         all_ms = sum(entry[0] for entry in details.by_call.values())
         others = "" if same_op >= MOST_OF_ALL * all_ms else " and other operations"
-        name = name.replace(UNKNOWN_OP, "of no known operation")
+        name = name.replace(UNKNOWN_OP, "calls of no known operation")
         of_group = f" ({group} group)" if group and not group.isdecimal() else ""
         largest = f", the largest of {byte_text(size)}" if size else ""
         facts |= {
