@@ -12,8 +12,8 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Call = Callable[[], object]
+MUCH_BYTES = 16 << 20
+"""Reading less takes about as long as starting processes."""
 LOCAL = "local"
 """Word in place of a scheduler's address for a cluster on this machine."""
 LOCAL_WORKERS = 2
@@ -168,6 +170,17 @@ def _silent(call: Call) -> None:
         call()
     except BaseException:
         sys.exit(1)
+
+
+def usual_jobs(files: Iterable[str | os.PathLike[str]]) -> int:
+    """One process per core that this one may use; 1 where there is less to read than starting them takes."""
+    size = 0
+    for file in files:
+        with suppress(OSError):
+            size += os.stat(file).st_size
+        if size >= MUCH_BYTES:
+            return usable_cores()
+    return 1
 
 
 def usable_cores() -> int:

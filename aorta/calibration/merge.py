@@ -191,7 +191,7 @@ def _captured(
 
 
 def _read(path: Path, rules: Sequence[CommRule]) -> Iterator[RankTrace]:
-    source = open_source(path, partial=True)
+    source = open_source(path)
     for number in source.ranks:
         yield source.read(number, rules=rules)
 

@@ -161,7 +161,6 @@ def _changes(
 ) -> str:
     """Write and return what changed between two traces; '' if one of the two is not a trace."""
     from aorta.account.judge.trace_changes import trace_changes
-    from aorta.account.load.open import usual_jobs
     from aorta.page.trace_changes import changes_text, write_csv, write_xlsx
     from aorta.traces.inventory import rank_inventory
     from aorta.traces.sources import map_ranks, open_source, recognise
@@ -169,10 +168,7 @@ def _changes(
     if "records" in map(recognise, runs):
         return ""
     inventory = partial(rank_inventory, reading=reading)
-    sides = [
-        list(map_ranks(inventory, open_source(run, partial=True), jobs=jobs or usual_jobs([run])))
-        for run in runs
-    ]
+    sides = [list(map_ranks(inventory, open_source(run), jobs=jobs)) for run in runs]
     changed = trace_changes(*sides)
     write_csv(changed, output / "changes.csv")
     if xlsx:

@@ -192,8 +192,8 @@ def _critical_path(
     if as_json:
         graph = {"critical_path": [_part_json(part) for part in parts], "graph": _ground_json(step)}
         return [], graph | {"replayed_step_ms": replayed.slowest_ms, "replayed_step": step.number}
-    number = "" if step.number is None else f" {step.number}"
-    lines = ["", f"critical path of traced step{number}, {replayed.slowest_ms:.2f} ms:"]
+    part = "the whole trace" if step.number is None else f"traced step {step.number}"
+    lines = ["", f"critical path of {part}, {replayed.slowest_ms:.2f} ms:"]
     lines += _path_lines(parts, replayed.slowest_ms)
     unseen_ms = sum(part.ms for part in parts if part.subject == BEFORE)
     if unseen_ms >= LEAST_UNSEEN * replayed.slowest_ms:
@@ -276,6 +276,8 @@ def _chosen(steps: "list[StepGraph]", span: tuple[int, int] | None) -> "list[Ste
     if span is None:
         return steps
     first, last = span
+    if steps[0].number is None:
+        raise ReplayError("--steps: the traces mark no steps; the whole trace counts as one")
     chosen = [step for step in steps if step.number is not None and first <= step.number <= last]
     if not chosen:
         numbers = ", ".join(str(step.number) for step in steps)

@@ -152,7 +152,7 @@ class LoadedRun:
         if not folder.exists():
             return
         try:
-            source = open_source(folder, partial=True)
+            source = open_source(folder)
             for rank in source.ranks:
                 yield source.read(rank, rules=self._rules)
         except TraceError as error:

@@ -150,10 +150,14 @@ def _is_same_op(members: Sequence[NumberedCalls], index: Ints) -> NDArray[np.boo
     return is_same
 
 
-def match_by_order(calls: Sequence[RankCalls], notes: list[str]) -> list[MatchedGroup]:
-    """Groups of which at least two ranks are given. Ranks that fit in several ways are added to notes."""
+def match_by_order(
+    calls: Sequence[RankCalls], notes: list[str], *, are_all: bool = True
+) -> list[MatchedGroup]:
+    """Groups of which at least two ranks are given. Ranks that fit in several ways are added to notes.
+
+    are_all: there are no other ranks."""
     return [
-        _match_group(key, rows, members, calls, notes)
+        _match_group(key, rows, members, calls, notes, are_all)
         for key, (rows, members) in sorted(_by_group(calls).items(), key=_order)
     ]
 
@@ -211,7 +215,12 @@ def _order(item: tuple[GroupKey, object]) -> tuple[tuple[int, ...], str]:
 
 
 def _match_group(
-    key: GroupKey, rows: list[int], members: list[Ints], calls: Sequence[RankCalls], notes: list[str]
+    key: GroupKey,
+    rows: list[int],
+    members: list[Ints],
+    calls: Sequence[RankCalls],
+    notes: list[str],
+    are_all: bool,
 ) -> MatchedGroup:
     """Calls of a group, aligned with those of the member that has most."""
     ops: dict[str, int] = {}
@@ -234,7 +243,7 @@ def _match_group(
             f" {calls[rows[longest]].rank} in more than one way: left unmatched"
         )
     present = {calls[row].rank for row in rows}
-    is_whole = key.ranks is None or set(key.ranks) <= present
+    is_whole = are_all if key.ranks is None else set(key.ranks) <= present
     is_rooted, size_bytes = _kinds(call, rows, calls)
     return MatchedGroup(key, tuple(rows), call, is_whole, is_rooted, size_bytes)
 

@@ -108,11 +108,13 @@ class Straggler(NamedTuple):
     """Exposed waiting of the other ranks, summed."""
 
 
-def match_ranks(calls: Sequence[RankCalls]) -> RankView:
-    """Collectives of these ranks, matched, on one clock, split into wait and transfer."""
+def match_ranks(calls: Sequence[RankCalls], *, are_all: bool = True) -> RankView:
+    """Collectives of these ranks, matched, on one clock, split into wait and transfer.
+
+    are_all: there are no other ranks, so that a group which names no ranks has none but these."""
     notes: list[str] = []
     is_matched = [np.zeros(len(rank_calls), dtype=bool) for rank_calls in calls]
-    groups = match_by_order(calls, notes)
+    groups = match_by_order(calls, notes, are_all=are_all)
     ranks = [rank_calls.rank for rank_calls in calls]
     clock = clock_of(ranks, calls, groups)
     waits = split_waits(ranks, calls, groups, clock)

@@ -35,6 +35,16 @@ RUNTIME = ("cu", "hip")
 """Starts of the names of runtime calls."""
 OPERATOR = "aten::"
 """Start of the names of torch's operators."""
+ITERATION = re.compile(
+    r"(?:execute_(?:model$|(?:context_|new_)?\d)|step\[|(?:run|forward)_batch\b|gpu_model_runner: forward$"
+    r"|\[Executor\] _forward_step\b(?: (?P<executed>\d{1,18})\b)?"
+    r"|(?:(?:train|training|prefill|decode|inference)[ _-]?)?(?:step|iter|iteration)"
+    r"(?:[ _#:=-]*(?P<step>\d{1,18}))?$)",
+    re.IGNORECASE,
+)
+"""Annotations around one iteration: of vLLM, SGLang, TensorRT-LLM, and of loops that name theirs so."""
+FEWEST_ITERATIONS = 2
+"""A single one is no series of steps: the window of the trace says as much."""
 NCCL_TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
               "bfloat16", "float8_e4m3", "float8_e5m2")  # fmt: skip
 """Data types in the order of ncclDataType_t."""
@@ -138,14 +148,48 @@ def host_of_calls(
 
 def step_marks(annotations: Iterable[tuple[str, int, int, int]]) -> list[StepMark]:
     """Steps among annotations (name, index of the process, start and end in ns): aorta's own where
-    there are any, else the profiler's."""
+    there are any, else the profiler's, else the iterations that the program marks."""
     marks: dict[str, list[StepMark]] = {}
+    iterations: list[tuple[str, StepMark]] = []
     for name, process, start_ns, end_ns in annotations:
-        match = STEP_NAME.match(name)
-        if match:
+        if match := STEP_NAME.match(name):
             mark = StepMark(int(match["step"]), process, start_ns, end_ns)
             marks.setdefault(match["kind"], []).append(mark)
-    return marks.get(STEP_ANNOTATION) or marks.get("ProfilerStep#") or []
+        elif match := ITERATION.match(name):
+            number = int(match["step"] or match["executed"] or -1)
+            kind = re.split(r"[\d(\[]", name, maxsplit=1)[0] or name[:1]
+            iterations.append((kind, StepMark(number, process, start_ns, end_ns)))
+    return marks.get(STEP_ANNOTATION) or marks.get("ProfilerStep#") or _iterations(iterations)
+
+
+def is_mark(name: str) -> bool:
+    """Whether step_marks may take an annotation of this name for a step."""
+    return STEP_NAME.match(name) is not None or ITERATION.match(name) is not None
+
+
+def _iterations(annotations: Iterable[tuple[str, StepMark]]) -> list[StepMark]:
+    """Of the kind that fills most time the marks, each up to the next; those within others are parts of them.
+
+    They keep their numbers where all have one, and else count from 0.
+    """
+    outermost: dict[str, list[StepMark]] = {}
+    until_ns: dict[int, int] = {}
+    for kind, mark in sorted(annotations, key=lambda row: (row[1].start_ns, -row[1].end_ns)):
+        if mark.start_ns >= until_ns.get(mark.process, mark.start_ns):
+            until_ns[mark.process] = mark.end_ns
+            outermost.setdefault(kind, []).append(mark)
+    series = [marks for marks in outermost.values() if len(marks) >= FEWEST_ITERATIONS]
+    if not series:
+        return []
+    marks = max(series, key=lambda marks: sum(mark.end_ns - mark.start_ns for mark in marks))
+    numbers = [mark.step for mark in marks]
+    if min(numbers) < 0 or len(set(numbers)) < len(numbers):
+        numbers = list(range(len(marks)))
+    ends_ns = [*(mark.start_ns for mark in marks[1:]), marks[-1].end_ns]
+    return [
+        StepMark(number, mark.process, mark.start_ns, end_ns)
+        for number, mark, end_ns in zip(numbers, marks, ends_ns, strict=True)
+    ]
 
 
 class HostCall(NamedTuple):

@@ -33,7 +33,7 @@ from aorta.traces.assemble import (
 )
 from aorta.traces.classify import COMM_RULES, Classifier, CommRule, classifier, may_be_comm, op_in_name
 from aorta.traces.files import read_bytes
-from aorta.traces.host_calls import KERNEL_LAUNCH, STEP_NAME, step_marks
+from aorta.traces.host_calls import KERNEL_LAUNCH, STEP_NAME, is_mark, step_marks
 from aorta.traces.host_spans import (
     COLLECTION,
     NOTED_WAIT_NS,
@@ -175,7 +175,7 @@ def _activities(trace: Trace, location: str, classifier: Classifier) -> tuple[Ac
         launch_ns=launch_ns,
         launch_process=launch_process,
         correlation=correlation,
-        marks=_marks(special, processes, location),
+        marks=_marks(ranges, processes, location),
         num_launches=len(kernel_calls) if calls else None,
         dropped_ns=nanoseconds(dropped, location),
         is_timed=np.array([d is not None for d in durations]) if None in durations else None,
@@ -194,7 +194,7 @@ def _ranges_in_use(
     annotations, operators = by_category["user_annotation"], by_category["cpu_op"]
     names = {e.name for e in operators} | {e.name for e in annotations}  # few of 1e5 events
     kinds = kinds_of_ranges(names)
-    used = kinds.keys() | {name for name in names if name.startswith(_SPECIAL)}
+    used = kinds.keys() | {name for name in names if name.startswith(_SPECIAL) or is_mark(name)}
     return [e for events in (annotations, operators) for e in events if e.name in used], kinds
 
 
@@ -323,8 +323,8 @@ def _streams(activities: list[KinetoEvent], args: list[Args]) -> tuple[tuple[str
     return indexed(list(map(str, stream)))
 
 
-def _marks(special: list[KinetoEvent], processes: dict[Any, int], location: str) -> list[StepMark]:
-    rows = [e for e in special if STEP_NAME.match(e.name)]
+def _marks(ranges: list[KinetoEvent], processes: dict[Any, int], location: str) -> list[StepMark]:
+    rows = [e for e in ranges if is_mark(e.name)]
     start_ns = nanoseconds([e.ts for e in rows], location).tolist()
     length_ns = nanoseconds([e.dur or 0 for e in rows], location).tolist()
     return step_marks(

@@ -20,14 +20,18 @@ from aorta.traces.rocpd import is_rocpd
 from aorta.traces.rocprof import kind_of_header
 
 Format = Literal[
-    "kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd", "nsys", "xplane", "tar", "records", "json", "other"
-]
-"""Formats of files. json: JSON that is no trace. other: nothing that is known."""
+    "kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd", "nsys", "xplane", "tar", "records", "drawing", "json",
+    "other",
+]  # fmt: skip
+"""Formats of files. drawing: what a report draws of a run. json: JSON that is no trace. other: nothing that
+is known."""
 
 HEAD_BYTES = 1 << 17
 """Bytes at the start of a file that are looked at."""
 KEYS: dict[Format, bytes] = {"rocprofv3-json": b'"rocprofiler-sdk-tool"', "kineto": b'"traceEvents"'}
 """Keys at the top of the JSON formats."""
+DRAWN = b'"written_by":"aorta '
+"""Stands before the events that a report writes for Perfetto."""
 TAR_MAGIC = slice(257, 262)
 """Place of the word ustar in a tar file."""
 
@@ -82,6 +86,8 @@ def _sniff_text(head: bytes, is_whole: bool, read: Callable[[], bytes], location
         return Content("json")
     if format != "kineto":
         return Content(format, rank_in_name(location))
+    if DRAWN in document[: document.find(KEYS["kineto"])]:
+        return Content("drawing")
     rank, world_size = _distributed(document)
     if rank is None and rank_in_name(location) is None and not is_whole and document is text:
         rank, world_size = _distributed(read())

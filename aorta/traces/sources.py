@@ -9,6 +9,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from aorta.errors import TraceError
-from aorta.processes import parallel_map
+from aorta.processes import parallel_map, usual_jobs
 from aorta.records.files import STEPS_FILE
 from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.files import read_bytes
@@ -48,6 +49,10 @@ PREFERRED: dict[str, int] = {"rocprofv3-json": 0, "rocpd": 1, "rocprofv3-csv": 2
 """Order of preference among the formats of one capture: the first tells most."""
 MOST_RANKS = 10_000_000
 """Number of a rank from which on it is taken for damage."""
+MOST_WITHOUT_TRACE = 2_000
+MOST_REJECTED = 100
+"""Files, and files named like traces, that are looked at before the first trace: behind them the folder is
+taken for no run."""
 DEEPEST = 3
 """Depth of folders that are looked into below the one given: rocprofv3 writes <host>/<pid>_results.db."""
 MOST_FILES = 100_000
@@ -91,6 +96,11 @@ class Source:
     @property
     def ranks(self) -> list[int]:
         return sorted(self.files)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the run, as far as the files tell."""
+        return max(self.world_size or 0, max(self.files) + 1)
 
     def only(self, rank: int) -> "Source":
         """This source with one rank's file alone."""
@@ -154,18 +164,17 @@ def recognise(path: Path | str) -> Kind:
     path = Path(path)
     if is_records(path):
         return "records"
-    return open_source(path, partial=True).kind
+    return open_source(path).kind
 
 
 def is_records(path: Path) -> bool:
     return path.is_dir() and any(STEPS_FILE.fullmatch(name) for name in _names(path))
 
 
-def open_source(path: Path | str | Sequence[Path], *, partial: bool = False) -> Source:
-    """Files of the traces in a folder or file, or of these files, by rank.
+def open_source(path: Path | str | Sequence[Path]) -> Source:
+    """Files of the traces in a folder or file, or of these files, by rank: of all ranks of a run or of some.
 
-    TraceError where formats or runs are mixed, or a rank appears twice, or, unless partial, is missing
-    from a folder that holds several.
+    TraceError where formats or runs are mixed, or a rank appears twice.
     """
     files_given = [Path(path)] if isinstance(path, Path | str) else list(path)
     contents: Contents = []
@@ -191,14 +200,24 @@ def open_source(path: Path | str | Sequence[Path], *, partial: bool = False) -> 
         )
     world_size = sizes[0] if sizes else None
     files = _by_rank(path, contents)
-    _check_complete(path, files, world_size, partial, notes)
+    if world_size is not None and max(files) >= world_size:
+        raise TraceError(f"{path} holds rank {max(files)} of a run of {world_size} ranks")
     return Source(path, kinds[0], files, world_size, tuple(notes))
 
 
 def map_ranks(
-    function: Callable[[Source, int], Result], source: Source, *, jobs: int = 1, dask: str | None = None
+    function: Callable[[Source, int], Result],
+    source: Source,
+    *,
+    jobs: int | None = 1,
+    dask: str | None = None,
 ) -> Iterator[Result]:
-    """Results of function(source, rank) for every rank, in order of ranks (aorta.processes.parallel_map)."""
+    """Results of function(source, rank) for every rank, in order of ranks (aorta.processes.parallel_map).
+
+    jobs: None for as many processes as pay.
+    """
+    if jobs is None:
+        jobs = usual_jobs(path for file in source.files.values() for path in file.paths)
     items = [(source.only(rank), rank) for rank in source.ranks]
     return parallel_map(partial(_apply, function), items, jobs=jobs, dask=dask, error=TraceError)
 
@@ -219,6 +238,8 @@ def _file_contents(path: Path) -> Contents:
             return _csv_sets([p for p in tables if sniff(p).format == "rocprofv3-csv"])
         case "records":
             raise TraceError(f"{path} belongs to step records; give the folder that it is in")
+        case "drawing":
+            raise TraceError(f"{path} is a drawing of a report; give the run or the traces that it shows")
         case "json":
             raise TraceError(
                 f"{path} is JSON but no trace: it has neither traceEvents nor rocprofiler-sdk-tool"
@@ -232,43 +253,62 @@ def _folder_contents(folder: Path) -> Contents:
     """Traces in the files of a folder and of those below it."""
     contents: Contents = []
     tables: dict[Path, list[Path]] = defaultdict(list)
-    rejected: list[Path] = []
-    for path in _walk(folder):
+    rejected: list[TraceError] = []
+    faults: list[TraceError] = []
+    for num_seen, path in enumerate(_walk(folder)):
+        is_enough = num_seen >= MOST_WITHOUT_TRACE or len(rejected) + len(faults) >= MOST_REJECTED
+        if is_enough and not contents and not tables:
+            break
         if not CANDIDATE.search(path.name):
             continue
-        content = sniff(path)
-        if content.format == "rocprofv3-csv":
-            tables[path.parent].append(path)
-        elif content.format == "tar":
-            contents += _archive(path)
-        elif content.format in KIND_OF_FORMAT:
-            contents += _processes(path, content)
-        else:
-            rejected.append(path)
+        try:
+            content = sniff(path)
+            if content.format == "rocprofv3-csv":
+                tables[path.parent].append(path)
+            elif content.format == "tar":
+                contents += _archive(path)
+            elif content.format in KIND_OF_FORMAT:
+                contents += _processes(path, content)
+            else:
+                rejected.append(TraceError(f"{path} is none"))
+        except TraceError as error:
+            faults.append(error)
     for paths in tables.values():
         contents += _csv_sets(paths)
     # JAX writes a capture in both of its formats: XPlane tells more.
     jax_captures = {f.paths[0].removesuffix(XPLANE_SUFFIX) for f, c in contents if c.format == "xplane"}
     contents = [(f, c) for f, c in contents if f.paths[0].removesuffix(".trace.json.gz") not in jax_captures]
+    if contents and faults:
+        raise faults[0]
     if not contents:
-        hint = f"; {rejected[0]} is none" if rejected else ""
-        raise TraceError(f"{folder} holds neither rank_<n>_metrics.jsonl nor {KNOWN}{hint}")
+        hint = f"; {[*faults, *rejected][0]}" if rejected or faults else ""
+        raise TraceError(f"{folder} is no run: it holds neither rank_<n>_metrics.jsonl nor {KNOWN}{hint}")
     return contents
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Files of the folder and of those below it, in order; no hidden ones, no links to folders."""
+    """Files of the folder, then of those below it, level by level; no hidden ones, no links to folders."""
     count = 0
-    for place, folders, names in os.walk(folder):
-        depth = len(Path(place).relative_to(folder).parts)
-        folders[:] = sorted(f for f in folders if not f.startswith(".")) if depth < DEEPEST else []
-        for name in sorted(names):
-            count += 1
-            if count > MOST_FILES:
-                raise TraceError(f"{folder} holds more than {MOST_FILES} files: give the folder of one run")
-            path = Path(place, name)
-            if not name.startswith(".") and (path.is_file() or not path.exists()):  # no pipes, no devices
-                yield path
+    folders = [folder]
+    for _ in range(DEEPEST + 1):
+        below: list[Path] = []
+        for place in folders:
+            with suppress(OSError), os.scandir(place) as entries:
+                for entry in sorted(entries, key=lambda entry: entry.name):
+                    path = Path(entry.path)
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        below.append(path)
+                        continue
+                    count += 1
+                    if count > MOST_FILES:
+                        raise TraceError(
+                            f"{folder} holds more than {MOST_FILES} files: give the folder of one run"
+                        )
+                    if entry.is_file() or not path.exists():  # no pipes, no devices
+                        yield path
+        folders = below
 
 
 def _archive(path: Path) -> Contents:
@@ -354,22 +394,6 @@ def _by_rank(path: Path, contents: Contents) -> dict[int, TraceFile]:
             raise TraceError(f"{file.name} says that it is rank {rank}")
         files[rank] = msgspec.structs.replace(file, rank=rank, rank_is_assumed=assumed)
     return dict(sorted(files.items()))
-
-
-def _check_complete(
-    path: Path, files: dict[int, TraceFile], world_size: int | None, partial: bool, notes: list[str]
-) -> None:
-    size = world_size if world_size is not None else max(files) + 1
-    if max(files) >= size:
-        raise TraceError(f"{path} holds rank {max(files)} of a run of {size} ranks")
-    num_missing = size - len(files)
-    if num_missing == 0:
-        return
-    missing = _list([rank for rank in range(min(size, len(files) + 16)) if rank not in files][:9])
-    if partial or len(files) == 1:
-        notes.append(f"rank {_list(sorted(files))} of {size}: the other ranks were not given")
-        return
-    raise TraceError(f"{path} lacks rank {missing} of {size}; give one file, or all ranks")
 
 
 def _names(folder: Path) -> list[str]:

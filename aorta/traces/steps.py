@@ -4,6 +4,7 @@ The device's own sequence of kernels is cut. A step begins with its first kernel
 starts before the next step begins.
 """
 
+import re
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -27,6 +28,8 @@ AS_GOOD = 0.01
 """Difference of that share within which the shorter of two periods is taken."""
 MOST_PERIODS = 64
 """Candidates for the period that are tried."""
+OPTIMIZER = re.compile(r"adam|sgd|lamb(?!da)|optimizer|multi_tensor", re.IGNORECASE)
+"""Kernels of optimizers: what repeats with them is a step, whatever else the trace holds."""
 WHOLE = 0.95
 """Share of a usual step's kernels that the last one needs to count."""
 
@@ -61,7 +64,7 @@ def with_steps(trace: RankTrace, rule: StepRule) -> RankTrace:
             f", each {rule.period}." if rule.period else ""
         )
     else:
-        period = rule.period or clear_period(name)
+        period = rule.period or _period_of_steps(trace, name)
         if period is None:
             return trace
         if rule.period is not None and len(name) < 2 * period:
@@ -76,6 +79,22 @@ def with_steps(trace: RankTrace, rule: StepRule) -> RankTrace:
     begins = trace.timeline.start_ms[order[starts]].tolist()
     edges = [*begins, trace.timeline.window_ms[1]] if last else begins
     return _cut(trace, edges, f"the trace marks no steps; {len(edges) - 1} were cut out by {rule_text}")
+
+
+def _period_of_steps(trace: RankTrace, name: Ints) -> int | None:
+    """The clear period, where it is one of steps.
+
+    Layers repeat too, but in a model that does more: where kernels come more seldom than the period
+    does, only an optimizer's that come in each prove it a step.
+    """
+    period = clear_period(name)
+    if period is None:
+        return None
+    kernels, counts = np.unique(name, return_counts=True)
+    in_each = counts >= len(name) // period - 1
+    names = trace.timeline.names
+    updates = (OPTIMIZER.search(names[i]) for i in kernels[in_each].tolist())
+    return period if in_each.all() or any(updates) else None
 
 
 def clear_period(name: Ints) -> int | None:

@@ -1,7 +1,6 @@
 """Opens a run: a folder of records, or traces, read rank by rank in as many processes as are asked for."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,16 +21,13 @@ from aorta.account.load.run import RunFiles, assemble
 from aorta.account.load.traces.open import load_traces
 from aorta.account.model import NamedSpan, Progress, Run
 from aorta.errors import ReportError, TraceError
-from aorta.processes import parallel_map, usable_cores
+from aorta.processes import parallel_map, usual_jobs
 from aorta.records.columns.column_block import ColumnBlock
 from aorta.records.files import STEPS_FILE
 from aorta.records.reader import kernel_names_beside, read_run
 from aorta.records.schema import Source, StepRecord
 from aorta.records.state import read_states
 from aorta.traces.cache import Reading
-
-MUCH_BYTES = 16 << 20
-"""Reading less takes about as long as starting processes."""
 
 
 def load_run(
@@ -55,7 +51,7 @@ def load_run(
     path = several[0].parent if several else Path(path if isinstance(path, Path | str) else path[0])
     if several:
         return load_traces(
-            several, label, jobs=jobs or 1, dask=dask, progress=progress, reading=reading or Reading()
+            several, label, jobs=jobs, dask=dask, progress=progress, reading=reading or Reading()
         )
     try:
         if not path.exists():
@@ -64,8 +60,8 @@ def load_run(
         (path / "run.json").exists()  # raises in a folder whose names may be listed, and no more
     except OSError as error:
         raise ReportError(f"cannot read {path}: {error.strerror}") from error
-    jobs = usual_jobs(files or [path]) if jobs is None else jobs
     if files:
+        jobs = usual_jobs(files) if jobs is None else jobs
         return _load_records(path, label, files, jobs, dask, progress, reading is None or reading.cache)
     try:
         run = load_traces(path, label, jobs=jobs, dask=dask, progress=progress, reading=reading or Reading())
@@ -74,18 +70,6 @@ def load_run(
         raise TraceError(f"{place_text}{error}") from error
     busbw_by_transfer(run.metrics)
     return run
-
-
-def usual_jobs(paths: Iterable[Path]) -> int:
-    """One process per core that this one may use; 1 where there is less to read than starting them takes."""
-    size = 0
-    for path in paths:
-        for file in path.rglob("*") if path.is_dir() else (path,):
-            with suppress(OSError):
-                size += file.stat().st_size
-            if size >= MUCH_BYTES:
-                return usable_cores()
-    return 1
 
 
 def _load_records(

@@ -113,5 +113,5 @@ def _line(text: str, predicted: Prediction) -> WhatIfLine:
 
 
 def size_bytes(traces: Path) -> int:
-    paths = {path for file in open_source(traces, partial=True).files.values() for path in file.paths}
+    paths = {path for file in open_source(traces).files.values() for path in file.paths}
     return sum(Path(path).stat().st_size for path in paths)

@@ -6,18 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from aorta.errors import TraceError
+from aorta.errors import ReplayError, TraceError
 from aorta.processes import no_garbage_collection
-from aorta.timeline.types import STEP_ANNOTATION
 from aorta.timeline.waits import match_ranks
 from aorta.traces.classify import COMM_RULES, Classifier, CommRule, classifier
 from aorta.traces.files import read_bytes
-from aorta.traces.host_calls import step_marks
+from aorta.traces.host_calls import is_mark, step_marks
 from aorta.traces.kineto import CATEGORIES, LAUNCH_CATEGORIES, rank_trace
 from aorta.traces.kineto_file import GraphEvent, GraphTrace, decode_for_graph, nanoseconds
 from aorta.traces.model import NS_PER_MS, RankTrace, rank_calls
 from aorta.traces.sniff import read_member
-from aorta.traces.sources import Source, TraceFile, open_source
+from aorta.traces.sources import TraceFile, open_source
 from aorta.why.replay.activity import (
     CallKind,
     Calls,
@@ -33,7 +32,6 @@ from aorta.why.replay.build import build
 from aorta.why.replay.graph import StepGraph, TraceGraph
 
 SYNC_CATEGORY = "cuda_sync"
-MARK_NAMES = (STEP_ANNOTATION, "ProfilerStep#")
 
 
 # ---- from files to graphs ------------------------------------------------------------------------
@@ -44,8 +42,8 @@ def steps_of(
 ) -> list[StepGraph]:
     """A graph per step that all ranks mark; a single one of the whole trace if none is marked on all.
 
-    paths: a folder, a file or an archive of Kineto traces, or one file per rank. TraceError if a file is no
-    Kineto trace or has no device work.
+    paths: a folder, a file or an archive of Kineto traces, or one file per rank. ReplayError for traces
+    of other formats, TraceError if a file is no trace or has no device work.
     """
     files = _files(paths)
     traces: list[RankTrace] = []
@@ -64,36 +62,26 @@ def steps_of(
 
 
 def _files(paths: Path | str | Iterable[Path | str]) -> dict[int, TraceFile]:
-    sources: list[Source]
-    if isinstance(paths, (Path, str)):
-        sources = [open_source(paths, partial=True)]
-    else:
-        sources = [open_source(path, partial=True) for path in paths]
-    files: dict[int, TraceFile] = {}
-    for source in sources:
-        if source.kind != "kineto":
-            raise TraceError(
-                f"{source.path} holds {source.kind}: a replay needs Kineto traces with host calls"
-            )
-        for rank, file in source.files.items():
-            if rank in files:
-                raise TraceError(f"rank {rank} appears twice, in {files[rank].name} and {file.name}")
-            files[rank] = file
-    if not files:
+    given = paths if isinstance(paths, Path | str) else list(map(Path, paths))
+    if given == []:
         raise TraceError("no trace was given")
-    return files
+    source = open_source(given)
+    if unread := next((file for file in source.files.values() if file.format != "kineto"), None):
+        raise ReplayError(f"{unread.name} is {unread.format}: a replay needs Kineto traces with host calls")
+    return source.files
 
 
 def build_graph(traces: Sequence[RankTrace], activities: Sequence[RankActivity]) -> TraceGraph:
     """The graph of ranks that were read."""
     calls = [rank_calls(trace) for trace in traces]
-    view = match_ranks(calls) if len(traces) > 1 else None
+    num_ranks = max(trace.world_size or 1 for trace in traces)
+    view = match_ranks(calls, are_all=num_ranks <= len(traces)) if len(traces) > 1 else None
     graph = build(activities, calls, view)
     if view is not None:
         graph.notes += view.notes
-    elif traces[0].world_size is not None and traces[0].world_size > 1:
+    if num_ranks > len(traces):
         graph.notes.append(
-            f"one rank of {traces[0].world_size}: waiting for other ranks is part of its collectives"
+            f"{len(traces)} of {num_ranks} ranks: waiting for the others is part of the collectives"
         )
     return graph
 
@@ -240,7 +228,7 @@ def _scopes(operators: list[GraphEvent], annotations: list[GraphEvent], source: 
 
 
 def _marks(events: list[GraphEvent], source: str) -> list[StepAnnotation]:
-    rows = [e for e in events if e.name.startswith(MARK_NAMES)]
+    rows = [e for e in events if is_mark(e.name)]
     threads: dict[str, int] = {}
     start_ns = nanoseconds([e.ts for e in rows], source).tolist()
     length_ns = nanoseconds([e.dur or 0 for e in rows], source).tolist()

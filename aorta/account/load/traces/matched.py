@@ -47,9 +47,11 @@ def match_traces(
 ) -> MatchedTraces:
     """The ranks matched; the traces of the worst stragglers are read again for what they were doing.
 
-    TraceError where the ranks did not run at the same time."""
+    Groups of which ranks are missing have no waits. TraceError where the ranks did not run at the same time."""
     _check_times(source, summaries)
-    view = match_ranks([summary.calls for summary in summaries])
+    view = match_ranks(
+        [summary.calls for summary in summaries], are_all=num_ranks(source, summaries) <= len(summaries)
+    )
     splits = [
         split_exposed(summary.calls, waits) for summary, waits in zip(summaries, view.waits, strict=True)
     ]
@@ -62,6 +64,11 @@ def match_traces(
             trace.timeline, late_windows(summaries[row].calls, view.waits[row])
         )
     return MatchedTraces(view, splits, late, doing_by_rank)
+
+
+def num_ranks(source: Source, summaries: Sequence[RankSummary]) -> int:
+    """Ranks of the run, as far as its traces tell."""
+    return max(source.num_ranks, *(summary.world_size or 1 for summary in summaries))
 
 
 def _check_times(source: Source, summaries: Sequence[RankSummary]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from aorta.account.load.evidence import comm_evidence
-from aorta.account.load.traces.matched import match_traces
+from aorta.account.load.traces.matched import match_traces, num_ranks
 from aorta.account.load.traces.notes import rank_notes, ranks_text, trace_notes
 from aorta.account.load.traces.reduce import kernels_of, reduce_ranks
 from aorta.account.load.traces.run import run_of_summaries
@@ -29,11 +29,10 @@ def load_traces(
     path: Path | str | Sequence[Path],
     label: str,
     *,
-    jobs: int = 1,
+    jobs: int | None = 1,
     dask: str | None = None,
     progress: Progress | None = None,
     reading: Reading = Reading(),  # noqa: B008 (frozen)
-    partial_ranks: bool = False,
 ) -> Run:
     """The run whose traces are at path. TraceError or ReportError in one line where it cannot be used.
 
@@ -41,7 +40,7 @@ def load_traces(
     devices that is there alone is a rank per device. not_measured["collectives.bytes"] tells where sizes are
     not known.
     """
-    source = open_source(path, partial=partial_ranks)
+    source = open_source(path)
     reduce = partial(reduce_ranks, label=label, jobs=jobs, dask=dask, progress=progress)
     summaries = list(reduce(source, reading=reading))
     if len(summaries) == 1 and len(summaries[0].devices) > 1:
@@ -56,6 +55,8 @@ def load_traces(
         )
         reading = replace(reading, steps=StepRule(is_off=True))
         summaries = list(reduce(source, reading=reading))
+    if (size := num_ranks(source, summaries)) > len(summaries):
+        notes.append(f"{len(summaries)} of {size} ranks: waiting for the others is not split from transfer")
     matched = match_traces(source, summaries, reading=reading)
     between_ranks = rank_notes(matched)
     run = run_of_summaries(source, label, summaries, reading)

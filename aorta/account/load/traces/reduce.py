@@ -57,7 +57,7 @@ def reduce_ranks(
     source: Source,
     label: str = "",
     *,
-    jobs: int = 1,
+    jobs: int | None = 1,
     dask: str | None = None,
     progress: Progress | None = None,
     reading: Reading = Reading(),  # noqa: B008 (frozen)
