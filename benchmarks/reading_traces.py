@@ -203,7 +203,7 @@ def measure_floor(trace: Path, repeats: int) -> dict[str, float]:
 
 def measure_alone(trace: Path, repeats: int) -> dict[str, float]:
     """One rank in this process, after a first time."""
-    source = open_source(trace, partial=True)
+    source = open_source(trace)
     (rank,) = source.ranks
     return {
         "totals_cpu_s": least_cpu_s(lambda: rank_total(source, rank), repeats + 1),

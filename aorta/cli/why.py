@@ -277,6 +277,8 @@ def _chosen(steps: "list[StepGraph]", span: tuple[int, int] | None) -> "list[Ste
         return steps
     first, last = span
     if steps[0].number is None:
+        if first <= 0 <= last:
+            return steps
         raise ReplayError("--steps: the traces mark no steps; the whole trace counts as one")
     chosen = [step for step in steps if step.number is not None and first <= step.number <= last]
     if not chosen:

@@ -155,10 +155,12 @@ def match_by_order(
 ) -> list[MatchedGroup]:
     """Groups of which at least two ranks are given. Ranks that fit in several ways are added to notes.
 
-    are_all: there are no other ranks."""
+    are_all: there are no other ranks. Where there are, calls whose group names no ranks may be of different
+    groups: they are not matched."""
     return [
-        _match_group(key, rows, members, calls, notes, are_all)
+        _match_group(key, rows, members, calls, notes)
         for key, (rows, members) in sorted(_by_group(calls).items(), key=_order)
+        if are_all or key.ranks is not None
     ]
 
 
@@ -215,12 +217,7 @@ def _order(item: tuple[GroupKey, object]) -> tuple[tuple[int, ...], str]:
 
 
 def _match_group(
-    key: GroupKey,
-    rows: list[int],
-    members: list[Ints],
-    calls: Sequence[RankCalls],
-    notes: list[str],
-    are_all: bool,
+    key: GroupKey, rows: list[int], members: list[Ints], calls: Sequence[RankCalls], notes: list[str]
 ) -> MatchedGroup:
     """Calls of a group, aligned with those of the member that has most."""
     ops: dict[str, int] = {}
@@ -243,7 +240,7 @@ def _match_group(
             f" {calls[rows[longest]].rank} in more than one way: left unmatched"
         )
     present = {calls[row].rank for row in rows}
-    is_whole = are_all if key.ranks is None else set(key.ranks) <= present
+    is_whole = key.ranks is None or set(key.ranks) <= present
     is_rooted, size_bytes = _kinds(call, rows, calls)
     return MatchedGroup(key, tuple(rows), call, is_whole, is_rooted, size_bytes)
 

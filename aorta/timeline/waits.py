@@ -111,7 +111,7 @@ class Straggler(NamedTuple):
 def match_ranks(calls: Sequence[RankCalls], *, are_all: bool = True) -> RankView:
     """Collectives of these ranks, matched, on one clock, split into wait and transfer.
 
-    are_all: there are no other ranks, so that a group which names no ranks has none but these."""
+    are_all: there are no other ranks: a group which names none has these."""
     notes: list[str] = []
     is_matched = [np.zeros(len(rank_calls), dtype=bool) for rank_calls in calls]
     groups = match_by_order(calls, notes, are_all=are_all)

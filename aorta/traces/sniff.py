@@ -20,8 +20,8 @@ from aorta.traces.rocpd import is_rocpd
 from aorta.traces.rocprof import kind_of_header
 
 Format = Literal[
-    "kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd", "nsys", "xplane", "tar", "records", "drawing", "json",
-    "other",
+    "kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd", "nsys", "xplane", "tar", "records", "drawing",
+    "json", "other",
 ]  # fmt: skip
 """Formats of files. drawing: what a report draws of a run. json: JSON that is no trace. other: nothing that
 is known."""

@@ -170,5 +170,5 @@ def outcome(load: Callable[[], object]) -> str:
 
 def load(folder: Path) -> object:
     """All of what a report does with traces."""
-    run = load_traces(folder, "x", reading=Reading(cache=False), partial_ranks=True)
+    run = load_traces(folder, "x", reading=Reading(cache=False))
     return [list(run.records(rank)) for rank in run.ranks]

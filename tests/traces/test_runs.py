@@ -106,6 +106,38 @@ def test_waits_are_metrics_of_the_run(tmp_path, jobs):
     assert line.startswith(f"{said} total")
 
 
+@pytest.mark.parametrize("ranks_are_told", [True, False])
+def test_some_ranks_of_a_run_are_a_run_without_waits(tmp_path, ranks_are_told):
+    """Two of three, in the one step with a collective: it is transfer or wait, and nobody can tell."""
+    write_ranks(tmp_path, 3, late_us=25)
+    (tmp_path / "rank2.json").unlink()
+    if not ranks_are_told:
+        for path in tmp_path.iterdir():
+            data = json.loads(path.read_text())
+            for event in data["traceEvents"]:
+                event["args"].pop("Process Group Ranks", None)
+            path.write_text(json.dumps(data))
+    run = load_traces(tmp_path, "x")
+    assert (run.ranks, run.run.world_size) == ([0, 1], 3)
+    assert run.metrics["comm_ms"][:, 0].tolist() == pytest.approx([0.040, 0.040])
+    assert np.isnan(run.metrics["exposed_wait_ms"][:, 0]).all()
+    assert np.isnan(run.metrics.get("wait_ms.all_reduce", np.nan)).all()
+    of_ranks = [note for note in run.notes if "ranks" in note]
+    assert of_ranks == ["2 of 3 ranks: waiting for the others is not split from transfer"]
+
+
+def test_a_group_that_is_there_whole_has_its_waits(tmp_path):
+    """Of a run of eight ranks two are given, which are a group: 25 µs late as above."""
+    write_ranks(tmp_path, 2, late_us=25)
+    for path in tmp_path.iterdir():
+        data = json.loads(path.read_text())
+        data["distributedInfo"]["world_size"] = 8
+        path.write_text(json.dumps(data))
+    run = load_traces(tmp_path, "x")
+    assert run.metrics["exposed_wait_ms"][:, 0].tolist() == pytest.approx([0.015, 0.0])
+    assert any(note.startswith("2 of 8 ranks") for note in run.notes)
+
+
 def test_a_rank_alone_has_no_waits(tmp_path):
     write_ranks(tmp_path, 1)
     run = load_traces(tmp_path, "x")

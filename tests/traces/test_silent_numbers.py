@@ -292,6 +292,88 @@ def test_steps_that_repeat_clearly_are_found(tmp_path):
     assert says(run, "the trace marks no steps; 5 were cut out by what repeats after 10 kernels")
 
 
+def decode(at, layers):
+    """A forward pass: layers of two kernels between kernels of its own."""
+    names = ["embed", *["gemm", "norm"] * layers, "head", "sample"]
+    return [kernel(at + 10 * i, 8, name=name) for i, name in enumerate(names)]
+
+
+def test_layers_are_no_steps(tmp_path):
+    """36 layers repeat clearly, and what stands around them shows that they are parts of something."""
+    run = load(write(tmp_path / "a", *decode(0, 36)))
+    assert run.global_step.tolist() == [0]
+    assert run.metrics["step_ms"][0].tolist() == pytest.approx([0.748])  # 75 kernels, 10 µs apart
+    assert says(run, "the trace marks no steps: the whole trace counts as one step")
+
+
+def test_passes_of_many_layers_are_steps(tmp_path):
+    """Four of them, each of 39 kernels, 1 ms apart."""
+    run = load(write(tmp_path / "a", *(event for i in range(4) for event in decode(1000 * i, 18))))
+    assert run.num_steps == 4
+    assert run.metrics["step_ms"][0, :3].tolist() == pytest.approx([1.0] * 3)
+
+
+@pytest.mark.parametrize(("update", "num_steps"), [("adam", 5), ("copy", 1)])
+def test_an_optimizer_proves_steps_behind_a_start_of_other_kernels(tmp_path, update, num_steps):
+    start = [kernel(i, 0.5, name="init") for i in range(2)]
+    steps = [event | {"name": event["name"].replace("adam", update)} for event in unmarked(5)]
+    assert load(write(tmp_path / "a", *start, *steps)).num_steps == num_steps
+
+
+def annotated(*names, parts=(), between_us=1000):
+    """A pass under each annotation, which ends with the launch of its last kernel; parts within the first."""
+    events = [mark(100 * i + 1, 50, name) for i, name in enumerate(parts)]
+    for i, name in enumerate(names):
+        at = between_us * i
+        events += [mark(at, 900, name)]
+        for j in range(4):
+            events += [launch(at + 10 * j, 10 * i + j), kernel(at + 20 + 100 * j, 80, 10 * i + j)]
+    return events
+
+
+@pytest.mark.parametrize(
+    ("names", "steps"),
+    [
+        (["execute_context_1(888)_generation_0(0)", "execute_context_0(0)_generation_1(1)"], [0, 1]),
+        (["step[EXTEND bs=4]", "step[DECODE bs=32]", "step[DECODE bs=32]"], [0, 1, 2]),
+        (["[Executor] _forward_step 7: 1 ctx reqs", "[Executor] _forward_step 8: 1 ctx reqs"], [7, 8]),
+        (["train_step 12", "train_step 13"], [12, 13]),
+        (["gpu_model_runner: forward"] * 3, [0, 1, 2]),
+        (["iteration"] * 2, [0, 1]),
+    ],
+)
+def test_iterations_that_a_program_marks_are_steps(tmp_path, names, steps):
+    """Each lasts until the next begins."""
+    run = load(write(tmp_path / "a", *annotated(*names)))
+    assert run.global_step.tolist() == steps
+    assert run.metrics["step_ms"][0, 0] == pytest.approx(1.0)
+    assert run.metrics["compute_ms"][0].tolist() == pytest.approx([0.32] * len(steps))
+
+
+def test_an_annotation_within_an_iteration_is_a_part_of_it(tmp_path):
+    """Four parts named as steps in a pass, and a second pass: the passes are the steps."""
+    events = annotated("step[DECODE bs=1]", "step[DECODE bs=1]", parts=["forward_batch"] * 4)
+    assert load(write(tmp_path / "a", *events)).num_steps == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["nccl:all_reduce", "Torch-Compiled Region: 0/0", "Optimizer.step#SGD.step", "layer", "steps_of"]
+)
+def test_what_a_layer_may_be_named_is_no_step(tmp_path, name):
+    assert load(write(tmp_path / "a", *annotated(name, name, name))).global_step.tolist() == [0]
+
+
+def test_one_iteration_alone_is_the_window_of_the_trace(tmp_path):
+    run = load(write(tmp_path / "a", *annotated("step[DECODE bs=32]")))
+    assert run.global_step.tolist() == [0]
+    assert says(run, "the whole trace counts as one step")
+
+
+def test_marks_of_a_profiler_outweigh_iterations(tmp_path):
+    events = [*annotated("step 1", "step 2", "step 3"), mark(0, 3000, "ProfilerStep#9")]
+    assert load(write(tmp_path / "a", *events)).global_step.tolist() == [9]
+
+
 def test_a_capture_that_begins_within_a_step_is_cut_at_its_rest(tmp_path):
     path = write(tmp_path / "a", *unmarked(6)[4:-3])
     run = load(path)
@@ -335,7 +417,7 @@ def test_nothing_is_found_in_what_does_not_repeat(tmp_path):
 @pytest.mark.heavy
 def test_the_steps_of_a_real_capture_without_marks():
     """50 training steps under rocprofv3."""
-    trace = UNCACHED.read(source := open_source(MI350X_FSDP, partial=True), source.ranks[0])
+    trace = UNCACHED.read(source := open_source(MI350X_FSDP), source.ranks[0])
     assert len(trace.steps) == 50
     # The first begins with what repeats, behind the program's own start, and the last ends with the capture.
     assert {len(step) for step in trace.steps[1:-1]} == {822}

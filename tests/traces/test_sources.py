@@ -109,7 +109,6 @@ def test_other_files_of_a_folder_do_not_matter(tmp_path):
         pytest.param(
             lambda d: write(d, a=0, b=0), "rank 0 appears twice, in .*a.json and .*b.json", id="twice"
         ),
-        pytest.param(lambda d: write(d, a=(0, 3), b=(2, 3)), "lacks rank 1 of 3", id="missing-rank"),
         pytest.param(lambda d: write(d, a=(0, 2), b=(1, 4)), "mixes runs of 2 and 4 ranks", id="mixed-sizes"),
         pytest.param(lambda d: write(d, a=(0, 2), b=(5, 2)), "holds rank 5 of a run of 2", id="beyond"),
         pytest.param(
@@ -170,13 +169,18 @@ def test_a_rank_that_a_source_lacks(tmp_path):
         open_source(tmp_path).read(3)
 
 
-def test_one_rank_alone_is_read_and_said(tmp_path):
+def test_some_ranks_of_a_run_are_read(tmp_path):
     write(tmp_path, a=(3, 8))
     source = open_source(tmp_path)
-    assert (source.ranks, source.world_size) == ([3], 8)
-    assert source.notes == ("rank 3 of 8: the other ranks were not given",)
+    assert (source.ranks, source.world_size, source.num_ranks) == ([3], 8, 8)
     write(tmp_path, b=(5, 8))
-    assert open_source(tmp_path, partial=True).ranks == [3, 5]
+    assert open_source(tmp_path).ranks == [3, 5]
+
+
+def test_ranks_missing_between_others_are_ranks_of_the_run(tmp_path):
+    for rank in (0, 5):
+        (tmp_path / f"rank{rank}_results.json").write_bytes(rocprofv3_json())
+    assert open_source(tmp_path).num_ranks == 6
 
 
 def test_a_rank_told_only_after_a_large_header(tmp_path):

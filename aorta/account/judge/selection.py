@@ -23,9 +23,7 @@ def selected(run: Run, steps: tuple[int, int] | None, ranks: Collection[int] | N
     rows = [i for i, rank in enumerate(run.ranks) if ranks is None or rank in ranks]
     missing = sorted(set(ranks or ()) - set(run.ranks))
     if missing or not rows:
-        raise ReportError(
-            f"{run.path} has ranks {run.ranks[0]} to {run.ranks[-1]}, and no rank {missing[:4]}"
-        )
+        raise ReportError(f"{run.path} has ranks {run.ranks[0]} to {run.ranks[-1]}, and no rank {missing[0]}")
     low, high = steps if steps is not None else (int(run.global_step[0]), int(run.global_step[-1]))
     columns = np.flatnonzero((run.global_step >= low) & (run.global_step <= high))
     if not len(columns):

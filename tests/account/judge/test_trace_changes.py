@@ -47,7 +47,7 @@ def trace(path, kernels, num_steps=4, jitter=(0, 1, 2, 1, 0, 2, 1)):
 
 
 def compared(*paths):
-    sides = [[rank_inventory(open_source(path, partial=True), 0, Reading(cache=False))] for path in paths]
+    sides = [[rank_inventory(open_source(path), 0, Reading(cache=False))] for path in paths]
     return trace_changes(*sides)
 
 

@@ -221,7 +221,7 @@ class TestTraces:
         trace.collective("allgather", 10.0, 50.0)
         trace.step(0, -1.0, trace.host)
         step = steps_of(trace.write(tmp_path))[0]
-        assert any("one rank of 2" in note for note in step.trace.notes)
+        assert any("1 of 2 ranks" in note for note in step.trace.notes)
 
     def test_damage_is_one_line(self, tmp_path):
         path = tmp_path / "rank0.json"

@@ -43,15 +43,14 @@ def match_traces(
     source: Source,
     summaries: Sequence[RankSummary],
     *,
+    are_all: bool = True,
     reading: Reading = Reading(),  # noqa: B008 (frozen)
 ) -> MatchedTraces:
     """The ranks matched; the traces of the worst stragglers are read again for what they were doing.
 
-    Groups of which ranks are missing have no waits. TraceError where the ranks did not run at the same time."""
+    Groups that lack a rank have no waits. TraceError where the ranks did not run at the same time."""
     _check_times(source, summaries)
-    view = match_ranks(
-        [summary.calls for summary in summaries], are_all=num_ranks(source, summaries) <= len(summaries)
-    )
+    view = match_ranks([summary.calls for summary in summaries], are_all=are_all)
     splits = [
         split_exposed(summary.calls, waits) for summary, waits in zip(summaries, view.waits, strict=True)
     ]
@@ -64,11 +63,6 @@ def match_traces(
             trace.timeline, late_windows(summaries[row].calls, view.waits[row])
         )
     return MatchedTraces(view, splits, late, doing_by_rank)
-
-
-def num_ranks(source: Source, summaries: Sequence[RankSummary]) -> int:
-    """Ranks of the run, as far as its traces tell."""
-    return max(source.num_ranks, *(summary.world_size or 1 for summary in summaries))
 
 
 def _check_times(source: Source, summaries: Sequence[RankSummary]) -> None:

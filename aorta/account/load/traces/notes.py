@@ -31,12 +31,12 @@ def trace_notes(summaries: Sequence[RankSummary]) -> list[str]:
     return lines
 
 
-def rank_notes(matched: MatchedTraces) -> list[str]:
-    """Clock, matching and stragglers."""
+def rank_notes(matched: MatchedTraces, are_all: bool) -> list[str]:
+    """Clock, matching and stragglers. are_all: there are no other ranks, whose calls are missing."""
     view = matched.view
     if len(view.ranks) < 2:
         return []
-    lines = [f"note: {note}" for note in view.notes]
+    lines = [f"note: {note}" for note in view.notes] if are_all else []
     clock = view.clock
     if clock.residual_us is not None:
         apart_ms = float(np.ptp(clock.offset_ns)) / NS_PER_MS
@@ -46,7 +46,7 @@ def rank_notes(matched: MatchedTraces) -> list[str]:
             f" {clock.residual_us:.1f} µs; a rank is called late only above that"
         )
     left = sum(view.num_left)
-    if left:
+    if left and are_all:
         lines.append(f"note: collectives that were not found on all ranks of their group: {left}")
     for late in matched.stragglers[:MAX_DOING]:
         text = f"rank {late.rank} arrived last in {late.num_late} of {late.num_judged} collectives"

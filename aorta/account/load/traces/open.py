@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from aorta.account.load.evidence import comm_evidence
-from aorta.account.load.traces.matched import match_traces, num_ranks
+from aorta.account.load.traces.matched import match_traces
 from aorta.account.load.traces.notes import rank_notes, ranks_text, trace_notes
 from aorta.account.load.traces.reduce import kernels_of, reduce_ranks
 from aorta.account.load.traces.run import run_of_summaries
@@ -55,10 +55,14 @@ def load_traces(
         )
         reading = replace(reading, steps=StepRule(is_off=True))
         summaries = list(reduce(source, reading=reading))
-    if (size := num_ranks(source, summaries)) > len(summaries):
-        notes.append(f"{len(summaries)} of {size} ranks: waiting for the others is not split from transfer")
-    matched = match_traces(source, summaries, reading=reading)
-    between_ranks = rank_notes(matched)
+    num_ranks = max(source.num_ranks, *(summary.world_size or 1 for summary in summaries))
+    are_all = num_ranks <= len(summaries)
+    if not are_all:
+        notes.append(
+            f"{len(summaries)} of {num_ranks} ranks: waiting for the others is not split from transfer"
+        )
+    matched = match_traces(source, summaries, are_all=are_all, reading=reading)
+    between_ranks = rank_notes(matched, are_all)
     run = run_of_summaries(source, label, summaries, reading)
     rows = [(summary.calls, summary.step_of_call, summary.windows) for summary in summaries]
     add_waits_of_traces(run, rows, matched.view)

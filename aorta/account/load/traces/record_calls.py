@@ -22,7 +22,8 @@ def match_records(run: Run) -> tuple[list[RankCalls], RankView] | None:
     """The calls of every rank and how they match; None where a rank kept no step with its details."""
     rows = [calls_of_records(rank, run.records(rank)) for rank in run.ranks]
     calls = [row[0] for row in rows if row is not None]
-    return None if len(calls) < len(rows) else (calls, match_ranks(calls))
+    are_all = run.run is None or run.run.world_size <= len(run.ranks)
+    return None if len(calls) < len(rows) else (calls, match_ranks(calls, are_all=are_all))
 
 
 def calls_of_records(rank: int, records: Iterator[StepRecord]) -> Row | None:
