@@ -4,15 +4,18 @@ from functools import cache
 
 import pytest
 
+from aorta.account.load.open import load_run
 from aorta.timeline.overlap import overlap, total
 from aorta.timeline.types import Kind
+from aorta.traces.cache import Reading
 from aorta.traces.classify import COPY_KERNEL
 from aorta.traces.model import RankTrace
 from aorta.traces.quality import verdict
 from aorta.traces.sources import open_source
-from tests.larger_data import TRACES, needs_data
+from tests.larger_data import FOLDER, TRACES, needs_data
 
 pytestmark = needs_data(TRACES)
+FOREIGN = FOLDER / "traces_foreign"
 H200 = "h200_fsdp4_rank{}.json.gz"
 A100 = "a100_rank3of8_kineto.json.gz"
 MI300X = "mi300x_resnet_ddp_rank0of8_kineto.json.gz"
@@ -163,3 +166,39 @@ def test_versions():
 def test_the_compute_stream_is_the_one_that_computes_longest():
     whole = trace(H200.format(0)).timeline
     assert {whole.streams[i] for i in whole.compute_streams} == {"7"}
+
+
+@pytest.mark.heavy
+@needs_data(FOREIGN)
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        # ProfilerStep#4 to 6 around DDP's steps of 220 ms; rank 1 was not published.
+        ("a100_rank0of2_kineto.json.gz", [4, 5, 6]),
+        # One execute_context, a prefill of 888 tokens by 18 layers of 42 kernels, and its sampling.
+        ("b200_vllm_eager_rank0of8_kineto.json.gz", [0]),
+        # ProfilerStep#6, a forward pass by 24 layers, behind half of the one before, whose launches were not
+        # traced.
+        ("h100_qwen_kineto.json.gz", [6]),
+        ("mi300x_qwen_kineto.json.gz", [6]),
+        # ProfilerStep#1 around a forward and a backward pass that hide each other's exchanges.
+        ("h800_deepseek_v3_train_rank0of64_kineto.json.gz", [1]),
+        # 562 kernels of which nothing marks or repeats a step.
+        ("mi210_gpu_only_kineto.json.gz", [0]),
+        # Two marks; all work is in the first, 9.3 ms with the start of the program, the second has none.
+        ("mi250_toy_kineto.json.gz", [1, 2]),
+        # One step[DECODE bs=32], 36 layers of 15 kernels in one graph.
+        ("mi300x_sglang_decode_kineto.json.gz", [0]),
+        # Five passes of one convolution on each of 8 GPUs; no StepTraceAnnotation.
+        ("mi300x_x2_jax.xplane.pb", [0]),
+        # Two steps of two of the ranks.
+        ("ranks_0_1_of_128", [551, 552]),
+        # Six steps of ResNet-50, marked by the profiler; the two differ in their loaders' workers.
+        ("v100_resnet50_workers0_kineto.json.gz", [5, 6, 7, 8, 9, 10]),
+        ("v100_resnet50_workers4_kineto.json.gz", [5, 6, 7, 8, 9, 10]),
+    ],
+)
+def test_the_steps_of_public_traces(name, steps):
+    run = load_run(FOREIGN / name, "x", reading=Reading(cache=False))
+    assert run.global_step.tolist() == steps
+    assert any("the whole trace counts as one step" in note for note in run.notes) == (steps == [0])

@@ -5,10 +5,12 @@ import json
 
 import pytest
 
-from aorta.errors import TraceError
+from aorta.account.load.open import load_run
+from aorta.errors import ReplayError, TraceError
 from aorta.timeline.overlap import total
 from aorta.traces.jax_profiler import parse_jax, parse_xplane
 from aorta.traces.sources import open_source
+from aorta.why.replay.load import steps_of
 
 BASE_NS = 1_790_000_000_123_456_789
 EVENTS = {1: "gemm_fusion", 2: "ncclDevKernel_AllReduce", 3: "cuLaunchKernel", 4: "train"}
@@ -101,3 +103,13 @@ def test_damage_is_one_line():
                 refusals.append(str(error))
     assert len(refusals) > 20
     assert not any("\n" in text for text in refusals)
+
+
+def test_a_capture_is_a_run_that_is_not_replayed(tmp_path):
+    path = tmp_path / "vm.xplane.pb"
+    path.write_bytes(capture())
+    run = load_run(path, "x")
+    assert run.global_step.tolist() == [7]
+    assert run.metrics["comm_ms"][0, 0] == pytest.approx(0.030)
+    with pytest.raises(ReplayError, match="vm.xplane.pb is xplane: a replay needs Kineto traces with host"):
+        steps_of(path)
