@@ -79,7 +79,7 @@ def _sniff_text(head: bytes, is_whole: bool, read: Callable[[], bytes], location
         return Content("records")
     format = _first_key(text)
     document = text
-    if format is None and not is_whole:
+    if format is None and not is_whole and text[:1] == b"{":  # a list has no keys at its top
         document = read()
         format = _first_key(document)
     if format is None:

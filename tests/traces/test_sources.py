@@ -17,6 +17,7 @@ from aorta.timeline.overlap import total
 from aorta.traces import cache
 from aorta.traces.cache import Reading, cache_folder, read_cached
 from aorta.traces.quality import facts, verdict, verdict_of_ranks
+from aorta.traces.sniff import HEAD_BYTES
 from aorta.traces.sources import map_ranks, open_source, recognise
 from tests.traces.trace_writers import (
     WRITERS,
@@ -181,6 +182,14 @@ def test_ranks_missing_between_others_are_ranks_of_the_run(tmp_path):
     for rank in (0, 5):
         (tmp_path / f"rank{rank}_results.json").write_bytes(rocprofv3_json())
     assert open_source(tmp_path).num_ranks == 6
+
+
+def test_a_large_list_is_not_read_for_a_key(tmp_path, monkeypatch):
+    """Data sets are such lists, of many GB."""
+    (tmp_path / "data.json").write_text(f"[{'0, ' * HEAD_BYTES}0]")
+    monkeypatch.setattr("aorta.traces.sniff.read_bytes", None)
+    with pytest.raises(TraceError, match="data.json is none"):
+        open_source(tmp_path)
 
 
 def test_a_rank_told_only_after_a_large_header(tmp_path):
