@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.leading import metric_of
 from aorta.account.judge.selection import looked_at
-from aorta.account.load.rank.host import AFTER, CPU, IDLE, PREFIX, READY
+from aorta.account.load.rank.host import AFTER, BETWEEN, CPU, IDLE, PREFIX, READY
 from aorta.account.model import JudgedRun, Lead, Run
 from aorta.timeline.types import TRACE_SOURCES
 
@@ -102,6 +102,9 @@ class Account:
     on_device: bool
     num_judged: int
     """Judged steps of the run; more than there are columns where some were not timed, or left out."""
+    gaps_ms: Floats = field(default_factory=lambda: np.zeros(0))
+    """[step]: mean over ranks of the time after a judged step until the next one began, which is in no step:
+    an evaluation, a pause. NaN after the last one."""
     outside: dict[str, float] = field(default_factory=dict)
     """Means over ranks of the run's wall time in ms, by OUTSIDE_WORDS; judged: the judged steps. Empty where
     the run's wall time is not known."""
@@ -192,6 +195,8 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
                 "communication": taken_apart.unsplit_ms * scale,
             }
         between = positive(host.metric("between_steps_ms") - sum(host.tail(kind) for kind in SPAN_KINDS))
+        noted = host.part(f"{PREFIX}{BETWEEN}")
+        between = between if noted is None else np.where(np.isfinite(noted), positive(noted), between)
         if on_device:
             cells |= {"compute": compute - hidden, "hidden": hidden}
             cells |= _of_device(host, idle, between)
@@ -216,6 +221,7 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
         knows_host=bool(run.host_parts),
         on_device=on_device,
         num_judged=judged.num_steps,
+        gaps_ms=_gaps(judged, looked),
         outside=_outside(judged, looked),
         reasons=reasons,
     )
@@ -354,6 +360,19 @@ def _outside(judged: JudgedRun, looked: JudgedRun) -> dict[str, float]:
         "after": end - last,
     }
     return {name: max(float(values.mean()), 0.0) for name, values in parts.items()}
+
+
+def _gaps(judged: JudgedRun, looked: JudgedRun) -> Floats:
+    run = judged.run
+    if run.source in TRACE_SOURCES or run.source == "projected" or not run.num_steps:
+        return np.full(looked.num_steps, np.nan)
+    starts = run.start_unix_ns / 1e6
+    gaps = starts[:, 1:] - starts[:, :-1] - run.metrics["step_ms"][:, :-1]
+    is_next = np.diff(run.global_step) == 1
+    after = np.append(np.where(is_next, gaps.mean(axis=0), np.nan), np.nan)
+    columns = np.searchsorted(run.global_step, looked.run.global_step[looked.num_warmup :])
+    result: Floats = np.maximum(after[columns], 0.0)
+    return result
 
 
 def positive(values: Floats) -> Floats:

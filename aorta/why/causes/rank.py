@@ -13,6 +13,7 @@ from aorta.why.causes.cause import Cause
 from aorta.why.causes.finding import WAIT, CauseFinding
 from aorta.why.causes.ledger import Ledger
 from aorta.why.causes.losses.of_a_step import findings
+from aorta.why.causes.losses.outside import outside_cause
 from aorta.why.causes.rules import CauseRule, rules
 from aorta.why.causes.stack import stack_of
 from aorta.why.causes.worth import Worth, worth
@@ -53,6 +54,9 @@ def _explanation(judged: JudgedRun, lead: Lead, path: str) -> Explanation:
         cause = cause_of(finding, rule_of[finding.kind], looked, account, stack, path)
         if cause is not None:
             named.append((cause, taken))
+    outside = outside_cause(account, rule_of["between_steps"], path)
+    if outside is not None:
+        named.append((outside, {}))
     named = sorted(named, key=lambda entry: -entry[0].ms)[:MOST_SHOWN]
     left = {name: account.mean_ms(name) for name in LOSSES if name in account.cells}
     for _, taken in named:

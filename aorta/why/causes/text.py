@@ -29,7 +29,9 @@ def headline(cause: Cause) -> str:
     """'data loading on rank 1: 20.1 ms a step, 38 % [19, 21]; without it a step takes at least 32.8 ms'."""
     if cause.ms <= 0:
         return f"{cause.subject}: {cause.why_no_interval or 'no time is lost yet'}"
-    text = f"{cause.subject}: {number(cause.ms)} ms a step, {percent(cause.share)}"
+    of_what = "a step" if cause.is_in_step else "for each step"
+    of_run = "" if cause.is_in_step else " of the run"
+    text = f"{cause.subject}: {number(cause.ms)} ms {of_what}, {percent(cause.share)}{of_run}"
     if cause.interval_ms is not None:
         text += f" [{number(cause.interval_ms[0])}, {number(cause.interval_ms[1])}]"
     if cause.bound_ms is not None:

@@ -79,6 +79,7 @@ def expected_parts(record):
     kinds, idle = [*INNERMOST_FIRST, "other"], set()
     sums = {f"host.{kind}": 0 for kind in INNERMOST_FIRST}
     sums |= {f"host.{kind}.after": 0 for kind in INNERMOST_FIRST}
+    sums["host.between_steps"] = 0
     tells_idle = record.source != "host" and record.active_segments is not None
     if tells_idle:
         sums |= {f"host.idle.{kind}": 0 for kind in kinds if kind not in ("synchronisation", "backward")}
@@ -98,6 +99,9 @@ def expected_parts(record):
             idles = kind not in ("synchronisation", "backward", "other")
             sums[f"host.idle.{kind if idles else rest}"] += 1
             idle |= {ms} if not idles and not is_behind else set()
+        is_exposed = "allgather" in active and "compute" not in active
+        if kind == "other" and ms >= WINDOW_MS - (record.between_steps_ms or 0.0) and not is_exposed:
+            sums["host.between_steps"] += 1
         if kind == "other":
             continue
         if ms >= WINDOW_MS - (record.between_steps_ms or 0.0):

@@ -53,6 +53,7 @@ def host_metrics(block: NumberBlock) -> dict[str, Floats]:
     """Columns of the lines of one source, NaN in those that do not tell.
 
     host.<kind>: ms in the body without exposed communication; host.<kind>.after: ms behind it;
+    host.between_steps: ms behind it in no span and without exposed communication;
     host.idle.<kind>: ms of idle device, where the line has segments and there is a device, also for BETWEEN
     and OTHER; host.use.*: what the thread had of the cores. A kind for which lines give a reason
     (host_spans.<kind> in not_measured) has no columns.
@@ -101,6 +102,9 @@ def host_metrics(block: NumberBlock) -> dict[str, Floats]:
         if idles:
             metrics[f"{IDLE}{kind}"] = no_idle + lengths_ms(intersect(left, spans), num)
             left = subtract(left, spans)
+    windows = RowIntervals(np.flatnonzero(is_noted), *_windows(is_noted, window_ms))
+    tails = subtract(clip(union(windows), body_ms, window_ms), covered)
+    metrics[f"{PREFIX}{BETWEEN}"] = none + lengths_ms(subtract(tails, exposed), num)
     if tells_idle.any():
         behind = clip(left, body_ms, window_ms)
         metrics[f"{IDLE}{BETWEEN}"] = no_idle + lengths_ms(behind, num)
@@ -120,6 +124,12 @@ def host_metrics(block: NumberBlock) -> dict[str, Floats]:
 def reason_name(name: str) -> str:
     """The name that a run has for a name in a record's not_measured: the last part, or host.<kind>."""
     return f"{PREFIX}{name[len(REASON) :]}" if name.startswith(REASON) else name.rpartition(".")[2]
+
+
+def _windows(is_noted: NDArray[np.bool_], window_ms: Floats) -> tuple[Floats, Floats]:
+    """Starts and ends of the windows of noted lines."""
+    ends = window_ms[is_noted]
+    return np.zeros(len(ends)), ends
 
 
 def _use(block: NumberBlock) -> dict[str, Floats]:

@@ -23,7 +23,7 @@ from aorta.records.schema import Source, StepRecord
 from aorta.steps.process import unwritten_after
 
 BLOCK_RECORDS = 512
-COLUMNS_VERSION = 4
+COLUMNS_VERSION = 5
 """Raised with every change of what columns are made of lines, or of how they are stored."""
 
 

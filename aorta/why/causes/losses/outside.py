@@ -1,0 +1,46 @@
+"""What a program does between steps that is in no step: it costs the run, and not the step."""
+
+import numpy as np
+from scipy.special import stdtrit
+
+from aorta.account.judge.cells import LARGE_SHARE, Account
+from aorta.account.numbers import percent, quantity
+from aorta.why.causes.cause import Cause
+from aorta.why.causes.rules import CauseRule
+from aorta.why.causes.worth import WIDEST, ratio_interval
+
+LEAST_MS = 1.0
+"""Of a gap between two steps: clocks and rounding make shorter ones."""
+FEWEST = 2
+
+
+def outside_cause(account: Account, rule: CauseRule, path: str) -> Cause | None:
+    """Gaps between judged steps, where they are a tenth of steps and gaps together and come twice or more."""
+    gaps = account.gaps_ms[np.isfinite(account.gaps_ms)]
+    long = gaps[gaps >= LEAST_MS]
+    steps_ms = account.step_ms.mean(axis=0).sum()
+    if len(long) < FEWEST or not long.sum() >= LARGE_SHARE * (steps_ms + long.sum()):
+        return None
+    each, part = float(long.mean()), len(long) / len(gaps)
+    half = float(stdtrit(len(long) - 1, 0.975)) * float(long.std(ddof=1)) / np.sqrt(len(long)) / each
+    interval = ratio_interval(part * each, half) if half < np.log(WIDEST) else None
+    share = float(long.sum() / (steps_ms + long.sum()))
+    return Cause(
+        kind="between_steps",
+        subject="evaluation or other work in no step",
+        ms=part * each,
+        interval_ms=interval,
+        why_no_interval="" if interval else "the gaps differ too much for an interval",
+        bound_ms=None,
+        share=share,
+        evidence=(
+            f"{len(long)} gaps between two steps, {quantity(each, 'ms')} each, together"
+            f" {quantity(long.sum() / 1e3, 's')}: {percent(share)} of the time from the first judged step to"
+            " the last, in no step",
+        ),
+        change=rule.change[-1].set,
+        check=f"aorta compare {path} NEW; between of account.wall_ms should fall",
+        source="records",
+        is_in_step=False,
+        global_step=int(account.global_step[int(np.nanargmax(account.gaps_ms))]),
+    )
