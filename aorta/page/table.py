@@ -208,7 +208,7 @@ def _account_rows(dataset: Dataset) -> list[tuple[str, ...]]:
         if row.share >= LEAST_SHOWN
     ]
     smaller_ms = sum(row.mean_ms for row in account.rows() if row.share < LEAST_SHOWN)
-    if smaller_ms > 0:
+    if smaller_ms >= LEAST_SHOWN / 10 * account.mean_step_ms > 0:
         rows.append(("smaller parts", _ms(smaller_ms), percent(smaller_ms / account.mean_step_ms), ""))
     statistic = dataset.statistics["step_ms"]
     by_rank = account.step_ms.mean(axis=1)

@@ -63,6 +63,7 @@ HOST_PARTS = ("garbage_collection", "checkpoint", "data", "pause")
 """Kinds of spans of the host that are losses as a whole."""
 LARGE_SHARE = 0.1
 """Of the run's wall time outside of judged steps, from which on it is said."""
+CLOCKS_APART_MS = 1000.0
 NO_HOST = "the source does not show what the host does"
 OUTSIDE_WORDS = {
     "start_up": "before the first step",
@@ -359,7 +360,10 @@ def _outside(judged: JudgedRun, looked: JudgedRun) -> dict[str, float]:
         "between": last - starts[:, 0] - steps,
         "after": end - last,
     }
-    return {name: max(float(values.mean()), 0.0) for name, values in parts.items()}
+    means = {name: float(values.mean()) for name, values in parts.items()}
+    if min(means.values()) < -CLOCKS_APART_MS:
+        return {}  # run.json's clock is not that of the lines
+    return {name: max(ms, 0.0) for name, ms in means.items()}
 
 
 def _gaps(judged: JudgedRun, looked: JudgedRun) -> Floats:

@@ -2,6 +2,7 @@
 
 import textwrap
 
+from aorta.account.judge.alike import is_window
 from aorta.account.judge.cells import (
     CELLS,
     EXPOSED_CELLS,
@@ -23,6 +24,7 @@ BUSY = 0.2
 """Part of the step without a core, from which on it is said."""
 WORTH_NOTING = 0.02
 """Part of the step, from which on what no cause explains is said."""
+LEAST_NAMED = 0.005
 MOST_NAMED = 3
 
 
@@ -38,6 +40,11 @@ def title(dataset: Dataset) -> str:
     if not account.mean_step_ms > 0:
         source = source_text(dataset)
         return f"{dataset.label}: the length of a step was not measured ({ranks}, source: {source})"
+    if is_window(dataset):
+        return (
+            f"{dataset.label}: the whole trace takes {quantity(account.mean_step_ms, 'ms')}; it marks no steps"
+            f" ({ranks}, source: {source_text(dataset)})"
+        )
     return (
         f"{dataset.label}: a step takes {quantity(account.mean_step_ms, 'ms')}"
         f" (mean of {steps}, {ranks}, source: {source_text(dataset)})"
@@ -68,7 +75,7 @@ def _unexplained_text(explained: Explanation) -> str:
     if total < WORTH_NOTING * step:
         return ""
     largest = list(explained.unexplained_ms.items())[:MOST_NAMED]
-    parts = [f"{CELLS[name].title} {number(ms)}" for name, ms in largest if ms > 0]
+    parts = [f"{CELLS[name].title} {number(ms)}" for name, ms in largest if ms >= LEAST_NAMED * step]
     return f"Not explained by these: {quantity(total, 'ms')} a step without compute ({', '.join(parts)})."
 
 
