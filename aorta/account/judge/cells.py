@@ -64,6 +64,8 @@ HOST_PARTS = ("garbage_collection", "checkpoint", "data", "pause")
 LARGE_SHARE = 0.1
 """Of the run's wall time outside of judged steps, from which on it is said."""
 CLOCKS_APART_MS = 1000.0
+LONGEST_START_MS = 7 * 86_400_000.0
+"""A run that starts for longer has another clock than its lines."""
 NO_HOST = "the source does not show what the host does"
 OUTSIDE_WORDS = {
     "start_up": "before the first step",
@@ -361,7 +363,7 @@ def _outside(judged: JudgedRun, looked: JudgedRun) -> dict[str, float]:
         "after": end - last,
     }
     means = {name: float(values.mean()) for name, values in parts.items()}
-    if min(means.values()) < -CLOCKS_APART_MS:
+    if min(means.values()) < -CLOCKS_APART_MS or means["start_up"] > LONGEST_START_MS:
         return {}  # run.json's clock is not that of the lines
     return {name: max(ms, 0.0) for name, ms in means.items()}
 

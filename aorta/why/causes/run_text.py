@@ -42,8 +42,8 @@ def title(dataset: Dataset) -> str:
         return f"{dataset.label}: the length of a step was not measured ({ranks}, source: {source})"
     if is_window(dataset):
         return (
-            f"{dataset.label}: the whole trace takes {quantity(account.mean_step_ms, 'ms')}; it marks no steps"
-            f" ({ranks}, source: {source_text(dataset)})"
+            f"{dataset.label}: the whole trace takes {quantity(account.mean_step_ms, 'ms')}; it marks no"
+            f" steps ({ranks}, source: {source_text(dataset)})"
         )
     return (
         f"{dataset.label}: a step takes {quantity(account.mean_step_ms, 'ms')}"
