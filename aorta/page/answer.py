@@ -2,15 +2,14 @@
 
 import re
 
-from aorta.account.judge.answer import dataset_answer, losses, mfu_text
-from aorta.account.judge.leading import BESIDE_WORDS, WORDS, leading, partly_timed, source_text, timed_step_ms
+from aorta.account.judge.answer import dataset_answer, mfu_text
+from aorta.account.judge.cells import account_of
+from aorta.account.judge.leading import source_text
 from aorta.account.judge.ranks import alerts
 from aorta.account.judge.timed_steps import host_bound_text
-from aorta.account.metrics import RATES
 from aorta.account.model import (
     CauseLine,
     Causes,
-    Comparison,
     ConfidenceInterval,
     Dataset,
     JudgedRun,
@@ -20,11 +19,12 @@ from aorta.account.model import (
     WhatIfs,
 )
 from aorta.page.parts import (
-    DASH,
-    MAX_LABEL,
     MINUS,
     TIMES,
     Markup,
+    at_percent,
+    bar,
+    chart,
     counted,
     empty,
     interval_text,
@@ -35,15 +35,11 @@ from aorta.page.parts import (
     sentence,
     table,
     tag,
-    title,
-    unit,
 )
-from aorta.page.table import device_names, elided, precision
+from aorta.page.table import device_names, precision
 from aorta.timeline.statistics import LEVEL
 
-COMPARED = ("step_ms", "exposed_ms", "comm_ms", "compute_ms", "overlap_ratio")
-COMPARED_SHARES = ("exposed_per_step", "comm_per_step", "compute_per_step", "idle_per_step", "overlap_ratio")
-"""Metrics of the tiles where the two sides' times cannot be compared."""
+RATE_TILES = {"tokens_per_s_per_gpu": "tokens/s per GPU", "mfu": "MFU"}
 VERDICT_SIGNS = {"better": "\u2713", "worse": "\u2717", "different": "\u25c6", "cannot tell": "?"}
 """Signs beside the verdict's word, so that colour alone never tells it. No arrows: a better value may be
 higher or lower."""
@@ -55,29 +51,39 @@ higher or lower."""
 def answer(report: Report) -> Markup:
     comparison = report.comparison
     datasets = list(report.datasets.values())
+    tiles: list[Markup] = []
     if comparison is not None:
         head: list[Markup] = [tag("h1", typeset(comparison.headline))]
         if comparison.scope:
             head.append(tag("p", sentence(comparison.scope), class_="scope"))
-        names = _compared_names(comparison)
-        tiles = [tag("div", [_compared_tile(comparison, name) for name in names], class_="tiles")]
-        tiles.append(tag("p", _tiles_note(comparison), class_="note"))
     elif len(datasets) == 1:
-        head = [tag("h1", dataset_answer(datasets[0], report.causes.get(datasets[0].label)))]
-        tiles = [tag("div", _tiles(datasets[0]), class_="tiles")]
+        head = _first_sentences(datasets[0], report.causes.get(datasets[0].label))
+        tiles = _tiles(datasets[0])
     else:
         head = [tag("h1", f"{len(datasets)} runs, not compared")]
         answers = [dataset_answer(dataset, report.causes.get(dataset.label)) for dataset in datasets]
-        head += [tag("p", text, class_="scope") for text in answers]
-        tiles = []
-        for dataset in datasets:
-            tiles += [tag("h2", dataset.label, class_="label"), tag("div", _tiles(dataset), class_="tiles")]
+        head += [tag("p", typeset(text), class_="scope") for text in answers]
     named = len(datasets) > 1
     head += [_story(dataset, named=named) for dataset in datasets]
     for dataset in datasets:
         head += _caveats(dataset, named=named)
     ran = tag("ul", [tag("li", run_line(dataset)) for dataset in datasets], class_="ran")
     return tag("section", head, ran, tiles, id="answer")
+
+
+def _first_sentences(dataset: Dataset, causes: Causes | None) -> list[Markup]:
+    """The largest cause, or that there is none; then what a step takes."""
+    if causes is None:
+        return [tag("h1", typeset(dataset_answer(dataset)))]
+    if causes.lines:
+        head, rest = sentence(causes.lines[0].headline), ""
+    else:
+        head, _, rest = causes.empty_text.partition(". ")
+    return [
+        tag("h1", typeset(head.removesuffix("."))),
+        tag("p", causes.title),
+        *([tag("p", typeset(rest), class_="scope")] if rest else []),
+    ]
 
 
 def _story(dataset: Dataset, *, named: bool) -> Markup:
@@ -119,138 +125,32 @@ def ranks_on_devices(judged: JudgedRun) -> str:
 
 
 def _tiles(dataset: Dataset) -> list[Markup]:
-    """Step and work per time, then what is lost, the largest loss first, then the rest."""
-    lost = [loss.name for loss in losses(dataset)]
-    rates = [name for name in ("tokens_per_s_per_gpu", "mfu") if _median(dataset.statistics.get(name))]
-    unknown = [name for name in ("exposed_ms", "idle_ms") if name not in lost]
-    names = ["step_ms", *rates, *lost, *unknown, "compute_ms", "comm_ms", "overlap_ratio"]
-    return [_tile(dataset, name) for name in names]
+    """Work per time beside the step, where it is known: numbers that are no part of a sum."""
+    rates = [name for name in RATE_TILES if _median(dataset.statistics.get(name)) is not None]
+    if not rates:
+        return []
+    step = dataset.statistics["step_ms"]
+    mean_ms = account_of(dataset.first, dataset.lead).mean_step_ms
+    spread = f"median {number(step.median)}, p95 {number(step.p95)}"
+    tiles = [_tile("step", quantity(mean_ms or None, "ms"), "mean", spread)]
+    for name in rates:
+        value = _median(dataset.statistics[name])
+        text = percent(value, digits=1) if name == "mfu" else number(value)
+        tiles.append(_tile(RATE_TILES[name], text, "median", _beside(dataset, name)))
+    return [tag("div", tiles, class_="tiles")]
 
 
-def _tile(dataset: Dataset, name: str) -> Markup:
-    statistic = dataset.statistics.get(leading(dataset, name))
-    value = _median(statistic)
-    heading = tag("h3", _tile_title(name))
-    if statistic is None or value is None:
-        comm = _median(dataset.statistics.get(leading(dataset, "comm_ms")))
-        reason = dataset.first.run.not_measured.get(name) or (
-            "no communication" if comm == 0 else f"not given by source {dataset.source}"
-        )
-        lines = [tag("p", "n/a", class_="big"), tag("p", f"not measured: {reason}", class_="beside")]
-        return tag("div", heading, lines, class_="tile")
-    is_led = leading(dataset, name) != name
-    spread = ""
-    if len(dataset.first.run.ranks) > 1 and statistic.min is not None and statistic.max is not None:
-        spread = f"ranks {_quantity(statistic.min, name, short=True)} {DASH} {_quantity(statistic.max, name)}"
-    lines = [
-        _big(_quantity(value, name), WORDS[dataset.lead] if is_led else ""),
-        tag("p", _share_text(dataset, name, value), class_="beside"),
-        tag("p", "" if name in RATES else spread, class_="beside"),
-    ]
-    if is_led:
-        lines.append(tag("p", _beside_text(dataset, name), class_="beside"))
-    return tag("div", heading, lines, class_="tile")
+def _tile(heading: str, text: str, word: str, beside: str) -> Markup:
+    """A number, in small what kind of number it is, and below what to read beside it."""
+    big = tag("p", text, " ", tag("small", word), class_="big")
+    return tag("div", tag("h3", heading), big, tag("p", beside, class_="beside"), class_="tile")
 
 
-def _share_text(dataset: Dataset, name: str, value: float) -> str:
-    """Text of the whole that the number is a part of."""
-    step = timed_step_ms(dataset)
-    the_step = "a timed step" if partly_timed(dataset) else "the step"
-    statistics = dataset.statistics
-    if name == "step_ms":
-        return f"median, p95 {quantity(statistics[name].p95, 'ms')}"
-    if name == "exposed_ms":
-        ratio, comm = (
-            _median(statistics.get(leading(dataset, metric))) for metric in ("overlap_ratio", "comm_ms")
-        )
-        comm_share = (
-            f"{percent(1 - ratio if ratio is not None else value / comm)} of communication" if comm else ""
-        )
-        step_share = f"{percent(value / step)} of {the_step}" if step else ""
-        return ", ".join(part for part in (step_share, comm_share) if part)
+def _beside(dataset: Dataset, name: str) -> str:
     if name == "mfu":
         peak = dataset.first.run.run.peak_flops if dataset.first.run.run is not None else None
         return "" if peak is None else f"of {number(peak.flops_per_s / 1e12)} TFLOP/s {peak.precision}"
-    if name == "tokens_per_s_per_gpu":
-        return f"{number(_median(statistics.get('tokens_per_s')))} in all"
-    if name == "overlap_ratio":
-        return "hidden / communication"
-    return f"{percent(value / step)} of {the_step}" if step else ""
-
-
-def _beside_text(dataset: Dataset, name: str) -> str:
-    value = _median(dataset.statistics.get(name))
-    return f"{BESIDE_WORDS[dataset.lead]}: {quantity(value, unit(name))}"
-
-
-def _quantity(value: float | None, name: str, *, short: bool = False) -> str:
-    if name == "mfu":
-        return percent(value, digits=1)
-    return number(value) if short or name == "tokens_per_s_per_gpu" else quantity(value, unit(name))
-
-
-def _big(text: str, word: str) -> Markup:
-    """The number, and in small what kind of number it is."""
-    return tag("p", text, [" ", tag("small", word)] if word else None, class_="big")
-
-
-def _tile_title(name: str) -> str:
-    return {"overlap_ratio": "overlap ratio", "mfu": "MFU"}.get(name) or title(name)
-
-
-def _compared_names(comparison: Comparison) -> list[str]:
-    """The metric that answers first; losses by what the candidate loses."""
-    if not _has_times(comparison):
-        return list(COMPARED_SHARES)
-    parts = {name: comparison.metrics.get(name) for name in ("exposed_ms", "idle_ms")}
-    lost = sorted(
-        parts, key=lambda name: -((part.candidate or 0.0) if (part := parts[name]) is not None else 0.0)
-    )
-    remaining = [name for name in COMPARED if name not in (comparison.main, *lost)]
-    rate = comparison.metrics.get(RATES[0])
-    rates = [RATES[0]] if rate is not None and rate.candidate is not None else []
-    return list(dict.fromkeys([comparison.main, "step_ms", *rates, *lost, *remaining]))
-
-
-def _has_times(comparison: Comparison) -> bool:
-    step, share = (comparison.metrics.get(name) for name in ("step_ms", "exposed_per_step"))
-    return (step is not None and step.difference is not None) or share is None or share.difference is None
-
-
-def _tiles_note(comparison: Comparison) -> str:
-    subject = (
-        "Medians" if _has_times(comparison) else "Shares of the time of a step, or of all that was read,"
-    )
-    return (
-        f"{subject} of {comparison.candidate}; below each its change against {comparison.reference}"
-        f" (candidate / reference \u2212 1) with its {LEVEL} interval where there is one, and"
-        f" {comparison.reference} itself."
-    )
-
-
-def _compared_tile(comparison: Comparison, name: str) -> Markup | None:
-    metric = comparison.metrics.get(name)
-    if metric is None:
-        return None
-    return tag(
-        "div",
-        tag("h3", _tile_title(name)),
-        _big(_value(metric.candidate, metric), metric.numbers),
-        tag("p", change_text(metric), class_="change"),
-        tag(
-            "p",
-            f"{elided(comparison.reference, MAX_LABEL)}: {_value(metric.reference, metric)}",
-            class_="beside",
-        ),
-        tag("p", verdict_mark(metric.verdict), title=metric.reason or None),
-        class_="tile",
-    )
-
-
-def _value(value: float | None, metric: MetricComparison) -> str:
-    if metric.name.endswith("_per_step"):
-        return percent(value, digits=1)
-    return _quantity(value, metric.name)
+    return f"{number(_median(dataset.statistics.get('tokens_per_s')))} in all"
 
 
 # ---- causes --------------------------------------------------------------------------------------
@@ -260,12 +160,20 @@ def causes(report: Report) -> Markup | None:
     """Section of the causes, or None if the report was made without looking for them."""
     if not report.causes:
         return None
-    is_labelled = len(report.causes) > 1
     children: list[Markup] = []
     for label, run_causes in report.causes.items():
-        if is_labelled:
+        if len(report.causes) > 1:
             children.append(tag("h3", label))
-        children.append(_list(label, run_causes))
+        if run_causes.lines:
+            dataset = report.datasets[label]
+            step_ms = account_of(dataset.first, dataset.lead).mean_step_ms
+            rows = [
+                _cause(label, place, line, step_ms) for place, line in enumerate(run_causes.lines, start=1)
+            ]
+            children.append(tag("ol", rows, class_="causes"))
+        else:
+            children.append(tag("p", typeset(run_causes.empty_text)))
+        children += [tag("p", typeset(note), class_="note") for note in run_causes.notes]
         if run_causes.whatifs is not None:
             children += _whatifs(run_causes.whatifs)
     return section(
@@ -277,17 +185,7 @@ def causes(report: Report) -> Markup | None:
     )
 
 
-def _list(label: str, causes: Causes) -> Markup:
-    if not causes.lines:
-        return tag("p", causes.empty_text)
-    return tag(
-        "ol",
-        [_cause(label, place, line) for place, line in enumerate(causes.lines, start=1)],
-        class_="causes",
-    )
-
-
-def _cause(label: str, place: int, line: CauseLine) -> Markup:
+def _cause(label: str, place: int, line: CauseLine, step_ms: float) -> Markup:
     start, end = line.at_ms or (None, None)
     link = tag(
         "a",
@@ -302,11 +200,28 @@ def _cause(label: str, place: int, line: CauseLine) -> Markup:
     return tag(
         "li",
         tag("h3", typeset(line.headline)),
+        _picture(line, step_ms),
         [tag("p", typeset(text), class_="evidence") for text in line.evidence],
         tag("p", tag("b", "Look at "), link) if line.place else None,
         tag("p", tag("b", "Change "), line.change),
         tag("p", tag("b", "Check "), line.check),
     )
+
+
+def _picture(line: CauseLine, step_ms: float) -> Markup | None:
+    """A step, and at its end the cause's part of it with its interval."""
+    ms, interval = line.data["ms"], line.data["interval_ms"]
+    if not 0 < ms <= step_ms:
+        return None
+    without = 100 * (1 - ms / step_ms)
+    marks = [bar(0, without, "m-rest", 4, 10), bar(without, 100, "m-cause", 4, 10)]
+    spoken = f"of a step of {quantity(step_ms, 'ms')}, {quantity(ms, 'ms')} is this"
+    if interval is not None:
+        low, high = (at_percent(min(100.0, max(0.0, 100 * (1 - end / step_ms)))) for end in interval)
+        ends = {"x1": high, "x2": low, "y1": "9", "y2": "9"}
+        marks += [tag("line", **ends, class_="halo"), tag("line", **ends, class_="whisker")]
+        spoken += f"; {number(interval[0])} to {quantity(interval[1], 'ms')}"
+    return chart([tag("title", spoken), *marks], 18, spoken)
 
 
 def _whatifs(whatifs: WhatIfs) -> list[Markup]:

@@ -1,12 +1,12 @@
 """The page's section on a comparison: the parts of the step-time difference, then a verdict per metric."""
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 
+from aorta.account.judge.cells import CELLS
 from aorta.account.judge.leading import with_word
 from aorta.account.metrics import metric_key
-from aorta.account.model import Comparison, ConfidenceInterval, MetricComparison, Part
+from aorta.account.model import Comparison, ConfidenceInterval, Decomposition, MetricComparison, Part
 from aorta.page.answer import change_text, verdict_mark
 from aorta.page.parts import (
     Column,
@@ -15,19 +15,23 @@ from aorta.page.parts import (
     bar,
     bullets,
     cell,
+    cell_mark,
     chart,
     counted,
     empty,
     filterable,
+    folded,
     interval_text,
     percent,
     quantity,
     section,
     sentence,
+    swatch,
     table,
     tag,
     title,
 )
+from aorta.page.table import LEAST_SHOWN
 from aorta.timeline.statistics import LEVEL
 
 PART_NAMES = {
@@ -36,14 +40,8 @@ PART_NAMES = {
     "exposed": "exposed communication",
     "exposed_copy": "copies alone",
 }
-PART_COLOURS = defaultdict(
-    lambda: "m-other",
-    compute="m-compute",
-    exposed="m-exposed",
-    exposed_transfer="m-exposed",
-    exposed_wait="m-wait",
-    idle="m-idle",
-)
+PART_MARKS = {"exposed": "m-exposed", "exposed_transfer": "m-transfer", "exposed_wait": "m-wait",
+              "exposed_copy": "m-copy"}  # fmt: skip
 
 
 def changes(comparison: Comparison) -> Markup:
@@ -74,23 +72,46 @@ def _parts(comparison: Comparison) -> list[Markup | None]:
     decomposition = comparison.decomposition
     if decomposition is None:
         return [empty(f"The difference in step time is not broken down: {_why_whole(comparison)}.")]
-    parts = [*decomposition.parts, decomposition.step]
+    shown = [part for part in decomposition.cells or decomposition.parts if _is_shown(part, decomposition)]
+    parts = [*shown, *_smaller(shown, decomposition), decomposition.step]
     has_intervals = any(part.interval is not None for part in parts)
-    ends = [x for part in parts for x in (0.0, part.difference_ms, *_ends(part)) if math.isfinite(x)]
-    axis = min(ends), max(ends)
+    longest = max(max(part.reference_ms, part.candidate_ms, *_ends(part)) for part in parts)
     columns: list[Column] = [
         ("", "", False), (comparison.reference, "ms", True), (comparison.candidate, "ms", True),
         ("difference", "ms", True), *([(LEVEL, "ms", True)] if has_intervals else []), ("", "", False),
     ]  # fmt: skip
-    rows = [_part_row(part, axis, has_intervals, part is decomposition.step) for part in parts]
+    rows = [_part_row(part, longest, has_intervals, part is decomposition.step) for part in parts]
     no_interval = "" if has_intervals else " No interval can be given: too few such steps."
-    text = f"Left of the line is less time, right is more. {sentence(decomposition.estimator)}.{no_interval}"
+    text = (
+        f"Filled: {comparison.candidate}; the frame: {comparison.reference}, on one axis; the line: where the"
+        f" filled bar may end. {sentence(decomposition.estimator)}.{no_interval}"
+    )
     return [
         tag("p", f"Times: {decomposition.of_work}.", class_="lead") if decomposition.of_work else None,
         table(with_word("Where the difference comes from", comparison.numbers), columns, rows),
         tag("p", text, class_="note"),
         bullets(decomposition.notes),
     ]
+
+
+def _is_shown(part: Part, decomposition: Decomposition) -> bool:
+    step = decomposition.step
+    return max(part.reference_ms, part.candidate_ms) >= LEAST_SHOWN * max(
+        step.reference_ms, step.candidate_ms
+    )
+
+
+def _smaller(shown: Sequence[Part], decomposition: Decomposition) -> list[Part]:
+    """What the rows lack to add up."""
+    step = decomposition.step
+    sides = (step.reference_ms, step.candidate_ms, step.difference_ms)
+    sums = [
+        sum(part.reference_ms for part in shown),
+        sum(part.candidate_ms for part in shown),
+        sum(part.difference_ms for part in shown),
+    ]
+    left = [side - of_rows for side, of_rows in zip(sides, sums, strict=True)]
+    return [Part("smaller parts", *left, None)] if max(left[:2]) > 1e-6 * max(sides[:2]) else []
 
 
 def _why_whole(comparison: Comparison) -> str:
@@ -121,11 +142,10 @@ def _unjudged_rows(comparison: Comparison, unjudged: Sequence[MetricComparison],
         unjudged, key=lambda metric: metric.difference is None
     )  # what can be set side by side first
     rows = [tag("tr", _sides_cells(metric), tag("td", metric.reason, class_="why")) for metric in unjudged]
-    return tag(
-        "details",
-        tag("summary", f"{counted(len(unjudged), 'metric')} without a verdict"),
+    return folded(
+        f"{counted(len(unjudged), 'metric')} without a verdict",
         filterable("metrics", "Metrics without a verdict", columns, rows),
-        open=is_open,
+        is_open=is_open,
     )
 
 
@@ -137,35 +157,40 @@ def _sides(comparison: Comparison) -> list[Column]:
 
 
 def _ends(part: Part) -> tuple[float, float] | tuple[()]:
-    return () if part.interval is None else (part.interval.low, part.interval.high)
+    """Between what the candidate's time lies, seen from the reference's."""
+    if part.interval is None:
+        return ()
+    return part.reference_ms + part.interval.low, part.reference_ms + part.interval.high
 
 
-def _part_row(part: Part, axis: tuple[float, float], has_intervals: bool, is_sum: bool) -> Markup:
-    marks: list[Markup] = []
-    if axis[1] > axis[0]:
-        places = [
-            1 + 98 * (x - axis[0]) / (axis[1] - axis[0]) for x in (0.0, part.difference_ms, *_ends(part))
-        ]
-        marks.append(
-            bar(min(places[:2]), max(places[:2]), "m-sum" if is_sum else PART_COLOURS[part.name], 3, 12)
-        )
-        if len(places) == 4:
-            ends = {"x1": at_percent(places[2]), "x2": at_percent(places[3]), "y1": "9", "y2": "9"}
-            marks += [tag("line", **ends, class_="halo"), tag("line", **ends, class_="whisker")]
-        marks.append(
-            tag("line", x1=at_percent(places[0]), x2=at_percent(places[0]), y1="0", y2="18", class_="axis")
-        )
-    name = "step (the sum)" if is_sum else PART_NAMES.get(part.name, part.name.replace("_", " "))
+def _part_row(part: Part, longest: float, has_intervals: bool, is_sum: bool) -> Markup:
+    reference, candidate, *ends = (
+        99 * min(max(ms, 0.0), longest) / longest if longest > 0 else 0.0
+        for ms in (part.reference_ms, part.candidate_ms, *_ends(part))
+    )
+    name, mark = ("step (the sum)", "m-sum") if is_sum else _named(part)
+    marks = [bar(0, candidate, mark, 4, 12), bar(0, reference, "frame", 1, 18)]
+    if ends:
+        places = {"x1": at_percent(ends[0]), "x2": at_percent(ends[1]), "y1": "10", "y2": "10"}
+        marks += [tag("line", **places, class_="halo"), tag("line", **places, class_="whisker")]
     return tag(
         "tr",
-        tag("th", name, scope="row"),
+        tag("th", swatch(cell_mark(part.name)) if part.name in CELLS else None, name, scope="row"),
         cell(part.reference_ms),
         cell(part.candidate_ms),
         cell(part.difference_ms, sign=True),
         tag("td", interval_text(part.interval), class_="num") if has_intervals else None,
-        tag("td", chart(marks, 18, quantity(part.difference_ms, "ms", sign=True)), class_="wide"),
+        tag("td", chart(marks, 20, quantity(part.difference_ms, "ms", sign=True)), class_="wide"),
         class_="sum" if is_sum else None,
     )
+
+
+def _named(part: Part) -> tuple[str, str]:
+    """Words and fill of a part, or of a cell of the account."""
+    if part.name in CELLS:
+        return CELLS[part.name].title, cell_mark(part.name)
+    name = PART_NAMES.get(part.name, part.name.replace("_", " "))
+    return name, PART_MARKS.get(part.name, "m-idle")
 
 
 def _ratio_reach(metrics: Sequence[MetricComparison]) -> float:
@@ -185,7 +210,7 @@ def _judged_row(metric: MetricComparison, reach: float) -> Markup:
     if ratio is not None and ratio > 0:
         kind = metric.verdict if metric.verdict in ("better", "worse") else "none"
         drawn = chart(_ratio_marks(ratio, metric.interval, reach, kind), 18, f"ratio {ratio:.3f}")
-    reason = tag("div", metric.reason, class_="why") if metric.reason else None
+    reason = tag("div", metric.reason, class_="why", title=metric.reason) if metric.reason else None
     return tag(
         "tr",
         _sides_cells(metric),

@@ -4,10 +4,9 @@
   if (!canvas) return;
   const runs = aorta.data("heat-data");
   const runChoice = document.getElementById("heat-run"), metricChoice = document.getElementById("heat-metric");
-  const said = document.getElementById("heat-said"), tip = document.getElementById("tip");
+  const said = document.getElementById("heat-said");
   const context = canvas.getContext("2d");
   const GUTTER = 64, AXIS = 20;
-  const FONT = '11.5px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
   let run, metric, cells, tall, width, selected = null;
 
   const bytes = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
@@ -65,7 +64,7 @@
       context.fillRect(GUTTER, AXIS, run.num_warmup * each, num * tall);
       context.globalAlpha = 1;
     }
-    context.font = FONT;
+    context.font = aorta.font;
     context.textBaseline = "middle";
     context.textAlign = "left";
     const every = Math.max(1, Math.ceil(14 / tall));
@@ -101,15 +100,11 @@
   };
   canvas.addEventListener("pointermove", (event) => {
     const found = at(event);
-    tip.hidden = !found;
-    if (!found) return;
+    if (!found) { aorta.tip(null); return; }
     const [title, line] = words(found);
-    tip.replaceChildren(aorta.element("b", title), aorta.element("div", line));
-    const box = tip.getBoundingClientRect();
-    tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - box.width - 8))}px`;
-    tip.style.top = `${Math.min(event.clientY + 16, innerHeight - box.height - 8)}px`;
+    aorta.tip(title, [[line, ""]], event.clientX, event.clientY);
   });
-  canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
+  canvas.addEventListener("pointerleave", () => aorta.tip(null));
   canvas.addEventListener("click", (event) => {
     const found = at(event);
     if (found) select(found.rank, words(found).join(": "));
@@ -124,6 +119,7 @@
   });
   function select(rank, text) {
     selected = rank;
+    if (aorta.showSteps) aorta.showSteps(run.label, run.ranks[rank]);
     const is_there = aorta.showRank ? aorta.showRank(run.label, run.ranks[rank]) : false;
     said.textContent = `${text}.${is_there ? " It is shown in the timeline below." : ""}`;
     draw();

@@ -238,9 +238,6 @@ def _throttling_text(row: RankRow) -> Markup:
 _COLUMNS = (
     _number_column("others wait for it", "ms/step", "caused_ms"),
     _RankColumn("came last", "", lambda row: row.num_judged > 0, _last_text),
-    _number_column("step", "ms", "step_ms"),
-    _number_column("compute", "ms", "compute_ms"),
-    _number_column("exposed", "ms", "exposed_ms"),
     _number_column("SM clock", "MHz", "sm_clock_mhz"),
     _number_column("lowest", "MHz", "lowest_clock_mhz"),
     _number_column("power", "W", "power_w"),

@@ -27,17 +27,17 @@ from aorta.page.heat import heat_data, ranks_by_steps
 from aorta.page.parts import Markup, empty, hatches, json_script, legend, section, tag
 from aorta.page.sections import collectives, definitions, kernels, longest_exposed, notes, what_ran
 from aorta.page.timeline import Steps, steps_to_show, timeline_data
-from aorta.page.where_time_goes import where_time_goes
+from aorta.page.where_time_goes import account_data, where_time_goes
 
-SCRIPTS = ("page.js", "timeline.js", "heat.js", "distributions.js")
+SCRIPTS = ("page.js", "timeline.js", "account.js", "heat.js", "distributions.js")
 KEYS_HELP = (
     "Drag to move, Ctrl and wheel to zoom, double-click for the whole step. With the chart focused: arrow"
     " keys move, + and \u2212 zoom, 0 shows everything, N and P go through the spans, up and down change row."
 )
 LINKS = {
-    "causes": "Causes",
     "changes": "Changes",
     "time": "Time",
+    "causes": "Causes",
     "ranks": "Ranks",
     "timeline": "Timeline",
     "collectives": "Collectives",
@@ -69,9 +69,9 @@ def page(report: Report, shown: Shown | None = None) -> str:
     heading = f"{comparison.candidate} against {comparison.reference}" if comparison else ", ".join(labels)
     sections = [
         ("answer", answer(report)),
-        ("causes", causes(report)),
         ("changes", changes(comparison) if comparison else None),
         ("time", where_time_goes(report)),
+        ("causes", causes(report)),
         ("ranks", ranks_by_steps(report)),
         ("timeline", _timeline(report, steps_shown)),
         ("collectives", collectives(report)),
@@ -101,6 +101,7 @@ def page(report: Report, shown: Shown | None = None) -> str:
             tag("div", id="tip", role="tooltip", hidden=True),
             hatches(),
             json_script("timeline-data", msgspec.json.encode(timeline_data(steps_shown))),
+            json_script("account-data", msgspec.json.encode(account_data(report))),
             json_script("heat-data", msgspec.json.encode(heat_data(report))),
             json_script("distribution-data", msgspec.json.encode(distributions)),
             tag("script", Markup(plotly_packed()), type="application/octet-stream", id="plotly-packed"),

@@ -24,6 +24,35 @@ const aorta = {
     }
     return `${size} B`;
   },
+  font: '11.5px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif',
+  tip(title, pairs = [], px = 0, py = 0) { // a title and lines of a name and a value; null hides it
+    const tip = document.getElementById("tip");
+    tip.hidden = title === null;
+    if (tip.hidden) return;
+    tip.replaceChildren(aorta.element("b", title), ...pairs.map(([name, value]) => {
+      const line = aorta.element("div");
+      line.append(aorta.element("span", name), value);
+      return line;
+    }));
+    const box = tip.getBoundingClientRect();
+    tip.style.left = `${Math.max(4, Math.min(px + 14, innerWidth - box.width - 8))}px`;
+    tip.style.top = `${py + 18 + box.height > innerHeight ? Math.max(4, py - box.height - 12) : py + 18}px`;
+  },
+  paint(context, name) { // the fill of a mark; exposed and waiting time have a pattern, to be told apart in grey
+    const colour = aorta.colour(name);
+    if (!["exposed", "wait", "outline"].includes(name)) return colour;
+    const tile = aorta.element("canvas", undefined, { width: 6, height: 6 }), pen = tile.getContext("2d");
+    pen.fillStyle = colour;
+    pen.fillRect(0, 0, 6, 6);
+    pen.fillStyle = pen.strokeStyle = aorta.colour("paper");
+    if (name === "wait") { pen.beginPath(); pen.arc(3, 3, 1.1, 0, 7); pen.fill(); return context.createPattern(tile, "repeat"); }
+    pen.lineWidth = 1;
+    pen.beginPath();
+    for (const start of [-6, 0, 6]) { pen.moveTo(start, 6); pen.lineTo(start + 6, 0); }
+    if (name === "outline") for (const start of [-6, 0, 6]) { pen.moveTo(start, 0); pen.lineTo(start + 6, 6); }
+    pen.stroke();
+    return context.createPattern(tile, "repeat");
+  },
 };
 document.documentElement.classList.add("scripted");
 

@@ -104,7 +104,17 @@ STATE_TITLES = {
     "idle": "idle",
 }
 assert set(MARKS) == set(STATE_TITLES) - {"transfer"}
-DASH, TIMES = "\u2013", "\u00d7"
+CELL_MARKS = {
+    "compute": "compute",
+    "hidden": "hidden",
+    "transfer": "transfer",
+    "wait": "wait",
+    "communication": "exposed",
+    "copy": "copy",
+    "not_measured": "unknown",
+}
+"""Fill of a cell of the account; those of the host share one."""
+TIMES = "\u00d7"
 
 
 # ---- HTML that cannot be broken by what it shows -------------------------------------------------
@@ -214,6 +224,10 @@ def section(name: str, heading: str, *children: Any, lead: str = "") -> Markup:
     )
 
 
+def folded(summary: str, children: Any, *, is_open: bool = False) -> Markup:
+    return tag("details", tag("summary", summary), children, open=is_open)
+
+
 def empty(reason: str) -> Markup:
     return tag("p", reason, class_="empty")
 
@@ -300,22 +314,38 @@ def at_percent(value: float) -> str:
     return f"{value:.3f}%"
 
 
+def cell_mark(name: str) -> str:
+    return f"m-{CELL_MARKS.get(name, 'idle')}"
+
+
+def swatch(mark: str) -> Markup:
+    """A fill beside its name."""
+    return tag("svg", bar(0, 100, mark, 0, 12), class_="swatch", aria_hidden="true")
+
+
 def legend(names: Sequence[str]) -> Markup:
-    items = [
-        tag("li", tag("svg", bar(0, 100, f"m-{name}", 0, 12), class_="swatch", aria_hidden="true"),
-            STATE_TITLES[name])
-        for name in names
-    ]  # fmt: skip
+    items = [tag("li", swatch(f"m-{name}"), STATE_TITLES[name]) for name in names]
     return tag("ul", items, class_="legend")
 
 
 def hatches() -> Markup:
-    """Patterns that print fills exposed and waiting time with: their colours are alike in grey."""
-    ground = tag("rect", width=6, height=6, class_="ground")
-    stripes = tag("path", d="M-1,1 l2,-2 M0,6 l6,-6 M5,7 l2,-2", class_="exposed")
-    dots = tag("circle", cx=3, cy=3, r=1.9, class_="wait")
+    """Fills with a pattern: their colours alone are alike in grey."""
+    marks = {
+        "exposed": tag("path", d="M-1,1 l2,-2 M0,6 l6,-6 M5,7 l2,-2"),
+        "wait": tag("circle", cx=3, cy=3, r=1.1),
+        "copy": tag("path", d="M0,6 l6,-6 M0,0 l6,6"),
+        "unknown": tag("path", d="M0,3 h6"),
+    }
     patterns = [
-        tag("pattern", ground, mark, id=name, width=6, height=6, patternUnits="userSpaceOnUse")
-        for name, mark in (("print-exposed", stripes), ("print-wait", dots))
+        tag(
+            "pattern",
+            tag("rect", width=6, height=6, class_=f"ground-{name}"),
+            mark,
+            id=f"fill-{name}",
+            width=6,
+            height=6,
+            patternUnits="userSpaceOnUse",
+        )
+        for name, mark in marks.items()
     ]
     return tag("svg", tag("defs", patterns), class_="hatches", aria_hidden="true")

@@ -16,6 +16,7 @@ from aorta.page.parts import (
     counted,
     empty,
     filterable,
+    folded,
     percent,
     section,
     table,
@@ -243,11 +244,8 @@ def longest_exposed(steps: Steps) -> Markup | None:
         )
         for rank, row, exposed_ms, wait_ms in exposed
     ]  # fmt: skip
-    return tag(
-        "details",
-        tag("summary", f"{steps.label}, step {step}: the collectives that were exposed longest"),
-        table(f"Longest exposed collectives of {steps.label}", columns, rows),
-    )
+    longest = table(f"Longest exposed collectives of {steps.label}", columns, rows)
+    return folded(f"{steps.label}, step {step}: the collectives that were exposed longest", longest)
 
 
 # ---- what ran ------------------------------------------------------------------------------------
@@ -321,11 +319,8 @@ def _settings_of(dataset: Dataset) -> Markup:
         for group, content in groups.items()
         for name, value in _leaves(content)
     ]
-    return tag(
-        "details",
-        tag("summary", f"all recorded settings of {dataset.label}"),
-        table(f"Settings of {dataset.label}", SETTING_COLUMNS, rows, class_="narrow"),
-    )
+    settings = table(f"Settings of {dataset.label}", SETTING_COLUMNS, rows, class_="narrow")
+    return folded(f"all recorded settings of {dataset.label}", settings)
 
 
 def _leaves(content: Any, prefix: str = "") -> list[tuple[str, str | None]]:
@@ -344,6 +339,7 @@ def _leaves(content: Any, prefix: str = "") -> list[tuple[str, str | None]]:
 def notes(report: Report) -> Markup:
     datasets = list(report.datasets.values())
     children: list[Any] = []
+    num_notes = 0
     for dataset in datasets:
         texts = [text] if (text := host_bound_text(dataset.runs, dataset.lead)) else []
         texts += remarks(dataset)
@@ -352,6 +348,7 @@ def notes(report: Report) -> Markup:
             f"{source}: {other_run.num_steps} steps kept apart, see other_sources in summary.json"
             for source, other_run in dataset.first.run.other_sources.items()
         ]
+        num_notes += len(texts)
         children += [tag("h3", dataset.label), bullets(texts)] if texts else []
     reasons = [dataset.first.run.not_measured for dataset in datasets]
     names = dict.fromkeys(name for run_reasons in reasons for name in run_reasons)
@@ -365,13 +362,9 @@ def notes(report: Report) -> Markup:
             )
             for name in names
         ]
-        children += [
-            tag("h3", "Not measured, and why"),
-            table("Not measured", columns, rows, class_="narrow"),
-        ]
-    else:
-        children.append(empty("Nothing is missing: everything that the sources can give was measured."))
-    return section("notes", "Notes and missing measurements", children)
+        children.append(table("Not measured, and why", columns, rows, class_="narrow"))
+    heading = f"{counted(num_notes, 'note')}; not measured: {len(names)}"
+    return section("notes", "Notes and missing measurements", folded(heading, children))
 
 
 def definitions() -> Markup:
@@ -382,4 +375,6 @@ def definitions() -> Markup:
     )
     sums = tag("p", tag("code", "comm = hidden + exposed"), " and ",
                tag("code", "step = compute + exposed + idle"), place_text)  # fmt: skip
-    return section("definitions", "Definitions", sums, tag("dl", items))
+    return section(
+        "definitions", "Definitions", folded("what the words and numbers mean", [sums, tag("dl", items)])
+    )

@@ -134,7 +134,7 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: 
         lines = [causes.title, *_stories(dataset), "", *_causes(causes, with_changes)]
     lines += ["", _title(dataset)]
     lines += [f"warning: {text}" for text in alerts(dataset)]
-    lines += ["", *_aligned([("", "mean", "of step", "ranks"), *_account_rows(dataset)])]
+    lines += ["", *_aligned([("", "mean", "of step", "ranks"), *account_rows(dataset)])]
     if ops := _operation_rows(dataset):
         lines += ["", *_aligned([("", "mean", "exposed"), *ops])]
     if beside := list(_beside_rows(dataset)):
@@ -193,7 +193,7 @@ def _causes(causes: Causes, with_changes: bool) -> Iterator[str]:
         yield "   (aorta why RUN adds the evidence, where to look, and how to check each change)"
 
 
-def _account_rows(dataset: Dataset) -> list[tuple[str, ...]]:
+def account_rows(dataset: Dataset) -> list[tuple[str, ...]]:
     """Rows that add up to the last one, the step."""
     account = account_of(dataset.first, dataset.lead)
     several = len(account.ranks) > 1

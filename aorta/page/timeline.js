@@ -12,7 +12,6 @@
   const AXIS = 26, THICK = 20, THIN = 13, GAP = 4, BETWEEN = 12, HEAD = 22;
   const MAX_ROWS_AT_FIRST = 44;
   let GUTTER = 150; // of labels; less on a phone
-  const FONT = '11.5px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 
   const APART = 4; // runs whose steps differ by more than this each get the whole width
   let scale = 1, shared = true; // times are drawn scaled: ms, or % of the run's step
@@ -94,10 +93,11 @@
       canvas.height = Math.round(height * ratio);
     }
     const colours = Object.fromEntries(["paper", "panel", "line", "outline", "ink", "muted", "accent", "compute", "hidden", "exposed", "wait", "idle"].map((name) => [name, aorta.colour(name)]));
+    colours.pattern = new Map(["exposed", "wait"].map((name) => [colours[name], aorta.paint(context, name)]));
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.fillStyle = colours.paper;
     context.fillRect(0, 0, width, height);
-    context.font = FONT;
+    context.font = aorta.font;
     context.textBaseline = "middle";
     scale = 1;
     drawAxis(colours);
@@ -111,20 +111,8 @@
     canvas.dataset.marks = marks;
   }
 
-  // In grey print exposed and waiting time would look like compute: they are hatched there.
-  function paint(colour, colours) {
-    if (!aorta.printing || ![colours.exposed, colours.wait].includes(colour)) return colour;
-    const tile = aorta.element("canvas", undefined, { width: 6, height: 6 }), pen = tile.getContext("2d");
-    pen.fillStyle = colours.paper;
-    pen.fillRect(0, 0, 6, 6);
-    pen.fillStyle = pen.strokeStyle = colour;
-    if (colour === colours.wait) { pen.beginPath(); pen.arc(3, 3, 1.9, 0, 7); pen.fill(); return context.createPattern(tile, "repeat"); }
-    pen.lineWidth = 2.4;
-    pen.beginPath();
-    for (const start of [-6, 0, 6]) { pen.moveTo(start, 6); pen.lineTo(start + 6, 0); }
-    pen.stroke();
-    return context.createPattern(tile, "repeat");
-  }
+  // The thick rows have the patterns of the bars; thin ones, which hold names, have them on paper alone.
+  const paint = (colour, colours, row) => (row.kind === "states" || aorta.printing ? colours.pattern.get(colour) || colour : colour);
 
   function drawAxis(colours) {
     const span = view[1] - view[0], about = span / Math.max(2, (width - GUTTER) / 90);
@@ -155,7 +143,7 @@
     if (last - first > (width - GUTTER) / 2) return drawDense(row, colours, first, last);
     const fill = (start, end, colour) => {
       const from = x(start);
-      context.fillStyle = paint(colour, colours);
+      context.fillStyle = paint(colour, colours, row);
       context.fillRect(from, y, Math.max(x(end) - from - (end - start > 3 * minimum * 3 ? 0.6 : 0), 0.6), tall);
     };
     for (let i = first; i < spans.length && spans[i][0] < hi; i++) {
@@ -196,7 +184,7 @@
       for (const kind of row.kind === "states" ? [0, 1, 2, 4, 3] : [0, 1]) { // idle on top
         if (time[kind][column] <= 0) continue;
         const part = Math.max(Math.min(time[kind][column], 1) * row.height, row.kind === "states" ? 0 : 1.5);
-        context.fillStyle = paint(colours[kinds[kind]], colours);
+        context.fillStyle = paint(colours[kinds[kind]], colours, row);
         context.fillRect(GUTTER + column, bottom - part, 1, part);
         bottom -= part;
       }
@@ -257,11 +245,11 @@
     context.textAlign = "left";
     for (const row of rows) {
       context.fillStyle = row.kind === "head" || row.bold ? colours.ink : colours.muted;
-      context.font = row.kind === "head" || row.bold ? `600 ${FONT}` : FONT;
+      context.font = row.kind === "head" || row.bold ? `600 ${aorta.font}` : aorta.font;
       const room = row.kind === "head" ? width : GUTTER - (row.bold ? 16 : 28);
       context.fillText(fitted(row.label, room), row.bold || row.kind === "head" ? 8 : 20, row.y + row.height / 2 + 0.5);
     }
-    context.font = FONT;
+    context.font = aorta.font;
   }
   function fitted(text, room) {
     if (context.measureText(text).width <= room) return text;
@@ -299,18 +287,7 @@
 
   function show(found, px, py) {
     hovered = found;
-    tip.hidden = !found;
-    if (found) {
-      const [title, pairs] = lines(found);
-      tip.replaceChildren(aorta.element("b", title), ...pairs.map(([name, value]) => {
-        const line = aorta.element("div");
-        line.append(aorta.element("span", name), value);
-        return line;
-      }));
-      const box = tip.getBoundingClientRect();
-      tip.style.left = `${Math.max(4, Math.min(px + 14, innerWidth - box.width - 8))}px`;
-      tip.style.top = `${py + 18 + box.height > innerHeight ? Math.max(4, py - box.height - 12) : py + 18}px`;
-    }
+    if (found) aorta.tip(...lines(found), px, py); else aorta.tip(null);
     draw();
   }
 

@@ -1,210 +1,236 @@
-"""The page's section "Where the time goes": a bar and numbers per rank, and the spread over ranks."""
+"""The page's section "Where the time goes": the account as a bar per rank, as rows that add up, and step by
+step. account.js draws the steps of a rank."""
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import base64
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aorta.account.judge.leading import WORDS, metric_of, partly_timed, with_word
+from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, Account, account_of
+from aorta.account.judge.leading import WORDS, with_word
 from aorta.account.judge.ranks import rank_rows
-from aorta.account.model import JudgedRun, Lead, Report
+from aorta.account.model import Dataset, Report
 from aorta.page.parts import (
-    STATE_TITLES,
     Column,
     Markup,
     bar,
     cell,
+    cell_mark,
     chart,
-    legend,
+    counted,
+    number,
     quantity,
     section,
+    swatch,
     table,
     tag,
-    title,
 )
+from aorta.page.table import account_rows
 
-NEEDED = ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms", "step_ms")
 NUM_LATE = 4
 """Ranks that cost the others most, which are always among those with a bar."""
 MAX_BARS = 64
 """Ranks with a bar of their own in one label."""
 APART = 4
 """Runs whose steps differ by more than this factor get a scale each."""
+MAX_COLUMNS = 300
+"""Columns of the steps of a rank; beyond it neighbouring steps share one, which shows their mean."""
+MAX_NUMBERS = 400_000
+"""In the page for the steps of all ranks, two bytes each."""
+LEVELS = 65_535
+LEAST_NAMED = 0.08
+"""Part of the longest bar, from which on a cell of the host has its name in it."""
+SUM_COLUMNS: list[Column] = [
+    ("", "", False), ("mean", "", True), ("of step", "", True), ("ranks, least to most", "", False),
+]  # fmt: skip
+
+
+# ---- bars and rows -------------------------------------------------------------------------------
 
 
 def where_time_goes(report: Report) -> Markup:
-    parts = [_rank_parts(dataset.first, dataset.lead) for dataset in report.datasets.values()]
-    is_raw = all(dataset.lead == "raw" for dataset in report.datasets.values())
-    lengths = [
-        float(np.nansum(list(rank_parts.bar.values()), axis=0).max())
-        for rank_parts in parts
-        if rank_parts.bar
-    ]
+    accounts = {label: account_of(d.first, d.lead) for label, d in report.datasets.items()}
+    lengths = [float(a.step_ms.mean(axis=1).max()) for a in accounts.values() if a.mean_step_ms > 0]
     longest = max(lengths, default=0.0)
     one_scale = longest <= APART * min(lengths, default=0.0)
-    has_wait = any("wait" in p.bar for p in parts)
-    has_wait_numbers = any("wait" in p.numbers for p in parts)
-    exposed = ["transfer", "wait"] if has_wait else ["exposed"]
-    only = " that were timed" if any(map(partly_timed, report.datasets.values())) else ""
-    columns: list[Column] = [
-        ("", "", False), ("", "", False), ("step", "ms", True), ("compute only", "ms", True),
-        ("hidden", "ms", True), ("exposed", "ms", True),
-        *([("of it waiting" if is_raw else "waiting, raw", "ms", True)] if has_wait_numbers else []),
-        ("idle", "ms", True),
-    ]  # fmt: skip
-    rows: list[Markup] = []
-    left_out: list[Markup] = []
-    for dataset, rank_parts in zip(report.datasets.values(), parts, strict=True):
-        name = with_word(dataset.label, WORDS[dataset.lead])
-        if not one_scale and rank_parts.bar:
-            longest = float(np.nansum(list(rank_parts.bar.values()), axis=0).max())
-            name += f", a full bar is {quantity(longest, 'ms')}"
-        rows.append(tag("tr", tag("th", name, scope="rowgroup", colspan=len(columns)), class_="group"))
-        if not rank_parts.bar or longest <= 0:
-            rows.append(tag("tr", tag("td", _why_no_bar(dataset.first, dataset.lead), colspan=len(columns))))
-            continue
-        rows_shown = _shown_ranks(dataset.first, rank_parts)
-        ranks = dataset.first.run.ranks
-        rows += [_rank_row(f"rank {ranks[i]}", rank_parts, i, longest, has_wait_numbers) for i in rows_shown]
-        if len(ranks) > 1:
-            rows += [_spread_row(name, rank_parts, has_wait_numbers) for name in ("min", "median", "max")]
-        if len(rows_shown) < len(ranks):
-            text = (
-                f"{dataset.label}: {len(rows_shown)} of {len(ranks)} ranks are drawn, the {NUM_LATE} that are"
-                " waited for most and others spread evenly from the least to the most exposed; min, median"
-                " and max are over all, and the map below has all."
-            )
-            left_out.append(tag("p", text, class_="note"))
+    has_sums = report.comparison is None or not (
+        report.comparison.decomposition and report.comparison.decomposition.cells
+    )
+    children: list[Markup] = []
+    for label, dataset in report.datasets.items():
+        account = accounts[label]
+        if len(accounts) > 1 or dataset.lead == "calibrated":
+            children.append(tag("h3", with_word(label, WORDS[dataset.lead])))
+        if not account.is_measured:
+            reason = account.reasons.get("compute", f"not given by source {dataset.source}")
+            children.append(tag("p", f"Not measured: the parts of a step ({reason}).", class_="empty"))
+        if account.mean_step_ms > 0:
+            scale = longest if one_scale else float(account.step_ms.mean(axis=1).max())
+            children += _bars(report, dataset, account, scale)
+            if has_sums:
+                children.append(_sums(dataset))
+    is_calibrated = any(dataset.lead == "calibrated" for dataset in report.datasets.values())
     return section(
         "time",
         "Where the time goes",
-        legend(["compute", "hidden", *exposed, "idle"]),
-        table("Where the time goes, rank by rank", columns, rows),
-        left_out,
-        lead=f"Mean over the judged steps{only}, rank by rank (means add up, medians do not); "
-        + ("one scale for all bars." if one_scale else "each run has its own scale.")
-        + (
-            " The parts add up to a step."
-            if is_raw
-            else " The parts add up to a step; calibrated ones are estimates and may be off it a little."
-        ),
+        children,
+        _steps_of_a_rank() if any(a.step_ms.size for a in accounts.values()) else None,
+        lead="Means over the judged steps; each millisecond of a rank is in one part, and the parts add up to"
+        " the step. "
+        + ("Calibrated parts are estimates. " if is_calibrated else "")
+        + ("One scale for all bars." if one_scale or len(accounts) < 2 else "Each run has its own scale."),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _RankParts:
-    """Means over the judged steps in ms, per rank."""
-
-    bar: dict[str, Any]
-    """Segments of a bar in order; empty where the source does not tell them."""
-    numbers: dict[str, Any]
-    """The columns: step, compute, hidden, exposed, wait, idle."""
-
-
-def _rank_parts(judged: JudgedRun, lead: Lead) -> _RankParts:
-    metrics = judged.run.metrics
-    if _lacking(judged, lead):
-        return _RankParts({}, {})
-    parts_ms = [judged.values(metric_of(lead, name)) for name in NEEDED]
-    complete: NDArray[np.bool_] = np.logical_and.reduce([np.isfinite(values) for values in parts_ms])
-
-    def mean(values: Any) -> Any:
-        """Mean over the rank's steps that have all parts, so that the parts add up; over all its steps if
-        none has."""
-        return _nanmeans(np.where(complete | ~complete.any(axis=1, keepdims=True), values, np.nan))
-
-    compute, hidden, exposed, idle, step = map(mean, parts_ms)
-    numbers = {"step": step, "compute": compute - hidden, "hidden": hidden, "exposed": exposed, "idle": idle}
-    bar = {"compute": compute - hidden, "hidden": hidden, "exposed": exposed, "idle": idle}
-    if "exposed_wait_ms" in metrics and np.isfinite(judged.values("exposed_wait_ms")).any():
-        numbers["wait"] = wait = _nanmeans(judged.values("exposed_wait_ms"))
-    if "wait" in numbers and lead == "raw":
-        bar = {
-            "compute": bar["compute"],
-            "hidden": hidden,
-            "transfer": exposed - wait,
-            "wait": wait,
-            "idle": idle,
-        }
-    return _RankParts(bar, numbers)
+def _bars(report: Report, dataset: Dataset, account: Account, longest: float) -> Iterable[Markup]:
+    causes = report.causes.get(dataset.label)
+    named = [line.rank for line in causes.lines if line.rank is not None] if causes else []
+    rows_shown = shown_ranks(dataset, account, named)
+    means = {name: account.by_rank_ms(name) for name in account.cells}
+    rows = []
+    for i in rows_shown:
+        parts = {name: float(values[i]) for name, values in means.items() if values[i] > 0}
+        rows.append(_bar_row(dataset.label, account.ranks[i], parts, longest))
+    columns: list[Column] = [("rank", "", False), ("", "", False), ("step", "ms", True)]
+    yield table(f"A mean step of each rank of {dataset.label}", columns, rows, class_="bars")
+    if len(rows_shown) < len(account.ranks):
+        text = (
+            f"{len(rows_shown)} of {len(account.ranks)} ranks are drawn: the {NUM_LATE} that are waited for"
+            " most, those that a cause names, and others spread evenly from the least to the most exposed."
+        )
+        yield tag("p", text, class_="note")
 
 
-def _nanmeans(values: Any) -> Any:
-    return np.array([np.nanmean(row) if np.isfinite(row).any() else np.nan for row in values])
+def _bar_row(label: str, rank: int, parts: dict[str, float], longest: float) -> Markup:
+    drawn, spoken, start = [], [], 0.0
+    for name, ms in parts.items():
+        end = start + 100 * ms / longest
+        spoken.append(f"{CELLS[name].title}: {quantity(ms, 'ms')}")
+        drawn.append(bar(start, end, cell_mark(name), 0, 20, spoken[-1]))
+        if cell_mark(name) in ("m-idle", "m-unknown") and ms > LEAST_NAMED * longest:
+            drawn.append(
+                tag("svg", tag("text", f"{CELLS[name].title} {number(ms)}", x=5, y=14),
+                    x=f"{start:.3f}%", width=f"{end - start:.3f}%", height=20, class_="in-bar")
+            )  # fmt: skip
+        start = end
+    button = tag("button", f"rank {rank}", type="button", title="Its steps, one by one")
+    return tag(
+        "tr",
+        tag("th", button, scope="row"),
+        tag("td", chart(drawn, 20, ", ".join(spoken)), class_="wide"),
+        cell(sum(parts.values()), label="step, ms"),
+        data_run=label,
+        data_rank=rank,
+    )
 
 
-def _lacking(judged: JudgedRun, lead: Lead) -> list[str]:
-    names = [(name, metric_of(lead, name)) for name in NEEDED]
-    return [
-        name
-        for name, metric_used in names
-        if metric_used not in judged.run.metrics or not np.isfinite(judged.values(metric_used)).any()
+def _sums(dataset: Dataset) -> Markup:
+    """The rows of the terminal's table, with the colours of the bars."""
+    names = {cell.title: name for name, cell in CELLS.items()}
+    *parts, step = account_rows(dataset)
+    rows = [_sum_row(row, names.get(row[0])) for row in parts]
+    return table(
+        f"Parts of a step of {dataset.label}",
+        SUM_COLUMNS,
+        [*rows, _sum_row(step, None, class_="sum")],
+        class_="narrow sums",
+    )
+
+
+def _sum_row(row: tuple[str, ...], name: str | None, class_: str | None = None) -> Markup:
+    title, mean, share, ranks = row
+    meaning = CELLS[name].meaning if name else None
+    return tag(
+        "tr",
+        tag("th", swatch(cell_mark(name)) if name else None, title, scope="row", title=meaning),
+        tag("td", mean, class_="num"),
+        tag("td", share, class_="num"),
+        tag("td", ranks),
+        class_=class_,
+    )
+
+
+def shown_ranks(dataset: Dataset, account: Account, named: Iterable[int] = ()) -> list[int]:
+    """Rows of the ranks that get a bar: all if they are few, else the latest, those named, and others spread
+    evenly from the least to the most exposed."""
+    num = len(account.ranks)
+    if num <= MAX_BARS:
+        return list(range(num))
+    late = [row.rank for row in rank_rows(dataset.first, "raw")[:NUM_LATE]]
+    first = [account.ranks.index(rank) for rank in dict.fromkeys([*late, *named])]
+    order = [
+        i for i in np.argsort(account.by_rank_ms(*EXPOSED_CELLS), kind="stable").tolist() if i not in first
     ]
+    places = np.linspace(0, len(order) - 1, MAX_BARS - len(first)).round().astype(int).tolist()
+    return sorted([*first, *(order[i] for i in places)])
 
 
-def _why_no_bar(judged: JudgedRun, lead: Lead) -> str:
-    missing = _lacking(judged, lead)
-    if not missing:
-        return "its steps took no time"
-    reason = judged.run.not_measured.get(missing[0], f"not given by source {judged.run.source}")
-    return f"not measured: {', '.join(title(name) for name in missing)} ({reason})"
+# ---- the steps of a rank -------------------------------------------------------------------------
 
 
-def _shown_ranks(judged: JudgedRun, rank_parts: _RankParts) -> list[int]:
-    """Rows of the ranks that get a bar: all if they are few, else the latest ones and others spread evenly
-    from the least to the most exposed."""
-    exposed = rank_parts.numbers["exposed"]
-    if len(exposed) <= MAX_BARS:
-        return list(range(len(exposed)))
-    late = [judged.run.ranks.index(row.rank) for row in rank_rows(judged, "raw")[:NUM_LATE]]
-    order = [i for i in np.argsort(exposed, kind="stable").tolist() if i not in late]
-    places = np.linspace(0, len(order) - 1, MAX_BARS - len(late)).round().astype(int).tolist()
-    return sorted([*late, *(order[i] for i in places)])
-
-
-def _rank_row(name: str, rank_parts: _RankParts, i: int, longest: float, has_wait: bool) -> Markup:
-    drawn, start = [], 0.0
-    spoken = []
-    for part, values in rank_parts.bar.items():
-        value = float(values[i])
-        spoken.append(f"{STATE_TITLES[part]}: {quantity(value, 'ms')}")
-        if math.isfinite(value) and value > 0:
-            end = start + 100 * value / longest
-            drawn.append(bar(start, end, f"m-{part}", 0, 18, spoken[-1]))
-            start = end
-    values = _numbers(rank_parts, has_wait, lambda column: float(column[i]))
-    cells = [cell(value, label=label) for value, label in zip(values, _labels(has_wait), strict=True)]
+def _steps_of_a_rank() -> Markup:
+    controls = tag(
+        "div",
+        tag("label", "Run ", tag("select", id="steps-run")),
+        tag("label", "Rank ", tag("select", id="steps-rank")),
+        class_="controls",
+    )
+    canvas = tag(
+        "canvas",
+        "The steps need a browser that draws on a canvas.",
+        id="steps-canvas",
+        tabindex="0",
+        role="application",
+        aria_label="Steps of a rank",
+        aria_describedby="steps-said",
+    )
     return tag(
-        "tr",
-        tag("th", name, scope="row"),
-        tag("td", chart(drawn, 18, ", ".join(spoken)), class_="wide"),
-        cells,
+        "div",
+        tag("h3", "Step by step"),
+        controls,
+        tag("div", canvas, class_="canvas"),
+        tag("p", id="steps-said", class_="said", aria_live="polite"),
+        id="steps",
+        class_="needs-script",
     )
 
 
-def _spread_row(name: str, rank_parts: _RankParts, has_wait: bool) -> Markup:
-    percentile = {"min": 0, "median": 50, "max": 100}[name]
+def account_data(report: Report) -> list[dict[str, Any]]:
+    """Data that account.js draws, per run: cells of the shown ranks, column by column, as parts of the
+    largest."""
+    runs = []
+    for label, dataset in report.datasets.items():
+        account = account_of(dataset.first, dataset.lead)
+        if account.mean_step_ms > 0:
+            causes = report.causes.get(label)
+            named = [line.rank for line in causes.lines if line.rank is not None] if causes else []
+            rows = shown_ranks(dataset, account, named)
+            first = named[0] if named else account.ranks[int(account.step_ms.mean(axis=1).argmax())]
+            runs.append({"label": label, "first_rank": first} | _packed(account, rows, len(report.datasets)))
+    return runs
 
-    def over(column: Any) -> float:
-        return float(np.nanpercentile(column, percentile)) if np.isfinite(column).any() else math.nan
 
-    values = _numbers(rank_parts, has_wait, over)
-    return tag(
-        "tr",
-        tag("th", name, scope="row"),
-        tag("td", "over ranks" if name == "min" else ""),
-        [cell(value, label=label) for value, label in zip(values, _labels(has_wait), strict=True)],
-        class_="spread sum" if name == "min" else "spread",
+def _packed(account: Account, rows: list[int], num_runs: int) -> dict[str, Any]:
+    names = [row.name for row in account.rows()]
+    num_steps = account.step_ms.shape[1]
+    fit = MAX_NUMBERS // (num_runs * len(rows) * max(1, len(names)))
+    num = min(num_steps, MAX_COLUMNS, max(1, fit))
+    edges = np.unique(np.linspace(0, num_steps, num + 1).round().astype(np.int64))
+    widths = np.diff(edges)
+    means = np.array(
+        [np.add.reduceat(account.cells[name][rows], edges[:-1], axis=1) / widths for name in names]
     )
-
-
-def _labels(has_wait: bool) -> list[str]:
-    return ["step", "compute only", "hidden", "exposed", *(["waiting"] if has_wait else []), "idle"]
-
-
-def _numbers(rank_parts: _RankParts, has_wait: bool, reduce: Callable[[Any], float]) -> list[float]:
-    names = ["step", "compute", "hidden", "exposed", *(["wait"] if has_wait else []), "idle"]
-    return [reduce(rank_parts.numbers[name]) if name in rank_parts.numbers else math.nan for name in names]
+    most = float(means.max()) if means.size else 0.0
+    levels = np.round(means * (LEVELS / most if most > 0 else 0.0)).astype("<u2")
+    return {
+        "ranks": [account.ranks[i] for i in rows],
+        "from": account.global_step[edges[:-1]].tolist(),
+        "to": account.global_step[edges[1:] - 1].tolist(),
+        "cells": [[CELLS[name].title, cell_mark(name).removeprefix("m-")] for name in names],
+        "ms_per_level": most / LEVELS,
+        "levels": base64.b64encode(levels.tobytes()).decode(),
+        "note": ""
+        if num == num_steps
+        else f"{counted(num_steps, 'step')} in {num} columns: each shows the mean of its steps.",
+    }

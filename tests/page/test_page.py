@@ -11,12 +11,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from aorta.account.model import ConfidenceInterval, SettingDifference
+from aorta.account.judge.cells import account_of
+from aorta.account.model import CauseLine, Causes, ConfidenceInterval, SettingDifference
 from aorta.errors import ReportError
 from aorta.page.html import page, write_page
 from aorta.page.parts import Markup, byte_text, json_script, number, percent, tag, title
 from aorta.page.sections import DEFINITIONS
+from aorta.page.table import account_rows
 from aorta.page.timeline import MAX_MARKS, steps_to_show, timeline_data
+from aorta.page.where_time_goes import account_data
 from aorta.page.write import make_report
 from aorta.records.schema import CollectiveRecord
 from tests.account.reports_in_memory import comparison_of, dataset_of, records_of, report_of
@@ -104,7 +107,7 @@ def test_markup_from_outside_is_text():
     source = page(hostile_report())
     elements = Elements(source)
     assert elements.named("img") == []
-    assert len(elements.named("script")) == 5
+    assert len(elements.named("script")) == 6
     assert "window.hit" in source
     assert "<!--" not in source
     assert "\u2028" not in source.split('id="timeline-data"')[1].split("</script>")[0]
@@ -177,27 +180,89 @@ def test_a_comparison_leads_with_its_headline_and_scope():
     metrics["step_ms"] = msgspec.structs.replace(
         metrics["step_ms"], ratio=1.05, interval=ConfidenceInterval(0.995, 1.105)
     )
-    said = text_of(page(report), "answer")
+    source = page(report)
+    said = text_of(source, "answer")
     assert said.startswith(report.comparison.headline)
     assert "About these two runs only" in said
-    assert "+5.0 % [\u22120.5, +10.5]" in said
-    assert "\u2717 worse" in said
+    verdicts = text_of(source, "changes")
+    assert "+5.0 % [\u22120.5, +10.5]" in verdicts
+    assert "\u2717 worse" in verdicts
 
 
 def test_bars_are_proportional_to_the_parts():
-    """Step 10 ms: compute only 8 - 3.5 = 4.5, hidden 3.5, exposed 1, idle 1; the longest fills the width."""
+    """Step 10 ms: compute only 8 - 3.5 = 4.5, hidden 3.5, unsplit communication 1, idle 1; the longest fills
+    the width."""
     by_rank = {0: [step_record(step_timeline(step=i), 1) for i in range(4)]}
     source = page(report_of(dataset_of("a", by_rank)))
-    bar = re.search(r'<svg height="18" role="img" aria-label="compute only.*?</svg>', source, re.S)[0]
+    bar = re.search(r'<svg height="20" role="img" aria-label="compute:.*?</svg></td>', source, re.S)[0]
     widths = re.findall(r'<rect x="([\d.]+)%" width="([\d.]+)%"[^>]*class="m-(\w+)"', bar)
     assert [(name, float(x), float(width)) for x, width, name in widths] == [
         ("compute", 0, 45), ("hidden", 45, 35), ("exposed", 80, 10), ("idle", 90, 10),
     ]  # fmt: skip
 
 
-def test_min_median_and_max_over_ranks_are_shown():
-    said = text_of(page(report_of(dataset_of("a", records_of(num_ranks=3)))), "time")
-    assert re.search(r"min over ranks [\d.]+ .*median [\d.]+ .*max [\d.]+", said)
+def test_the_rows_below_the_bars_are_those_of_the_terminal():
+    dataset = dataset_of("a", records_of(num_ranks=3))
+    said = text_of(page(report_of(dataset)), "time")
+    rows = account_rows(dataset)
+    assert rows[-1][0] == "step"
+    for row in rows:
+        assert " ".join(" ".join(row).split()) in said
+
+
+def test_the_largest_cause_is_the_first_sentence():
+    """Of a step of 40 ms 10 is rank 1's, between 8 and 12: the picture has 30 ms, then the cause."""
+    report = report_of(dataset_of("a", records_of()))
+    line = CauseLine(
+        headline="rank 1 is late: 10.0 ms a step", evidence=(), place="rank 1, step 3", change="", check="",
+        rank=1, global_step=3, at_ms=None, data={"ms": 10.0, "interval_ms": [8.0, 12.0]},
+    )  # fmt: skip
+    account = account_of(report.datasets["a"].first)
+    account.step_ms[:] = 40.0
+    causes = Causes([line], "nothing", title="a: a step takes 40.0 ms", notes=["Not explained: little."])
+    source = page(msgspec.structs.replace(report, causes={"a": causes}))
+    assert text_of(source, "answer").startswith("Rank 1 is late: 10.0 ms a step a: a step takes 40.0 ms")
+    (picture,) = re.findall(
+        r'<svg height="18".*?</svg>', re.search(r'<ol class="causes">.*?</ol>', source)[0]
+    )
+    assert re.findall(r'width="([\d.]+)%"', picture) == ["75.000", "25.000"]
+    assert 'x1="70.000%" x2="80.000%"' in picture
+    assert "Not explained: little." in text_of(source, "causes")
+
+
+def test_where_there_is_no_cause_that_is_the_first_sentence():
+    report = report_of(dataset_of("a", records_of()))
+    causes = Causes(
+        [], "Nothing worth changing: all is well. Roofline: not known.", title="a: a step takes 40 ms"
+    )
+    said = text_of(page(msgspec.structs.replace(report, causes={"a": causes})), "answer")
+    assert said.startswith("Nothing worth changing: all is well a: a step takes 40 ms Roofline: not known.")
+
+
+def levels_of(run):
+    """[cell, rank, column] in ms."""
+    levels = np.frombuffer(base64.b64decode(run["levels"]), "<u2").astype(float) * run["ms_per_level"]
+    return levels.reshape(len(run["cells"]), len(run["ranks"]), len(run["from"]))
+
+
+def test_the_steps_of_a_rank_are_those_of_the_account():
+    dataset = dataset_of("a", records_of(num_steps=12))
+    (run,) = account_data(report_of(dataset))
+    account = account_of(dataset.first)
+    assert run["from"] == run["to"] == account.global_step.tolist()
+    assert run["note"] == ""
+    assert levels_of(run).sum(axis=0) == pytest.approx(account.step_ms, rel=1e-3)
+
+
+def test_of_many_steps_neighbours_share_a_column(monkeypatch):
+    """11 judged steps in 4 columns of 3, 3, 2 and 3."""
+    monkeypatch.setattr("aorta.page.where_time_goes.MAX_COLUMNS", 4)
+    dataset = dataset_of("a", records_of(num_steps=12))
+    (run,) = account_data(report_of(dataset))
+    step_ms = account_of(dataset.first).step_ms
+    assert list(zip(run["from"], run["to"], strict=True)) == [(1, 3), (4, 6), (7, 8), (9, 11)]
+    assert run["note"].startswith("11 steps in 4 columns")
+    assert levels_of(run).sum(axis=0)[:, 0] == pytest.approx(step_ms[:, :3].mean(axis=1), rel=1e-3)
 
 
 @pytest.mark.heavy
@@ -220,10 +285,7 @@ def test_what_was_not_measured_has_its_reason_and_no_zero():
         )
     source = page(report_of(dataset))
     assert "overlap was not measured" in text_of(source, "answer")
-    assert "not measured: there is no device" in text_of(source, "answer")
-    assert "not measured: compute, hidden communication, exposed communication, idle (no device)" in text_of(
-        source, "time"
-    )
+    assert "Not measured: the parts of a step (no device)" in text_of(source, "time")
     assert "there is no device" in text_of(source, "notes")
 
 
