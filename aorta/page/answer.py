@@ -171,11 +171,13 @@ def causes(report: Report) -> Markup | None:
                 _cause(label, place, line, step_ms) for place, line in enumerate(run_causes.lines, start=1)
             ]
             children.append(tag("ol", rows, class_="causes"))
-        else:
+        elif len(report.causes) > 1:
             children.append(tag("p", typeset(run_causes.empty_text)))
         children += [tag("p", typeset(note), class_="note") for note in run_causes.notes]
         if run_causes.whatifs is not None:
             children += _whatifs(run_causes.whatifs)
+    if not children:  # the first sentence says that there is none
+        return None
     return section(
         "causes",
         "Causes and what to change",
@@ -193,6 +195,7 @@ def _cause(label: str, place: int, line: CauseLine, step_ms: float) -> Markup:
         href="#timeline",
         data_step_choice=f"cause {place}",
         data_run=label,
+        data_step=line.global_step,
         data_rank=line.rank,
         data_from=start,
         data_to=end,
@@ -238,7 +241,7 @@ def _whatifs(whatifs: WhatIfs) -> list[Markup]:
                 f"{quantity(line.interval_ms[0], 'ms')} to {quantity(line.interval_ms[1], 'ms')}",
                 class_="num",
             ),
-            tag("td", f"{100 * (line.predicted_ms / line.step_ms - 1):+.1f} %", class_="num"),
+            tag("td", percent(line.predicted_ms / line.step_ms - 1, sign=True, digits=1), class_="num"),
             tag("td", line.next_text),
         )
         for line in whatifs.lines
@@ -288,8 +291,9 @@ def _shares(interval: ConfidenceInterval | None) -> str:
 
 
 def typeset(text: str) -> str:
-    """Real minus signs before numbers, and no line break in an interval."""
+    """Real minus signs before numbers, and no line break in an interval or before a unit."""
     text_typeset = re.sub(r"( %)? \[[^][]{1,30}\]", lambda match: match[0].replace(" ", "\u00a0"), text)
+    text_typeset = re.sub(r"(?<=\d) (?=%|ms\b)", "\u00a0", text_typeset)
     return re.sub(r"(?<![\w.])-(?=\d)", MINUS, text_typeset)
 
 

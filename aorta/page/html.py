@@ -31,8 +31,10 @@ from aorta.page.where_time_goes import account_data, where_time_goes
 
 SCRIPTS = ("page.js", "timeline.js", "account.js", "heat.js", "distributions.js")
 KEYS_HELP = (
-    "Drag to move, Ctrl and wheel to zoom, double-click for the whole step. With the chart focused: arrow"
-    " keys move, + and \u2212 zoom, 0 shows everything, N and P go through the spans, up and down change row."
+    "Drag to move, Shift and drag to select a range, Ctrl and wheel to zoom, double-click for the whole step;"
+    " a click tells of a call. With the chart focused: arrow keys move, + and \u2212 zoom, 0 shows all,"
+    " N and P go through the spans, up and down change row. Enter in Find goes to the next span that"
+    " has the text."
 )
 LINKS = {
     "changes": "Changes",
@@ -142,6 +144,7 @@ def _timeline(report: Report, steps_shown: list[Steps]) -> Markup:
         "div",
         tag("label", "Step ", tag("select", id="timeline-step")),
         tag("fieldset", tag("legend", "Ranks"), tag("span", id="timeline-ranks")),
+        tag("label", "Find ", tag("input", type="search", id="timeline-find", autocomplete="off")),
         tag(
             "span",
             tag("button", "\u2212", type="button", id="zoom-out", aria_label="Zoom out"),
@@ -168,6 +171,13 @@ def _timeline(report: Report, steps_shown: list[Steps]) -> Markup:
         controls,
         tag("div", canvas, class_="canvas needs-script"),
         tag("p", id="timeline-said", aria_live="polite", class_="said needs-script"),
+        tag(
+            "details",
+            tag("summary", "Sums of what is seen"),
+            tag("div"),
+            id="timeline-sums",
+            class_="needs-script",
+        ),
         tag("p", KEYS_HELP, id="timeline-help", class_="note needs-script"),
         tag("p", id="timeline-note", class_="note"),
         notes_,

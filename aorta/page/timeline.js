@@ -5,7 +5,6 @@
   const { runs, words } = aorta.data("timeline-data");
   const context = canvas.getContext("2d");
   const said = document.getElementById("timeline-said"), note = document.getElementById("timeline-note");
-  const tip = document.getElementById("tip");
   const stepChoice = document.getElementById("timeline-step"), rankChoice = document.getElementById("timeline-ranks");
   const STATES = ["compute", "hidden", "exposed", "idle", "wait"];
   const STATE_TITLES = ["compute only", "communication hidden under compute", "exposed communication", "idle", "exposed, waiting for a rank"];
@@ -16,6 +15,7 @@
   const APART = 4; // runs whose steps differ by more than this each get the whole width
   let scale = 1, shared = true; // times are drawn scaled: ms, or % of the run's step
   let rows = [], view = [0, 1], whole = [0, 1], hovered = null, height = 0, width = 0, why = "median";
+  let find = "", range = null; // text that spans are searched for; a selected stretch of the axis
   const wanted = runs.map(() => new Set()); // ranks shown, per run
 
   // ---- what is shown
@@ -106,10 +106,75 @@
     context.beginPath(); context.rect(GUTTER, AXIS, width - GUTTER, height); context.clip();
     for (const row of rows) if (row.spans) { scale = row.run.scale; marks += drawRow(row, colours); }
     if (hovered) drawHovered(colours);
+    if (range) {
+      scale = 1;
+      context.globalAlpha = 0.16;
+      context.fillStyle = colours.accent;
+      context.fillRect(x(range[0]), AXIS, x(range[1]) - x(range[0]), height);
+      context.globalAlpha = 1;
+    }
     context.restore();
     drawLabels(colours);
     canvas.dataset.marks = marks;
+    clearTimeout(later);
+    later = setTimeout(sum, 120);
   }
+
+  // ---- sums and search
+
+  let later = 0;
+  const isNamed = (row) => row.kind !== "states" && row.kind !== "copy" && row.kind !== "head";
+  const has = (row, span) => isNamed(row) && span.length > 2 && words[span[2]].toLowerCase().includes(find);
+  const sums = document.getElementById("timeline-sums"), MAX_NAMES = 8;
+
+  // What each rank does, and the calls that take most, in the selected range, else in what is seen.
+  function sum() {
+    if (range || find) sums.open = true;
+    const [lo, hi] = range || [Math.max(view[0], whole[0]), Math.min(view[1], whole[1])];
+    const ranks = [], names = new Map();
+    for (const row of rows) {
+      if (!row.spans) continue;
+      const from = lo / row.run.scale, until = hi / row.run.scale;
+      const inside = (span) => Math.min(span[1], until) - Math.max(span[0], from);
+      if (row.kind === "states") ranks.push([row, STATES.map(() => 0)]);
+      for (let i = firstAfter(row.spans, from); i < row.spans.length && row.spans[i][0] < until; i++) {
+        const span = row.spans[i];
+        if (row.kind === "states") ranks[ranks.length - 1][1][span[2]] += inside(span);
+        else if (isNamed(row) && span.length > 2 && (!find || has(row, span))) {
+          const name = words[span[2]], known = names.get(name) || [0, 0];
+          names.set(name, [known[0] + 1, known[1] + inside(span)]);
+        }
+      }
+    }
+    const longest = [...names].sort((a, b) => b[1][1] - a[1][1]);
+    const [count, ms] = longest.reduce(([n, t], [, [m, u]]) => [n + m, t + u], [0, 0]);
+    const unit = shared ? "ms" : "%", order = [0, 1, 2, 4, 3];
+    const title = `Sums of what is ${range ? "selected" : "seen"}: ${aorta.number(lo)} to ${aorta.number(hi)} ${unit}${find ? `; ${count} spans with \u201c${find}\u201d, ${aorta.number(ms)} ms` : ""}`;
+    const tables = [
+      [["rank, ms", "compute", "hidden", "exposed", "waiting", "idle"], ranks.map(([row, times]) => [`${runs.length > 1 ? `${row.run.label} ` : ""}${row.rank.rank}`, ...order.map((state) => aorta.number(times[state]))])],
+      [[find ? "spans found" : "longest in sum, shown ranks", "count", "ms"], longest.slice(0, MAX_NAMES).map(([name, [n, t]]) => [name, n, aorta.number(t)])],
+    ];
+    sums.firstElementChild.textContent = title;
+    sums.lastElementChild.replaceChildren(...tables.filter(([, lines]) => lines.length).map(([heads, lines]) => {
+      const holder = aorta.element("div", undefined, { class: "scroll" }), made = aorta.element("table", undefined, { class: "narrow sums" });
+      for (const [i, texts] of [heads, ...lines].entries()) {
+        const line = (i ? made.tBodies[0] || made.createTBody() : made.createTHead()).insertRow();
+        texts.forEach((text, column) => line.append(aorta.element(i && column ? "td" : "th", String(text), column ? { class: "num" } : { scope: i ? "row" : "col" })));
+      }
+      holder.append(made);
+      return holder;
+    }));
+  }
+
+  function toNext() { // the next span with the text, from the one that was found last
+    const found = rows.flatMap((row) => (row.spans ? row.spans.filter((span) => has(row, span)).map((span) => ({ row, span })) : []));
+    if (!find || !found.length) { said.textContent = find ? `No span that is drawn has \u201c${find}\u201d.` : ""; return; }
+    const last = hovered ? found.findIndex((one) => one.span === hovered.span) : -1;
+    visit(found[(last + 1) % found.length]);
+  }
+  const findBox = document.getElementById("timeline-find");
+  findBox.addEventListener("input", () => { find = findBox.value.trim().toLowerCase(); draw(); });
+  findBox.addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); toNext(); } });
 
   // The thick rows have the patterns of the bars; thin ones, which hold names, have them on paper alone.
   const paint = (colour, colours, row) => (row.kind === "states" || aorta.printing ? colours.pattern.get(colour) || colour : colour);
@@ -149,20 +214,29 @@
     for (let i = first; i < spans.length && spans[i][0] < hi; i++) {
       const span = spans[i], [start, end] = span;
       marks++;
+      context.globalAlpha = find && isNamed(row) && !has(row, span) ? 0.2 : 1;
       if (row.kind === "states") {
         fill(start, end, colours[STATES[span[2]]]);
         if (span[2] === 3) { context.strokeStyle = colours.outline; context.lineWidth = 0.8; const a = x(start); if (x(end) - a > 3) context.strokeRect(a + 0.4, y + 0.4, x(end) - a - 1.2, tall - 0.8); }
       } else if (row.kind === "compute") fill(start, end, colours.compute);
+      else if (row.kind === "host") {
+        fill(start, end, colours.idle);
+        context.strokeStyle = colours.outline;
+        context.lineWidth = 0.8;
+        context.strokeRect(x(start) + 0.4, y + 0.4, Math.max(x(end) - x(start) - 0.8, 0.4), tall - 0.8);
+        name(row, span, x(start), x(end), colours.idle);
+      }
       else if (row.kind === "copy") fill(start, end, colours.outline);
       else drawCollective(row, span, colours, fill);
     }
+    context.globalAlpha = 1;
     return marks;
   }
 
   // More spans than pixels: a column shows by its height which share of its time each state took.
   function drawDense(row, colours, first, last) {
     const columns = Math.ceil(width - GUTTER), each = (view[1] - view[0]) / scale / (width - GUTTER), lo = view[0] / scale;
-    const kinds = row.kind === "states" ? STATES : [{ compute: "compute", copy: "outline", comm: "exposed" }[row.kind], "hidden"];
+    const kinds = row.kind === "states" ? STATES : [{ compute: "compute", copy: "outline", comm: "exposed", host: "idle" }[row.kind], "hidden"];
     const time = kinds.map(() => new Float64Array(columns + 1));
     const add = (kind, start, end) => {
       const from = Math.max(0, (start - lo) / each), to = Math.min(columns, (end - lo) / each);
@@ -213,12 +287,14 @@
     }
     const shown = pieces.map(([a, b, colour]) => [Math.max(x(a), GUTTER), Math.min(x(b), width), colour]);
     const widest = shown.reduce((best, piece) => (piece[1] - piece[0] > best[1] - best[0] ? piece : best), [0, 0, ""]);
-    if (widest[1] - widest[0] < 30) return;
-    const text = words[span[2]];
-    if (context.measureText(text).width > widest[1] - widest[0] - 8) return;
+    name(row, span, ...widest);
+  }
+  function name(row, span, from, until, colour) { // where it fits
+    const left = Math.max(from, GUTTER), room = Math.min(until, width) - left - 8, text = words[span[2]];
+    if (room < 22 || context.measureText(text).width > room) return;
     context.textAlign = "left";
-    context.fillStyle = legible(widest[2]);
-    context.fillText(text, widest[0] + 4, row.y + row.height / 2 + 0.5);
+    context.fillStyle = legible(colour);
+    context.fillText(text, left + 4, row.y + row.height / 2 + 0.5);
   }
   function legible(colour) { // black or white, whichever has more contrast to #rrggbb
     const parts = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16) / 255);
@@ -269,6 +345,7 @@
     else if (row.kind !== "comm") title = row.kind === "copy" ? "copy" : span.length > 2 ? words[span[2]] : "compute";
     else title = words[span[2]];
     found.push(["rank", String(row.rank.rank)], ["start", ms(start)], ["duration", ms(end - start)]);
+    if (row.kind === "host" && words[span[3]]) found.push(["at", words[span[3]]]);
     if (row.kind === "comm") {
       const exposed = exposedParts(row.rank.states, start, end).reduce((sum, [a, b]) => sum + b - a, 0);
       found.push(["exposed", ms(exposed)]);
@@ -278,6 +355,7 @@
           ["bytes", span[5] === null ? "not known" : [aorta.bytes(span[5]), words[span[6]]].filter(Boolean).join(", ")],
           ["group", [words[span[3]], span[4] === null ? "" : `${span[4]} rank${span[4] === 1 ? "" : "s"}`].filter(Boolean).join(", ") || "not known"],
           ["sequence", `${span[7]}${span[10] ? ", async" : ""}`],
+          ["phase", words[span[11]] || "not known"],
           ["busbw", span[8] === null ? "n/a" : `${aorta.number(span[8])} GB/s`],
         );
       }
@@ -315,20 +393,32 @@
   const zoom = (factor, around = (view[0] + view[1]) / 2) =>
     setView(around - (around - view[0]) * factor, around + (view[1] - around) * factor);
   const move = (share) => setView(view[0] + share * (view[1] - view[0]), view[1] + share * (view[1] - view[0]));
-  const all = () => setView(whole[0], whole[1]);
+  const all = () => { range = null; setView(whole[0], whole[1]); };
 
   let drag = null;
   canvas.addEventListener("pointerdown", (event) => {
-    drag = { px: event.clientX, view: [...view] };
+    drag = { px: event.clientX, view: [...view], from: event.shiftKey ? onAxis(event.clientX - canvas.getBoundingClientRect().left) : null };
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
     if (!drag) { show(at(event), event.clientX, event.clientY); return; }
+    drag.moved = drag.moved || Math.abs(event.clientX - drag.px) > 3;
+    if (drag.from !== null) {
+      const to = Math.min(Math.max(onAxis(event.clientX - canvas.getBoundingClientRect().left), whole[0]), whole[1]);
+      range = [Math.min(drag.from, to), Math.max(drag.from, to)];
+      draw();
+      return;
+    }
     const shift = (drag.px - event.clientX) / (width - GUTTER) * (drag.view[1] - drag.view[0]);
-    tip.hidden = true;
+    aorta.tip(null);
     setView(drag.view[0] + shift, drag.view[1] + shift);
   });
-  canvas.addEventListener("pointerup", () => { drag = null; });
+  canvas.addEventListener("pointerup", (event) => {
+    const found = drag && !drag.moved ? at(event) : null;
+    if (drag && !drag.moved && drag.from !== null) { range = null; draw(); }
+    if (found) tell(found);
+    drag = null;
+  });
   canvas.addEventListener("pointercancel", () => { drag = null; });
   canvas.addEventListener("pointerleave", () => { if (hovered) show(null); });
   canvas.addEventListener("dblclick", all);
@@ -347,7 +437,10 @@
     const row = walkable[cursor.row];
     if (rowShift) cursor.index = firstAfter(row.spans, hovered ? hovered.span[0] : view[0] / row.run.scale);
     cursor.index = Math.min(Math.max(cursor.index + spanShift, 0), row.spans.length - 1);
-    const span = row.spans[cursor.index], [start, end] = [span[0] * row.run.scale, span[1] * row.run.scale];
+    visit({ row, span: row.spans[cursor.index] });
+  }
+  function visit({ row, span }) { // it is seen, marked and told
+    const [start, end] = [span[0] * row.run.scale, span[1] * row.run.scale];
     if (start < view[0] || end > view[1]) {
       const half = Math.max((view[1] - view[0]) / 2, (end - start) * 0.6), middle = (start + end) / 2;
       setView(middle - half, middle + half);
@@ -355,6 +448,9 @@
     const box = canvas.getBoundingClientRect();
     scale = row.run.scale;
     show({ row, span }, box.left + x(span[0]), box.top + row.y + row.height);
+    tell({ row, span });
+  }
+  function tell({ row, span }) {
     const [title, pairs] = lines({ row, span });
     said.textContent = `${row.label || "stream"}: ${title}; ${pairs.map(([name, value]) => `${name} ${value}`).join(", ")}.`;
   }
@@ -377,12 +473,14 @@
 
   const names = ["median", "slowest", "first", "last", "cause 1", "cause 2", "cause 3", "cause 4", "cause 5"]
     .filter((name) => runs.some((run) => run.chosen[name] !== undefined));
+  const further = runs.flatMap((run) => Object.entries(run.chosen)).filter(([name]) => name.startsWith("step "));
+  names.push(...new Map(further.sort((a, b) => a[1] - b[1])).keys());
   for (const name of names) {
     const steps = runs.filter((run) => run.chosen[name] !== undefined)
       .map((run) => (runs.length > 1 ? `${run.label} ${run.chosen[name]}` : run.chosen[name]));
-    stepChoice.append(aorta.element("option", `${name.startsWith("cause") ? `step of ${name}` : `${name} step`} (${steps.join(", ")})`, { value: name }));
+    stepChoice.append(aorta.element("option", name.startsWith("step ") ? name : `${name.startsWith("cause") ? `step of ${name}` : `${name} step`} (${steps.join(", ")})`, { value: name }));
   }
-  stepChoice.addEventListener("change", () => { why = stepChoice.value; hovered = null; tip.hidden = true; layOut(); all(); });
+  stepChoice.addEventListener("change", () => { why = stepChoice.value; hovered = null; aorta.tip(null); layOut(); all(); });
 
   const boxes = new Map();
   function chooseRanks() {
@@ -410,10 +508,27 @@
     return Boolean(box);
   };
 
+  // The step of [from, to] that is kept, else the nearest one; null where none is.
+  aorta.showStep = (label, from, to, rank) => {
+    const run = runs.find((one) => one.label === label);
+    if (!run || !Object.keys(run.chosen).length) return null;
+    const away = (step) => Math.max(from - step, step - to, 0);
+    const [best, step] = Object.entries(run.chosen).reduce((a, b) => (away(b[1]) < away(a[1]) ? b : a));
+    stepChoice.value = best;
+    stepChoice.dispatchEvent(new Event("change"));
+    aorta.showRank(label, rank);
+    return step;
+  };
+
   // A cause's link: its step, its rank, and the stretch that stands for it.
   for (const link of document.querySelectorAll("a[data-step-choice]")) {
     link.addEventListener("click", () => {
-      if (!names.includes(link.dataset.stepChoice)) return;
+      const step = Number(link.dataset.step);
+      if (!names.includes(link.dataset.stepChoice)) {
+        const nearest = aorta.showStep(link.dataset.run, step, step, Number(link.dataset.rank));
+        if (nearest !== null) said.textContent = `Step ${step} was kept without its details: this is step ${nearest}, the nearest one with details.`;
+        return;
+      }
       stepChoice.value = link.dataset.stepChoice;
       stepChoice.dispatchEvent(new Event("change"));
       const run = runs.find((one) => one.label === link.dataset.run), number = Number(link.dataset.rank);

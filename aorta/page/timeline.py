@@ -26,6 +26,10 @@ MAX_RANKS_MATCHED = 64
 STATE_INDEX = {COMPUTE: 0, HIDDEN: 1, EXPOSED: 2, IDLE: 3}
 WAITING = 4
 """Exposed, and nothing moves because a rank has not arrived."""
+MAX_FURTHER = 24
+"""Steps besides the telling ones that a click leads to."""
+MAX_FURTHER_MARKS = 12_000
+"""Their marks in the page, all runs together."""
 FAR_APART = 2
 """Windows between the starts of a step on two ranks, above which their clocks are not those of one run."""
 
@@ -41,7 +45,8 @@ class Steps:
     source: str
     ranks: list[int]
     chosen: dict[str, int]
-    """'first', 'median', 'slowest' and 'last' and the global step of each."""
+    """'first', 'median', 'slowest', 'last', 'cause 1' and so on, and the global step of each; further
+    ones as 'step 7'."""
     records: dict[int, dict[int, StepRecord]] = field(default_factory=dict)
     """Records by global step and rank."""
     waits: dict[Call, float] = field(default_factory=dict)
@@ -60,7 +65,12 @@ class Steps:
 def steps_to_show(report: Report, shown: Shown | None = None) -> list[Steps]:
     """The steps of each label's first run that the timeline shows, read again from disk record by record."""
     return [
-        _steps(dataset.first, _of_causes(report, label), shown or Shown())
+        _steps(
+            dataset.first,
+            _of_causes(report, label),
+            shown or Shown(),
+            MAX_FURTHER_MARKS // len(report.datasets),
+        )
         for label, dataset in report.datasets.items()
     ]
 
@@ -78,7 +88,11 @@ def _of_causes(report: Report, label: str) -> dict[str, int]:
 
 def timeline_data(steps_shown: list[Steps], group_names: dict[str, str] | None = None) -> dict[str, Any]:
     """Data that page.js draws; times in ms since the earliest rank's start of the step."""
-    num = sum(len(by_rank) for steps in steps_shown for by_rank in steps.records.values())
+    num = sum(
+        len(steps.records.get(step, ()))
+        for steps in steps_shown
+        for step in set(_telling(steps.chosen).values())
+    )
     per_rank = max(200, MAX_MARKS // max(1, num))
     words = _Words()
     runs = [
@@ -117,7 +131,7 @@ def exposed_collectives(
     return sorted(rows, key=lambda row: -row[2])[:num]
 
 
-def _steps(judged: JudgedRun, of_causes: dict[str, int], shown: Shown) -> Steps:
+def _steps(judged: JudgedRun, of_causes: dict[str, int], shown: Shown, further_marks: int) -> Steps:
     run = judged.run
     chosen = _chosen(judged, shown)
     if chosen:
@@ -131,10 +145,17 @@ def _steps(judged: JudgedRun, of_causes: dict[str, int], shown: Shown) -> Steps:
         )
         return steps
     global_steps = set(chosen.values())
+    further = _further(judged, shown, global_steps)
     steps.offset_ns = dict(run.clock_offset_ns)
     for rank in steps.ranks:
-        for record in _read(run, rank, global_steps):
+        for record in _read(run, rank, global_steps.union(further)):
             steps.records.setdefault(record.global_step, {})[rank] = record
+        if further and rank == steps.ranks[0]:
+            further_steps = _fitting(steps, rank, further, further_marks)
+            chosen |= {f"step {step}": step for step in further_steps}
+            steps.records = {step: r for step, r in steps.records.items() if step in chosen.values()}
+            global_steps.update(further_steps)
+            further = []
         for step, kernels in run.kernels(rank) if run.kernels is not None else ():
             if step in global_steps:
                 steps.kernels.setdefault(step, {})[rank] = kernels
@@ -165,6 +186,33 @@ def _chosen(judged: JudgedRun, shown: Shown) -> dict[str, int]:
         "last": len(columns) - 1,
     }
     return {name: int(run.global_step[columns[i]]) for name, i in columns_by_name.items()}
+
+
+def _telling(chosen: dict[str, int]) -> dict[str, int]:
+    return {name: step for name, step in chosen.items() if not name.startswith("step ")}
+
+
+def _further(judged: JudgedRun, shown: Shown, telling: set[int]) -> list[int]:
+    """Judged steps with details, spread evenly."""
+    run = judged.run
+    columns = np.flatnonzero(run.has_details & shown.columns(run))
+    columns = columns[columns >= judged.num_warmup]
+    if not len(columns):
+        return []
+    places = np.unique(np.linspace(0, len(columns) - 1, MAX_FURTHER).round().astype(int))
+    return [step for step in run.global_step[columns[places]].tolist() if step not in telling]
+
+
+def _fitting(steps: Steps, rank: int, further: list[int], most_marks: int) -> list[int]:
+    """As many of the further steps as fit, as far as one rank tells."""
+    records = [steps.records[step][rank] for step in further if step in steps.records]
+    marks = [
+        len(r.active_segments or ()) + len(r.collectives or ()) + len(r.host_spans or ()) for r in records
+    ]
+    mean = max(1.0, float(np.mean(marks))) if marks else 1.0
+    num = min(len(records), int(most_marks / (mean * len(steps.ranks))))
+    places = np.linspace(0, len(records) - 1, num).round().astype(int).tolist()
+    return [records[place].global_step for place in places]
 
 
 def _read(run: Run, rank: int, global_steps: set[int]) -> Iterator[StepRecord]:
@@ -310,7 +358,7 @@ def _rows(
                 _ms(at_ms + row.start_ms), _ms(at_ms + row.end_ms), words(record.name_of(row)),
                 words(row.group), len(row.ranks) or None, row.bytes or None, words(row.dtype), row.seq,
                 _short(row.busbw_gb_s if row.bytes else None),
-                None if wait_ms is None else _ms(wait_ms), int(row.is_async),
+                None if wait_ms is None else _ms(wait_ms), int(row.is_async), words(row.phase or ""),
             ]
         )  # fmt: skip
     if not by_stream:  # a source that keeps the unions alone
@@ -326,7 +374,20 @@ def _rows(
         lanes = _lanes(
             [_ms(at_ms + a), _ms(at_ms + b), words(name)] for a, b, name in kernels if a <= until_ms
         )
-    rows = [{"name": "compute", "kind": "compute", "lanes": lanes}]
+    host = [
+        [
+            _ms(at_ms + span.start_ms),
+            _ms(at_ms + span.end_ms),
+            words(span.kind.replace("_", " ")),
+            words(span.where),
+        ]
+        for span in (record.host_spans or ())[:per_rank]
+        if span.start_ms <= until_ms
+    ]
+    rows = [
+        {"name": "host", "kind": "host", "lanes": _lanes(host)},
+        {"name": "compute", "kind": "compute", "lanes": lanes},
+    ]
     for stream, stream_spans in sorted(by_stream.items()):
         rows.append({"name": stream, "kind": "comm", "lanes": _lanes(stream_spans[:per_rank])})
     copies = named.get(COPY)

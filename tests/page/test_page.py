@@ -18,7 +18,7 @@ from aorta.page.html import page, write_page
 from aorta.page.parts import Markup, byte_text, json_script, number, percent, tag, title
 from aorta.page.sections import DEFINITIONS
 from aorta.page.table import account_rows
-from aorta.page.timeline import MAX_MARKS, steps_to_show, timeline_data
+from aorta.page.timeline import MAX_FURTHER, MAX_MARKS, steps_to_show, timeline_data
 from aorta.page.where_time_goes import account_data
 from aorta.page.write import make_report
 from aorta.records.schema import CollectiveRecord
@@ -345,8 +345,25 @@ def test_chosen_steps_are_judged_and_have_details():
     lengths = [99, 10, 30, 20, 60, 40, 50]
     by_rank = {0: [step_record(step_timeline(compute=ms - 2.0, step=i), 1) for i, ms in enumerate(lengths)]}
     (steps,) = steps_to_show(report_of(dataset_of("a", by_rank)))
-    assert steps.chosen == {"median": 2, "slowest": 4, "first": 1, "last": 6}
-    assert sorted(steps.records) == [1, 2, 4, 6]
+    telling = {"median": 2, "slowest": 4, "first": 1, "last": 6}
+    assert steps.chosen == telling | {"step 3": 3, "step 5": 5}
+    assert sorted(steps.records) == [1, 2, 3, 4, 5, 6]
+
+
+def test_of_further_steps_as_many_as_fit_are_there(monkeypatch):
+    """Ranks of about 7 marks a step: of 50 marks there is room for 3 or 4 steps of two ranks, beside the four
+    telling ones."""
+    monkeypatch.setattr("aorta.page.timeline.MAX_FURTHER_MARKS", 50)
+    (steps,) = steps_to_show(report_of(dataset_of("a", records_of(num_steps=30))))
+    further = [step for name, step in steps.chosen.items() if name.startswith("step ")]
+    marks = [
+        len(record.active_segments) + len(record.collectives)
+        for step in further
+        for record in steps.records[step].values()
+    ]
+    assert further
+    assert sum(marks) <= 50
+    assert sorted(steps.records) == sorted(set(steps.chosen.values()))
 
 
 def with_gathers(folder, group_ranks):
@@ -421,11 +438,13 @@ def test_collectives_at_once_are_in_lanes():
 
 @pytest.mark.heavy
 def test_a_large_run_embeds_a_few_steps():
-    """8 ranks, 50 steps, 100 collectives: under 1 MB beside the plotting library."""
+    """8 ranks, 50 steps, 100 collectives: under 1.2 MB beside the plotting library."""
     report = report_of(dataset_of("a", records_of(num_steps=50, num_ranks=8, num_collectives=100)))
     data = timeline_data(steps_to_show(report))
-    assert sum(len(step["ranks"]) for step in data["runs"][0]["steps"].values()) == 4 * 8
-    assert len(msgspec.json.encode(data)) < 1_000_000
+    num = [len(step["ranks"]) for step in data["runs"][0]["steps"].values()]
+    assert num[:4] == [8, 8, 8, 8]
+    assert len(num) <= 4 + MAX_FURTHER
+    assert len(msgspec.json.encode(data)) < 1_200_000
     assert len(page(report)) < 3_200_000
 
 

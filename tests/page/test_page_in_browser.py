@@ -468,3 +468,60 @@ def test_every_link_of_the_navigation_has_its_section(shown):
         links = page.js("[...document.querySelectorAll('nav a')].map(a => a.getAttribute('href'))")
         assert links
         assert page.js(f"{json.dumps(links)}.every(href => document.querySelector(href))")
+
+
+STEPS = "#steps-canvas"
+TITLE = "document.querySelector('#timeline-sums summary').textContent"
+
+
+def test_a_click_leads_from_a_rank_to_its_steps_and_to_the_timeline_of_one(shown):
+    """29 judged steps of 2 ranks; the timeline keeps 4 and up to 24 more of them."""
+    page = shown("single")
+    assert page.js(MARKS.format(STEPS)) == 29
+    page.click("#time tr[data-rank='1'] button")
+    said = "document.querySelector('#steps-said').textContent"
+    assert page.js(said).startswith("Rank 1: a column for each step.")
+    assert page.js("document.querySelector('#steps-rank').selectedOptions[0].textContent") == "1"
+    page.hover(*page.centre(STEPS))
+    page.wait("document.querySelector('#tip').textContent.startsWith('rank 1, step 1')")
+    page.js(f"document.querySelector('{STEPS}').focus()")
+    page.press("ArrowRight", 39)
+    assert page.js(said).startswith("rank 1, step 1: ")
+    assert "compute" in page.js(said)
+    page.press("Enter", 13)
+    page.wait(said + ".includes('The timeline below shows step 1.')")
+    assert page.js("document.querySelector('#timeline-step').selectedOptions[0].textContent").endswith("(1)")
+
+
+def test_calls_are_found_by_name_and_summed(shown):
+    """Two ranks with ten gathers each, 12 ms in sum on each rank."""
+    page = shown("single")
+    page.centre(CANVAS)
+    page.js("document.querySelector('#timeline-find').focus()")
+    for key in "gather":
+        page.press(key)
+    page.wait(TITLE + ".includes('20 spans with')")
+    assert "\u201cgather\u201d, 24.0 ms" in page.js(TITLE)
+    page.press("Enter", 13)
+    assert "all_gather" in page.js("document.querySelector('#timeline-said').textContent")
+
+
+def test_a_selected_range_is_summed_by_rank(shown):
+    page = shown("single")
+    page.centre(CANVAS)
+    drag = """(() => {
+      const canvas = document.querySelector('#timeline-canvas'), box = canvas.getBoundingClientRect();
+      const send = (kind, share) => canvas.dispatchEvent(new PointerEvent(kind, {
+        clientX: box.left + 150 + share * (box.width - 150), clientY: box.top + 40, shiftKey: true,
+        pointerId: 1,
+      }));
+      canvas.setPointerCapture = () => {};
+      send('pointerdown', 0.1); send('pointermove', 0.6); send('pointerup', 0.6); })()"""
+    page.js(drag)
+    page.wait(TITLE + ".startsWith('Sums of what is selected: ')")
+    low, high = (float(text) for text in page.js(TITLE).split(": ")[1].removesuffix(" ms").split(" to "))
+    rows = page.js(
+        "[...document.querySelectorAll('#timeline-sums table:first-child tbody tr')].slice(0, 2)"
+        ".map(row => [...row.cells].slice(1).map(cell => Number(cell.textContent)))"
+    )
+    assert [sum(row) for row in rows] == pytest.approx([high - low] * 2, rel=0.02)
