@@ -6,7 +6,8 @@
   const runChoice = document.getElementById("steps-run"), rankChoice = document.getElementById("steps-rank");
   const said = document.getElementById("steps-said"), context = canvas.getContext("2d");
   const GUTTER = 64, HEIGHT = 190, FOOT = 20;
-  let run, rank, shown = [], top = 0, width = 0, chosen = null;
+  const WIDEST = 60;
+  let run, rank, shown = [], top = 0, width = 0, each = 1, chosen = null;
   const COLOURS = { transfer: "exposed", copy: "outline", unknown: "panel" };
 
   for (const one of runs) {
@@ -47,7 +48,8 @@
     context.fillRect(0, 0, width, HEIGHT);
     context.font = aorta.font;
     context.textBaseline = "middle";
-    const each = (width - GUTTER - 6) / num, tall = (HEIGHT - FOOT - 8) / top, ground = HEIGHT - FOOT;
+    each = Math.min(WIDEST, (width - GUTTER - 6) / num);
+    const tall = (HEIGHT - FOOT - 8) / top, ground = HEIGHT - FOOT;
     const fills = run.cells.map(([, mark]) => aorta.paint(context, COLOURS[mark] || mark));
     const outline = aorta.colour("outline"), ink = aorta.colour("ink"), muted = aorta.colour("muted");
     shown.forEach((cells, column) => {
@@ -87,7 +89,7 @@
   }
 
   const at = (event) => {
-    const column = Math.floor((event.clientX - canvas.getBoundingClientRect().left - GUTTER) / (width - GUTTER - 6) * shown.length);
+    const column = Math.floor((event.clientX - canvas.getBoundingClientRect().left - GUTTER) / each);
     return column >= 0 && column < shown.length ? column : null;
   };
   const steps = (column) => (run.from[column] === run.to[column] ? `step ${run.from[column]}` : `steps ${run.from[column]} to ${run.to[column]}`);

@@ -76,13 +76,14 @@ def _first_sentences(dataset: Dataset, causes: Causes | None) -> list[Markup]:
     if causes is None:
         return [tag("h1", typeset(dataset_answer(dataset)))]
     if causes.lines:
-        head, rest = sentence(causes.lines[0].headline), ""
+        head, rest = sentence(causes.lines[0].headline), []
     else:
-        head, _, rest = causes.empty_text.partition(". ")
+        head, _, text = causes.empty_text.partition(". ")
+        rest = [text, *causes.notes]
     return [
         tag("h1", typeset(head.removesuffix("."))),
         tag("p", causes.title),
-        *([tag("p", typeset(rest), class_="scope")] if rest else []),
+        *(tag("p", typeset(text), class_="scope") for text in rest if text),
     ]
 
 
@@ -173,10 +174,11 @@ def causes(report: Report) -> Markup | None:
             children.append(tag("ol", rows, class_="causes"))
         elif len(report.causes) > 1:
             children.append(tag("p", typeset(run_causes.empty_text)))
-        children += [tag("p", typeset(note), class_="note") for note in run_causes.notes]
+        if run_causes.lines or len(report.causes) > 1:  # else the page begins with it
+            children += [tag("p", typeset(note), class_="note") for note in run_causes.notes]
         if run_causes.whatifs is not None:
             children += _whatifs(run_causes.whatifs)
-    if not children:  # the first sentence says that there is none
+    if not children:
         return None
     return section(
         "causes",

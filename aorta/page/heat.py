@@ -44,9 +44,9 @@ ROBUST = 99.5
 def ranks_by_steps(report: Report) -> Markup | None:
     """Section of ranks by steps; None where every run has one rank and no telemetry."""
     tables = [_table(dataset) for dataset in report.datasets.values()]
-    if not any(tables):
-        return None
     has_several = any(len(dataset.first.run.ranks) > 1 for dataset in report.datasets.values())
+    if not any(tables) and not has_several:
+        return None
     drawn = [
         tag(
             "div",
@@ -119,7 +119,8 @@ def heat_metrics(dataset: Dataset) -> list[HeatMetric]:
     metrics = []
     if run.arrivals is not None:
         caused = np.where(run.arrivals.num_judged > 0, run.arrivals.caused_ms, np.nan)
-        metrics.append(HeatMetric("caused_ms", "others wait for this rank", "ms", False, caused))
+        if np.nan_to_num(caused).any():
+            metrics.append(HeatMetric("caused_ms", "others wait for this rank", "ms", False, caused))
     for name, is_low_worse in (
         ("compute_ms", False),
         ("step_ms", False),
@@ -185,7 +186,7 @@ def _mean(values: Floats) -> float:
 def _table(dataset: Dataset) -> Markup | None:
     rows = rank_rows(dataset.first, dataset.lead)
     columns = [column for column in _COLUMNS if any(column.is_known(row) for row in rows)]
-    if len(rows) < 2 and not any(row.sm_clock_mhz or row.peak_memory_bytes for row in rows):
+    if not columns or (len(rows) < 2 and not any(row.sm_clock_mhz or row.peak_memory_bytes for row in rows)):
         return None
     heads: list[Column] = [("rank", "", True), *((c.title, c.unit, c.is_number) for c in columns)]
     lines = [
@@ -215,7 +216,7 @@ class _RankColumn:
 
 def _number_column(heading: str, of_unit: str, name: str) -> _RankColumn:
     def is_known(row: RankRow) -> bool:
-        return getattr(row, name) is not None
+        return bool(getattr(row, name))
 
     def text(row: RankRow) -> Markup:
         value = getattr(row, name)
@@ -237,7 +238,7 @@ def _throttling_text(row: RankRow) -> Markup:
 
 _COLUMNS = (
     _number_column("others wait for it", "ms/step", "caused_ms"),
-    _RankColumn("came last", "", lambda row: row.num_judged > 0, _last_text),
+    _RankColumn("came last", "", lambda row: row.num_last > 0, _last_text),
     _number_column("SM clock", "MHz", "sm_clock_mhz"),
     _number_column("lowest", "MHz", "lowest_clock_mhz"),
     _number_column("power", "W", "power_w"),

@@ -41,9 +41,6 @@ MAX_NUMBERS = 400_000
 LEVELS = 65_535
 LEAST_NAMED = 0.08
 """Part of the longest bar, from which on a cell of the host has its name in it."""
-SUM_COLUMNS: list[Column] = [
-    ("", "", False), ("mean", "", True), ("of step", "", True), ("ranks, least to most", "", False),
-]  # fmt: skip
 
 
 # ---- bars and rows -------------------------------------------------------------------------------
@@ -71,15 +68,15 @@ def where_time_goes(report: Report) -> Markup:
             if has_sums:
                 children.append(_sums(dataset))
     is_calibrated = any(dataset.lead == "calibrated" for dataset in report.datasets.values())
+    estimates = " Calibrated parts are estimates." if is_calibrated else ""
+    scales = "" if one_scale or len(accounts) < 2 else " Each run has its own scale."
     return section(
         "time",
         "Where the time goes",
         children,
         _steps_of_a_rank() if any(a.step_ms.size for a in accounts.values()) else None,
         lead="Means over the judged steps; each millisecond of a rank is in one part, and the parts add up to"
-        " the step. "
-        + ("Calibrated parts are estimates. " if is_calibrated else "")
-        + ("One scale for all bars." if one_scale or len(accounts) < 2 else "Each run has its own scale."),
+        f" the step.{estimates}{scales}",
     )
 
 
@@ -130,9 +127,13 @@ def _sums(dataset: Dataset) -> Markup:
     names = {cell.title: name for name, cell in CELLS.items()}
     *parts, step = account_rows(dataset)
     rows = [_sum_row(row, names.get(row[0])) for row in parts]
+    ranks = "ranks, least to most" if len(dataset.first.run.ranks) > 1 else ""
+    columns: list[Column] = [
+        ("", "", False), ("mean", "", True), ("of step", "", True), (ranks, "", False),
+    ]  # fmt: skip
     return table(
         f"Parts of a step of {dataset.label}",
-        SUM_COLUMNS,
+        columns,
         [*rows, _sum_row(step, None, class_="sum")],
         class_="narrow sums",
     )
