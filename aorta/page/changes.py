@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from aorta.account.judge.cells import CELLS
 from aorta.account.judge.leading import with_word
+from aorta.account.judge.sentences import PART_WORDS
 from aorta.account.metrics import metric_key
 from aorta.account.model import Comparison, ConfidenceInterval, Decomposition, MetricComparison, Part
 from aorta.page.answer import change_text, verdict_mark
@@ -33,15 +34,6 @@ from aorta.page.parts import (
 )
 from aorta.page.table import LEAST_SHOWN
 from aorta.timeline.statistics import LEVEL
-
-PART_NAMES = {
-    "exposed_wait": "exposed, waiting for a rank",
-    "exposed_transfer": "exposed, transfer",
-    "exposed": "exposed communication",
-    "exposed_copy": "copies alone",
-}
-PART_MARKS = {"exposed": "m-exposed", "exposed_transfer": "m-transfer", "exposed_wait": "m-wait",
-              "exposed_copy": "m-copy"}  # fmt: skip
 
 
 def changes(comparison: Comparison) -> Markup:
@@ -104,14 +96,11 @@ def _is_shown(part: Part, decomposition: Decomposition) -> bool:
 def _smaller(shown: Sequence[Part], decomposition: Decomposition) -> list[Part]:
     """What the rows lack to add up."""
     step = decomposition.step
-    sides = (step.reference_ms, step.candidate_ms, step.difference_ms)
-    sums = [
-        sum(part.reference_ms for part in shown),
-        sum(part.candidate_ms for part in shown),
-        sum(part.difference_ms for part in shown),
-    ]
-    left = [side - of_rows for side, of_rows in zip(sides, sums, strict=True)]
-    return [Part("smaller parts", *left, None)] if max(left[:2]) > 1e-6 * max(sides[:2]) else []
+    reference_ms = step.reference_ms - sum(part.reference_ms for part in shown)
+    candidate_ms = step.candidate_ms - sum(part.candidate_ms for part in shown)
+    if max(reference_ms, candidate_ms) <= 1e-6 * max(step.reference_ms, step.candidate_ms):
+        return []
+    return [Part("smaller parts", reference_ms, candidate_ms, candidate_ms - reference_ms, None)]
 
 
 def _why_whole(comparison: Comparison) -> str:
@@ -168,7 +157,9 @@ def _part_row(part: Part, longest: float, has_intervals: bool, is_sum: bool) -> 
         99 * min(max(ms, 0.0), longest) / longest if longest > 0 else 0.0
         for ms in (part.reference_ms, part.candidate_ms, *_ends(part))
     )
-    name, mark = ("step (the sum)", "m-sum") if is_sum else _named(part)
+    mark = "m-sum" if is_sum else cell_mark(part.name)
+    words = CELLS[part.name].title if part.name in CELLS else PART_WORDS.get(part.name, part.name)
+    name = "step (the sum)" if is_sum else words
     marks = [bar(0, candidate, mark, 4, 12), bar(0, reference, "frame", 1, 18)]
     if ends:
         places = {"x1": at_percent(ends[0]), "x2": at_percent(ends[1]), "y1": "10", "y2": "10"}
@@ -183,14 +174,6 @@ def _part_row(part: Part, longest: float, has_intervals: bool, is_sum: bool) -> 
         tag("td", chart(marks, 20, quantity(part.difference_ms, "ms", sign=True)), class_="wide"),
         class_="sum" if is_sum else None,
     )
-
-
-def _named(part: Part) -> tuple[str, str]:
-    """Words and fill of a part, or of a cell of the account."""
-    if part.name in CELLS:
-        return CELLS[part.name].title, cell_mark(part.name)
-    name = PART_NAMES.get(part.name, part.name.replace("_", " "))
-    return name, PART_MARKS.get(part.name, "m-idle")
 
 
 def _ratio_reach(metrics: Sequence[MetricComparison]) -> float:

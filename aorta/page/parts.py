@@ -112,8 +112,12 @@ CELL_MARKS = {
     "communication": "exposed",
     "copy": "copy",
     "not_measured": "unknown",
+    "exposed": "exposed",
+    "exposed_transfer": "transfer",
+    "exposed_wait": "wait",
+    "exposed_copy": "copy",
 }
-"""Fill of a cell of the account; those of the host share one."""
+"""Fill of a cell of the account, or of a part of a comparison; those of the host share one."""
 TIMES = "\u00d7"
 
 

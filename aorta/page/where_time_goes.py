@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, Account, account_of
-from aorta.account.judge.leading import WORDS, with_word
+from aorta.account.judge.leading import WORDS, partly_timed, with_word
 from aorta.account.judge.ranks import rank_rows
 from aorta.account.model import Dataset, Report
 from aorta.page.parts import (
@@ -69,21 +69,20 @@ def where_time_goes(report: Report) -> Markup:
                 children.append(_sums(dataset))
     is_calibrated = any(dataset.lead == "calibrated" for dataset in report.datasets.values())
     estimates = " Calibrated parts are estimates." if is_calibrated else ""
+    timed = " that were timed" if any(map(partly_timed, report.datasets.values())) else ""
     scales = "" if one_scale or len(accounts) < 2 else " Each run has its own scale."
     return section(
         "time",
         "Where the time goes",
         children,
         _steps_of_a_rank() if any(a.step_ms.size for a in accounts.values()) else None,
-        lead="Means over the judged steps; each millisecond of a rank is in one part, and the parts add up to"
-        f" the step.{estimates}{scales}",
+        lead=f"Means over the judged steps{timed}; each millisecond of a rank is in one part, and the parts"
+        f" add up to the step.{estimates}{scales}",
     )
 
 
 def _bars(report: Report, dataset: Dataset, account: Account, longest: float) -> Iterable[Markup]:
-    causes = report.causes.get(dataset.label)
-    named = [line.rank for line in causes.lines if line.rank is not None] if causes else []
-    rows_shown = shown_ranks(dataset, account, named)
+    rows_shown = shown_ranks(dataset, account, named_ranks(report, dataset.label))
     means = {name: account.by_rank_ms(name) for name in account.cells}
     rows = []
     for i in rows_shown:
@@ -93,8 +92,9 @@ def _bars(report: Report, dataset: Dataset, account: Account, longest: float) ->
     yield table(f"A mean step of each rank of {dataset.label}", columns, rows, class_="bars")
     if len(rows_shown) < len(account.ranks):
         text = (
-            f"{len(rows_shown)} of {len(account.ranks)} ranks are drawn: the {NUM_LATE} that are waited for"
-            " most, those that a cause names, and others spread evenly from the least to the most exposed."
+            f"{len(rows_shown)} of {len(account.ranks):,} ranks are drawn: first the {NUM_LATE} that are"
+            " waited for most and those that a cause names, then others spread evenly from the least to the"
+            " most exposed."
         )
         yield tag("p", text, class_="note")
 
@@ -147,14 +147,20 @@ def _sum_row(row: tuple[str, ...], name: str | None, class_: str | None = None) 
         tag("th", swatch(cell_mark(name)) if name else None, title, scope="row", title=meaning),
         tag("td", mean, class_="num"),
         tag("td", share, class_="num"),
-        tag("td", ranks),
+        tag("td", ranks.replace("   ", "\u2003")),
         class_=class_,
     )
 
 
+def named_ranks(report: Report, label: str) -> list[int]:
+    """Ranks that a cause names, that of the largest first."""
+    causes = report.causes.get(label)
+    return [line.rank for line in causes.lines if line.rank is not None] if causes else []
+
+
 def shown_ranks(dataset: Dataset, account: Account, named: Iterable[int] = ()) -> list[int]:
-    """Rows of the ranks that get a bar: all if they are few, else the latest, those named, and others spread
-    evenly from the least to the most exposed."""
+    """Rows of the ranks that get a bar: all if they are few, else first the latest and those named, then
+    others spread evenly from the least to the most exposed."""
     num = len(account.ranks)
     if num <= MAX_BARS:
         return list(range(num))
@@ -164,7 +170,7 @@ def shown_ranks(dataset: Dataset, account: Account, named: Iterable[int] = ()) -
         i for i in np.argsort(account.by_rank_ms(*EXPOSED_CELLS), kind="stable").tolist() if i not in first
     ]
     places = np.linspace(0, len(order) - 1, MAX_BARS - len(first)).round().astype(int).tolist()
-    return sorted([*first, *(order[i] for i in places)])
+    return [*first, *sorted(order[i] for i in places)]
 
 
 # ---- the steps of a rank -------------------------------------------------------------------------
@@ -204,8 +210,7 @@ def account_data(report: Report) -> list[dict[str, Any]]:
     for label, dataset in report.datasets.items():
         account = account_of(dataset.first, dataset.lead)
         if account.mean_step_ms > 0:
-            causes = report.causes.get(label)
-            named = [line.rank for line in causes.lines if line.rank is not None] if causes else []
+            named = named_ranks(report, label)
             rows = shown_ranks(dataset, account, named)
             first = named[0] if named else account.ranks[int(account.step_ms.mean(axis=1).argmax())]
             runs.append({"label": label, "first_rank": first} | _packed(account, rows, len(report.datasets)))

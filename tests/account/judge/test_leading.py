@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from aorta.account.judge.answer import dataset_answer
+from aorta.account.judge.cells import CELLS
 from aorta.account.judge.gate import check_budget, load_budget
 from aorta.calibration.after_run import check_run
 from aorta.errors import RecordError
@@ -294,10 +295,11 @@ def test_page_terminal_and_pictures_show_the_same_numbers(calibrated_pair, tmp_p
     written = write_report(calibrated_pair, ["a", "b"], tmp_path / "out", outputs=ALONE)
     found = written.report
     said = page(found)
-    tiles = said[: said.index("What changed")]
-    assert re.search(r"exposed communication</h3><p[^>]*>2\.\d* ms <small>calibrated</small>", tiles)
-    assert "source: events, calibrated" in tiles
-    assert "exposed communication, raw" in said[said.index("What changed") :]
+    assert "source: events, calibrated" in said[: said.index("What changed")]
+    changed = said[said.index("What changed") :]
+    (row,) = re.findall(r"<tr><th[^>]*><svg[^>]*><rect[^>]*></rect></svg>communication</th>.*?</tr>", changed)
+    assert float(re.findall(r'data-value="([\d.]+)"', row)[1]) == pytest.approx(2.0, rel=0.01)
+    assert "exposed communication, raw" in changed
     compared = comparison_table(found.comparison)
     assert row_of(compared, "exposed, calibrated").endswith("worse")
     assert row_of(compared, "exposed, raw").endswith("not judged")
@@ -424,5 +426,5 @@ def test_waiting_is_raw_and_no_part_of_calibrated_exposed_time(tmp_path):
     why = "exposed is not split into waiting and transfer: waiting is known for raw numbers only"
     assert why in found.comparison.decomposition.notes
     said = page(found)
-    assert "waiting, raw, ms" in said
+    assert CELLS["wait"].title not in said[said.index('id="time"') : said.index('id="ranks"')]
     assert "exposed, waiting for a rank, raw" in said

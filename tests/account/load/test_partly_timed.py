@@ -182,8 +182,8 @@ def test_shares_of_the_step_are_of_steps_that_were_timed(tmp_path):
     assert "median 5.00" in row_of(text, "step")
     assert row_of(text, "communication").split()[3:5] == ["20", "%"]
     said = page(make_report([folder], ["a"], warmup=0))
-    assert "Mean over the judged steps that were timed, rank by rank" in said
-    assert "80 % of a timed step" in said
+    assert "Means over the judged steps that were timed; each" in said
+    assert ">20 %<" in said
 
 
 @pytest.mark.heavy
