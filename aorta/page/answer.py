@@ -214,18 +214,22 @@ def _cause(label: str, place: int, line: CauseLine, step_ms: float) -> Markup:
 
 
 def _picture(line: CauseLine, step_ms: float) -> Markup | None:
-    """A step, and at its end the cause's part of it with its interval."""
+    """A step, and at its end the cause's part of it with its interval; of a loss between steps, the step with
+    the time that follows it."""
     ms, interval = line.data["ms"], line.data["interval_ms"]
+    what = "a step"
+    if not line.data["is_in_step"] and line.data["share"] > 0:
+        what, step_ms = "a step and the time behind it", ms / line.data["share"]
     if not 0 < ms <= step_ms:
         return None
     without = 100 * (1 - ms / step_ms)
     marks = [bar(0, without, "m-rest", 4, 10), bar(without, 100, "m-cause", 4, 10)]
-    spoken = f"of a step of {quantity(step_ms, 'ms')}, {quantity(ms, 'ms')} is this"
+    spoken = f"of {what}, {quantity(step_ms, 'ms')}: {quantity(ms, 'ms')}"
     if interval is not None:
         low, high = (at_percent(min(100.0, max(0.0, 100 * (1 - end / step_ms)))) for end in interval)
         ends = {"x1": high, "x2": low, "y1": "9", "y2": "9"}
         marks += [tag("line", **ends, class_="halo"), tag("line", **ends, class_="whisker")]
-        spoken += f"; {number(interval[0])} to {quantity(interval[1], 'ms')}"
+        spoken += f", between {number(interval[0])} and {quantity(interval[1], 'ms')}"
     return chart([tag("title", spoken), *marks], 18, spoken)
 
 

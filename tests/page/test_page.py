@@ -210,24 +210,42 @@ def test_the_rows_below_the_bars_are_those_of_the_terminal():
         assert " ".join(" ".join(row).split()) in said
 
 
+def cause_line(**data):
+    return CauseLine(
+        headline="rank 1 is late: 10.0 ms a step", evidence=(), place="rank 1, step 3", change="", check="",
+        rank=1, global_step=3, at_ms=None,
+        data={"ms": 10.0, "interval_ms": [8.0, 12.0], "is_in_step": True} | data,
+    )  # fmt: skip
+
+
+def with_causes(*lines):
+    """Of steps of 40 ms."""
+    report = report_of(dataset_of("a", records_of()))
+    account_of(report.datasets["a"].first).step_ms[:] = 40.0
+    causes = Causes(list(lines), "nothing", title="a: a step takes 40.0 ms", notes=["Not explained: little."])
+    return page(msgspec.structs.replace(report, causes={"a": causes}))
+
+
+def pictures_of_causes(source):
+    return re.findall(r'<svg height="18".*?</svg>', re.search(r'<ol class="causes">.*?</ol>', source)[0])
+
+
 def test_the_largest_cause_is_the_first_sentence():
     """Of a step of 40 ms 10 is rank 1's, between 8 and 12: the picture has 30 ms, then the cause."""
-    report = report_of(dataset_of("a", records_of()))
-    line = CauseLine(
-        headline="rank 1 is late: 10.0 ms a step", evidence=(), place="rank 1, step 3", change="", check="",
-        rank=1, global_step=3, at_ms=None, data={"ms": 10.0, "interval_ms": [8.0, 12.0]},
-    )  # fmt: skip
-    account = account_of(report.datasets["a"].first)
-    account.step_ms[:] = 40.0
-    causes = Causes([line], "nothing", title="a: a step takes 40.0 ms", notes=["Not explained: little."])
-    source = page(msgspec.structs.replace(report, causes={"a": causes}))
+    source = with_causes(cause_line())
     assert text_of(source, "answer").startswith("Rank 1 is late: 10.0 ms a step a: a step takes 40.0 ms")
-    (picture,) = re.findall(
-        r'<svg height="18".*?</svg>', re.search(r'<ol class="causes">.*?</ol>', source)[0]
-    )
+    (picture,) = pictures_of_causes(source)
     assert re.findall(r'width="([\d.]+)%"', picture) == ["75.000", "25.000"]
     assert 'x1="70.000%" x2="80.000%"' in picture
     assert "Not explained: little." in text_of(source, "causes")
+
+
+def test_a_loss_between_steps_is_part_of_a_step_and_what_follows_it():
+    """60 ms are 0.6 of 100 ms."""
+    line = cause_line(ms=60.0, interval_ms=None, share=0.6, is_in_step=False)
+    (picture,) = pictures_of_causes(with_causes(line))
+    assert re.findall(r'width="([\d.]+)%"', picture) == ["40.000", "60.000"]
+    assert "of a step and the time behind it, 100.0 ms: 60.0 ms" in picture
 
 
 def test_where_there_is_no_cause_that_is_the_first_sentence():
