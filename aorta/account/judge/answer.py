@@ -53,15 +53,16 @@ def add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | Non
     """Adds to a dataset's part of summary.json its answer, account, losses and alerts; to its ranks who came
     last, and what telemetry and the allocator said. Of the first run, where there are several."""
     account = account_of(dataset.first, dataset.lead)
+    rows = account.rows()
+    by_rank = {row.name: account.by_rank_ms(row.name).tolist() for row in rows}
     summary["answer"] = dataset_answer(dataset, causes)
     summary["losses"] = [{"name": loss.name, "ms": loss.ms, "share": loss.share} for loss in losses(dataset)]
     summary["account"] = {
         "step_ms": account.mean_step_ms if account.mean_step_ms > 0 else None,
         "num_steps": account.step_ms.shape[1],
-        "cells": {row.name: {"ms": row.mean_ms, "share": row.share} for row in account.rows()},
+        "cells": {row.name: {"ms": row.mean_ms, "share": row.share} for row in rows},
         "ranks": {
-            str(rank): {row.name: float(account.cells[row.name][i].mean()) for row in account.rows()}
-            for i, rank in enumerate(account.ranks)
+            str(rank): {name: ms[i] for name, ms in by_rank.items()} for i, rank in enumerate(account.ranks)
         },
         "wall_ms": account.outside or None,
         "not_measured": account.reasons,
