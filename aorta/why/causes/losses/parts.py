@@ -79,8 +79,8 @@ def parts_of(judged: JudgedRun, account: Account, lead: Lead, small_launch_ms: f
         ms_by_kind["launch"] = positive(launch - ms_by_kind["small_messages"] - gaps)
         if account.knows_host:  # what it writes is copied from the device meanwhile
             saving = host.span("checkpoint") + host.tail("checkpoint")
-            both = cells.get("checkpoint", zero) + cells.get("copy", zero)
-            ms_by_kind["checkpoint"] = np.minimum(np.maximum(saving, ms_by_kind.get("checkpoint", zero)), both)
+            idle, copy = cells.get("checkpoint", zero), cells.get("copy", zero)
+            ms_by_kind["checkpoint"] = np.minimum(np.maximum(saving, idle), idle + copy)
         ms_by_kind["synchronisation"] = cells.get("synchronisation", zero)
         ms_by_kind["idle"] = cells.get("idle", zero)
     else:
