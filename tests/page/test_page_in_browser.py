@@ -500,7 +500,7 @@ def test_calls_are_found_by_name_and_summed(shown):
     page.js("document.querySelector('#timeline-find').focus()")
     for key in "gather":
         page.press(key)
-    page.wait(TITLE + ".includes('20 spans with')")
+    page.wait(TITLE + ".includes('20 spans with \u201cgather\u201d')")  # not after the first letters alone
     assert "\u201cgather\u201d, 24.0 ms" in page.js(TITLE)
     page.press("Enter", 13)
     assert "all_gather" in page.js("document.querySelector('#timeline-said').textContent")
