@@ -1,4 +1,4 @@
-"""Percentiles of the rows of large arrays [rank, step], a block of rows at a time.
+"""Arithmetic on arrays [rank, step]; percentiles of the rows of large ones, a block of rows at a time.
 
 A block fits in the processor's cache, and blocks are sorted by as many threads as there are cores (numpy
 lets go of the interpreter's lock for that): no copy of the whole array is ever made.
@@ -18,6 +18,12 @@ NumKnown = NDArray[np.int64]
 Result = TypeVar("Result")
 BLOCK_NUMBERS = 1 << 18
 """2 MiB of numbers."""
+
+
+def positive(values: Floats) -> Floats:
+    """Without what is below 0; NaN counts as 0."""
+    result: Floats = np.maximum(np.nan_to_num(values), 0.0)
+    return result
 
 
 def row_percentiles(values: Floats, percents: Sequence[float]) -> list[Floats]:

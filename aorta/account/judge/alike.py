@@ -118,8 +118,3 @@ def is_window(side: Dataset) -> bool:
 
 def kind_of_source(side: Dataset) -> str:
     return "kernels" if is_of_kernels(side) else side.source
-
-
-def has_statistic(side: Dataset, name: str) -> bool:
-    statistic = side.statistics.get(name)
-    return statistic is not None and statistic.median is not None

@@ -120,6 +120,6 @@ def _losses_text(dataset: Dataset) -> str:
         hidden = account.mean_ms("hidden") / account.comm_ms
         text += f"; {percent(hidden)} of communication is hidden under compute"
     else:
-        evidence = comm_evidence(dataset.first.run)
-        text += f"; {evidence.absence}" if evidence.num_ranks > 1 or evidence.possible_ms else ""
+        doubt = comm_evidence(dataset.first.run).doubt
+        text += f"; {doubt}" if doubt else ""
     return text

@@ -19,6 +19,7 @@ from aorta.account.judge.leading import metric_of
 from aorta.account.judge.selection import looked_at
 from aorta.account.load.rank.host import AFTER, BETWEEN, CPU, IDLE, PREFIX, READY
 from aorta.account.model import JudgedRun, Lead, Run
+from aorta.account.rows import positive
 from aorta.timeline.types import TRACE_SOURCES
 
 Floats = NDArray[np.float64]
@@ -378,10 +379,4 @@ def _gaps(judged: JudgedRun, looked: JudgedRun) -> Floats:
     after = np.append(np.where(is_next, gaps.mean(axis=0), np.nan), np.nan)
     columns = np.searchsorted(run.global_step, looked.run.global_step[looked.num_warmup :])
     result: Floats = np.maximum(after[columns], 0.0)
-    return result
-
-
-def positive(values: Floats) -> Floats:
-    """Without what is below 0; NaN counts as 0."""
-    result: Floats = np.maximum(np.nan_to_num(values), 0.0)
     return result

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.leading import metric_of
 from aorta.account.model import JudgedRun, Lead
+from aorta.account.rows import positive
 from aorta.timeline.collective import POINT_TO_POINT
 
 Floats = NDArray[np.float64]
@@ -48,7 +49,7 @@ def _exposed_of(judged: JudgedRun, lead: Lead) -> Exposed | None:
     name = metric_of(lead, "exposed_ms")
     if name not in run.metrics:
         return None
-    exposed = np.maximum(np.nan_to_num(run.metrics[name][:, judged_steps]), 0.0)
+    exposed = positive(run.metrics[name][:, judged_steps])
     if not exposed.any():
         return None
     wait = np.zeros_like(exposed)
@@ -57,7 +58,7 @@ def _exposed_of(judged: JudgedRun, lead: Lead) -> Exposed | None:
     if matched is not None and lead == "raw":
         matched = matched[:, judged_steps]
         is_known = np.isfinite(matched)
-        wait = np.minimum(np.maximum(np.nan_to_num(matched), 0.0), exposed)
+        wait = np.minimum(positive(matched), exposed)
     num_ranks = len(run.ranks)
     if num_ranks > 1 and is_one_group(judged):
         wait = np.maximum(wait, exposed - exposed.min(axis=0))

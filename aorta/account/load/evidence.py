@@ -42,6 +42,11 @@ class CommEvidence(NamedTuple):
         return f"no communication was recognised{between}{names}"
 
     @property
+    def doubt(self) -> str:
+        """absence, where there is somebody to talk to; '' of one process."""
+        return self.absence if self.num_ranks > 1 or self.possible_ms else ""
+
+    @property
     def note(self) -> str:
         """A line on what nobody can be sure of; '' where there is nothing."""
         if not self.possible_ms and (self.is_found or self.num_ranks < 2):

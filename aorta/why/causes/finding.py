@@ -14,6 +14,11 @@ MANY_RANKS = 16
 """One rank more or less is no matter to the median of so many."""
 WAIT = ("wait", "communication")
 """Cells that hold what ranks wait for each other."""
+ANY_CELL = (
+    *("launch", "blocked", "idle", "core_taken", "synchronisation", "copy"),
+    *("compute", "hidden", "optimizer"),
+)
+"""Cells of a loss of which no more is known than that it is not communication."""
 
 
 @dataclass(slots=True)
@@ -65,12 +70,6 @@ def steps_with(values: Floats) -> NDArray[np.bool_]:
     """[step]: the steps that stand for a part that takes values: all, or of a rare one those that have it."""
     is_rare = np.median(values) == 0 and bool(values.any())
     result: NDArray[np.bool_] = values > 0 if is_rare else np.ones(values.shape, dtype=bool)
-    return result
-
-
-def positive(values: Floats) -> Floats:
-    """Without what is below 0; NaN counts as 0."""
-    result: Floats = np.maximum(np.nan_to_num(values), 0.0)
     return result
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from aorta.account.judge.cells import LOSSES, Account, account_of
 from aorta.account.judge.selection import looked_at
-from aorta.account.model import Dataset, JudgedRun, Lead
+from aorta.account.model import JudgedRun, Lead
 from aorta.account.numbers import byte_text, number, percent, quantity
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.cause import Cause
@@ -82,12 +82,6 @@ def _keep(finding: CauseFinding, mean_ms: float) -> None:
             excess_ms=finding.occasions.excess_ms * part,
             usual_error_ms=finding.occasions.usual_error_ms * part,
         )
-
-
-def causes_of(dataset: Dataset, path: str | None = None) -> list[Cause]:
-    """Of the first run, where there are several."""
-    judged = dataset.first
-    return explanation_of(judged, dataset.lead, path or str(judged.run.path)).causes
 
 
 def cause_of(

@@ -106,8 +106,7 @@ def nothing_text(dataset: Dataset) -> str:
         shares += [f"{percent(account.mean_ms('hidden') / account.comm_ms)} of communication is hidden"]
         shares += [f"{percent(account.share(*EXPOSED_CELLS))} of the step is exposed communication"]
     else:
-        evidence = comm_evidence(dataset.first.run)
-        shares += [evidence.absence] if evidence.num_ranks > 1 or evidence.possible_ms else []
+        shares += [*filter(None, [comm_evidence(dataset.first.run).doubt])]
     if account.is_measured and account.on_device:
         shares.append(f"{percent(account.share(*IDLE_CELLS))} of the step is idle")
     text += f" {'; '.join(shares)}." if shares else ""

@@ -14,7 +14,8 @@ from aorta.account.judge.ranks import HARMLESS
 from aorta.account.load.rank.host import BYTES
 from aorta.account.metrics import THROTTLED
 from aorta.account.model import JudgedRun, Lead
-from aorta.why.causes.finding import Floats, positive
+from aorta.account.rows import positive
+from aorta.why.causes.finding import Floats
 
 OPTIMIZER_PASSES = 7
 """Adam reads the gradient, and reads and writes the parameter and two moments."""

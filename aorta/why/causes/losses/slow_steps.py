@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from aorta.account.metrics import WORK
 from aorta.account.model import JudgedRun
-from aorta.why.causes.finding import CauseFinding, positive
+from aorta.account.rows import positive
+from aorta.why.causes.finding import ANY_CELL, CauseFinding
 from aorta.why.causes.losses.parts import Parts
-from aorta.why.causes.losses.waiting import ANY_CELL
 from aorta.why.causes.occasional import occasions
 
 MOST_OF_ALL = 0.8

@@ -9,9 +9,9 @@ from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.metrics import THROTTLED
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import percent
-from aorta.why.causes.finding import WAIT, CauseFinding, Floats, positive
+from aorta.account.rows import positive
+from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.parts import Parts
-from aorta.why.causes.losses.waiting import ANY_CELL
 
 MIN_OTHER_STEPS = 3
 RETRY_SHARE = 0.1

@@ -14,12 +14,13 @@ import numpy as np
 from aorta.account.judge.exposed import Exposed
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import byte_text, counted
+from aorta.account.rows import positive
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.timeline.collective import POINT_TO_POINT, busbw_factor
 from aorta.timeline.intervals import Intervals, intersect, length_ms, subtract, union
 from aorta.timeline.matching import UNKNOWN_OP
 from aorta.timeline.types import TRACE_SOURCES
-from aorta.why.causes.finding import CauseFinding, Floats, positive
+from aorta.why.causes.finding import CauseFinding, Floats
 from aorta.why.causes.losses.parts import Parts
 
 MOVING: dict[tuple[str, ...], float] = {("transfer", "communication"): 1.0}

@@ -14,14 +14,15 @@ from aorta.account.judge.cells import CELLS, EXPOSED_CELLS
 from aorta.account.judge.exposed import Exposed, has_point_to_point
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import quantity
+from aorta.account.rows import positive
 from aorta.why.causes.cause import CauseKind
 from aorta.why.causes.finding import (
+    ANY_CELL,
     WAIT,
     CauseFinding,
     Floats,
     of_one_rank,
     of_the_others,
-    positive,
     steps_with,
 )
 from aorta.why.causes.losses.parts import Parts
@@ -69,17 +70,6 @@ CELLS_OF_PART: dict[str, tuple[str, ...]] = {
     "asleep": ("blocked",),
 }
 """Where they are not the one of the part's own name."""
-ANY_CELL = (
-    "launch",
-    "blocked",
-    "idle",
-    "core_taken",
-    "synchronisation",
-    "copy",
-    "compute",
-    "hidden",
-    "optimizer",
-)
 MOST_OF_ALL = 0.5
 """Of its lateness, from which on a part of its step is named for it."""
 FREQUENT = 3
