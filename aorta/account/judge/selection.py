@@ -1,14 +1,14 @@
 """A run with some of its steps and ranks alone."""
 
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
-from typing import cast
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.leading import metric_of
-from aorta.account.model import Arrivals, CollectiveKind, JudgedRun, Lead, Run
+from aorta.account.model import JudgedRun, Lead, Run
 from aorta.errors import ReportError
 
 MOST_NUMBERS = 1 << 20
@@ -30,31 +30,7 @@ def selected(run: Run, steps: tuple[int, int] | None, ranks: Collection[int] | N
         raise ReportError(
             f"{run.path} has steps {run.global_step[0]} to {run.global_step[-1]}, none from {low} to {high}"
         )
-    place = np.ix_(np.array(rows), columns)
-    arrivals = run.arrivals
-    if arrivals is not None:
-        arrivals = Arrivals(
-            arrivals.num_last[place],
-            arrivals.num_judged[place],
-            arrivals.caused_ms[place],
-            {run.ranks[i]: arrivals.waits[run.ranks[i]] for i in rows},
-            arrivals.residual_us,
-        )
-    return msgspec.structs.replace(
-        run,
-        ranks=[run.ranks[i] for i in rows],
-        global_step=run.global_step[columns],
-        start_unix_ns=run.start_unix_ns[place],
-        metrics={name: values[place] for name, values in run.metrics.items()},
-        num_collectives=run.num_collectives[place],
-        host_bound=run.host_bound[place],
-        has_details=run.has_details[columns],
-        has_collectives=run.has_collectives[columns],
-        collectives=_of_columns(run, columns, np.array(rows)),
-        arrivals=arrivals,
-        host_parts={name: values[place] for name, values in run.host_parts.items()},
-        other_sources={},
-    )
+    return msgspec.structs.replace(_part(run, np.array(rows), columns), other_sources={})
 
 
 def looked_at(judged: JudgedRun, lead: Lead = "raw") -> JudgedRun:
@@ -80,31 +56,7 @@ def _looked_at(judged: JudgedRun, lead: Lead) -> JudgedRun:
         return judged
     before = [first - 1] if first else []  # what lies behind a step's body delays the next step
     columns = np.array([*before, *(first + np.flatnonzero(is_known)).tolist()], dtype=np.intp)
-    arrivals = run.arrivals
-    if arrivals is not None:
-        arrivals = msgspec.structs.replace(
-            arrivals,
-            num_last=arrivals.num_last[:, columns],
-            num_judged=arrivals.num_judged[:, columns],
-            caused_ms=arrivals.caused_ms[:, columns],
-        )
-    return msgspec.structs.replace(
-        judged,
-        num_warmup=len(before),
-        run=msgspec.structs.replace(
-            run,
-            global_step=run.global_step[columns],
-            start_unix_ns=run.start_unix_ns[:, columns],
-            metrics=cast(MutableMapping[str, NDArray[np.float64]], _Columns(run.metrics, columns)),
-            num_collectives=run.num_collectives[:, columns],
-            host_bound=run.host_bound[:, columns],
-            has_details=run.has_details[columns],
-            has_collectives=run.has_collectives[columns],
-            collectives=_of_columns(run, columns),
-            arrivals=arrivals,
-            host_parts=_Columns(run.host_parts, columns),
-        ),
-    )
+    return msgspec.structs.replace(judged, num_warmup=len(before), run=_part(run, ALL, columns))
 
 
 def _holds_the_end(step_ms: NDArray[np.float64]) -> bool:
@@ -114,28 +66,59 @@ def _holds_the_end(step_ms: NDArray[np.float64]) -> bool:
     return len(longest) > FEWEST_STEPS and float(longest[-1]) > TWICE * float(longest[:-1].max())
 
 
-def _of_columns(
-    run: Run, columns: NDArray[np.intp], rows: NDArray[np.intp] | None = None
-) -> list[CollectiveKind]:
-    """The run's kinds in these columns and rows; their arrays have columns that kept their collectives."""
-    place = np.cumsum(run.has_collectives) - 1
-    kept = place[columns[run.has_collectives[columns]]]
-    chosen = slice(None) if rows is None else rows
+ALL = slice(None)
+
+
+def _part(run: Run, rows: NDArray[np.intp] | slice, columns: NDArray[np.intp]) -> Run:
+    """The run with the ranks in these rows and the steps in these columns. Arrays of metrics are read when
+    they are asked for."""
+    ranks = [run.ranks[i] for i in np.arange(len(run.ranks))[rows]]
+
+    def part(values: NDArray[Any], of: NDArray[np.intp] = columns) -> NDArray[Any]:
+        return values[rows][:, of]
+
+    arrivals = run.arrivals
+    if arrivals is not None:
+        arrivals = msgspec.structs.replace(
+            arrivals,
+            num_last=part(arrivals.num_last),
+            num_judged=part(arrivals.num_judged),
+            caused_ms=part(arrivals.caused_ms),
+            waits={rank: arrivals.waits[rank] for rank in ranks},
+        )
+    kept = (np.cumsum(run.has_collectives) - 1)[columns[run.has_collectives[columns]]]
     names = ("count", "duration_ms", "wait_ms", "transfer_ms")
-    return [
-        msgspec.structs.replace(kind, **{name: getattr(kind, name)[chosen][:, kept] for name in names})
-        for kind in run.collectives
-    ]
+    return msgspec.structs.replace(
+        run,
+        ranks=ranks,
+        global_step=run.global_step[columns],
+        start_unix_ns=part(run.start_unix_ns),
+        metrics=cast(MutableMapping[str, NDArray[np.float64]], _Parts(run.metrics, part)),
+        num_collectives=part(run.num_collectives),
+        host_bound=part(run.host_bound),
+        has_details=run.has_details[columns],
+        has_collectives=run.has_collectives[columns],
+        collectives=[
+            msgspec.structs.replace(kind, **{name: part(getattr(kind, name), kept) for name in names})
+            for kind in run.collectives
+        ],
+        arrivals=arrivals,
+        host_parts=_Parts(run.host_parts, part),
+    )
 
 
-class _Columns(Mapping[str, NDArray[np.float64]]):
-    """Arrays in some columns, each read when it is asked for."""
+class _Parts(Mapping[str, NDArray[np.float64]]):
+    """Parts of arrays, each read when it is asked for."""
 
-    def __init__(self, arrays: Mapping[str, NDArray[np.float64]], columns: NDArray[np.intp]) -> None:
-        self._arrays, self._columns = arrays, columns
+    def __init__(
+        self,
+        arrays: Mapping[str, NDArray[np.float64]],
+        part: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    ) -> None:
+        self._arrays, self._part = arrays, part
 
     def __getitem__(self, name: str) -> NDArray[np.float64]:
-        return self._arrays[name][:, self._columns]
+        return self._part(self._arrays[name])
 
     def __contains__(self, name: object) -> bool:
         return name in self._arrays
