@@ -62,6 +62,9 @@ IDLE_CELLS = tuple(name for name, cell in CELLS.items() if cell.group == "host")
 EXPOSED_CELLS = ("transfer", "wait", "communication")
 HOST_PARTS = ("garbage_collection", "checkpoint", "data", "pause")
 """Kinds of spans of the host that are losses as a whole."""
+SPAN_KINDS = (*HOST_PARTS, "optimizer")
+MAY_SLEEP = ("checkpoint", "data", "pause", "synchronisation")
+"""Spans in which the host's thread may sleep."""
 LARGE_SHARE = 0.1
 """Of the run's wall time outside of judged steps, from which on it is said."""
 CLOCKS_APART_MS = 1000.0
@@ -231,11 +234,6 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
     )
 
 
-SPAN_KINDS = (*HOST_PARTS, "optimizer")
-MAY_SLEEP = ("checkpoint", "data", "pause", "synchronisation")
-"""Spans in which the host's thread may sleep."""
-
-
 class Host:
     """What the records of a run tell of its host, in some columns; 0 where they do not."""
 
@@ -277,19 +275,14 @@ def _of_device(host: Host, idle: Floats, between: Floats) -> dict[str, Floats]:
     """Idle device, by what the host did meanwhile. A wait of the host for the device costs the idle time
     behind it, but no more than the wait itself, since the host would have been ahead by that much. Where the
     host's thread neither works nor asks for a core, nor is in a span in which it may sleep, it is blocked."""
-    cells = {"copy": np.minimum(positive(host.metric("exposed_copy_ms")), idle)}
-    left = idle - cells["copy"]
+    cells: dict[str, Floats] = {}
+    left = _give(cells, "copy", positive(host.metric("exposed_copy_ms")), idle)
     if not host.parts:
         return cells | {"idle": left}
     unusual = positive(left - np.median(left, axis=1, keepdims=True))
-    for kind in HOST_ORDER:
+    for kind in (*HOST_ORDER, "synchronisation"):
         span = between if kind == "between_steps" else host.span(kind) + host.tail(kind)
-        cells[kind] = np.minimum(_idle_meanwhile(host.part(f"{IDLE}{kind}"), span, unusual), left)
-        left = positive(left - cells[kind])
-    synchronisation = host.span("synchronisation") + host.tail("synchronisation")
-    behind_waits = _idle_meanwhile(host.part(f"{IDLE}synchronisation"), synchronisation, unusual)
-    cells["synchronisation"] = np.minimum(behind_waits, left)
-    left = positive(left - cells["synchronisation"])
+        left = _give(cells, kind, _idle_meanwhile(host.part(f"{IDLE}{kind}"), span, unusual), left)
     use = host.use
     if use is not None:
         cpu, ready = use
@@ -298,34 +291,35 @@ def _of_device(host: Host, idle: Floats, between: Floats) -> dict[str, Floats]:
         is_noted = launching > 0
         waits = sum((host.span(kind) + host.tail(kind) for kind in MAY_SLEEP), start=np.zeros_like(left))
         asleep = positive(host.metric("step_ms")) - launching - waits - between
-        cells["blocked"] = np.where(is_noted, np.clip(asleep, 0.0, left), 0.0)
-        left = positive(left - cells["blocked"])
+        left = _give(cells, "blocked", np.where(is_noted, positive(asleep), 0.0), left)
         part = np.divide(ready, launching, out=np.zeros_like(left), where=is_noted)
-        cells["core_taken"] = left * part
-        left = positive(left - cells["core_taken"])
+        left = _give(cells, "core_taken", left * part, left)
     return cells | {"launch": left}
+
+
+def _give(cells: dict[str, Floats], name: str, ms: Floats, left: Floats) -> Floats:
+    """Make a cell of ms, as far as there is time left; what is left then."""
+    cells[name] = np.minimum(ms, left)
+    return positive(left - cells[name])
 
 
 def _of_cpu(host: Host, own: Floats, between: Floats, step: Floats, exposed: Floats) -> dict[str, Floats]:
     """own: the step without communication. Time in which the thread neither ran nor asked for a core is
     blocked, as far as no part that is known may hold it."""
-    cells, left = {}, own
+    cells: dict[str, Floats] = {}
+    left = own
     for kind in SPAN_KINDS:
-        cells[kind] = np.minimum(host.span(kind) + host.tail(kind), left)
-        left = positive(left - cells[kind])
-    cells["between_steps"] = np.minimum(between, left)
-    left = positive(left - cells["between_steps"])
+        left = _give(cells, kind, host.span(kind) + host.tail(kind), left)
+    left = _give(cells, "between_steps", between, left)
     use = host.use
     if use is not None:
         cpu, ready = use
         known = own - left
         asleep = np.where(cpu > 0, positive(step - exposed - cpu - ready - known), 0.0)
-        cells["blocked"] = np.minimum(asleep, left)
-        left = positive(left - cells["blocked"])
+        left = _give(cells, "blocked", asleep, left)
         awake = own - cells["blocked"]
         part = np.divide(left, awake, out=np.zeros_like(left), where=awake > 0)
-        cells["core_taken"] = np.minimum(ready * part, left)
-        left = positive(left - cells["core_taken"])
+        left = _give(cells, "core_taken", ready * part, left)
     return cells | {"compute": left}
 
 
