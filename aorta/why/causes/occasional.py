@@ -52,12 +52,9 @@ class Occasions:
     def mean_ms(self) -> tuple[float, tuple[float, float]]:
         """Of all steps, with its 95 % interval: Student's, of the slow steps where the period tells their
         number, else of all."""
-        from scipy.special import stdtrit
-
         values = self.excess_ms if self.period is None else self.excess_ms[self.is_slow]
         part = len(values) / len(self.excess_ms)
-        error = math.hypot(float(values.std(ddof=1)) / math.sqrt(len(values)), self.usual_error_ms)
-        half = float(stdtrit(len(values) - 1, 0.975)) * error
+        half = half_width(values, self.usual_error_ms)
         mean = float(values.mean())
         return part * mean, (part * max(mean - half, 0.0), part * (mean + half))
 
@@ -73,6 +70,14 @@ class Occasions:
         """'every third step, 41 ms each: 13.6 ms a step in the mean'."""
         mean_ms = quantity(float(self.excess_ms.mean()), "ms")
         return f"{self.often}, {quantity(self.each_ms, 'ms')} each: {mean_ms} a step on average"
+
+
+def half_width(values: Floats, other_error: float = 0.0) -> float:
+    """Of the 95 % interval of a mean, Student's. other_error: a standard error that is not in the values."""
+    from scipy.special import stdtrit
+
+    error = math.hypot(float(values.std(ddof=1)) / math.sqrt(len(values)), other_error)
+    return float(stdtrit(len(values) - 1, 0.975)) * error
 
 
 def occasions(values_ms: Floats, global_step: NDArray[np.int64]) -> Occasions | None:

@@ -18,8 +18,9 @@ RARE = 0.5
 UNLIKE = 0.75
 """Mean over median below which it is not in all steps, as a loss in every second one."""
 MENDED_ERROR = 0.3
-"""By how much, as a ratio, mending saves more or less than the cells say, in 19 of 20 cases: what hid behind
-a loss comes out, and what is mended seldom goes to 0. From planted losses (docs/evidence.md)."""
+"""By how much, as a ratio, mending may save more or less than the cells say: what hid behind a loss comes
+out, and what is mended seldom goes to 0. Chosen by the planted losses judged so far, and
+checked on no others."""
 WIDEST = 4.0
 """Factor above which an interval tells nothing."""
 
@@ -52,10 +53,9 @@ class Worth:
         step; or why there is none."""
         if self.interval_ms is None or not self.ms > 0:
             return None, self.why_no_interval
-        half = max(self.interval_ms[1] - self.ms, self.ms - self.interval_ms[0]) / self.ms
-        if half > math.log(WIDEST):
-            return None, "the loss differs too much from step to step for an interval"
-        return ratio_interval(self.ms, half, step_ms), ""
+        half = max(self.interval_ms[1] - self.ms, self.ms - self.interval_ms[0])
+        interval = ratio_interval(self.ms, half, step_ms)
+        return interval, "" if interval else "the loss differs too much from step to step for an interval"
 
     @property
     def often(self) -> str:
@@ -74,8 +74,11 @@ class Worth:
         )
 
 
-def ratio_interval(ms: float, half: float, most_ms: float = math.inf) -> tuple[float, float]:
-    """Of what mending saves. half: of the interval over steps, as a ratio."""
+def ratio_interval(ms: float, half_width_ms: float, most_ms: float = math.inf) -> tuple[float, float] | None:
+    """Of what mending saves, by the interval over steps; None where that tells nothing."""
+    half = half_width_ms / ms
+    if half > math.log(WIDEST):
+        return None
     half = math.hypot(half, MENDED_ERROR)
     return ms * math.exp(-half), min(ms * math.exp(half), most_ms)
 

@@ -1,13 +1,13 @@
 """What a program does between steps that is in no step: it costs the run, and not the step."""
 
 import numpy as np
-from scipy.special import stdtrit
 
 from aorta.account.judge.cells import LARGE_SHARE, Account
 from aorta.account.numbers import percent, quantity
 from aorta.why.causes.cause import Cause
+from aorta.why.causes.occasional import half_width
 from aorta.why.causes.rules import CauseRule
-from aorta.why.causes.worth import WIDEST, ratio_interval
+from aorta.why.causes.worth import ratio_interval
 
 LEAST_MS = 1.0
 """Of a gap between two steps: clocks and rounding make shorter ones."""
@@ -22,8 +22,7 @@ def outside_cause(account: Account, rule: CauseRule, path: str) -> Cause | None:
     if len(long) < FEWEST or not long.sum() >= LARGE_SHARE * (steps_ms + long.sum()):
         return None
     each, part = float(long.mean()), len(long) / len(gaps)
-    half = float(stdtrit(len(long) - 1, 0.975)) * float(long.std(ddof=1)) / np.sqrt(len(long)) / each
-    interval = ratio_interval(part * each, half) if half < np.log(WIDEST) else None
+    interval = ratio_interval(part * each, part * half_width(long))
     share = float(long.sum() / (steps_ms + long.sum()))
     return Cause(
         kind="between_steps",
