@@ -1,7 +1,6 @@
 """The difference of two step times taken apart: which part of the step it comes from."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,14 +39,15 @@ def decompose(reference: Dataset, candidate: Dataset, work: StepWork | None) -> 
     is_split = is_raw and "communication" not in used
     is_whole = "not_measured" not in used
     scales = (1.0, 1.0 if work is None else 1 / work.ratio)
-    parts, cells = (
-        [
-            [{name: scale * values for name, values in series(account).items()} for account in side]
-            for side, scale in zip(accounts, scales, strict=True)
-        ]
-        for series in (partial(_parts, is_split=is_split, is_whole=is_whole), _cells)
-    )
-    step, *rest = _differences(parts)
+    cells = [
+        [{name: scale * values for name, values in _cells(account).items()} for account in side]
+        for side, scale in zip(accounts, scales, strict=True)
+    ]
+    parts = [
+        [_parts(run, account.on_device, is_split, is_whole) for run, account in zip(*side, strict=True)]
+        for side in zip(cells, accounts, strict=True)
+    ]
+    rest = _differences(parts)
     notes = [like.reason for like in [likes["compute_ms"]] if like.reason]
     if not is_split and any(part.name == "exposed" for part in rest):
         reason = "ranks were not matched on both sides" if is_raw else "waiting is known for raw numbers only"
@@ -55,9 +55,9 @@ def decompose(reference: Dataset, candidate: Dataset, work: StepWork | None) -> 
     if not is_raw:
         notes += _of_calibrated(sides)
     return Decomposition(
-        step=step,
+        step=_part("step", cells),
         parts=rest,
-        cells=_differences(cells)[1:] if is_whole else [],
+        cells=_differences(cells) if is_whole else [],
         estimator=f"calibrated {ESTIMATOR}" if are_calibrated(reference, candidate) else ESTIMATOR,
         notes=notes,
         of_work=""
@@ -73,33 +73,34 @@ def _cells(account: Account) -> dict[str, NDArray[np.float64]]:
     }
 
 
-def _parts(account: Account, is_split: bool, is_whole: bool) -> dict[str, NDArray[np.float64]]:
+def _parts(
+    cells: dict[str, NDArray[np.float64]], on_device: bool, is_split: bool, is_whole: bool
+) -> dict[str, NDArray[np.float64]]:
     """Cells together, under the names that summary.json has had from the first. is_whole: no part of
     the step is unknown on either side."""
-    cells = _cells(account)
-    none = np.zeros(account.step_ms.shape[1])
+    none = np.zeros_like(cells["step"])
 
     def of(*names: str) -> NDArray[np.float64]:
         return none + sum(cells[name] for name in names if name in cells)
 
     parts = {"step": cells["step"], "compute": of("compute", "hidden")}
-    if not account.on_device:  # the host's own work is compute there
+    if not on_device:  # the host's own work is compute there
         parts["compute"] = parts["compute"] + of(*IDLE_CELLS)
     if is_split:
         parts |= {"exposed_wait": of("wait"), "exposed_transfer": of("transfer")}
     else:
         parts["exposed"] = of(*EXPOSED_CELLS)
     parts["exposed_copy"] = of("copy")
-    idle = of(*IDLE_CELLS) if account.on_device else none
+    idle = of(*IDLE_CELLS) if on_device else none
     parts["idle" if is_whole else "not_measured"] = idle + of("not_measured")
     return parts
 
 
 def _differences(runs: list[list[dict[str, NDArray[np.float64]]]]) -> list[Part]:
-    """The step, then its parts that take time on either side."""
-    names = list(dict.fromkeys(name for side in runs for run in side for name in run))
+    """The parts of the step that take time on either side."""
+    names = dict.fromkeys(name for side in runs for run in side for name in run if name != "step")
     parts = [_part(name, runs) for name in names]
-    return [part for part in parts if part.name == "step" or part.reference_ms or part.candidate_ms]
+    return [part for part in parts if part.reference_ms or part.candidate_ms]
 
 
 def _of_calibrated(sides: Sequence[Dataset]) -> Iterator[str]:
