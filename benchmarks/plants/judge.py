@@ -1,6 +1,7 @@
 """Is the first cause of `aorta why` the loss that was planted in a program, and does it have the right size?
 
     python benchmarks/plants/judge.py OUT                       all plants on the CPU (gloo), about 40 minutes
+    python benchmarks/plants/judge.py OUT --cores 4             so many at a time as the machine has cores
     python benchmarks/plants/judge.py OUT --only fraud_parsing,clean_fraud
     python benchmarks/plants/judge.py OUT --gpus 2              the plants of gpu.py (NCCL), 8 minutes
     python benchmarks/plants/judge.py OUT --gpus 1              those of them that one GPU can have
@@ -22,9 +23,12 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import mean
+from threading import Lock, local
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +53,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="NAME,…")
     parser.add_argument("--gpus", type=int, choices=[1, 2], default=0)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--cores", type=int, default=0, help="a plant's own; 0: one at a time, on all")
     parser.add_argument("--again", action="store_true")
     given = parser.parse_args()
 
@@ -66,8 +71,11 @@ def main() -> int:
     if not given.again and given.gpus:
         record_on_gpus(chosen, given.out, given.gpus)
     elif not given.again:
-        for name in chosen:
-            record(name, plants[name], table["scripts"], given.out, given.repeats)
+        beside_each_other(
+            chosen,
+            given.cores,
+            lambda name: record(name, plants[name], table["scripts"], given.out, given.repeats),
+        )
 
     truths = known_truths(given.out)
     with ThreadPoolExecutor(max(2, (os.cpu_count() or 2) // 4)) as pool:
@@ -89,6 +97,30 @@ def has_library(script: str) -> bool:
 
 
 # Running
+
+KEEPING = Lock()
+PLACE = local()
+"""cores: those of the plant that this thread runs."""
+
+
+def beside_each_other(names: list[str], cores_each: int, work: Callable[[str], None]) -> None:
+    """Work on every plant, on cores of its own."""
+    cores = sorted(os.sched_getaffinity(0))
+    each = min(cores_each or len(cores), len(cores))
+    free: SimpleQueue[list[int]] = SimpleQueue()
+    places = [cores[at : at + each] for at in range(0, len(cores) - each + 1, each)]
+    for place in places:
+        free.put(place)
+
+    def on_free_cores(name: str) -> None:
+        PLACE.cores = free.get()
+        try:
+            work(name)
+        finally:
+            free.put(PLACE.cores)
+
+    with ThreadPoolExecutor(max(1, len(places))) as pool:
+        list(pool.map(on_free_cores, names))
 
 
 def record(
@@ -137,7 +169,9 @@ def known_truths(out: Path) -> dict[str, Any]:
 
 
 def keep_truths(out: Path, more: dict[str, Any]) -> None:
-    (out / "truth.json").write_text(json.dumps(known_truths(out) | more, indent=1))
+    with KEEPING:
+        (out / "truth.json.new").write_text(json.dumps(known_truths(out) | more, indent=1))
+        (out / "truth.json.new").replace(out / "truth.json")
 
 
 def launched(ranks: int, words: list[str]) -> list[str]:
@@ -167,6 +201,9 @@ def output(command: list[str], name: str) -> str:
     # One thread a process is what torchrun sets for several ranks anyway.
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    cores = getattr(PLACE, "cores", None)
+    if cores is not None and len(cores) < len(os.sched_getaffinity(0)):
+        command = ["taskset", "-c", ",".join(map(str, cores)), *command]
     try:
         ended = subprocess.run(
             command, capture_output=True, text=True, timeout=300, env=environment, check=False
