@@ -188,8 +188,9 @@ class TileSdpa:
         """Seconds of a step of a tile that has a compute unit to itself, and what bounds it."""
         compute, memory = self.hardware.compute, self.hardware.memory
         share = fitted.backward if backward else fitted.forward
-        per_cu = boost_flops(self.hardware, size.dtype) * share / compute.num_cus
-        math_s = _step_flops(size, backward, block) / per_cu
+        at_boost_s = (
+            _step_flops(size, backward, block) * compute.num_cus / boost_flops(self.hardware, size.dtype)
+        )
         clock = compute.boost_clock_hz
         exp_s = block.tile_rows * block.step / (compute.exp_per_cu_clock * clock)
         readers = max(1.0, block.tile_rows / compute.lds_rows)
@@ -198,7 +199,10 @@ class TileSdpa:
         l2_rate = memory.l2_bytes_per_s * self.hardware.efficiency.gemm.l2 / compute.num_cus
         l2_bytes = rows + (block.step * size.head_dim_qk * 4.0 if backward else 0.0)  # dQ is added in fp32
         l2_s = l2_bytes / l2_rate
-        math_s += exp_s * (fitted.softmax_backward if backward else fitted.softmax_forward)
+        # The share is of products without their exponentials, and was fitted where both take long. Where
+        # matrix units are slow beside the exponentials (H20) the sum would beat the units' boost clock.
+        exp_share = fitted.softmax_backward if backward else fitted.softmax_forward
+        math_s = max(at_boost_s, at_boost_s / share + exp_s * exp_share)
         times = {"compute": math_s, "exp": exp_s, "lds": max(lds_s, l2_s)}
         limit = max(times, key=lambda name: times[name])
         return times[limit], limit

@@ -4,7 +4,7 @@ from functools import cache
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aorta.errors import ProjectionError
@@ -106,6 +106,8 @@ def test_more_bandwidth_is_never_slower(gpu, family, backward, length, heads):
 
 @pytest.mark.heavy
 @given(GPUS, FAMILIES, st.booleans(), st.booleans(), LENGTHS, HEADS)
+@example("h20", "cudnn", False, True, 12110, 32)
+@example("h20", "cudnn", False, False, 65536, 128)
 def test_no_kernel_beats_the_data_sheet(gpu, family, causal, backward, length, heads):
     compute = load_hardware(gpu).compute
     done = priced(
