@@ -70,7 +70,7 @@ PLAN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--stack",
         default="megatron",
         show_default=True,
-        metavar="NAME[@YY.MM]",
+        metavar="NAME[@YY.MM[.PATCH]]",
         help="Framework and release, such as nemo@25.04 or torchtitan; or eager, compiled, megatron. "
         "It sets every option that is not given.",
     ),

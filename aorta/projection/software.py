@@ -20,6 +20,8 @@ from aorta.projection.model import Model
 from aorta.projection.plan import Plan
 
 STACK_DIR = Path(__file__).resolve().parent / "stacks"
+RELEASE = r"(2\d)\.(0[1-9]|1[0-2])(?:\.(\d\d?))?"
+"""A release by year and month, with the number of its patch where it has one: 25.04, 26.04.01."""
 EVERY = "any"
 """The file whose rules hold for every framework, before its own."""
 
@@ -31,7 +33,7 @@ class StackRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     source: str
     when: dict[str, Any] = {}
     since: str | None = None
-    """First release, as year.month."""
+    """First release, as year.month; a patch of it comes after it."""
     before: str | None = None
     """Release from which it holds no longer."""
 
@@ -84,16 +86,24 @@ def stacks() -> dict[str, Stack]:
 
 
 def load_stack(name: str) -> Release:
-    """nemo, or nemo@25.04 for a release by year and month."""
-    plain, _, version = name.strip().lower().partition("@")
-    if version and not re.fullmatch(r"\d\d\.\d\d", version):
-        raise ConfigError(f"--stack {name}: a release is year.month, as in {plain}@25.04")
+    """nemo, or nemo@25.04 for a release by year and month, nemo@25.04.01 for a patch of it."""
+    plain, _, text = name.strip().lower().partition("@")
+    version = release_number(text)
+    if text and version is None:
+        raise ConfigError(f"--stack {name}: a release is year.month or year.month.patch, as in {plain}@25.04")
     frameworks = {name: stack for name, stack in stacks().items() if name != EVERY}
     for stack in frameworks.values():
         if plain in (stack.name, *stack.aliases) and not (stack.row_source and plain != stack.name):
-            return Release(stack, version or None)
+            return Release(stack, version)
     names = [*frameworks, *(alias for stack in frameworks.values() for alias in stack.aliases)]
     raise ConfigError(f"--stack {plain} is not known{near(plain, sorted(set(names)))}")
+
+
+def release_number(text: str) -> str | None:
+    """The release that a text names and nothing else, in the form that sorts: 26.4 is none, 26.04.1 is
+    26.04.01."""
+    found = re.fullmatch(RELEASE, text)
+    return ".".join(part.zfill(2) for part in found.groups() if part is not None) if found else None
 
 
 def job_facts(model: Model, hardware: Hardware, plan: Mapping[str, Any]) -> dict[str, Any]:

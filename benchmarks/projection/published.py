@@ -18,7 +18,15 @@ from aorta.projection.measured_runs import LeftOut, Row
 from aorta.projection.memory import memory
 from aorta.projection.model import Model, load_model
 from aorta.projection.plan import Plan, RecomputeModule
-from aorta.projection.software import Release, applicable, load_stack, planned, stacks
+from aorta.projection.software import (
+    RELEASE,
+    Release,
+    applicable,
+    load_stack,
+    planned,
+    release_number,
+    stacks,
+)
 
 Line = dict[str, str]
 """A row: text by column."""
@@ -272,16 +280,17 @@ def stack_of_row(framework: str, source: str) -> Release | None:
 
 
 def release_of(text: str) -> str | None:
-    """Year.month of a release that a source names: 'NeMo 25.02', '202412', 'training_results_v5.1'."""
+    """The release that a source names, as year.month[.patch]: 'NeMo 25.02', '202412', '26.04.01',
+    'training_results_v5.1'."""
     round_of = re.search(r"training_results_v(\d\.\d)", text)
     if round_of:
         return MLPERF_ROUNDS.get(round_of[1])
     single = re.search(r"(?<![\w.])v(2[1-9])\.([1-9])(?![\d.])", text)
     if single:
         return f"{single[1]}.0{single[2]}"
-    dotted = re.findall(r"(?<![\d.])(2[1-9])\.(0[1-9]|1[0-2])(?![\d.])", text)
+    dotted = re.findall(rf"(?<![\d.])({RELEASE})(?!\d|\.\d)", text)
     if dotted:
-        return ".".join(dotted[-1])
+        return release_number(dotted[-1][0])
     submitted = re.search(r"arxiv:? ?(2[0-9])(0[1-9]|1[0-2])\.\d{5}", text, re.IGNORECASE)
     if submitted:
         return f"{submitted[1]}.{submitted[2]}"

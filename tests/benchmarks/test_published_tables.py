@@ -153,6 +153,9 @@ def test_each_row_that_cannot_be_read_is_left_out_with_a_reason(tmp_path):
     [
         ("performance_summary.html (NeMo 25.02)", "25.02"),
         ("docs/performance-summary-archive.md 26.04", "26.04"),
+        ("docs/performance-summary-archive.md 26.04.01", "26.04.01"),
+        ("dgxc-benchmarking v25.05.5 nemotron/README.md.", "25.05.05"),
+        ("driver 580.26.04, 26.04.01.2", None),
         ("mlcommons/training_results_v5.1 Cisco", "25.10"),
         ("benchmarks/llama3_h100_202412_torchtitan.md", "24.12"),
         ("arXiv 2205.05198 table 5", "22.05"),

@@ -32,8 +32,21 @@ def test_every_rule_of_every_stack_can_be_met(name):
 def test_an_unknown_stack_names_the_near_one():
     with pytest.raises(ConfigError, match="did you mean 'nemo'"):
         load_stack("nemoo")
-    with pytest.raises(ConfigError, match="year.month"):
-        load_stack("nemo@latest")
+    for release in ("latest", "26.13", "26.4", "26.04.01.02"):
+        with pytest.raises(ConfigError, match="year.month"):
+            load_stack(f"nemo@{release}")
+
+
+def test_a_patch_lies_between_its_release_and_the_next():
+    """Rules that begin with a release hold for its patches, those that end with it do not."""
+    facts = job_facts(load_model("qwen3-30b-a3b"), load_hardware("b200"), {"fp8_scaling": "mx"})
+
+    def factor(version):
+        return settings_of(load_stack(f"megatron-bridge@{version}"), facts).get("expert_factor")
+
+    assert load_stack("megatron-bridge@26.04.1").label == "megatron-bridge@26.04.01"
+    assert factor("26.04.01") == factor("26.04") != factor("26.06.01")
+    assert factor("26.06.01") == factor("26.06")
 
 
 @pytest.mark.parametrize(
