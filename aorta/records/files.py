@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 RUN_FILES = (
     "run.json", "rank_*_metrics.jsonl", "rank_*_columns.bin", "rank_*_state.jsonl", "rank_*_kernels.json",
+    "rank_*_sites.json", "rank_*_stacks.jsonl", "rank_*_memory.json", "rank_*_order.arrow",
     "rank_*_dropped.json", ".rank_*_unwritten", ".rank_*_calls", ".rank_*_counts", "torch_profiler",
     "tensorboard", "hang",
 )  # fmt: skip
@@ -35,6 +36,26 @@ def state_name(rank: int) -> str:
 def kernels_name(rank: int) -> str:
     """The file of the names of kernels that a rank's lines refer to."""
     return f"rank_{rank}_kernels.json"
+
+
+def sites_name(rank: int) -> str:
+    """The file of the call sites that a rank's lines refer to."""
+    return f"rank_{rank}_sites.json"
+
+
+def stacks_name(rank: int) -> str:
+    """The file of the stacks that were sampled in a rank's steps, one line of JSON a step."""
+    return f"rank_{rank}_stacks.jsonl"
+
+
+def memory_name(rank: int) -> str:
+    """The file that says what held a rank's memory when there was too little of it."""
+    return f"rank_{rank}_memory.json"
+
+
+def order_name(rank: int) -> str:
+    """The file of the order of a rank's accesses to memory in checked steps."""
+    return f"rank_{rank}_order.arrow"
 
 
 def last_calls_name(rank: int) -> str:

@@ -263,7 +263,8 @@ def _line_error(path: Path | str, number: int, line: bytes, error: Exception) ->
 
 def version_error(path: Path | str, number: int | None, version: int | None) -> RecordError:
     place = path if number is None else f"{path}:{number}"
-    readable = " and ".join(map(str, sorted(READABLE_VERSIONS)))
+    *others, last = map(str, sorted(READABLE_VERSIONS))
+    readable = f"{', '.join(others)} and {last}"
     return RecordError(
         f"{place}: written with record schema {version}, this version of aorta reads {readable}"
     )

@@ -1,5 +1,7 @@
 """The record schema: StepRecord, one line per rank, global step and source; and RunRecord, run.json.
 
+docs/record.md describes the record for its readers, and what they may rely on.
+
 Times ending in `_ms` are relative to the start of the step's window, `_unix_ns` are
 integers on the Unix clock. A number that was not measured is None, and `not_measured`
 says why under the number's dotted name.
@@ -29,6 +31,9 @@ __all__ = [
     "SCHEMA_VERSION",
     "STREAM_NAMES",
     "Calibrated",
+    "CallSite",
+    "CallSites",
+    "CallSums",
     "CollectiveMember",
     "CollectiveRecord",
     "DeviceKind",
@@ -42,20 +47,27 @@ __all__ = [
     "KernelSpan",
     "KernelSums",
     "MemoryRecord",
+    "OverheadRecord",
     "OverlapRecord",
     "PeakRecord",
     "Phase",
+    "PhaseSpan",
+    "PositionSource",
     "RunRecord",
     "Segment",
     "Source",
+    "StackFrame",
+    "StackLine",
+    "StepPhase",
     "StepRecord",
     "StreamOverlap",
     "StreamUse",
 ]
 
-SCHEMA_VERSION = 2
-READABLE_VERSIONS = frozenset((1, 2))
-"""Schema 1 had no run id, no attempt and no seal (number and checksum) at the end of a line."""
+SCHEMA_VERSION = 3
+READABLE_VERSIONS = frozenset((1, 2, 3))
+"""Schema 1 had no run id, no attempt and no seal (number and checksum) at the end of a line. Schema 2
+recorded every step, and wrote null where schema 3 leaves a key out."""
 
 DeviceKind = Literal["cuda", "hip", "cpu"]
 """`kind` of each of RunRecord.devices."""
@@ -85,6 +97,23 @@ class HostUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
 Phase = Literal["data", "forward", "backward", "optimizer"]
 """Phase of the program at a collective's launch. optimizer: all that follows the last backward pass."""
 
+StepPhase = Literal["data", "forward", "backward", "optimizer", "logging", "evaluation", "checkpoint", "rest"]
+"""Phases of a step's window. logging: callbacks and logs. rest: in none of the others."""
+
+PositionSource = Literal["optimizer", "scheduler", "sampler", "loader", "program"]
+"""What told the position of a step: optimizer: `step` in its state. scheduler: its last_epoch. program: a
+counter of its own."""
+
+
+class PhaseSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A stretch of the window in which the thread that trains was in one phase."""
+
+    phase: StepPhase
+    start_ms: float
+    end_ms: float
+    module: str = ""
+    """The module whose forward or backward pass it is; '' where phases are not kept by module."""
+
 
 class HostSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Something that the program did on the host; after the body's end it lies between two steps."""
@@ -105,6 +134,16 @@ class CollectiveMember(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     bytes: int
     dtype: str
     peer: int | None = None
+
+
+class CallSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The collectives of one operation in a step."""
+
+    count: int
+    bytes: int | None
+    """None where that of one is not known."""
+    duration_ms: float | None
+    """Sum of their durations; collectives at once each count. None where one has no times."""
 
 
 StartBy = Literal["stream", "launch", "previous", "library"]
@@ -203,6 +242,54 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     module: int | None = None
     """Index into the line's modules: what it is for. None where that is not certain."""
     phase: Phase | None = None
+    site: int | None = None
+    """Index into the sites of rank_<n>_sites.json: who calls it."""
+
+
+class CallSite(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A place in the program that issues a collective, or waits."""
+
+    file: str
+    line: int
+    function: str
+    is_program: bool = True
+    """False: a library's own, such as a signal check; then no line of the program is among its callers."""
+    op: str | None = None
+    moves: str | None = None
+    """What it moves: gradients (by their largest tensors), parameters, a buffer, an object, a metric."""
+
+
+class CallSites(msgspec.Struct, frozen=True, kw_only=True):
+    """rank_<n>_sites.json: the sites that a rank's lines refer to by index."""
+
+    sites: list[CallSite]
+
+
+class StackFrame(msgspec.Struct, frozen=True, array_like=True):
+    """A frame of the thread that trains; nothing of the program's data is kept."""
+
+    file: str
+    line: int
+    function: str
+    is_program: bool
+    """False: of torch, of a library or of Python's own."""
+
+
+class StackLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of rank_<n>_stacks.jsonl: the stacks that were sampled in one step.
+
+    Frames and stacks are told once: a line holds those that are new, and indices count over all lines of the
+    file before.
+    """
+
+    global_step: int
+    attempt: int = 0
+    rollbacks: int = 0
+    frames: list[StackFrame] = []
+    stacks: list[list[int]] = []
+    """Indices of frames, the outermost first."""
+    samples: list[tuple[float, int]] = []
+    """(ms after the start of the step's window, index of a stack)."""
 
 
 class KernelSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -254,7 +341,7 @@ class KernelCoverage(msgspec.Struct, frozen=True, kw_only=True):
     """The first few of either side."""
 
 
-class MemoryRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class MemoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     allocated_bytes: int
     reserved_bytes: int
     peak_allocated_bytes: int
@@ -264,7 +351,7 @@ class MemoryRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Since the process began: allocations that had to free the allocator's cache, and waited for that."""
 
 
-class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The latest sample of the side thread; None where the device does not say."""
 
     sample_unix_ns: int
@@ -278,10 +365,14 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Memory of the device in use by all processes."""
 
 
-class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+def _version() -> int:
+    return SCHEMA_VERSION
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A line: one step of one rank, as one source measured it."""
 
-    schema: int = SCHEMA_VERSION
+    schema: int = msgspec.field(default_factory=_version)  # a factory, so that every line has it
     rank: int
     world_size: int
     epoch: int
@@ -333,6 +424,27 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Starts of the run before this one: restarts, changes of its number of ranks, requeues."""
     rollbacks: int = 0
     """How often this attempt had gone back to an earlier global step."""
+    is_recorded: bool = msgspec.field(name="recorded", default=True)
+    """False: a step that the overhead left out. It has its times by the host's clock and what the program
+    logged; the rest was not measured."""
+    instrument_ms: float | None = None
+    """Time that aorta itself took in the thread that trains, within the window. None: not measured."""
+    position: int | None = None
+    """Optimizer steps that the training had done before this one, over all restarts. None: not known."""
+    position_by: PositionSource | None = None
+    samples: int | None = None
+    """Samples that this rank's batches held; None where no loader or input tells."""
+    host_parts: dict[str, float] | None = None
+    """What the host did, as sums of the spans: ms by kind in the body (data), behind it (data.after), and of
+    idle device meanwhile (idle.data). What is 0 is left out. None: not noted."""
+    calls_by_op: dict[str, CallSums] | None = None
+    """Collectives by operation. None: not told apart."""
+    phase_ms: dict[StepPhase, float] = {}
+    """Time of the thread that trains by phase; {} where phases were not told apart."""
+    phase_peak_bytes: dict[StepPhase, int] = {}
+    """Most memory that torch's allocator had handed out in a phase."""
+    phase_spans: list[PhaseSpan] | None = None
+    """With the other details."""
     gap: str | None = None
     """Why this line does not follow the one before it: a pause, a rollback, a step that raised an error."""
     not_measured: dict[str, str] = {}
@@ -381,6 +493,13 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[int] = []
     """Ranks that ended an attempt; empty where none did, or it is not known."""
     unix_ns: int | None = None
+    signal: str | None = None
+    """The signal's name (SIGSEGV), where one ended the process and somebody saw it."""
+    exit_status: int | None = None
+    text: str | None = None
+    """What C++ wrote when it gave up: NCCL's watchdog, gloo, abort."""
+    told_by: str | None = None
+    """Who knows it: the process itself, its parent, the launcher's error file, the kernel."""
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -395,6 +514,23 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Global step from which it went on, by its lowest rank that tells."""
     last_steps: list[int | None] = []
     """The last global step with a line, by rank."""
+
+
+class OverheadRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What aorta cost a run, as shares of its step time."""
+
+    limit: float | None
+    """The overhead that was asked for; None: every step was recorded, whatever it cost."""
+    cost: float | None
+    """Measured: the mean over all steps. None where too few steps were left out to tell."""
+    interval: tuple[float, float] | None
+    """95 % interval of cost."""
+    always_on: float | None
+    """Upper bound of what unrecorded steps cost."""
+    every: float | None
+    """Steps per recorded step, the mean after the first ones."""
+    num_steps: int
+    num_recorded: int
 
 
 class RunRecord(msgspec.Struct, kw_only=True):
@@ -430,4 +566,9 @@ class RunRecord(msgspec.Struct, kw_only=True):
     """The launcher, as far as it tells one run from another (aorta.records.run_identity)."""
     attempts: list[AttemptRecord] = []
     """In order; the last one is this record's own."""
+    overhead: OverheadRecord | None = None
+    flops_per_step: float | None = None
+    """Model FLOPs of one rank's step, counted by torch on a copy without data."""
+    program: dict[str, Any] | None = None
+    """What was in force, read once in the process: wrappers and their arguments, loaders, optimizers."""
     not_measured: dict[str, str] = {}

@@ -195,7 +195,7 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     comm_ms: float
 
 
-class OverlapRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class OverlapRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One step's overlap, by the definitions in docs/definitions.md."""
 
     comm_ms: float | None

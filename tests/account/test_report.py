@@ -393,7 +393,7 @@ def broken(tmp_path, kind):
         case "other schema":
             plain_run(folder, world_size=1)
             path = folder / "rank_0_metrics.jsonl"
-            path.write_bytes(path.read_bytes().replace(b'"schema":2', b'"schema":9'))
+            path.write_bytes(path.read_bytes().replace(b'"schema":3', b'"schema":9'))
             return folder, "schema 9"
         case "not records":
             folder.mkdir()

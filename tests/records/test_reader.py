@@ -91,9 +91,9 @@ def test_records_are_read_one_at_a_time(tmp_path):
     ("data", "message"),
     [
         pytest.param(LINE[:20] + b"\n" + LINE, ":1: not a step record", id="cut-in-the-middle"),
-        pytest.param(b'{"schema": 99}\n', ":1: .*schema 99.* reads 1 and 2", id="other-version"),
+        pytest.param(b'{"schema": 99}\n', ":1: .*schema 99.* reads 1, 2 and 3", id="other-version"),
         pytest.param(
-            LINE.replace(b'"schema":2', b'"schema":3'), ":1: .*schema 3", id="other-version-that-decodes"
+            LINE.replace(b'"schema":3', b'"schema":4'), ":1: .*schema 4", id="other-version-that-decodes"
         ),
         pytest.param(b"hello", ":1: not a step record", id="text"),
         pytest.param(b'{"a": 1}', ":1: not a step record", id="another-json"),

@@ -79,7 +79,8 @@ def scalar_fields(struct: type) -> dict[str, type]:
     """The fields of a record that are one number, flag or text, with their type."""
     fields = {}
     for name, hint in typing.get_type_hints(struct).items():
-        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)  # of a Literal: the former
+        kinds = typing.get_args(hint) if is_union else (hint,)
         plain = [kind for kind in kinds if kind is not type(None)]
         kind = str if typing.get_origin(plain[0]) is typing.Literal else plain[0]
         if len(plain) == 1 and kind in TYPE_CODES and name not in LEFT_OUT:

@@ -61,7 +61,7 @@ def host_metrics(block: NumberBlock) -> dict[str, Floats]:
     window_ms = block.numbers("step_ms")
     is_noted = block.has("host_spans")
     if window_ms is None or not is_noted.any():
-        return {}
+        return _use(block)
     metrics: dict[str, Floats] = {}
     is_noted &= np.isfinite(window_ms)
     between_ms = block.numbers("between_steps_ms")
