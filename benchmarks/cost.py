@@ -247,8 +247,8 @@ class Instrument(Subject):
         numbers.POLL_S = EVENTS_POLL_S if on else NEVER_S
         if on:
             self.recorder.resume()
-            if self.recorder._writer is not None:
-                self.recorder._writer.wake()
+            if self.recorder._output is not None:
+                self.recorder._output.wake()
         else:
             self.recorder.pause()
 

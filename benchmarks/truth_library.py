@@ -257,9 +257,9 @@ def cost(job: Job, kernels: Any, pairs: int, folder: Path) -> dict[str, Any]:
             job.step(recorder)
         for _ in range(pairs):
             for with_it in order.sample((False, True), 2):
-                (recorder._collectives.wake if with_it else recorder._collectives.sleep)()
+                (recorder._sources.collectives.wake if with_it else recorder._sources.collectives.sleep)()
                 times[with_it].append(block(job, recorder))
-        reason = recorder._kernels.reason
+        reason = recorder._sources.kernels.reason
     off, on = np.array(times[False]), np.array(times[True])
     return {
         "kernels_reason": reason,

@@ -2,7 +2,10 @@
 
 Which file to open:
 
-    recorder.py       what a training script holds; opens and closes steps, ties the parts together
+    recorder.py       what a training script holds: life, and the parts tied together
+    open_steps.py     begins and ends steps
+    sources.py        what sees the program, put on and taken off
+    output.py         the folder, the writer of lines, telemetry
     handles.py        `with recorder.step()`, scalars that are logged, steps that end in retrospect
     calls.py          what is noted of a step and of a collective: the types
     journal.py        where it is noted, from all threads

@@ -53,20 +53,20 @@ class StepHandle:
 
     def drop(self) -> None:
         """Forget the step, which was none: it gets no line, and its number is free again."""
-        self._recorder._forget(self._step)
+        self._recorder.steps.forget(self._step)
 
     def close_window(self, at_body_end: bool = False) -> None:
         """End the window of a step whose body has ended: what follows belongs to no step.
 
         at_body_end: so does what came since the body's end.
         """
-        self._recorder._close_window(self._step, at_body_end)
+        self._recorder.steps.close_window(self._step, at_body_end)
 
     @uncompiled
     def __enter__(self) -> Self:
         # Companions first: a profiler that starts now is not to count as the step's time.
         self._recorder.companions.step_begins(self._step.global_step)
-        self._recorder._open(self._step)
+        self._recorder.steps.begin(self._step)
         if profiler_is_on():
             # A trace of this step then names it, and the reader assigns kernels to it.
             self._annotation = torch.profiler.record_function(f"{STEP_ANNOTATION}{self._step.global_step}")
@@ -78,10 +78,10 @@ class StepHandle:
         if self._annotation is not None:
             self._annotation.__exit__(None, None, None)
         if kind is None:
-            self._recorder._end_body(self._step)
+            self._recorder.steps.end_body(self._step)
             self._recorder.companions.step_ended(self._step.global_step)
         else:
-            self._recorder._drop(self._step)
+            self._recorder.steps.drop(self._step)
 
 
 class RangeHandle:
@@ -97,16 +97,16 @@ class RangeHandle:
     @uncompiled
     def __enter__(self) -> None:
         recorder = self._recorder
-        step = recorder._journal.current
+        step = recorder.journal.current
         timed = step is not None and step.untimed is None and not step.by_kernels
-        if timed and step is not None and recorder._clock is not None:
-            self._range = MarkedRange(self._name, recorder._clock.mark())
+        if timed and step is not None and recorder.clock is not None:
+            self._range = MarkedRange(self._name, recorder.clock.mark())
             step.ranges.append(self._range)
 
     @uncompiled
     def __exit__(self, *_: object) -> None:
-        if self._range is not None and self._recorder._clock is not None:
-            self._range.end = self._recorder._clock.mark()
+        if self._range is not None and self._recorder.clock is not None:
+            self._range.end = self._recorder.clock.mark()
 
 
 @dataclass(frozen=True)

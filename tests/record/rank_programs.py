@@ -405,9 +405,9 @@ def full_disk(folder: str) -> int:
 
     done = 0
     with aorta.instrument(folder) as recorder:
-        assert recorder._folder is not None
-        recorder._folder.steps.close()
-        recorder._folder.steps = LineWriter(os.open("/dev/full", os.O_WRONLY), "/dev/full")
+        assert recorder._output is not None
+        recorder._output.folder.steps.close()
+        recorder._output.folder.steps = LineWriter(os.open("/dev/full", os.O_WRONLY), "/dev/full")
         for _ in range(20):
             with recorder.step():
                 _all_reduce()

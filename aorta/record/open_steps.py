@@ -1,0 +1,213 @@
+"""Steps of the program while they are open: their marks at start, end of the body and end of the window.
+
+The handles that a script holds (handles.py) call this. What is noted between the marks goes into the journal
+from elsewhere; a step whose window has ended waits there for the sending thread.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from aorta.device.marks import Mark, MarkClock
+from aorta.errors import InstrumentError
+from aorta.record.calls import RecordedStep
+from aorta.record.handles import Cut, cut, profiler_is_on, split
+from aorta.record.journal import Journal
+from aorta.record.settings import RecorderSettings
+from aorta.record.sources import Sources
+
+logger = logging.getLogger(__name__)
+
+_NO_MARK = "no mark could be put on the step's stream"
+LEFT_OUT = "not timed in this step (recording.timed_every)"
+MOST_WAITING = 1000
+"""Limit of steps waiting for their records to be written; beyond it steps are left out."""
+
+
+class OpenSteps:
+    """Opens and closes the steps of one recorder."""
+
+    def __init__(self, journal: Journal, settings: RecorderSettings, sources: Sources) -> None:
+        self._journal = journal
+        self._settings = settings
+        self._sources = sources
+        self.clock: MarkClock | None = None
+        """The clock that sets the marks; None before the first step."""
+        self.open_clock: Callable[[], MarkClock]
+        """Finds the device at the first step, begins to write, and returns the clock."""
+        self.began: Callable[[int], None] = lambda _: None
+        """Told of each step that begins, by its number."""
+        self.closed: Callable[[RecordedStep], None] = lambda _: None
+        """Told of each step whose window has just ended because the next one began."""
+        self.num_left_out = 0
+        self.gap: str | None = None
+        """Reason why the next step does not follow the one before it."""
+        self._next_global_step = 0
+        self._last_global_step: int | None = None
+        self._rollbacks = 0
+
+    def new(self, global_step: int | None, step: int | None, epoch: int, tokens: int | None) -> RecordedStep:
+        """Return a step that has not begun; counted on where global_step is None."""
+        number = self._next_global_step if global_step is None else global_step
+        self._next_global_step = number + 1
+        return RecordedStep(number, number if step is None else step, epoch, tokens)
+
+    def begin(self, step: RecordedStep) -> None:
+        """Begin a step, and with that end the window of the one before."""
+        journal, sources = self._journal, self._sources
+        if step.start is not None:
+            raise InstrumentError("this step was entered before: make each with recorder.step(...)")
+        if not sources.is_on:
+            return
+        if journal.stopped:  # nobody takes steps off the journal any more
+            journal.current = None
+            journal.closed.clear()
+            return
+        clock = self.clock
+        if clock is None:
+            clock = self.clock = self.open_clock()
+        previous = journal.current
+        if previous is not None and previous.body_end is None:
+            raise InstrumentError("recorder.step inside recorder.step")
+        if len(journal.closed) >= MOST_WAITING:
+            self._leave_out()
+            return
+        sources.module_names.begin_step()
+        sources.host_watch.look_for_checkpoints()
+        step.host_start_ns = time.monotonic_ns()
+        step.use_at_start = sources.thread_use.read()
+        if sources.device is not None:
+            self._choose_clock(step, sources.device.index)
+        # The window of the step before ends at this mark, so it has to be of the kind that times that step.
+        needs_event = not step.by_kernels or (previous is not None and not previous.by_kernels)
+        step.start = clock.mark() if needs_event else Mark(time.monotonic_ns())
+        self._number(step.start, step)
+        self._note_order(step)
+        journal.current, journal.failed = step, None
+        if previous is not None:
+            if previous.window_end is None:
+                previous.window_end = step.start
+                previous.use_at_end = step.use_at_start
+                if previous.by_kernels and not step.start.number:
+                    previous.kernels_lost = previous.kernels_lost or _NO_MARK
+            journal.closed.append(previous)
+            self.closed(previous)
+
+    def _leave_out(self) -> None:
+        if self.num_left_out == 0:
+            logger.warning("steps are shorter than the writing of their records: some are left out")
+        self.num_left_out += 1
+        self.gap = "steps were left out: their records could not be written in time"
+        self._journal.finish_current()
+
+    def _choose_clock(self, step: RecordedStep, device_index: int) -> None:
+        """Note in a step on a device what times it."""
+        sources = self._sources
+        step.compute_raw_stream = sources.accelerator.current_raw_stream(device_index)
+        step.untimed = self._journal.away
+        step.by_library = sources.collectives.begin_step(step.global_step)
+        step.by_kernels = sources.kernels.begin_step(step.global_step) and step.untimed is None
+        # A step that a profiler traces is always timed: the other steps are calibrated with it.
+        if step.global_step % self._settings.timed_every != 0 and not profiler_is_on():
+            step.untimed = LEFT_OUT
+
+    def _note_order(self, step: RecordedStep) -> None:
+        """Note in the step whether it follows the one before, and how often the run was rolled back."""
+        last, self._last_global_step = self._last_global_step, step.global_step
+        if last is not None and step.global_step <= last:
+            self._rollbacks += 1
+            self.gap = f"rolled back from step {last}"
+        step.rollbacks, step.gap, self.gap = self._rollbacks, self.gap, None
+        self.began(step.global_step)
+
+    # -- marks -----------------------------------------------------------------------------------
+
+    def _number(self, mark: Mark, step: RecordedStep) -> None:
+        """Put the mark among the kernel records, too, where they are on."""
+        kernels = self._sources.kernels
+        if not kernels.is_on:
+            return
+        if not self._sources.is_captured():
+            mark.number = kernels.mark(step.compute_raw_stream)
+        if step.by_kernels and not mark.number:
+            step.kernels_lost = step.kernels_lost or _NO_MARK
+
+    def _mark_for(self, step: RecordedStep, clock: MarkClock) -> Mark:
+        """Set a mark on the step's stream, of the kind that times the step."""
+        if not step.by_kernels:
+            return clock.mark()
+        mark = Mark(time.monotonic_ns())
+        if step.kernels_lost is None:
+            self._number(mark, step)
+        return mark
+
+    def make_room_for_profiler(self) -> None:
+        """End the open step's window here, or give its kernel records up: a profiler takes them."""
+        step = self._journal.current
+        if step is None or not step.by_kernels:
+            return
+        if step.body_end is None:
+            step.kernels_lost = "torch.profiler took the driver's records in this step"
+        elif step.window_end is None:
+            assert self.clock is not None
+            step.window_end = self._mark_for(step, self.clock)
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def end_body(self, step: RecordedStep) -> None:
+        """End a step's body; its window stays open until the next step begins."""
+        clock, sources = self.clock, self._sources
+        if clock is None or step.body_end is not None or self._journal.current is not step:
+            return
+        step.body_end = self._mark_for(step, clock)
+        step.host_end_ns = time.monotonic_ns()
+        sources.module_names.end_body(step)
+        if sources.device is not None:
+            step.memory = sources.accelerator.memory_of(sources.device.index)
+        self._journal.release_finished()
+
+    def drop(self, step: RecordedStep) -> None:
+        """Drop a step whose body raised: its times are not those of a step."""
+        self._sources.module_names.leave_step()
+        if self._journal.current is step and step.body_end is None:
+            self._journal.current, self._journal.failed = None, step
+            self._journal.num_outside.update(call.op for call in step.calls)
+            self.gap = f"step {step.global_step} raised an error"
+
+    def forget(self, step: RecordedStep) -> None:
+        """Drop what was no step; the next one may have its number."""
+        self._sources.module_names.leave_step()
+        if self._journal.current is step and step.body_end is None:
+            self._journal.current = None
+            self._journal.num_outside.update(call.op for call in step.calls)
+            self.gap = step.gap
+            self._last_global_step = step.global_step - 1 if step.global_step else None
+
+    def close_window(self, step: RecordedStep, at_body_end: bool) -> None:
+        """End the window of a step without beginning another one."""
+        clock, journal = self.clock, self._journal
+        if clock is not None and journal.current is step and step.body_end is not None:
+            if step.window_end is None and at_body_end:
+                journal.end_at_body(step)
+            elif step.window_end is None:
+                step.window_end = self._mark_for(step, clock)
+                step.use_at_end = self._sources.thread_use.read()
+            journal.current = None
+            journal.closed.append(step)
+
+    # -- steps that end in retrospect --------------------------------------------------------------
+
+    def cut(self) -> Cut | None:
+        """Return the place where the open step stands now, for `split`; None without an open step."""
+        step, clock = self._journal.current, self.clock
+        if step is None or clock is None or step.body_end is not None:
+            return None
+        return cut(step, self._mark_for(step, clock), self._sources.thread_use.read())
+
+    def split(self, place: Cut, following: RecordedStep) -> None:
+        """End the open step at a place that has passed; `following` is open from there on."""
+        previous = self._journal.current
+        assert previous is not None
+        split(self._journal, place, following)
+        self._note_order(following)
+        self.closed(previous)

@@ -1,0 +1,198 @@
+"""Where a recorder's steps go: the folder, the process or thread that writes lines, the device's telemetry.
+
+Output is opened with the recorder, since the folder must be claimed before anything is recorded, and begins
+to write at the first step, when the device is known.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from aorta.device.marks import MarkClock
+from aorta.device.telemetry import TelemetrySampler
+from aorta.record.calls import RecordedStep
+from aorta.record.extract import Extractor, Telemetry
+from aorta.record.journal import Journal
+from aorta.record.run_folder import Claim, Standing
+from aorta.record.sending import ProcessSink, RecordSink, SendingThread, ThreadSink, UnwrittenSteps
+from aorta.record.settings import RecorderSettings
+from aorta.record.sources import FirstMark, Sources
+from aorta.records.files import state_name, unwritten_name
+from aorta.records.schema import Ending, RunRecord, StepRecord
+from aorta.records.state import Tally
+from aorta.records.writer import RunFolder
+from aorta.steps.calibration import Calibration
+from aorta.steps.raw import ResolverSettings
+
+logger = logging.getLogger(__name__)
+
+MANY_WAITING = 100
+"""Steps waiting for their records to be written from which on each new one wakes the sending thread."""
+
+
+class Output:
+    """The output of one rank in one attempt of a run."""
+
+    def __init__(self, folder: Path, claim: Claim, rank: int, world_size: int) -> None:
+        self.claim = claim
+        self.path = folder
+        self.rank, self.world_size = rank, world_size
+        self.folder = RunFolder(folder, rank, claim.goes_on)
+        self.standing = Standing(folder, claim, rank, world_size)
+        self.calibration: Calibration | None = None
+        self.callbacks: list[Callable[[StepRecord], None]] = []
+        self.num_unresolved = self.num_lost = 0
+        self._sink: RecordSink | None = None
+        self._sending: SendingThread | None = None
+        self._unwritten: UnwrittenSteps | None = None
+        self._telemetry: TelemetrySampler | None = None
+        self._rocm_metrics = False
+        self._on_device = False
+
+    def write_run(self, run: RunRecord) -> None:
+        """Write run.json, which rank 0 does for all."""
+        if self.rank == 0:
+            self.folder.write_run(run)
+
+    def begin(
+        self,
+        journal: Journal,
+        settings: RecorderSettings,
+        sources: Sources,
+        clock: MarkClock,
+        first_mark: FirstMark,
+        anchor: dict[str, int],
+    ) -> None:
+        """Begin to write: the device is known. anchor: a reading of all clocks."""
+        mark, lower_ns, upper_ns = first_mark
+        resolver_settings = ResolverSettings(
+            rank=self.rank,
+            world_size=self.world_size,
+            on_device=clock.is_device,
+            detail_every=settings.detail_every,
+            clock_lower_ns=lower_ns,
+            clock_upper_ns=upper_ns,
+            unix_minus_monotonic_ns=anchor["unix_ns"] - anchor["monotonic_ns"],
+            run_id=self.claim.run_id,
+            attempt=self.claim.attempt,
+            max_bytes=settings.max_bytes,
+        )
+        self._on_device = clock.is_device
+        sink = self._sink = self._open_sink(resolver_settings)
+        sink.calibrate(self.calibration)
+        self._start_telemetry(sources.device, settings)
+        self._sending = SendingThread(
+            journal,
+            Extractor(clock, sources.kernels, mark),
+            sources.kernels,
+            sources.collectives,
+            sink,
+            self._latest_telemetry,
+            lambda: bool(self.callbacks),
+            sources.device,
+            self.standing.beat,
+        )
+
+    def _open_sink(self, settings: ResolverSettings) -> RecordSink:
+        writer = self.folder.steps
+        state = self.path / state_name(self.rank)
+        self._unwritten = UnwrittenSteps(self.path / unwritten_name(self.rank), settings)
+        if not settings.on_device:
+            return ThreadSink(settings, writer, self._tell, Tally(state, settings.attempt))
+        writer.close()  # the file exists and is ours; the other process writes it from here on
+        sink = ProcessSink(settings, writer.path, self._tell, state)
+        self.standing.written_by(sink.pid)
+        return sink
+
+    def _tell(self, record: StepRecord) -> None:
+        for callback in self.callbacks:
+            try:
+                callback(record)
+            except Exception:
+                logger.exception("aorta: a record callback failed")
+
+    def calibrate(self, calibration: Calibration | None) -> None:
+        """Use a calibration for the steps that are written from now on."""
+        self.calibration = calibration
+        if self._sink is not None:
+            self._sink.calibrate(calibration)
+
+    def keep(self, step: RecordedStep, num_waiting: int) -> None:
+        """Keep a step that was just closed, lest this process is killed; wake the sender if need be.
+
+        num_waiting: closed steps that are not written yet, this one included.
+        """
+        if self._unwritten is None or self._sending is None:
+            return
+        self._unwritten.keep(step, num_before=max(num_waiting - 1, 0))
+        if not self._on_device or num_waiting >= MANY_WAITING:
+            self._sending.wake()
+
+    def wake(self) -> None:
+        """Have the closed steps written now."""
+        if self._sending is not None:
+            self._sending.wake()
+
+    # -- the device's telemetry ----------------------------------------------------------------------
+
+    def _start_telemetry(self, device: torch.device | None, settings: RecorderSettings) -> None:
+        self._rocm_metrics = settings.rocm_metrics
+        self._telemetry = TelemetrySampler(
+            None if device is None else device.index,
+            settings.telemetry_interval_s,
+            rocm_text=settings.rocm_metrics,
+        )
+        self._telemetry.start()
+
+    def _latest_telemetry(self) -> Telemetry:
+        telemetry = self._telemetry
+        if telemetry is None:
+            return Telemetry()
+        sample = telemetry.latest()
+        reasons = {} if sample is not None else {"device": telemetry.reason or "no sample yet"}
+        text = telemetry.rocm_smi_output()
+        if self._rocm_metrics and text is None:
+            reasons["rocm_smi_output"] = telemetry.rocm_smi_reason or "no sample yet"
+        return Telemetry(device=sample, rocm_smi_output=text, not_measured=reasons)
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def finish(self, timeout_s: float) -> None:
+        """Write what the device finishes within timeout_s; the rest is counted as lost."""
+        sending, telemetry = self._sending, self._telemetry
+        if sending is not None:
+            sending.close(timeout_s)
+            self.num_unresolved, self.num_lost = sending.num_unresolved, sending.num_lost
+            if self.num_unresolved:
+                logger.warning(
+                    "rank %d: %d steps were still running on the device and are not recorded",
+                    self.rank,
+                    self.num_unresolved,
+                )
+        if self._unwritten is not None:
+            self._unwritten.close()
+        if telemetry is not None:
+            telemetry.stop()
+            if self._rocm_metrics and telemetry.rocm_smi_output() is None and self.rank == 0:
+                logger.warning("no readings of rocm-smi: %s", telemetry.rocm_smi_reason)
+
+    def end(self, ending: Ending) -> None:
+        """Note how this process ends; only the first call counts."""
+        self.standing.end(ending)
+
+    def close(self) -> None:
+        self.folder.close()
+
+    def matched(self) -> tuple[Any, Any]:
+        """Return how collectives fit to kernels and to the library's events, for run.json; after `finish`."""
+        if not isinstance(self._sink, ProcessSink):
+            return None, None
+        kernels, library = self._sink.kernel_coverage, self._sink.library_coverage
+        return (
+            None if kernels is None else msgspec.to_builtins(kernels),
+            None if library is None else msgspec.to_builtins(library),
+        )

@@ -1,0 +1,145 @@
+"""What sees the program: everything that is put on while steps are recorded, and taken off again.
+
+The recorder asks for `install` and `uninstall`; the open steps (open_steps.py) ask what times the step that
+begins. Observers are made once and kept while the rest comes and goes.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from aorta.device.backend import CPU, Backend, accelerator
+from aorta.device.event_clock import EventClock
+from aorta.device.marks import HostClock, Mark, MarkClock
+from aorta.errors import InstrumentError
+from aorta.record.calls import Observer
+from aorta.record.collective_names import ModuleNames
+from aorta.record.collective_source import CollectiveSource
+from aorta.record.cpu_observer import CpuObserver
+from aorta.record.event_observer import EventObserver
+from aorta.record.host import HostWatch, ThreadUse
+from aorta.record.interception.stalls import CaptureWatch, StreamWaitPatch
+from aorta.record.interception.switch import BackendCounts, Interception
+from aorta.record.journal import Journal
+from aorta.record.kernel_source import KernelSource
+from aorta.record.settings import RecorderSettings
+
+FirstMark = tuple[Mark | None, int, int]
+"""The run's first mark, and the monotonic ns between which it passed; None, 0, 0 on a CPU."""
+
+
+class Sources:
+    """The instrument's eyes in one process: collectives, waits, the host, the driver and the library."""
+
+    def __init__(self, journal: Journal, settings: RecorderSettings) -> None:
+        self._journal = journal
+        self._settings = settings
+        self.accelerator: Backend = accelerator()
+        self.kernels = KernelSource(settings.kernels, settings.timed_every)
+        self.collectives = CollectiveSource(settings.collectives, settings.timed_every)
+        self.captures = CaptureWatch()
+        self.captures.listener = self.collectives.capturing
+        self.host_watch = HostWatch(journal)
+        self.module_names = ModuleNames(journal)
+        self.counts = BackendCounts(journal)
+        self.thread_use = ThreadUse()
+        self.device: torch.device | None = None
+        """The device that is recorded; None on a CPU, and before the first step."""
+        self.is_on = False
+        self._interception: Interception | None = None
+        self._observers: dict[str, Observer] = {}
+        self._wrap: Callable[[Observer], Observer] | None = None
+        self._event_observer: EventObserver | None = None
+        self._stream_patch: StreamWaitPatch | None = None
+
+    def wrap_observers(self, wrap: Callable[[Observer], Observer]) -> None:
+        """Have `wrap` applied to the observers of collectives. Before `install`."""
+        self._wrap = wrap
+
+    # -- on and off ----------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Put on what sees the program. Raises InstrumentError where another recorder of the process has."""
+        if Interception._installed is not None:
+            raise InstrumentError("this process is instrumented by another recorder: close it first")
+        self.is_on = True
+        self.counts.begin()
+        if not self._observers:
+            self._make_observers()
+        if dist.is_available():
+            self._interception = Interception(self._observers)
+            self._interception.install()
+        if self._stream_patch is not None:
+            self._stream_patch.install()
+        self.captures.install()
+        self.host_watch.install(waits_for_device=self.accelerator.is_available())
+        self.module_names.install()
+        self.kernels.wake()
+        self.collectives.wake()
+
+    def uninstall(self) -> None:
+        if self.is_on:
+            self.counts.end()
+        self.is_on = False
+        self.kernels.pause()
+        self.collectives.sleep()
+        if self._interception is not None:
+            self._interception.uninstall()
+            self._interception = None
+        if self._stream_patch is not None:
+            self._stream_patch.uninstall()
+        self.captures.uninstall()
+        self.host_watch.uninstall()
+        self.module_names.uninstall()
+
+    def _make_observers(self) -> None:
+        self._observers[CPU.dispatch_key] = CpuObserver(self._journal, HostClock())
+        if self.accelerator.is_available():
+            dedicated = self._settings.placement == "dedicated"
+            self._event_observer = EventObserver(self._journal, dedicated, self.captures)
+            self._observers[self.accelerator.dispatch_key] = self._event_observer
+        if self._wrap is not None:
+            self._observers = {key: self._wrap(observer) for key, observer in self._observers.items()}
+
+    # -- the device ----------------------------------------------------------------------------
+
+    def open_device(self, device: torch.device) -> tuple[MarkClock, FirstMark]:
+        """Time steps on this device from now on, which is synchronised. Returns its clock."""
+        devices = self.accelerator
+        if device.type != devices.torch_type:
+            return HostClock(), (None, 0, 0)
+        if device.index is None:
+            device = devices.current_device()
+        self.device = device
+        events = EventClock(device, devices)
+        first_mark, lower_ns, upper_ns = events.first_mark()
+        self.kernels.open(device)
+        assert self._event_observer is not None
+        self._event_observer.attach(events)
+        self._stream_patch = StreamWaitPatch(self._journal, events, device.index, self.captures)
+        self._stream_patch.install()
+        return events, (first_mark, lower_ns, upper_ns)
+
+    def device_in_use(self, was_used_before: bool) -> torch.device:
+        """Return the device that the program trains on: chosen in the settings, or found.
+
+        was_used_before: the program had used its devices before the recorder was put on.
+        """
+        devices, chosen = self.accelerator, self._settings.torch_device
+        if chosen is not None:
+            return chosen
+        uses_device = devices.is_available() and devices.is_initialized()
+        uses_device = uses_device and (was_used_before or not _trains_on_cpu(devices))
+        return devices.current_device() if uses_device else torch.device(CPU.torch_type)
+
+    def is_captured(self) -> bool:
+        """True while the caller's current stream is captured into a graph."""
+        return bool(self.captures.num_open) and self.captures.is_capturing()
+
+
+def _trains_on_cpu(devices: Backend) -> bool:
+    """True for a rank whose process group knows no GPU and whose process holds no memory of one."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_backend() != CPU.collectives:
+        return False
+    return all(devices.reserved_bytes(index) == 0 for index in range(devices.count()))
