@@ -241,10 +241,10 @@ def lost_dependency(original: Graph, changed: Graph) -> tuple[str, str] | None:
         lost = next(iter(set(keys.values()) ^ set(new_keys.values())))
         return "nothing", lost[0]
     place = {key: index for index, key in new_keys.items()}
-    ordered, changed_ancestors = original.ancestors(), changed.ancestors()
+    order, changed_order = original.precedence(), changed.precedence()
     for u, v, _ in required_pairs(original):
         a, b = place[keys[u]], place[keys[v]]
-        if (ordered[v] >> u & 1 and not changed_ancestors[b] >> a & 1) or b < a:
+        if (order.is_before(u, v) and not changed_order.is_before(a, b)) or b < a:
             return original.nodes[u].label, original.nodes[v].label
     return None
 

@@ -176,10 +176,10 @@ def test_emitted_programs_are_safe(shape):
 def check_against_the_machine(program: Program, rank: int = 0) -> None:
     """Happens-before, races and false edges, each by running the machine in its worst order."""
     graph, machine = graph_of(program, rank), Streams.of(program, rank)
-    data, ordered = graph.data(), graph.ancestors()
+    data, ordered = graph.data(), graph.precedence()
     for b in range(len(data)):
         for a in range(b):
-            before = bool(ordered[data[b]] >> data[a] & 1)
+            before = ordered.is_before(data[a], data[b])
             assert before == (not machine.can_run_before(late=a, early=b))
     number = {node: at for at, node in enumerate(data)}
     racing = any(machine.can_run_before(late=number[u], early=number[v]) for u, v, _ in required_pairs(graph))

@@ -8,7 +8,7 @@ import pytest
 from aorta.errors import AortaError
 from aorta.programs.language.emit import COMMS, ORDERS, Shape, emit, emit_named
 from aorta.programs.language.expr import HostProgramError
-from aorta.programs.language.graph import graph_of, reduced
+from aorta.programs.language.graph import graph_of
 from aorta.programs.language.ir import Communicate, Gemm, Record, Wait, WaitWork
 from aorta.programs.lint.recorded import lint_file
 
@@ -166,10 +166,9 @@ def captured(program):
     graph = graph_of(program)
     inner = graph.data()[1:-1]
     place = {node: at for at, node in enumerate(inner)}
-    ancestors = graph.ancestors()
-    order = [sum(1 << place[u] for u in inner if ancestors[v] >> u & 1) for v in inner]
+    order = graph.precedence().among(inner).reduced()
     names = [NCCL if graph.nodes[node].is_communication else GEMM for node in inner]
-    return names, list(reduced(order))
+    return names, [(place[u], place[v]) for u, v in order]
 
 
 def as_json(program, path):
@@ -241,3 +240,15 @@ def test_what_is_no_graph_is_one_line(text, expected, tmp_path):
     path.write_text(text)
     with pytest.raises(HostProgramError, match=expected):
         lint_file(path, is_graph=True)
+
+
+@pytest.mark.heavy
+def test_a_trace_of_any_length_is_linted_like_a_short_one(tmp_path):
+    program = emit_named("developed", num_tiles=100, num_streams=4)
+    trace = Trace()
+    for _ in range(105):
+        trace.run(program)
+    found = lint_file(trace.write(tmp_path / "t.json"), is_graph=False)
+    assert (found.num_operations, found.num_communications) == (21_000, 10_500)
+    # The first all-gather of each run comes after all compute of the run before and before all of its own.
+    assert [pinned.number for pinned in found.pinned] == list(range(0, 10_500, 100))

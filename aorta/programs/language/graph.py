@@ -1,11 +1,13 @@
 """Happens-before graph: which instruction must end before another may begin, and by which chain."""
 
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal
 
+from aorta.hazards.order import Moment, Order, is_before
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.ir import (
     Allocate,
@@ -66,23 +68,11 @@ class Graph:
     def data(self) -> list[int]:
         return [index for index, node in enumerate(self.nodes) if node.is_data]
 
-    def ancestors(
+    def precedence(
         self, *, excluded: frozenset[Why] = frozenset(), extra: Iterable[tuple[int, int]] = ()
-    ) -> list[int]:
-        """For each node the nodes before it, as a set of bits.
-
-        Edges of excluded kinds are left out, extra ones added.
-        """
-        added: dict[int, list[int]] = {}
-        for u, v in extra:
-            added.setdefault(v, []).append(u)
-        masks: list[int] = []
-        for v, edges in enumerate(self.predecessors):
-            bits = 0
-            for u in (*(u for u, reason in edges if reason not in excluded), *added.get(v, ())):
-                bits |= masks[u] | 1 << u
-            masks.append(bits)
-        return masks
+    ) -> "Precedence":
+        """Which node is before which. Edges of excluded kinds are left out, extra ones added."""
+        return Precedence(self, excluded, extra)
 
     def chain(self, first: int, last: int) -> list[int]:
         """Path from first to last with the fewest waits; of each stream only the two ends are kept."""
@@ -117,29 +107,114 @@ class Graph:
         return [first, *inner, last] if first != last else [first]
 
 
-def reduced(ancestors: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Transitive reduction of a closed order: the pairs (u, v) with nothing between them."""
-    for v, bits in enumerate(ancestors):
-        remaining = bits
-        while remaining:
-            u = remaining.bit_length() - 1
-            yield u, v
-            remaining &= ~(ancestors[u] | 1 << u)
+class Precedence:
+    """Happens-before among the nodes of a graph, by the clocks of its chains (aorta/hazards/order.py).
+
+    A chain is nodes in one stream or lane; in a captured graph, which has none, any path.
+    """
+
+    def __init__(self, graph: Graph, excluded: frozenset[Why], extra: Iterable[tuple[int, int]]) -> None:
+        added: dict[int, list[int]] = {}
+        for u, v in extra:
+            added.setdefault(v, []).append(u)
+        order = Order()
+        tails: list[int] = []
+        self.chain_of: list[int] = []
+        self.counts: list[int] = []
+        """Number of each node in its chain, ascending."""
+        self.moments: list[Moment] = []
+        for v, edges in enumerate(graph.predecessors):
+            chain = self._chain(graph, v, edges, tails)
+            if chain == len(tails):
+                tails.append(order.add_stream())
+            for u in (*(u for u, reason in edges if reason not in excluded), *added.get(v, ())):
+                order.wait(chain, self.moments[u])
+            tails[chain] = v
+            self.chain_of.append(chain)
+            self.counts.append(order.advance(chain))
+            self.moments.append(order.now(chain))
+
+    def _chain(self, graph: Graph, v: int, edges: list[tuple[int, Why]], tails: list[int]) -> int:
+        for u, reason in edges:
+            is_next = reason in ("stream", "lane") or graph.nodes[u].stream == graph.nodes[v].stream
+            if is_next and tails[self.chain_of[u]] == u:
+                return self.chain_of[u]
+        return len(tails)
+
+    def is_before(self, u: int, v: int) -> bool:
+        """True if u must end before v may begin."""
+        return u != v and is_before(self.chain_of[u], self.counts[u], self.moments[v])
+
+    def among(self, nodes: Sequence[int]) -> "Among":
+        """The order among some nodes, which ascend."""
+        return Among(self, nodes)
 
 
-def only(ancestors: Sequence[int], nodes: Sequence[int]) -> list[int]:
-    """Order among some nodes alone, renumbered 0 .. len - 1."""
-    place = {node: index for index, node in enumerate(nodes)}
-    mask = sum(1 << node for node in nodes)
-    return [sum(1 << place[u] for u in bits_of(ancestors[node] & mask)) for node in nodes]
+class Among:
+    """Questions to the order among some nodes of a graph. A node asked for need not be one of them."""
 
+    def __init__(self, precedence: Precedence, nodes: Sequence[int]) -> None:
+        self._all = precedence
+        self._nodes = nodes
+        self._of_chain: dict[int, list[int]] = {}
+        for node in nodes:
+            self._of_chain.setdefault(precedence.chain_of[node], []).append(node)
+        self._counts = {
+            chain: [precedence.counts[node] for node in of_chain]
+            for chain, of_chain in self._of_chain.items()
+        }
 
-def bits_of(bits: int) -> Iterator[int]:
-    """Members of a set of bits, ascending."""
-    while bits:
-        low = bits & -bits
-        yield low.bit_length() - 1
-        bits ^= low
+    def reduced(self) -> Iterator[tuple[int, int]]:
+        """Transitive reduction: pairs (u, v) with none of the nodes between them; v ascends, u descends."""
+        for v in self._nodes:
+            candidates = sorted(self._latest_before(v), reverse=True)
+            for u in candidates:
+                if not any(self._all.is_before(u, w) for w in candidates if w > u):
+                    yield u, v
+
+    def before(self, v: int) -> tuple[int, int | None]:
+        """Number of the nodes before v, and the last one of them in the graph's order."""
+        num, last = 0, None
+        for chain, limit in self._limits(v):
+            place = bisect_right(self._counts.get(chain, ()), limit)
+            if place:
+                num += place
+                last = max(self._of_chain[chain][place - 1], -1 if last is None else last)
+        return num, last
+
+    def after(self, u: int) -> tuple[int, int | None]:
+        """Number of the nodes after u, and the first one of them in the graph's order."""
+        num, first = 0, None
+        for of_chain in self._of_chain.values():
+            place = bisect_left(of_chain, True, key=lambda v: self._all.is_before(u, v))
+            if place < len(of_chain):
+                num += len(of_chain) - place
+                first = min(of_chain[place], of_chain[place] if first is None else first)
+        return num, first
+
+    def _limits(self, v: int) -> Iterator[tuple[int, int]]:
+        """By chain, the count up to which its nodes are before v."""
+        chain, own, others = self._all.moments[v]
+        yield chain, own - 1
+        yield from others.items()
+
+    def _latest_before(self, v: int) -> Iterator[int]:
+        """The last node before v of each chain, but for those that v's own chain was behind already."""
+        limits = self._limits(v)
+        chain, limit = next(limits)
+        place = bisect_right(self._counts.get(chain, ()), limit)
+        known: Mapping[int, int] = {}
+        if place:
+            previous = self._of_chain[chain][place - 1]
+            known = self._all.moments[previous][2]
+            yield previous
+        if known is self._all.moments[v][2]:
+            return
+        for other, limit in limits:
+            if limit > known.get(other, 0):
+                place = bisect_right(self._counts.get(other, ()), limit)
+                if place:
+                    yield self._of_chain[other][place - 1]
 
 
 def graph_of(program: Program, rank: int = 0) -> Graph:

@@ -7,12 +7,14 @@ listed. The order within one stream or one process group is the programmer's cho
 nor is a stream's wait for a communication that it issued itself.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 
-from aorta.programs.language.graph import Graph, Node, graph_of, only, reduced
+from aorta.programs.language.graph import Graph, Node, Precedence, graph_of
 from aorta.programs.language.ir import Program, Ref
 from aorta.programs.lint.ranks import rank_mismatches
 
@@ -67,7 +69,8 @@ def lint(*programs: Program) -> Verdict:
     missing: list[list[OrderEdge]] = []
     false: list[list[OrderEdge]] = []
     for rank, graph in enumerate(graphs):
-        ordered, required = graph.ancestors(), {(u, v): part for u, v, part in required_pairs(graph)}
+        ordered = graph.precedence()
+        required = set(nearest_pairs(graph, ordered))
         missing.append(list(_missing_edges(graph, rank, ordered, required)))
         false.append(list(_false_edges(graph, rank, ordered, required)))
     return Verdict(
@@ -95,31 +98,90 @@ def required_pairs(graph: Graph) -> Iterator[tuple[int, int, Ref]]:
                 accesses.setdefault(part.name, []).append((v, part, is_write))
 
 
+def nearest_pairs(graph: Graph, ordered: Precedence) -> Iterator[tuple[int, int]]:
+    """Those of required_pairs that, with the order within streams, imply the others.
+
+    For each access these are, of every other stream, the last one that it must not overtake, and the last one
+    of those that it is ordered behind.
+    """
+    # By buffer, then by part, then by chain: nodes that read and that write, ascending.
+    accesses: dict[str, _Parts] = {}
+    for v in graph.data():
+        node, chain = graph.nodes[v], ordered.chain_of[v]
+        for is_write, parts in ((False, node.reads), (True, node.writes)):
+            for part in parts:
+                of_buffer = accesses.setdefault(part.name, _Parts())
+                for of_chain in of_buffer.overlapping(part.index):
+                    for other, (reads, writes) in of_chain.items():
+                        if other != chain:
+                            for nodes in (reads, writes) if is_write else (writes,):
+                                yield from _nearest(nodes, v, ordered)
+        for is_write, parts in ((False, node.reads), (True, node.writes)):
+            for part in parts:
+                accesses[part.name].at(part.index).setdefault(chain, ([], []))[is_write].append(v)
+
+
+def _nearest(nodes: list[int], v: int, ordered: Precedence) -> Iterator[tuple[int, int]]:
+    """The last of the nodes, which are in one stream, and the last of them that is before v."""
+    if nodes:
+        yield nodes[-1], v
+        num_before = bisect_left(nodes, True, key=lambda u: not ordered.is_before(u, v))
+        if 0 < num_before < len(nodes):
+            yield nodes[num_before - 1], v
+
+
+_ByChain = dict[int, tuple[list[int], list[int]]]
+_Index = tuple[Any, ...]
+
+
+class _Parts:
+    """Accesses to the parts of one buffer. A shorter index contains all longer ones that begin with it."""
+
+    def __init__(self) -> None:
+        self._of_index: dict[_Index, _ByChain] = {}
+        self._below: dict[_Index, list[_Index]] = {}
+
+    def at(self, index: _Index) -> _ByChain:
+        if index not in self._of_index:
+            self._of_index[index] = {}
+            for length in range(len(index)):
+                self._below.setdefault(index[:length], []).append(index)
+        return self._of_index[index]
+
+    def overlapping(self, index: _Index) -> Iterator[_ByChain]:
+        for length in range(len(index) + 1):
+            if index[:length] in self._of_index:
+                yield self._of_index[index[:length]]
+        yield from (self._of_index[below] for below in self._below.get(index, ()))
+
+    def is_any(self, index: _Index) -> bool:
+        """True if some access overlaps the part."""
+        return next(self.overlapping(index), None) is not None
+
+
 def _missing_edges(
-    graph: Graph, rank: int, ordered: Sequence[int], required: Mapping[tuple[int, int], Ref]
+    graph: Graph, rank: int, ordered: Precedence, required: set[tuple[int, int]]
 ) -> Iterator[OrderEdge]:
     yield from _uninitialised(graph, rank)
-    closed = graph.ancestors(extra=required)
-    data = graph.data()
-    for a, b in reduced(only(closed, data)):
-        u, v = data[a], data[b]
-        if not ordered[v] >> u & 1:
+    if all(ordered.is_before(u, v) for u, v in required):
+        return
+    for u, v in graph.precedence(extra=required).among(graph.data()).reduced():
+        if not ordered.is_before(u, v):
             earlier, later = graph.nodes[u], graph.nodes[v]
-            hazard = _hazard(earlier, later, required[u, v])
             yield OrderEdge(
                 before=earlier.label,
                 after=later.label,
                 chain=[instruction(earlier), instruction(later)],
-                reason=f"{hazard}: nothing makes {later.stream} wait for {earlier.stream}",
+                reason=f"{_hazard(earlier, later)}: nothing makes {later.stream} wait for {earlier.stream}",
                 ranks=[rank],
             )
 
 
 def _uninitialised(graph: Graph, rank: int) -> Iterator[OrderEdge]:
-    written: list[Ref] = []
+    written: dict[str, _Parts] = {}
     for node in (graph.nodes[index] for index in graph.data()):
         for part in node.reads:
-            if not any(part.overlaps(written_part) for written_part in written):
+            if part.name not in written or not written[part.name].is_any(part.index):
                 yield OrderEdge(
                     before="nothing",
                     after=node.label,
@@ -127,18 +189,17 @@ def _uninitialised(graph: Graph, rank: int) -> Iterator[OrderEdge]:
                     reason=f"reads {part}, which nothing wrote before",
                     ranks=[rank],
                 )
-        written += node.writes
+        for part in node.writes:
+            written.setdefault(part.name, _Parts()).at(part.index)
 
 
 def _false_edges(
-    graph: Graph, rank: int, ordered: Sequence[int], required: Mapping[tuple[int, int], Ref]
+    graph: Graph, rank: int, ordered: Precedence, required: set[tuple[int, int]]
 ) -> Iterator[OrderEdge]:
-    ordered_pairs = [(u, v) for u, v in required if ordered[v] >> u & 1]
-    needed = graph.ancestors(excluded=frozenset(("event",)), extra=ordered_pairs)
-    inner = graph.data()[1:-1]
-    for a, b in reduced(only(ordered, inner)):
-        u, v = inner[a], inner[b]
-        if not needed[v] >> u & 1:
+    ordered_pairs = [(u, v) for u, v in required if ordered.is_before(u, v)]
+    needed = graph.precedence(excluded=frozenset(("event",)), extra=ordered_pairs)
+    for u, v in ordered.among(graph.data()[1:-1]).reduced():
+        if not needed.is_before(u, v):
             chain = [graph.nodes[index] for index in graph.chain(u, v)]
             yield OrderEdge(
                 before=graph.nodes[u].label,
@@ -158,7 +219,16 @@ def _relays(chain: list[Node]) -> str:
     return f"{' and '.join(names) or 'an event'} {'pass' if len(names) > 1 else 'passes'} it on"
 
 
-def _hazard(earlier: Node, later: Node, part: Ref) -> str:
+def _hazard(earlier: Node, later: Node) -> str:
+    part = [
+        part
+        for is_write, parts in ((False, later.reads), (True, later.writes))
+        for part in parts
+        if any(
+            part.overlaps(other)
+            for other in ((*earlier.reads, *earlier.writes) if is_write else earlier.writes)
+        )
+    ][-1]
     wrote = any(part.overlaps(accessed) for accessed in earlier.writes)
     if wrote and any(part.overlaps(accessed) for accessed in later.reads):
         return f"reads {part}, which is written there"

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from aorta.programs.language.expr import HostProgramError
-from aorta.programs.language.graph import Graph, bits_of, graph_of, only, reduced
+from aorta.programs.language.graph import Graph, Precedence, graph_of
 from aorta.programs.language.ir import Communicate, Gemm, Program
 from aorta.programs.lint.cuda_graph import read_graph
 from aorta.programs.lint.one_rank import Instruction, instruction
@@ -97,20 +97,17 @@ def lint_file(
 def lint_graph(graph: Graph, source: str, program: Program | None = None, rank: int = 0) -> Recorded:
     """Lint of a recording's graph; lint_file reads one first."""
     data = graph.data()
-    ancestors = graph.ancestors()
-    data_ancestors = only(ancestors, data)
-    cross = [
-        (data[a], data[b])
-        for a, b in reduced(data_ancestors)
-        if graph.nodes[data[a]].stream != graph.nodes[data[b]].stream
-    ]
-    comparison = _Comparison(graph, ancestors, program, rank) if program is not None else None
+    precedence = graph.precedence()
+    num_cross = sum(
+        graph.nodes[u].stream != graph.nodes[v].stream for u, v in precedence.among(data).reduced()
+    )
+    comparison = _Comparison(graph, precedence, program, rank) if program is not None else None
     return Recorded(
         source=source,
         num_operations=len(data),
         num_communications=sum(graph.nodes[index].is_communication for index in data),
-        num_cross_stream_waits=len(cross),
-        pinned=list(_pinned(graph, data, data_ancestors)),
+        num_cross_stream_waits=num_cross,
+        pinned=list(_pinned(graph, data, precedence)),
         program=None if program is None else program.name,
         num_repetitions=None if comparison is None else comparison.num_repetitions,
         unexpected=[] if comparison is None else comparison.unexpected,
@@ -119,32 +116,20 @@ def lint_graph(graph: Graph, source: str, program: Program | None = None, rank: 
     )
 
 
-def _pinned(graph: Graph, data: list[int], data_ancestors: list[int]) -> Iterator[Pinned]:
-    descendants = _descendants(data_ancestors)
-    is_comm = [graph.nodes[index].is_communication for index in data]
-    compute = sum(1 << index for index, comm in enumerate(is_comm) if not comm)
-    number = -1
-    for index, comm in enumerate(is_comm):
-        number += comm
-        if comm and compute and not compute & ~(data_ancestors[index] | descendants[index]):
-            earlier, later = data_ancestors[index] & compute, descendants[index] & compute
-            last = data[earlier.bit_length() - 1] if earlier else None
-            first = data[next(bits_of(later))] if later else None
+def _pinned(graph: Graph, data: list[int], precedence: Precedence) -> Iterator[Pinned]:
+    compute = [index for index in data if not graph.nodes[index].is_communication]
+    among = precedence.among(compute)
+    comm = [index for index in data if graph.nodes[index].is_communication]
+    for number, index in enumerate(comm):
+        (num_before, last), (num_after, first) = among.before(index), among.after(index)
+        if compute and num_before + num_after == len(compute):
             yield Pinned(
-                operation=graph.nodes[data[index]].label,
-                stream=graph.nodes[data[index]].stream,
+                operation=graph.nodes[index].label,
+                stream=graph.nodes[index].stream,
                 number=number,
-                waits_for=None if last is None else _wait(graph, last, data[index]),
-                holds_up=None if first is None else _wait(graph, data[index], first),
+                waits_for=None if last is None else _wait(graph, last, index),
+                holds_up=None if first is None else _wait(graph, index, first),
             )
-
-
-def _descendants(ancestors: list[int]) -> list[int]:
-    masks = [0] * len(ancestors)
-    for v, bits in enumerate(ancestors):
-        for u in bits_of(bits):
-            masks[u] |= 1 << v
-    return masks
 
 
 def _wait(graph: Graph, u: int, v: int) -> PinnedWait:
@@ -155,7 +140,7 @@ def _wait(graph: Graph, u: int, v: int) -> PinnedWait:
 class _Comparison:
     """Orders among the operations of a program, as recorded and as the program predicts."""
 
-    def __init__(self, graph: Graph, ancestors: list[int], program: Program, rank: int) -> None:
+    def __init__(self, graph: Graph, recorded_order: Precedence, program: Program, rank: int) -> None:
         self.recorded, self.predicted = graph, graph_of(program, rank)
         steps = [step.op for step in program.unroll(rank)]
         if not any(isinstance(op, Communicate | Gemm) for op in steps):
@@ -166,11 +151,11 @@ class _Comparison:
         self.predicted_nodes = predicted_nodes
         rows = self._matched(predicted_nodes)
         self.num_repetitions = len(rows)
-        order = only(self.predicted.ancestors(), predicted_nodes)
+        self.recorded_order, self.predicted_order = recorded_order, self.predicted.precedence()
         self.unexpected: list[OrderDifference] = []
         self.absent: list[OrderDifference] = []
         for nodes in rows:
-            self._compare(order, nodes, ancestors)
+            self._compare(nodes)
 
     def _is_compared(self, graph: Graph, index: int) -> bool:
         node = graph.nodes[index]
@@ -203,13 +188,13 @@ class _Comparison:
             rows.append([next(comms if kind else gemms) for kind in is_comm])
         return rows
 
-    def _compare(self, order: list[int], nodes: list[int], ancestors: list[int]) -> None:
+    def _compare(self, nodes: list[int]) -> None:
         size = len(nodes)
         for b in range(size):
             for a in range(size):
-                expected = bool(order[b] >> a & 1)
-                is_ordered = bool(ancestors[nodes[b]] >> nodes[a] & 1)
-                if is_ordered and not expected and not self._implied(a, b, nodes, ancestors):
+                expected = self.predicted_order.is_before(self.predicted_nodes[a], self.predicted_nodes[b])
+                is_ordered = self.recorded_order.is_before(nodes[a], nodes[b])
+                if is_ordered and not expected and not self._implied(a, b, nodes):
                     chain = _wait(self.recorded, nodes[a], nodes[b]).chain
                     self._note(self.unexpected, a, b, chain)
                 if expected and not is_ordered:
@@ -220,10 +205,11 @@ class _Comparison:
                         _wait(self.predicted, self.predicted_nodes[a], self.predicted_nodes[b]).chain,
                     )
 
-    def _implied(self, a: int, b: int, nodes: list[int], ancestors: list[int]) -> bool:
+    def _implied(self, a: int, b: int, nodes: list[int]) -> bool:
         """True if an operation between the two already orders them."""
+        is_before = self.recorded_order.is_before
         return any(
-            ancestors[nodes[b]] >> nodes[m] & 1 and ancestors[nodes[m]] >> nodes[a] & 1
+            is_before(nodes[a], nodes[m]) and is_before(nodes[m], nodes[b])
             for m in range(len(nodes))
             if m not in (a, b)
         )

@@ -19,8 +19,6 @@ from aorta.traces.files import read_bytes
 WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 SYNC = "cuda_sync"
 STREAM_WAIT, EVENT_SYNC, STREAM_SYNC = "Stream Wait Event", "Event Sync", "Stream Sync"
-MAX_OPERATIONS = 20_000
-"""Most kernels and copies of a trace: reachability among more takes gigabytes."""
 
 
 class _Args(msgspec.Struct, gc=False):
@@ -57,11 +55,6 @@ def trace_graph(path: Path | str, rules: Sequence[CommRule] = COMM_RULES) -> Gra
     if not syncs:
         raise HostProgramError(
             f"{path} has no synchronisation events: record with profiling.sync_events=true"
-        )
-    if len(work) > MAX_OPERATIONS:
-        raise HostProgramError(
-            f"{path} has {len(work):,} kernels and copies, at most {MAX_OPERATIONS:,} can be linted: "
-            "record fewer steps"
         )
     return _Builder(work, syncs, rules).build()
 
