@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from aorta.records.columns.column_block import ColumnBlock
 from aorta.records.schema import RunRecord, StepRecord
+from aorta.records.stacks import Stacks
 from aorta.timeline.types import Source
 
 Value = TypeVar("Value")
@@ -185,6 +186,8 @@ class Run(msgspec.Struct, frozen=True):
     """CommEvidence.possible_ms (aorta.account.load.evidence)."""
     host_parts: Mapping[str, NDArray[np.float64]] = msgspec.field(default_factory=dict)
     """[rank, step]: columns of account/load/rank/host.py; empty where records do not tell."""
+    stacks: Callable[[int], Stacks] | None = None
+    """Reads the stacks that were sampled in one rank's process; empty where none were."""
     columns: Callable[[int], Iterator[ColumnBlock]] | None = None
     """Reads the numbers of one rank's records again, many records at a time; None where records must do."""
     other_sources: dict[str, "Run"] = msgspec.field(default_factory=dict)

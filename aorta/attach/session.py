@@ -102,6 +102,7 @@ class AttachedSession:
             "detail_every": settings.detail_every,
             "max_mb": settings.max_mb,
             "collectives": settings.collectives,
+            "stacks": settings.stacks,
             "device": self._device,
             "hang": {} if settings.hang else None,
             "profiling": {"kernels_every": settings.kernels_every} if settings.kernels_every else None,

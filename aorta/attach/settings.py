@@ -36,6 +36,7 @@ class AttachSettings:
     hang: bool = False
     kernels_every: int = 0
     collectives: str = "calls"
+    stacks: bool = True
     tensorboard: bool = False
     sinks: list[str] = field(default_factory=list)
     """KIND=TARGET, as --to takes them."""

@@ -74,6 +74,13 @@ from aorta.launcher import is_first_launch
     help="plugin: NCCL or RCCL tells algorithm, protocol, channels, start and end of each collective.",
 )
 @rare(
+    "--stacks",
+    type=click.Choice(["on", "off"]),
+    default="on",
+    section="Sources and sinks",
+    help="off: no stacks are sampled, and causes name no lines of the program.",
+)
+@rare(
     "--tensorboard",
     is_flag=True,
     section="Sources and sinks",
@@ -93,6 +100,7 @@ def run_command(output: Path, report: bool, open_page: bool, command: tuple[str,
 
     _check(options)
     options |= {"sinks": list(options["sinks"]), "max_mb": options["max_mb"] or None}
+    options |= {"stacks": options["stacks"] == "on"}
     settings = AttachSettings(output=str(output.absolute()), **options)
     if shutil.which(command[0]) is None:
         click.echo(f"error: {command[0]}: no such command", err=True)

@@ -35,6 +35,7 @@ class RecorderSettings:
     flops_per_token: float | None = None
     precision: str | None = None
     max_mb: float | None = 1024.0
+    stacks: bool = True
 
     def __post_init__(self) -> None:
         if self.placement not in ("native", "dedicated"):

@@ -24,6 +24,7 @@ from aorta.record.interception.switch import BackendCounts, Interception
 from aorta.record.journal import Journal
 from aorta.record.kernel_source import KernelSource
 from aorta.record.settings import RecorderSettings
+from aorta.record.stacks import StackSampler
 
 FirstMark = tuple[Mark | None, int, int]
 """The run's first mark, and the monotonic ns between which it passed; None, 0, 0 on a CPU."""
@@ -44,6 +45,7 @@ class Sources:
         self.module_names = ModuleNames(journal)
         self.counts = BackendCounts(journal)
         self.thread_use = ThreadUse()
+        self.stacks = StackSampler(journal, settings.stacks)
         self.device: torch.device | None = None
         """The device that is recorded; None on a CPU, and before the first step."""
         self.is_on = False
@@ -75,6 +77,7 @@ class Sources:
         self.captures.install()
         self.host_watch.install(waits_for_device=self.accelerator.is_available())
         self.module_names.install()
+        self.stacks.start()
         self.kernels.wake()
         self.collectives.wake()
 
@@ -90,6 +93,7 @@ class Sources:
         if self._stream_patch is not None:
             self._stream_patch.uninstall()
         self.captures.uninstall()
+        self.stacks.stop()
         self.host_watch.uninstall()
         self.module_names.uninstall()
 

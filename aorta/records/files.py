@@ -44,7 +44,7 @@ def sites_name(rank: int) -> str:
 
 
 def stacks_name(rank: int) -> str:
-    """The file of the stacks that were sampled in a rank's steps, one line of JSON a step."""
+    """The file of the stacks that were sampled in a rank (aorta.records.stacks)."""
     return f"rank_{rank}_stacks.jsonl"
 
 

@@ -56,8 +56,6 @@ __all__ = [
     "RunRecord",
     "Segment",
     "Source",
-    "StackFrame",
-    "StackLine",
     "StepPhase",
     "StepRecord",
     "StreamOverlap",
@@ -263,33 +261,6 @@ class CallSites(msgspec.Struct, frozen=True, kw_only=True):
     """rank_<n>_sites.json: the sites that a rank's lines refer to by index."""
 
     sites: list[CallSite]
-
-
-class StackFrame(msgspec.Struct, frozen=True, array_like=True):
-    """A frame of the thread that trains; nothing of the program's data is kept."""
-
-    file: str
-    line: int
-    function: str
-    is_program: bool
-    """False: of torch, of a library or of Python's own."""
-
-
-class StackLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of rank_<n>_stacks.jsonl: the stacks that were sampled in one step.
-
-    Frames and stacks are told once: a line holds those that are new, and indices count over all lines of the
-    file before.
-    """
-
-    global_step: int
-    attempt: int = 0
-    rollbacks: int = 0
-    frames: list[StackFrame] = []
-    stacks: list[list[int]] = []
-    """Indices of frames, the outermost first."""
-    samples: list[tuple[float, int]] = []
-    """(ms after the start of the step's window, index of a stack)."""
 
 
 class KernelSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -23,9 +23,10 @@ from aorta.account.model import NamedSpan, Progress, Run
 from aorta.errors import ReportError, TraceError
 from aorta.processes import parallel_map, usual_jobs
 from aorta.records.columns.column_block import ColumnBlock
-from aorta.records.files import STEPS_FILE
+from aorta.records.files import STEPS_FILE, stacks_name
 from aorta.records.reader import kernel_names_beside, read_run
 from aorta.records.schema import Source, StepRecord
+from aorta.records.stacks import Stacks, joined, read_stacks
 from aorta.records.state import read_states
 from aorta.traces.cache import Reading
 
@@ -119,9 +120,14 @@ def _load_records(
     if unsure := comm_evidence(loaded).note:
         loaded.notes.append(unsure)
     loaded.story[:] = story(run, read_states(folder).values(), ranks)
+    loaded = msgspec.structs.replace(loaded, stacks=partial(_stacks_of, files))
     if loaded.source != "kernels":
         return loaded
     return msgspec.structs.replace(loaded, kernels=partial(_kernels_of, files))
+
+
+def _stacks_of(files: dict[int, RankFile], rank: int) -> Stacks:
+    return joined(read_stacks(files[rank].path.with_name(stacks_name(rank))))
 
 
 def _kernels_of(files: dict[int, RankFile], rank: int) -> Iterator[tuple[int, list[NamedSpan]]]:

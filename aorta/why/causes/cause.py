@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from aorta.account.judge.stacks import CodeLine
+
 __all__ = ["KINDS", "Cause", "CauseKind", "CauseSource"]
 
 CauseKind = Literal[
@@ -84,6 +86,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     check: str
     """A command that shows whether the change helped."""
     source: CauseSource
+    line: CodeLine | None = None
+    """Line of the program that it is in, by sampled stacks; None where they do not show one."""
     rank: int | None = None
     """Rank to look at; None where all are alike."""
     is_in_step: bool = True

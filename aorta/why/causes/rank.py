@@ -6,16 +6,19 @@ import numpy as np
 
 from aorta.account.judge.cells import LOSSES, Account, account_of
 from aorta.account.judge.selection import looked_at
+from aorta.account.judge.stacks import CodeLine
 from aorta.account.model import JudgedRun, Lead
 from aorta.account.numbers import byte_text, number, percent, quantity
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.cause import Cause
+from aorta.why.causes.code_lines import line_of
 from aorta.why.causes.finding import WAIT, CauseFinding
 from aorta.why.causes.ledger import Ledger
 from aorta.why.causes.losses.of_a_step import findings
 from aorta.why.causes.losses.outside import outside_cause
 from aorta.why.causes.rules import CauseRule, rules
 from aorta.why.causes.stack import stack_of
+from aorta.why.causes.text import seen_text
 from aorta.why.causes.worth import Worth, worth
 
 MOST_SHOWN = 5
@@ -115,6 +118,9 @@ def cause_of(
         and (change.op is None or change.op == finding.facts.get("op"))
     )
     interval, why_no_interval = value.printed(step)
+    line = line_of(finding, judged)
+    if line is not None:
+        evidence.append(seen_text(line))
     example = finding.facts.get("example")
     rank, global_step, at_ms = finding.rank, _example_step(finding, account), None
     if example is not None:
@@ -122,7 +128,7 @@ def cause_of(
         at_ms = (start, end)
     return Cause(
         kind=finding.kind,
-        subject=(_filled(rule.subject, facts) or finding.kind) + value.often,
+        subject=(_filled(rule.subject, facts) or finding.kind) + _in_line(line, finding) + value.often,
         ms=value.ms,
         interval_ms=interval,
         why_no_interval=why_no_interval,
@@ -132,11 +138,21 @@ def cause_of(
         change=_filled(change.set, facts) or change.set,
         check=_filled(rule.check, facts) or rule.check,
         source=finding.source,
+        line=line,
         rank=rank,
         is_waited_for=finding.rank is not None and WAIT in finding.takes,
         global_step=global_step,
         at_ms=at_ms,
     )
+
+
+def _in_line(line: CodeLine | None, finding: CauseFinding) -> str:
+    """' in augment(), train.py:5'"""
+    if line is None:
+        return ""
+    if finding.kind != "late_rank":
+        return f" in {line.text}"
+    return f", which {'sleeps' if line.doing == 'sleeps' else 'is'} in {line.text}"
 
 
 def _least_share(rule: CauseRule, finding: CauseFinding, judged: JudgedRun) -> float:

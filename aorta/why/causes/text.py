@@ -3,10 +3,13 @@
 import textwrap
 from collections.abc import Sequence
 
-from aorta.account.numbers import number, percent, quantity
+from aorta.account.judge.stacks import CodeLine
+from aorta.account.numbers import counted, number, percent, quantity
+from aorta.records.stacks import Doing
 from aorta.why.causes.cause import Cause
 
 WIDTH = 100
+DOING_WORDS: dict[Doing, str] = {"runs": "runs", "ready": "waits for a core", "sleeps": "sleeps"}
 
 
 def cause_lines(causes: Sequence[Cause]) -> list[str]:
@@ -46,6 +49,16 @@ def place_text(cause: Cause) -> str:
     if cause.at_ms is not None:
         parts.append(f"{number(cause.at_ms[0])} to {number(cause.at_ms[1])} ms")
     return ", ".join(parts)
+
+
+def seen_text(line: CodeLine) -> str:
+    """'31 of 33 samples of it are in augment(), train.py:5 (asleep in sleep of time), called from ...'."""
+    calls = f" in {line.calls}" if line.calls else ""
+    caller = f", called from {line.caller}" if line.caller else ""
+    return (
+        f"{percent(line.part)} of it was sampled in {line.text} ({counted(line.num_samples, 'sample')}; the"
+        f" thread {DOING_WORDS[line.doing]}{calls}){caller}"
+    )
 
 
 def wrapped(text: str) -> list[str]:

@@ -1,0 +1,199 @@
+"""Sampled stacks of the judged steps, and the line of the program in which most of some samples are."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.account.model import JudgedRun
+from aorta.records.stacks import DOING, PLACES, STACK_PHASES, Doing, Place, StackFrame, StackPhase, Stacks
+from aorta.timeline.types import TRACE_SOURCES
+
+MOST = 0.5
+"""Of a loss, from which on it is in one function."""
+MOST_RANKS = 8
+"""Whose samples stand for those of all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Of one rank in the judged steps. Arrays are [sample]."""
+
+    stacks: Stacks
+    column: NDArray[np.int64]
+    """Place of the step among the judged ones; -1 of what is in no step, or in one that is not judged."""
+    ms: NDArray[np.float64]
+    """Those of judged steps add up to the mean step; outside on the same scale."""
+    rows: NDArray[np.int64]
+    """[sample, field of StackSample]"""
+
+    @property
+    def is_judged(self) -> NDArray[np.bool_]:
+        result: NDArray[np.bool_] = self.column >= 0
+        return result
+
+    def in_phase(self, *names: StackPhase) -> NDArray[np.bool_]:
+        return np.isin(self.rows[:, 2], [STACK_PHASES.index(name) for name in names])
+
+    def at(self, place: Place) -> NDArray[np.bool_]:
+        result: NDArray[np.bool_] = self.rows[:, 1] == PLACES.index(place)
+        return result
+
+    def that(self, doing: Doing) -> NDArray[np.bool_]:
+        result: NDArray[np.bool_] = self.rows[:, 3] == DOING.index(doing)
+        return result
+
+    @property
+    def is_behind(self) -> NDArray[np.bool_]:
+        """A backward pass of the step had ended."""
+        return self.rows[:, 4].astype(bool)
+
+    def leaf_in(self, *packages: str) -> NDArray[np.bool_]:
+        """The innermost frame is a library's of these; '' for the program's own."""
+        of_node = np.array(
+            [
+                ("" if frame.is_program else frame.file) in packages
+                for frame in (self.stacks.frames[frame] for _, frame in self.stacks.nodes)
+            ],
+            dtype=bool,
+        )
+        return of_node[self.rows[:, 5]] if len(self.rows) else np.zeros(0, dtype=bool)
+
+    def chosen(self, which: NDArray[np.bool_], factor: float = 1.0) -> "list[WeightedStack]":
+        """The samples that are meant, as stacks with ms of a step."""
+        return [
+            WeightedStack(self.stacks.path(int(row[5])), float(ms) * factor, DOING[int(row[3])])
+            for row, ms in zip(self.rows[which], self.ms[which], strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedStack:
+    """frames: the outermost first. ms: below 0 of what is compared against."""
+
+    frames: list[StackFrame]
+    ms: float
+    doing: Doing
+
+
+class CodeLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the program, and what was seen there."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+    """'augment(), train.py:5'"""
+    caller: str
+    """The line of another function of the program that called this one, in such words; '' where none did."""
+    calls: str
+    """The library's function in which it is there: 'sleep of time'; '' where it is in none."""
+    doing: Doing
+    """What the thread did in most of it."""
+    ms: float
+    """Of the mean step, in this function, as sampled."""
+    part: float
+    """Of what was sampled of the loss."""
+    num_samples: int
+
+
+def samples_of(judged: JudgedRun, rank: int) -> Samples | None:
+    """None where no stacks were sampled in judged steps."""
+    return judged.once(f"samples.{rank}", lambda: _samples_of(judged, rank))
+
+
+def _samples_of(judged: JudgedRun, rank: int) -> Samples | None:
+    run = judged.run
+    if run.stacks is None or run.source in TRACE_SOURCES:
+        return None
+    stacks = run.stacks(rank)
+    rows = stacks.columns
+    steps = run.global_step[judged.num_warmup :]
+    if not len(rows) or not len(steps):
+        return None
+    order = np.argsort(steps)
+    place = np.minimum(np.searchsorted(steps, rows[:, 0], sorter=order), len(steps) - 1)
+    column = np.where(steps[order][place] == rows[:, 0], order[place], -1)
+    sampled_us = float(rows[column >= 0, 6].sum())
+    if not sampled_us > 0:
+        return None
+    step_ms = float(np.nanmean(judged.values("step_ms")[run.ranks.index(rank)]))
+    return Samples(stacks, column, np.asarray(rows[:, 6] * (step_ms / sampled_us), dtype=np.float64), rows)
+
+
+def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:
+    """The innermost function of the program that most of the time is in, and its line with most of that; None
+    where it is in no single one."""
+    total = sum(stack.ms for stack in stacks)
+    if not total > 0:
+        return None
+    inside = [(stack, -1) for stack in stacks]
+    lines: list[StackFrame] = []
+    while True:
+        groups: dict[tuple[str, str], list[tuple[WeightedStack, int]]] = defaultdict(list)
+        for stack, place in inside:
+            for next_place in range(place + 1, len(stack.frames)):
+                frame = stack.frames[next_place]
+                if frame.is_program:
+                    groups[frame.file, frame.outer_function].append((stack, next_place))
+                    break
+        if not groups:
+            break
+        group = max(groups.values(), key=_ms)
+        if _ms(group) < MOST * total:
+            break
+        inside = group
+        lines.append(_heaviest_frame(stack.frames[place] for stack, place in _by_weight(group)))
+    if not lines:
+        return None
+    found = lines[-1]
+    at_line = [(stack, place) for stack, place in inside if stack.frames[place] == found and stack.ms > 0]
+    doing = max(DOING, key=lambda name: sum(stack.ms for stack, _ in at_line if stack.doing == name))
+    caller = next(
+        (
+            outer
+            for outer, inner in reversed([*pairwise(lines)])
+            if outer.outer_function != inner.outer_function
+        ),
+        None,
+    )
+    return CodeLine(
+        file=found.file,
+        line=found.line,
+        function=found.outer_function,
+        text=found.text,
+        caller="" if caller is None else caller.text,
+        calls=_called(at_line),
+        doing=doing,
+        ms=_ms(inside),
+        part=min(_ms(inside) / total, 1.0),
+        num_samples=sum(stack.ms > 0 for stack, _ in inside),
+    )
+
+
+def _ms(group: Iterable[tuple[WeightedStack, int]]) -> float:
+    return sum(stack.ms for stack, _ in group)
+
+
+def _by_weight(group: list[tuple[WeightedStack, int]]) -> list[tuple[WeightedStack, int]]:
+    """Those of the line with most time first."""
+    ms: dict[StackFrame, float] = defaultdict(float)
+    for stack, place in group:
+        ms[stack.frames[place]] += stack.ms
+    return sorted(group, key=lambda entry: -ms[entry[0].frames[entry[1]]])
+
+
+def _heaviest_frame(frames: Iterable[StackFrame]) -> StackFrame:
+    return next(iter(frames))
+
+
+def _called(at_line: list[tuple[WeightedStack, int]]) -> str:
+    ms: dict[str, float] = defaultdict(float)
+    for stack, place in at_line:
+        inner = stack.frames[place + 1 :]
+        ms[inner[-1].text if inner and not inner[-1].is_program else ""] += stack.ms
+    return max(ms, key=lambda name: ms[name], default="")

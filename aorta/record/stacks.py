@@ -1,0 +1,383 @@
+"""Samples the stack of the thread that trains, a few times a second, on a thread of its own.
+
+What a function is (the program's, torch's, a phase's) is worked out once for each code object. A sample walks
+the frames, finds its node in a tree of all stacks so far, and asks the kernel whether the thread runs. Frames
+are let go of at once, so that no local of the program lives longer for it; arguments and locals are not read.
+"""
+
+import os
+import random
+import sys
+import sysconfig
+import threading
+import time
+from pathlib import Path
+from types import CodeType, FrameType
+
+import msgspec
+import torch
+
+from aorta.record.calls import RecordedStep
+from aorta.record.journal import Journal
+from aorta.records.stacks import (
+    DOING,
+    NO_STEP,
+    PLACES,
+    STACK_PHASES,
+    StackChunk,
+    StackFrame,
+    StackPhase,
+    StackSample,
+)
+
+PERIOD_S = 0.05
+FIRST_PERIOD_S, NUM_FIRST = 0.02, 100
+"""A short run needs an answer too: its first samples come faster."""
+CPU_SHARE = 0.002
+"""Part of a core that sampling may take; where a sample takes longer, samples come more rarely."""
+MANY = 36_000
+"""Samples (half an hour of them) after which they come more rarely the longer the run is: from then on each
+doubling of its length adds about 25,000."""
+PROBE_S = 0.0005
+"""Time over which the thread's CPU clock tells whether it runs."""
+RUNNING = 0.3
+"""Part of that time on a core, from which on it runs."""
+LONGEST_S = 1.0
+"""Time that one sample may stand for: a stopped process stood still."""
+FLUSH_S = 5.0
+DEEPEST = 256
+"""Frames of a stack that are looked at, from the innermost on."""
+MOST_NODES, MOST_CODES = 60_000, 20_000
+"""Bounds of memory: at some 150 bytes a node. Beyond them a new stack counts as its known part."""
+MOST_BYTES = 16 << 20
+"""Of a process's lines in the file."""
+
+_PHASE = {name: place for place, name in enumerate(STACK_PHASES)}
+_RUNS, _READY, _SLEEPS = range(len(DOING))
+_BODY, _BEHIND_BODY, _NO_STEP = range(len(PLACES))
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_AORTA = str(Path(__file__).parents[1]) + os.sep
+_LIBRARIES = tuple(
+    {
+        path.rstrip(os.sep) + os.sep
+        for name in ("purelib", "platlib", "stdlib", "platstdlib")
+        if (path := sysconfig.get_path(name))
+    }
+)
+_SITES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_MARKERS: tuple[tuple[str, tuple[str, ...], StackPhase], ...] = (
+    ("utils/data/dataloader.py", ("__next__",), "data"),
+    ("autograd/graph.py", ("_engine_run_backward",), "backward"),
+    ("autograd/__init__.py", ("backward", "grad"), "backward"),
+    ("_tensor.py", ("backward",), "backward"),
+    ("optim/optimizer.py", ("wrapper",), "optimizer"),
+    ("nn/modules/module.py", ("_wrapped_call_impl", "_call_impl"), "forward"),
+    ("serialization.py", ("save",), "checkpoint"),
+    ("distributed/checkpoint/state_dict_saver.py", ("save", "async_save"), "checkpoint"),
+    ("distributed/distributed_c10d.py", (), "communication"),
+    ("distributed/_functional_collectives.py", (), "communication"),
+)
+"""Files of torch, functions in them (all where none is given), and the phase that they show."""
+_LASTING = frozenset(_PHASE[name] for name in ("data", "checkpoint", "backward"))
+"""Phases that are not left for what they call: a module that a data set runs is data."""
+
+
+class _Code:
+    """What is known of a function."""
+
+    __slots__ = ("file", "is_hidden", "is_program", "name", "phase")
+
+    def __init__(self, code: CodeType, own_package: str) -> None:
+        path = code.co_filename
+        self.file, self.name, self.phase = path, code.co_qualname, -1
+        self.is_hidden = path.startswith((_AORTA, "<frozen"))
+        package = "" if self.is_hidden else _package_of(path)
+        self.is_program = not self.is_hidden and (not package or package == own_package)
+        if self.is_hidden:
+            if f"{os.sep}record{os.sep}interception{os.sep}" in path:
+                self.phase = _PHASE["communication"]
+        elif not self.is_program:
+            self.file = package
+            if path.startswith(_TORCH):
+                self.phase = _phase_of(path[len(_TORCH) :].replace(os.sep, "/"), code.co_name)
+            elif package == "safetensors" and code.co_name.startswith("save"):
+                self.phase = _PHASE["checkpoint"]
+
+
+def _package_of(path: str) -> str:
+    """The library that a file belongs to; '' of the program's."""
+    if path.startswith(_TORCH):
+        return "torch"
+    for mark in _SITES:
+        if mark in path:
+            return path.rpartition(mark)[2].partition(os.sep)[0].removesuffix(".py")
+    if path.startswith(_LIBRARIES):
+        return "python"
+    return "python" if path.startswith("<") and path != "<stdin>" else ""
+
+
+def _phase_of(path: str, name: str) -> int:
+    for file, names, phase in _MARKERS:
+        if path == file and (not names or name in names):
+            return _PHASE[phase]
+    return -1
+
+
+class StackTree:
+    """All stacks so far: frames, and nodes of frames under their callers."""
+
+    def __init__(self) -> None:
+        self.frames: list[StackFrame] = []
+        """Of these and of nodes, what came since `taken`."""
+        self.nodes: list[tuple[int, int]] = []
+        self._codes: dict[CodeType, _Code] = {}
+        self._frame_ids: dict[tuple[CodeType, int], int] = {}
+        self._node_ids: dict[int, int] = {}
+        self._own_package = _main_package()
+
+    def taken(self) -> tuple[list[StackFrame], list[tuple[int, int]]]:
+        """What is new since the last call."""
+        new = self.frames, self.nodes
+        self.frames, self.nodes = [], []
+        return new
+
+    def add(self, frames: list[tuple[CodeType, int]]) -> tuple[int, int]:
+        """The node and the phase of a stack. frames: codes and lines, the innermost first."""
+        node, phase = -1, 0
+        entry: tuple[CodeType, _Code] | None = None
+        """Where the program called the library that is being walked through."""
+        last: tuple[CodeType, _Code] | None = None
+        for code, line in reversed(frames):
+            known = self._codes.get(code)
+            if known is None:
+                if len(self._codes) >= MOST_CODES:
+                    self._codes.clear()
+                known = self._codes[code] = _Code(code, self._own_package)
+            if known.phase >= 0 and phase not in _LASTING:
+                phase = known.phase
+            if known.is_hidden:
+                continue
+            if known.is_program:
+                node = self._library(node, entry, None)
+                entry = None
+                node = self._node(node, self._frame(code, line, known))
+            else:
+                entry, last = entry or (code, known), (code, known)
+        return self._library(node, entry, last), phase
+
+    def _library(
+        self, node: int, entry: tuple[CodeType, _Code] | None, last: tuple[CodeType, _Code] | None
+    ) -> int:
+        """A library's function that the program called; of the innermost also where it has got to."""
+        if entry is None:
+            return node
+        node = self._node(node, self._frame(entry[0], 0, entry[1]))
+        if last is not None and last[0] is not entry[0]:
+            node = self._node(node, self._frame(last[0], 0, last[1]))
+        return node
+
+    def _frame(self, code: CodeType, line: int, known: _Code) -> int:
+        key = (code, line)
+        frame = self._frame_ids.get(key)
+        if frame is None:
+            if len(self._frame_ids) >= MOST_NODES:
+                return -1
+            frame = self._frame_ids[key] = len(self._frame_ids)
+            self.frames.append(StackFrame(known.file, line, known.name, known.is_program))
+        return frame
+
+    def _node(self, parent: int, frame: int) -> int:
+        if frame < 0:
+            return parent
+        key = (parent + 1) << 32 | frame
+        node = self._node_ids.get(key)
+        if node is None:
+            if len(self._node_ids) >= MOST_NODES:
+                return parent
+            node = self._node_ids[key] = len(self._node_ids)
+            self.nodes.append((parent, frame))
+        return node
+
+
+class StackSampler:
+    """Samples from `start` to `stop`, which may follow one another several times."""
+
+    def __init__(self, journal: Journal, is_wanted: bool = True) -> None:
+        self._journal = journal
+        self._is_wanted = is_wanted
+        self._tree = StackTree()
+        self._path: Path | None = None
+        self._attempt = 0
+        self._has_begun = False
+        self._num_bytes = 0
+        self._sums: dict[tuple[int, int, int, int, bool, int], int] = {}
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._trains = threading.main_thread().ident or 0
+        """The thread that was seen to train last."""
+        self._clocks: dict[int, int] = {}
+        """CPU clocks of threads."""
+        self._random = random.Random()  # of its own: the program's numbers stay the same
+        self._num_samples = 0
+        self._elapsed_s = 0.0
+        self._cpu_s = 0.0
+        self._pid = os.getpid()
+
+    def write_to(self, path: Path, attempt: int) -> None:
+        """Append lines to this file. Without one nothing is sampled."""
+        self._path, self._attempt = path, attempt
+
+    def start(self) -> None:
+        """Begin, or go on, to sample."""
+        if not self._is_wanted or self._path is None or self._thread is not None:
+            return
+        self._pid = os.getpid()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="aorta-stacks", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """End, and write what there is. Does nothing in a forked child, which has no such thread."""
+        thread, self._thread = self._thread, None
+        if thread is None or os.getpid() != self._pid:
+            return
+        self._stopping.set()
+        thread.join(timeout_s)
+
+    def _run(self) -> None:
+        stopping, path = self._stopping, self._path
+        assert path is not None
+        began_s, cpu_before_s = time.monotonic(), self._cpu_s
+        last_s = flushed_s = began_s
+        elapsed_before_s = self._elapsed_s
+        try:
+            while not stopping.wait(self._period_s() * self._random.uniform(0.5, 1.5)):
+                now_s = time.monotonic()
+                self._sample(min(now_s - last_s, LONGEST_S), stopping)
+                last_s = now_s
+                self._num_samples += 1
+                self._elapsed_s = elapsed_before_s + now_s - began_s
+                self._cpu_s = cpu_before_s + time.thread_time()
+                if now_s - flushed_s >= FLUSH_S:
+                    flushed_s = now_s
+                    self._flush(path)
+            self._flush(path)
+        except Exception:
+            self._sums.clear()  # training goes on without stacks; the file says how far they reach
+
+    def _period_s(self) -> float:
+        if self._num_samples < NUM_FIRST:
+            return FIRST_PERIOD_S
+        cost_s = self._cpu_s / self._num_samples
+        return max(PERIOD_S, cost_s / CPU_SHARE, self._elapsed_s / MANY)
+
+    def _sample(self, weight_s: float, stopping: threading.Event) -> None:
+        step = self._journal.current
+        thread = self._trains = step.thread if step is not None else self._trains
+        frames = _frames_of(thread)
+        if not frames:
+            return
+        place, number, is_behind = _where(step)
+        clock = self._clock_of(thread)
+        before_ns, began_ns = _cpu_ns(clock), time.monotonic_ns()
+        node, phase = self._tree.add(frames)
+        doing = _RUNS
+        if before_ns is not None:
+            time.sleep(PROBE_S)
+            after_ns, length_ns = _cpu_ns(clock), time.monotonic_ns() - began_ns
+            if after_ns is not None and after_ns - before_ns < RUNNING * length_ns:
+                doing = _READY if _is_ready(clock) else _SLEEPS
+        if node >= 0 and not stopping.is_set():
+            key = (number, place, phase, doing, is_behind, node)
+            self._sums[key] = self._sums.get(key, 0) + int(1e6 * weight_s)
+
+    def _clock_of(self, thread: int) -> int | None:
+        """Asked for while the thread has a frame, so that it is there."""
+        clock = self._clocks.get(thread)
+        if clock is None:
+            try:
+                clock = self._clocks[thread] = time.pthread_getcpuclockid(thread)
+            except (AttributeError, OSError):
+                return None
+        return clock
+
+    def _flush(self, path: Path) -> None:
+        """Append a line with what came since the last one."""
+        sums, self._sums = self._sums, {}
+        frames, nodes = self._tree.taken()
+        if not sums or self._num_bytes > MOST_BYTES:
+            return
+        chunk = StackChunk(
+            begins=not self._has_begun,
+            attempt=self._attempt,
+            frames=frames,
+            nodes=nodes,
+            samples=[StackSample(*key, us) for key, us in sums.items()],
+            cpu_s=round(self._cpu_s, 6),
+            elapsed_s=round(self._elapsed_s, 6),
+        )
+        line = msgspec.json.encode(chunk) + b"\n"
+        with open(path, "ab", buffering=0) as file:
+            file.write(line)
+        self._has_begun = True
+        self._num_bytes += len(line)
+
+
+def _where(step: RecordedStep | None) -> tuple[int, int, bool]:
+    """Place, global step, and whether a backward pass of it has ended."""
+    if step is None:
+        return _NO_STEP, NO_STEP, False
+    is_behind = any(note.kind == "backward" for note in tuple(step.host_notes))
+    return _BODY if step.body_end is None else _BEHIND_BODY, step.global_step, is_behind
+
+
+def _frames_of(thread: int) -> list[tuple[CodeType, int]]:
+    """Codes and lines of a thread, the innermost first; a backward pass goes on in autograd's own threads,
+    which have frames where a hook or a function of the program runs."""
+    stacks = sys._current_frames()
+    found: list[tuple[CodeType, int]] = []
+    frame: FrameType | None = stacks.get(thread)
+    if frame is not None and frame.f_code.co_name == "_engine_run_backward":
+        known = {other.ident for other in threading.enumerate()}
+        for ident, other in stacks.items():
+            if ident not in known:
+                found = _walk(other)
+                break
+        del ident, other
+    del stacks
+    found += _walk(frame)
+    return found
+
+
+def _walk(frame: FrameType | None) -> list[tuple[CodeType, int]]:
+    found: list[tuple[CodeType, int]] = []
+    while frame is not None and len(found) < DEEPEST:
+        found.append((frame.f_code, frame.f_lineno or 0))
+        frame = frame.f_back
+    return found
+
+
+def _cpu_ns(clock: int | None) -> int | None:
+    """CPU time of a thread; None where there is no such clock, or the thread is gone."""
+    try:
+        return None if clock is None else time.clock_gettime_ns(clock)
+    except OSError:
+        return None
+
+
+def _is_ready(clock: int | None) -> bool:
+    """Whether the kernel lists the thread as one that runs or could. The clock's id holds its number."""
+    if clock is None:
+        return False
+    try:
+        with open(f"/proc/self/task/{~(clock >> 3)}/stat", "rb", buffering=0) as file:
+            return file.read(256).rpartition(b") ")[2][:1] == b"R"
+    except OSError:
+        return False
+
+
+def _main_package() -> str:
+    """The package that runs as `python -m package.module`: it is the program, wherever it is installed."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    name = getattr(spec, "name", "") or ""
+    return str(name).partition(".")[0] if "." in str(name) else ""

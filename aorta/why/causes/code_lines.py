@@ -1,0 +1,99 @@
+"""The line of the program that a cause is in, by the stacks sampled in its steps and on its rank."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.account.judge.stacks import MOST_RANKS, CodeLine, Samples, WeightedStack, heaviest, samples_of
+from aorta.account.model import JudgedRun
+from aorta.records.stacks import StackPhase
+from aorta.why.causes.cause import CauseKind
+from aorta.why.causes.finding import CauseFinding
+
+FEWEST = 3
+"""Samples that show a loss."""
+LEAST = 0.3
+"""Of a loss, that the samples in its line must account for: fewer are of something else."""
+WAITS_IN: tuple[StackPhase, ...] = ("communication", "data", "checkpoint")
+NO_LINE: tuple[CauseKind, ...] = ("core_taken", "clock", "imbalance", "bubble", "contention")
+"""Kinds that no line of the program is the reason of."""
+OF_PHASE: dict[CauseKind, StackPhase] = {
+    "data_loading": "data",
+    "checkpoint": "checkpoint",
+    "optimizer": "optimizer",
+}
+"""Kinds that are a phase."""
+
+
+def line_of(finding: CauseFinding, judged: JudgedRun) -> CodeLine | None:
+    """None where nothing was sampled, or the samples show no line with most of the loss."""
+    if finding.kind in NO_LINE:
+        return None
+    ranks = judged.run.ranks
+    if finding.rank is not None and len(ranks) > 1 and finding.rank in ranks:
+        stacks = _beyond_the_others(finding, judged, finding.rank)
+    else:
+        several = [
+            samples for rank in ranks[:MOST_RANKS] if (samples := samples_of(judged, rank)) is not None
+        ]
+        stacks = [
+            stack for samples in several for stack in _chosen(finding, samples, 1 / len(several))
+        ]  # fmt: skip
+    found = heaviest(stacks)
+    if found is None or found.num_samples < FEWEST or found.ms < LEAST * finding.mean_ms:
+        return None
+    return found
+
+
+def _beyond_the_others(finding: CauseFinding, judged: JudgedRun, rank: int) -> list[WeightedStack]:
+    """What the rank does, less what the others do on average."""
+    own = samples_of(judged, rank)
+    if own is None:
+        return []
+    others = [
+        samples
+        for other in judged.run.ranks
+        if other != rank and (samples := samples_of(judged, other)) is not None
+    ][:MOST_RANKS]
+    return [
+        *_chosen(finding, own, 1.0),
+        *(stack for samples in others for stack in _chosen(finding, samples, -1 / len(others))),
+    ]
+
+
+def _chosen(finding: CauseFinding, samples: Samples, factor: float) -> list[WeightedStack]:
+    """The samples that may be the finding's; of a loss in some steps those of these steps, less the usual."""
+    which = _which(finding, samples)
+    if finding.occasions is None or not len(finding.occasions.is_slow):
+        return samples.chosen(which, factor)
+    is_slow = np.zeros(len(which), dtype=bool)
+    is_slow[samples.is_judged] = finding.occasions.is_slow[samples.column[samples.is_judged]]
+    num_slow = int(finding.occasions.is_slow.sum())
+    usual = num_slow / max(len(finding.occasions.is_slow) - num_slow, 1)
+    return [
+        *samples.chosen(which & is_slow, factor),
+        *samples.chosen(which & ~is_slow & samples.is_judged, -usual * factor),
+    ]
+
+
+def _which(finding: CauseFinding, samples: Samples) -> NDArray[np.bool_]:
+    judged, kind, op = samples.is_judged, finding.kind, finding.facts.get("op")
+    if kind in OF_PHASE:
+        return judged & samples.in_phase(OF_PHASE[kind])
+    own = judged & ~samples.in_phase(*WAITS_IN)
+    # Waiting inside of torch is for other ranks or for the device.
+    own &= ~(samples.that("sleeps") & samples.in_phase("forward", "backward") & samples.leaf_in("torch"))
+    match kind:
+        case "pause" if op == "asleep":
+            return own & samples.that("sleeps")
+        case "late_rank" if op == "sleeps":
+            return own & samples.that("sleeps")
+        case "between_steps" if not finding.takes:
+            return ~judged & samples.at("no_step")
+        case "between_steps":
+            return own & (samples.at("behind_body") | (samples.in_phase("rest") & samples.is_behind))
+        case "small_messages" | "transfer" | "no_prefetch" | "shared_communicator":
+            return judged & samples.in_phase("communication")
+        case "garbage_collection" | "synchronisation" | "copy" | "memory":
+            return own & samples.in_phase("rest")
+        case _:
+            return own

@@ -1,0 +1,63 @@
+"""The line of the program in which most of some samples are."""
+
+from aorta.account.judge.stacks import WeightedStack, heaviest
+from aorta.records.stacks import StackFrame
+
+MAIN = StackFrame("/job/train.py", 20, "main", is_program=True)
+OTHER_LINE = StackFrame("/job/train.py", 25, "main", is_program=True)
+BACKWARD = StackFrame("torch", 0, "Tensor.backward", is_program=False)
+
+
+def at(line, function="augment", file="/job/data.py"):
+    return StackFrame(file, line, function, is_program=True)
+
+
+def stack(ms, *frames, doing="runs"):
+    return WeightedStack([*frames], ms, doing)
+
+
+def test_the_innermost_function_that_holds_most_and_its_line_with_most_of_it():
+    found = heaviest(
+        [
+            stack(2.0, MAIN, at(4)),
+            stack(3.0, MAIN, at(5)),
+            stack(2.0, MAIN, at(6)),
+            stack(3.0, MAIN, BACKWARD),
+        ]
+    )
+    assert (found.text, found.caller, found.ms, found.part) == (
+        "augment(), data.py:5",
+        "main(), train.py:20",
+        7.0,
+        0.7,
+    )
+
+
+def test_where_callees_share_the_time_it_is_the_line_that_calls_them():
+    found = heaviest(
+        [stack(3.0, MAIN, at(4)), stack(3.0, MAIN, at(9, "log")), stack(3.0, MAIN, at(7, "save"))]
+    )
+    assert found.text == "main(), train.py:20"
+
+
+def test_a_library_s_function_is_told_with_the_line_that_calls_it():
+    found = heaviest([stack(3.0, MAIN, BACKWARD), stack(1.0, OTHER_LINE)])
+    assert (found.text, found.calls) == ("main(), train.py:20", "Tensor.backward of torch")
+
+
+def test_a_comprehension_is_a_part_of_its_function():
+    inner = at(8, "augment.<locals>.<listcomp>")
+    found = heaviest([stack(3.0, MAIN, at(8), inner), stack(1.0, MAIN, at(9))])
+    assert (found.text, found.function) == ("augment(), data.py:8", "augment")
+
+
+def test_what_others_do_too_is_taken_away():
+    others = [stack(-9.0, MAIN, BACKWARD), stack(-1.0, MAIN, at(5))]
+    found = heaviest([stack(9.0, MAIN, BACKWARD), stack(5.0, MAIN, at(5), doing="sleeps"), *others])
+    assert (found.text, found.doing, found.ms) == ("augment(), data.py:5", "sleeps", 4.0)
+
+
+def test_nothing_is_found_where_nothing_is_lost_or_no_line_is_the_program_s():
+    assert heaviest([]) is None
+    assert heaviest([stack(1.0, MAIN), stack(-2.0, MAIN)]) is None
+    assert heaviest([stack(1.0, BACKWARD)]) is None

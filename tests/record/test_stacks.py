@@ -1,0 +1,269 @@
+"""What is sampled of the thread that trains; it stays small, and holds nothing of the program's data."""
+
+import asyncio
+import gc
+import json
+import os
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from aorta.record import stacks as sampling
+from aorta.record.journal import Journal
+from aorta.record.stacks import StackSampler, StackTree, _frames_of
+from aorta.records.stacks import DOING, STACK_PHASES, StackFrame, joined, read_stacks
+
+SECRET = "not to be kept"
+
+
+def stack_of(function, tree=None):
+    """Frames and phase of a stack that is taken where `function` calls what it is given."""
+    tree, found = tree or StackTree(), []
+
+    def look(*_):
+        if not found:
+            found.append(tree.add(_frames_of(threading.get_ident())))
+
+    function(look)
+    frames, nodes = tree.taken()
+    (node, phase), path = found[0], []
+    while node >= 0:
+        node, frame = nodes[node]
+        path.append(frames[frame])
+    return path[::-1], STACK_PHASES[phase]
+
+
+class Called(nn.Module):
+    def __init__(self, look):
+        super().__init__()
+        self.look = look
+
+    def forward(self, x):
+        self.look()
+        return x
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, look):
+        self.look = look
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        self.look()
+        return index
+
+
+def in_a_module(look):
+    nn.Sequential(Called(look))(torch.zeros(1))
+
+
+def in_a_loader(look):
+    list(torch.utils.data.DataLoader(Rows(lambda: in_a_module(look))))
+
+
+def in_backward(look):
+    x = torch.zeros(1, requires_grad=True)
+    (x * 2).register_hook(lambda grad: look())
+    y = x * 2
+    y.register_hook(lambda grad: in_a_module(look))
+    y.sum().backward()
+
+
+def in_an_optimizer(look):
+    class Looking(torch.optim.SGD):
+        @torch.optim.Optimizer.profile_hook_step
+        def step(self, closure=None):
+            look()
+
+    Looking([torch.zeros(1, requires_grad=True)], lr=0.1).step()
+
+
+def in_no_phase(look):
+    json.loads("{}", object_hook=look)
+
+
+@pytest.mark.parametrize(
+    ("function", "phase"),
+    [
+        pytest.param(in_a_module, "forward", id="module"),
+        pytest.param(in_a_loader, "data", id="a-module-that-a-data-set-runs-is-data"),
+        pytest.param(in_backward, "backward", id="a-module-that-a-hook-runs-is-backward"),
+        pytest.param(in_an_optimizer, "optimizer", id="optimizer"),
+        pytest.param(in_no_phase, "rest", id="rest"),
+    ],
+)
+def test_functions_of_a_stack_tell_the_phase(function, phase):
+    assert stack_of(function)[1] == phase
+
+
+def test_frames_of_libraries_are_folded_to_what_the_program_called():
+    frames, _ = stack_of(in_a_module)
+    place = next(i for i, frame in enumerate(frames) if frame.function == "in_a_module")
+    assert frames[place].line == in_a_module.__code__.co_firstlineno + 1
+    assert [(frame.file, frame.function, frame.line) for frame in frames[place + 1 : place + 2]] == [
+        ("torch", "Module._wrapped_call_impl", 0)
+    ]
+    assert frames[place + 2].function == "Called.forward"
+
+
+def test_arguments_and_locals_are_in_no_line(tmp_path):
+    def works(argument):
+        local = argument * 2
+        return sampled(tmp_path, lambda: time.sleep(0.2 if local else 0))
+
+    works(SECRET)
+    assert SECRET not in (tmp_path / "stacks").read_text()
+
+
+def sampled(folder, work):
+    """The stacks of a piece of work on this thread."""
+    sampler = StackSampler(Journal())
+    sampler._trains = threading.get_ident()
+    sampler.write_to(folder / "stacks", attempt=0)
+    sampler.start()
+    work()
+    sampler.stop()
+    return joined(read_stacks(folder / "stacks"))
+
+
+def total_us(stacks, doing, function):
+    return sum(
+        sample.us
+        for sample in stacks.samples
+        if DOING[sample.doing] == doing
+        and any(function in frame.function for frame in stacks.path(sample.node))
+    )
+
+
+def sleeps():
+    time.sleep(0.3)
+
+
+def works():
+    end_s = time.thread_time() + 0.3
+    while time.thread_time() < end_s:
+        pass
+
+
+def test_sleep_and_work_are_told_apart(tmp_path):
+    stacks = sampled(tmp_path, lambda: (sleeps(), works()))
+    assert total_us(stacks, "sleeps", "sleeps") > 4 * total_us(stacks, "runs", "sleeps")
+    busy_us = total_us(stacks, "runs", "works") + total_us(stacks, "ready", "works")
+    assert busy_us > 4 * total_us(stacks, "sleeps", "works")
+
+
+def test_a_local_lives_no_longer_for_having_been_sampled(tmp_path):
+    class Large:
+        pass
+
+    alive = []
+
+    def holds():
+        large = Large()
+        alive.append(weakref.ref(large))
+        time.sleep(0.1)
+
+    def work():
+        for _ in range(3):
+            holds()
+        gc.collect()
+        alive.append(sum(ref() is not None for ref in alive))
+
+    sampled(tmp_path, work)
+    assert alive[-1] == 0
+
+
+def deep(depth):
+    return time.sleep(0.1) if depth == 0 else deep(depth - 1)
+
+
+def generated():
+    yield time.sleep(0.1)
+
+
+async def awaited():
+    await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        pytest.param(lambda: deep(800), id="deep-recursion"),
+        pytest.param(lambda: list(generated()), id="generator"),
+        pytest.param(lambda: asyncio.run(awaited()), id="asyncio"),
+        pytest.param(lambda: torch.zeros(1 << 22).sort(), id="c-extension"),
+        pytest.param(lambda: exec(compile("import time; time.sleep(.1)", "<string>", "exec")), id="exec"),
+    ],
+)
+def test_any_thread_survives(tmp_path, work):
+    def repeated():
+        end_s = time.monotonic() + 0.15
+        while time.monotonic() < end_s:
+            work()
+
+    assert sampled(tmp_path, repeated).samples
+
+
+def test_a_thread_that_trains_and_ends_is_survived(tmp_path):
+    sampler = StackSampler(Journal())
+    sampler.write_to(tmp_path / "stacks", attempt=0)
+    thread = threading.Thread(target=lambda: time.sleep(0.1))
+    thread.start()
+    sampler._trains = thread.ident
+    sampler.start()
+    thread.join()
+    time.sleep(0.1)
+    sampler.stop()
+    assert sampler._thread is None
+
+
+def test_a_forked_child_has_no_sampler_and_stops_it_at_once(tmp_path):
+    sampler = StackSampler(Journal())
+    sampler.write_to(tmp_path / "stacks", attempt=0)
+    sampler.start()
+    child = os.fork()
+    if child == 0:
+        sampler.stop()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    sampler.stop()
+
+
+def test_distinct_stacks_are_bounded(monkeypatch):
+    monkeypatch.setattr(sampling, "MOST_NODES", 1000)
+    tree = StackTree()
+    code = deep.__code__
+    nodes = {tree.add([(code, line), (code, 1)])[0] for line in range(5000)}
+    assert len(tree.nodes) == 1000
+    assert len(nodes) <= 1000
+
+
+def test_where_sampling_is_dear_it_comes_more_rarely():
+    sampler = StackSampler(Journal())
+    sampler._num_samples, sampler._cpu_s, sampler._elapsed_s = 1000, 1.0, 60.0  # 1 ms a sample
+    assert sampler._period_s() == pytest.approx(0.5)
+    sampler._cpu_s, sampler._elapsed_s = 0.05, 60.0
+    assert sampler._period_s() == pytest.approx(sampling.PERIOD_S)
+    sampler._elapsed_s = 36_000.0
+    assert sampler._period_s() == pytest.approx(1.0)
+
+
+def test_off_is_off(tmp_path):
+    sampler = StackSampler(Journal(), is_wanted=False)
+    sampler.write_to(tmp_path / "stacks", attempt=0)
+    sampler.start()
+    assert sampler._thread is None
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_program_is_what_is_in_no_library():
+    frames, _ = stack_of(in_no_phase)
+    own = [frame for frame in frames if frame.is_program]
+    line = in_no_phase.__code__.co_firstlineno + 1
+    assert StackFrame(__file__, line, "in_no_phase", is_program=True) in own

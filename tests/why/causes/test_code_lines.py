@@ -1,0 +1,102 @@
+"""The line of the program that a cause names, by stacks written beside a run with a known loss."""
+
+import msgspec
+import pytest
+
+from aorta.account.judge.judged import judge
+from aorta.account.load.open import load_run
+from aorta.records.files import stacks_name
+from aorta.records.stacks import DOING, PLACES, STACK_PHASES, StackChunk, StackFrame, StackSample
+from aorta.why.causes.text import headline
+from tests.why.causes.runs import STEPS, Host, causes, plain, run_of, waited
+
+TRAIN = "/job/train.py"
+FRAMES = {
+    "main": StackFrame(TRAIN, 20, "main", is_program=True),
+    "augment": StackFrame("/job/straggler.py", 5, "augment", is_program=True),
+    "backward": StackFrame("torch", 0, "Tensor.backward", is_program=False),
+    "getitem": StackFrame("/job/data.py", 7, "Rows.__getitem__", is_program=True),
+}
+NAMES = [*FRAMES]
+
+
+def write_stacks(folder, rank, *samples):
+    """samples: (frame below main, phase, doing, ms) of every step."""
+    chunk = StackChunk(
+        begins=True,
+        frames=[*FRAMES.values()],
+        nodes=[(-1, 0)] + [(0, frame) for frame in range(1, len(NAMES))],
+        samples=[
+            StackSample(
+                step,
+                PLACES.index("body"),
+                STACK_PHASES.index(phase),
+                DOING.index(doing),
+                False,
+                NAMES.index(name),
+                int(ms * 1e3),
+            )
+            for step in range(STEPS)
+            for name, phase, doing, ms in samples
+        ],
+    )
+    (folder / stacks_name(rank)).write_bytes(msgspec.json.encode(chunk) + b"\n")
+
+
+def first_cause(folder):
+    return causes(judge(load_run(folder, "run")))[0]
+
+
+def late(rank, step, noise):
+    return waited(8.0, rank, step, noise)
+
+
+COMMON = ("backward", "backward", "runs", 30.0)
+
+
+def test_a_late_rank_is_named_with_what_it_does_and_the_others_do_not(tmp_path):
+    folder = run_of(tmp_path, late)
+    loses = next(cause for cause in [first_cause(folder)])
+    for rank in (0, 1):
+        own = [("augment", "rest", "sleeps", 8.0)] if rank == loses.rank else []
+        write_stacks(folder, rank, COMMON, *own)
+    cause = first_cause(folder)
+    assert cause.line.text == "augment(), straggler.py:5"
+    assert headline(cause).startswith(
+        f"waiting for rank {cause.rank}, which sleeps in augment(), straggler.py:5: "
+    )
+
+
+def test_data_loading_is_named_with_the_line_that_loads(tmp_path):
+    def slow_loader(rank, step, noise):
+        return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
+
+    folder = run_of(tmp_path, slow_loader)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("getitem", "data", "runs", 9.0))
+    assert first_cause(folder).line.text == "Rows.__getitem__(), data.py:7"
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        pytest.param([COMMON], id="sampled-elsewhere"),
+        pytest.param([COMMON, ("getitem", "data", "runs", 0.4)], id="too-little-of-it"),
+        pytest.param([], id="none"),
+    ],
+)
+def test_a_line_that_the_samples_do_not_show_is_not_named(tmp_path, samples):
+    def slow_loader(rank, step, noise):
+        return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
+
+    folder = run_of(tmp_path, slow_loader)
+    for rank in (0, 1):
+        write_stacks(folder, rank, *samples)
+    assert first_cause(folder).line is None
+
+
+def test_a_run_without_a_loss_names_no_line(tmp_path):
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON)
+    assert causes(judge(load_run(folder, "run"))) == []
