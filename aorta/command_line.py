@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
-from aorta.errors import BAD_INPUT, FINE, INTERRUPTED, AortaError, ConfigError, did_you_mean
+from aorta.errors import BAD_INPUT, FINE, INTERRUPTED, AortaError, ConfigError, did_you_mean, not_installed
 from aorta.launcher import is_first_rank
 
 FIXABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM)
@@ -114,6 +114,11 @@ class OneLine(click.Command):
             sys.exit(BAD_INPUT)
         except AortaError as error:
             self.say(str(error))
+            sys.exit(BAD_INPUT)
+        except ModuleNotFoundError as error:
+            if (message := not_installed(error)) is None:
+                raise
+            self.say(message)
             sys.exit(BAD_INPUT)
         except OSError as error:
             if error.errno not in FIXABLE or error.filename is None:

@@ -80,3 +80,31 @@ EXIT_CODES = {
 """Exit codes by the verdict on all limits of a budget, or on all metrics of two results with a threshold.
 A comparison of runs without limits says better, worse, no difference seen or cannot tell of each metric;
 its exit code is FINE unless --fail-on-difference is given."""
+
+
+REPORT = ("isal", "matplotlib", "pandas", "plotly", "pyarrow", "PyYAML", "rich", "scipy", "tensorboard")
+"""What reading records and traces needs, and recording does not: the extra `report` of pyproject.toml."""
+_REQUIREMENTS = {
+    "dask": "dask[distributed]",
+    "opentelemetry": "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http",
+    "pynvml": "nvidia-ml-py",
+    "yaml": "PyYAML",
+}
+
+
+def to_install(module: str) -> str:
+    """The command that brings a module, and with one package of reports all of them.
+
+    It never names aorta: the package of that name on the public index is another project's.
+    """
+    package = module.partition(".")[0]
+    requirement = _REQUIREMENTS.get(package, package)
+    return f"pip install {' '.join(REPORT) if requirement in REPORT else requirement}"
+
+
+def not_installed(error: ImportError) -> str | None:
+    """The line for a user whose environment lacks a package of aorta's extras; None for any other error."""
+    package = (error.name or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or _REQUIREMENTS.get(package, package) not in REPORT:
+        return None
+    return f"{package} is not installed, and reports need it: {to_install(package)}"

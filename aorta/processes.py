@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, TypeVar
 
-from aorta.errors import AortaError
+from aorta.errors import AortaError, to_install
 
 log = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -81,7 +81,7 @@ def _on_cluster(
     try:
         from dask.distributed import Client
     except ImportError as cause:
-        raise error("--dask needs dask.distributed: pip install 'aorta[dask]'") from cause
+        raise error(f"--dask needs dask.distributed: {to_install('dask')}") from cause
     start_client: Any = Client  # it has no types
     try:
         client = start_client(**_scheduler(address, error), timeout=SCHEDULER_TIMEOUT_S)

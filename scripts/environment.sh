@@ -1,5 +1,5 @@
 # Sourced by demo.sh and test.sh: `use_environment [extra]` sets `python` to an interpreter that holds
-# aorta's requirements (with the extra's), in this order:
+# aorta's requirements (those of reports, and the extra's too), in this order:
 #   1. $PYTHON, or else python3 on PATH, used as it is;
 #   2. .venv of this repository, made and filled where needed. It sees the packages of 1 when torch is
 #      among them, so that a torch made for this machine's GPU is kept.
@@ -28,7 +28,7 @@ fail() {
 }
 
 # Prints the names of the requirements in pyproject.toml that the interpreter $1 does not meet, one per line.
-# The extra $2 is read as well; 'torch' as $2 asks for torch alone.
+# The extras report and $2 are read as well; 'torch' as $2 asks for torch alone.
 unmet_requirements() {
   "$1" - "$repository/pyproject.toml" "${2:-}" <<'PYTHON'
 import sys
@@ -43,7 +43,8 @@ except ImportError:
 path, extra = sys.argv[1:]
 with open(path, "rb") as file:
     project = tomllib.load(file)["project"]
-lines = project["dependencies"] + project["optional-dependencies"].get(extra, [])
+extras = project["optional-dependencies"]
+lines = project["dependencies"] + extras.get("report", []) + extras.get(extra, [])
 for requirement in map(Requirement, lines):
     if extra == "torch" and requirement.name != "torch":
         continue
@@ -95,7 +96,7 @@ fill_venv() {
   meets_requirements "$venv/bin/python" torch || torch=("$fresh_torch")
   say "installing what pyproject.toml asks for${torch:+ and $fresh_torch, which takes minutes}"
   if ! pip_install "setuptools>=77.0.3" "${torch[@]}" ||
-    ! pip_install --no-build-isolation --editable "$repository${extra:+[$extra]}"; then
+    ! pip_install --no-build-isolation --editable "$repository[report${extra:+,$extra}]"; then
     fail "pip could not install what pyproject.toml asks for"
   fi
   rm -f "$unfinished"

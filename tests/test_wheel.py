@@ -1,6 +1,8 @@
 """The wheel alone, installed outside the checkout, in a folder with spaces."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -43,13 +45,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _sources(folder: Path) -> str:
     """A copy of what the wheel is made from: building writes into its folder."""
-    import shutil
-
     copy = folder / "sources"
     copy.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    shutil.copytree(ROOT / "aorta", copy / "aorta", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("aorta", "examples", "docs"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     return str(copy)
 
 
@@ -83,7 +84,21 @@ def test_every_data_file_of_the_package_is_in_the_wheel(installed: Path) -> None
         if path.is_file() and path.suffix not in (".py", ".pyc")
     }
     assert data <= there
+    pages = {f"aorta/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    assert pages | {"aorta/examples/accumulation.py"} <= there
     assert "aorta/attach/bootstrap/sitecustomize.py" in there
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_libraries_that_the_wheel_brought_need_no_compiler(installed: Path) -> None:
+    (wheel,) = installed.glob("*.whl")
+    assert "-py3-none-linux_" in wheel.name
+    report = json.loads(
+        run(installed, "doctor", "--json", CC="/not/there", AORTA_CACHE_DIR="/not/there").stdout
+    )
+    checks = {check["name"]: check for check in report}
+    assert checks["native parts"]["detail"] == "built"
+    assert checks["documentation"]["detail"].endswith("site-packages/aorta/docs/index.md")
 
 
 def test_a_configuration_is_found_by_its_name(installed: Path) -> None:

@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -16,7 +17,7 @@ import click
 
 from aorta.cli.options import json_option
 from aorta.command_line import OneScreenCommand, output_of_verdict
-from aorta.errors import CANNOT_TELL, FINE
+from aorta.errors import CANNOT_TELL, FINE, REPORT, to_install
 
 State = Literal["works", "missing", "broken", "not needed"]
 
@@ -60,6 +61,9 @@ def _checks() -> Iterator[DoctorCheck]:
         _python,
         _aorta,
         _torch,
+        _reports,
+        _native,
+        _documentation,
         _gpus,
         _distributed,
         _telemetry,
@@ -73,16 +77,12 @@ def _checks() -> Iterator[DoctorCheck]:
         except Exception as error:
             name = getattr(check, "__name__", "check").strip("_")
             yield DoctorCheck(name, "broken", f"{type(error).__name__}: {error}")
-    for package, extra, use in _PACKAGES:
-        yield _package(package, extra, use)
+    for package, use in _PACKAGES:
+        yield _package(package, use)
 
 
 def _print(checks: list[DoctorCheck]) -> None:
-    """Print the answer, then a table by section."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
+    """Print the answer, then what was found by section; without rich, which recording does not need."""
     failed = _failed(checks)
     answer = f"not ready: fix {', '.join(check.name for check in failed)}" if failed else "ready"
     click.echo(f"aorta is {answer} on this machine")
@@ -92,19 +92,24 @@ def _print(checks: list[DoctorCheck]) -> None:
         "This machine": [check for check in checks if not check.required and check.name not in optional],
         "Optional": [check for check in checks if check.name in optional],
     }
-    styles = {"works": "green", "missing": "yellow", "broken": "red", "not needed": "dim"}
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    colours = {"works": "green", "missing": "yellow", "broken": "red"}
+    width = max(len(check.name) for check in checks)
+    indent = " " * (width + 16)
+    columns = max(60, shutil.get_terminal_size((110, 24)).columns)
     for title, members in sections.items():
-        table.add_row()
-        table.add_row(f"[bold]{title}[/]")
+        click.echo("\n" + click.style(title, bold=True))
         for check in members:
-            remedy = f"\n-> {check.remedy}" if check.remedy and check.state in ("missing", "broken") else ""
-            state = f"[{styles[check.state]}]{check.state}[/]"
-            table.add_row(f"  {check.name}", state, escape(f"{check.detail}{remedy}"))
-    Console(highlight=False).print(table)
+            lines = [check.detail]
+            if check.remedy and check.state in ("missing", "broken"):
+                lines.append(f"-> {check.remedy}")
+            told = "\n".join(
+                textwrap.fill(
+                    line, columns, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+                )
+                for line in lines
+            )
+            state = click.style(f"{check.state:<10}", fg=colours.get(check.state))
+            click.echo(f"  {check.name:<{width}}  {state}  {told.lstrip()}")
 
 
 def _python() -> DoctorCheck:
@@ -133,6 +138,17 @@ def _aorta() -> DoctorCheck:
     return DoctorCheck("aorta", "works", f"{__version__}, {path}")
 
 
+def _documentation() -> DoctorCheck:
+    from aorta.examples_and_docs import documentation
+
+    page = documentation()
+    if page is None:
+        return DoctorCheck(
+            "documentation", "missing", "not installed with aorta", "read docs/ of its sources"
+        )
+    return DoctorCheck("documentation", "works", str(page))
+
+
 def _torch() -> DoctorCheck:
     import torch
 
@@ -148,6 +164,28 @@ def _torch() -> DoctorCheck:
     return DoctorCheck(
         "torch", state, f"{torch.__version__}, {build}", "pip install 'torch>=2.11'", required=True
     )
+
+
+def _reports() -> DoctorCheck:
+    modules = {"PyYAML": "yaml"}
+    lacking = [name for name in REPORT if importlib.util.find_spec(modules.get(name, name)) is None]
+    lacking = [name for name in lacking if name != "isal"]  # faster than zlib, and not for every processor
+    if lacking:
+        detail = f"this environment records only: {', '.join(lacking)} not installed"
+        return DoctorCheck("reports", "missing", detail, to_install("rich"))
+    return DoctorCheck("reports", "works", "every package that reports need is installed")
+
+
+def _native() -> DoctorCheck:
+    from aorta.device.native.build import NativeError, find_compiler, is_built
+
+    if is_built("kernel_records"):
+        return DoctorCheck("native parts", "works", "built")
+    try:
+        return DoctorCheck("native parts", "works", f"{find_compiler()[0]} builds them on first use")
+    except NativeError as error:
+        detail = f"{error}: GPUs are timed by events, without kernels, and NCCL's own events are not read"
+        return DoctorCheck("native parts", "missing", detail, "apt-get install gcc, or set CC")
 
 
 def _gpus() -> DoctorCheck:
@@ -210,7 +248,7 @@ def _telemetry() -> DoctorCheck:
 
         pynvml.nvmlInit()
         return DoctorCheck("telemetry", "works", f"NVML, driver {pynvml.nvmlSystemGetDriverVersion()}")
-    return DoctorCheck("telemetry", "missing", "package pynvml not installed", "pip install 'aorta[nvml]'")
+    return DoctorCheck("telemetry", "missing", "package pynvml not installed", to_install("pynvml"))
 
 
 def _kernel_times() -> DoctorCheck:
@@ -245,16 +283,16 @@ _TOOLS = (
 )
 
 _PACKAGES = (
-    ("optuna", "sweep", "aorta sweep with method: optuna"),
-    ("dask", "dask", "aorta report --dask"),
-    ("opentelemetry.sdk", "opentelemetry", "aorta run --to opentelemetry=URL"),
-    ("wandb", "", "aorta run --to wandb=PROJECT"),
-    ("mlflow", "", "aorta run --to mlflow=EXPERIMENT"),
-    ("tensorboard", "", "TensorBoard scalars"),
+    ("optuna", "aorta sweep with method: optuna"),
+    ("dask", "aorta report --dask"),
+    ("opentelemetry.sdk", "aorta run --to opentelemetry=URL"),
+    ("wandb", "aorta run --to wandb=PROJECT"),
+    ("mlflow", "aorta run --to mlflow=EXPERIMENT"),
+    ("tensorboard", "TensorBoard scalars"),
 )
 
 
-def _package(module: str, extra: str, use: str) -> DoctorCheck:
+def _package(module: str, use: str) -> DoctorCheck:
     package = module.partition(".")[0]
     name = {"opentelemetry": "opentelemetry-sdk"}.get(package, package)
     try:
@@ -262,8 +300,7 @@ def _package(module: str, extra: str, use: str) -> DoctorCheck:
     except ModuleNotFoundError:
         spec = None
     if spec is None:
-        install = f"pip install 'aorta[{extra}]'" if extra else f"pip install {name}"
-        return DoctorCheck(name, "missing", f"not installed, needed for {use}", install)
+        return DoctorCheck(name, "missing", f"not installed, needed for {use}", to_install(module))
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

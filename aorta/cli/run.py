@@ -173,7 +173,7 @@ def passed_on(process: "subprocess.Popen[bytes]") -> Iterator[None]:
 def _conclude(output: Path, report: bool, open_page: bool, began_ns: int) -> None:
     """Report what was recorded. Mistakes here do not change the command's exit status."""
     from aorta.attach.coverage import coverage_lines, other_runs
-    from aorta.errors import AortaError
+    from aorta.errors import AortaError, not_installed
     from aorta.records.reader import read_run
 
     if not (output / "run.json").exists() or (output / "run.json").stat().st_mtime_ns < began_ns:
@@ -195,4 +195,8 @@ def _conclude(output: Path, report: bool, open_page: bool, began_ns: int) -> Non
             click.echo(line, err=True)
     except AortaError as error:
         click.echo(f"aorta: {error}", err=True)
+    except ModuleNotFoundError as error:
+        if (message := not_installed(error)) is None:
+            raise
+        click.echo(f"aorta: recorded in {output}; {message}", err=True)
     sys.stdout.flush()

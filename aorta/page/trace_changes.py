@@ -9,7 +9,7 @@ from typing import Any
 
 from aorta.account.judge.trace_changes import Table, TraceChanges, WorkChange
 from aorta.account.numbers import number
-from aorta.errors import ReportError
+from aorta.errors import ReportError, to_install
 from aorta.files import replacing
 
 TITLES: dict[Table, str] = {
@@ -24,7 +24,7 @@ COLUMNS = (
     "candidate_ms", "difference_ms", "reference_count", "candidate_count", "reference_min_ms",
     "reference_max_ms", "candidate_min_ms", "candidate_max_ms", "certainty",
 )  # fmt: skip
-INSTALL = "xlsx needs openpyxl: pip install 'aorta[xlsx]'; changes.csv has the same tables"
+INSTALL = f"xlsx needs openpyxl: {to_install('openpyxl')}; changes.csv has the same tables"
 LONGEST = 44
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

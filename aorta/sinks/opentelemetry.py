@@ -8,7 +8,7 @@ from aorta.sinks.sink import Place
 
 RANKS = "all"
 TAKES_RECORDS = True
-PACKAGE = "'aorta[opentelemetry]'"
+PACKAGE = "opentelemetry"
 EXPORT_EVERY_MS = 5000
 """Time between two exports to the collector."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
-from aorta.errors import ConfigError, did_you_mean
+from aorta.errors import ConfigError, did_you_mean, to_install
 from aorta.launcher import local_rank
 from aorta.records.schema import StepRecord
 
@@ -115,7 +115,7 @@ class Sinks:
         try:
             self._sinks[text] = module.open_sink(target, self._place)
         except ImportError as error:
-            self._say(f"--to {text}: {error.name or error} is not installed; pip install {module.PACKAGE}")
+            self._say(f"--to {text}: {error.name or error} is not installed; {to_install(module.PACKAGE)}")
         except Exception as error:
             self._say(f"--to {text}: {type(error).__name__}: {error}")
 

@@ -1,6 +1,7 @@
-"""Builds a C source of this folder with the machine's compiler, on first use, into the user's cache folder.
+"""Opens the C libraries of this folder: built by a wheel, or else on first use into the user's cache folder.
 
-`load_library` opens the result in this process; `library_path` gives its place to a program that opens it.
+`load_library` opens one in this process; `library_path` gives its place to a program that opens it. Where
+many machines share a cache folder, one of them builds and the others wait for it.
 """
 
 import ctypes
@@ -10,15 +11,19 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
 from aorta.errors import AortaError
 
+LIBRARIES = ("collective_events", "kernel_records", "kernel_records_rocm")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
 TIMEOUT_S = 60.0
-"""Seconds that a compiler may take."""
+"""Seconds that a compiler may take, and that others wait for what it builds."""
+POLL_S = 0.1
 
 
 class NativeError(AortaError):
@@ -36,9 +41,13 @@ def cache_folder() -> Path:
 def load_library(name: str) -> ctypes.CDLL:
     """The library of <name>.c. Its functions run without the interpreter lock.
 
-    Built when the cache holds none of this source, machine and compiler flags; where the cache cannot be
-    written, in a temporary folder. Raises NativeError.
+    Built when neither the package nor the cache holds one of this source, machine and compiler flags; where
+    the cache cannot be written, in a temporary folder. Raises NativeError.
     """
+    with suppress(
+        NativeError
+    ):  # none came with the package, or it is of another C library than this machine's
+        return load_path(_path_in_package(name))
     try:
         path = _path_in_cache(name)
     except OSError:
@@ -47,10 +56,14 @@ def load_library(name: str) -> ctypes.CDLL:
 
 
 def library_path(name: str) -> Path:
-    """Path of the library of <name>.c in the cache, built: for a program that opens it itself.
+    """Path of the library of <name>.c, built: for a program that opens it itself.
 
     Raises NativeError, also where the cache cannot be written.
     """
+    with suppress(NativeError):
+        path = _path_in_package(name)
+        load_path(path)
+        return path
     try:
         return _path_in_cache(name)
     except OSError as error:
@@ -65,13 +78,62 @@ def load_path(path: Path) -> ctypes.CDLL:
         raise NativeError(f"{path.name} cannot be loaded: {error}") from None
 
 
+def is_built(name: str) -> bool:
+    """Whether the package or the cache holds the library of <name>.c, so that no compiler is needed."""
+    source = source_text(name)
+    return _path_in_package(name).exists() or (cache_folder() / _file_name(name, source)).exists()
+
+
+def _path_in_package(name: str) -> Path:
+    return Path(__file__).parent / built_name(name, source_text(name))
+
+
 def _path_in_cache(name: str) -> Path:
     source = source_text(name)
     path = cache_folder() / _file_name(name, source)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        build(source, path)
+        _build_once(source, path)
     return path
+
+
+def _build_once(source: str, path: Path) -> None:
+    """Build, or wait for the process, of this machine or another one, that builds already.
+
+    Ten thousand nodes with one home start at once. The one that makes the file `.building` builds; it leaves
+    there what failed, so that those who waited do not fail one after the other. A claim older than TIMEOUT_S
+    is of a process that was killed.
+    """
+    claim = path.with_suffix(".building")
+    while not path.exists():
+        try:
+            os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        except FileExistsError:
+            _wait_for(claim)
+            continue
+        try:
+            build(source, path)
+        except NativeError as error:
+            claim.write_text(str(error), encoding="utf-8")
+            time.sleep(3 * POLL_S)  # until those who wait have read it
+            raise
+        finally:
+            claim.unlink(missing_ok=True)
+
+
+def _wait_for(claim: Path) -> None:
+    """Return when it may be worth another look. Raises NativeError where the one who built failed."""
+    try:
+        failure = claim.read_text(encoding="utf-8", errors="replace")
+        age_s = time.time() - claim.stat().st_mtime
+    except FileNotFoundError:
+        return
+    if age_s > TIMEOUT_S + 5:
+        claim.unlink(missing_ok=True)
+    elif failure:
+        raise NativeError(failure)
+    else:
+        time.sleep(POLL_S)
 
 
 def source_text(name: str) -> str:
@@ -115,9 +177,17 @@ def find_compiler() -> list[str]:
     raise NativeError(f"no C compiler: none of {', '.join(COMPILERS)} is on PATH; install one or set CC")
 
 
+def built_name(name: str, source: str) -> str:
+    """File name of the library within a wheel, which is of one platform."""
+    return f"{name}-{_digest(source, *FLAGS)}.so"
+
+
 def _file_name(name: str, source: str) -> str:
-    key = "\0".join((source, platform.machine(), platform.libc_ver()[1], *FLAGS))
-    return f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    return f"{name}-{_digest(source, platform.machine(), platform.libc_ver()[1], *FLAGS)}.so"
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _load_from_temporary_folder(name: str) -> ctypes.CDLL:

@@ -1,0 +1,97 @@
+"""What has to be installed for what, and what is said where it is not."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from aorta.errors import REPORT, not_installed, to_install
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+RECORDING = (
+    "aorta.attach.session",
+    "aorta.attach.instrument",
+    "aorta.record.recorder",
+    "aorta.steps.process",
+)
+
+BARE = """
+import importlib, sys
+
+class OnlyBase:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, OnlyBase())
+{code}
+"""
+ABSENT = {{"PyYAML": "yaml"}.get(name, name) for name in REPORT}
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement)[0]
+
+
+def without_reports(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a Python that has what recording needs and nothing more."""
+    program = BARE.format(absent=ABSENT, code=code)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+
+def test_the_extra_of_reports_is_what_users_are_told() -> None:
+    assert {name_of(line) for line in PROJECT["optional-dependencies"]["report"]} == set(REPORT)
+
+
+def test_recording_needs_torch_msgspec_click_numpy_and_psutil() -> None:
+    assert {name_of(line) for line in PROJECT["dependencies"]} == {
+        "torch",
+        "click",
+        "msgspec",
+        "numpy",
+        "psutil",
+    }
+
+
+@pytest.mark.parametrize("module", RECORDING)
+def test_what_records_imports_nothing_of_reports(module: str) -> None:
+    done = without_reports(f"importlib.import_module({module!r})")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [["report", "x"], ["why", "x"], ["compare", "x", "y"], ["top", "x"]])
+def test_a_command_that_needs_more_says_so_in_a_line(command: list[str], tmp_path: Path) -> None:
+    arguments = [str(tmp_path) if word == "x" else word for word in command]
+    done = without_reports(f"from aorta.cli import main; sys.argv[1:] = {arguments!r}; main()")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_line_names_every_package_of_reports() -> None:
+    told = not_installed(ModuleNotFoundError("No module named 'yaml'", name="yaml"))
+    assert told == (
+        "yaml is not installed, and reports need it: "
+        "pip install isal matplotlib pandas plotly pyarrow PyYAML rich scipy tensorboard"
+    )
+    assert not_installed(ModuleNotFoundError("No module named 'aorta.nowhere'", name="aorta.nowhere")) is None
+
+
+def test_nobody_is_told_to_install_the_other_aorta() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "aorta").rglob("*.py")]
+    assert [str(page) for page in pages if re.search(r"pip install '?aorta", page.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("dask.distributed", "pip install dask[distributed]"),
+        ("opentelemetry.sdk", "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"),
+        ("wandb", "pip install wandb"),
+    ],
+)
+def test_an_optional_package_is_installed_by_its_own_name(module: str, command: str) -> None:
+    assert to_install(module) == command
