@@ -16,6 +16,7 @@ import torch
 
 from aorta._version import __version__
 from aorta.device.backend import CPU, accelerator
+from aorta.device.variables import KNOWN_VARIABLES
 from aorta.records.schema import STREAM_NAMES, DeviceKind
 from aorta.records.secrets import is_secret_name, is_secret_value
 
@@ -35,7 +36,8 @@ _PREFIXES = (
     "OMP_",
     "MKL_NUM_THREADS",
 )
-"""Variables that NCCL, RCCL, the GPU runtimes and torch act on."""
+"""Beginnings of variables that NCCL, RCCL, the GPU runtimes and torch act on."""
+_SWITCH = re.compile(r"-?\d{1,12}|true|false|on|off|yes|no|", re.IGNORECASE)
 
 _FALSIFYING = (
     ("TORCH_NCCL_BLOCKING_WAIT", "the host blocks in every wait for a collective"),
@@ -52,16 +54,22 @@ _FALSIFYING = (
 def collect_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that NCCL, RCCL, the GPU runtimes and torch act on, sorted by name.
 
-    NCCL's configuration files count too: they set what the environment does not. A value
-    that looks like a secret is left out.
+    NCCL's configuration files count too: they set what the environment does not. Of variables that are not
+    in KNOWN_VARIABLES only numbers and switches are kept, and no value that may be a secret.
     """
     environ = os.environ if environ is None else environ
     settings = dict(_nccl_files(environ)) | dict(environ)
     return {
         name: value
         for name, value in sorted(settings.items())
-        if name.startswith(_PREFIXES) and not (is_secret_name(name) or is_secret_value(value))
+        if name.startswith(_PREFIXES) and _is_kept(name, value)
     }
+
+
+def _is_kept(name: str, value: str) -> bool:
+    if is_secret_name(name) or is_secret_value(value):
+        return False
+    return name in KNOWN_VARIABLES or _SWITCH.fullmatch(value) is not None
 
 
 def _nccl_files(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -23,6 +23,7 @@ def test_only_what_the_runtimes_act_on_is_kept(no_nccl_file: dict[str, str]) -> 
     environ = no_nccl_file | {
         "NCCL_ALGO": "Ring",
         "RCCL_MSCCL_ENABLE": "0",
+        "RCCL_OF_A_NEW_VERSION": "1",
         "CUDA_VISIBLE_DEVICES": "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6",
         "GPU_MAX_HW_QUEUES": "8",
         "OMP_NUM_THREADS": "4",
@@ -36,6 +37,7 @@ def test_only_what_the_runtimes_act_on_is_kept(no_nccl_file: dict[str, str]) -> 
         "NCCL_ALGO",
         "OMP_NUM_THREADS",
         "RCCL_MSCCL_ENABLE",
+        "RCCL_OF_A_NEW_VERSION",
     ]
     assert kept["CUDA_VISIBLE_DEVICES"].startswith("GPU-8932f937")
 
@@ -46,6 +48,9 @@ def test_only_what_the_runtimes_act_on_is_kept(no_nccl_file: dict[str, str]) -> 
         ("NCCL_AUTH_TOKEN", "x"),
         ("PYTORCH_INDEX", "https://someone:word@host/simple"),
         ("CUDA_DOWNLOAD", "ghp_abcdefghijklmnopqrstuvwxyz0123456789"),
+        ("NCCL_NET_PLUGIN", "ghp_abcdefghijklmnopqrstuvwxyz0123456789"),
+        ("NCCL_SOMETHING", "hunter2"),
+        ("CUDA_VISIBLE_DEVICES", "Zm9vYmFyYmF6cXV4MTIzNDU2Nzg5MEFCQ0RFRg=="),
         ("HIP_SOMETHING", "Zm9vYmFyYmF6cXV4MTIzNDU2Nzg5MEFCQ0RFRg=="),
     ],
 )

@@ -7,8 +7,7 @@ import pytest
 
 from aorta.records.run_identity import RunLaunch, continues, launch_of, process_start
 from aorta.records.schema import Ending
-from aorta.records.secrets import REDACTED, is_secret_name, is_secret_value, redacted, redacted_command
-from aorta.records.state import LinesState, ProcessState, RankState, attempt_ending, first_line
+from aorta.records.state import LinesState, ProcessState, RankState, attempt_ending
 
 
 def rank(number, ending=None, closed_unix_ns=None, alive=False):
@@ -92,43 +91,3 @@ def test_a_job_of_slurm_keeps_its_name_where_torchrun_draws_another_one_each_tim
     assert launch_of(drawn | slurm).job == "slurm 77 train"
     assert launch_of(drawn | slurm).num_requeues == 1
     assert launch_of({"TORCHELASTIC_RUN_ID": "mine"} | slurm).job == "torchrun mine"
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["NCCL_PWD", "GPU_PASSPHRASE", "PYTORCH_HUB_TOKEN", "AMD_API_KEY", "GLOO_SECRET", "CUDA_CREDENTIALS",
-     "OMP_AUTH", "NCCL_BEARER", "HSA_PRIVATE_KEY", "HIP_COOKIE"],
-)  # fmt: skip
-def test_names_of_secrets(name):
-    assert is_secret_name(name)
-
-
-@pytest.mark.parametrize("name", ["NCCL_DEBUG", "max_tokens", "tokenizer", "pin_memory", "NCCL_MAX_CTAS"])
-def test_names_of_settings(name):
-    assert not is_secret_name(name)
-
-
-def test_values_of_secrets():
-    assert redacted("https://ghp_abcdefgh1234@host/x") == f"https://{REDACTED}@host/x"
-    assert is_secret_value("hf_abcdefghijklmn")
-    assert not is_secret_value("GPU-12345678-1234-1234-1234-123456789abc")
-    assert not is_secret_value("/data/Very/Long/Path/With/Capitals/And/Digits/12345")
-
-
-def test_a_command_keeps_its_options_and_loses_its_secrets():
-    command = [
-        "train.py",
-        "--hf-token",
-        "hf_abcdefghij",
-        "--lr=3e-4",
-        "--api-key=xyz",
-        "data.path=s3://u:p@b/x",
-    ]
-    assert redacted_command(command) == [
-        "train.py", "--hf-token", REDACTED, "--lr=3e-4", f"--api-key={REDACTED}",
-        f"data.path=s3://{REDACTED}@b/x",
-    ]  # fmt: skip
-
-
-def test_an_error_is_one_line_without_secrets():
-    assert first_line(ValueError("bad key hf_abcdefghijkl\nmore")) == f"ValueError: bad key {REDACTED}"
