@@ -1,22 +1,17 @@
 """At the end of a run, on every rank: compares the traces of profiled steps with the records.
 
 `check_run` reads each trace, adds lines of the trace's source, learns a calibration from the traced steps of
-this rank and its peers (`Peers`), and writes calibrated numbers into the lines of all other steps. Rank 0
-adds coverage and calibration to run.json.
+this rank and its peers (aorta.calibration.peers), and writes calibrated numbers into the lines of all other
+steps. Rank 0 adds coverage and calibration to run.json.
 """
 
 import logging
-import pickle
-import time
-import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from torch._C._distributed_c10d import PrefixStore, Store
 
 from aorta.calibration.kernel_lines import (
     Coverage,
@@ -30,7 +25,7 @@ from aorta.calibration.kernel_lines import (
 )
 from aorta.config import ProfilingConfig
 from aorta.errors import AortaError
-from aorta.files import replacing
+from aorta.files import open_regular, replacing
 from aorta.record.profiler import step_of_kernels, why_no_kernels
 from aorta.records.files import columns_name, steps_name
 from aorta.records.reader import read_run
@@ -39,6 +34,7 @@ from aorta.records.seal import seal_of, sealed
 from aorta.records.writer import write_json
 from aorta.steps.calibration import Calibration, Calibrator, TracedStep, calibrate
 from aorta.timeline.types import OWN_SOURCES
+from aorta.traces.kineto import read_kineto
 from aorta.traces.model import RankTrace
 
 log = logging.getLogger(__name__)
@@ -51,17 +47,6 @@ _WINDOWS = "coverage.kernel_windows"
 _NO_TRACE = "no trace of a step was written"
 _SHOWN = 5
 """Leftovers listed per side and window; all of them are counted."""
-
-NUM_PEERS = 8
-"""Ranks that calibrate together."""
-MOST_STEPS = 12
-"""Traced steps of a rank that its peers get, spread over the run."""
-FEW_STEPS, MANY_RANKS = 3, 64
-"""Steps that a rank gives in jobs of more ranks than this, whose store serves all of them at once."""
-MOST_RANKS = 1024
-"""Ranks above which each calibrates by its own steps."""
-PATIENCE_S = 120.0
-"""Seconds to wait for peers that still read their traces, and again for those that still fetch."""
 
 
 class WindowCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,9 +77,6 @@ def check_run(
     called once even without traces, since the peers wait. settings: of the profiler; by default those in
     run.json. A trace without GPU activity, or one that cannot be read, is one line in the log.
     """
-    # Here: a recorder imports this module for Peers, and must not load readers of traces.
-    from aorta.traces.kineto import read_kineto
-
     folder = Path(output_dir)
     checks: list[WindowCheck] = []
     faults: list[str] = []
@@ -197,7 +179,7 @@ def calibrate_lines(
     path = Path(output_dir) / steps_name(rank)
     num_calibrated = 0
     try:
-        with open(path, "rb") as old, replacing(path) as new:
+        with open_regular(path) as old, replacing(path) as new:
             for line, has_numbers in _lines(old, Calibrator(calibration), traced):
                 new.write(line)
                 num_calibrated += has_numbers
@@ -307,68 +289,3 @@ def _why_no_window(settings: ProfilingConfig | None, faults: Sequence[str]) -> s
     if settings is None or not (settings.enabled or settings.kernels_every):
         return None
     return why_no_kernels(settings) or (faults[0] if faults else _NO_TRACE)
-
-
-# -- calibrating together with other ranks -------------------------------------------------------------
-
-
-def peers_of(rank: int, world_size: int) -> range:
-    """The ranks that calibrate together, this one included."""
-    first = rank - rank % NUM_PEERS
-    return range(first, min(first + NUM_PEERS, world_size))
-
-
-def some_of(traced: list[TracedStep], world_size: int = 1) -> list[TracedStep]:
-    """The steps that a rank gives its peers: as many as a job of this size exchanges, evenly spread."""
-    max_steps = MOST_STEPS if world_size <= MANY_RANKS else FEW_STEPS
-    if len(traced) <= max_steps:
-        return traced
-    return [traced[i * len(traced) // max_steps] for i in range(max_steps)]
-
-
-class Peers:
-    """Exchanges traced steps with the ranks that calibrate with this one, through the job's store."""
-
-    def __init__(self, store: Store, rank: int, world_size: int, patience_s: float = PATIENCE_S) -> None:
-        self._store = PrefixStore("aorta/traced", store)
-        self._rank = rank
-        self._world_size = world_size
-        self._patience_s = patience_s
-
-    def traced_with(self, traced: list[TracedStep]) -> list[TracedStep]:
-        """The steps of this rank and its peers, without those of peers that are late or gone.
-
-        Every rank of the job calls it once. Rank 0, which may serve the store, returns when all ranks have
-        what they need or its patience ends.
-        """
-        shared_steps = some_of(traced, self._world_size)
-        if self._world_size > MOST_RANKS:
-            return shared_steps
-        until_s = time.monotonic() + self._patience_s
-        gathered: list[TracedStep] = []
-        try:
-            self._store.set(str(self._rank), zlib.compress(pickle.dumps(shared_steps), 1))  # type: ignore[arg-type]
-            for peer in peers_of(self._rank, self._world_size):
-                gathered += shared_steps if peer == self._rank else self._steps_of(peer, until_s)
-            self._leave()
-        except RuntimeError as error:  # the store is gone
-            log.warning("rank %d: calibrated by fewer ranks than it could be: %s", self._rank, error)
-        return gathered or shared_steps
-
-    def _steps_of(self, peer: int, until_s: float) -> list[TracedStep]:
-        left_s = max(0.1, until_s - time.monotonic())
-        try:
-            self._store.wait([str(peer)], timedelta(seconds=left_s))
-        except RuntimeError:  # timed out, by its name in this version of torch
-            log.warning("rank %d: rank %d has not given its traced steps", self._rank, peer)
-            return []
-        steps: list[TracedStep] = pickle.loads(zlib.decompress(self._store.get(str(peer))))
-        return steps
-
-    def _leave(self) -> None:
-        # Rank 0's process may serve the store: it must not end before the others have read from it.
-        num_done = self._store.add("done", 1)
-        until_s = time.monotonic() + self._patience_s
-        while self._rank == 0 and num_done < self._world_size and time.monotonic() < until_s:
-            time.sleep(0.02)
-            num_done = self._store.add("done", 0)

@@ -19,8 +19,6 @@ from aorta.calibration.after_run import (
     WindowCheck,
     add_to_run,
     apply_calibration,
-    peers_of,
-    some_of,
     window_check,
 )
 from aorta.calibration.kernel_lines import (
@@ -34,6 +32,7 @@ from aorta.calibration.kernel_lines import (
     traced_steps,
     whole_steps,
 )
+from aorta.calibration.peers import peers_of, some_of
 from aorta.errors import AortaError, TraceError
 from aorta.record.profiler import step_of_kernels
 from aorta.records.files import STEPS_FILE

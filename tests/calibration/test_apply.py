@@ -3,7 +3,9 @@ compute to 4 and from 6; kernels, that it begins at 2.4."""
 
 import json
 import logging
+import pickle
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,8 +14,9 @@ import pytest
 from torch.distributed import HashStore
 
 from aorta.account.load.open import load_run
-from aorta.calibration.after_run import UNKNOWN_STATE, Peers, check_run, peers_of, some_of
+from aorta.calibration.after_run import UNKNOWN_STATE, check_run
 from aorta.calibration.merge import merge
+from aorta.calibration.peers import MOST_BYTES, Peers, packed, peers_of, some_of, unpacked
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord
@@ -201,6 +204,29 @@ def test_ranks_get_the_steps_of_their_peers_through_the_store(tmp_path):
         assert [step.record.global_step for step in mine] == [0, 1, 2] * 3
         assert msgspec.json.encode(mine[8].record) == msgspec.json.encode(steps[2][2].record)
         assert mine[8].kernels.start_ms.tolist() == steps[2][2].kernels.start_ms.tolist()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        pickle.dumps([1]),
+        zlib.compress(pickle.dumps([1])),
+        zlib.compress(b"\x91" * 5000),
+        zlib.compress(bytes(MOST_BYTES + 1), 9),
+    ],
+    ids=["nothing", "a-pickle", "a-packed-pickle", "deep", "a-bomb"],
+)
+def test_what_is_no_list_of_traced_steps_is_refused(data):
+    with pytest.raises(ValueError, match=r".+"):
+        unpacked(data)
+
+
+def test_steps_that_point_outside_of_their_tables_are_refused(tmp_path):
+    step = traced_steps_of(tmp_path / "0")[0]
+    step.kernels.name[:] = 10_000
+    with pytest.raises(ValueError, match="not in its table"):
+        unpacked(packed([step]))
 
 
 def test_a_peer_that_is_gone_costs_a_while_and_not_the_run(tmp_path, caplog):
