@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from aorta.files import open_regular
 from aorta.records.files import steps_name
 from aorta.records.schema import RunRecord
 
@@ -56,7 +57,7 @@ class _Line(msgspec.Struct):
 def _num_steps(folder: Path) -> int:
     """Steps that rank 0 recorded."""
     decoder = msgspec.json.Decoder(_Line)
-    with open(folder / steps_name(0), "rb") as lines:
+    with open_regular(folder / steps_name(0)) as lines:
         return len({decoder.decode(line).global_step for line in lines})
 
 

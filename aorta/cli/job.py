@@ -1,6 +1,5 @@
 """aorta top, capture, hang and merge: commands on the folder of a job that runs, hangs or has ended."""
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ import click
 
 from aorta.cli.options import PATH, comm_rules_option, json_option
 from aorta.command_line import OneScreenCommand, rare
-from aorta.errors import CANNOT_TELL, FINE, RecordError
+from aorta.errors import CANNOT_TELL, FINE, ConfigError, RecordError
 
 if TYPE_CHECKING:
     from aorta.records.newest import Newest
@@ -123,12 +122,16 @@ def capture_command(run: Path, num_steps: int, timeout_s: float) -> int:
     Exit code 3: no trace came within --timeout-s.
     """
     from aorta.records.reader import read_run
-    from aorta.records.requests import CaptureRequest, ask_for_capture, read_plan, trace_name
+    from aorta.records.requests import MOST_STEPS, ask_for_capture, new_request, read_plan, trace_name
 
+    if num_steps > MOST_STEPS:
+        raise ConfigError(
+            f"--steps takes at most {MOST_STEPS}, got {num_steps}: traces take megabytes a step"
+        )
     record = read_run(run)
     if record.finished_unix_ns is not None:
         raise RecordError(f"the job that recorded into {run} has ended: no step is left to trace")
-    request = CaptureRequest(id=f"{time.time_ns():x}-{os.getpid()}", num_steps=num_steps)
+    request = new_request(num_steps)
     try:
         ask_for_capture(run, request)
     except OSError as error:

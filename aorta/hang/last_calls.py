@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from aorta.errors import NOT_JSON
+from aorta.files import regular_descriptor
 from aorta.hang.report import FOLDER, CallState, GroupState, HangReport
 from aorta.records.files import call_counts_name, last_calls_name
 
@@ -69,8 +70,7 @@ class _KeptFile:
 
     def __init__(self, path: Path, num_bytes: int) -> None:
         self._path = path
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(path, flags, 0o644)
+        descriptor = regular_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
         try:
             # Blocks and all: to write into a hole of a mapped file on a full disk ends the process (SIGBUS).
             os.posix_fallocate(descriptor, 0, num_bytes)
@@ -264,8 +264,7 @@ def read_counts(path: Path) -> dict[str, GroupCount]:
 def _kept_bytes(path: Path, most_bytes: int) -> bytes:
     """Content of a mapped file; empty where there is none. A link is not followed, a pipe not waited for."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
+        with open(regular_descriptor(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             return file.read(most_bytes)
     except OSError:
         return b""

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from aorta.errors import NOT_JSON, RecordError
+from aorta.files import read_regular
 from aorta.records.schema import DeviceRecord
 
 SCHEMA_VERSION = 1
@@ -133,7 +134,7 @@ def read_reports(output_dir: Path | str) -> list[HangReport]:
 
 def _read(path: Path) -> HangReport:
     try:
-        report = msgspec.json.decode(path.read_bytes(), type=HangReport)
+        report = msgspec.json.decode(read_regular(path), type=HangReport)
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
     except NOT_JSON as error:

@@ -28,6 +28,7 @@ import torch
 from aorta.config import HangConfig
 from aorta.device.backend import backend_of
 from aorta.errors import AortaError
+from aorta.files import regular_descriptor
 from aorta.hang.find import find, sentence
 from aorta.hang.last_calls import CallCounts, LastCalls, with_last_calls
 from aorta.hang.meeting import Meeting, MeetingStore
@@ -409,7 +410,9 @@ class Watchdog:
     def _write_stacks(self) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with open(self._folder / stacks_name(self._rank), "w", encoding="utf-8") as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+            descriptor = regular_descriptor(self._folder / stacks_name(self._rank), flags)
+            with open(descriptor, "w", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
         except OSError as error:
             log.warning("rank %d: cannot write %s: %s", self._rank, self._folder, error.strerror)

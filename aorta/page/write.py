@@ -24,7 +24,7 @@ from aorta.account.judge.summary import summary
 from aorta.account.load.open import load_run
 from aorta.account.model import Causes, Comparison, Dataset, Progress, Report, Run
 from aorta.errors import FINE, ReportError
-from aorta.files import write_whole
+from aorta.files import read_regular, write_whole
 from aorta.page.table import comparison_table, dataset_table, differences_list
 from aorta.processes import forked
 from aorta.records.files import kernels_name
@@ -371,7 +371,7 @@ def _left_out(report: Report, shown: Shown) -> Iterator[str]:
 def _of_gone_labels(output: Path, report: Report) -> list[Path]:
     """Files that the earlier report in the folder lists as its own, for labels that this one lacks."""
     try:
-        earlier = msgspec.json.decode((output / "summary.json").read_bytes(), type=EarlierReport)
+        earlier = msgspec.json.decode(read_regular(output / "summary.json", 1 << 30), type=EarlierReport)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []  # no report of ours, or of a version that kept no list: nothing is known to be its
     gone_labels = earlier.datasets.keys() - report.datasets.keys()

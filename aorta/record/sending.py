@@ -27,6 +27,7 @@ import torch
 
 from aorta.device.backend import accelerator
 from aorta.device.marks import HostClock
+from aorta.files import regular_descriptor
 from aorta.record.calls import RecordedStep
 from aorta.record.collective_source import CollectiveSource
 from aorta.record.extract import Extractor, Telemetry, host_only
@@ -396,9 +397,7 @@ class UnwrittenSteps:
         self._num_unsafe_bytes = 0
         self._descriptor: int | None = None
         with suppress(OSError):
-            self._descriptor = os.open(
-                path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
-            )
+            self._descriptor = regular_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
 
     def keep(self, step: RecordedStep, num_before: int) -> None:
         """Keep a step whose window has ended, unless a collective of it still goes on.

@@ -17,6 +17,7 @@ from types import CodeType, FrameType
 import msgspec
 import torch
 
+from aorta.files import regular_descriptor
 from aorta.record.calls import RecordedStep
 from aorta.record.journal import Journal
 from aorta.records.stacks import (
@@ -317,7 +318,8 @@ class StackSampler:
             elapsed_s=round(self._elapsed_s, 6),
         )
         line = msgspec.json.encode(chunk) + b"\n"
-        with open(path, "ab", buffering=0) as file:
+        descriptor = regular_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
+        with open(descriptor, "ab", buffering=0) as file:
             file.write(line)
         self._has_begun = True
         self._num_bytes += len(line)

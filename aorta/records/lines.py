@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
 from aorta.errors import RecordError
+from aorta.files import open_regular
 from aorta.records.columns.number_block import NumberBlock
 from aorta.records.rotation import DROPPED
 from aorta.records.schema import READABLE_VERSIONS, StepRecord
@@ -202,7 +204,7 @@ def are_possible(block: NumberBlock) -> bool:
 
 def single_lines(path: Path | str) -> Iterator[bytes]:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             while line := file.readline(LONGEST_LINE):
                 if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
                     raise RecordError(f"{path} has a line of over {LONGEST_LINE >> 20} MB: no run writes one")
@@ -215,8 +217,8 @@ def single_lines(path: Path | str) -> Iterator[bytes]:
 def opened_lines(path: Path | str) -> Iterator[FileIO]:
     """A file opened without buffer; RecordError where it cannot be opened or read."""
     try:
-        with open(path, "rb", buffering=0) as file:
-            yield file
+        with open_regular(path, buffering=0) as file:
+            yield cast(FileIO, file)
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
 

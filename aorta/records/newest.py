@@ -3,6 +3,7 @@
 `aorta top` and the exporter of /metrics show the same numbers because both take them from here.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,11 @@ import msgspec
 import numpy as np
 
 from aorta.errors import NOT_JSON
+from aorta.files import open_regular
 from aorta.records.files import STEPS_FILE, STEPS_FILES
+from aorta.records.lines import LONGEST_LINE, fault_of
 from aorta.records.schema import CollectiveRecord, StepRecord
+from aorta.records.seal import seal_of
 from aorta.timeline.collective import POINT_TO_POINT, ROOTED, GroupKey
 from aorta.timeline.common_clock import clock_of, why_vague
 from aorta.timeline.intervals import Intervals, concat, of_run_lengths, subtract_normalised, union
@@ -26,6 +30,8 @@ from aorta.timeline.waits import split_exposed, split_waits
 
 FIRST_BYTES = 1 << 20
 """Read back from the end of a file that is there already."""
+MOST_BYTES = 1 << 26
+"""Read of one file at once; the rest is read by the next poll."""
 SHOWN_STEPS = 20
 """The newest steps that all ranks have; the numbers shown are means over them."""
 AHEAD_STEPS = 4
@@ -108,8 +114,8 @@ class Follower:
 
     def _read_on(self, path: Path, state: FollowedRank) -> bool:
         try:
-            with open(path, "rb") as file:
-                status = path.stat()
+            with open_regular(path) as file:
+                status = os.fstat(file.fileno())
                 if state.inode != status.st_ino or state.offset > status.st_size:
                     if state.last is not None and state.last.run_id is None:  # nothing tells which run it is
                         self.ranks[state.rank] = state = FollowedRank(state.rank)
@@ -117,19 +123,30 @@ class Follower:
                     state.offset = max(0, status.st_size - FIRST_BYTES)
                     state.has_first = state.has_first and state.offset == 0
                 file.seek(state.offset)
-                data = file.read()
+                data = file.read(MOST_BYTES)
                 state.offset = file.tell()
         except OSError:
             return False
         *lines, state.cut_line = (state.cut_line + data).split(b"\n")
+        if len(state.cut_line) >= LONGEST_LINE:
+            state.cut_line = b""  # no run writes such a line
         for line in lines:
-            try:
-                record = self._decoder.decode(line)
-            except NOT_JSON:
-                continue  # the first one may be cut
-            if record.source in OWN_SOURCES:
+            record = self._whole(line, state.rank)
+            if record is not None:
                 state.add(record)
         return bool(lines)
+
+    def _whole(self, line: bytes, rank: int) -> StepRecord | None:
+        """The record of a line of the run's own; None for one that is cut, damaged or another rank's:
+        a number that is not the run's would be believed."""
+        seal = seal_of(line)
+        try:
+            record = self._decoder.decode(line)
+        except NOT_JSON:
+            return None  # the first one may be cut
+        is_whole = seal.is_whole if seal is not None else record.run_id is None
+        is_ours = record.rank == rank and record.source in OWN_SOURCES
+        return record if is_whole and is_ours and fault_of(record) is None else None
 
 
 # ---- what is shown -------------------------------------------------------------------------------

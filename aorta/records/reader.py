@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from aorta.errors import RecordError
+from aorta.files import open_regular, read_regular
 from aorta.records.files import files_beside
 from aorta.records.lines import LineReader, single_lines, version_error, version_of
 from aorta.records.schema import READABLE_VERSIONS, KernelNames, RunRecord, StepRecord
@@ -40,7 +41,7 @@ def read_steps(path: Path | str, notes: list[str] | None = None) -> Iterator[Ste
 
 def last_line(path: Path | str) -> bytes:
     """The last whole line of a file; b"" where it has none. Raises OSError."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         end = tail(file.fileno(), file.seek(0, 2))
     return end[: end.rfind(b"\n") + 1].rstrip(b"\n").rpartition(b"\n")[2]
 
@@ -51,7 +52,7 @@ def read_run(path: Path | str) -> RunRecord:
     if path.is_dir():
         path = path / "run.json"
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
     try:
@@ -72,7 +73,7 @@ def read_kernel_names(path: Path | str) -> list[str]:
     Empty where the file is missing or broken: the lines have the kernels' classes all the same.
     """
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=KernelNames).names
+        return msgspec.json.decode(read_regular(path), type=KernelNames).names
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
 

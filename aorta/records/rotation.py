@@ -12,6 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 from aorta.errors import NOT_JSON
+from aorta.files import read_regular
 from aorta.records.schema import StepRecord
 from aorta.records.seal import seal_of, sealed
 
@@ -76,7 +77,7 @@ def dropped_path(path: Path) -> Path:
 def read_dropped(path: Path) -> DroppedSteps:
     """Sums of earlier rotations; empty where there are none or they cannot be read."""
     try:
-        return msgspec.json.decode(dropped_path(path).read_bytes(), type=DroppedSteps)
+        return msgspec.json.decode(read_regular(dropped_path(path)), type=DroppedSteps)
     except (OSError, *NOT_JSON):
         return DroppedSteps()
 

@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.files import read_regular
+
 StackPhase = Literal["rest", "data", "forward", "backward", "optimizer", "checkpoint", "communication"]
 STACK_PHASES: tuple[StackPhase, ...] = (
     "rest",
@@ -34,6 +36,10 @@ DOING: tuple[Doing, ...] = ("runs", "ready", "sleeps")
 Place = Literal["body", "behind_body", "no_step"]
 PLACES: tuple[Place, ...] = ("body", "behind_body", "no_step")
 NO_STEP = -1
+
+
+MOST_BYTES = 1 << 28
+"""Of a rank's file that is read; an attempt writes at most a sixteenth of it."""
 
 
 class StackFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -125,7 +131,7 @@ def read_stacks(path: Path) -> Iterator[Stacks]:
     A damaged or cut line ends its attempt: what the lines before it say holds.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path, MOST_BYTES)
     except OSError:
         return
     decoder = msgspec.json.Decoder(StackChunk)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from aorta.errors import NOT_JSON
+from aorta.files import open_regular, regular_descriptor
 from aorta.records.files import STATE_FILE, state_name, steps_name
 from aorta.records.reader import last_line
 from aorta.records.run_identity import process_start
@@ -35,7 +36,7 @@ _MOST_TEXT = 500
 _MOST_RANKS = 6
 _BLANK = (b" " * (PAGE_BYTES - 1) + b"\n") * 2
 # O_NOFOLLOW: a link left there would have its target overwritten.
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
 
 _LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|timeout)|timed? ?out"
@@ -135,7 +136,7 @@ class StateFile:
         self._offset = place * PAGE_BYTES
         self._descriptor: int | None = None
         with suppress(OSError):
-            self._descriptor = os.open(path, _FLAGS, 0o644)
+            self._descriptor = regular_descriptor(path, _FLAGS)
             if place == 0:
                 os.ftruncate(self._descriptor, 0)
                 os.pwrite(self._descriptor, _BLANK, 0)
@@ -149,7 +150,7 @@ class StateFile:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 os.close(self._descriptor)
                 self._descriptor = None
-                self._descriptor = os.open(self._path, _FLAGS, 0o644)
+                self._descriptor = regular_descriptor(self._path, _FLAGS)
                 if os.fstat(self._descriptor).st_size == 0:
                     os.pwrite(self._descriptor, _BLANK, 0)
             os.pwrite(self._descriptor, data.ljust(PAGE_BYTES - 1) + b"\n", self._offset)
@@ -239,7 +240,7 @@ def read_states(folder: Path | str) -> dict[int, RankState]:
 def _read_state(path: Path) -> RankState | None:
     for _ in range(3):  # it may be half written at this moment
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 data = file.read(2 * PAGE_BYTES)
         except OSError:
             return None

@@ -18,7 +18,7 @@ from typing import Any, Self
 import msgspec
 
 from aorta.errors import RecordError
-from aorta.files import replacing, write_whole
+from aorta.files import open_regular, regular_descriptor, replacing, write_whole
 from aorta.records.columns.writer import ColumnsWriter
 from aorta.records.files import RUN_FILES, STEPS_FILE, files_beside, steps_name
 from aorta.records.rotation import dropped_path, read_dropped, rotate
@@ -108,7 +108,7 @@ class LineWriter:
     def create(cls, path: Path | str) -> Self:
         """A writer of a new file; RecordError where one exists or none can be made."""
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            descriptor = regular_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         except FileExistsError:
             raise RecordError(
                 f"{path} exists and is not overwritten; move it aside or choose another output_dir"
@@ -129,7 +129,7 @@ class LineWriter:
         does not train.
         """
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            descriptor = regular_descriptor(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
         except OSError as error:
             raise RecordError(f"cannot write {path}: {error.strerror}") from None
         try:
@@ -222,7 +222,7 @@ class LineWriter:
         if os.fstat(self._descriptor).st_nlink > 0:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        descriptor = regular_descriptor(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             _copy(self._descriptor, descriptor, self._num_bytes)
         except OSError:
@@ -240,7 +240,7 @@ class LineWriter:
         with open(os.dup(self._descriptor), "rb") as source, replacing(self.path) as target:
             rotate(source, target, max_bytes, dropped)
         write_json(dropped_path(self.path), dropped)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        descriptor = regular_descriptor(self.path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
         os.close(self._descriptor)
         self._descriptor = descriptor
         self._num_bytes = os.fstat(descriptor).st_size
@@ -290,7 +290,7 @@ def _end_of_lines(descriptor: int) -> tuple[int, int]:
 def next_line_number(path: Path | str) -> int:
     """Number of a file's next line; 0 where there is no file or it cannot be read."""
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open_regular(path, buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             return _number_after(tail(file.fileno(), size), file.fileno(), size)
     except OSError:
@@ -371,7 +371,7 @@ def wait_until_closed(paths: Iterable[Path]) -> None:
 def _is_being_written(path: Path) -> bool:
     """Return True where another process holds the lock of its LineWriter."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = regular_descriptor(path, os.O_RDWR)
     except OSError:
         return False
     try:

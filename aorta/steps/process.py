@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from aorta.files import open_regular
 from aorta.records.columns.number_block import LineKey
 from aorta.records.files import files_beside, kernels_name, steps_name, unwritten_name
 from aorta.records.reader import read_kernel_names
@@ -350,7 +351,7 @@ def _frames(path: Path) -> Iterator[_Packed]:
 
     The journal is written over again and again: behind the newest steps lie remains of earlier ones.
     """
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         data = file.read(_MOST_BYTES)
     position, number = 0, None
     while len(data) >= position + _HEAD_BYTES:

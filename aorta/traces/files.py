@@ -5,9 +5,7 @@ Such files come from elsewhere: a bomb, a pipe or a view without end is refused 
 
 import gzip
 import importlib
-import os
 import sqlite3
-import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from types import ModuleType
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
+from aorta import files
 from aorta.errors import TraceError
 
 _library: ModuleType
@@ -52,9 +51,7 @@ def open_regular(path: Path | str) -> BinaryIO:
     Raises TraceError for a pipe, which would be waited for without end, and for a device, which never ends.
     """
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise TraceError(f"{path} is no regular file")
-        return open(path, "rb")
+        return files.open_regular(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise TraceError(f"cannot read {path}: {reason}") from error

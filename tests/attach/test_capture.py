@@ -14,8 +14,8 @@ from aorta.records.requests import CaptureRequest, ask_for_capture, read_plan, t
 
 def test_a_request_becomes_a_trace_of_the_planned_steps(tmp_path: Path) -> None:
     capture = RequestedCapture(tmp_path, rank=0)
-    ask_for_capture(tmp_path, CaptureRequest(id="one", num_steps=2))
-    path = tmp_path / trace_name("one", 0)
+    ask_for_capture(tmp_path, CaptureRequest(id="01", num_steps=2))
+    path = tmp_path / trace_name("01", 0)
     deadline_s = time.monotonic() + 60
     for step in range(10**9):
         capture.step_begins(step)
@@ -34,7 +34,7 @@ def test_a_request_becomes_a_trace_of_the_planned_steps(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_was_carried_out_is_not_repeated(tmp_path: Path) -> None:
-    profiler.plan_capture(tmp_path, profiler.CapturePlan(id="old", first_step=0, num_steps=1))
+    profiler.plan_capture(tmp_path, profiler.CapturePlan(id="0d", first_step=0, num_steps=1))
     capture = RequestedCapture(tmp_path, rank=1)
     time.sleep(2 * profiler.REQUEST_POLL_S)
     capture.step_begins(0)

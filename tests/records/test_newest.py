@@ -154,6 +154,17 @@ def test_a_new_run_in_the_same_folder_is_shown_alone(tmp_path: Path) -> None:
     assert ([each.global_step for each in state.recent], state.num_collectives) == ([0, 1, 2, 3, 4], 5)
 
 
+def test_a_line_that_was_changed_or_is_of_another_rank_is_not_shown(tmp_path: Path) -> None:
+    written(tmp_path, [record(rank, n, 4.0, 4.0) for n in range(6) for rank in (0, 1)])
+    path = tmp_path / steps_name(0)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[-1] = lines[-1].replace(b'"step_ms":20.0', b'"step_ms":92.0')
+    path.write_bytes(b"".join(lines) + (tmp_path / steps_name(1)).read_bytes())
+    followed = Follower(tmp_path)
+    followed.poll()
+    assert [step.global_step for step in followed.ranks[0].recent] == [0, 1, 2, 3, 4]
+
+
 def test_a_folder_without_steps_shows_nothing(tmp_path: Path) -> None:
     assert shown(tmp_path) == Newest([], None)
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from aorta.errors import NOT_JSON
+from aorta.files import open_regular
 from aorta.records.columns.block import Block, read_block
 from aorta.records.columns.column_block import ColumnBlock, Details, Part, part_of
 from aorta.records.columns.flat import LIMIT, SPANS
@@ -122,7 +123,7 @@ def _blocks(path: Path) -> Iterator[Block]:
         return
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(open(beside.columns, "rb"))
+            file = stack.enter_context(open_regular(beside.columns))
             while (block := read_block(file.read)) is not None:
                 yield block
         except OSError:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from aorta.files import regular_descriptor
 from aorta.records.columns.block import Lines, block_bytes, read_block
 from aorta.records.columns.flat import NotPlain, flat_columns
 from aorta.records.schema import StepRecord
@@ -116,7 +117,7 @@ class ColumnsWriter:
 
 def _opened(path: Path, offset: int) -> tuple[int, int]:
     """The file, and where its last block ends, of those of lines before `offset`. Raises OSError."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    descriptor = regular_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         end = 0
         with open(descriptor, "rb", closefd=False) as file:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from aorta.errors import NOT_JSON, RecordError
+from aorta.files import open_regular
 from aorta.records.columns.step_block import StepBlock, fields_of
 from aorta.records.files import STEPS_FILE
 from aorta.records.schema import MemoryRecord, Source
@@ -73,7 +74,7 @@ def _line_of(path: Path, key: tuple[Source, int]) -> int | None:
     if STEPS_FILE.fullmatch(path.name) is None:
         return None
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     line_key = msgspec.json.decode(line, type=_Key)
