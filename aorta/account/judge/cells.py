@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.judge.contradictions import Limits, in_cells, please_report
 from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.leading import metric_of
 from aorta.account.judge.selection import looked_at
@@ -117,6 +118,8 @@ class Account:
     the run's wall time is not known."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why cells are not there."""
+    contradiction: str = ""
+    """Why none can be told, though the source has times: a mistake of aorta's."""
 
     @property
     def mean_step_ms(self) -> float:
@@ -148,6 +151,18 @@ class Account:
     def wall_ms(self) -> float:
         """Of the run; 0 where it is not known."""
         return sum(self.outside.values())
+
+    @property
+    def limits(self) -> Limits:
+        """What a sentence on these steps may say."""
+        gaps = self.gaps_ms[np.isfinite(self.gaps_ms)]
+        of_ranks = self.step_ms.mean(axis=1) if self.step_ms.size else np.zeros(1)
+        return Limits(
+            float(of_ranks.max()),
+            max(float(self.step_ms.max(initial=0.0)), float(gaps.max(initial=0.0))),
+            len(self.ranks) > 1
+            and any(self.cells[name].any() for name in EXPOSED_CELLS if name in self.cells),
+        )
 
     def rows(self) -> list[AccountRow]:
         """A row for each cell with time in it, in the order of CELLS."""
@@ -218,6 +233,10 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
     if unknown.any():
         cells["not_measured"] = unknown
         reasons["compute"] = run.not_measured.get("compute_ms", f"not given by source {run.source}")
+    wrong = in_cells(step, cells)
+    if wrong is not None:
+        reasons["compute"] = please_report("where a step's time went", wrong)
+        cells, tails, between = {"not_measured": step}, {}, np.zeros_like(step)
     return Account(
         ranks=run.ranks,
         global_step=run.global_step[columns],
@@ -231,6 +250,7 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
         gaps_ms=_gaps(judged, looked),
         outside=_outside(judged, looked),
         reasons=reasons,
+        contradiction=reasons["compute"] if wrong is not None else "",
     )
 
 

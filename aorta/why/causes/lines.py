@@ -28,7 +28,7 @@ def causes_lines(dataset: Dataset) -> Causes:
     ]
     return Causes(
         lines,
-        nothing_text(dataset),
+        nothing_text(dataset, explained),
         whatifs_of(dataset),
         title(dataset),
         notes(explained),

@@ -1,6 +1,6 @@
 """From findings to causes: what each takes out of the account, with an interval; the largest first."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from aorta.account.numbers import byte_text, number, percent, quantity
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.cause import Cause
 from aorta.why.causes.code_lines import line_of
+from aorta.why.causes.contradictions import without_contradictions
 from aorta.why.causes.finding import WAIT, CauseFinding
 from aorta.why.causes.ledger import Ledger
 from aorta.why.causes.losses.of_a_step import findings
@@ -36,6 +37,8 @@ class Explanation:
     """The largest first; at most MOST_SHOWN."""
     unexplained_ms: dict[str, float]
     """By cell that holds a loss, what no cause has of the mean step; the largest first."""
+    cannot_tell: list[str] = field(default_factory=list)
+    """Sentences that stand for what contradicts itself: mistakes of aorta's."""
 
 
 def explanation_of(judged: JudgedRun, lead: Lead = "raw", path: str = "RUN") -> Explanation:
@@ -48,6 +51,8 @@ def _explanation(judged: JudgedRun, lead: Lead, path: str) -> Explanation:
     looked = looked_at(judged, lead)
     if not account.mean_step_ms > 0 or judged.run.source == "projected":  # a model knows its losses
         return Explanation(account, [], {})
+    if account.contradiction:
+        return Explanation(account, [], {}, [account.contradiction])
     rule_of, stack = rules(), stack_of(looked)
     ledger = Ledger(account)
     named: list[tuple[Cause, dict[str, float]]] = []
@@ -61,6 +66,7 @@ def _explanation(judged: JudgedRun, lead: Lead, path: str) -> Explanation:
     if outside is not None:
         named.append((outside, {}))
     named = sorted(named, key=lambda entry: -entry[0].ms)[:MOST_SHOWN]
+    named, cannot_tell = without_contradictions(named, account)
     left = {name: account.mean_ms(name) for name in LOSSES if name in account.cells}
     for _, taken in named:
         for name, ms in taken.items():
@@ -70,14 +76,18 @@ def _explanation(judged: JudgedRun, lead: Lead, path: str) -> Explanation:
         account,
         [cause for cause, _ in named],
         dict(sorted(left.items(), key=lambda entry: -entry[1])),
+        cannot_tell,
     )
 
 
 def _keep(finding: CauseFinding, mean_ms: float) -> None:
     """Shorten a finding to what its cells gave."""
-    if not finding.mean_ms > mean_ms:
+    claimed_ms = finding.mean_ms
+    if finding.occasions is not None:
+        claimed_ms = max(claimed_ms, finding.occasions.mean_ms()[0])
+    if not claimed_ms > mean_ms:
         return
-    part = mean_ms / finding.mean_ms
+    part = mean_ms / claimed_ms
     finding.ms = finding.ms * part
     if finding.occasions is not None:
         finding.occasions = replace(

@@ -3,17 +3,15 @@
 import textwrap
 
 from aorta.account.judge.alike import is_window
+from aorta.account.judge.answer import losses_text
 from aorta.account.judge.cells import (
     CELLS,
-    EXPOSED_CELLS,
-    IDLE_CELLS,
     LARGE_SHARE,
     OUTSIDE_WORDS,
     Account,
     account_of,
 )
 from aorta.account.judge.leading import source_text
-from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.measures import peak_text
 from aorta.account.model import Dataset
 from aorta.account.numbers import counted, number, percent, quantity
@@ -25,6 +23,7 @@ BUSY = 0.2
 WORTH_NOTING = 0.02
 """Part of the step, from which on what no cause explains is said."""
 LEAST_NAMED = 0.005
+NOTHING = "Nothing worth changing: no single loss is large enough to name."
 MOST_NAMED = 3
 
 
@@ -57,16 +56,16 @@ def causes_text(explained: Explanation, dataset: Dataset) -> str:
     if explained.causes:
         lines += cause_lines(explained.causes)
     else:
-        lines += ["", *textwrap.wrap(nothing_text(dataset), WIDTH)]
+        lines += ["", *textwrap.wrap(nothing_text(dataset, explained), WIDTH)]
     for note in notes(explained):
         lines += ["", *textwrap.wrap(note, WIDTH)]
     return "\n".join(lines)
 
 
 def notes(explained: Explanation) -> list[str]:
-    """What no cause explains, and what lies outside of the judged steps."""
+    """What cannot be told, what no cause explains, and what lies outside of the judged steps."""
     texts = (_unexplained_text(explained) if explained.causes else "", _outside_text(explained.account))
-    return [text for text in texts if text]
+    return [*explained.cannot_tell, *(text for text in texts if text)]
 
 
 def _unexplained_text(explained: Explanation) -> str:
@@ -97,19 +96,12 @@ def _seconds(ms: float) -> str:
     return quantity(ms / 1e3, "s")
 
 
-def nothing_text(dataset: Dataset) -> str:
-    """That nothing is worth changing, with what the step does reach, as far as it is known."""
-    account = account_of(dataset.first, dataset.lead)
-    text = "Nothing worth changing: no single loss is large enough to name."
-    shares = []
-    if account.comm_ms > 0:
-        shares += [f"{percent(account.mean_ms('hidden') / account.comm_ms)} of communication is hidden"]
-        shares += [f"{percent(account.share(*EXPOSED_CELLS))} of the step is exposed communication"]
-    else:
-        shares += [*filter(None, [comm_evidence(dataset.first.run).doubt])]
-    if account.is_measured and account.on_device:
-        shares.append(f"{percent(account.share(*IDLE_CELLS))} of the step is idle")
-    text += f" {'; '.join(shares)}." if shares else ""
+def nothing_text(dataset: Dataset, explained: Explanation) -> str:
+    """That nothing is worth changing, or none can be told, with what the step does reach, as far as known."""
+    account = explained.account
+    text = "No cause is named." if explained.cannot_tell else NOTHING
+    lost = losses_text(dataset)
+    text += f" {lost[0].upper()}{lost[1:].removesuffix('.')}."
     if account.share("core_taken") >= BUSY:
         text += (
             f" The host is overloaded: for {percent(account.share('core_taken'))} of the step the training"
@@ -121,6 +113,6 @@ def nothing_text(dataset: Dataset) -> str:
             f" Roofline: {number(rate.median)} TFLOP/s per GPU, {percent(mfu.median)} of"
             f" {peak_text(dataset.first.run.run)}; the rest is in the kernels."
         )
-    else:
+    elif account.on_device:
         text += " Roofline: not known (flops_per_token or the device's peak is not in run.json)."
     return text

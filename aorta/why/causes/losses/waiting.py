@@ -251,6 +251,10 @@ class LateRank:
     def steps(self) -> "slice | NDArray[np.bool_]":
         return slice(None) if self.occasions is None else self.occasions.is_slow
 
+    @property
+    def when(self) -> str:
+        return "a step" if self.occasions is None else "in such a step"
+
 
 def _finding_of(
     late: LateRank,
@@ -263,7 +267,7 @@ def _finding_of(
         "late_rank",
         late.ms,
         takes=takes,
-        facts={"who": f"rank {rank}", **facts},
+        facts={"who": f"rank {rank}", "when": late.when, **facts},
         evidence=evidence,
         rank=rank,
         occasions=late.occasions,
@@ -331,7 +335,7 @@ class _OnCore:
         return self.asleep_ms - self.others_asleep_ms > self.cpu_ms - self.others_cpu_ms
 
     def text(self, late: LateRank) -> str:
-        when = "a step" if late.occasions is None else "in such a step"
+        when = late.when
         if self.sleeps:
             return (
                 f"outside of collectives its thread sleeps {quantity(self.asleep_ms, 'ms')} {when}, the"
@@ -370,7 +374,7 @@ def _asleep(parts: Parts, late: LateRank) -> str | None:
     if not asleep_ms - others_ms >= ONE_RANK * float(late.ms[late.steps].mean()) > 0:
         return None
     return (
-        f"its device idles {quantity(asleep_ms, 'ms')} in such a step while the host's thread sleeps, the"
+        f"its device idles {quantity(asleep_ms, 'ms')} {late.when} while the host's thread sleeps, the"
         f" others' {quantity(others_ms, 'ms')}: on a lock, a pipe, a file, other threads"
     )
 
@@ -386,7 +390,8 @@ def _has_more_of(parts: Parts, late: LateRank) -> str | None:
     mine, others = own[name]
     if not mine - others >= MOST_OF_ALL * float(late.ms[late.steps].mean()):
         return None
-    return f"{CELLS[name].title}: {quantity(mine, 'ms')} a step there, {quantity(others, 'ms')} on the others"
+    there = f"{quantity(mine, 'ms')} {late.when} there"
+    return f"{CELLS[name].title}: {there}, {quantity(others, 'ms')} on the others"
 
 
 def _starved_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseFinding]:

@@ -1,0 +1,71 @@
+"""Causes that cannot be true of their account are left out, and a sentence says so instead."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from aorta.account.judge.cells import Account
+from aorta.account.judge.contradictions import PRINTED, ROUNDING, ROUNDING_MS, in_text, please_report
+from aorta.why.causes.cause import Cause
+
+Taken = dict[str, float]
+"""By cell, the ms of the mean step that a cause takes."""
+
+
+def without_contradictions(
+    named: Sequence[tuple[Cause, Taken]], account: Account
+) -> tuple[list[tuple[Cause, Taken]], list[str]]:
+    """The causes that can be true, and what to say instead of the others and of their sentences."""
+    kept: list[tuple[Cause, Taken]] = []
+    cannot_tell: list[str] = []
+    left = {name: account.mean_ms(name) for name in account.cells}
+    for cause, taken in named:
+        wrong = next(in_cause(cause, taken, left, account), None)
+        if wrong is not None:
+            cannot_tell.append(please_report(f"what {cause.subject} costs", wrong))
+            continue
+        for name, ms in taken.items():
+            left[name] -= ms
+        evidence = []
+        for text in cause.evidence:
+            wrong = next(in_text(text, account.limits), None)
+            if wrong is None:
+                evidence.append(text)
+            else:
+                cannot_tell.append(please_report(f"more of {cause.subject}", wrong))
+        kept.append((msgspec.structs.replace(cause, evidence=tuple(evidence)), taken))
+    return kept, cannot_tell
+
+
+def in_cause(cause: Cause, taken: Taken, left: Taken, account: Account) -> Iterator[str]:
+    """What cannot be. left: by cell, the ms that no larger cause has taken."""
+    step = account.mean_step_ms
+    allowed = ROUNDING_MS + ROUNDING * step
+    if not math.isfinite(cause.ms) or cause.ms < 0:
+        yield f"{cause.ms} ms"
+        return
+    if cause.rank is not None and cause.rank not in account.ranks:
+        yield f"there is no rank {cause.rank}"
+    if cause.is_waited_for and len(account.ranks) < 2:
+        yield "one rank waits for nobody"
+    if cause.interval_ms is not None:
+        low, high = cause.interval_ms
+        if not 0 < low <= cause.ms * (1 + PRINTED) or not cause.ms * (1 - PRINTED) <= high:
+            yield f"{cause.ms:.3f} ms lie outside of [{low:.3f}, {high:.3f}], or that holds 0"
+    if not 0 <= cause.share <= 1 + ROUNDING:
+        yield f"{100 * cause.share:.1f} % of the whole"
+    if not cause.is_in_step:
+        return
+    if cause.ms > step + allowed:
+        yield f"{cause.ms:.3f} ms of a step of {step:.3f} ms"
+    if cause.interval_ms is not None and cause.interval_ms[1] > step + allowed:
+        yield f"up to {cause.interval_ms[1]:.3f} ms of a step of {step:.3f} ms"
+    if cause.bound_ms is not None and not step - cause.ms - allowed <= cause.bound_ms <= step + allowed:
+        yield f"without {cause.ms:.3f} ms, a step of {step:.3f} ms would take {cause.bound_ms:.3f} ms"
+    if cause.ms > sum(taken.values()) + allowed:
+        yield f"{cause.ms:.3f} ms, and the cells of a step hold {sum(taken.values()):.3f} of it"
+    for name, ms in taken.items():
+        if ms > left.get(name, 0.0) + allowed:
+            yield f"{ms:.3f} ms of {name}, of which {left.get(name, 0.0):.3f} are left"
+    yield from in_text(cause.subject, account.limits)

@@ -1,0 +1,267 @@
+"""No output of a run contradicts itself: not by its numbers, not in its sentences, and not another output."""
+
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aorta.account.judge import cells
+from aorta.account.judge.contradictions import Limits, in_cells, in_text
+from aorta.account.judge.judged import judge
+from aorta.account.load.open import load_run
+from aorta.page.html import page
+from aorta.page.table import dataset_table
+from aorta.page.write import make_report
+from aorta.records.schema import HostUse
+from aorta.why.causes import rank as rank_of_causes
+from aorta.why.causes.contradictions import without_contradictions
+from aorta.why.causes.lines import causes_lines
+from aorta.why.causes.rank import explanation_of
+from aorta.why.causes.run_text import causes_text
+from tests.larger_data import FOLDER, needs_data
+from tests.why.causes.runs import Host, run_of
+from tests.why.causes.statements import faults, headlines, table, title
+
+DATA = Path(__file__).parents[2] / "data"
+LIMITS = Limits(step_ms=40.0, longest_ms=90.0, has_groups=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("data loading on rank 1: 20.1 ms a step, 50 % [18.0, 22.5]; at least 19.9 ms", None),
+        ("its thread sleeps 70.0 ms in such a step, the others' 0.00 ms", None),
+        ("12 gaps, 80.0 ms each, together 0.960 s: 12 % of the time", None),
+        ("the other rank waits 151.7 ms a step for it", "151.7 ms of a step"),
+        ("its thread sleeps 100.0 ms in such a step", "the longest step takes 90"),
+        ("its thread sleeps 0.100 s in such a step", "the longest step takes 90"),
+        ("72.9 ms of a 33.0 ms step", "72.9 ms of a step"),
+        ("20.1 ms a step, 50 % [0.00, 993.6]", "holds 0"),
+        ("20.1 ms a step, 50 % [22.0, 25.0]", "outside of its interval"),
+        ("a difference of 43,379.6 % could be seen", "43,379.6 % of a whole"),
+        ("look at step None", "None"),
+        ("a step waits n/a", "n/a"),
+        ("fetching takes {part_ms}", "part_ms"),
+        ("no communication: one process", "several ranks"),
+        ("no communication was recognised between 8 ranks", None),
+    ],
+)
+def test_a_sentence_that_cannot_be_is_found(text, wrong):
+    found = list(in_text(text, LIMITS))
+    assert found == [] if wrong is None else any(wrong in one for one in found)
+
+
+@pytest.mark.parametrize(
+    ("cells", "wrong"),
+    [
+        ({"compute": 30.0, "wait": 10.0}, None),
+        ({"compute": 30.0, "wait": 9.0}, "miss their sum by 1.000 ms"),
+        ({"compute": 50.0, "wait": -10.0}, "longer than its step"),
+        ({"compute": 40.0, "wait": float("nan")}, "has no number"),
+        ({}, None),
+    ],
+)
+def test_cells_that_cannot_be_those_of_a_step_are_found(cells, wrong):
+    step = np.full((2, 3), 40.0)
+    found = in_cells(step, {name: np.full((2, 3), ms) for name, ms in cells.items()})
+    assert (found is None) if wrong is None else wrong in found
+
+
+# ---- a contradiction while a report is made ------------------------------------------------------
+
+
+def slow_loader(rank, step, noise):
+    return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
+
+
+def outputs(path):
+    """What `aorta why` and `aorta report` print, the page, and summary.json."""
+    report = make_report([path], ["a"], explain=causes_lines)
+    found, causes = report.datasets["a"], report.causes["a"]
+    explained = explanation_of(found.first, found.lead, str(path))
+    texts = causes_text(explained, found), dataset_table(found, causes=causes)
+    return report, explained, *texts
+
+
+def test_a_cause_that_contradicts_its_account_is_not_named(tmp_path, monkeypatch):
+    """Made to claim more than its cells hold."""
+
+    def more(finding, *rest):
+        cause = whole(finding, *rest)
+        return None if cause is None else msgspec.structs.replace(cause, ms=3 * cause.ms)
+
+    whole = rank_of_causes.cause_of
+    monkeypatch.setattr(rank_of_causes, "cause_of", more)
+    report, explained, why, printed = outputs(run_of(tmp_path / "run", slow_loader))
+    assert explained.causes == []
+    for text in (why, printed):
+        assert "Cannot tell what data loading on all ranks costs" in re.sub(r"\s+", " ", text)
+        assert "please report it" in re.sub(r"\s+", " ", text)
+        assert "Nothing worth changing" not in text
+    assert "Cannot tell what data loading" in page(report)
+
+
+def test_cells_that_miss_their_sum_are_no_account(tmp_path, monkeypatch):
+    """Compute counted twice."""
+
+    def twice(*parts):
+        cells = whole(*parts)
+        return cells | {"compute": 2 * cells["compute"]}
+
+    whole = cells._of_cpu
+    monkeypatch.setattr(cells, "_of_cpu", twice)
+    judged = judge(load_run(run_of(tmp_path / "run", lambda *_: Host().work(30.0).comm(2.0)), "a"))
+    account = cells.account_of(judged)
+    assert set(account.cells) == {"not_measured"}
+    assert account.mean_ms("not_measured") == pytest.approx(account.mean_step_ms)
+    explained = explanation_of(judged)
+    assert explained.causes == []
+    assert "Cannot tell where a step's time went: cell compute is longer" in explained.cannot_tell[0]
+
+
+def test_a_sentence_that_contradicts_the_step_is_left_out(tmp_path):
+    judged = judge(load_run(run_of(tmp_path / "run", slow_loader), "a"))
+    explained = explanation_of(judged)
+    cause = msgspec.structs.replace(
+        explained.causes[0], evidence=("rank 0 waits 151.7 ms a step for it", "it is seen in 22 of 22 steps")
+    )
+    taken = {"data": cause.ms}
+    kept, cannot_tell = without_contradictions([(cause, taken)], explained.account)
+    assert kept[0][0].evidence == ("it is seen in 22 of 22 steps",)
+    assert "151.7 ms of a step" in cannot_tell[0]
+    too_much = [(cause, taken), (cause, taken)]
+    assert "are left" in without_contradictions(too_much, explained.account)[1][-1]
+
+
+# ---- made runs of many shapes --------------------------------------------------------------------
+
+PARTS = ("work", "comm", "idle", "data", "optimizer", "synchronisation", "checkpoint", "garbage_collection")
+SHAPE = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**20),
+        "width": st.integers(1, 3),
+        "source": st.sampled_from(["host", "kernels"]),
+        "parts": st.lists(st.sampled_from(PARTS), min_size=1, max_size=7),
+        "scale_ms": st.sampled_from([0.02, 3.0, 400.0]),
+        "late_ms": st.sampled_from([0.0, 0.0, 30.0]),
+        "every": st.sampled_from([1, 1, 3, 7]),
+        "noise": st.sampled_from([0.01, 0.3, 1.5]),
+        "use": st.sampled_from(["none", "some", "much"]),
+        "steps": st.sampled_from([3, 9, 24, 40]),
+    }
+)
+
+
+def made(shape):
+    sizes = np.random.default_rng(shape["seed"])
+    usual = [float(sizes.exponential(shape["scale_ms"])) for _ in shape["parts"]]
+
+    def make(rank, step, noise):
+        host, is_late = Host(), rank == 0 and step % shape["every"] == 0
+        if is_late and shape["late_ms"]:
+            host.work(shape["late_ms"])
+        for part, ms in zip(shape["parts"], usual, strict=True):
+            length = ms * noise.lognormvariate(0, shape["noise"])
+            if part == "comm":
+                host.comm(length + (0.0 if is_late else shape["late_ms"]) + 1e-3)
+            elif part == "idle" and shape["source"] == "kernels":
+                host.idle(length)
+            elif part in ("work", "idle"):
+                host.work(length)
+            elif shape["source"] == "kernels" and part != "data":
+                host.idle(length, part)
+            elif step % shape["every"] == 0:
+                host.work(length, part)
+        host.work(1e-3).after(usual[0] * (step % 2))
+        part = {"none": None, "some": 0.4, "much": 1.0}[shape["use"]]
+        use = None if part is None else HostUse(part * host.at, 0.3 * host.at)
+        return host, {"source": shape["source"], "host_use": use, "world_size": shape["width"]}
+
+    return make
+
+
+@settings(max_examples=15)
+@given(SHAPE)
+def test_whatever_a_run_is_nothing_that_is_said_of_it_contradicts_itself(tmp_path_factory, shape):
+    folder = run_of(
+        tmp_path_factory.mktemp("made") / "run",
+        made(shape),
+        steps=shape["steps"],
+        seed=shape["seed"],
+        width=shape["width"],
+    )
+    report, explained, why, printed = outputs(folder)
+    agree(report, explained, why, printed)
+
+
+def agree(report, explained, why, printed):
+    """All outputs say the same, and nothing that cannot be."""
+    account, summary = explained.account, report.summary["datasets"][next(iter(report.datasets))]
+    total = np.zeros_like(account.step_ms)
+    for ms in account.cells.values():
+        assert (ms >= 0).all()
+        total += ms
+    np.testing.assert_allclose(total, account.step_ms, rtol=1e-3, atol=1e-3)
+    assert explained.cannot_tell == []
+    assert sum(cause.ms for cause in explained.causes if cause.is_in_step) <= 1.001 * account.mean_step_ms
+
+    longest_ms = float(account.step_ms.max(initial=0.0))
+    assert list(faults(why, longest_ms)) + list(faults(printed, longest_ms)) == []
+    assert title(why) == title(printed)
+    assert headlines(why) == headlines(printed)
+    causes = json.loads(msgspec.json.encode(explained.causes))
+    assert [(one["kind"], one["ms"]) for one in summary["causes"]] == [
+        (one["kind"], one["ms"]) for one in causes
+    ]
+    shown = re.findall(r"<h3>([^<]*; without it a step[^<]*)</h3>", page(report))
+    in_page = [text.replace("\u00a0", " ").replace("\u2212", "-") for text in shown]
+    assert in_page == [line for line in headlines(why) if "; without it a step" in line]
+
+    rows = table(printed)
+    if account.is_measured:
+        assert rows[-1] == ("step", pytest.approx(account.mean_step_ms, rel=0.006, abs=1e-3))
+        assert sum(ms for _, ms in rows[:-1]) == pytest.approx(rows[-1][1], rel=0.03, abs=0.01)
+        of_summary = sum(cell["ms"] for cell in summary["account"]["cells"].values())
+        assert of_summary == pytest.approx(account.mean_step_ms, rel=1e-3)
+
+
+# ---- runs and traces that others recorded --------------------------------------------------------
+
+OWN = ("run_fsdp", "run_late_rank", "traces_kineto")
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_outputs_of_a_recorded_run_agree(name):
+    agree(*outputs(DATA / name))
+
+
+FOREIGN = ("traces_foreign/mi250_toy_kineto.json.gz", "traces_foreign/ranks_0_1_of_128")
+OF_TRACES = ("v100_dlrm_8ranks_kineto.tar.gz", "h200_fsdp4_rank0.json.gz")
+SLOW = [f"traces/{name}" for name in OF_TRACES] + [
+    f"traces_foreign/{name}"
+    for name in (
+        "a100_rank0of2_kineto.json.gz",
+        "b200_vllm_eager_rank0of8_kineto.json.gz",
+        "h100_qwen_kineto.json.gz",
+        "h800_deepseek_v3_train_rank0of64_kineto.json.gz",
+        "mi210_gpu_only_kineto.json.gz",
+        "mi300x_qwen_kineto.json.gz",
+        "mi300x_sglang_decode_kineto.json.gz",
+        "mi300x_x2_jax.xplane.pb",
+        "v100_resnet50_workers0_kineto.json.gz",
+        "v100_resnet50_workers4_kineto.json.gz",
+    )
+]
+
+
+@pytest.mark.parametrize(
+    "name", [*FOREIGN, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)], ids=str
+)
+@needs_data(FOLDER / "traces_foreign")
+def test_outputs_of_foreign_programs_agree(name):
+    agree(*outputs(FOLDER / name))
