@@ -77,6 +77,14 @@ TINY: dict[str, dict[str, Any]] = {
         "parallel": {"mode": "fsdp", "ep": 2},
         "model": {"num_experts": 4, "num_active_experts": 2, "capacity_factor": 1.25},
     },
+    "tp_moe": {
+        "parallel": {"mode": "fsdp", "tp": 2},
+        "model": {"num_experts": 4, "num_active_experts": 2},
+    },
+    "tp_ep": {
+        "parallel": {"mode": "fsdp", "tp": 2, "ep": 2},
+        "model": {"num_experts": 4, "num_active_experts": 2},
+    },
 }
 """Small enough for a CPU; what bit-identity is checked on."""
 

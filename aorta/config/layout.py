@@ -93,11 +93,6 @@ def _check_axes(config: Config, layout: Layout) -> None:
             "parallel.static_graph = true does not combine with training.grad_accum_steps = "
             f"{config.training.grad_accum_steps} (DDP's reducer fails), set parallel.static_graph=false"
         )
-    if layout.tp > 1 and model.num_experts:
-        raise ConfigError(
-            f"model.num_experts = {model.num_experts} does not combine with parallel.tp = {layout.tp}, "
-            "use parallel.ep for experts"
-        )
     if layout.ep > 1 and not model.num_experts:
         raise ConfigError(f"parallel.ep = {layout.ep} needs experts, set model.num_experts")
     if model.num_experts % layout.ep:

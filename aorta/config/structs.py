@@ -126,7 +126,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Tensor-parallel ranks; 0: whatever the world leaves."""
 
     ep: PositiveInt = 1
-    """Expert-parallel ranks, a part of the dp axis."""
+    """Expert-parallel ranks, a part of the dp axis; with tp each expert is split over the tp axis too."""
 
     reshard_after_forward: bool = True
     """fsdp: free a block's gathered parameters after forward and gather them again in backward."""

@@ -35,6 +35,8 @@ TENSOR_PARALLEL_PLAN: dict[str, Literal["replicated_input", "colwise", "rowwise"
 
 replicated_input makes one all-reduce of the input's gradient out of one per column-wise layer.
 """
+EXPERT_DIMS = {"gate": 2, "up": 2, "down": 1}
+"""The dim of each parameter of Experts, F, that the tp axis splits."""
 _ADDS_TO_STREAM = ("attention.out.weight", "feed_forward.down.weight", "experts.down")
 """Ends of the names of matrices whose output is added to the residual stream."""
 
@@ -192,10 +194,15 @@ class MixtureOfExperts(nn.Module):
         self.router = nn.Linear(config.hidden, config.num_experts, bias=False)
         self.experts = Experts(config.num_experts, config.hidden, config.ffn)
         self.group: dist.ProcessGroup | None = None
+        self.tensor_parallel_group: dist.ProcessGroup | None = None
 
     def set_group(self, group: dist.ProcessGroup | None) -> None:
         """The ep axis that the experts are spread over; None: all experts are here."""
         self.group = group
+
+    def set_tensor_parallel_group(self, group: dist.ProcessGroup | None) -> None:
+        """The tp axis, of equal tokens, that each expert's F is spread over; None: F is whole here."""
+        self.tensor_parallel_group = group
 
     def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's output and its load-balancing loss (over this rank's tokens)."""
@@ -204,12 +211,20 @@ class MixtureOfExperts(nn.Module):
         # Assignments in the order of their experts. Stable, so that equal inputs give equal sums.
         expert_A, order_A = torch.sort(expert_NK.flatten(), stable=True)
         assigned_AD = x_ND.index_select(0, order_A // self.num_active)
+        # Each tp rank's experts give a part of every output, so that what reaches their inputs and weights in
+        # backward is a part as well. The router itself works with whole numbers, the same on all of them.
+        split = self.tensor_parallel_group
+        if split is not None:
+            assigned_AD = _SumGradients.apply(assigned_AD, split)  # type: ignore[no-untyped-call]
+            weight_NK = _SumGradients.apply(weight_NK, split)  # type: ignore[no-untyped-call]
         if self.capacity_factor is None:
             y_AD = self._dropless(assigned_AD, expert_A)
         else:
             y_AD = self._with_capacity(assigned_AD, expert_A, self.capacity_factor)
         y_NKD = torch.empty_like(y_AD).index_copy(0, order_A, y_AD).unflatten(0, weight_NK.shape)
         y_ND = (y_NKD * weight_NK.to(y_NKD.dtype).unsqueeze(-1)).sum(dim=1)
+        if split is not None:
+            y_ND = _SumOutputs.apply(y_ND, split)  # type: ignore[no-untyped-call]
         return y_ND.view_as(x_BSD), aux_loss
 
     def _with_capacity(self, x_AD: Tensor, expert_A: Tensor, factor: float) -> Tensor:
@@ -326,6 +341,38 @@ class _AllToAll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         return _all_to_all(grads[0], ctx.send, ctx.receive, ctx.group), None, None, None
+
+
+class _SumGradients(torch.autograd.Function):
+    """The input itself; its gradient is the sum of those of the group's ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _summed(grads[0], ctx.group), None
+
+
+class _SumOutputs(torch.autograd.Function):
+    """The sum over the group's ranks, whose gradient is the same for all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        return cast(Tensor, _summed(x, group))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # as below
+def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    total = x.contiguous().clone()
+    dist.all_reduce(total, group=group)
+    return total
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # counts are host data: the graph breaks here

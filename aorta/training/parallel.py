@@ -38,9 +38,9 @@ SplitPlan = Mapping[str, Literal["replicated_input", "colwise", "rowwise"]]
 
 @dataclass(frozen=True)
 class Meshes:
-    """The world seen as dp x tp, and, where experts are sharded or copied apart, as expert_dp x ep.
+    """The world seen as dp x tp, and, where experts are spread over ranks, as expert_dp x ep x tp.
 
-    Ranks of one tp group are neighbours, and so are those of one ep group.
+    Ranks of one tp group are neighbours, and so are the tp groups of one ep group.
     """
 
     dense: DeviceMesh
@@ -59,10 +59,11 @@ def make_meshes(layout: Layout, device_type: str) -> Meshes:
     """Meshes and their process groups. Collective: every rank calls it, in the same order."""
     dense = init_device_mesh(device_type, (layout.dp, layout.tp), mesh_dim_names=("dp", "tp"))
     expert = None
-    if layout.ep > 1:  # tp is 1 then
-        expert = init_device_mesh(
-            device_type, (layout.expert_dp, layout.ep), mesh_dim_names=("expert_dp", "ep")
-        )
+    if layout.ep > 1:
+        axes = {"expert_dp": layout.expert_dp, "ep": layout.ep}
+        if layout.tp > 1:
+            axes["tp"] = layout.tp
+        expert = init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(axes))
     return Meshes(dense, expert)
 
 
@@ -75,6 +76,8 @@ class WrappedParts:
     """Style of each split submodule, by its name within a block."""
     experts: Sequence[nn.Module] = ()
     """Modules whose parameters have one entry per expert in dim 0."""
+    expert_dims: Mapping[str, int] = field(default_factory=dict)
+    """The dim of each of their parameters that tensor parallelism splits."""
 
 
 @dataclass
@@ -143,9 +146,8 @@ def parallelize(
     if layout.tp > 1:
         for block in parts.blocks:
             parallelize_module(block, meshes.tp, _tensor_parallel_styles(parts.tensor_parallel))
-    if meshes.expert is not None:
-        for experts in parts.experts:
-            _shard_experts(experts, meshes.expert["ep"])
+    for experts in parts.experts:
+        _shard_experts(experts, parts.expert_dims, layout, meshes)
     if config.compile.enabled:
         _compile_blocks(parts.blocks, config.compile, device)
     dtype = DTYPES[config.training.precision]
@@ -170,9 +172,19 @@ def _tensor_parallel_styles(plan: SplitPlan) -> dict[str, ParallelStyle]:
     return {name: make[style]() for name, style in plan.items()}
 
 
-def _shard_experts(experts: nn.Module, ep: DeviceMesh) -> None:
+def _shard_experts(experts: nn.Module, dims: Mapping[str, int], layout: Layout, meshes: Meshes) -> None:
+    """Give each rank of the ep axis its experts, and each rank of the tp axis its slice of every one."""
+    if layout.ep == 1 and layout.tp == 1:
+        return
+    if meshes.expert is None:
+        mesh = meshes.tp
+    else:
+        mesh = meshes.expert["ep", "tp"] if layout.tp > 1 else meshes.expert["ep"]
     for name, parameter in list(experts.named_parameters(recurse=False)):
-        sharded = distribute_tensor(parameter.detach(), ep, [Shard(0)])
+        placements: list[Placement] = [Shard(0)] if layout.ep > 1 else []
+        if layout.tp > 1:
+            placements.append(Shard(dims[name]))
+        sharded = distribute_tensor(parameter.detach(), mesh, placements)
         experts.register_parameter(name, nn.Parameter(sharded))
 
 

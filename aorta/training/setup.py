@@ -25,6 +25,7 @@ from aorta.errors import ConfigError
 from aorta.launcher import LaunchedRank
 from aorta.record.run_folder import announce, announced
 from aorta.training.model import (
+    EXPERT_DIMS,
     TENSOR_PARALLEL_PLAN,
     MixtureOfExperts,
     Transformer,
@@ -142,7 +143,12 @@ def build_model(config: Config, layout: Layout, meshes: Meshes, device: torch.de
         for mixture in mixtures:
             mixture.set_group(meshes.expert["ep"].get_group())
             mixture.experts.num_local = config.model.num_experts // layout.ep
-    parts = WrappedParts(blocks, TENSOR_PARALLEL_PLAN, [mixture.experts for mixture in mixtures])
+    plan = TENSOR_PARALLEL_PLAN
+    if mixtures:  # they split their experts themselves
+        plan = {name: style for name, style in plan.items() if not name.startswith("feed_forward")}
+        for mixture in mixtures if layout.tp > 1 else ():
+            mixture.set_tensor_parallel_group(meshes.tp.get_group())
+    parts = WrappedParts(blocks, plan, [mixture.experts for mixture in mixtures], EXPERT_DIMS)
 
     def initialize(sharded: nn.Module) -> None:
         for name, parameter in sharded.named_parameters():

@@ -49,7 +49,6 @@ def test_an_open_axis_gets_what_the_world_leaves(parallel, world_size, expected)
         ),
         ({"parallel": {"ep": 2}, "model": {"num_experts": 4}}, 3, ["parallel.ep = 2 must divide"]),
         ({"parallel": {"mode": "ddp", "tp": 2}}, 4, ["parallel.mode = ddp", "use parallel.mode=fsdp"]),
-        ({"parallel": {"tp": 2}, "model": {"num_experts": 4}}, 2, ["use parallel.ep"]),
         (
             {"parallel": {"mode": "ddp", "static_graph": True}, "training": {"grad_accum_steps": 2}},
             2,

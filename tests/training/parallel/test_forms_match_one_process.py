@@ -41,6 +41,11 @@ FORMS = {
     "fsdp-x-ep": (4, DROPLESS, {"mode": "fsdp", "ep": 2}),
     "fsdp-x-ep-capacity": (4, CAPACITY, {"mode": "fsdp", "ep": 4}),
     "ddp-x-ep": (4, DROPLESS, {"mode": "ddp", "ep": 2}),
+    "tp-moe": (2, DROPLESS, {"mode": "ddp", "dp": 1, "tp": 2}),
+    "tp-moe-capacity": (2, CAPACITY, {"mode": "fsdp", "dp": 1, "tp": 2}),
+    "fsdp-x-tp-moe": (4, DROPLESS, {"mode": "fsdp", "tp": 2}),
+    "tp-x-ep": (4, DROPLESS, {"mode": "fsdp", "tp": 2, "ep": 2}),
+    "tp-x-ep-capacity": (4, CAPACITY, {"mode": "fsdp", "tp": 2, "ep": 2}),
 }
 
 
