@@ -44,8 +44,8 @@ CASE_NAMES = ("fsdp", "fsdp_short", "tp", "ddp")
 WARM_STEPS = 6
 SWITCH_STEPS = 2
 EVENTS_POLL_S, NEVER_S = numbers.POLL_S, 3600.0
-EVENTS = ("events", "events_dedicated", "timed_every_4")
-"""Variants without kernel records. timed_every_4 times one step of four; its blocks hold whole fours."""
+EVENTS = ("events", "events_dedicated")
+"""Variants without kernel records."""
 RECORDS = "records"
 """Kernel records alone: no step is entered, so no collective is noted and no line written."""
 VARIANTS = ("native", "dedicated", RECORDS, *EVENTS, "profiler", "synchronise")
@@ -227,10 +227,9 @@ class Instrument(Subject):
         self.variant = variant
         self.opened = False
         placement: Any = "dedicated" if variant.endswith("dedicated") else "native"
-        every = 4 if variant == "timed_every_4" else 1
         kernels: Any = "off" if variant in EVENTS else "on"
         self.recorder: Any = aorta.instrument(
-            folder / "records", placement=placement, timed_every=every, kernels=kernels
+            folder / "records", placement=placement, overhead="off", kernels=kernels
         )
 
     def __enter__(self) -> Self:

@@ -352,7 +352,7 @@ def timed_rarely(place: int, record: Json, detail: Json) -> None:
         names = [name for name, value in record["overlap"].items() if value is not None]
         for name in names:
             record["overlap"][name] = {} if name.endswith("_by_op") else None
-        record["not_measured"]["overlap"] = "left out (recording.timed_every)"
+        record["not_measured"]["overlap"] = "left out (--overhead)"
         for key in ("active_segments", "collectives"):
             record[key] = None
 

@@ -42,7 +42,7 @@ part planted-causes "$python" benchmarks/planted_losses.py --device cuda --set f
 part what-ifs "${ranks[@]}" benchmarks/what_if.py runs --set second --output "$folder/what-ifs"
 part predictions "$python" benchmarks/what_if.py predict "$folder/what-ifs" --output "$folder/predictions.csv"
 part overhead "${ranks[@]}" benchmarks/cost.py --pin --cases fsdp fsdp_short ddp tp --pairs 24 \
-  --variants native dedicated timed_every_4 \
+  --variants native dedicated events \
   --output "$folder/overhead.csv"
 part truth "${ranks[@]}" benchmarks/truth.py --cases fsdp fsdp_short ddp fsdp_compile \
   --output "$folder/truth.csv"

@@ -39,7 +39,7 @@ def instrument(
     *,
     placement: Placement = "native",
     detail_every: int = 1,
-    timed_every: int = 1,
+    overhead: float | str | None = "1%",
     telemetry_interval_s: float = 1.0,
     rocm_metrics: bool = False,
     config: dict[str, Any] | None = None,
@@ -66,8 +66,9 @@ def instrument(
     placement: "native" moves nothing; "dedicated" runs synchronous all-reduce, reduce-scatter, all-gather and
         all-to-all on streams of their own, fully ordered with the caller's.
     detail_every: keep the lists of segments and collectives in one step of N. Sums are in every line.
-    timed_every: on GPUs, time collectives and waits in one step of N, which costs a host-bound script less.
-        The other steps have null and a reason.
+    overhead: what recording may cost of the step time, such as "1%" or 0.01. The first 24 steps are recorded
+        whatever that costs; then some are left out, on all ranks the same, if need be: these have the host's
+        times alone. "off" records every step. run.json says what it has cost.
     telemetry_interval_s: time between two samples of clocks, power, temperature and memory.
     rocm_metrics: add rocm-smi's readings to the records.
     config, model, layout: written into run.json as they are. layout's dp and world tell which ranks share
@@ -100,7 +101,7 @@ def instrument(
     settings = RecorderSettings(
         placement=placement,
         detail_every=detail_every,
-        timed_every=timed_every,
+        overhead=overhead,
         telemetry_interval_s=telemetry_interval_s,
         rocm_metrics=rocm_metrics,
         config=config,

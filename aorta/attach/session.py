@@ -98,7 +98,7 @@ class AttachedSession:
         settings = self._attachment.settings
         options: dict[str, Any] = {
             "placement": settings.placement,
-            "timed_every": settings.timed_every,
+            "overhead": settings.overhead,
             "detail_every": settings.detail_every,
             "max_mb": settings.max_mb,
             "collectives": settings.collectives,

@@ -29,7 +29,7 @@ class AttachSettings:
     output: str
     step_at: str | None = None
     """module:function whose calls are the steps; None: steps are found at the optimizer."""
-    timed_every: int = 1
+    overhead: str = "1%"
     detail_every: int = 1
     max_mb: float | None = 1024.0
     placement: str = "native"

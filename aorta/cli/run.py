@@ -42,12 +42,12 @@ from aorta.launcher import is_first_launch
 )
 @click.option("--step-at", metavar="MODULE:FUNCTION", help="Calls of this function are the steps.")
 @rare(
-    "--timed-every",
-    type=click.IntRange(1),
-    metavar="N",
-    default=1,
+    "--overhead",
+    metavar="SHARE",
+    default="1%",
+    show_default=True,
     section="Cost and size",
-    help="On GPUs, time collectives in one step of N.",
+    help="What recording may cost of the step time; off: record every step.",
 )
 @rare(
     "--detail-every",
@@ -126,11 +126,18 @@ def _check(options: dict[str, Any]) -> None:
         raise ConfigError(f"--step-at must look like module:function, got {target!r}")
     if not math.isfinite(options["max_mb"]):
         raise ConfigError(f"--max-mb must be a number of MiB, or 0 for no limit, got {options['max_mb']}")
+    _check_overhead(options["overhead"])
     if options["sinks"]:
         from aorta.sinks import check_target
 
         for sink in options["sinks"]:
             check_target(sink)
+
+
+def _check_overhead(text: str) -> None:
+    from aorta.records.overhead import overhead_limit
+
+    overhead_limit(text)
 
 
 def _name_plugin(environment: dict[str, str]) -> None:

@@ -297,9 +297,9 @@ class RecordingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     detail_every: PositiveInt = 1
     """Keep the lists of collectives and segments for one step in this many."""
 
-    timed_every: PositiveInt = 1
-    """On GPUs: time collectives and waits in one step in this many; the others have null and a reason for
-    them, and cost a host-bound run less. Steps that a profiler traces are always timed."""
+    overhead: str = "1%"
+    """What recording may cost of the step time. off: record every step, as dedicated placement does, which
+    moves collectives. Steps that a profiler traces are always recorded."""
 
     kernels: Literal["auto", "on", "off"] = "auto"
     """auto: time steps by the driver's kernel records where they can be had (CUDA), else by events. on: fail

@@ -92,7 +92,7 @@ def _measured(judged: JudgedRun, name: str) -> bool:
 
 
 def _stride(judged: JudgedRun) -> int:
-    """Rows apart of the steps that are shown: not in time with recording.timed_every, which could leave out
+    """Rows apart of the steps that are shown: not in time with --overhead, which could leave out
     all steps that were timed."""
     least = max(1, -(-judged.run.num_steps // MAX_STEPS))
     is_timed: NDArray[np.bool_] = np.logical_or.reduce(np.isfinite(judged.run.metrics["compute_ms"]), axis=0)

@@ -180,8 +180,11 @@ class RecordedStep:
         "host_notes",
         "host_start_ns",
         "kernels_lost",
+        "left_out",
+        "logged",
         "lost_futures",
         "memory",
+        "own_ns",
         "ranges",
         "rollbacks",
         "scalars",
@@ -217,6 +220,12 @@ class RecordedStep:
         """True: the driver's kernel records time the step, and only its ends are marked, by number."""
         self.by_library = False
         """True: the collective library records events of the step's calls."""
+        self.left_out: str | None = None
+        """Reason why the step is not recorded: it has the host's times and nothing else. None: it is."""
+        self.logged: Mark | None = None
+        """In a step that is not recorded: once it has passed, what was logged has reached the host."""
+        self.own_ns = 0
+        """CPU time of the recorder's own code at the step's ends."""
         self.kernels_lost: str | None = None
         """Reason why the kernel records of this step are not whole; None: they are, as far as is known."""
         self.thread = threading.get_ident()

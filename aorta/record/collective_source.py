@@ -26,14 +26,10 @@ NOT_LOADED = (
 class CollectiveSource:
     """The events of one recorder."""
 
-    def __init__(self, collectives: Collectives, timed_every: int) -> None:
-        """Name the plugin to the library, which asks when it makes its first communicator.
-
-        timed_every: one step of so many is recorded.
-        """
+    def __init__(self, collectives: Collectives) -> None:
+        """Name the plugin to the library, which asks when it makes its first communicator."""
         if collectives not in ("calls", "plugin"):
             raise InstrumentError(f"collectives must be 'calls' or 'plugin', got {collectives!r}")
-        self._timed_every = timed_every
         self._events: CollectiveEvents | None = None
         self._num_names_sent = 0
         self._is_asleep = False
@@ -49,12 +45,12 @@ class CollectiveSource:
                 self.reason = str(error)
                 logger.warning("no events of the collective library: %s", error)
 
-    def begin_step(self, global_step: int) -> bool:
+    def begin_step(self, recorded: bool = True) -> bool:
         """Switch recording on or off for the step that begins; True: its collectives are recorded."""
         events = self._events
         if events is None:
             return False
-        self._records_step = not self._is_asleep and global_step % self._timed_every == 0
+        self._records_step = not self._is_asleep and recorded
         self._switch(events)
         return self._records_step
 

@@ -45,6 +45,8 @@ class Extractor:
         returns None where one is missing. is_late: wait no longer for ends that only a wait would tell.
         """
         assert step.window_end is not None
+        if step.left_out is not None:
+            return step.logged is None or self._clock.passed(step.logged)
         if step.by_kernels:
             assert self._kernels is not None
             return step.kernels_lost is not None or self._kernels.has_passed(step.window_end.number)
@@ -69,6 +71,8 @@ class Extractor:
         assert start is not None
         assert body_end is not None
         assert window_end is not None
+        if step.left_out is not None:
+            return self._left_out(step, telemetry)
         notes = _Notes(step)
         if step.by_kernels:
             return self._by_kernels(step, notes, telemetry)
@@ -143,6 +147,12 @@ class Extractor:
             host_notes=_host_notes(step),
         )
 
+    def _left_out(self, step: RecordedStep, telemetry: Telemetry) -> RawStep:
+        """Return what is known of a step that is not recorded: the host's times, and what was logged."""
+        if step.logged is not None and self._clock.is_device:
+            self._clock.recycle([step.logged])
+        return _left_out(step, telemetry, read_scalars(step.scalars))
+
     def _gap_ms(self, start: Mark) -> float:
         last = self._last_end
         return 0.0 if last is None or last is start else self._clock.distance_ms(last, start)
@@ -154,6 +164,9 @@ def host_only(step: RecordedStep, reason: str) -> RawStep:
     The device is not asked, so scalars that are on their way from it are left out. Of the collectives only
     their number is kept.
     """
+    if step.left_out is not None:
+        at_hand = {name: value for name, value in step.scalars.items() if isinstance(value, float)}
+        return _left_out(step, Telemetry(not_measured={"device": reason}), at_hand)
     scalars = {name: value for name, value in step.scalars.items() if isinstance(value, float)}
     missing = ("device", "collectives", *(name for name in step.scalars if name not in scalars))
     return RawStep(
@@ -166,6 +179,20 @@ def host_only(step: RecordedStep, reason: str) -> RawStep:
         not_measured=dict.fromkeys(missing, reason),
         kernels_lost=reason,
         num_calls=len(step.calls),
+    )
+
+
+def _left_out(step: RecordedStep, telemetry: Telemetry, scalars: dict[str, float]) -> RawStep:
+    return RawStep(
+        **_numbers_without_times(step),
+        groups=[],
+        calls=[],
+        scalars=scalars,
+        device=telemetry.device,
+        rocm_smi_output=telemetry.rocm_smi_output,
+        not_measured=telemetry.not_measured,
+        left_out=step.left_out,
+        host_notes=_host_notes(step),
     )
 
 
@@ -203,6 +230,7 @@ def _host_numbers(step: RecordedStep) -> dict[str, Any]:
         "rollbacks": step.rollbacks,
         "gap": step.gap,
         "host_use": use_ms(step.use_at_start, step.use_at_end),
+        "own_ms": step.own_ns / 1e6,
     }
 
 

@@ -25,6 +25,9 @@ profiler_is_on = torch._C._autograd._profiler_enabled
 _LISTS = ("calls", "host_notes", "waits", "stalls", "final_waits", "lost_futures", "ranges")
 """Lists of a step that are divided where it is split."""
 
+_SHARED = ("thread", "compute_raw_stream", "untimed", "left_out", "by_kernels", "by_library", "kernels_lost")
+"""What both parts of a step that is split have in common."""
+
 
 class StepHandle:
     """The context around one step's body; made by Recorder.step."""
@@ -144,7 +147,7 @@ def split(journal: Journal, place: Cut, following: RecordedStep) -> None:
     following.start = place.mark
     following.host_start_ns = place.host_ns
     following.use_at_start = step.use_at_end = place.use
-    for name in ("thread", "compute_raw_stream", "untimed", "by_kernels", "by_library", "kernels_lost"):
+    for name in _SHARED:
         setattr(following, name, getattr(step, name))
     step.body_end = step.window_end = place.mark
     step.host_end_ns = place.host_ns

@@ -59,6 +59,12 @@ _TORCH = str(Path(torch.__file__).parent)
 _RECORDER = str(Path(__file__).parent)
 _MISSING: Any = object()
 Function = Callable[..., Any]
+Replacement = tuple[Any, str, Any, Any]
+"""Owner, attribute, the original in the owner's dict, ours."""
+MOST_FILES = 4096
+"""Files whose names are remembered: waits ask for their callers again and again."""
+_file_names: dict[str, str] = {}
+"""Name of a file by its path; '' for torch's and our own."""
 
 
 class HostWatch:
@@ -66,8 +72,9 @@ class HostWatch:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
-        """Replacements: owner, attribute, the original in the owner's dict, ours."""
+        self._replaced: list[Replacement] = []
+        self._replaced_waits: list[Replacement] = []
+        """Apart, because they are on only in steps that are recorded."""
         self._handles: list[Any] = []
         self._collecting_since_ns = 0
         self._updating: dict[int, int] = {}
@@ -79,8 +86,8 @@ class HostWatch:
         self._depth = 0
         """Above 0 within a noted call: torch.save within a checkpoint's save is one note."""
 
-    def install(self, waits_for_device: bool) -> None:
-        """Begin to note. waits_for_device: note calls that wait for a GPU, too."""
+    def install(self) -> None:
+        """Begin to note what happens a few times a step: a batch, a backward pass, a checkpoint."""
         if self._handles:
             return
         from torch.utils.data import dataloader
@@ -92,8 +99,6 @@ class HostWatch:
                 self._around(module, "_engine_run_backward", "backward")
         self._missing = list(CHECKPOINTS)
         self.look_for_checkpoints()
-        if waits_for_device:
-            self._watch_waits()
         self._handles = [
             register_optimizer_step_pre_hook(_unless_compiling(self._update_begins)),
             register_optimizer_step_post_hook(_unless_compiling(self._update_ended)),
@@ -116,14 +121,8 @@ class HostWatch:
 
     def uninstall(self) -> None:
         """Put everything back."""
-        for owner, name, original, wrapper in reversed(self._replaced):
-            if vars(owner).get(name) is not wrapper:
-                continue  # somebody has wrapped it since, and calls it
-            if original is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
-        self._replaced.clear()
+        self.leave_waits()
+        _put_back(self._replaced)
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -132,10 +131,6 @@ class HostWatch:
             gc.callbacks.remove(self._collection)
 
     # -- what is replaced ----------------------------------------------------------------------
-
-    def _replace(self, owner: Any, name: str, replacement: Function) -> None:
-        self._replaced.append((owner, name, vars(owner).get(name, _MISSING), replacement))
-        setattr(owner, name, replacement)
 
     def _around(self, owner: Any, name: str, kind: HostKind) -> None:
         """Note each call of this function as `kind`."""
@@ -156,13 +151,21 @@ class HostWatch:
                 self._note(kind, start_ns, "", step=None if kind == "data" else step)
 
         # A backward pass may run compiled frames, which a skipped frame would keep from being compiled.
-        self._replace(owner, name, _like(call, original))
+        self._replaced.append(_replace(owner, name, _like(call, original)))
 
-    def _watch_waits(self) -> None:
+    def watch_waits(self) -> None:
+        """Note calls that wait for the device, too: any number of times a step."""
+        if self._replaced_waits:
+            return
+        waits = self._replaced_waits
         for name in TENSOR_WAITS:
-            self._replace(torch.Tensor, name, self._tensor_wait(name, getattr(torch.Tensor, name)))
+            waits.append(_replace(torch.Tensor, name, self._tensor_wait(name, getattr(torch.Tensor, name))))
         for owner, name in accelerator().host_waits():
-            self._replace(owner, name, self._wait(f"{owner.__name__}.{name}", getattr(owner, name)))
+            waits.append(_replace(owner, name, self._wait(f"{owner.__name__}.{name}", getattr(owner, name))))
+
+    def leave_waits(self) -> None:
+        """Put the functions back that wait for the device."""
+        _put_back(self._replaced_waits)
 
     def _tensor_wait(self, name: str, original: Function) -> Function:
         journal, wait = self._journal, self._waited
@@ -194,8 +197,13 @@ class HostWatch:
         return uncompiled(_like(call, original))
 
     def _waited(self, name: str, start_ns: int) -> None:
-        if monotonic_ns() - start_ns >= NOTED_WAIT_NS:
-            self._note("synchronisation", start_ns, f"{name} in {caller()}")
+        end_ns = monotonic_ns()
+        if end_ns - start_ns < NOTED_WAIT_NS:
+            return
+        step = self._journal.current
+        if step is None or len(step.host_notes) >= MOST_NOTES or step.thread != threading.get_ident():
+            return
+        step.host_notes.append(HostNote("synchronisation", start_ns, end_ns, f"{name} in {caller()}"))
 
     # -- hooks ---------------------------------------------------------------------------------
 
@@ -263,10 +271,32 @@ def caller() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        if not path.startswith((_TORCH, _RECORDER, "<")):
-            return f"{Path(path).name}:{frame.f_lineno}"
+        name = _file_names.get(path)
+        if name is None:
+            name = "" if path.startswith((_TORCH, _RECORDER, "<")) else os.path.basename(path)
+            if len(_file_names) < MOST_FILES:
+                _file_names[path] = name
+        if name:
+            return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return "torch"
+
+
+def _replace(owner: Any, name: str, replacement: Function) -> Replacement:
+    original = vars(owner).get(name, _MISSING)
+    setattr(owner, name, replacement)
+    return owner, name, original, replacement
+
+
+def _put_back(replaced: list[Replacement]) -> None:
+    for owner, name, original, replacement in reversed(replaced):
+        if vars(owner).get(name) is not replacement:
+            continue  # somebody has wrapped it since, and calls it
+        if original is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+    replaced.clear()
 
 
 def _unless_compiling(hook: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:

@@ -1,6 +1,6 @@
 """The driver's kernel records beside a training loop: when they are on, who else wants them, what has come.
 
-    off ──open──▶ on ◀──────────────▶ resting     (one step in N)
+    off ──open──▶ on ◀──────────────▶ resting     (steps that are not recorded)
                   │ ▲
     profiler      ▼ │ profiler has stopped, next step
     prepares    yielded
@@ -41,12 +41,11 @@ class KernelSource:
     The training thread begins steps and sets marks; the sending thread calls `poll`.
     """
 
-    def __init__(self, mode: Kernels, period: int) -> None:
-        """period: one step of so many is recorded."""
+    def __init__(self, mode: Kernels) -> None:
         if mode not in ("auto", "on", "off"):
             raise InstrumentError(f"kernels must be 'auto', 'on' or 'off', got {mode!r}")
         self._mode = mode
-        self._period = period
+        self._last_was_recorded = False
         self._records: KernelRecords | None = None
         self._pid = os.getpid()
         self._profiler = ProfilerWatch(self._yield_to_profiler)
@@ -117,21 +116,24 @@ class KernelSource:
 
     # -- steps (training thread) -----------------------------------------------------------------
 
-    def begin_step(self, global_step: int) -> bool:
-        """Turn the records on or off for the step that begins; True: they time it."""
+    def begin_step(self, recorded: bool = True, comes_next: bool = True) -> bool:
+        """Turn the records on or off for the step that begins; True: they time it.
+
+        comes_next: the step after it is recorded.
+        """
         if self._yielded and not self._profiler.is_busy:
             self._resume()
         if self._yielded or self._records is None:
             return False
-        place = global_step % self._period
         # On from the step before to the step after: work that was queued before may run in the recorded step,
         # and work of the recorded step may run in the next.
-        is_needed = place in (0, 1) or place == self._period - 1
+        is_needed = recorded or comes_next or self._last_was_recorded
+        self._last_was_recorded = recorded
         if is_needed and not self._records.is_on:
             self._start()
         elif not is_needed and self._records.is_on:
             self._records.stop()
-        return place == 0 and self.is_on
+        return recorded and self.is_on
 
     def mark(self, stream: int) -> int:
         """Put a mark on a stream and return its number, 0 where that was not possible."""
@@ -167,7 +169,10 @@ class KernelSource:
         while True:
             with self._reading:
                 before_ns = monotonic_ns()
-                flushes = forced or closing or before_ns - self._flushed_ns >= FLUSH_EVERY_NS
+                is_due = before_ns - self._flushed_ns >= FLUSH_EVERY_NS
+                # Between recorded steps nothing comes, once all of the last ones is here.
+                is_due = is_due and (records.is_on or not records.has_every_mark())
+                flushes = forced or closing or is_due
                 if flushes and not self._yielded:  # a profiler's buffers are not ours to ask for
                     records.flush(forced)
                     self._flushed_ns = before_ns

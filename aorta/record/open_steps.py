@@ -13,13 +13,16 @@ from aorta.errors import InstrumentError
 from aorta.record.calls import RecordedStep
 from aorta.record.handles import Cut, cut, profiler_is_on, split
 from aorta.record.journal import Journal
-from aorta.record.settings import RecorderSettings
+from aorta.record.sampling import Sampling
+from aorta.record.scalars import DeviceScalar
 from aorta.record.sources import Sources
 
 logger = logging.getLogger(__name__)
 
 _NO_MARK = "no mark could be put on the step's stream"
-LEFT_OUT = "not timed in this step (recording.timed_every)"
+LEFT_OUT = "not recorded: the overhead left this step out"
+RARE = ("checkpoint", "pause")
+"""Notes of the host in a step whose length says nothing about the others."""
 MOST_WAITING = 1000
 """Limit of steps waiting for their records to be written; beyond it steps are left out."""
 
@@ -27,9 +30,9 @@ MOST_WAITING = 1000
 class OpenSteps:
     """Opens and closes the steps of one recorder."""
 
-    def __init__(self, journal: Journal, settings: RecorderSettings, sources: Sources) -> None:
+    def __init__(self, journal: Journal, sampling: Sampling, sources: Sources) -> None:
         self._journal = journal
-        self._settings = settings
+        self._sampling = sampling
         self._sources = sources
         self.clock: MarkClock | None = None
         """The clock that sets the marks; None before the first step."""
@@ -72,6 +75,10 @@ class OpenSteps:
         if len(journal.closed) >= MOST_WAITING:
             self._leave_out()
             return
+        began_ns = time.thread_time_ns()
+        if previous is None or any(note.kind in RARE for note in previous.host_notes):
+            self._sampling.interrupted()
+        step.left_out = None if self._is_recorded(step) else LEFT_OUT
         sources.module_names.begin_step()
         sources.host_watch.look_for_checkpoints()
         step.host_start_ns = time.monotonic_ns()
@@ -79,7 +86,7 @@ class OpenSteps:
         if sources.device is not None:
             self._choose_clock(step, sources.device.index)
         # The window of the step before ends at this mark, so it has to be of the kind that times that step.
-        needs_event = not step.by_kernels or (previous is not None and not previous.by_kernels)
+        needs_event = _is_timed_by_events(step) or (previous is not None and _is_timed_by_events(previous))
         step.start = clock.mark() if needs_event else Mark(time.monotonic_ns())
         self._number(step.start, step)
         self._note_order(step)
@@ -92,6 +99,21 @@ class OpenSteps:
                     previous.kernels_lost = previous.kernels_lost or _NO_MARK
             journal.closed.append(previous)
             self.closed(previous)
+        step.own_ns = time.thread_time_ns() - began_ns
+        if step.left_out is not None:
+            self._sampling.took(step.own_ns)
+
+    def _is_recorded(self, step: RecordedStep) -> bool:
+        """Choose, and put on or take off what sees the program."""
+        sources = self._sources
+        # A step that a profiler traces is recorded: the other steps are calibrated with it.
+        recorded = self._sampling.begin(step.global_step) or profiler_is_on()
+        if recorded and not sources.looks:
+            sources.look()
+        elif not recorded and sources.looks:
+            self._sampling.switched()
+            recorded = not sources.look_away()
+        return recorded
 
     def _leave_out(self) -> None:
         if self.num_left_out == 0:
@@ -104,12 +126,15 @@ class OpenSteps:
         """Note in a step on a device what times it."""
         sources = self._sources
         step.compute_raw_stream = sources.accelerator.current_raw_stream(device_index)
-        step.untimed = self._journal.away
-        step.by_library = sources.collectives.begin_step(step.global_step)
-        step.by_kernels = sources.kernels.begin_step(step.global_step) and step.untimed is None
-        # A step that a profiler traces is always timed: the other steps are calibrated with it.
-        if step.global_step % self._settings.timed_every != 0 and not profiler_is_on():
-            step.untimed = LEFT_OUT
+        recorded = step.left_out is None
+        step.untimed = self._journal.away if recorded else LEFT_OUT
+        step.by_library = sources.collectives.begin_step(recorded)
+        was_on = sources.kernels.is_on
+        step.by_kernels = (
+            sources.kernels.begin_step(recorded, self._sampling.comes_next()) and step.untimed is None
+        )
+        if not recorded and (was_on or sources.kernels.is_on):
+            self._sampling.switched()
 
     def _note_order(self, step: RecordedStep) -> None:
         """Note in the step whether it follows the one before, and how often the run was rolled back."""
@@ -134,10 +159,10 @@ class OpenSteps:
 
     def _mark_for(self, step: RecordedStep, clock: MarkClock) -> Mark:
         """Set a mark on the step's stream, of the kind that times the step."""
-        if not step.by_kernels:
+        if _is_timed_by_events(step):
             return clock.mark()
         mark = Mark(time.monotonic_ns())
-        if step.kernels_lost is None:
+        if step.by_kernels and step.kernels_lost is None:
             self._number(mark, step)
         return mark
 
@@ -161,14 +186,23 @@ class OpenSteps:
             return
         step.body_end = self._mark_for(step, clock)
         step.host_end_ns = time.monotonic_ns()
-        sources.module_names.end_body(step)
+        began_ns = time.thread_time_ns()
+        if step.left_out is None:
+            sources.module_names.end_body(step)
+        elif any(isinstance(value, DeviceScalar) for value in step.scalars.values()):
+            step.logged = clock.mark()  # behind the copies to the host
         if sources.device is not None:
             step.memory = sources.accelerator.memory_of(sources.device.index)
         self._journal.release_finished()
+        own_ns = time.thread_time_ns() - began_ns
+        step.own_ns += own_ns
+        if step.left_out is not None:
+            self._sampling.took(own_ns)
 
     def drop(self, step: RecordedStep) -> None:
         """Drop a step whose body raised: its times are not those of a step."""
         self._sources.module_names.leave_step()
+        self._sampling.interrupted()
         if self._journal.current is step and step.body_end is None:
             self._journal.current, self._journal.failed = None, step
             self._journal.num_outside.update(call.op for call in step.calls)
@@ -177,6 +211,7 @@ class OpenSteps:
     def forget(self, step: RecordedStep) -> None:
         """Drop what was no step; the next one may have its number."""
         self._sources.module_names.leave_step()
+        self._sampling.interrupted()
         if self._journal.current is step and step.body_end is None:
             self._journal.current = None
             self._journal.num_outside.update(call.op for call in step.calls)
@@ -192,6 +227,7 @@ class OpenSteps:
             elif step.window_end is None:
                 step.window_end = self._mark_for(step, clock)
                 step.use_at_end = self._sources.thread_use.read()
+            self._sampling.interrupted()
             journal.current = None
             journal.closed.append(step)
 
@@ -211,3 +247,8 @@ class OpenSteps:
         split(self._journal, place, following)
         self._note_order(following)
         self.closed(previous)
+
+
+def _is_timed_by_events(step: RecordedStep) -> bool:
+    """True where the step's ends are marked on its stream; the host times a step that is not recorded."""
+    return step.left_out is None and not step.by_kernels

@@ -40,6 +40,7 @@ from aorta.record.journal import Journal
 from aorta.record.open_steps import OpenSteps
 from aorta.record.output import Output
 from aorta.record.run_folder import claim_folder, ending_of
+from aorta.record.sampling import Sampling, Store, state_path
 from aorta.record.settings import RecorderSettings, is_int, value_text
 from aorta.record.sources import Sources
 from aorta.records.files import stacks_name
@@ -59,7 +60,8 @@ class Recorder:
         self.journal = Journal()
         """What was noted, for a watchdog that reads which collectives were seen and which steps are open."""
         self._sources = Sources(self.journal, settings)
-        self.steps = OpenSteps(self.journal, settings, self._sources)
+        self._sampling = Sampling(settings.limit)
+        self.steps = OpenSteps(self.journal, self._sampling, self._sources)
         """The steps that are open, for the handles of steps."""
         self.steps.open_clock = self._open_clock
         self._output: Output | None = None
@@ -184,6 +186,7 @@ class Recorder:
         if step is not None and step.body_end is None:
             raise InstrumentError("recorder.pause inside recorder.step")
         self.steps.gap = "the recorder was paused"
+        self._sampling.interrupted()
         self._sources.uninstall()
         self.journal.finish_current()
 
@@ -214,6 +217,7 @@ class Recorder:
         output = self._output = Output(self.output_dir, claim, self.rank, self.world_size)
         output.callbacks = self._callbacks
         output.calibration = self._calibration
+        self._sampling.open(self.rank, self.world_size, self._common_store, state_path(self.output_dir))
         self.steps.began = output.standing.begin
         self.steps.closed = lambda step: output.keep(step, len(self.journal.closed))
         for warning in environment_warnings():
@@ -299,6 +303,7 @@ class Recorder:
         if step is not None and step.body_end is None:
             self.journal.current = None  # the script left in the middle of it
         self.pause()
+        self._sampling.close()
         self.journal.close()
         output.finish(timeout_s)
         self._sources.kernels.close()
@@ -307,6 +312,7 @@ class Recorder:
         if self._run is not None:
             self._run.finished_unix_ns = time.time_ns()
             self._run.coverage = self._coverage(output)
+            self._run.overhead = self._sampling.record()
             if self.rank == 0:
                 finish_run(self.output_dir, self._run, ending)
             output.write_run(self._run)
@@ -314,6 +320,14 @@ class Recorder:
         self._output = None
         self._sources.thread_use.close()
         self.companions.closed(self._cause)
+
+    def _common_store(self) -> Store | None:
+        """Return the job's store once there is a process group."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return None
+        from torch._C._distributed_c10d import PrefixStore
+
+        return PrefixStore(self.store_prefix, dist.distributed_c10d._get_default_store())
 
     def _open_clock(self) -> MarkClock:
         """Find the device and begin to write. At the first step: by then the script has chosen the device."""

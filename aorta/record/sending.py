@@ -427,6 +427,8 @@ class UnwrittenSteps:
         self._offset += len(data)
 
     def _raw(self, step: RecordedStep) -> RawStep | None:
+        if step.left_out is not None:
+            return host_only(step, KILLED)
         if self._settings.on_device:
             return host_only(step, KILLED_BEFORE_READ) if step.by_kernels else None
         if step.calls and not all(call.end or call.reason for call in step.calls):

@@ -8,9 +8,10 @@ import msgspec
 import torch
 
 from aorta.device.backend import accelerator
-from aorta.errors import InstrumentError
+from aorta.errors import ConfigError, InstrumentError
 from aorta.record.collective_source import Collectives
 from aorta.record.kernel_source import Kernels
+from aorta.records.overhead import overhead_limit
 from aorta.steps.calibration import Calibration
 
 Placement = Literal["native", "dedicated"]
@@ -22,7 +23,7 @@ class RecorderSettings:
 
     placement: Placement = "native"
     detail_every: int = 1
-    timed_every: int = 1
+    overhead: float | str | None = "1%"
     telemetry_interval_s: float = 1.0
     rocm_metrics: bool = False
     config: dict[str, Any] | None = None
@@ -40,9 +41,12 @@ class RecorderSettings:
     def __post_init__(self) -> None:
         if self.placement not in ("native", "dedicated"):
             raise InstrumentError(f"placement must be 'native' or 'dedicated', got {self.placement!r}")
-        for name, period in (("detail_every", self.detail_every), ("timed_every", self.timed_every)):
-            if type(period) is not int or period < 1:
-                raise InstrumentError(f"{name} must be an integer at least 1, got {period!r}")
+        if type(self.detail_every) is not int or self.detail_every < 1:
+            raise InstrumentError(f"detail_every must be an integer at least 1, got {self.detail_every!r}")
+        try:
+            overhead_limit(self.overhead)
+        except ConfigError as error:
+            raise InstrumentError(str(error)) from None
         interval_s = self.telemetry_interval_s
         if not isinstance(interval_s, int | float) or not 0 < interval_s < math.inf:
             raise InstrumentError(f"telemetry_interval_s must be a number above 0, got {interval_s!r}")
@@ -54,6 +58,14 @@ class RecorderSettings:
                 f"max_mb must be a number above 0, or None for no limit, got {value_text(self.max_mb)}"
             )
         _ = self.torch_device  # raises now rather than at the first step
+
+    @property
+    def limit(self) -> float | None:
+        """The share of the step time that recording may cost; None: every step is recorded.
+
+        Dedicated placement moves collectives, so a step that is not recorded would be another program's.
+        """
+        return None if self.placement == "dedicated" else overhead_limit(self.overhead)
 
     @property
     def max_bytes(self) -> int | None:

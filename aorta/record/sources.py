@@ -37,8 +37,8 @@ class Sources:
         self._journal = journal
         self._settings = settings
         self.accelerator: Backend = accelerator()
-        self.kernels = KernelSource(settings.kernels, settings.timed_every)
-        self.collectives = CollectiveSource(settings.collectives, settings.timed_every)
+        self.kernels = KernelSource(settings.kernels)
+        self.collectives = CollectiveSource(settings.collectives)
         self.captures = CaptureWatch()
         self.captures.listener = self.collectives.capturing
         self.host_watch = HostWatch(journal)
@@ -49,6 +49,8 @@ class Sources:
         self.device: torch.device | None = None
         """The device that is recorded; None on a CPU, and before the first step."""
         self.is_on = False
+        self.looks = False
+        """True while collectives and waits are seen: in steps that are recorded."""
         self._interception: Interception | None = None
         self._observers: dict[str, Observer] = {}
         self._wrap: Callable[[Observer], Observer] | None = None
@@ -66,35 +68,61 @@ class Sources:
         if Interception._installed is not None:
             raise InstrumentError("this process is instrumented by another recorder: close it first")
         self.is_on = True
-        self.counts.begin()
         if not self._observers:
             self._make_observers()
         if dist.is_available():
             self._interception = Interception(self._observers)
             self._interception.install()
-        if self._stream_patch is not None:
-            self._stream_patch.install()
         self.captures.install()
-        self.host_watch.install(waits_for_device=self.accelerator.is_available())
-        self.module_names.install()
+        self.host_watch.install()
+        self._look()
         self.stacks.start()
         self.kernels.wake()
         self.collectives.wake()
 
     def uninstall(self) -> None:
-        if self.is_on:
-            self.counts.end()
+        if self.looks:
+            self._look_away()
         self.is_on = False
         self.kernels.pause()
         self.collectives.sleep()
         if self._interception is not None:
             self._interception.uninstall()
             self._interception = None
-        if self._stream_patch is not None:
-            self._stream_patch.uninstall()
         self.captures.uninstall()
         self.stacks.stop()
         self.host_watch.uninstall()
+
+    def look(self) -> None:
+        """See collectives and waits again, in a step that is recorded."""
+        if self._interception is not None:
+            self._interception.wake()
+        self._look()
+
+    def look_away(self) -> bool:
+        """Take off, between two steps, whatever runs in the threads that launch. False: not possible now."""
+        if self._interception is not None:
+            if self._interception.is_entered:
+                return False
+            self._interception.rest()
+        self._look_away()
+        return True
+
+    def _look(self) -> None:
+        self.looks = True
+        self.counts.begin()
+        if self._stream_patch is not None:
+            self._stream_patch.install()
+        if self.accelerator.is_available():
+            self.host_watch.watch_waits()
+        self.module_names.install()
+
+    def _look_away(self) -> None:
+        self.looks = False
+        self.counts.end()
+        if self._stream_patch is not None:
+            self._stream_patch.uninstall()
+        self.host_watch.leave_waits()
         self.module_names.uninstall()
 
     def _make_observers(self) -> None:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 RUN_FILES = (
     "run.json", "rank_*_metrics.jsonl", "rank_*_columns.bin", "rank_*_state.jsonl", "rank_*_kernels.json",
     "rank_*_sites.json", "rank_*_stacks.jsonl", "rank_*_memory.json", "rank_*_order.arrow",
-    "rank_*_dropped.json", ".rank_*_unwritten", ".rank_*_calls", ".rank_*_counts", "torch_profiler",
-    "tensorboard", "hang",
+    "rank_*_dropped.json", ".rank_*_unwritten", ".rank_*_calls", ".rank_*_counts", ".overhead",
+    "torch_profiler", "tensorboard", "hang",
 )  # fmt: skip
 """Patterns of everything that a run leaves in its folder."""
 STEPS_FILES, STATE_FILES, COLUMNS_FILES = "rank_*_metrics.jsonl", "rank_*_state.jsonl", "rank_*_columns.bin"
@@ -71,6 +71,11 @@ def call_counts_name(rank: int) -> str:
 def unwritten_name(rank: int) -> str:
     """The file of a rank's steps that are timed and not written as records yet."""
     return f".rank_{rank}_unwritten"
+
+
+def overhead_name() -> str:
+    """The file of what recording was measured to cost, with which a restart goes on."""
+    return ".overhead"
 
 
 class FilesBeside(NamedTuple):

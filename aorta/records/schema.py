@@ -396,10 +396,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rollbacks: int = 0
     """How often this attempt had gone back to an earlier global step."""
     is_recorded: bool = msgspec.field(name="recorded", default=True)
-    """False: a step that the overhead left out. It has its times by the host's clock and what the program
-    logged; the rest was not measured."""
+    """False: a step that the overhead left out. It has its times by the host's clock, its host spans and what
+    the program logged; the rest was not measured, and num_collectives is 0."""
     instrument_ms: float | None = None
-    """Time that aorta itself took in the thread that trains, within the window. None: not measured."""
+    """CPU time of aorta's own code at the step's ends, in the thread that trains. None: not measured."""
     position: int | None = None
     """Optimizer steps that the training had done before this one, over all restarts. None: not known."""
     position_by: PositionSource | None = None
@@ -488,7 +488,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverheadRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What aorta cost a run, as shares of its step time."""
+    """What aorta cost a run, by rank 0. Shares are of the time that the steps would have taken without it."""
 
     limit: float | None
     """The overhead that was asked for; None: every step was recorded, whatever it cost."""
@@ -496,12 +496,20 @@ class OverheadRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Measured: the mean over all steps. None where too few steps were left out to tell."""
     interval: tuple[float, float] | None
     """95 % interval of cost."""
+    later_cost: float | None = None
+    """The same without the first num_first steps. The limit is for these."""
+    later_interval: tuple[float, float] | None = None
+    step_ms: float | None = None
+    """How much longer a recorded step takes than one that is not."""
+    step_interval_ms: tuple[float, float] | None = None
     always_on: float | None
-    """Upper bound of what unrecorded steps cost."""
+    """Share of an unrecorded step in which aorta's own code ran at its ends. Not in cost."""
     every: float | None
     """Steps per recorded step, the mean after the first ones."""
     num_steps: int
     num_recorded: int
+    num_first: int = 0
+    """Steps at the start that are recorded whatever they cost."""
 
 
 class RunRecord(msgspec.Struct, kw_only=True):

@@ -35,6 +35,7 @@ from aorta.steps.record import (
     NO_OVERLAP,
     collective_record,
     host_spans,
+    left_out_record,
     scalar_reasons,
     step_record,
 )
@@ -138,6 +139,8 @@ class EventSteps:
 
         exact_ns: start and end of every call by the device's timer, where the collective library has them.
         """
+        if step.left_out is not None:
+            return left_out_record(step, self._settings, "host" if self._clock is None else "events")
         if self._run.first_start_ns is None:
             self._run.first_start_ns = step.start_ns
         self._run.start_run_ms += step.gap_ms

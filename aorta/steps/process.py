@@ -30,6 +30,8 @@ from aorta.steps.collective_steps import CollectiveSteps
 from aorta.steps.event_steps import EventSteps
 from aorta.steps.kernel_steps import KernelSteps, without_kernels
 from aorta.steps.raw import CollectiveChunk, Frame, KernelChunk, RawStep, ResolverSettings
+from aorta.steps.record import left_out_record
+from aorta.timeline.types import Source
 
 MOST_WAITING = 2048
 """Steps that may wait for kernel records; beyond that the oldest is written without them."""
@@ -185,6 +187,9 @@ class StepQueue:
 
     def __init__(self, settings: ResolverSettings, kernel_names: Sequence[str] = ()) -> None:
         """kernel_names: names that lines of earlier attempts refer to."""
+        self._settings = settings
+        self._source: Source = "events" if settings.on_device else "host"
+        """Of the step that was recorded last."""
         self._by_events = EventSteps(settings)
         self._by_kernels = KernelSteps(settings, kernel_names)
         self._library = CollectiveSteps()
@@ -236,7 +241,10 @@ class StepQueue:
 
     def _resolve_first(self) -> tuple[StepRecord, bool]:
         step, reply = self._waiting.popleft()
+        if step.left_out is not None:
+            return left_out_record(step, self._settings, self._source), reply
         events = self._library.of_step(step)
+        self._source = "events" if step.kernel_marks is None else "kernels"
         if step.kernel_marks is not None:
             record = self._by_kernels.resolve(step)
         else:
@@ -247,6 +255,8 @@ class StepQueue:
 
     def _is_complete(self, step: RawStep) -> bool:
         """Return True when everything recorded beside the step has come."""
+        if step.left_out is not None:
+            return True
         if not self._library.is_complete(step):
             return False
         if step.kernel_marks is None:
@@ -339,6 +349,10 @@ def _records(
         if attempt is not None and (settings.run_id, settings.attempt) != attempt:
             return
         if last is None or (packed_step.step.rollbacks, packed_step.step.global_step) > last:
+            if packed_step.step.left_out is not None:
+                # On a device only steps beside kernel records are kept.
+                yield left_out_record(packed_step.step, settings, "kernels" if settings.on_device else "host")
+                continue
             if packed_step.step.kernels_lost is not None:
                 yield without_kernels(packed_step.step, settings, packed_step.step.kernels_lost)
                 continue

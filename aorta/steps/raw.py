@@ -114,6 +114,10 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     host_notes: list[RawHostNote] = []
     host_use: tuple[float, float | None] | None = None
     """CPU and ready ms of the step's thread in the window."""
+    own_ms: float | None = None
+    """Time that the recorder's own code took at the step's ends."""
+    left_out: str | None = None
+    """Why the step is not recorded: it has the host's times alone. None: it is recorded."""
     num_calls: int | None = None
     """Number of collectives where `calls` does not hold them; None: it does."""
 

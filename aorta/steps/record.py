@@ -19,6 +19,7 @@ from aorta.records.schema import (
 )
 from aorta.steps.raw import RawCall, RawGroup, RawStep, ResolverSettings
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
+from aorta.timeline.types import Source
 
 LOGGED_FIELDS = ("loss", "lr", "grad_norm")
 """Logged values that have a field of their own in a record; all others go into `scalars`."""
@@ -53,6 +54,7 @@ def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> S
         scalars=other_scalars(step),
         tokens=step.tokens,
         host_ms=step.host_ms,
+        instrument_ms=None if step.own_ms is None else round(step.own_ms, 4),
         num_collectives=len(step.calls) if step.num_calls is None else step.num_calls,
         modules=step.modules,
         host_use=host_use(step),
@@ -64,6 +66,33 @@ def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> S
         rollbacks=step.rollbacks,
         gap=step.gap,
         **measured,
+    )
+
+
+def left_out_record(step: RawStep, settings: ResolverSettings, source: Source) -> StepRecord:
+    """The record of a step that is not recorded: its times by the host's clock, and what the program logged.
+
+    source: of the recorded steps beside it.
+    """
+    assert step.left_out is not None
+    not_measured = scalar_reasons(step)
+    for name in ("overlap", "streams", "collectives", "num_collectives", "active_segments"):
+        not_measured[name] = step.left_out
+    return step_record(
+        step,
+        settings,
+        source=source,
+        is_recorded=False,
+        start_unix_ns=step.start_ns + settings.unix_minus_monotonic_ns,
+        clock_error_us=None if settings.on_device else 1.0,
+        step_ms=(step.window_end_ns - step.start_ns) / 1e6,
+        between_steps_ms=(step.window_end_ns - step.body_end_ns) / 1e6,
+        streams={},
+        overlap=NO_OVERLAP,
+        active_segments=None,
+        collectives=None,
+        host_spans=host_spans(step, lambda ns: (ns - step.start_ns) / 1e6),
+        not_measured=not_measured,
     )
 
 

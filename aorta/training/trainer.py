@@ -224,7 +224,7 @@ class TrainingRun:
             placement=recording.placement,
             device=self.device,
             detail_every=recording.detail_every,
-            timed_every=recording.timed_every,
+            overhead=recording.overhead,
             max_mb=recording.max_mb,
             telemetry_interval_s=recording.telemetry_interval_s,
             kernels="off" if recording.source == "events" else recording.kernels,

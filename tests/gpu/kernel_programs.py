@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 import aorta
 from aorta.device import kernel_records
 from aorta.records.reader import read_run, read_steps
+from tests.record.sampled import record_every
 
 CUDA = [ProfilerActivity.CUDA]
 
@@ -21,14 +22,16 @@ CUDA = [ProfilerActivity.CUDA]
 class Program:
     """Twelve equal steps of ten matrix products, with hooks around them."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, every: int = 1, **options: Any) -> None:
+        self.every = every
         self.folder = Path(tempfile.mkdtemp())
         self.options = options
         self.matrix = torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16)
         self.num_kernels: list[int] = []
 
     def run(self, before: Callable[[int], None] = lambda step: None, num_steps: int = 12) -> dict[str, Any]:
-        with aorta.instrument(self.folder, **self.options) as recorder:
+        recorder = aorta.instrument(self.folder, **self.options)
+        with record_every(recorder, self.every) if self.every > 1 else recorder:
             for step in range(num_steps):
                 before(step)
                 with recorder.step():
@@ -48,7 +51,7 @@ def plain() -> dict[str, Any]:
 
 
 def sampled() -> dict[str, Any]:
-    return Program(kernels="on", timed_every=4).run()
+    return Program(every=4, kernels="on").run()
 
 
 def events() -> dict[str, Any]:

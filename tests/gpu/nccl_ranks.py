@@ -22,6 +22,7 @@ from aorta.calibration.kernel_lines import match_kernels
 from aorta.record.interception.stalls import ASK_EVERY
 from aorta.records.schema import StepRecord
 from aorta.traces.kineto import read_kineto
+from tests.record.sampled import record_every
 
 
 def enter(
@@ -418,14 +419,14 @@ def the_device_is_never_set(placement: Any) -> tuple[float, int, list[str | None
     return float(x[0]), current, reasons, all(record.overlap.compute_ms is None for record in records)
 
 
-def every_third_step_is_timed(placement: Any) -> list[tuple[int, int, bool, bool, int]]:
+def every_third_step_is_recorded(placement: Any) -> list[tuple[int, int, bool, bool, int]]:
     """Of each step: collectives, of these timed, whether overlap is known, or a reason is, waits seen."""
     records: list[StepRecord] = []
     num_marks = []
     x = ones()
     with (
         tempfile.TemporaryDirectory() as folder,
-        aorta.instrument(folder, placement=placement, timed_every=3, kernels="off") as recorder,
+        record_every(aorta.instrument(folder, placement=placement, kernels="off"), 3) as recorder,
     ):
         recorder.on_record(records.append)
         pending = None

@@ -91,8 +91,8 @@ def test_a_wait_is_as_long_as_what_it_waits_for_and_nothing_where_that_has_passe
 
 @placements
 def test_one_step_in_three_is_timed_and_the_others_say_so(placement):
-    for steps in on_two_gpus(nccl_ranks.every_third_step_is_timed, placement):
-        timed, left_out = (2, 2, True, False), (2, 0, False, True, 0)
+    for steps in on_two_gpus(nccl_ranks.every_third_step_is_recorded, placement):
+        timed, left_out = (2, 2, True, False), (0, 0, False, True, 0)
         assert [step[:4] for step in steps[::3]] == [timed] * 3
         assert [steps[i] for i in (1, 2, 4, 5)] == [left_out] * 4
 

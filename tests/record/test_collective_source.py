@@ -41,15 +41,15 @@ def events(monkeypatch):
     return made
 
 
-def test_steps_that_are_timed_are_recorded_and_no_others(events):
-    source = CollectiveSource("plugin", timed_every=3)
-    on = [(source.begin_step(number), events.is_on) for number in range(5)]
+def test_events_of_recorded_steps_are_kept_and_no_others(events):
+    source = CollectiveSource("plugin")
+    on = [(source.begin_step(number % 3 == 0), events.is_on) for number in range(5)]
     assert on == [(True, True), (False, False), (False, False), (True, True), (False, False)]
 
 
 def test_nothing_is_recorded_while_a_graph_is_captured_or_the_recorder_rests(events):
-    source = CollectiveSource("plugin", timed_every=1)
-    source.begin_step(0)
+    source = CollectiveSource("plugin")
+    source.begin_step()
     states = [events.is_on]
     for num_open in (1, 2, 1, 0):
         source.capturing(num_open)
@@ -57,14 +57,14 @@ def test_nothing_is_recorded_while_a_graph_is_captured_or_the_recorder_rests(eve
     assert states == [True, False, False, False, True]
     source.sleep()
     assert not events.is_on
-    assert not source.begin_step(1)
+    assert not source.begin_step()
     source.wake()
-    assert source.begin_step(2)
+    assert source.begin_step()
     assert events.is_on
 
 
 def test_a_poll_takes_everything_and_names_once(events):
-    source = CollectiveSource("plugin", timed_every=1)
+    source = CollectiveSource("plugin")
     first, second = source.poll(), source.poll(closing=True)
     assert (first.events, first.names, first.complete_ns) == (b"onetwo", [""], 77)
     assert (second.events, second.names) == (b"", [])
@@ -76,8 +76,8 @@ def test_without_the_plugin_there_is_a_reason_and_nothing_else(monkeypatch):
         raise LibraryEventsUnavailable("NCCL_PROFILER_PLUGIN names another profiler, /opt/inspector.so")
 
     monkeypatch.setattr(collective_source, "open_events", refuse)
-    source = CollectiveSource("plugin", timed_every=1)
-    assert not source.begin_step(0)
+    source = CollectiveSource("plugin")
+    assert not source.begin_step()
     assert source.poll() is None
     assert source.described(had_communicators=True) == {
         "reason": "NCCL_PROFILER_PLUGIN names another profiler, /opt/inspector.so"
@@ -85,7 +85,7 @@ def test_without_the_plugin_there_is_a_reason_and_nothing_else(monkeypatch):
 
 
 def test_a_library_that_has_not_loaded_it_is_told_from_one_that_was_not_used(events):
-    source = CollectiveSource("plugin", timed_every=1)
+    source = CollectiveSource("plugin")
     assert source.described(True)["times"] == "device"
     events.version = 0
     assert source.described(True) == {"reason": NOT_LOADED}
@@ -93,7 +93,7 @@ def test_a_library_that_has_not_loaded_it_is_told_from_one_that_was_not_used(eve
 
 
 def test_it_is_off_unless_asked_for(tmp_path):
-    assert CollectiveSource("calls", timed_every=1).described(True) == {"reason": NOT_ASKED_FOR}
+    assert CollectiveSource("calls").described(True) == {"reason": NOT_ASKED_FOR}
     with pytest.raises(InstrumentError, match="collectives must be 'calls' or 'plugin'"):
         aorta.instrument(tmp_path, collectives="nccl")
 

@@ -27,7 +27,7 @@ def journal():
     journal = Journal()
     journal.current = RecordedStep(0, 0, 0, None)
     watch = HostWatch(journal)
-    watch.install(waits_for_device=False)
+    watch.install()
     yield journal
     watch.uninstall()
 
@@ -81,7 +81,8 @@ def test_an_error_passes_and_what_was_replaced_is_put_back():
     journal = Journal()
     journal.current = RecordedStep(0, 0, 0, None)
     watch = HostWatch(journal)
-    watch.install(waits_for_device=True)
+    watch.install()
+    watch.watch_waits()
     with pytest.raises(RuntimeError):
         torch.ones(1).sum().backward()
     assert torch.ones(1).item() == 1.0

@@ -61,7 +61,7 @@ def library():
 @pytest.fixture
 def source(library, monkeypatch):
     monkeypatch.setattr(KernelRecords, "synchronize", lambda self: None)
-    source = KernelSource("auto", 1)
+    source = KernelSource("auto")
     source._records = KernelRecords(library, torch.device("cpu"))
     source._records.start()
     yield source

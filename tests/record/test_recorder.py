@@ -244,7 +244,7 @@ def test_a_line_tells_what_the_thread_had_of_the_cores(tmp_path):
         cpu_ms, ready_ms = line["host_use"]
         assert 5.0 <= cpu_ms < line["step_ms"] - 15.0
         assert ready_ms is None or ready_ms >= 0.0
-    assert last["host_use"] is None  # its window ends where nobody reads
+    assert "host_use" not in last  # its window ends where nobody reads
 
 
 def test_what_a_token_costs_is_in_run_json_and_makes_a_rate_of_the_report(tmp_path):
@@ -416,7 +416,8 @@ def test_a_second_run_moves_the_first_aside(tmp_path):
         with aorta.instrument(tmp_path) as recorder, recorder.step():
             pass
     (aside,) = tmp_path.glob("previous-*")
-    assert {path.name for path in aside.iterdir()} == {
+    # A run as short as this may end before the first stack is sampled.
+    assert {path.name for path in aside.iterdir()} - {"rank_0_stacks.jsonl"} == {
         "run.json",
         "rank_0_metrics.jsonl",
         "rank_0_state.jsonl",
@@ -484,8 +485,8 @@ def test_tokens_are_a_number_that_the_host_knows(tmp_path, tokens):
     [
         (lambda folder: aorta.instrument(folder, placement="sideways"), "placement must be"),
         (lambda folder: aorta.instrument(folder, detail_every=0), "detail_every must be"),
-        (lambda folder: aorta.instrument(folder, timed_every=0), "timed_every must be"),
-        (lambda folder: aorta.instrument(folder, timed_every=1.5), "timed_every must be an integer"),
+        (lambda folder: aorta.instrument(folder, overhead=0), "overhead must be"),
+        (lambda folder: aorta.instrument(folder, overhead="1 percent"), "overhead must be"),
         (lambda folder: aorta.instrument(folder, detail_every="2"), "detail_every must be an integer"),
         (lambda folder: aorta.instrument(folder, telemetry_interval_s=0), "telemetry_interval_s must be"),
         (lambda folder: aorta.instrument(folder, device="foo"), "device must be one of torch's"),

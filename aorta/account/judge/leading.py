@@ -250,7 +250,7 @@ def partly_timed(dataset: Dataset) -> str:
     if is_timed.all() or not is_timed.any():
         return ""
     text = (
-        f"only {is_timed.sum()} of {len(is_timed)} judged steps were timed (recording.timed_every):"
+        f"only {is_timed.sum()} of {len(is_timed)} judged steps were recorded (--overhead):"
         " compute, communication and all numbers derived from them come from these steps"
     )
     step_ms = np.concatenate([np.median(judged.values("step_ms"), axis=0) for judged in dataset.runs])

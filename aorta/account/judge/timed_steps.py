@@ -20,7 +20,7 @@ RAW_BOUNDS_OF_HOST_BOUND = (
 
 def timed_steps(judged: JudgedRun) -> NDArray[np.bool_]:
     """[judged step]: some rank has raw numbers of compute or communication. Where times are taken in one
-    step of many (recording.timed_every), the other steps have no such numbers, raw or calibrated."""
+    step of many (--overhead), the other steps have no such numbers, raw or calibrated."""
     return judged.once("timed_steps", lambda: _timed_steps(judged))
 
 

@@ -11,6 +11,7 @@ holds it.
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ _unbox: Callable[[Any], Any] = ProcessGroup.unbox
 _BACKENDS = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
 """Keys that the dispatcher chooses from once BackendSelect has had its turn."""
 _Kernel = Callable[..., Any]
+inside_operators: set[int] = set()
+"""Threads that are inside one of the kernels now."""
 
 
 def kernels(observers: dict[str, Observer]) -> dict[str, _Kernel]:
@@ -59,7 +62,11 @@ def _by_device(name: str, kernel_of_key: dict[str, _Kernel]) -> _Kernel:
         raw = keys.raw_repr()
         if raw not in kernel_of_keyset:
             kernel_of_keyset[raw] = chosen(keys)
-        return kernel_of_keyset[raw](*args)
+        inside_operators.add(get_ident())
+        try:
+            return kernel_of_keyset[raw](*args)
+        finally:
+            inside_operators.discard(get_ident())
 
     return kernel
 

@@ -7,15 +7,16 @@ observer through a replaced operator (operators.py), or on a shorter way (method
 import logging
 import warnings
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
-from aorta.record.calls import Observer
+from aorta.record.calls import Group, Observer
 from aorta.record.interception.method_calls import MethodCalls
-from aorta.record.interception.operators import kernels
+from aorta.record.interception.operators import inside_operators, kernels
 from aorta.record.interception.replaced import ReplacedMethods, uncompiled
 from aorta.record.interception.works import FutureMethods
 from aorta.record.journal import Journal
@@ -38,6 +39,7 @@ class Interception:
     def __init__(self, observers: dict[str, Observer]) -> None:
         """observers: by dispatch key, one of the CPU and perhaps one of an accelerator."""
         self._observers = observers
+        self._kernels = {name: uncompiled(kernel) for name, kernel in kernels(observers).items()}
         self._libraries: list[torch.library.Library] = []
         self._coalescing = ReplacedMethods(ProcessGroup)
         self.method_calls = MethodCalls(observers)
@@ -45,7 +47,7 @@ class Interception:
 
     def install(self) -> None:
         assert Interception._installed is None
-        if hasattr(ProcessGroup, "register_pre_hook"):
+        if not Interception._was_installed and hasattr(ProcessGroup, "register_pre_hook"):
             logger.info("hooks registered on process groups do not fire while aorta records")
         Interception._installed = self
         library = torch.library.Library("c10d", "IMPL")
@@ -63,6 +65,21 @@ class Interception:
         self.method_calls.install()
         self._futures.install()
 
+    def rest(self) -> None:
+        """Take everything off for steps that are not recorded; no other recorder may be put on meanwhile."""
+        self.uninstall()
+        Interception._installed = self
+
+    def wake(self) -> None:
+        """Put everything back on after `rest`."""
+        Interception._installed = None
+        self.install()
+
+    @property
+    def is_entered(self) -> bool:
+        """True while another thread is inside a replaced operator, which must not be taken away from it."""
+        return bool(inside_operators - {get_ident()})
+
     def uninstall(self) -> None:
         self._futures.uninstall()
         self.method_calls.uninstall()
@@ -73,8 +90,8 @@ class Interception:
         Interception._installed = None
 
     def _register_kernels(self, library: torch.library.Library) -> None:
-        for name, kernel in kernels(self._observers).items():
-            library.impl(name, uncompiled(kernel), "BackendSelect", with_keyset=True, allow_override=True)
+        for name, kernel in self._kernels.items():
+            library.impl(name, kernel, "BackendSelect", with_keyset=True, allow_override=True)
 
     def _bracket_coalescing(self) -> None:
         """See the start and the end of coalesced groups, which are methods and no operators."""
@@ -110,18 +127,43 @@ class BackendCounts:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        self._left_at: dict[str, int] = {}
+        """The backend's count when the instrument was taken off, by the group's name."""
         self._began: dict[str, tuple[int, int]] = {}
         """The backend's count and ours when the instrument was put on, by the group's name."""
         self._grown: dict[str, tuple[int, int]] = {}
         """Growth of the two counts in the earlier times in which the instrument was on."""
 
     def begin(self) -> None:
-        """Note the counts: the instrument is put on."""
+        """Note the counts: the instrument is put on. What was issued meanwhile has numbers, too."""
+        for group, num_unseen in self._unseen():
+            group.next_seq += num_unseen
+        self._left_at = {}
         self._began = self._read()
+
+    def unseen(self) -> dict[str, int]:
+        """Return how many collectives were issued by group's key since the instrument was taken off.
+
+        0 where it is on. May be asked on any thread; the backends count in C++.
+        """
+        return {group.key: num_unseen for group, num_unseen in self._unseen()}
+
+    def _unseen(self) -> list[tuple[Group, int]]:
+        if not self._left_at:
+            return []
+        by_key = {group.key: group for group in self._journal.groups()}
+        found = []
+        for group in list(dist.distributed_c10d._world.pg_map):
+            noted, left_at = by_key.get(group.group_name), self._left_at.get(group.group_name)
+            if noted is not None and left_at is not None:
+                found.append((noted, max(0, (_sequence_number(group) or 0) - left_at)))
+        return found
 
     def end(self) -> None:
         """Add up the growth of the counts: the instrument is taken off."""
+        self._left_at = {}
         for name, (backend, num_seen) in self._read().items():
+            self._left_at[name] = backend + self._num_internal(name)
             first_backend, first_seen = self._began.get(name, (0, 0))
             grown_backend, grown_seen = self._grown.get(name, (0, 0))
             self._grown[name] = (
@@ -137,6 +179,9 @@ class BackendCounts:
             for name, (backend, num_seen) in self._grown.items()
             if backend or num_seen
         }
+
+    def _num_internal(self, key: str) -> int:
+        return sum(group.num_internal for group in self._journal.groups() if group.key == key)
 
     def _read(self) -> dict[str, tuple[int, int]]:
         if not (dist.is_available() and dist.is_initialized()):

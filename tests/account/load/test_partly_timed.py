@@ -1,4 +1,4 @@
-"""A run in which times were taken in one step of four (recording.timed_every)."""
+"""A run in which times were taken in one step of four (--overhead)."""
 
 import msgspec
 import numpy as np
@@ -35,7 +35,7 @@ def alone(folder):
 def test_the_table_says_once_how_many_steps_its_overlap_is_of(tmp_path):
     timed = dataset("a", [judge(load_run(sparse_run(tmp_path), "a"), num_warmup=0)])
     text = dataset_table(timed)
-    assert "only 8 of 32 judged steps were timed (recording.timed_every): compute, comm" in text
+    assert "only 8 of 32 judged steps were recorded (--overhead): compute, comm" in text
     assert text.count("8 of") == 1
     assert timed.statistics["step_ms"].median == 10.0  # of all 32
     assert timed.statistics["comm_ms"].median == 4.5
@@ -75,7 +75,7 @@ def test_collectives_are_counted_where_they_were_not_timed(tmp_path):
 def test_the_median_of_timed_steps_stands_beside_that_of_the_others(tmp_path):
     """Timing costs: a share of the step is told by steps that may take longer than most."""
     assert remarks(alone(sparse_run(tmp_path, untimed_ms=8.0))) == [
-        "only 8 of 32 judged steps were timed (recording.timed_every): compute, communication and all numbers"
+        "only 8 of 32 judged steps were recorded (--overhead): compute, communication and all numbers"
         " derived from them come from these steps; their median step takes 10.0 ms, the others' 8.00 ms"
     ]
 

@@ -67,7 +67,7 @@ def graph_text(dataset: Dataset) -> str:
     return (
         f"CUDA graphs: {nodes.median:,.0f} kernels and copies of a step are nodes of graphs, whose records"
         f" take up to {GRAPH_NODE_US} us of the device each"
-        f" ({quantity(cost_ms, 'ms')} a step at most{of_step}); timed_every=N records one step in N"
+        f" ({quantity(cost_ms, 'ms')} a step at most{of_step}); --overhead bounds that"
     )
 
 

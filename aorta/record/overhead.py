@@ -1,0 +1,262 @@
+"""Which steps are recorded, so that recording costs no more than was asked for. Plain logic without a clock.
+
+    step  0 ... 23      24 ... 39        then blocks of 8
+          all recorded  none recorded    one block of `every` recorded, on all ranks the same
+
+What recording costs is the difference between a recorded block and the steps on both sides of it, which were
+not recorded. The larger `every` is, the smaller the mean over all steps.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from statistics import fmean, median, variance
+
+import msgspec
+
+from aorta.records.schema import OverheadRecord
+
+NUM_WARM = 8
+"""Steps that compile, allocate and connect: recorded, and not judged."""
+NUM_FIRST = NUM_WARM + 16
+"""Steps at the start that are recorded, whatever that costs, so that a short run has an answer."""
+BLOCK = 8
+"""Steps that are recorded in a row, or are not: what a switch costs is spread over them."""
+NUM_FIRST_LEFT_OUT = 2
+"""Blocks after them that are not: the first cost is the difference."""
+FIRST_EVERY = 64
+"""`every` until the first cost is known."""
+MOST_EVERY = 1024
+LOOKS = 64
+"""Where every block is recorded, one of so many is not: otherwise the cost would not be known any more."""
+LEAST_BESIDE, MOST_BESIDE = 4, 16
+"""Steps beside a recorded block with which it is compared: on each side at most, together at least."""
+SLOW = 2.5
+"""A step of so many usual lengths is slow: the next ones are recorded. In differences it counts as that."""
+MOST_PAIRS = 256
+"""Latest differences from which the cost is known."""
+
+
+def is_recorded(place: int, every: int) -> bool:
+    """True for a step that is recorded. place: its number, counted from the first step of this process.
+
+    every is a power of two. The steps of a larger one are among those of a smaller one, so ranks that learn
+    of a change at different times still have steps in common.
+    """
+    if place < NUM_FIRST:
+        return True
+    block = block_of(place)
+    if block < NUM_FIRST_LEFT_OUT:
+        return False
+    return block % LOOKS != 0 if every == 1 else (block + 1) % every == 0
+
+
+def share_recorded(every: int) -> float:
+    """Share of the steps that are recorded, once the first ones are over."""
+    return 1 - 1 / LOOKS if every == 1 else 1 / every
+
+
+def block_of(place: int) -> int:
+    """Number of the block of a step; negative before the first one."""
+    return (place - NUM_FIRST) // BLOCK
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """What a recorded step takes longer than one that is not, in ms, with its 95 % interval."""
+
+    ms: float
+    low_ms: float
+    high_ms: float
+
+
+class Meter:
+    """Measures what recording costs from the lengths of steps."""
+
+    def __init__(self) -> None:
+        self.num_steps = self.num_recorded = 0
+        self.num_later = self.num_later_recorded = 0
+        """The same without the first NUM_FIRST steps."""
+        self.total_ms = self.later_ms = 0.0
+        self._own_ms = self._plain_ms = 0.0
+        """Time of our own code in steps that are not recorded, and length of these steps."""
+        self._pairs: deque[tuple[float, float]] = deque(maxlen=MOST_PAIRS)
+        """Difference in ms a recorded step, and the square of its own error."""
+        self._before: deque[float] = deque(maxlen=MOST_BESIDE)
+        """Lengths of the steps before the recorded ones."""
+        self._during: list[float] = []
+        """Lengths of the steps of the recorded block, and of those that the switches fall into."""
+        self._num_during = 0
+        """Number of recorded steps among them."""
+        self._after: list[float] = []
+
+    def add(self, step_ms: float, place: int, recorded: bool, switched: bool, own_ms: float = 0.0) -> None:
+        """Take the next step. switched: it is not recorded, and something was put on or taken off in it.
+
+        own_ms: time of our own code at its ends.
+        """
+        self.num_steps += 1
+        self.num_recorded += recorded
+        self.total_ms += step_ms
+        if place >= NUM_FIRST:
+            self.num_later += 1
+            self.num_later_recorded += recorded
+            self.later_ms += step_ms
+        if place < NUM_WARM:
+            return
+        if recorded or (switched and self._during):
+            if self._after:
+                self._conclude()
+            self._during.append(step_ms)
+            self._num_during += recorded
+            # Only what is near the steps beside it can be compared: of a long stretch its two ends.
+            if len(self._during) > MOST_BESIDE * (2 if self._before else 1):
+                del self._during[MOST_BESIDE if self._before else 0]
+                self._num_during -= 1
+        elif switched:  # before a block: the driver's records are on already
+            self._during.append(step_ms)
+        else:
+            self._own_ms += own_ms
+            self._plain_ms += step_ms
+            if self._num_during:
+                self._after.append(step_ms)
+                if len(self._after) >= MOST_BESIDE:
+                    self._conclude()
+            else:
+                self._before.append(step_ms)
+
+    def interrupted(self) -> None:
+        """Forget the block that is measured: something else took its time, a checkpoint say."""
+        self._before.clear()
+        self._during, self._after, self._num_during = [], [], 0
+
+    def _conclude(self) -> None:
+        """Compare the recorded block with the steps on both of its sides."""
+        beside = [*self._before, *self._after]
+        if len(beside) >= LEAST_BESIDE and self._num_during:
+            usual_ms = median(beside)
+            beside = [min(ms, SLOW * usual_ms) for ms in beside]
+            during = [min(ms, SLOW * max(usual_ms, median(self._during))) for ms in self._during]
+            plain_ms = fmean(beside)
+            difference_ms = (sum(during) - len(during) * plain_ms) / self._num_during
+            error_sq = _error_sq(during) + _error_sq(beside)
+            self._pairs.append((difference_ms, error_sq))
+        self._before = deque(self._after, maxlen=MOST_BESIDE)
+        self._during, self._after, self._num_during = [], [], 0
+
+    # -- what it has found ---------------------------------------------------------------------------
+
+    @property
+    def num_pairs(self) -> int:
+        return len(self._pairs)
+
+    @property
+    def plain_ms(self) -> float | None:
+        """Length of the latest steps that were not recorded; None before there are some."""
+        latest = [*self._before, *self._after]
+        return median(latest) if latest else None
+
+    def settle(self) -> None:
+        """Compare what there is so far, as far as it goes."""
+        if self._num_during and len(self._after) + len(self._before) >= LEAST_BESIDE and self._after:
+            self._conclude()
+
+    def cost(self) -> Cost | None:
+        """None before the first difference."""
+        if not self._pairs:
+            return None
+        differences = [difference for difference, _ in self._pairs]
+        n = len(differences)
+        if n < 5:  # too few to know their scatter: their own errors, and generously
+            error, width = math.sqrt(fmean(square for _, square in self._pairs) / n), 2.5
+        else:
+            error, width = math.sqrt(variance(differences) / n), t_95(n - 1)
+        mean = fmean(differences)
+        return Cost(mean, mean - width * error, mean + width * error)
+
+    def always_on(self) -> float | None:
+        """Share of a step that is not recorded in which our own code ran; None before there was one."""
+        return self._own_ms / self._plain_ms if self._plain_ms else None
+
+    def chosen_every(self, limit: float) -> int:
+        """The smallest `every` whose mean cost stays within limit, by the upper end of the cost."""
+        cost, plain_ms = self.cost(), self.plain_ms
+        if cost is None or not plain_ms:
+            return FIRST_EVERY
+        left = max(limit - (self.always_on() or 0.0), limit / 8)
+        every = 1
+        while every < MOST_EVERY and cost.high_ms * share_recorded(every) > left * plain_ms:
+            every *= 2
+        return every
+
+    def has_room(self, limit: float) -> bool:
+        """True where another block may be recorded out of turn within the limit."""
+        cost = self.cost()
+        if cost is None:
+            return False
+        return cost.high_ms * (self.num_later_recorded + BLOCK) <= limit * self.later_ms
+
+    def record(self, limit: float | None) -> OverheadRecord:
+        """Describe all this for run.json."""
+        cost = self.cost()
+        all_of_it, later = (
+            _shares(cost, num_recorded, num_steps, total_ms)
+            for num_recorded, num_steps, total_ms in (
+                (self.num_recorded, self.num_steps, self.total_ms),
+                (self.num_later_recorded, self.num_later, self.later_ms),
+            )
+        )
+        return OverheadRecord(
+            limit=limit,
+            cost=None if all_of_it is None else all_of_it[0],
+            interval=None if all_of_it is None else all_of_it[1:],
+            later_cost=None if later is None else later[0],
+            later_interval=None if later is None else later[1:],
+            step_ms=None if cost is None else cost.ms,
+            step_interval_ms=None if cost is None else (cost.low_ms, cost.high_ms),
+            always_on=self.always_on(),
+            every=self.num_later / self.num_later_recorded if self.num_later_recorded else None,
+            num_steps=self.num_steps,
+            num_recorded=self.num_recorded,
+            num_first=NUM_FIRST,
+        )
+
+    # -- over a restart ------------------------------------------------------------------------------
+
+    def pairs(self) -> list[tuple[float, float]]:
+        return list(self._pairs)
+
+    def continue_with(self, pairs: Sequence[tuple[float, float]]) -> None:
+        """Begin with what an attempt before this one has measured."""
+        self._pairs.extend(pairs)
+
+
+def _shares(
+    cost: Cost | None, num_recorded: int, num_steps: int, total_ms: float
+) -> tuple[float, float, float] | None:
+    """Share of the time that the recorded steps cost, against the same steps unrecorded."""
+    if cost is None or not num_steps:
+        return None
+    plain_ms = total_ms - num_recorded * cost.ms
+    if plain_ms <= 0:
+        return None
+    mean, low, high = (num_recorded * ms / plain_ms for ms in (cost.ms, cost.low_ms, cost.high_ms))
+    return mean, low, high
+
+
+def _error_sq(lengths: Sequence[float]) -> float:
+    """Square of the error of their mean."""
+    return variance(lengths) / len(lengths) if len(lengths) > 1 else 0.0
+
+
+def t_95(freedom: int) -> float:
+    """Student's t of a two-sided 95 % interval, to 0.2 % from 3 degrees of freedom on.
+
+    Source: Abramowitz and Stegun, 26.7.5, for the normal quantile 1.95996.
+    """
+    x = 1.959964
+    terms = (
+        (x**3 + x) / 4,
+        (5 * x**5 + 16 * x**3 + 3 * x) / 96,
+        (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
+    )
+    return x + math.fsum(term / float(freedom) ** (power + 1) for power, term in enumerate(terms))

@@ -1,0 +1,282 @@
+"""Chooses the steps that are recorded, while the program runs: the same on all ranks, within the overhead.
+
+Rank 0 measures and decides (overhead.py), and tells the others through the job's store well before a change;
+nobody waits for anybody. A rank that learns of a change late goes on as before: its recorded steps are among
+those of the others, or the other way round.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from aorta.files import write_whole
+from aorta.record.overhead import BLOCK, FIRST_EVERY, NUM_FIRST, SLOW, Meter, block_of, is_recorded
+from aorta.records.files import overhead_name
+from aorta.records.schema import OverheadRecord
+
+logger = logging.getLogger(__name__)
+
+AHEAD_S = 4.0
+"""How long before a change the others can learn of it."""
+ASK_EVERY_S = 1.0
+"""Interval at which a rank asks for a change that is due."""
+LONGEST_S = 300.0
+"""Longest time between two decisions. The first one is made as soon as there is a cost; each later one after
+twice the time of the one before."""
+NO_STORE_S = 30.0
+"""Time after which a rank without a process group decides for itself."""
+KEY = "overhead/{}"
+
+
+class Store(Protocol):
+    """The part of torch.distributed.Store that is used here."""
+
+    def check(self, keys: list[str], /) -> bool: ...
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A decision: from a block on, one block of `every` is recorded."""
+
+    number: int
+    block: int
+    every: int
+    look_at: int
+    """Block from which on the next decision may be made."""
+
+
+class Sampling:
+    """Says of each step whether it is recorded. With limit None every one is."""
+
+    def __init__(self, limit: float | None, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self.limit = limit
+        self._clock = clock
+        self.meter = Meter()
+        self._rank, self._world_size = 0, 1
+        self._store: Callable[[], Store | None] = lambda: None
+        self._state: Path | None = None
+        self._first: int | None = None
+        """Global step of the first step of this process."""
+        self._plan = Plan(0, 0, FIRST_EVERY, 0)
+        self._next: Plan | None = None
+        self._until = -1
+        """Place up to which steps are recorded out of turn: one before was slow."""
+        self._decide_after_s = AHEAD_S
+        self._decided_ns = 0
+        self._began_ns = 0
+        self._place = -1
+        self._was_recorded = self._was_switched = False
+        self._own_ns = 0
+        self._usual_ms = 0.0
+        self._talk: _Talk | None = None
+
+    def open(self, rank: int, world_size: int, store: Callable[[], Store | None], state: Path | None) -> None:
+        """Begin a run. store: returns the ranks' common store once there is one. state: rank 0's file, by
+        which a restart goes on with what was measured."""
+        self._rank, self._world_size, self._store, self._state = rank, world_size, store, state
+        if state is not None and rank == 0:
+            self.meter.continue_with(_read_state(state))
+
+    # -- steps (on the thread that trains) -------------------------------------------------------------
+
+    def begin(self, global_step: int) -> bool:
+        """Return True where the step that begins is recorded. Also ends the measurement of the one before."""
+        if self._first is None:
+            self._first = global_step
+        place = global_step - self._first
+        now_ns = self._clock()
+        if self.limit is None:
+            self.meter.num_steps += 1
+            self.meter.num_recorded += 1
+            return True
+        if self._began_ns:
+            self._ended(now_ns, follows=place == self._place + 1)
+        if place >= NUM_FIRST:
+            self._look_for_plan(place, now_ns)
+        recorded = is_recorded(place, self._plan.every) or place <= self._until
+        self._began_ns, self._place, self._own_ns = now_ns, place, 0
+        self._was_switched = self._was_recorded and not recorded
+        self._was_recorded = recorded
+        return recorded
+
+    def comes_next(self) -> bool:
+        """True if the step after the one that has begun is recorded, as far as is known."""
+        place = self._place + 1
+        return self.limit is None or is_recorded(place, self._plan.every) or place <= self._until
+
+    def switched(self) -> None:
+        """Note that something was put on or taken off in the open step, which is not recorded."""
+        self._was_switched = True
+
+    def took(self, own_ns: int) -> None:
+        """Note time that our own code took at an end of the open step."""
+        self._own_ns += own_ns
+
+    def interrupted(self) -> None:
+        """Note that what follows is no step, or that the open one holds something rare: a checkpoint."""
+        self._began_ns = 0
+        self.meter.interrupted()
+
+    def _ended(self, now_ns: int, follows: bool) -> None:
+        step_ms = (now_ns - self._began_ns) / 1e6
+        if not follows:
+            self.meter.interrupted()
+            return
+        self.meter.add(step_ms, self._place, self._was_recorded, self._was_switched, self._own_ns / 1e6)
+        if self._place >= NUM_FIRST:
+            is_slow = self._usual_ms > 0 and step_ms > SLOW * self._usual_ms
+            # A running middle: it moves by a share of itself, however long one step was.
+            if self._usual_ms == 0:
+                self._usual_ms = step_ms
+            else:
+                self._usual_ms *= 1.02 if step_ms > self._usual_ms else 1 / 1.02
+            if is_slow and self._place > self._until and self.meter.has_room(self.limit or 0.0):
+                self._until = self._place + BLOCK
+        else:
+            self._usual_ms = step_ms if self._usual_ms == 0 else min(self._usual_ms * 1.05, step_ms)
+
+    # -- decisions -------------------------------------------------------------------------------------
+
+    def _look_for_plan(self, place: int, now_ns: int) -> None:
+        block = block_of(place)
+        if self._next is None and self._talk is not None:
+            self._next = self._talk.heard(self._plan.number + 1)
+        if self._next is not None and block >= self._next.block:
+            self._plan, self._next = self._next, None
+            self._decided_ns = now_ns
+        if self._next is not None or block < max(self._plan.look_at, 2):
+            return
+        alone = self._world_size == 1 or (self._talk is not None and self._talk.is_alone)
+        if self._talk is None and self._world_size > 1:
+            self._talk = _Talk(self._store)
+        if self._rank == 0 or alone:
+            self._decide(block, now_ns, alone)
+        elif self._talk is not None:
+            self._talk.ask(self._plan.number + 1)
+
+    def _decide(self, block: int, now_ns: int, alone: bool) -> None:
+        if (now_ns - self._decided_ns) / 1e9 < (self._decide_after_s if self._plan.number else 0.0):
+            return
+        self.meter.settle()
+        if self.meter.cost() is None:
+            return
+        assert self.limit is not None
+        every = self.meter.chosen_every(self.limit)
+        block_s = BLOCK * max(self.meter.plain_ms or self._usual_ms, 1e-3) / 1e3
+        ahead = 1 if alone else 1 + int(AHEAD_S / block_s)
+        look_at = block + ahead + 1 + int(self._decide_after_s / block_s)
+        self._next = Plan(self._plan.number + 1, block + ahead, every, look_at)
+        self._decide_after_s = min(2 * self._decide_after_s, LONGEST_S)
+        if self._talk is not None and not alone:
+            self._talk.tell(self._next)
+        if self._state is not None and self._rank == 0:
+            _write_state(self._state, self.meter)
+
+    def close(self) -> None:
+        if self._talk is not None:
+            self._talk.close()
+        self.meter.settle()
+        if self._state is not None and self._rank == 0 and self.meter.num_pairs:
+            _write_state(self._state, self.meter)
+
+    def record(self) -> OverheadRecord:
+        """Describe what recording has cost, for run.json."""
+        return self.meter.record(self.limit)
+
+
+class _Talk:
+    """Asks and tells on a thread of its own: a store whose machine is gone may not answer for minutes."""
+
+    def __init__(self, store: Callable[[], Store | None]) -> None:
+        self._find_store = store
+        self._store: Store | None = None
+        self._awake = threading.Event()
+        self._closed = False
+        self._wanted: int | None = None
+        self._heard: Plan | None = None
+        self._to_tell: list[Plan] = []
+        self.is_alone = False
+        """True: there is no process group, so each rank decides for itself."""
+        self._thread = threading.Thread(target=self._run, name="aorta-overhead", daemon=True)
+        self._thread.start()
+
+    def ask(self, number: int) -> None:
+        if self._wanted != number:
+            self._wanted = number
+            self._awake.set()
+
+    def heard(self, number: int) -> Plan | None:
+        """Return the plan of this number, if it has been told."""
+        plan = self._heard
+        return plan if plan is not None and plan.number == number else None
+
+    def tell(self, plan: Plan) -> None:
+        self._to_tell.append(plan)
+        self._awake.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._awake.set()
+
+    def _run(self) -> None:
+        began_s = time.monotonic()
+        try:
+            while not self._closed:
+                if self._store is None:
+                    self._store = self._found()
+                    self.is_alone = self._store is None and time.monotonic() - began_s > NO_STORE_S
+                if self._store is not None:
+                    self._exchange(self._store)
+                has_more = self._store is None or self._wanted is not None or self._to_tell
+                self._awake.wait(ASK_EVERY_S if has_more else None)
+                self._awake.clear()
+        except Exception as error:  # the store is gone: the plan that there is goes on
+            logger.info("ranks do not agree on recorded steps any more: %s", error)
+
+    def _found(self) -> Store | None:
+        store: Any = self._find_store()
+        clone = getattr(store, "clone", None)  # one connection answers one question at a time
+        if clone is not None:
+            try:
+                return clone()  # type: ignore[no-any-return]
+            except (RuntimeError, NotImplementedError):
+                pass
+        return store  # type: ignore[no-any-return]
+
+    def _exchange(self, store: Store) -> None:
+        while self._to_tell:
+            plan = self._to_tell[0]
+            store.set(KEY.format(plan.number), msgspec.json.encode(plan).decode())
+            self._to_tell.pop(0)
+        wanted = self._wanted
+        if wanted is not None and store.check([KEY.format(wanted)]):
+            self._heard = msgspec.json.decode(store.get(KEY.format(wanted)), type=Plan)
+            if self._wanted == wanted:
+                self._wanted = None
+
+
+class _State(msgspec.Struct):
+    pairs: list[tuple[float, float]]
+
+
+def state_path(folder: Path) -> Path:
+    return folder / overhead_name()
+
+
+def _read_state(path: Path) -> list[tuple[float, float]]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_State).pairs
+    except (OSError, msgspec.MsgspecError):
+        return []
+
+
+def _write_state(path: Path, meter: Meter) -> None:
+    with suppress(OSError):  # a full disk: the next attempt measures anew
+        write_whole(path, msgspec.json.encode(_State(meter.pairs())), durable=False)

@@ -1,0 +1,244 @@
+"""What does recording cost in loops that the host bounds? Blocks with and without in turn, in one process.
+
+    torchrun --nproc_per_node 2 benchmarks/cost_loops.py --output cost_loops.csv      # GPUs, 4 min
+    torchrun --nproc_per_node 2 benchmarks/cost_loops.py --small                      # tries it on a CPU
+
+Loops: `buckets`, DDP with 98 small buckets; `item`, each gradient is read by .item(); `foreach`, AdamW one
+tensor at a time; and the cases of cases.py. Kinds of blocks: `without`, the recorder is paused; `recorded`,
+every step is recorded; `left_out`, no step is, and the recorder is on; `records`, the driver's records alone,
+by the C library, without steps. Their order changes from round to round, and `without` comes twice: the ratio
+of the two is what the method makes of nothing. Then the loop runs on with the overhead of 1 % and without any
+of this, and what run.json says is printed beside: `every`, and the cost that the recorder measured itself.
+Rows: median over rounds of block / block without, with a bootstrap interval. at_limit combines `recorded` and
+`left_out` by the share of steps that were recorded.
+"""
+
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from cases import CASES, TINY, Job, config_of, process_group
+from harness import arguments, write
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import aorta
+from aorta.record.overhead import NUM_FIRST
+from aorta.records.reader import read_run
+from aorta.timeline.statistics import median_interval
+
+HOST_BOUND = ("buckets", "item", "foreach")
+KINDS = ("without", "again", "recorded", "left_out", "records")
+WARM_STEPS = 6
+
+
+class Block(nn.Module):
+    """A layer of a transformer, in the simplest form."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.heads = max(1, width // 64)
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm1(x_BSD)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x_BSD = x_BSD + self.out(mixed)
+        hidden: torch.Tensor = self.down(F.gelu(self.up(self.norm2(x_BSD))))
+        return x_BSD + hidden
+
+
+class HostBound:
+    """DDP of a small transformer, in a loop that launches more than the device is busy with."""
+
+    def __init__(self, name: str, device: torch.device, small: bool) -> None:
+        width, layers, self.length = (32, 2, 8) if small else (512, 24, 128)
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Block(width) for _ in range(layers))).to(device)
+        self.name, self.device, self.width = name, device, width
+        ids = None if device.type == "cpu" else [device.index]
+        self.model = DistributedDataParallel(
+            model, device_ids=ids, bucket_cap_mb=0.05 if name == "buckets" else 25
+        )
+        foreach = False if name == "foreach" else None
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, foreach=foreach)
+
+    def step(self, recorder: Any = None) -> None:
+        if recorder is None:
+            self._body()
+        else:
+            with recorder.step():
+                self._body()
+
+    def _body(self) -> None:
+        x = torch.randn(4, self.length, self.width, device=self.device)
+        self.model(x).square().mean().backward()
+        if self.name == "item":
+            for parameter in self.model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.abs().max().item()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def close(self) -> None:
+        return None
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--loops", nargs="+", default=[*HOST_BOUND, "ddp", "fsdp_short", "tp", "fsdp"])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=3, help="steps in a block")
+    parser.add_argument("--seconds", type=float, default=28.0, help="for the blocks of a loop, at most")
+    parser.add_argument("--small", action="store_true", help="small models, to try it")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with process_group() as device, tempfile.TemporaryDirectory() as folder:
+        for name in options.loops:
+            try:
+                found = measured(name, device, options, Path(folder) / name)
+            except Exception as error:
+                found = {"loop": name, "failed": f"{type(error).__name__}: {error}"[:200]}
+            rows.append(found)
+            if dist.get_rank() == 0:
+                show(found)
+                write(options.output, rows)
+
+
+def measured(name: str, device: torch.device, options: Any, folder: Path) -> dict[str, Any]:
+    """The row of one loop."""
+    loop: Any
+    if name in HOST_BOUND:
+        loop = HostBound(name, device, options.small)
+    else:
+        loop = Job(config_of((TINY if options.small else CASES)[name]), device)
+    for _ in range(WARM_STEPS):
+        loop.step()
+    blocks = in_turn(loop, options, folder / "blocks")
+    base = (blocks["without"] + blocks["again"]) / 2
+    row: dict[str, Any] = {"loop": name, "rounds": len(base), "step_ms": float(np.median(base))}
+    for kind in KINDS[1:]:
+        ratio = blocks[kind] / (blocks["without"] if kind == "again" else base)
+        row[kind], row[f"{kind}_low"], row[f"{kind}_high"] = median_interval(ratio)
+    row |= at_limit(loop, folder / "limit", float(np.median(base)), options)
+    if row["every"]:
+        share = 1 / row["every"]
+        for end in ("", "_low", "_high"):
+            row[f"at_limit{end}"] = share * row[f"recorded{end}"] + (1 - share) * row[f"left_out{end}"]
+    loop.close()
+    return row
+
+
+def in_turn(loop: Any, options: Any, folder: Path) -> dict[str, Any]:
+    """Times of the blocks of each kind, in ms a step, of the slower rank."""
+    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    order, began = random.Random(0), time.perf_counter()
+    with aorta.instrument(folder, overhead="off") as recorder:
+        recorded = [True]
+        sampling, sources = recorder._sampling, recorder._sources
+        sampling.begin = lambda global_step: recorded[0]  # type: ignore[method-assign]
+        sampling.comes_next = lambda: recorded[0]  # type: ignore[method-assign]
+        for _ in range(30):
+            loop.step(recorder)
+        for _ in range(options.rounds):
+            for kind in order.sample(KINDS, len(KINDS)):
+                recorded[0] = kind == "recorded"
+                if kind in ("without", "again"):
+                    recorder.pause()
+                elif kind == "records":
+                    recorder.resume()
+                    if sources.looks:
+                        sources.look_away()
+                    sources.kernels.wake()
+                else:
+                    recorder.resume()
+                step = (lambda: loop.step(recorder)) if kind in ("recorded", "left_out") else loop.step
+                times[kind].append(block(step, options.steps))
+                if kind == "records":
+                    recorder.pause()
+            if not agreed(time.perf_counter() - began < options.seconds):
+                break
+        recorder.pause()
+    return {kind: np.array(values) for kind, values in times.items()}
+
+
+def at_limit(loop: Any, folder: Path, step_ms: float, options: Any) -> dict[str, Any]:
+    """What the recorder itself says of a run with the default overhead."""
+    num_steps = NUM_FIRST + (60 if options.small else min(600, max(160, int(9000 / step_ms))))
+    synchronise()
+    began = time.perf_counter()
+    with aorta.instrument(folder, overhead=0.01) as recorder:
+        for _ in range(num_steps):
+            loop.step(recorder)
+        synchronise()
+        seconds = time.perf_counter() - began
+    dist.barrier()
+    overhead = read_run(folder).overhead
+    assert overhead is not None
+    low, high = overhead.later_interval or (None, None)
+    return {
+        "every": overhead.every,
+        "own_cost": overhead.later_cost,
+        "own_low": low,
+        "own_high": high,
+        "own_step_ms": overhead.step_ms,
+        "always_on": overhead.always_on,
+        "run_step_ms": seconds / num_steps * 1e3,
+    }
+
+
+def block(step: Callable[[], None], num_steps: int) -> float:
+    step()  # what the switch left cold
+    synchronise()
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(num_steps):
+        step()
+    synchronise()
+    lengths: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(lengths, time.perf_counter() - began)
+    return float(max(lengths)) / num_steps * 1e3
+
+
+def agreed(go_on: bool) -> bool:
+    answer = [go_on]
+    dist.broadcast_object_list(answer)
+    return bool(answer[0])
+
+
+def synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def show(row: dict[str, Any]) -> None:
+    if "failed" in row:
+        print(f"{row['loop']:11s} failed: {row['failed']}", flush=True)
+        return
+    text = "  ".join(
+        f"{kind} {row[kind]:.3f} [{row[f'{kind}_low']:.3f}, {row[f'{kind}_high']:.3f}]"
+        for kind in (*KINDS[1:], "at_limit")
+        if kind in row
+    )
+    print(f"{row['loop']:11s} {row['step_ms']:7.2f} ms x {row['rounds']}  {text}", flush=True)
+    own = row["own_cost"]
+    print(
+        f"{'':11s} with 1 %: every {row['every'] or 0:.1f}, "
+        + ("its own cost is not known" if own is None else f"its own cost {own:.4f} [{row['own_low']:.4f}, ")
+        + ("" if own is None else f"{row['own_high']:.4f}], {row['own_step_ms']:.2f} ms a recorded step")
+        + f", always on {row['always_on'] or 0:.4f}, run {row['run_step_ms']:.2f} ms a step",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

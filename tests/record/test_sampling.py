@@ -1,0 +1,239 @@
+"""Steps that are recorded are the same on all ranks, and what is left out keeps its time."""
+
+import itertools
+import time
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+
+import aorta
+from aorta.errors import InstrumentError
+from aorta.record import sampling
+from aorta.record.interception.switch import Interception
+from aorta.record.overhead import NUM_FIRST
+from aorta.record.sampling import Sampling
+from aorta.records.reader import read_run, read_steps
+from aorta.records.schema import StepRecord
+from tests.record.sampled import record_every
+
+
+class FakeStore:
+    """A store in this process; `delay` answers later than they were set."""
+
+    def __init__(self):
+        self.values = {}
+
+    def set(self, key, value):
+        self.values[key] = value
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
+
+    def get(self, key):
+        return self.values[key].encode()
+
+
+class Loop:
+    """A rank's loop on a clock of its own: recorded steps take cost_ms more."""
+
+    def __init__(self, rank, world_size, store, cost_ms, limit=0.01, state=None):
+        self.now_ns = 1
+        self.cost_ms = cost_ms
+        self.sampling = Sampling(limit, lambda: self.now_ns)
+        self.sampling.open(rank, world_size, lambda: store, state)
+        self.recorded = []
+
+    def step(self, number, plain_ms=10.0):
+        recorded = self.sampling.begin(number)
+        self.recorded.append(recorded)
+        self.now_ns += int((plain_ms + self.cost_ms * recorded) * 1e6)
+
+
+def settled(loops):
+    """Let the threads that talk to the store have their turn."""
+    for loop in loops:
+        talk = loop.sampling._talk
+        if talk is not None:
+            talk._awake.set()
+    time.sleep(0.0005)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(sampling, "ASK_EVERY_S", 0.001)
+
+
+def shares(loop):
+    later = loop.recorded[NUM_FIRST:]
+    return sum(later) / len(later)
+
+
+def test_a_loop_that_recording_costs_much_is_recorded_rarely_and_stays_within_the_limit():
+    loop = Loop(0, 1, None, cost_ms=4.0)
+    for number in range(30_000):
+        loop.step(number)
+    assert 0.2 * 0.01 / 0.4 < shares(loop) <= 0.01 / 0.4
+    assert loop.sampling.record().later_cost <= 0.01
+
+
+def test_a_loop_that_it_costs_nothing_is_recorded_nearly_always():
+    loop = Loop(0, 1, None, cost_ms=0.0)
+    for number in range(4000):
+        loop.step(number)
+    assert shares(loop) > 0.9
+
+
+def test_off_records_every_step():
+    loop = Loop(0, 1, None, cost_ms=50.0, limit=None)
+    for number in range(200):
+        loop.step(number)
+    assert all(loop.recorded)
+    record = loop.sampling.record()
+    assert (record.limit, record.cost, record.num_recorded) == (None, None, 200)
+
+
+def test_ranks_record_the_same_steps_though_only_one_of_them_measures():
+    store = FakeStore()
+    loops = [Loop(rank, 3, store, cost_ms=0.4) for rank in range(3)]
+    for number in range(6000):
+        for loop in loops:
+            loop.step(number)
+        if number % 8 == 0:
+            settled(loops)
+    for loop in loops:
+        loop.sampling.close()
+    first, *others = (loop.recorded for loop in loops)
+    assert 0.02 < shares(loops[0]) < 0.3
+    for other in others:
+        assert other == first
+
+
+def test_a_rank_that_hears_nothing_records_steps_that_the_others_record_too():
+    store, deaf = FakeStore(), FakeStore()
+    loops = [Loop(0, 2, store, cost_ms=0.4), Loop(1, 2, deaf, cost_ms=0.4)]
+    for number in range(6000):
+        for loop in loops:
+            loop.step(number)
+        if number % 8 == 0:
+            settled(loops)
+    for loop in loops:
+        loop.sampling.close()
+    pairs = zip(loops[1].recorded, loops[0].recorded, strict=True)
+    assert not any(mine and not theirs for mine, theirs in pairs)
+
+
+def test_steps_after_a_slow_one_are_recorded_within_the_limit():
+    loop = Loop(0, 1, None, cost_ms=0.5)
+    for number in range(8000):
+        loop.step(number, plain_ms=60.0 if number == 7001 else 10.0)
+    assert all(loop.recorded[7002:7009])
+
+
+def test_a_restart_goes_on_with_what_was_measured(tmp_path):
+    state = tmp_path / ".overhead"
+    before = Loop(0, 1, None, cost_ms=1.0, state=state)
+    for number in range(3000):
+        before.step(number)
+    before.sampling.close()
+    after = Loop(0, 1, None, cost_ms=1.0, state=state)
+    after.step(0)
+    assert after.sampling.meter.cost() == before.sampling.meter.cost()
+
+
+def recorded_run(folder, num_steps, period, body=lambda: None, **options):
+    """The records of a run of which one step of `period` is recorded, on this CPU alone."""
+    records: list[StepRecord] = []
+    with record_every(aorta.instrument(folder, **options), period) as recorder:
+        recorder.on_record(records.append)
+        for _ in range(num_steps):
+            with recorder.step() as step:
+                body()
+                step.log(loss=1.0)
+    return records
+
+
+def test_a_step_that_is_left_out_has_its_times_and_what_was_logged_and_reasons_for_the_rest(tmp_path):
+    records = recorded_run(tmp_path, 7, 3, lambda: time.sleep(0.002))
+    assert [record.is_recorded for record in records] == [True, False, False] * 2 + [True]
+    for record in records:
+        assert min(record.step_ms, record.host_ms) >= 2.0
+        assert record.loss == 1.0
+        assert record.instrument_ms is not None
+    for record in records:
+        if not record.is_recorded:
+            assert (record.collectives, record.overlap.compute_ms) == (None, None)
+            assert record.not_measured["overlap"] == record.not_measured["collectives"]
+            assert "overhead" in record.not_measured["overlap"]
+    lines = list(read_steps(tmp_path / "rank_0_metrics.jsonl", []))
+    assert [line.is_recorded for line in lines] == [record.is_recorded for record in records]
+    starts = [line.start_unix_ns for line in lines]
+    ends = [line.end_unix_ns for line in lines]
+    for end, start in itertools.pairwise(zip(starts, ends, strict=True)):
+        assert abs(start[0] - end[1]) < 200_000  # windows follow each other without a gap
+
+
+def test_nothing_of_ours_is_replaced_in_a_step_that_is_left_out(tmp_path):
+    """Operators, methods of process groups and futures are the program's own again, and no other recorder
+    may take their place."""
+    from torch._C._distributed_c10d import ProcessGroup
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        plain = ProcessGroup.__dict__["allreduce"]
+        seen = []
+
+        def body():
+            dist.all_reduce(torch.ones(1))
+            seen.append((ProcessGroup.__dict__["allreduce"] is plain, Interception._installed is not None))
+
+        records = recorded_run(tmp_path, 4, 2, body)
+        assert seen == [(False, True), (True, True)] * 2
+        assert [record.collectives and len(record.collectives) for record in records] == [1, None, 1, None]
+        # Collectives that were not seen have numbers all the same.
+        assert [record.collectives[0].seq for record in records[::2]] == [0, 2]
+        groups = read_run(tmp_path).coverage["groups"]
+        assert groups == {"default": {"backend": 2, "seen": 2}}
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_recorder_of_the_program_s_own_is_refused_while_one_rests(tmp_path):
+    with record_every(aorta.instrument(tmp_path / "a"), 2) as recorder:
+        for _ in range(2):
+            with recorder.step():
+                pass
+        with pytest.raises(InstrumentError, match="instrumented already"), aorta.instrument(tmp_path / "b"):
+            pass
+
+
+def test_dedicated_placement_records_every_step(tmp_path):
+    with aorta.instrument(tmp_path, placement="dedicated", overhead=0.0001) as recorder:
+        for _ in range(NUM_FIRST + 20):
+            with recorder.step():
+                pass
+    run = read_run(tmp_path)
+    assert run.overhead.num_recorded == NUM_FIRST + 20
+    assert run.overhead.limit is None
+
+
+def test_the_overhead_of_a_run_is_in_its_run_json(tmp_path):
+    with aorta.instrument(tmp_path, overhead="2%") as recorder:
+        for _ in range(NUM_FIRST + 40):
+            with recorder.step():
+                time.sleep(0.0005)
+    overhead = read_run(tmp_path).overhead
+    assert overhead.limit == 0.02
+    assert overhead.num_first == NUM_FIRST
+    assert overhead.num_recorded >= NUM_FIRST
+    assert overhead.cost is not None
+    assert overhead.interval[0] <= overhead.cost <= overhead.interval[1]
+    assert msgspec.to_builtins(overhead)["step_ms"] is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("1%", 0.01), ("0.5 %", 0.005), (0.02, 0.02), ("off", None), (None, None)]
+)
+def test_an_overhead_is_a_share_or_off(text, share):
+    assert aorta.record.RecorderSettings(overhead=text).limit == share
