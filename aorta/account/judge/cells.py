@@ -290,6 +290,18 @@ class Host:
         ]
         return (present[0], present[1]) if len(present) == 2 else None
 
+    def asleep(self, between: Floats) -> Floats:
+        """Of a step on a device, what the host's thread slept in no span in which it may, whatever the device
+        did meanwhile. between: between step bodies."""
+        asleep = np.zeros_like(between)
+        if self.use is not None:
+            # Backward passes are launched by a thread of autograd, for which this one sleeps.
+            launching = sum(self.use, start=self.span("backward"))
+            waits = sum((self.span(kind) + self.tail(kind) for kind in MAY_SLEEP), start=between)
+            rest = positive(self.metric("step_ms")) - launching - waits
+            asleep = np.where(launching > 0, positive(rest), 0.0)
+        return asleep
+
 
 def _of_device(host: Host, idle: Floats, between: Floats) -> dict[str, Floats]:
     """Idle device, by what the host did meanwhile. A wait of the host for the device costs the idle time
@@ -306,12 +318,9 @@ def _of_device(host: Host, idle: Floats, between: Floats) -> dict[str, Floats]:
     use = host.use
     if use is not None:
         cpu, ready = use
-        backward = host.span("backward")  # launched by a thread of autograd, for which this one sleeps
-        launching = cpu + ready + backward
+        launching = cpu + ready + host.span("backward")
         is_noted = launching > 0
-        waits = sum((host.span(kind) + host.tail(kind) for kind in MAY_SLEEP), start=np.zeros_like(left))
-        asleep = positive(host.metric("step_ms")) - launching - waits - between
-        left = _give(cells, "blocked", np.where(is_noted, positive(asleep), 0.0), left)
+        left = _give(cells, "blocked", host.asleep(between), left)
         part = np.divide(ready, launching, out=np.zeros_like(left), where=is_noted)
         left = _give(cells, "core_taken", left * part, left)
     return cells | {"launch": left}

@@ -56,10 +56,11 @@ def _explanation(judged: JudgedRun, lead: Lead, path: str) -> Explanation:
     rule_of, stack = rules(), stack_of(looked)
     ledger = Ledger(account)
     named: list[tuple[Cause, dict[str, float]]] = []
-    for finding in findings(looked, account, lead):
-        taken = ledger.take(finding)
+    found = [(finding, ledger.take(finding)) for finding in findings(looked, account, lead)]
+    for finding, taken in found:
         _keep(finding, sum(taken.values()))
-        cause = cause_of(finding, rule_of[finding.kind], looked, account, stack, path)
+        more_ms = _may_go_too(finding, taken, ledger)
+        cause = cause_of(finding, rule_of[finding.kind], looked, account, stack, path, more_ms)
         if cause is not None:
             named.append((cause, taken))
     outside = outside_cause(account, rule_of["between_steps"], path)
@@ -97,6 +98,13 @@ def _keep(finding: CauseFinding, mean_ms: float) -> None:
         )
 
 
+def _may_go_too(finding: CauseFinding, taken: dict[str, float], ledger: Ledger) -> float:
+    """ms of the mean step that nothing explains and that may go with a loss: what is left in its cells, and
+    the waiting of ranks for each other, which long and uneven work makes."""
+    names = {*taken, "wait"} - {"compute", "hidden", "transfer", "communication"}
+    return sum(ledger.left.get(name, 0.0) for name in names)
+
+
 def cause_of(
     finding: CauseFinding,
     rule: CauseRule,
@@ -104,6 +112,7 @@ def cause_of(
     account: Account,
     stack: frozenset[str],
     path: str,
+    more_ms: float = 0.0,
 ) -> Cause | None:
     """None where the loss is too small, or chance."""
     value = worth(finding, account.global_step)
@@ -127,7 +136,7 @@ def cause_of(
         and (change.waits is None or change.waits == waits)
         and (change.op is None or change.op == finding.facts.get("op"))
     )
-    interval, why_no_interval = value.printed(step)
+    interval, why_no_interval = value.printed(step, more_ms)
     line = line_of(finding, judged)
     if line is not None:
         evidence.append(seen_text(line))

@@ -48,13 +48,13 @@ class Worth:
         finite = values[np.isfinite(values)]
         return bool((finite >= least_ms / 2).mean() >= NEARLY_ALL)
 
-    def printed(self, step_ms: float) -> tuple[tuple[float, float] | None, str]:
+    def printed(self, step_ms: float, more_ms: float = 0.0) -> tuple[tuple[float, float] | None, str]:
         """The interval of what mending saves, on a scale of ratios, which never reaches 0, and within the
-        step; or why there is none."""
+        step; or why there is none. more_ms: what may go with the loss and is not in it."""
         if self.interval_ms is None or not self.ms > 0:
             return None, self.why_no_interval
         half = max(self.interval_ms[1] - self.ms, self.ms - self.interval_ms[0])
-        interval = ratio_interval(self.ms, half, step_ms)
+        interval = ratio_interval(self.ms, half, step_ms, more_ms)
         return interval, "" if interval else "the loss differs too much from step to step for an interval"
 
     @property
@@ -74,13 +74,15 @@ class Worth:
         )
 
 
-def ratio_interval(ms: float, half_width_ms: float, most_ms: float = math.inf) -> tuple[float, float] | None:
+def ratio_interval(
+    ms: float, half_width_ms: float, most_ms: float = math.inf, more_ms: float = 0.0
+) -> tuple[float, float] | None:
     """Of what mending saves, by the interval over steps; None where that tells nothing."""
     half = half_width_ms / ms
     if half > math.log(WIDEST):
         return None
     half = math.hypot(half, MENDED_ERROR)
-    return ms * math.exp(-half), min(ms * math.exp(half), most_ms)
+    return ms * math.exp(-half), min((ms + more_ms) * math.exp(half), most_ms)
 
 
 def worth(finding: CauseFinding, global_step: NDArray[np.int64]) -> Worth:

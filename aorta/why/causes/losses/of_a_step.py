@@ -12,12 +12,19 @@ from numpy.typing import NDArray
 from aorta.account.judge.cells import Account
 from aorta.account.judge.exposed import exposed_of
 from aorta.account.model import JudgedRun, Lead
-from aorta.why.causes.finding import CauseFinding, steps_with, together
+from aorta.why.causes.finding import CauseFinding, Floats, steps_with, together
 from aorta.why.causes.losses.parts import Parts, parts_of
 from aorta.why.causes.losses.slow_steps import slow_steps
 from aorta.why.causes.losses.telemetry import clocks, memory_limit, retries
 from aorta.why.causes.losses.transfer import exposure, small_calls, transfer
-from aorta.why.causes.losses.waiting import CELLS_OF_PART, IN_TURN, PART_KINDS, unbalanced_stages, waiting
+from aorta.why.causes.losses.waiting import (
+    ASLEEP,
+    CELLS_OF_PART,
+    IN_TURN,
+    PART_KINDS,
+    unbalanced_stages,
+    waiting,
+)
 from aorta.why.causes.occasional import are_alike, without_traces
 
 MIN_OTHER_STEPS = 3
@@ -28,7 +35,6 @@ IN_MODEL = (
     " device"
 )
 ANNOUNCED = "pause announced by the program"
-ASLEEP = "host asleep within the step"
 NOT_RECORDED = "these records do not show what the host does meanwhile"
 
 
@@ -59,12 +65,13 @@ def findings(judged: JudgedRun, account: Account, lead: Lead) -> list[CauseFindi
 
 
 def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
-    """What every rank spends: the least of the ranks in each step."""
+    """What every rank spends: as much as the one that has least of it over the run. In a single step another
+    one may have it: hosts of devices are not in step with each other."""
     for name, kind in PART_KINDS:
         by_rank = parts.ms_by_kind.get(name)
         if by_rank is None:
             continue
-        common = without_traces(by_rank.min(axis=0))
+        common = without_traces(_of_the_least(by_rank))
         if not (common > 0).any():
             continue
         steps = steps_with(common)
@@ -87,22 +94,28 @@ def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
         )
 
 
+def _of_the_least(by_rank: Floats) -> Floats:
+    """[step]: the ranks' mean, as far as the rank with least of it has it."""
+    means = by_rank.mean(axis=1)
+    if not means.mean() > 0:
+        return np.zeros(by_rank.shape[1])
+    part: Floats = by_rank.mean(axis=0) * (means.min() / means.mean())
+    return part
+
+
 def _with_common(losses: list[CauseFinding], common: list[CauseFinding]) -> list[CauseFinding]:
-    """Where all ranks lose to one kind, and ranks in turn a little more, that is noise of the same loss."""
+    """Where all ranks lose to one kind, and wait in turn for one that loses more, that is the same loss."""
     for finding in common:
         of_kind = [
             other
             for other in losses
             if other.kind == finding.kind
             and other.facts.get("who") == IN_TURN
-            and other.mean_ms <= finding.mean_ms
+            and other.facts.get("op") == finding.facts.get("op")
         ]
         for other in of_kind:
             finding.takes = together([finding, other])
             finding.ms = finding.ms + other.ms
-            for fact in ("part_ms", "asleep_ms"):
-                if fact in finding.facts:
-                    finding.facts[fact] += other.mean_ms
             losses.remove(other)
     return [*losses, *common]
 

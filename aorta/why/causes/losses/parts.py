@@ -50,6 +50,8 @@ class Parts:
     """Optimizer.step on the host, all of it."""
     cpu_ms: Floats | None
     """Of the thread that trains; None where records do not tell."""
+    asleep_ms: Floats
+    """On a device, what the host's thread sleeps, also while the device is busy or waits."""
     taken_ms: Floats | None
     """What other threads and programs took of its cores: it was ready to run. None as of cpu_ms."""
 
@@ -110,6 +112,7 @@ def parts_of(judged: JudgedRun, account: Account, lead: Lead, small_launch_ms: f
         usual_clock_mhz=usual,
         work_ms=work,
         optimizer_ms=host.span("optimizer"),
+        asleep_ms=host.asleep(account.between_ms) if account.on_device else zero,
         cpu_ms=None if host.use is None else host.use[0],
         taken_ms=None if host.use is None else host.use[1],
     )

@@ -29,6 +29,7 @@ from aorta.why.causes.losses.parts import Parts
 from aorta.why.causes.occasional import Occasions, occasions
 
 IN_TURN = "different ranks in turn"
+ASLEEP = "host asleep within the step"
 ONE_RANK = 0.6
 """Part of a loss from which on it is that of one rank."""
 LEAST_SIGNS = 3.3
@@ -72,6 +73,10 @@ CELLS_OF_PART: dict[str, tuple[str, ...]] = {
 """Where they are not the one of the part's own name."""
 MOST_OF_ALL = 0.5
 """Of its lateness, from which on a part of its step is named for it."""
+SLEEP_ALIKE = 0.7
+"""Of what a late rank's host sleeps, from which on the others' sleep is of the same reason."""
+SLEEP_IDLE = 0.25
+"""The same, of what the device idles meanwhile."""
 FREQUENT = 3
 """Times its usual launching that a rank may take in a step: every step launches about as much."""
 
@@ -123,7 +128,10 @@ def waiting(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[Cause
         is_launching = by_rank <= FREQUENT * np.median(by_rank, axis=1, keepdims=True)
         allowed = is_launching if name == "launch" else None
         cells = CELLS_OF_PART.get(name, (name,))
-        yield from _explained(kind, by_rank, left, parts.step_ms, ranks, cells, allowed=allowed)
+        # One rank that has less queued than the others, for as many launches, has a reason of its own.
+        yield from _explained(
+            kind, by_rank, left, parts.step_ms, ranks, cells, allowed=allowed, only_in_turn=name == "launch"
+        )
     yield from _explained("clock", parts.clock_loss_ms, left, parts.step_ms, ranks, ("compute", "hidden"))
     work = _more_work(judged)
     if work is not None:
@@ -144,8 +152,11 @@ def _explained(
     cells: tuple[str, ...],
     facts: dict[str, object] | None = None,
     allowed: NDArray[np.bool_] | None = None,
+    only_in_turn: bool = False,
 ) -> Iterator[CauseFinding]:
-    """Takes from `left` what a part explains. allowed: ranks and steps of which it may."""
+    """Takes from `left` what a part explains. allowed: ranks and steps of which it may. only_in_turn: not
+    where it is one rank."""
+    before = left.copy()
     excess = positive(by_rank_ms - of_the_others(by_rank_ms))
     if allowed is not None:
         excess = np.where(allowed, excess, 0.0)
@@ -163,6 +174,9 @@ def _explained(
         return
     worst = int(np.argmax(by_rank))
     is_one = by_rank[worst] >= ONE_RANK * total
+    if is_one and only_in_turn:
+        left[:] = before
+        return
     steps = steps_with(by_rank_ms[worst])
     part_ms = float(by_rank_ms[worst, steps].mean())
     others_ms = float(of_the_others(by_rank_ms)[worst, steps].mean())
@@ -179,7 +193,7 @@ def _explained(
             "step_ms": float(step_ms[:, steps].mean()),
             "in_steps": int((explained.sum(axis=0) > 0).sum()),
             "num_steps": explained.shape[1],
-            "waits": True,
+            "waits": is_one,
             **(facts or {}),
         },
         rank=ranks[worst] if is_one else None,
@@ -220,6 +234,9 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseF
     if on_core is None:
         work, others_work = _of_rank(parts.compute_ms, late)
         asleep = _asleep(parts, late)
+        if asleep is not None and _sleep_alike(parts, late):
+            yield _all_asleep(parts, late)
+            return
         if asleep is not None:
             facts["op"], evidence = "sleeps", [asleep]
         else:
@@ -376,6 +393,30 @@ def _asleep(parts: Parts, late: LateRank) -> str | None:
     return (
         f"its device idles {quantity(asleep_ms, 'ms')} {late.when} while the host's thread sleeps, the"
         f" others' {quantity(others_ms, 'ms')}: on a lock, a pipe, a file, other threads"
+    )
+
+
+def _sleep_alike(parts: Parts, late: LateRank) -> bool:
+    """Whether the others' hosts sleep as long, their devices being busy or waiting in a part of it: a host
+    may sleep because its device waits, but not while that idles."""
+    own, others = _of_rank(parts.asleep_ms, late)
+    idle, others_idle = _of_rank(parts.ms_by_kind["asleep"], late)
+    return others >= SLEEP_ALIKE * own and others_idle >= SLEEP_IDLE * idle
+
+
+def _all_asleep(parts: Parts, late: LateRank) -> CauseFinding:
+    return CauseFinding(
+        "pause",
+        late.ms,
+        takes=of_one_rank(len(parts.step_ms), "blocked"),
+        facts={
+            "op": "asleep",
+            "what": ASLEEP,
+            "who": IN_TURN,
+            "asleep_ms": float(parts.asleep_ms[:, late.steps].mean()),
+        },
+        occasions=late.occasions,
+        is_sure=late.is_sure,
     )
 
 
