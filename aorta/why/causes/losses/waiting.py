@@ -75,8 +75,8 @@ MOST_OF_ALL = 0.5
 """Of its lateness, from which on a part of its step is named for it."""
 SLEEP_ALIKE = 0.7
 """Of what a late rank's host sleeps, from which on the others' sleep is of the same reason."""
-SLEEP_IDLE = 0.25
-"""The same, of what the device idles meanwhile."""
+ALSO_OTHERS = 0.25
+"""Of what one rank's device idles for a reason, from which on the others have that reason too."""
 FREQUENT = 3
 """Times its usual launching that a rank may take in a step: every step launches about as much."""
 
@@ -155,7 +155,7 @@ def _explained(
     only_in_turn: bool = False,
 ) -> Iterator[CauseFinding]:
     """Takes from `left` what a part explains. allowed: ranks and steps of which it may. only_in_turn: not
-    where it is one rank."""
+    where it is one rank alone."""
     before = left.copy()
     excess = positive(by_rank_ms - of_the_others(by_rank_ms))
     if allowed is not None:
@@ -175,8 +175,11 @@ def _explained(
     worst = int(np.argmax(by_rank))
     is_one = by_rank[worst] >= ONE_RANK * total
     if is_one and only_in_turn:
-        left[:] = before
-        return
+        own_ms, others = by_rank_ms[worst].mean(), of_the_others(by_rank_ms)[worst].mean()
+        if others < ALSO_OTHERS * own_ms:
+            left[:] = before
+            return
+        is_one = False
     steps = steps_with(by_rank_ms[worst])
     part_ms = float(by_rank_ms[worst, steps].mean())
     others_ms = float(of_the_others(by_rank_ms)[worst, steps].mean())
@@ -401,7 +404,7 @@ def _sleep_alike(parts: Parts, late: LateRank) -> bool:
     may sleep because its device waits, but not while that idles."""
     own, others = _of_rank(parts.asleep_ms, late)
     idle, others_idle = _of_rank(parts.ms_by_kind["asleep"], late)
-    return others >= SLEEP_ALIKE * own and others_idle >= SLEEP_IDLE * idle
+    return others >= SLEEP_ALIKE * own and others_idle >= ALSO_OTHERS * idle
 
 
 def _all_asleep(parts: Parts, late: LateRank) -> CauseFinding:
