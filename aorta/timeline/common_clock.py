@@ -221,6 +221,7 @@ def why_vague(clock: Clock, calls: Sequence[TimedCalls], groups: Sequence[Matche
     if clock.residual_us / 1e3 <= MOST_VAGUE * usual_ms:
         return None
     return (
-        "straggler wait cannot be separated from transfer: ranks see the same collective end up to"
-        f" {clock.residual_us:.0f} µs apart, and one takes {1e3 * usual_ms:.0f} µs"
+        "clocks cannot tell who came when: ranks see the same collective end up to"
+        f" {clock.residual_us:.0f} µs apart, and one takes {1e3 * usual_ms:.0f} µs; waiting is told from transfer only where all ranks"
+        " communicate in the same groups"
     )

@@ -18,7 +18,7 @@ from aorta.account.judge.leading import (
 )
 from aorta.account.judge.timed_steps import timed_steps, values_where_timed
 from aorta.account.metrics import meaning, metric_key
-from aorta.account.model import Dataset, JudgedRun
+from aorta.account.model import Dataset, JudgedRun, Run
 from aorta.timeline.statistics import (
     Estimate,
     estimate,
@@ -109,7 +109,11 @@ def are_calibrated(reference: Dataset, candidate: Dataset) -> bool:
 
 def is_window(side: Dataset) -> bool:
     """A trace without step markers: all that was read is one step."""
-    run = side.first.run
+    return is_whole_trace(side.first.run)
+
+
+def is_whole_trace(run: Run) -> bool:
+    """As is_window, of one run."""
     if run.source not in KERNEL_SOURCES or run.num_steps > 1:
         return False
     spans_ms = [run.totals[rank]["span_ms"] for rank in run.ranks]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from aorta.account.judge.contradictions import Limits, in_cells, please_report
 from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.leading import metric_of
-from aorta.account.judge.selection import looked_at
+from aorta.account.judge.selection import last_holds_the_end, looked_at
 from aorta.account.load.rank.host import AFTER, BETWEEN, CPU, IDLE, PREFIX, READY
 from aorta.account.model import JudgedRun, Lead, Run
 from aorta.account.rows import positive
@@ -248,7 +248,7 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
         on_device=on_device,
         num_judged=judged.num_steps,
         gaps_ms=_gaps(judged, looked),
-        outside=_outside(judged, looked),
+        outside=_outside(judged),
         reasons=reasons,
         contradiction=reasons["compute"] if wrong is not None else "",
     )
@@ -364,7 +364,7 @@ def _idle_meanwhile(idle: Floats | None, span: Floats, unusual: Floats) -> Float
     return np.where(np.isnan(idle), estimate, idle)
 
 
-def _outside(judged: JudgedRun, looked: JudgedRun) -> dict[str, float]:
+def _outside(judged: JudgedRun) -> dict[str, float]:
     """Wall time of the run, from when aorta was loaded to its end; of a run that was not restarted."""
     run, record = judged.run, judged.run.run
     if record is None or record.finished_unix_ns is None or len(record.attempts) > 1:
@@ -372,8 +372,8 @@ def _outside(judged: JudgedRun, looked: JudgedRun) -> dict[str, float]:
     if run.source in TRACE_SOURCES or not run.num_steps:
         return {}
     lengths = np.nan_to_num(run.metrics["step_ms"])
-    if looked.run.global_step[-1] < run.global_step[-1]:
-        lengths = lengths[:, :-1]  # the last one holds the program's end
+    if last_holds_the_end(judged):
+        lengths = lengths[:, :-1]
     begin, end = (ns / 1e6 for ns in (record.started_unix_ns, record.finished_unix_ns))
     starts = run.start_unix_ns / 1e6
     last = starts[:, lengths.shape[1] - 1] + lengths[:, -1]

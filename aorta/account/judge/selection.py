@@ -43,15 +43,14 @@ def looked_at(judged: JudgedRun, lead: Lead = "raw") -> JudgedRun:
 
 def _looked_at(judged: JudgedRun, lead: Lead) -> JudgedRun:
     run = judged.run
-    num_steps = max(MOST_NUMBERS // len(run.ranks), 1)
-    first = max(judged.num_warmup, run.num_steps - num_steps)
+    first = _first_looked_at(judged)
     is_known = np.ones(run.num_steps - first, dtype=bool)
     for name in ("step_ms", metric_of(lead, "compute_ms"), metric_of(lead, "exposed_ms")):
         if name in run.metrics:
             is_finite = np.isfinite(run.metrics[name][:, first:]).all(axis=0)
             if (is_known & is_finite).any():
                 is_known &= is_finite
-    is_known[-1] &= not _holds_the_end(run.metrics["step_ms"][:, first:])
+    is_known[-1] &= not last_holds_the_end(judged)
     if first == judged.num_warmup and is_known.all():
         return judged
     before = [first - 1] if first else []  # what lies behind a step's body delays the next step
@@ -59,10 +58,15 @@ def _looked_at(judged: JudgedRun, lead: Lead) -> JudgedRun:
     return msgspec.structs.replace(judged, num_warmup=len(before), run=_part(run, ALL, columns))
 
 
-def _holds_the_end(step_ms: NDArray[np.float64]) -> bool:
+def _first_looked_at(judged: JudgedRun) -> int:
+    num_steps = max(MOST_NUMBERS // len(judged.run.ranks), 1)
+    return max(judged.num_warmup, judged.run.num_steps - num_steps)
+
+
+def last_holds_the_end(judged: JudgedRun) -> bool:
     """Whether the last step is over twice as long as any other: no step came after it to end it, so that it
     holds what the program does at its end, such as a last checkpoint."""
-    longest = np.nan_to_num(step_ms).max(axis=0)
+    longest = np.nan_to_num(judged.run.metrics["step_ms"][:, _first_looked_at(judged) :]).max(axis=0)
     return len(longest) > FEWEST_STEPS and float(longest[-1]) > TWICE * float(longest[:-1].max())
 
 

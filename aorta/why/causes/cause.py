@@ -92,6 +92,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """Rank to look at; None where all are alike."""
     is_in_step: bool = True
     """False: of the time between steps; share is of steps and gaps together, and ms may exceed the step."""
+    is_of_trace: bool = False
+    """The trace marks no steps: ms, share and bound_ms are of all of it."""
     is_waited_for: bool = False
     """The other ranks wait for it: it is the late one."""
     global_step: int | None = None

@@ -1,9 +1,11 @@
 """From findings to causes: what each takes out of the account, with an interval; the largest first."""
 
+import re
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from aorta.account.judge.alike import is_whole_trace
 from aorta.account.judge.cells import LOSSES, Account, account_of
 from aorta.account.judge.selection import looked_at
 from aorta.account.judge.stacks import CodeLine
@@ -26,6 +28,16 @@ MOST_SHOWN = 5
 FEW_STEPS_FACTOR = 2
 """Where the steps of a run are too few for an interval, a loss must be this much larger. A trace is of few
 steps, and what was asked for."""
+
+
+OF_TRACE = (
+    (r",? in \d+ of \d+ judged steps,?", ""),
+    (r"\bms step\b", "ms trace"),
+    (r"(?<= ms )(?:a|in such a|of the|each) step\b", "of the trace"),
+    (r"\b(?:a|such a|the|each) step\b", "the trace"),
+    (r" the trace(?= (?:take|of \d))", " in the trace"),
+)
+"""What rules say of a step, and what that is of a trace without steps."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +137,14 @@ def cause_of(
             return None
         value, share = Worth(0.0, None, "no time is lost yet"), 0.0
     facts = _texts(finding, judged, step, path)
+    line = line_of(finding, judged)
+    subject = (_filled(rule.subject, facts) or finding.kind) + _in_line(line, finding) + value.often
     evidence = [*filter(None, (_filled(text, facts) for text in rule.evidence)), *finding.evidence]
     if value.is_rare:
         evidence.append(value.text(finding.ms))
+    is_of_trace = is_whole_trace(judged.run)
+    if is_of_trace:
+        evidence, subject = [of_trace(text) for text in evidence], of_trace(subject)
     waits = finding.facts.get("waits")
     change = next(
         change
@@ -137,7 +154,6 @@ def cause_of(
         and (change.op is None or change.op == finding.facts.get("op"))
     )
     interval, why_no_interval = value.printed(step, more_ms)
-    line = line_of(finding, judged)
     if line is not None:
         evidence.append(seen_text(line))
     example = finding.facts.get("example")
@@ -147,7 +163,7 @@ def cause_of(
         at_ms = (start, end)
     return Cause(
         kind=finding.kind,
-        subject=(_filled(rule.subject, facts) or finding.kind) + _in_line(line, finding) + value.often,
+        subject=subject,
         ms=value.ms,
         interval_ms=interval,
         why_no_interval=why_no_interval,
@@ -159,6 +175,7 @@ def cause_of(
         source=finding.source,
         line=line,
         rank=rank,
+        is_of_trace=is_of_trace,
         is_waited_for=finding.rank is not None and WAIT in finding.takes,
         global_step=global_step,
         at_ms=at_ms,
@@ -172,6 +189,13 @@ def _in_line(line: CodeLine | None, finding: CauseFinding) -> str:
     if finding.kind != "late_rank":
         return f" in {line.text}"
     return f", which {'sleeps' if line.doing == 'sleeps' else 'is'} in {line.text}"
+
+
+def of_trace(text: str) -> str:
+    """A sentence on a step, of a trace that marks none and counts as one."""
+    for words, instead in OF_TRACE:
+        text = re.sub(words, instead, text)
+    return text
 
 
 def _least_share(rule: CauseRule, finding: CauseFinding, judged: JudgedRun) -> float:

@@ -75,7 +75,8 @@ def _unexplained_text(explained: Explanation) -> str:
         return ""
     largest = list(explained.unexplained_ms.items())[:MOST_NAMED]
     parts = [f"{CELLS[name].title} {number(ms)}" for name, ms in largest if ms >= LEAST_NAMED * step]
-    return f"Not explained by these: {quantity(total, 'ms')} a step without compute ({', '.join(parts)})."
+    a_step = "" if explained.causes[0].is_of_trace else " a step"
+    return f"Not explained by these: {quantity(total, 'ms')}{a_step} without compute ({', '.join(parts)})."
 
 
 def _outside_text(account: Account) -> str:

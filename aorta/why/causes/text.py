@@ -29,16 +29,17 @@ def cause_lines(causes: Sequence[Cause]) -> list[str]:
 
 
 def headline(cause: Cause) -> str:
-    """'data loading on rank 1: 20.1 ms a step, 38 % [19, 21]; without it a step takes at least 32.8 ms'."""
+    """'data loading on rank 1: 20.1 ms a step, 38 % [19, 21]; without it {what} takes at least 32.8 ms'."""
     if cause.ms <= 0:
         return f"{cause.subject}: {cause.why_no_interval or 'no time is lost yet'}"
-    of_what = "a step" if cause.is_in_step else "for each step"
+    of_what = "of the trace" if cause.is_of_trace else "a step" if cause.is_in_step else "for each step"
+    what = "the trace" if cause.is_of_trace else "a step"
     of_run = "" if cause.is_in_step else " of the run"
     text = f"{cause.subject}: {number(cause.ms)} ms {of_what}, {percent(cause.share)}{of_run}"
     if cause.interval_ms is not None:
         text += f" [{number(cause.interval_ms[0])}, {number(cause.interval_ms[1])}]"
     if cause.bound_ms is not None:
-        text += f"; without it a step takes at least {quantity(cause.bound_ms, 'ms')}"
+        text += f"; without it {what} takes at least {quantity(cause.bound_ms, 'ms')}"
     return text
 
 

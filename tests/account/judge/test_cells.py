@@ -1,5 +1,6 @@
 """The account: cells exclude each other and add up to the step, on devices and on CPUs."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -7,6 +8,8 @@ from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, account_of
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import HostUse
+from tests.records.plain_records import step as plain_step
+from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, run_of
 
 KINDS = ("work", "comm", "idle", "data", "optimizer", "synchronisation")
@@ -88,6 +91,26 @@ def test_a_last_step_that_holds_the_programs_end_is_outside(tmp_path):
     found = account(tmp_path / "run", make)
     assert found.mean_step_ms == pytest.approx(22.0)
     assert (found.step_ms.shape[1], found.num_judged) == (22, 23)
+
+
+def test_a_last_step_that_was_not_timed_is_not_after_the_run(tmp_path):
+    """24 steps of 22 ms, of which the last has no times of its parts; 50 ms before them, 25 behind."""
+    record = run_record(
+        2, started_unix_ns=10**18 - 50_000_000, finished_unix_ns=10**18 + 24 * 22_000_000 + 25_000_000
+    )
+
+    def make(rank, step, noise):
+        host = Host().work(20.0).comm(2.0)
+        parts = dict.fromkeys(("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms"))
+        bare = msgspec.structs.replace(plain_step().overlap, **parts)
+        return (host, {"overlap": bare}) if step == 23 else host
+
+    found = account(tmp_path / "run", make, run=record)
+    assert found.step_ms.shape[1] == 22
+    assert found.outside == pytest.approx(
+        {"judged": 23 * 22.0, "start_up": 50.0, "warm_up": 22.0, "between": 0.0, "after": 25.0},
+        abs=0.01,  # Unix times in float64 ms
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))

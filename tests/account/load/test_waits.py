@@ -135,7 +135,7 @@ def test_waits_are_withheld_where_ends_are_too_far_apart(tmp_path):
     run = run_of(tmp_path, steps)
     assert "exposed_wait_ms" not in run.metrics
     assert any(
-        note.startswith("straggler wait cannot be separated from transfer: ranks see the same collective end")
+        note.startswith("clocks cannot tell who came when: ranks see the same collective end")
         for note in run.notes
     )
 

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from aorta.cli.why import why_command
 from aorta.errors import AortaError
+from aorta.why.causes.rank import of_trace
 from tests.why.replay.by_hand import COMM, COMPUTE, HandTrace
 from tests.why.replay.hand_steps import device_bound, two_ranks
 
@@ -40,6 +41,17 @@ def test_the_critical_path_stands_below_the_causes(tmp_path):
     answer = answer_of(tmp_path)
     replayed = sum(part["ms"] for part in answer["critical_path"])
     assert replayed == pytest.approx(answer["replayed_step_ms"])
+
+
+def test_a_trace_without_steps_says_nothing_of_a_step():
+    """As rules word it, and as it is said of a whole trace."""
+    assert of_trace("fetching takes 3.0 ms of a 9.0 ms step on rank 1, in 1 of 1 judged steps") == (
+        "fetching takes 3.0 ms of a 9.0 ms trace on rank 1"
+    )
+    assert of_trace("idles for up to 5.0 ms a step after") == "idles for up to 5.0 ms of the trace after"
+    assert of_trace("40 all_reduce calls a step of 4 KiB take 0.1 ms each") == (
+        "40 all_reduce calls in the trace of 4 KiB take 0.1 ms each"
+    )
 
 
 def test_nothing_is_said_to_be_worth_changing_in_a_step_of_compute(tmp_path):
