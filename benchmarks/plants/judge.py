@@ -11,7 +11,8 @@ The programs are written as users write them and know nothing of aorta; table.ya
 should be called, and whether the account's cells can know it. A plant runs once under `aorta run`, and
 without aorta in turn with its mended program (--repeats times): the difference of their steps is the truth.
 A plant is right where the first cause has an expected kind and rank; its size is right where the cause's
-interval meets the truth's repeats. A clean program is right where nothing is named. OUT keeps the records
+interval meets the truth's repeats. A plant that costs nothing in one of the repeats is not judged: there is
+nothing to name. A clean program is right where nothing is named. OUT keeps the records
 and truth.json; judged.json is what came out. Programs whose library is not there are left out.
 """
 
@@ -280,6 +281,11 @@ def within(found: dict[str, Any]) -> bool:
     return bool(found["right"] and low <= found["truth_most_ms"] and found["truth_least_ms"] <= high)
 
 
+def costs(found: dict[str, Any]) -> bool:
+    """The plant takes time in each of the truth's repeats."""
+    return found["truth_least_ms"] is not None and found["truth_least_ms"] > 0
+
+
 def show(rows: list[dict[str, Any]]) -> int:
     """Print a line a plant and what the shares are; 1 where one is too small."""
     wide = max(len(one["plant"]) for one in rows)
@@ -296,12 +302,13 @@ def show(rows: list[dict[str, Any]]) -> int:
         marks = ["ok" if one["right"] else "NO", {True: "ok", False: "NO", None: ""}[one["sized"]]]
         step = f"{one['step_ms']:.1f}" if one["step_ms"] else ""
         untold = "" if one["tells"] else "; cells cannot tell"
+        untold += "; costs nothing" if one["expected"] != "nothing" and not costs(one) else ""
         print(
             f"{one['plant']:{wide}}  {step:>6}  {truth:>21}  {named:>24}  {marks[0]:4} {marks[1]:4}"
             f"  {one['named']} ({one['expected']}{untold})"
         )
     clean = [one["right"] for one in rows if one["expected"] == "nothing"]
-    told = [one for one in rows if one["tells"] and one["expected"] != "nothing"]
+    told = [one for one in rows if one["tells"] and one["expected"] != "nothing" and costs(one)]
     right, sized = sum(one["right"] for one in told), sum(one["sized"] for one in told)
     print(f"first cause right in {right} of {len(told)}, its size in {sized}")
     print(f"clean programs of which nothing is said: {sum(clean)} of {len(clean)}")
