@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from aorta.hardware import Hardware
+from aorta.hardware import Hardware, hardware_names, load_hardware
 from aorta.projection.constants import constants
 from aorta.projection.model import KINDS, Model
 from aorta.projection.plan import Plan
+from aorta.projection.prices import Anchor
 
 MEASURED_PARTS: dict[str, frozenset[str]] = {
     "h100": frozenset({"bf16", "fp8"}),
@@ -46,8 +47,31 @@ MEASURED_STACKS = frozenset(
     }
 )
 """Frameworks of which whole steps were compared; aorta is its own training loop."""
+MEASURED_RELEASES: dict[str, tuple[str, ...]] = {
+    "nemo": ("24.05", "25.04"),
+    "nemo-mlperf": ("24.05", "25.10"),
+    "megatron-bridge": ("25.11", "26.08"),
+    "megatron-lm": ("22.05",),
+    "torchtitan": ("24.12", "25.06"),
+    "amd-mlperf": ("25.10",),
+}
+"""First and last release of which steps were compared, where they are dated; releases between lie within a
+year of one."""
 UNNAMED_STACKS = frozenset({"megatron", "eager", "compiled"})
 """Kinds of kernels that runs of several measured frameworks share."""
+LAYOUT = (
+    "tp",
+    "pp",
+    "vpp",
+    "cp",
+    "ep",
+    "micro_batch_size",
+    "recompute",
+    "recompute_modules",
+    "sharding",
+    "sequence_parallel",
+)
+"""Settings by which layouts differ from an anchor's."""
 NOT_IN_VIEW = "not in view when the model was made"
 
 
@@ -88,6 +112,17 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     long_sequence: float
     """Multiplied by the share of attention in the step."""
     recomputed_part: float
+    anchored: float
+    """Width of a job that is the anchor's own."""
+    anchored_layout: float
+    anchored_part: float
+    anchored_dtype: float
+    anchored_doubling: float
+    """Multiplied by the doublings from the anchor's number of GPUs."""
+    anchored_stack: float
+    anchored_model: float
+    anchored_rough: float
+    """Times the five above for mixtures and state spaces, and for releases of which no step was measured."""
     skew_low: float
     """Skew of the interval: unknown causes slow a step down more often than they speed it up."""
     skew_high: float
@@ -141,6 +176,55 @@ def widenings(
     return reasons
 
 
+def anchored_widenings(model: Model, plan: Plan, hardware: Hardware, anchor: Anchor) -> list[Widening]:
+    """Reasons for the width of a step's interval that rests on a measured one: what differs from that one."""
+    there = anchor.plan
+    rough = WIDTHS.anchored_rough if model.experts or model.state or not _release_measured(plan) else 1.0
+    reasons = [Widening(f"anchored on {anchor.name}", WIDTHS.anchored)]
+
+    def add(reason: str, width: float) -> None:
+        reasons.append(Widening(reason, width * rough))
+
+    if any(getattr(plan, name) != getattr(there, name) for name in LAYOUT):
+        add("another layout than the anchor's", WIDTHS.anchored_layout)
+    if hardware.name != anchor.part:
+        add(f"the anchor ran on {anchor.part}", WIDTHS.anchored_part)
+    if plan.dtype != there.dtype:
+        add(f"the anchor ran in {there.dtype}", WIDTHS.anchored_dtype)
+    if plan.world_size != there.world_size:
+        doublings = abs(math.log2(plan.world_size / there.world_size))
+        add(f"the anchor ran on {there.world_size} GPUs", WIDTHS.anchored_doubling * doublings)
+    if plan.software != there.software:
+        add(f"the anchor ran {there.software or 'other software'}", WIDTHS.anchored_stack)
+    if _shape(model) != _shape(anchor.model):
+        add(f"the anchor trained {anchor.model.name}", WIDTHS.anchored_model)
+    return reasons
+
+
+def layout_noise(model: Model, plan: Plan) -> float:
+    """Logarithm by which two layouts of one job may differ in their errors."""
+    rough = WIDTHS.anchored_rough if model.experts or model.state or not _release_measured(plan) else 1.0
+    return WIDTHS.skew_high * rough * WIDTHS.anchored_layout
+
+
+def _release_measured(plan: Plan) -> bool:
+    """True where steps of the framework were compared, and of a release within a year of this one."""
+    name, _, release = plan.software.partition("@")
+    if name not in MEASURED_STACKS and name not in UNNAMED_STACKS:
+        return not name
+    releases = MEASURED_RELEASES.get(name, ())
+    return not release or not releases or min(abs(_months(release) - _months(one)) for one in releases) <= 12
+
+
+def _months(release: str) -> int:
+    year, month = release.split(".")[:2]
+    return 12 * int(year) + int(month)
+
+
+def _shape(model: Model) -> tuple[object, ...]:
+    return (model.hidden, model.num_layers, model.ffn, model.num_heads, model.experts, model.state)
+
+
 def _hardware_reasons(plan: Plan, hardware: Hardware) -> list[Widening]:
     name = hardware.name
     reasons = []
@@ -153,6 +237,11 @@ def _hardware_reasons(plan: Plan, hardware: Hardware) -> list[Widening]:
         reasons.append(Widening(f"few steps were measured on {name}", WIDTHS.few_rows))
     if plan.dtype == "fp4":
         reasons.append(Widening("FP4", WIDTHS.fp4))
+    own_hz = load_hardware(name).compute.sustained_clock_hz if name in hardware_names() else math.inf
+    clock_hz = hardware.compute.sustained_clock_hz
+    if clock_hz > 1.001 * own_hz:
+        asked = f"{clock_hz / 1e6:.0f} MHz, where {name} under load sustains {own_hz / 1e6:.0f}"
+        reasons.append(Widening(asked, math.log(clock_hz / own_hz), False))
     return reasons
 
 

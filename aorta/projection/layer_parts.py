@@ -148,6 +148,13 @@ def cast_op(name: str, phase: Literal["forward", "dgrad"], elements: float, plan
 
 def norm_ops(name: str, hidden: int, plan: Plan) -> PassOps:
     size = float(outside_tokens(plan)) * hidden * BF16
+    if (
+        "norm" in plan.plain_kernels
+    ):  # to fp32, square, mean, product, to bf16, product with the weight; and back
+        return PassOps(
+            (Elementwise(name, "forward", 10 * size, 8 * size, launches=7),),
+            (Elementwise(f"{name}_grad", "dgrad", 20 * size, 13 * size, launches=14),),
+        )
     is_fused = plan.stack != "eager"
     return PassOps(
         (Elementwise(name, "forward", size, size, "rows"),),

@@ -195,7 +195,7 @@ def _latent_projections(model: Model, plan: Plan) -> PassOps:
 def _rope(elements: float, plan: Plan) -> PassOps:
     """Rotation of queries and keys. elements: of both."""
     size = elements * BF16
-    if plan.stack == "eager":
+    if plan.stack == "eager" or "rope" in plan.plain_kernels:
         # x cos + join(-second, first) sin: two products, a negation of half, a join and a sum.
         forward = Elementwise("rope", "forward", 5.5 * size, 4.5 * size, "strided", launches=10)
         backward = Elementwise("rope_grad", "dgrad", 6.5 * size, 5.5 * size, "strided", launches=12)

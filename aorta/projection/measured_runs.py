@@ -139,13 +139,14 @@ def _as_configured(plan: Plan, run: RunRecord) -> Plan:
     precision = training.get("precision", "bf16")
     if precision not in ("bf16", "fp16"):
         raise ConfigError(f"ran in {precision}, only 16-bit arithmetic is modelled")
-    if parallel.get("reshard_after_forward") is False and plan.is_fsdp:
-        raise ConfigError("reshard_after_forward: false is not modelled")
     is_fsdp = parallel.get("mode", "fsdp") == "fsdp" and plan.dp > 1
     grads = 2 if parallel.get("reduce_dtype") in ("bf16", "fp16") and is_fsdp else 4
     return msgspec.structs.replace(
         plan,
         sharding="fsdp2" if is_fsdp else "ddp",
+        reshard_after_forward=parallel.get("reshard_after_forward", True),
+        forward_prefetch=parallel.get("forward_prefetch", 0) if is_fsdp else 0,
+        backward_prefetch=parallel.get("backward_prefetch", 1) if is_fsdp else 1,
         weights="fp32",  # autocast where FSDP does not convert them
         grad_bytes=grads,
     )

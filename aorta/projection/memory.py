@@ -30,10 +30,21 @@ class MemoryConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     megatron_activations: float
     """Share of activations that Megatron can do with: recomputed norms and activations of experts, offloaded
     inputs."""
+    offloaded_activations: float
+    """Share of activations that stays on the device where Megatron shards weights: its recipes offload or
+    recompute layers without a word in tables of results."""
     torch_activations: float
     """Share of activations that PyTorch can do with, compiled or not."""
     logits: float
     """Share of logits with a loss in place."""
+    rich_activations: float
+    """Activations that stacks keep beside those that the backward pass needs, over the estimate."""
+    rich_logits: float
+    """Copies of logits that stacks make unasked, over the estimate."""
+    rich_fragmented: float
+    """Share that the caching allocator loses where sizes vary most."""
+    plain_norm: float
+    """Bytes beside the estimate of each element of a norm that runs as a chain of operations in fp32."""
 
 
 CONSTANTS = constants(MemoryConstants, "memory")
@@ -50,6 +61,9 @@ class MemoryEstimate(NamedTuple):
     """Moment of the step: loss, backward pass, first reduction, or gradients."""
     lean: Mapping[str, float] = {}
     """Shares of parts that a stack can do with."""
+    rich_norms_bytes: float | None = None
+    """What norms keep where they run unfused; None: software whose kernels are fused, and nothing is made
+    unasked."""
 
     @property
     def allocated_bytes(self) -> float:
@@ -69,9 +83,22 @@ class MemoryEstimate(NamedTuple):
         return sum(least.values())
 
     @property
+    def most_bytes(self) -> float:
+        """The most that may be needed, with copies that stacks make unasked: see MemoryConstants."""
+        if self.rich_norms_bytes is None:
+            return self.total_bytes
+        most = dict(self.parts)
+        activations = CONSTANTS.rich_activations * most.get("activations", 0.0)
+        most["activations"] = activations + self.rich_norms_bytes
+        most["logits"] = CONSTANTS.rich_logits * most.get("logits", 0.0)
+        del most["fragmented"]
+        allocated = sum(most.values()) - most["reserved"]
+        return allocated * (1 + CONSTANTS.rich_fragmented) + most["reserved"]
+
+    @property
     def verdict(self) -> Literal["fits", "tight", "does not fit"]:
-        """tight: more than the estimate allows, and less than what has run."""
-        if self.total_bytes <= CONSTANTS.safe * self.capacity_bytes:
+        """fits: even the most does; does not fit: not even the least; tight: between."""
+        if self.most_bytes <= CONSTANTS.safe * self.capacity_bytes:
             return "fits"
         return "tight" if self.least_bytes <= self.capacity_bytes else "does not fit"
 
@@ -108,13 +135,17 @@ def memory(model: Model, plan: Plan, capacity_bytes: float) -> MemoryEstimate:
     """Memory of the fullest pipeline rank at its fullest moment; capacity_bytes is what a GPU has."""
     plan.check(model)
     activations = CONSTANTS.megatron_activations if plan.stack == "megatron" else CONSTANTS.torch_activations
+    if plan.stack == "megatron" and plan.is_fsdp:
+        activations = CONSTANTS.offloaded_activations
     lean = {"activations": activations, "logits": CONSTANTS.logits}
+    if plan.grad_bytes is None and not plan.is_fsdp:
+        lean["gradients"] = 0.5  # nobody says that they are kept in fp32
     if plan.low_precision and plan.stack == "megatron":
         lean["weights"] = 0.0  # kept in FP8 alone
         if plan.task == "lora":
             lean["fp8_weights"] = 0.5  # frozen: no transposed copy where the part multiplies without
     candidates = [
-        _with_overhead(parts, capacity_bytes, rank, moment, lean)
+        _with_overhead(model, plan, parts, capacity_bytes, rank, moment, lean)
         for rank in range(plan.pp)
         for moment, parts in _moments(model, plan, rank)
     ]
@@ -122,16 +153,37 @@ def memory(model: Model, plan: Plan, capacity_bytes: float) -> MemoryEstimate:
 
 
 def _with_overhead(
-    parts: dict[str, float], capacity: float, rank: int, moment: str, lean: Mapping[str, float]
+    model: Model,
+    plan: Plan,
+    parts: dict[str, float],
+    capacity: float,
+    rank: int,
+    moment: str,
+    lean: Mapping[str, float],
 ) -> MemoryEstimate:
     allocated = sum(parts.values())
+    # Software whose rotation was not fused yet may have had norms that were not, whatever it recomputes.
+    norms = _plain_norms(model, plan, rank) if "rope" in plan.plain_kernels else None
     return MemoryEstimate(
         parts | {"reserved": CONSTANTS.reserved_bytes, "fragmented": CONSTANTS.fragmented * allocated},
         capacity,
         rank,
         moment,
         lean,
+        norms,
     )
+
+
+def _plain_norms(model: Model, plan: Plan, rank: int) -> float:
+    """Bytes beside the estimate that norms of all micro-batches in flight keep, or those of one layer that is
+    recomputed."""
+    layer_bytes = CONSTANTS.plain_norm * model.norms_per_layer * _outside(plan) * model.hidden
+    if plan.recompute == "full" and plan.recompute_layers is None:
+        return layer_bytes
+    flying = pipeline.in_flight(
+        rank, plan.pp, plan.vpp, plan.num_micro_batches, plan.schedule == "zero-bubble"
+    )
+    return layer_bytes * len(_layers(model, plan, rank)) * flying
 
 
 def _moments(model: Model, plan: Plan, rank: int) -> list[tuple[str, dict[str, float]]]:
@@ -140,12 +192,12 @@ def _moments(model: Model, plan: Plan, rank: int) -> list[tuple[str, dict[str, f
     layers = _layer_sizes(model, plan, _layers(model, plan, rank))
     activations = _activations_in_flight(layers, model, plan, rank)
     is_last = rank == plan.pp - 1
-    columns = model.vocab_size / (plan.tp if plan.vocab_parallel else 1)
+    columns = model.vocab_size / (plan.tp if plan.vocab_parallel and not plan.gathered_logits else 1)
     # The exact softmax and its gradient live in fp32 beside the logits.
     logits = (12 if plan.stack != "megatron" else 10) * plan.tokens * columns if is_last else 0.0
     gathered = reduced = 0.0
     if plan.is_fsdp:
-        gathered = BF16 * (rank_params.ends + 2 * rank_params.largest)
+        gathered = BF16 * (rank_params.ends + plan.gathered_blocks * rank_params.largest)
         # The largest gradient with the buffer in which it is reduced.
         reduced = max(rank_params.ends, rank_params.largest) * (BF16 + plan.grad_exchange_bytes)
     at_loss = {**static, "activations": activations, "logits": logits, "gathered": gathered}

@@ -64,6 +64,7 @@ def performance(projection: Projection, memory_estimate: MemoryEstimate | None =
     if memory_estimate is not None:
         result["memory_gib"] = memory_estimate.total_bytes / 2**30
         result["memory_least_gib"] = memory_estimate.least_bytes / 2**30
+        result["memory_most_gib"] = memory_estimate.most_bytes / 2**30
         result["fits"] = memory_estimate.fits
         result["memory_verdict"] = memory_estimate.verdict
     return result
@@ -83,7 +84,7 @@ def performance_text(result: dict[str, Any]) -> str:
         f"{result['mfu'] * 100:.1f} % of the data sheet's peak",
     ]
     if "memory_gib" in result:
-        verdict = _verdict(result["memory_verdict"], result["memory_least_gib"])
+        verdict = _verdict(result["memory_verdict"], result["memory_least_gib"], result["memory_most_gib"])
         lines.append(f"{'memory':24s}{result['memory_gib']:12.1f} GiB  {verdict}")
     lines.append("")
     total = result["step_ms"]
@@ -111,6 +112,7 @@ def memory(memory_estimate: MemoryEstimate, model: Model, plan: Plan, hardware: 
         "total_gib": memory_estimate.total_bytes / 2**30,
         "capacity_gib": memory_estimate.capacity_bytes / 2**30,
         "least_gib": memory_estimate.least_bytes / 2**30,
+        "most_gib": memory_estimate.most_bytes / 2**30,
         "fits": memory_estimate.fits,
         "verdict": memory_estimate.verdict,
         "rank": memory_estimate.rank,
@@ -120,7 +122,7 @@ def memory(memory_estimate: MemoryEstimate, model: Model, plan: Plan, hardware: 
 
 
 def memory_text(result: dict[str, Any]) -> str:
-    fits = _verdict(result["verdict"], result["least_gib"])
+    fits = _verdict(result["verdict"], result["least_gib"], result["most_gib"])
     lines = [
         f"{result['model']}   {result['gpus']} x {result['gpu']}   {result['layout']}",
         "",
@@ -134,10 +136,9 @@ def memory_text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _verdict(verdict: str, least_gib: float) -> str:
-    if verdict == "tight":
-        return f"tight: {least_gib:.1f} GiB with what stacks can save"
-    return "DOES NOT FIT" if verdict == "does not fit" else verdict
+def _verdict(verdict: str, least_gib: float, most_gib: float) -> str:
+    name = "DOES NOT FIT" if verdict == "does not fit" else verdict
+    return f"{name}: {least_gib:.1f} to {most_gib:.1f} GiB, by what the stack saves and copies"
 
 
 def _range(values: list[float], digits: int = 1) -> str:

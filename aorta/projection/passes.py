@@ -1,5 +1,7 @@
 """The two passes of a stage as tasks on streams: gathers of weights, compute, reductions of gradients."""
 
+import itertools
+from collections import deque
 from typing import Literal
 
 from aorta.projection.ops import BF16, CollectiveOp, Elementwise
@@ -122,8 +124,8 @@ def forward(
     """Issues the forward pass of a chunk. gathers: weights come from the other ranks first.
 
     FSDP gathers two units ahead of the one that computes, as the host runs ahead of the device and the buffer
-    of a gather is free again when its unit has been copied out. An optimizer that left the weights sharded
-    (zero1, zero2) has them gathered in order as fast as the network goes.
+    of a gather is free again when its unit has been copied out; more with an explicit prefetch. An optimizer
+    that left the weights sharded (zero1, zero2) has them gathered in order as fast as the network goes.
     """
     units = stage.units
     # FSDP's root group (embedding, final norm, output) comes first and stays gathered for the whole pass.
@@ -131,7 +133,7 @@ def forward(
     order = [root, *stage.blocks] if root is not None else list(units)
     gathered: list[int | None] = []
     begun: list[tuple[int, ...]] = []
-    ahead = 2 if plan.is_fsdp else len(order)
+    ahead = max(2, 1 + plan.forward_prefetch) if plan.is_fsdp else len(order)
 
     def issue(number: int) -> None:
         # The buffer of the unit `ahead` places before is free once that unit has begun.
@@ -169,27 +171,30 @@ def backward(
 ) -> int | None:
     """Backward pass of a chunk; the last reduction, if gradients are exchanged.
 
-    FSDP gathers each unit again, one ahead; embedding and output stay gathered. Gathers and reductions share
+    FSDP gathers each unit again, one ahead or as many as plan.backward_prefetch; embedding and output stay
+    gathered. Gathers and reductions share
     one communicator and take turns.
     """
     last: int | None = None
     root = _root(stage) if plan.is_fsdp else None
     blocks = list(reversed(stage.blocks))
-    waiting: int | None = None
+    waiting: deque[int | None] = deque()
     if stage.last is not None:
         lanes.add(stage.last.backward, plan, host.other_s)
         if reduces and root is None:
             last = exchange.reduce(lanes, stage.last, last)
-    if plan.is_fsdp and plan.reshard_after_forward and blocks:
-        waiting = exchange.gather(lanes, blocks[0], lanes.flush())
-    for number, unit in enumerate(blocks):
-        if waiting is not None:
+    ahead = iter(blocks if plan.is_fsdp and plan.reshard_after_forward else ())
+    start = lanes.flush() if plan.is_fsdp else ()
+    for block in itertools.islice(ahead, plan.backward_prefetch):
+        waiting.append(exchange.gather(lanes, block, start))
+    for unit in blocks:
+        task = waiting.popleft() if waiting else None
+        if task is not None:
             lanes.flush()
-            lanes.need(waiting)
+            lanes.need(task)
             exchange.copy_out(lanes, unit)
             begun = lanes.flush()
-            following = blocks[number + 1] if number + 1 < len(blocks) else None
-            waiting = exchange.gather(lanes, following, begun) if following is not None else None
+            waiting.extend(exchange.gather(lanes, block, begun) for block in itertools.islice(ahead, 1))
         lanes.issue(host.unit_s * 2 / 3)
         lanes.add(unit.backward, plan, host.block_launch_s(unit))
         if reduces:

@@ -85,6 +85,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     stack: Stack = "megatron"
     """Software of the arithmetic. eager: one kernel per operation of PyTorch; compiled: element-wise chains
     fused by torch.compile; megatron: hand-fused norms, RoPE, SwiGLU and loss, gradients added in place."""
+    plain_kernels: tuple[Literal["norm", "rope"], ...] = ()
+    """Parts that run as chains of PyTorch's own operations, whatever else is fused: RMSNorm, rotation."""
     joined_input_grads: bool = True
     """One exchange of the input, or of its gradient, for all column-parallel layers that share the input;
     False: one for each layer, as torch's ColwiseParallel does by itself."""
@@ -96,8 +98,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     deepep: bool = False
     ep_overlap: bool = False
     """Tokens of one micro-batch travel between experts while another one computes; needs a pipeline."""
-    attention: Literal["cudnn", "flash", "unfused"] | None = None
-    """Kernel family; None: the usual one of the hardware. unfused: GEMMs with a softmax in memory between."""
+    attention: Literal["cudnn", "flash", "unfused", "unfused_windows"] | None = None
+    """Kernel family; None: the usual one of the hardware. unfused: GEMMs with a softmax in memory between;
+    unfused_windows: so in layers with a window alone, over the whole sequence."""
     task: Literal["pretrain", "lora"] = "pretrain"
     """lora: the base model is frozen and has no weight gradients, optimizer or gradient exchange."""
     adapters: Literal["none", "attention", "all"] = "attention"
@@ -116,6 +119,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     also summed over the copies."""
     reshard_after_forward: bool = True
     """FSDP: weights are dropped after the forward pass and gathered again for the backward pass."""
+    forward_prefetch: int = 0
+    """FSDP2: blocks that are gathered explicitly ahead of the one that runs forward. 0: the host gathers one
+    more while a block runs, as it does by itself."""
+    backward_prefetch: int = 1
+    """FSDP2: blocks that are gathered ahead of the one that runs backward."""
     grad_sync: Literal["each", "last"] = "each"
     """FSDP: gradients are reduced in every micro-batch, or once in the last one."""
     expert_tp_size: int | None = None
@@ -167,6 +175,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def is_fsdp(self) -> bool:
         """Weights are gathered layer by layer."""
         return self.sharding in ("zero3", "fsdp2") and self.shard_ranks > 1
+
+    @property
+    def gathered_blocks(self) -> int:
+        """Blocks whose gathered weights FSDP holds at once: the one that runs, and those ahead of it."""
+        return 1 + max(1, self.forward_prefetch, self.backward_prefetch)
 
     @property
     def shard_ranks(self) -> int:
@@ -302,6 +315,11 @@ def _combinations(plan: Plan, model: Model) -> None:
         raise ConfigError("--ep-overlap needs --ep and --pp above 1 and weights that are not gathered")
     if plan.ep_overlap and (plan.recompute == "full" or plan.schedule == "zero-bubble"):
         raise ConfigError("--ep-overlap goes with neither --recompute full nor --schedule zero-bubble")
+    for name, usual in (("forward_prefetch", 0), ("backward_prefetch", 1)):
+        depth = getattr(plan, name)
+        check_count(name, depth, least=usual)
+        if depth != usual and not (gathers_weights and plan.sharding == "fsdp2"):
+            raise ConfigError(f"--{name.replace('_', '-')} needs --sharding fsdp2 over more than one rank")
     if plan.fsdp_overlap is not None and not gathers_weights:
         raise ConfigError("--fsdp-overlap needs --sharding fsdp2 or zero3 over more than one rank")
     if plan.recompute_modules and plan.recompute == "full":

@@ -81,27 +81,32 @@ FP8 = ("fp8", "float8", "e4m3", "e5m2", "delayed", "blockwise")
 BF16 = ("bf16", "fp16", "bfloat16", "float16", "half", "amp", "mixed")
 
 
-def read_published(path: Path) -> tuple[list[Row], list[LeftOut]]:
-    """A table of throughput: rows that can be projected, and the others with the reason."""
+def read_published(path: Path, lines: list[dict[str, Any]] | None = None) -> tuple[list[Row], list[LeftOut]]:
+    """A table of throughput: rows that can be projected, and the others with the reason.
+
+    A model that is not packaged may lie in models/ beside the table. lines: the table's, where they are read.
+    """
     rows: list[Row] = []
     left_out: list[LeftOut] = []
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            lines = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    if lines is None:
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                lines = list(csv.DictReader(file))
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}") from None
     for number, raw in enumerate(lines, 2):
         line = {key: (value or "").strip() for key, value in raw.items() if isinstance(key, str)}
         name = line.get("id") or f"line {number}"
         try:
-            rows.append(_published(line, name))
+            rows.append(_published(line, name, path.parent / "models"))
         except (AortaError, ValueError, ArithmeticError) as error:
             left_out.append(LeftOut(name, str(error)))
     return rows, left_out
 
 
-def _published(line: Line, name: str) -> Row:
-    model = load_model(needed(line, "model"))
+def _published(line: Line, name: str, beside: Path) -> Row:
+    own = beside / f"{needed(line, 'model')}.yaml"
+    model = load_model(str(own) if own.is_file() else line["model"])
     hardware = _hardware(line)
     gpus = whole_number(line, "n_gpus")
     step_s = amount(line, "step_s")

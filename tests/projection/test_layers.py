@@ -21,6 +21,25 @@ ONE_OF_A_KIND = (
 )  # fmt: skip
 
 
+def test_plain_norms_move_several_times_the_bytes(price):
+    """Cast, square, mean, product, cast, product with the weight: 18 times the tensor against 2 forward."""
+    one = {"global_batch_size": 1, "gpus_per_node": 1, "sharding": "ddp"}
+    fused = price("llama3-8b", **one)
+    plain = price("llama3-8b", **one, plain_kernels=("norm",))
+    assert plain.breakdown_s["elementwise"] > 1.5 * fused.breakdown_s["elementwise"]
+    assert plain.breakdown_s["gemm"] == fused.breakdown_s["gemm"]
+
+
+def test_windows_without_a_fused_kernel_cost_the_whole_square(price):
+    """gpt-oss: every second layer has a window, which a fused kernel makes cheap and GEMMs do not."""
+    one = {"global_batch_size": 8, "dp": 8, "ep": 8}
+    fused, mixed, unfused = (
+        price("gpt-oss-20b", **one, attention=kind).breakdown_s["attention"]
+        for kind in (None, "unfused_windows", "unfused")
+    )
+    assert fused < mixed < unfused
+
+
 @pytest.mark.parametrize("name", ONE_OF_A_KIND)
 @pytest.mark.parametrize("stack", ["eager", "megatron"])
 @pytest.mark.parametrize(("task", "passes"), [("pretrain", 3), ("lora", 2)])

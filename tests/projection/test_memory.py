@@ -35,6 +35,41 @@ def test_bytes_per_parameter_by_sharding(sharding, weights, gradients, optimizer
     assert parts["optimizer"] == pytest.approx(optimizer * params, rel=1e-3)
 
 
+def test_software_of_unknown_norms_has_a_range():
+    """Where rotation was not fused yet, norms may have been plain too: the most lies above the estimate, and
+    the verdict goes by it. Fused software has no such doubt."""
+    plain = used("llama3-8b", **EIGHT, plain_kernels=("rope",), gathered_logits=True)
+    fused = used("llama3-8b", **EIGHT)
+    assert plain.least_bytes < plain.total_bytes < plain.most_bytes
+    assert fused.most_bytes == fused.total_bytes
+    between = (plain.total_bytes + plain.most_bytes) / 2
+    assert plain._replace(capacity_bytes=between).verdict == "tight"
+    assert plain._replace(capacity_bytes=1.1 * plain.most_bytes).verdict == "fits"
+    assert plain._replace(capacity_bytes=0.99 * plain.least_bytes).verdict == "does not fit"
+
+
+def test_gradients_of_no_stated_type_may_be_in_bf16():
+    unstated, stated = (used("llama3-8b", **EIGHT, grad_bytes=width) for width in (None, 4))
+    half = 2 * load_model("llama3-8b").num_params
+    assert stated.least_bytes - unstated.least_bytes == pytest.approx(half, rel=0.01)
+    assert stated.total_bytes == unstated.total_bytes
+
+
+def test_a_deeper_prefetch_holds_more_gathered_blocks():
+    job = {**EIGHT, "sharding": "fsdp2", "stack": "eager", "seq_len": 16384}
+    block = 2 * load_model("llama3-8b").layer_params("dense")
+    one, three = (used("llama3-8b", **job, forward_prefetch=depth).parts["gathered"] for depth in (0, 3))
+    assert three - one == pytest.approx(2 * block)
+
+
+def test_gathered_logits_hold_the_whole_vocabulary():
+    job = {"tp": 8, "global_batch_size": 1, "vocab_parallel": True}
+    split, gathered = (
+        used("llama3-8b", **job, gathered_logits=asked).parts["logits"] for asked in (False, True)
+    )
+    assert gathered == pytest.approx(8 * split)
+
+
 def test_fsdp2_shards_weights_gradients_and_optimizer():
     whole = used("llama3-70b", nodes=8, dp=64, global_batch_size=64, sharding="fsdp2", stack="eager")
     static = sum(whole.parts[name] for name in ("weights", "optimizer"))

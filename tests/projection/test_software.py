@@ -83,6 +83,28 @@ def test_intervals_widen_with_what_was_never_measured():
     assert other > known
 
 
+def test_a_clock_above_the_sustained_one_is_questioned():
+    def reasons(mhz):
+        job = [
+            "performance",
+            "--model",
+            "llama3-8b",
+            "--gpu-arch",
+            "mi300x",
+            "--gpu-clock-mhz",
+            mhz,
+            "--json",
+        ]
+        found = json.loads(CliRunner().invoke(main, [str(word) for word in job]).stdout)
+        return [one for one in found["widened_by"] if "MHz" in one["reason"]]
+
+    assert not reasons(1000)
+    (questioned,) = reasons(2100)
+    assert questioned["reason"] == "2100 MHz, where mi300x under load sustains 1207"
+    assert not questioned["measured"]
+    assert questioned["factor"] == pytest.approx(2100 / 1207)
+
+
 @pytest.mark.parametrize(
     ("model", "factor"),
     [

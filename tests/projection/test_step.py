@@ -4,11 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.errors import AortaError
+from aorta.hardware import load_hardware
 from aorta.projection.model import load_model
 from aorta.projection.plan import Plan
 from aorta.projection.prices import Pricer
 from aorta.projection.record import to_timeline
 from aorta.projection.search import candidates
+from aorta.projection.software import load_stack
 from aorta.projection.step import project
 from aorta.timeline.overlap import overlap
 
@@ -16,18 +18,28 @@ DENSE = {"dp": 8, "global_batch_size": 16, "seq_len": 4096}
 
 
 def plans(name, gpus=16):
-    fixed = {
-        "nodes": gpus // 8,
-        "gpus_per_node": 8,
-        "global_batch_size": 64,
-        "seq_len": 4096,
-        "dtype": "bf16",
-        "stack": "megatron",
-    }
-    return list(candidates(load_model(name), gpus, fixed))
+    layout = {"nodes": gpus // 8, "gpus_per_node": 8, "global_batch_size": 64, "seq_len": 4096}
+    layout |= {"dtype": "bf16", "fp8_scaling": "tensor", "task": "pretrain"}
+    fixed = {"layout": layout, "overrides": {}, "compile_blocks": False, "changes": {}}
+    return list(candidates(load_model(name), load_hardware("h200"), load_stack("megatron"), fixed))
 
 
 PLANS = [(name, plan) for name in ("llama3-8b", "mixtral-8x7b") for plan in plans(name)]
+
+
+@pytest.mark.parametrize("depths", [(0, 1), (2, 1), (0, 3), (4, 4)])
+def test_a_deeper_prefetch_changes_little_where_the_network_is_the_bound(price, depths):
+    """Gathers that go first leave reductions for later: the link is busy all the same."""
+    job = {"dp": 8, "global_batch_size": 8, "seq_len": 512, "sharding": "fsdp2", "stack": "eager"}
+    forward, backward = depths
+    usual = price("llama3-8b", **job).step_s
+    deeper = price("llama3-8b", **job, forward_prefetch=forward, backward_prefetch=backward).step_s
+    assert deeper == pytest.approx(usual, rel=0.01)
+
+
+def test_a_prefetch_without_sharded_weights_is_refused(price):
+    with pytest.raises(AortaError, match="--forward-prefetch needs --sharding fsdp2"):
+        price("llama3-8b", dp=8, global_batch_size=8, forward_prefetch=2)
 
 
 @pytest.mark.heavy
