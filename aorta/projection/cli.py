@@ -13,11 +13,24 @@ from aorta.errors import AortaError, ConfigError
 from aorta.projection import output
 from aorta.projection.job_file import CompareCommand, JobCommand, SweepCommand
 from aorta.projection.memory import memory as memory_of
-from aorta.projection.options import BACKEND_OPTIONS, PLAN_OPTIONS, WHAT_IF_OPTIONS, options, read
+from aorta.projection.options import (
+    BACKEND_OPTIONS,
+    PLAN_OPTIONS,
+    SEARCH_OPTIONS,
+    SEARCHED,
+    WHAT_IF_OPTIONS,
+    model_and_hardware,
+    options,
+    overrides,
+    read,
+)
+from aorta.projection.plan import check_count
 from aorta.projection.prices import Pricer, factors_of
 from aorta.projection.step import project
 
 if TYPE_CHECKING:
+    from aorta.projection.prices import Anchor
+    from aorta.projection.software import Release
     from aorta.projection.whatif import Job
 
 SETTINGS = (click.argument("settings", nargs=-1, metavar="[KEY=VALUE]..."),)
@@ -94,7 +107,7 @@ def performance(**option_values: Any) -> None:
 @options(SETTINGS, PLAN_OPTIONS, WHAT_IF_OPTIONS[:1], JSON_OPTION)
 def memory(**option_values: Any) -> None:
     """Memory of the fullest rank, and whether it fits."""
-    model, plan, hardware, _ = job_of(option_values)
+    model, plan, hardware, *_ = job_of(option_values)
     memory_estimate = memory_of(model, plan, hardware.memory.hbm_bytes)
     _print(
         option_values["as_json"], output.memory(memory_estimate, model, plan, hardware), output.memory_text
@@ -115,21 +128,64 @@ def explain(**option_values: Any) -> None:
 
 
 @main.command(cls=JobCommand)
-@options(SETTINGS, PLAN_OPTIONS[:2])
+@options(SETTINGS, SEARCH_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
 @click.option("--gpus", required=True, type=int)
-@click.option("--gpus-per-node", type=int, default=8, show_default=True)
-@click.option("--global-batch-size", required=True, type=int)
-@click.option("--seq-len", type=int, default=4096, show_default=True)
-@click.option("--dtype", type=click.Choice(["bf16", "fp8", "fp4"]), default="bf16", show_default=True)
-@click.option("--stack", type=click.Choice(["eager", "compiled", "megatron"]), default="megatron")
 @click.option("--top", type=int, default=15, show_default=True)
 @options(JSON_OPTION)
-def search(as_json: bool, job: Path | None, settings: tuple[str, ...], **option_values: Any) -> None:
+def search(**option_values: Any) -> None:
     """Legal layouts that fit into memory, fastest first, and the Pareto front of speed and memory."""
     from aorta.projection import search as searching
 
-    layouts = searching.search(progress=not as_json, **option_values)
-    _print(as_json, layouts, searching.text)
+    release, fixed, first = _searched(option_values)
+    job = job_of(first)
+    plain = _plain_job(first)
+    fixed["changes"] = {
+        name: value
+        for name, value in msgspec.structs.asdict(job.plan).items()
+        if value != getattr(plain.plan, name)
+    }
+    layouts = searching.search(
+        job,
+        release,
+        fixed,
+        option_values["top"],
+        not option_values["as_json"],
+        **_backends(option_values),
+    )
+    _print(option_values["as_json"], layouts, searching.text)
+
+
+def _searched(option_values: dict[str, Any]) -> tuple["Release", dict[str, Any], dict[str, Any]]:
+    """Release, what all layouts of a search share, and the options of the first legal one."""
+    from aorta.projection.search import candidates
+    from aorta.projection.software import load_stack
+
+    gpus, most = option_values["gpus"], option_values["gpus_per_node"]
+    for name in ("gpus", "gpus_per_node", "top", "seq_len", "global_batch_size"):
+        if option_values[name] is not None:
+            check_count(name, option_values[name])
+    if option_values["global_batch_size"] is None:
+        raise ConfigError("search needs --global-batch-size: layouts are compared at one batch")
+    node = min(gpus, most)
+    if gpus % node:
+        raise ConfigError(f"--gpus {gpus} must be a multiple of --gpus-per-node {most}")
+    first = {**SEARCHED, **option_values, "nodes": gpus // node, "gpus_per_node": node}
+    model, hardware = model_and_hardware(first)
+    release = load_stack(first["stack"])
+    shared = ("nodes", "gpus_per_node", "global_batch_size", "seq_len", "dtype", "fp8_scaling", "task")
+    fixed = {
+        "layout": {name: first[name] for name in shared},
+        "overrides": overrides(option_values),
+        "compile_blocks": option_values["compile_blocks"],
+        "changes": {},
+    }
+    plan = next(candidates(model, hardware, release, fixed), None)
+    if plan is None:
+        raise ConfigError(
+            f"no layout of {gpus} x {hardware.name} is legal for a batch of {first['global_batch_size']}"
+        )
+    axes = ("dp", "tp", "pp", "vpp", "cp", "ep", "micro_batch_size", "recompute", "sharding")
+    return release, fixed, first | {name: getattr(plan, name) for name in axes}
 
 
 @main.command()
@@ -231,27 +287,78 @@ def flags_of(texts: list[str], command: click.Command, option_values: dict[str, 
 
 
 def job_of(option_values: dict[str, Any]) -> "Job":
-    """The job that the options name, with its what-ifs."""
-    from aorta.projection.whatif import Job, changed
+    """The job that the options name, with its what-ifs and the measured step that it starts from."""
+    from aorta.projection.whatif import changed
+
+    job = changed(_plain_job(option_values), option_values.get("changes") or ())
+    path = option_values.get("measured")
+    if path is None:
+        if option_values.get("measured_as"):
+            raise ConfigError("--measured-as has no effect without --measured")
+        return job
+    return job._replace(anchor=_anchor(path, option_values))
+
+
+def _plain_job(option_values: dict[str, Any]) -> "Job":
+    from aorta.projection.whatif import Job
 
     model, plan, hardware = read(option_values)
     path = option_values.get("calibration")
-    factors = factors_of(hardware)
-    if path is not None:
-        from aorta.projection.calibrate import read_calibration
+    if path is None:
+        return Job(model, plan, hardware, factors_of(hardware))
+    from aorta.projection.calibrate import read_calibration
 
-        factors = read_calibration(path, hardware)
-    return changed(Job(model, plan, hardware, factors), option_values.get("changes") or ())
+    return Job(model, plan, hardware, read_calibration(path, hardware))
+
+
+def _anchor(path: Path, option_values: dict[str, Any]) -> "Anchor":
+    """The anchor of --measured: its job is that of a row's file, or this one as far as the run's record and
+    --measured-as say nothing else."""
+    from aorta.projection.anchor import anchored, read_measured, settings_of_run
+
+    measured, further = read_measured(path), list(option_values.get("measured_as") or ())
+    if measured.run is None:
+        command = main.commands["performance"]
+        flags = command.make_context("measured", ["--job", str(path), *further]).params
+    else:
+        node = option_values["gpus_per_node"]
+        known = settings_of_run(measured, node)
+        named = {text.partition("=")[0].strip().lstrip("-").replace("-", "_") for text in further}
+        known = [text for text in known if text.partition("=")[0] not in named]
+        flags = flags_of([*known, *further], main.commands["performance"], option_values)
+        if not named & {"global_batch_size"}:
+            flags["global_batch_size"] = _recorded_batch(measured.tokens, flags)
+    try:
+        job = _plain_job(flags)
+    except ConfigError as error:
+        raise ConfigError(
+            f"--measured {path}: {error}; --measured-as KEY=VALUE says what it ran with"
+        ) from None
+    return anchored(measured, job.model, job.plan, job.hardware, pricer_of(flags, job))
+
+
+def _recorded_batch(tokens: int | None, flags: dict[str, Any]) -> int | None:
+    """Sequences of a recorded step by the tokens of one rank; None: one micro-batch a rank."""
+    gpus = flags["nodes"] * flags["gpus_per_node"]
+    ranks = gpus // (flags["tp"] * flags["pp"] * flags["cp"])
+    if not tokens or not ranks:
+        return None
+    sequences = max(1, round(tokens * flags["cp"] / flags["seq_len"]))
+    return int(sequences * ranks)
 
 
 def pricer_of(option_values: dict[str, Any], job: "Job") -> Pricer:
     """Kernel models by the names that were given."""
+    return job.pricer(**_backends(option_values))
+
+
+def _backends(option_values: dict[str, Any]) -> dict[str, Any]:
     table = option_values.get("gemm_table")
-    return job.pricer(
-        gemm_backend=option_values["gemm_backend"],
-        sdpa_backend=option_values["sdpa_backend"],
-        gemm_options={"path": table} if table else {},
-    )
+    return {
+        "gemm_backend": option_values["gemm_backend"],
+        "sdpa_backend": option_values["sdpa_backend"],
+        "gemm_options": {"path": table} if table else {},
+    }
 
 
 def _print(as_json: bool, result: dict[str, Any], text: Callable[[dict[str, Any]], str]) -> None:

@@ -21,6 +21,7 @@ import click
 
 from aorta.config.yaml_files import read_yaml
 from aorta.errors import ConfigError, did_you_mean
+from aorta.projection.plan import RATES
 
 DAILY = frozenset(
     ["job", "model", "gpu_arch", "gpus", "nodes", "tp", "pp", "ep", "global_batch_size", "seq_len", "dtype"]
@@ -152,9 +153,6 @@ def read_job(path: Path, command: click.Command, ctx: click.Context) -> JobFile:
             raise ConfigError(f"{path}: {key}: {error.message}") from None
     if "nodes" in document and "gpus" in options and "gpus" not in document:
         job.values["gpus"] = _gpus(path, document)
-    for key in ("set", "calibration"):
-        if key in document and key not in options and "gpus" in options:  # else it changes no number
-            raise ConfigError(f"{path}: {key} is not read by {command.name}; leave it out of this job")
     return job
 
 
@@ -167,7 +165,7 @@ def job_keys() -> frozenset[str]:
 
     for option in (*PLAN_OPTIONS, *BACKEND_OPTIONS, *WHAT_IF_OPTIONS):
         every = option(every)
-    return frozenset({"gpus", "top", "set", *_options(every)})
+    return frozenset({"gpus", "top", "set", *RATES, *_options(every)})
 
 
 def _options(command: click.Command) -> dict[str, click.Option]:

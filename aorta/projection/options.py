@@ -20,6 +20,8 @@ OVERRIDES = (
     "tp_overlap",
     "dp_overlap",
     "reshard_after_forward",
+    "forward_prefetch",
+    "backward_prefetch",
     "grad_sync",
     "replicas",
     "fp8_weights",
@@ -85,6 +87,8 @@ PLAN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _flag("tp-overlap", "Collectives of tp in chunks beside GEMMs."),
     _flag("dp-overlap", "Data-parallel traffic beside compute."),
     _flag("reshard-after-forward", "FSDP: gather weights again for the backward pass."),
+    click.option("--forward-prefetch", type=int, metavar="N", help="FSDP2: blocks gathered ahead, forward."),
+    click.option("--backward-prefetch", type=int, metavar="N", help="FSDP2: and backward. Default: 1."),
     click.option("--grad-sync", type=click.Choice(["each", "last"]), help="FSDP: in which micro-batches."),
     click.option("--replicas", type=int, help="HSDP: copies of the sharded weights."),
     click.option(
@@ -95,7 +99,11 @@ PLAN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--schedule", type=click.Choice(["1f1b", "interleaved", "zero-bubble"])),
     click.option("--first-stage-layers", type=int, help="Layers of the first pipeline stage."),
     click.option("--last-stage-layers", type=int, help="Layers of the last pipeline stage."),
-    click.option("--attention", type=click.Choice(["cudnn", "flash", "unfused"]), help="Kernel family."),
+    click.option(
+        "--attention",
+        type=click.Choice(["cudnn", "flash", "unfused", "unfused_windows"]),
+        help="Kernel family.",
+    ),
     click.option("--cp-exchange", type=click.Choice(["ring", "all_gather", "all_to_all"])),
     click.option(
         "--adapters", type=click.Choice(["none", "attention", "all"]), help="Linear layers that LoRA adapts."
@@ -123,6 +131,18 @@ WHAT_IF_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="What if: hardware.memory.sustained_hbm_bytes_per_s=x2, plan.slowdown=1.1, factors.gemm=0.9.",
     ),
     click.option("--calibration", type=click.Path(path_type=Path), help="Factors from `calibrate --output`."),
+    click.option(
+        "--measured",
+        type=click.Path(path_type=Path),
+        metavar="RUN|FILE",
+        help="One measured step to start from: the folder of a run, or a job file with step_ms.",
+    ),
+    click.option(
+        "--measured-as",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="What the measured job ran with where it differs from this one, such as tp=2.",
+    ),
 )
 BACKEND_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--gemm-backend", default="tile", show_default=True, metavar="tile|roofline|table|origami"),
@@ -132,6 +152,39 @@ BACKEND_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--sdpa-backend", default="tile", show_default=True, metavar="tile|roofline|origami"),
     click.option("--gpu-clock-mhz", type=float, help="Scales compute rates, not memory or links."),
 )
+
+
+def _name(option: Callable[[Any], Any]) -> str:
+    """The parameter that an option sets."""
+
+    def command() -> None: ...
+
+    return str(option(command).__click_params__[0].name)
+
+
+SEARCHED: dict[str, Any] = {
+    "nodes": 1,
+    "dp": None,
+    "tp": 1,
+    "pp": 1,
+    "vpp": 1,
+    "cp": 1,
+    "ep": 1,
+    "micro_batch_size": 1,
+    "recompute": "none",
+    "recompute_modules": None,
+    "sharding": "zero1",
+    "replicas": None,
+    "schedule": None,
+    "first_stage_layers": None,
+    "last_stage_layers": None,
+    "expert_tp_size": None,
+    "deepep": None,
+    "ep_overlap": None,
+    "fsdp_overlap": None,
+}
+"""Options that `search` chooses itself, or leaves to the stack, with what stands for them in one layout."""
+SEARCH_OPTIONS = tuple(option for option in PLAN_OPTIONS if _name(option) not in SEARCHED)
 
 
 def options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Command], Command]:
@@ -147,12 +200,8 @@ def options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Command], Co
 
 def read(option_values: Mapping[str, Any]) -> tuple[Model, Plan, Hardware]:
     """Model, plan and hardware that the options name; refuses what would have no effect."""
-    model = load_model(option_values["model"])
-    if not option_values["gpu_arch"]:
-        raise ConfigError("--gpu-arch is needed, for example --gpu-arch h100")
-    clock_mhz = option_values.get("gpu_clock_mhz")
     _check_counts(option_values)
-    hardware = load_hardware(option_values["gpu_arch"], clock_mhz)
+    model, hardware = model_and_hardware(option_values)
     if option_values["moe_grouped_gemm"] and model.experts is None:
         raise ConfigError(f"--moe-grouped-gemm has no effect: {model.name} has no experts")
     if option_values["schedule"] not in (None, "1f1b") and option_values["pp"] == 1:
@@ -169,6 +218,13 @@ def read(option_values: Mapping[str, Any]) -> tuple[Model, Plan, Hardware]:
     plan = plan_of(option_values, model, hardware)
     plan.check(model)
     return model, plan, hardware
+
+
+def model_and_hardware(option_values: Mapping[str, Any]) -> tuple[Model, Hardware]:
+    model = load_model(option_values["model"])
+    if not option_values["gpu_arch"]:
+        raise ConfigError("--gpu-arch is needed, for example --gpu-arch h100")
+    return model, load_hardware(option_values["gpu_arch"], option_values.get("gpu_clock_mhz"))
 
 
 def _check_counts(option_values: Mapping[str, Any]) -> None:
@@ -204,13 +260,19 @@ def plan_of(option_values: Mapping[str, Any], model: Model, hardware: Hardware) 
         "recompute_layers": layers,
         "sharding": option_values["sharding"],
     }
-    over = {name: option_values[name] for name in OVERRIDES if option_values[name] is not None}
-    if option_values["grad_dtype"] is not None:
-        over["grad_bytes"] = {"fp32": 4, "bf16": 2}[option_values["grad_dtype"]]
-    if option_values["recompute_modules"]:
-        over["recompute_modules"] = _modules(option_values["recompute_modules"])
+    over = overrides(option_values)
     release = load_stack(option_values["stack"])
     return planned(model, hardware, release, layout, over, compile_blocks=option_values["compile_blocks"])
+
+
+def overrides(option_values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a Plan that options give over those of the stack."""
+    over = {name: option_values[name] for name in OVERRIDES if option_values.get(name) is not None}
+    if option_values["grad_dtype"] is not None:
+        over["grad_bytes"] = {"fp32": 4, "bf16": 2}[option_values["grad_dtype"]]
+    if option_values.get("recompute_modules"):
+        over["recompute_modules"] = _modules(option_values["recompute_modules"])
+    return over
 
 
 def _modules(text: str | None) -> tuple[Any, ...]:

@@ -20,6 +20,8 @@ Recompute = Literal["none", "selective", "full"]
 RecomputeModule = Literal["norm", "activation", "latent_up", "ffn", "experts", "every_second_gemm"]
 MOST = 10**9
 """Largest number of GPUs, of tokens of a micro-batch, and of any count: no size overflows below it."""
+RATES = ("step_ms", "tokens_per_s_per_gpu")
+"""Keys of a job's file that say what was measured of it."""
 COUNTS = (
     "nodes",
     "gpus_per_node",

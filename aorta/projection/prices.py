@@ -15,6 +15,7 @@ from aorta.projection.collectives import collective_time, domain_size, rank_grou
 from aorta.projection.constants import constants
 from aorta.projection.estimates import KernelEstimate, estimate, memory_bound
 from aorta.projection.gemm import GemmBackend, TileGemm
+from aorta.projection.model import Model
 from aorta.projection.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp, Op, Scan
 from aorta.projection.plan import Plan
 from aorta.projection.sdpa import AttentionSize, SdpaBackend, TileSdpa
@@ -118,6 +119,36 @@ def step_factors(vendor: str, step: StepFactors) -> Factors:
     return constants(Factors, "factors.any", f"factors.{vendor}", **further)
 
 
+class Anchor(NamedTuple):
+    """What one measured step says about a user's software; see anchor.py."""
+
+    name: str
+    model: Model
+    plan: Plan
+    part: str
+    terms: Mapping[str, float]
+    """Measured over projected time by category of operations, and of launches (`host`)."""
+    rest: float
+    """Measured over projected step with these: a factor on the whole step."""
+
+    @property
+    def told_apart(self) -> bool:
+        return bool(self.terms)
+
+
+LAUNCHES = (
+    "moe_layer_host_s",
+    "expert_host_s",
+    "eager_launch_s",
+    "dtensor_launch_s",
+    "compiled_launch_s",
+    "megatron_launch_s",
+    "fsdp_unit_s",
+    "fsdp_dtensor_unit_s",
+)
+"""Factors that are host times."""
+
+
 class Priced(NamedTuple):
     op: Op
     seconds: float
@@ -154,6 +185,7 @@ class Pricer:
         self.unit_runs: dict[int, Any] = {}
         self.units: dict[tuple[str, bool], Any] = {}
         self.scales: dict[str, tuple[float, float]] = {}
+        self.anchor: Anchor | None = None
         self._kernels: dict[tuple[object, ...], KernelEstimate] = {}
 
     def with_plan(self, plan: Plan) -> "Pricer":
@@ -171,6 +203,16 @@ class Pricer:
         clone = self.with_plan(self.plan)
         clone.factors = factors
         clone.contention = factors.contention
+        return clone
+
+    def with_anchor(self, anchor: Anchor) -> "Pricer":
+        """A pricer under which operations and launches take as long as a measured step says."""
+        clone = self.with_plan(self.plan)
+        host = anchor.terms.get("host")
+        if host is not None:
+            launches = {name: getattr(self.factors, name) * host for name in LAUNCHES}
+            clone = self.with_factors(msgspec.structs.replace(self.factors, **launches))
+        clone.anchor = anchor
         return clone
 
     def with_scales(self, scales: dict[str, tuple[float, float]]) -> "Pricer":
@@ -214,7 +256,10 @@ class Pricer:
         """Seconds of one operation with its category in the breakdown."""
         priced = self._cache.get(op)
         if priced is None:
-            priced = self._cache[op] = self._price(op)
+            priced = self._price(op)
+            if self.anchor is not None and priced.category in self.anchor.terms:
+                priced = priced._replace(seconds=priced.seconds * self.anchor.terms[priced.category])
+            self._cache[op] = priced
         return priced
 
     def _price(self, op: Op) -> Priced:
@@ -275,7 +320,9 @@ class Pricer:
         return kernel_estimate
 
     def _attention(self, op: AttentionOp) -> KernelEstimate:
-        if self.plan.attention == "unfused":
+        if self.plan.attention == "unfused" or (
+            self.plan.attention == "unfused_windows" and op.window is not None
+        ):
             return self._unfused(op)
         key: tuple[object, ...] = (*op[2:], self.family)
         kernel_estimate = self._kernels.get(key)

@@ -1,112 +1,115 @@
 """Layouts for a number of GPUs: what is legal and fits into memory, fastest first."""
 
 import itertools
+import math
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from aorta.errors import AortaError, ConfigError
-from aorta.hardware import Hardware, load_hardware
+from aorta.hardware import Hardware
 from aorta.projection import stages
+from aorta.projection.interval import layout_noise
 from aorta.projection.memory import MemoryEstimate, memory
-from aorta.projection.model import Model, load_model
+from aorta.projection.model import Model
 from aorta.projection.ops import CollectiveOp
 from aorta.projection.plan import Plan, check_count, layout_text
 from aorta.projection.prices import Pricer
+from aorta.projection.software import Release, planned
 from aorta.projection.step import project
+from aorta.projection.whatif import Job
 
 FURTHER = 6
 """Layouts beyond twice the wanted ones that are worked out in full, since the quick order is not exact."""
 
 
 def search(
-    model: str,
-    gpu_arch: str | None,
-    gpus: int,
-    gpus_per_node: int,
-    global_batch_size: int,
-    seq_len: int,
-    dtype: str,
-    stack: str,
-    top: int = 15,
-    progress: bool = False,
+    job: Job, release: Release, fixed: dict[str, Any], top: int = 15, progress: bool = False, **backends: Any
 ) -> dict[str, Any]:
-    """Every legal layout ranked by speed among those that fit, and the Pareto front of speed and memory."""
-    if not gpu_arch:
-        raise ConfigError("--gpu-arch is needed, for example --gpu-arch h100")
-    shape, hardware = load_model(model), load_hardware(gpu_arch)
-    counts = {
-        "gpus": gpus,
-        "gpus_per_node": gpus_per_node,
-        "global_batch_size": global_batch_size,
-        "seq_len": seq_len,
-        "top": top,
-    }
-    for name, count in counts.items():
-        check_count(name, count)
-    if gpus % min(gpus, gpus_per_node):
-        raise ConfigError(f"--gpus {gpus} must be a multiple of --gpus-per-node {gpus_per_node}")
-    fixed = {
-        "nodes": gpus // min(gpus, gpus_per_node),
-        "gpus_per_node": min(gpus, gpus_per_node),
-        "global_batch_size": global_batch_size,
-        "seq_len": seq_len,
-        "dtype": dtype,
-        "stack": stack,
-    }
-    plans = list(candidates(shape, gpus, fixed))
+    """Every legal layout ranked by speed among those that fit, and the Pareto front of speed and memory.
+
+    job: model, part, factors, anchor, and the plan of one layout. fixed: what all layouts share: `layout`
+    (nodes, batch, sequence, precision), `overrides` of the stack, `compile_blocks`, `changes` of the plan.
+    """
+    check_count("top", top)
+    plan = job.plan
+    plans = list(candidates(job.model, job.hardware, release, fixed))
     if not plans:
         raise ConfigError(
-            f"no layout of {gpus} x {hardware.name} is legal for a batch of {global_batch_size}"
+            f"no layout of {plan.nodes * plan.gpus_per_node} x {job.hardware.name} is legal for a batch of "
+            f"{plan.global_batch_size}"
         )
-    pricer = Pricer(hardware, plans[0])
-    quick = Quick(shape, pricer)
+    pricer = job.pricer(**backends).with_plan(plans[0])
+    quick = Quick(job.model, pricer)
     ranked = sorted(plans, key=quick.step_s)
-    fitting, smallest, examined = _fitting(shape, hardware, ranked, 2 * top + FURTHER)
+    fitting, smallest, examined = _fitting(job.model, job.hardware, ranked, 2 * top + FURTHER)
     if not fitting:
         raise ConfigError(
-            f"no layout of {gpus} x {hardware.name} fits {shape.name} at "
-            f"{global_batch_size} x {seq_len} tokens; the smallest needs {smallest / 2**30:.0f} GiB"
+            f"no layout of {plan.nodes * plan.gpus_per_node} x {job.hardware.name} fits {job.model.name} at "
+            f"{plan.global_batch_size} x {plan.seq_len} tokens; the smallest needs {smallest / 2**30:.0f} GiB"
         )
-    return _ranked(shape, hardware, fitting, len(plans), examined, top, progress)
+    return _ranked(job, pricer, fitting, len(plans), examined, top, progress)
 
 
-def candidates(model: Model, gpus: int, fixed: dict[str, Any]) -> Iterator[Plan]:
+def candidates(
+    model: Model, hardware: Hardware, release: Release, fixed: Mapping[str, Any]
+) -> Iterator[Plan]:
     """Legal plans. Batches that do not divide, splits that do not fit and the like are left out."""
-    node = int(fixed["gpus_per_node"])
+    layout, node = fixed["layout"], int(fixed["layout"]["gpus_per_node"])
+    gpus = node * int(layout["nodes"])
     for tp in (n for n in (1, 2, 4, 8) if n <= node):
         for pp in (n for n in (1, 2, 4, 8, 16, 32) if tp * n <= gpus and n <= model.num_layers):
-            for cp in (n for n in (1, 2, 4, 8, 16) if n == 1 or fixed["seq_len"] // n >= 2048):
+            for cp in (n for n in (1, 2, 4, 8, 16) if n == 1 or layout["seq_len"] // n >= 2048):
                 if gpus % (tp * pp * cp):
                     continue
                 dp = gpus // (tp * pp * cp)
-                for changes in _variants(model, node, tp, pp, cp, dp, fixed):
-                    plan = Plan(
-                        **fixed,
-                        tp=tp,
-                        pp=pp,
-                        cp=cp,
-                        dp=dp,
-                        sequence_parallel=tp > 1,
-                        tp_overlap=tp > 1 and fixed["stack"] == "megatron" and model.experts is None,
-                        **changes,
-                    )
-                    try:
-                        plan.check(model)
-                    except AortaError:
-                        continue
-                    yield plan
+                mesh = dict(layout, tp=tp, pp=pp, cp=cp, dp=dp)
+                yield from _legal(model, hardware, release, mesh, fixed)
 
 
-def _variants(
-    model: Model, node: int, tp: int, pp: int, cp: int, dp: int, fixed: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """Choices that one mesh leaves open: experts, chunks, sharding, micro-batch, recomputation."""
+def _legal(
+    model: Model, hardware: Hardware, release: Release, mesh: dict[str, Any], fixed: Mapping[str, Any]
+) -> Iterator[Plan]:
+    """Legal plans of one mesh, under the stack's settings and the user's."""
+    settings: dict[tuple[Any, ...], Plan | None] = {}
+    for changes in _variants(model, mesh):
+        batch = changes.pop("micro_batch_size")
+        expert_tp = changes.pop("expert_tp_size", None)
+        key = tuple(changes.values())
+        if key not in settings:
+            try:
+                settings[key] = planned(
+                    model,
+                    hardware,
+                    release,
+                    mesh | changes | {"micro_batch_size": batch},
+                    fixed["overrides"],
+                    compile_blocks=fixed["compile_blocks"],
+                )
+            except AortaError:
+                settings[key] = None
+        plan = settings[key]
+        if plan is None:
+            continue
+        chosen = {"micro_batch_size": batch, **fixed["changes"]}
+        if expert_tp is not None:
+            chosen["expert_tp_size"] = expert_tp
+        plan = msgspec.structs.replace(plan, **chosen)
+        try:
+            plan.check(model)
+        except AortaError:
+            continue
+        yield plan
+
+
+def _variants(model: Model, mesh: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Choices that one mesh leaves open: experts, chunks, sharding, recomputation, micro-batch."""
+    tp, pp, ranks = mesh["tp"], mesh["pp"], mesh["dp"] * mesh["cp"]
     experts = model.experts
-    splits = [{"ep": 1}]
+    splits: list[dict[str, Any]] = [{"ep": 1}]
     if experts is not None:
         splits += [
             {"ep": ep, "expert_tp_size": width}
@@ -120,28 +123,22 @@ def _variants(
         if pp == 1
         else [n for n in range(1, 21) if layers % (pp * n) == 0 or (layers + 2) % (pp * n) == 0]
     )
-    shardings: list[dict[str, Any]] = [{"sharding": "zero1"}] if dp * cp > 1 else [{"sharding": "ddp"}]
-    if pp == 1 and dp * cp > 1:
-        shardings.append({"sharding": "zero3"})
-        if dp * cp > node and dp * cp % node == 0:
-            shardings.append({"sharding": "zero3", "replicas": dp * cp // node})
+    shardings = ["zero1"] if ranks > 1 else ["ddp"]
+    if pp == 1 and ranks > 1:
+        shardings.append("fsdp")
+        if ranks > mesh["gpus_per_node"] and ranks % mesh["gpus_per_node"] == 0:
+            shardings.append("hsdp")
     recomputes: list[dict[str, Any]] = [
-        {"recompute": "none"},
-        {"recompute": "selective"},
+        {"recompute": "none", "recompute_layers": None},
+        {"recompute": "selective", "recompute_layers": None},
         {"recompute": "full", "recompute_layers": max(1, layers // 2)},
-        {"recompute": "full"},
+        {"recompute": "full", "recompute_layers": None},
     ]
-    batches = [n for n in (1, 2, 4, 8) if fixed["global_batch_size"] % (n * dp) == 0]
-    for parts in itertools.product(splits, shardings, recomputes):
-        for vpp in chunks:
-            for micro_batch_size in batches:
-                yield {
-                    **parts[0],
-                    **parts[1],
-                    **parts[2],
-                    "vpp": vpp,
-                    "micro_batch_size": micro_batch_size,
-                }
+    batches = [n for n in (1, 2, 4, 8) if mesh["global_batch_size"] % (n * mesh["dp"]) == 0]
+    for split, sharding, recompute, vpp, batch in itertools.product(
+        splits, shardings, recomputes, chunks, batches
+    ):
+        yield split | {"sharding": sharding} | recompute | {"vpp": vpp, "micro_batch_size": batch}
 
 
 class Quick:
@@ -222,26 +219,25 @@ def _fitting(
 
 
 def _ranked(
-    model: Model,
-    hardware: Hardware,
-    fitting: list[Any],
-    num_legal: int,
-    examined: int,
-    top: int,
-    progress: bool,
+    job: Job, pricer: Pricer, fitting: list[Any], num_legal: int, examined: int, top: int, progress: bool
 ) -> dict[str, Any]:
     """The best layouts projected in full, and the Pareto front among them."""
-    pricer = Pricer(hardware, fitting[0][0])
-    fine = sorted(_rows(model, fitting, pricer, progress), key=lambda row: float(row["step_ms"]))
+    fine = sorted(_rows(job.model, fitting, pricer, progress), key=lambda row: float(row["step_ms"]))
     front = _front(fine)
+    noise = layout_noise(job.model, job.plan)
+    best_ms = float(fine[0]["step_ms"])
     for row in fine:
         row["pareto"] = any(row is member for member in front)
+        row["as_good_as_best"] = row["step_ms"] <= best_ms * math.exp(noise)
     return {
-        "model": model.name,
-        "gpu": hardware.name,
+        "model": job.model.name,
+        "gpu": job.hardware.name,
+        "stack": job.plan.software,
+        "anchor": None if job.anchor is None else job.anchor.name,
         "num_legal": num_legal,
         "num_examined": examined,
         "num_fitting": len(fitting),
+        "noise": math.expm1(noise),
         "best": fine[:top],
         "pareto": front,
     }
@@ -261,6 +257,7 @@ def _rows(model: Model, fitting: list[Any], pricer: Pricer, progress: bool) -> l
                 "interval_ms": [projection.low_s * 1e3, projection.high_s * 1e3],
                 "tokens_per_s_per_gpu": tokens,
                 "memory_gib": memory_estimate.total_bytes / 2**30,
+                "memory_verdict": memory_estimate.verdict,
                 "host_bound": projection.host_bound,
             }
         )
@@ -282,24 +279,33 @@ def _front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def text(result: dict[str, Any]) -> str:
     fit = f"the fastest of {result['num_legal']} legal layouts that fit ({result['num_examined']} looked at)"
-    lines = [
-        f"{result['model']} on {result['gpu']}: {fit}",
+    by = f", {result['stack']}" if result["stack"] else ""
+    lines = [f"{result['model']} on {result['gpu']}{by}: {fit}"]
+    if result["anchor"]:
+        lines.append(f"anchored on {result['anchor']}")
+    lines += [
         "",
-        f"{'tokens/s/GPU':>12s}{'step ms':>12s}{'interval':>18s}{'GiB':>8s}"
-        "   layout (* on the front of speed and memory)",
+        f"  {'tokens/s/GPU':>12s}{'step ms':>10s}{'range':>16s}{'GiB':>7s}   layout",
     ]
     lines += [_line(row) for row in result["best"]]
     front_only = [row for row in result["pareto"] if row not in result["best"]]
     if front_only:
-        lines += ["", "further along the front:"] + [_line(row) for row in front_only]
+        lines += ["", "further along the front of speed and memory:"] + [_line(row) for row in front_only]
+    lines += [
+        "",
+        f"= as good as the best: a measurement alone tells layouts within {result['noise']:.0%} apart",
+        "* on the front of speed and memory   tight: fits with what the stack can save",
+    ]
     return "\n".join(lines)
 
 
 def _line(row: dict[str, Any]) -> str:
+    same = "=" if row["as_good_as_best"] else " "
     mark = "*" if row["pareto"] else " "
     spread = "{:.0f}..{:.0f}".format(*row["interval_ms"])
-    host = "  host-bound" if row["host_bound"] else ""
+    notes = "  host-bound" if row["host_bound"] else ""
+    notes += "  tight" if row["memory_verdict"] == "tight" else ""
     return (
-        f"{row['tokens_per_s_per_gpu']:12.0f}{row['step_ms']:12.1f}{spread:>18s}"
-        f"{row['memory_gib']:8.1f} {mark} {row['layout']}{host}"
+        f"{same} {row['tokens_per_s_per_gpu']:12.0f}{row['step_ms']:10.1f}{spread:>16s}"
+        f"{row['memory_gib']:7.1f} {mark} {row['layout']}{notes}"
     )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from aorta.hardware import Hardware
 from aorta.projection import passes, pipeline
 from aorta.projection.chunks import OFFLOAD, chunk_key, exchange_s, offload_waits_s, timed_chunks
-from aorta.projection.interval import Widening, bounds, widenings
+from aorta.projection.interval import Widening, anchored_widenings, bounds, widenings
 from aorta.projection.memory import offloaded_bytes
 from aorta.projection.model import Model
 from aorta.projection.ops import BF16, FP32, CollectiveOp
@@ -247,8 +247,16 @@ def _assemble(model: Model, plan: Plan, pricer: Pricer, parts: StepParts, sample
         breakdown["host"] = max(breakdown["host"], parts.host_s - device_s)
     breakdown["stragglers"] = straggler_share(plan.world_size, pricer) * sum(breakdown.values())
     device_s += breakdown["stragglers"]
+    anchor, host_s = pricer.anchor, parts.host_s
+    if anchor is not None:
+        breakdown = scaled(breakdown, anchor.rest)
+        device_s, host_s = device_s * anchor.rest, host_s * anchor.rest
     step_s = sum(breakdown.values())
-    reasons = widenings(model, plan, pricer.hardware, breakdown)
+    reasons = (
+        widenings(model, plan, pricer.hardware, breakdown)
+        if anchor is None
+        else anchored_widenings(model, plan, pricer.hardware, anchor)
+    )
     low_s, high_s = bounds(step_s, reasons)
     factors = pricer.factors
     return Projection(
@@ -260,7 +268,7 @@ def _assemble(model: Model, plan: Plan, pricer: Pricer, parts: StepParts, sample
         high_s,
         breakdown,
         device_s,
-        parts.host_s,
+        host_s,
         factors,
         tuple(sample.tasks),
         sample.run,

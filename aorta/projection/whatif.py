@@ -12,7 +12,7 @@ from aorta.hardware import Hardware
 from aorta.projection.memory import memory
 from aorta.projection.model import Model
 from aorta.projection.plan import Plan
-from aorta.projection.prices import Factors, Pricer
+from aorta.projection.prices import Anchor, Factors, Pricer
 from aorta.projection.step import Projection, project
 
 SECTIONS = ("hardware", "plan", "factors", "model")
@@ -31,9 +31,12 @@ class Job(NamedTuple):
     plan: Plan
     hardware: Hardware
     factors: Factors
+    anchor: Anchor | None = None
+    """A measured step that projections start from."""
 
     def pricer(self, **backends: Any) -> Pricer:
-        return Pricer(self.hardware, self.plan, factors=self.factors, **backends)
+        pricer = Pricer(self.hardware, self.plan, factors=self.factors, **backends)
+        return pricer if self.anchor is None else pricer.with_anchor(self.anchor)
 
     def project(self) -> Projection:
         return project(self.model, self.plan, self.pricer())

@@ -1,11 +1,10 @@
 """A job from a file, from options and from KEY=VALUE arguments is one job, in every command."""
 
-import json
-
 import pytest
 from click.testing import CliRunner
 
 from aorta.projection.cli import main
+from tests.projection.asked import answer, refused
 
 JOB = """
 model: llama3-8b
@@ -29,20 +28,6 @@ def job(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
     return path
-
-
-def answer(*arguments):
-    result = CliRunner().invoke(main, [*map(str, arguments), "--json"])
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def refused(*arguments):
-    """The one line of a mistake that the user can fix."""
-    result = CliRunner().invoke(main, list(map(str, arguments)))
-    assert result.exit_code == 2, result.output
-    (line,) = result.stderr.strip().splitlines()
-    return line
 
 
 @pytest.mark.parametrize("command", ["performance", "memory"])
@@ -129,9 +114,13 @@ def test_mistakes_in_arguments_are_one_line(job, argument, message):
     assert message in refused("performance", "--job", job, argument)
 
 
-def test_what_search_would_leave_out_is_refused(job):
-    job.write_text(JOB + "set: {factors.gemm: x1.1}\n")
-    assert "set is not read by search" in refused("search", "--job", job)
+@pytest.mark.heavy
+def test_search_takes_the_what_ifs_and_the_stack_of_a_job(job):
+    plain = answer("search", "--job", job, "top=1", "stack=nemo@25.04")
+    job.write_text(JOB + "stack: nemo@25.04\nset: {factors.gemm: x1.1}\n")
+    found = answer("search", "--job", job, "top=1")
+    assert found["stack"] == "nemo@25.04"
+    assert found["best"][0]["step_ms"] > plain["best"][0]["step_ms"]
 
 
 def test_help_fits_a_screen_and_all_options_are_one_flag_away():

@@ -1,0 +1,164 @@
+"""A measured step as anchor: it is reproduced, its terms carry over, and what differs widens the interval."""
+
+import json
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from aorta.errors import BAD_INPUT
+from aorta.projection.cli import main
+from aorta.records.reader import read_run, read_steps
+from aorta.records.schema import KernelSums
+from aorta.records.writer import RunFolder
+from tests.projection.asked import answer, refused
+
+JOB = [
+    "--model",
+    "llama3-8b",
+    "--gpu-arch",
+    "h200",
+    "--seq-len",
+    "4096",
+    "--stack",
+    "torchtitan",
+    "--sharding",
+    "fsdp",
+]
+ONE_NODE = [*JOB, "--global-batch-size", "32", "--micro-batch-size", "2"]
+ROW = """
+model: llama3-8b
+gpu_arch: h100
+nodes: 8
+tp: 2
+global_batch_size: 256
+seq_len: 8192
+dtype: fp8
+stack: nemo@25.04
+"""
+
+
+@pytest.fixture
+def row(tmp_path):
+    path = tmp_path / "row.yaml"
+    path.write_text(ROW + "step_ms: 6000\n")
+    return path
+
+
+def test_the_anchors_own_job_takes_what_was_measured(row):
+    found = answer("performance", "--job", row, "--measured", row)
+    assert found["step_ms"] == pytest.approx(6000)
+    assert sum(found["breakdown"].values()) == pytest.approx(6000)
+    low, high = found["interval"]["step_ms"]
+    plain_low, plain_high = answer("performance", "--job", row)["interval"]["step_ms"]
+    assert low < 6000 < high
+    assert high / low < plain_high / plain_low
+
+
+def test_a_rate_says_as_much_as_a_step(row, tmp_path):
+    """256 sequences of 8192 tokens on 64 GPUs in 6 s are 5461.33 tokens/s and GPU."""
+    path = tmp_path / "rate.yaml"
+    path.write_text(ROW + "tokens_per_s_per_gpu: 5461.333333\n")
+    assert answer("performance", "--job", row, "--measured", path)["step_ms"] == pytest.approx(6000)
+
+
+def test_another_layout_keeps_the_ratio_and_is_less_sure(row):
+    def step(*further):
+        return answer("performance", "--job", row, "tp=4", *further)
+
+    ratio = 6000 / answer("performance", "--job", row)["step_ms"]
+    found = step("--measured", row)
+    assert found["step_ms"] == pytest.approx(ratio * step()["step_ms"])
+    reasons = {one["reason"] for one in found["widened_by"]}
+    assert reasons == {"anchored on row.yaml", "another layout than the anchor's"}
+
+
+@pytest.mark.parametrize("command", ["compare", "sweep", "search", "explain"])
+def test_every_command_starts_from_the_anchor(row, command):
+    further = {
+        "compare": ["tp=1"],
+        "sweep": ["tp=2"],
+        "search": ["--gpus", 64, "--top", 1],
+        "explain": ["--no-ablation"],
+    }[command]
+    plain = json.dumps(answer(command, "--job", row, *further))
+    anchored = json.dumps(answer(command, "--job", row, "--measured", row, *further))
+    assert plain != anchored
+    if command != "search":
+        assert "6000.0" in anchored or "5999.99" in anchored
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """One node's run, as records with kernel classes, of a stack whose GEMMs take half as long again."""
+
+    def write(*changes, **kernels_further):
+        folder = tmp_path / "projected"
+        result = CliRunner().invoke(
+            main, ["performance", *ONE_NODE, *changes, "--json", "--log-dir", str(folder)]
+        )
+        assert result.exit_code == 0, result.output
+        breakdown = json.loads(result.stdout)["breakdown"]
+        classes = {
+            "gemm": (breakdown["gemm_ms"], 100),
+            "attention": (breakdown["attention_ms"], 10),
+            "elementwise": (breakdown["elementwise_ms"] + breakdown.get("fsdp_copy_ms", 0.0), 100),
+        }
+        run = tmp_path / "run"
+        for rank in range(8):
+            with RunFolder(run, rank) as writer:
+                if rank == 0:
+                    writer.write_run(read_run(folder))
+                (step,) = read_steps(folder / f"rank_{rank}_metrics.jsonl")
+                kernels = KernelSums(num_kernels=210, classes=classes, top=[])
+                for number in range(4):
+                    writer.steps.write(
+                        msgspec.structs.replace(
+                            step, step=number, global_step=number, source="kernels", kernels=kernels
+                        )
+                    )
+        return run
+
+    return write
+
+
+def test_terms_of_a_recorded_node_carry_over_to_64_gpus(recorded):
+    """The recorded stack has slower GEMMs; with these told apart, 64 GPUs take what such a stack takes."""
+    slow = ["--set", "factors.gemm=x1.5"]
+    run = recorded(*slow)
+    larger = [*JOB, "--nodes", "8", "--global-batch-size", "256", "--micro-batch-size", "2"]
+    truth = answer("performance", *larger, *slow)
+    found = answer("performance", *larger, "--measured", run, "--measured-as", "global-batch-size=32")
+    assert found["step_ms"] == pytest.approx(truth["step_ms"], rel=0.01)
+    assert found["breakdown"]["gemm_ms"] == pytest.approx(truth["breakdown"]["gemm_ms"], rel=0.01)
+    assert found["breakdown"]["attention_ms"] == pytest.approx(truth["breakdown"]["attention_ms"], rel=0.02)
+
+
+def test_the_batch_of_a_recorded_run_follows_from_its_tokens(recorded):
+    run = recorded()
+    larger = [*JOB, "--nodes", "8", "--global-batch-size", "256", "--micro-batch-size", "2"]
+    named = answer("performance", *larger, "--measured", run, "--measured-as", "global-batch-size=32")
+    assert answer("performance", *larger, "--measured", run) == named
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        pytest.param(ROW, [], "needs one of step_ms and tokens_per_s_per_gpu", id="nothing-measured"),
+        pytest.param(ROW + "step_ms: -1", [], "step_ms must be a number above 0", id="negative"),
+        pytest.param(ROW + "step_ms: 1", [], "took 1.0 ms where", id="other-work"),
+        pytest.param(ROW + "step_ms: 6000", ["tp=3"], "--measured-as KEY=VALUE says", id="no-layout"),
+        pytest.param("- 1", [], "must be a run's folder, or a job file", id="list"),
+    ],
+)
+def test_what_is_no_anchor_is_one_line(row, tmp_path, text, arguments, message):
+    path = tmp_path / "other.yaml"
+    path.write_text(text + "\n")
+    as_words = [word for text in arguments for word in ("--measured-as", text)]
+    assert message in refused("performance", "--job", row, "--measured", path, *as_words)
+
+
+def test_a_folder_without_a_run_is_one_line(row, tmp_path):
+    assert "has no run.json" in refused("performance", "--job", row, "--measured", tmp_path)
+    result = CliRunner().invoke(main, ["performance", "--job", str(row), "--measured-as", "tp=1"])
+    assert result.exit_code == BAD_INPUT
