@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from aorta.attach.settings import AttachSettings, read_settings, say
+from aorta.attach.settings import LAUNCHER, AttachSettings, read_settings, say
 
 attachment: "Attachment | None" = None
 """The hooks of this process, from its import of torch on."""
@@ -112,6 +112,8 @@ class Attachment:
             self._watch_distributed(module)
         elif name == "torch.distributed.optim.optimizer":
             self._watch_remote_optimizer(module)
+        elif name == LAUNCHER:
+            self._watch_launcher(module)
         if self.pending_targets:
             self._look_for_target()
 
@@ -238,6 +240,23 @@ class Attachment:
         for name, function in (("init_process_group", original_init), ("destroy_process_group", original)):
             if package is not None and vars(package).get(name) is function:
                 self._replace(package, name, getattr(module, name))
+
+    def _watch_launcher(self, module: Any) -> None:
+        """See in torchrun's agent how each of its processes failed: no rank can tell that of itself."""
+        self._call_after(module.ProcessFailure, "__post_init__", lambda args: self._process_failed(args[0]))
+        self._call_before(module.PContext, "close", lambda args: self._launcher_closes(args[0]))
+
+    @guarded
+    def _process_failed(self, failure: Any) -> None:
+        from aorta.attach.launches import note_failure
+
+        note_failure(failure, sys._getframe(1))
+
+    @guarded
+    def _launcher_closes(self, context: Any) -> None:
+        from aorta.attach.launches import closing
+
+        closing.add(context)
 
     def _watch_failures(self) -> None:
         original = sys.excepthook

@@ -18,7 +18,9 @@ BOOTSTRAP = Path(__file__).resolve().parent / "bootstrap"
 """The folder with our sitecustomize.py, for PYTHONPATH."""
 HOME = Path(__file__).resolve().parents[2]
 """The folder that holds the package aorta."""
-WATCHED = ("torch", "torch.distributed.distributed_c10d", "torch.distributed.optim.optimizer")
+LAUNCHER = "torch.distributed.elastic.multiprocessing.api"
+"""Module of torchrun's agent that learns how a process ended."""
+WATCHED = ("torch", "torch.distributed.distributed_c10d", "torch.distributed.optim.optimizer", LAUNCHER)
 """Modules after whose import sitecustomize calls aorta.attach.hooks.imported."""
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,7 @@ def run_command(output: Path, report: bool, open_page: bool, command: tuple[str,
     recorded: docs/run.md.
     """
     from aorta.attach.settings import AttachSettings, environment_for
+    from aorta.records.launches import VARIABLE, new_notes
 
     _check(options)
     options |= {"sinks": list(options["sinks"]), "max_mb": options["max_mb"] or None}
@@ -107,9 +108,11 @@ def run_command(output: Path, report: bool, open_page: bool, command: tuple[str,
         return BAD_INPUT
     began_ns = time.time_ns()
     environment = environment_for(settings, dict(os.environ))
+    notes = new_notes(output.absolute())
+    environment[VARIABLE] = str(notes)
     if settings.collectives == "plugin":
         _name_plugin(environment)
-    status = run_to_end(list(command), environment)
+    status = run_to_end(list(command), environment, notes=notes)
     if is_first_launch():
         try:
             _conclude(output, report, open_page, began_ns)
@@ -150,23 +153,42 @@ def _name_plugin(environment: dict[str, str]) -> None:
         click.echo(f"aorta: --collectives plugin has no effect: {error}", err=True)
 
 
-def run_to_end(command: list[str], environment: dict[str, str]) -> int:
-    """Run the command, pass signals on to it, and return its exit status: 128 + n after signal n."""
+def run_to_end(command: list[str], environment: dict[str, str], notes: Path | None = None) -> int:
+    """Run the command, pass signals on to it, and return its exit status: 128 + n after signal n.
+
+    notes: the file that says what the command was sent and how it ended, where it recorded anything.
+    """
+    from aorta.records.launches import note
+
     process = subprocess.Popen(command, env=environment)
-    with passed_on(process):
+
+    def noted(number: int) -> None:
+        if notes is not None and notes.parent.is_dir():
+            note(notes, "signal", signal=signal.Signals(number).name, pid=process.pid)
+
+    with passed_on(process, noted):
         status = process.wait()
+    if notes is not None and status != 0 and notes.parent.is_dir():
+        note(notes, "end", code=status, pid=process.pid)
     return 128 - status if status < 0 else status
 
 
 @contextmanager
-def passed_on(process: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Pass SIGTERM and SIGHUP on to the process; the terminal itself sends Ctrl-C to both."""
+def passed_on(
+    process: "subprocess.Popen[bytes]", noted: Callable[[int], None] = lambda number: None
+) -> Iterator[None]:
+    """Pass SIGTERM and SIGHUP on to the process; the terminal itself sends Ctrl-C to both.
+
+    noted: called with each signal that came, before it is passed on.
+    """
 
     def pass_on(number: int, _: object) -> None:
-        process.send_signal(number)
+        noted(number)
+        if number != signal.SIGINT:
+            process.send_signal(number)
 
     handlers = {
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGINT: signal.signal(signal.SIGINT, pass_on),
         signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
         signal.SIGHUP: signal.signal(signal.SIGHUP, pass_on),
     }

@@ -14,7 +14,9 @@ from aorta.errors import AortaError
 from aorta.hang.find import HangFinding, find, sentence
 from aorta.hang.last_calls import with_last_calls
 from aorta.hang.report import FOLDER, HangReport, read_reports
-from aorta.records.state import attempt_ending, ending_text, read_states
+from aorta.records.endings import attempt_ending, ending_text
+from aorta.records.launches import read_notes
+from aorta.records.state import read_states
 
 MOST_ROWS = 64
 """Ranks in the table."""
@@ -56,7 +58,7 @@ def endings(folder: Path) -> list[str]:
     states = list((read_states(folder) or read_states(folder.parent)).values())
     if not states:
         return []
-    ending = attempt_ending(states, states[0].process.world_size)
+    ending = attempt_ending(states, states[0].process.world_size, notes=read_notes(folder))
     if ending is None:
         return [
             "the run is still going on"

@@ -54,10 +54,11 @@ from aorta.hang.standing import (
 from aorta.processes import in_thread
 from aorta.record.calls import CollectiveCall
 from aorta.record.journal import Journal
+from aorta.records.endings import lost_a_peer
 from aorta.records.files import call_counts_name, last_calls_name
 from aorta.records.run_identity import is_stopped
 from aorta.records.schema import Ending
-from aorta.records.state import first_line, lost_a_peer, read_states
+from aorta.records.state import first_line, read_states
 from aorta.records.writer import move_aside, write_json
 
 log = logging.getLogger(__name__)

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from aorta.errors import NOT_JSON, RecordError
+from aorta.records.endings import attempt_ending
 from aorta.records.files import (
     COLUMNS_FILES,
     RUN_FILES,
@@ -32,6 +33,7 @@ from aorta.records.files import (
     steps_name,
     unwritten_name,
 )
+from aorta.records.launches import read_notes
 from aorta.records.reader import last_line, read_run
 from aorta.records.run_identity import (
     RunLaunch,
@@ -48,7 +50,6 @@ from aorta.records.state import (
     ProcessState,
     RankState,
     StateFile,
-    attempt_ending,
     first_line,
     last_step,
     read_states,
@@ -156,7 +157,7 @@ def _earlier_run(folder: Path, launch: RunLaunch, agents: Agents) -> RunRecord |
     if any(state.process.pid == os.getpid() for state in states):
         return None  # this process has started another run after it
     if launch.run_id is None:
-        ending = attempt_ending(states, run.attempts[-1].world_size, is_over=True)
+        ending = attempt_ending(states, run.attempts[-1].world_size, True, read_notes(folder))
         if ending is not None and ending.kind == "finished":
             return None
     return run
@@ -269,7 +270,7 @@ def with_ending(
         if state.rank < len(steps):
             steps[state.rank] = last_step(folder, state)
     first_steps = [state.process.first_step for state in sorted(states, key=lambda state: state.rank)]
-    ending = attempt_ending(states, attempt.world_size, is_over)
+    ending = attempt_ending(states, attempt.world_size, is_over, read_notes(folder))
     if ending is None and is_over:
         ending = Ending(kind="killed", why="no rank left a word")
     return msgspec.structs.replace(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from aorta.files import write_whole
+from aorta.files import read_regular, write_whole
 from aorta.record.overhead import BLOCK, FIRST_EVERY, NUM_FIRST, SLOW, Meter, block_of, is_recorded
 from aorta.records.files import overhead_name
 from aorta.records.schema import OverheadRecord
@@ -272,7 +272,7 @@ def state_path(folder: Path) -> Path:
 
 def _read_state(path: Path) -> list[tuple[float, float]]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_State).pairs
+        return msgspec.json.decode(read_regular(path), type=_State).pairs
     except (OSError, msgspec.MsgspecError):
         return []
 

@@ -7,10 +7,12 @@ from typing import NamedTuple
 RUN_FILES = (
     "run.json", "rank_*_metrics.jsonl", "rank_*_columns.bin", "rank_*_state.jsonl", "rank_*_kernels.json",
     "rank_*_sites.json", "rank_*_stacks.jsonl", "rank_*_memory.json", "rank_*_order.arrow",
-    "rank_*_dropped.json", ".rank_*_unwritten", ".rank_*_calls", ".rank_*_counts", ".overhead",
-    "torch_profiler", "tensorboard", "hang",
+    "rank_*_dropped.json", "launch_*.jsonl", ".rank_*_unwritten", ".rank_*_calls", ".rank_*_counts",
+    ".overhead", "torch_profiler", "tensorboard", "hang",
 )  # fmt: skip
 """Patterns of everything that a run leaves in its folder."""
+LAUNCH_FILES = "launch_*.jsonl"
+"""Pattern of what launchers saw of a run (aorta.records.launches)."""
 STEPS_FILES, STATE_FILES, COLUMNS_FILES = "rank_*_metrics.jsonl", "rank_*_state.jsonl", "rank_*_columns.bin"
 """Patterns of the files of all ranks."""
 STEPS_FILE = re.compile(r"rank_(\d+)_metrics\.jsonl")

@@ -5,13 +5,11 @@ process knows of itself, and what was written of its steps, by the process that 
 """
 
 import os
-import re
 import socket
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -33,23 +31,9 @@ SILENT_S = 60.0
 SUMS = ("step_ms", "comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
 """Numbers of steps whose sums a Tally keeps."""
 _MOST_TEXT = 500
-_MOST_RANKS = 6
 _BLANK = (b" " * (PAGE_BYTES - 1) + b"\n") * 2
 # O_NOFOLLOW: a link left there would have its target overwritten.
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
-
-_LOST_PEER = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|timeout)|timed? ?out"
-    r"|remote (process|error)|peer|rendezvous|connectFullMesh|NCCL|store",
-    re.IGNORECASE,
-)
-_DIST_ERRORS = (
-    "DistBackendError",
-    "DistNetworkError",
-    "DistStoreError",
-    "BrokenPipeError",
-    "ConnectionResetError",
-)
 
 State = TypeVar("State", bound=msgspec.Struct)
 
@@ -90,6 +74,8 @@ class LinesState(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     closed_unix_ns: int | None = None
     """When no more steps came."""
+    ending: Ending | None = None
+    """How the process ended that left no word, as the kernel told."""
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,11 +180,12 @@ class Tally:
             self._written_s = now_s
             self._write(None)
 
-    def close(self) -> None:
-        self._write(time.time_ns())
+    def close(self, ending: Ending | None = None) -> None:
+        """Write the last sums. ending: of the training process, where it left no word."""
+        self._write(time.time_ns() if ending is None else ending.unix_ns, ending)
         self._file.close()
 
-    def _write(self, closed_unix_ns: int | None) -> None:
+    def _write(self, closed_unix_ns: int | None, ending: Ending | None = None) -> None:
         self._file.write(
             LinesState(
                 attempt=self._attempt,
@@ -209,6 +196,7 @@ class Tally:
                 sums=self._sums,
                 tokens=self._tokens,
                 closed_unix_ns=closed_unix_ns,
+                ending=ending,
             )
         )
 
@@ -279,110 +267,3 @@ class _LastStep(msgspec.Struct):
     global_step: int
     run_id: str | None = None
     attempt: int = 0
-
-
-# -- who ended an attempt, and how ---------------------------------------------------------------------
-
-
-def attempt_ending(states: Iterable[RankState], world_size: int, is_over: bool = False) -> Ending | None:
-    """How these ranks' attempt ended; None while it runs, and where no rank tells.
-
-    is_over: its processes cannot be alive, even if their states look so.
-
-    An exception that is a rank's own comes first; then ranks that left no word; then exceptions that say
-    that a peer is gone, which are a consequence of the former. Signals come last: launchers send them to
-    the ranks that are left.
-    """
-    rows = sorted(states, key=lambda state: state.rank)
-    if not rows:
-        return None
-    endings = [(row.rank, row.process.ending) for row in rows]
-    ended = [(rank, ending) for rank, ending in endings if ending is not None]
-    hung = [(rank, ending) for rank, ending in ended if ending.kind == "hung"]
-    crashed = [(rank, ending) for rank, ending in ended if ending.kind == "crashed"]
-    own_errors = [(rank, ending) for rank, ending in crashed if not lost_a_peer(ending.why)]
-    without_word = [row for row in rows if row.process.ending is None]
-    silent = [row for row in without_word if is_over or row.is_alive is not True]
-    if len(silent) < len(without_word) and not (hung or own_errors):
-        return None
-    # Where a rank's own error came first, the others hung because of it.
-    if hung and not (own_errors and _earliest(own_errors) < _earliest(hung)):
-        # A rank whose process was seen to end before anybody called it a hang made the others wait.
-        gone_before = [row for row in silent if _closed_ns(row) < _earliest(hung)]
-        if gone_before:
-            return _killed(gone_before, len(rows))
-        # Every watchdog may have written a reason; the one that says most counts.
-        _, ending = max(hung, key=lambda pair: (len(pair[1].ranks) > 0, len(pair[1].why or "")))
-        return _first("hung", hung, ending.why, ending.ranks)
-    if own_errors:
-        return _crashed(own_errors)
-    if silent:
-        return _killed(silent, len(rows))
-    if crashed:
-        return _crashed(crashed)
-    stopped = [(rank, ending) for rank, ending in ended if ending.kind == "stopped"]
-    if stopped:
-        return _first("stopped", stopped, stopped[0][1].why, [])
-    if len(ended) == world_size:
-        latest = max((ending.unix_ns or 0 for _, ending in ended), default=0)
-        return Ending(kind="finished", unix_ns=latest or None)
-    return None
-
-
-def lost_a_peer(reason: str | None) -> bool:
-    """Return True for an exception that says that another rank is gone: look at that one."""
-    kind, _, text = (reason or "").partition(":")
-    if kind in _DIST_ERRORS:
-        return True
-    return kind in ("RuntimeError", "DistError", "TimeoutError") and _LOST_PEER.search(text) is not None
-
-
-def _earliest(rows: list[tuple[int, Ending]]) -> int:
-    return min(ending.unix_ns or 0 for _, ending in rows)
-
-
-def _closed_ns(row: RankState) -> float:
-    """Unix ns at which the writing process saw the rank end; infinity where it did not."""
-    closed_ns = None if row.lines is None else row.lines.closed_unix_ns
-    return float("inf") if closed_ns is None else closed_ns
-
-
-def _first(kind: Any, rows: list[tuple[int, Ending]], reason: str | None, ranks: list[int]) -> Ending:
-    unix_ns = min((ending.unix_ns for _, ending in rows if ending.unix_ns is not None), default=None)
-    return Ending(kind=kind, why=reason, ranks=ranks, unix_ns=unix_ns)
-
-
-def _crashed(rows: list[tuple[int, Ending]]) -> Ending:
-    """The ending by the exception that came first."""
-    rank, ending = min(rows, key=lambda row: row[1].unix_ns or 0)
-    return Ending(kind="crashed", why=ending.why, ranks=[rank], unix_ns=ending.unix_ns)
-
-
-def _killed(silent: list[RankState], num_ranks: int) -> Ending:
-    """The ending of ranks that left no word.
-
-    Where all their ends were seen, the first rank counts: the launcher ended the others.
-    """
-    ends = {row.rank: row.lines.closed_unix_ns for row in silent if row.lines is not None}
-    last_seen = {rank: unix_ns for rank, unix_ns in ends.items() if unix_ns is not None}
-    ranks = [row.rank for row in silent]
-    if len(last_seen) == len(silent):
-        ranks = [min(last_seen, key=lambda rank: last_seen[rank] or 0)]
-    reason = "left no word: SIGKILL, out of memory or a lost machine"
-    if len(ranks) == num_ranks > 1:
-        reason = "all ranks ended without a word"
-    unix_ns = min((value for value in last_seen.values() if value is not None), default=None)
-    return Ending(kind="killed", why=reason, ranks=ranks, unix_ns=unix_ns)
-
-
-def ending_text(ending: Ending, suffix: str = "") -> str:
-    """The ending in words: what happened, on which ranks, and why. suffix: goes before the reason."""
-    ranks_text = ""
-    if ending.ranks:
-        rank_list = ", ".join(map(str, ending.ranks[:_MOST_RANKS])) + (
-            ", ..." if len(ending.ranks) > _MOST_RANKS else ""
-        )
-        ranks_text = f" on rank {rank_list}" if len(ending.ranks) == 1 else f" on ranks {rank_list}"
-    if ending.kind == "stopped":
-        return (f"stopped by {ending.why}" if ending.why else "stopped") + suffix
-    return f"{ending.kind}{ranks_text}{suffix}" + (f": {ending.why}" if ending.why else "")

@@ -21,6 +21,7 @@ from aorta.errors import RecordError
 from aorta.files import open_regular, regular_descriptor, replacing, write_whole
 from aorta.records.columns.writer import ColumnsWriter
 from aorta.records.files import RUN_FILES, STEPS_FILE, files_beside, steps_name
+from aorta.records.launches import own_notes
 from aorta.records.rotation import dropped_path, read_dropped, rotate
 from aorta.records.schema import RunRecord, StepRecord
 from aorta.records.seal import seal_of, sealed_with_checksum
@@ -338,7 +339,8 @@ def move_aside(output_dir: Path | str, patterns: tuple[str, ...] = RUN_FILES) ->
     those that started earlier.
     """
     folder = Path(output_dir)
-    old = sorted({path for pattern in patterns for path in folder.glob(pattern)})
+    own = own_notes()  # of this launch: attempts that died before this one are in it
+    old = sorted({path for pattern in patterns for path in folder.glob(pattern) if path != own})
     if not old:
         return None
     wait_until_closed([path for path in old if STEPS_FILE.fullmatch(path.name)])

@@ -7,6 +7,7 @@ journal: `packed`, `unwritten_steps`), is still written. Readers of a run get th
 """
 
 import contextlib
+import os
 import signal
 import sys
 import zlib
@@ -20,6 +21,7 @@ import msgspec
 
 from aorta.files import open_regular
 from aorta.records.columns.number_block import LineKey
+from aorta.records.deaths import Bystander
 from aorta.records.files import files_beside, kernels_name, steps_name, unwritten_name
 from aorta.records.reader import read_kernel_names
 from aorta.records.schema import KernelCoverage, KernelNames, LibraryCoverage, StepRecord
@@ -80,7 +82,8 @@ def main() -> None:
         writer = LineWriter.append(path, with_columns=True)
         writer.max_bytes = settings.max_bytes
         unwritten = Path(path).with_name(unwritten_name(settings.rank))
-        serve(sys.stdin.buffer, replies, writer, settings, names_path, tally, unwritten)
+        bystander = Bystander(os.getppid(), settings.rank)
+        serve(sys.stdin.buffer, replies, writer, settings, names_path, tally, unwritten, bystander)
 
 
 def serve(
@@ -91,11 +94,12 @@ def serve(
     names_path: Path,
     tally: Tally | None = None,
     unwritten: Path | None = None,
+    bystander: Bystander | None = None,
 ) -> None:
     """Write the steps of all frames until the stream ends; then say so.
 
     names_path: the file of kernel names. tally: keeps sums of all steps. unwritten: the journal, read and
-    removed where the training process ended without closing.
+    removed where the training process ended without closing. bystander: of the training process.
     """
     earlier = read_kernel_names(names_path)
     steps = StepQueue(settings, earlier)
@@ -128,6 +132,7 @@ def serve(
         elif frame.close:
             is_closed = True
             break
+    ending = None if is_closed or bystander is None else bystander.ending()
     write(steps.finish())
     if not is_closed and unwritten is not None:  # killed: its last steps may be in the journal alone
         attempt = (settings.run_id, settings.attempt)
@@ -135,7 +140,7 @@ def serve(
         with contextlib.suppress(OSError):  # its steps are lines now
             unwritten.unlink(missing_ok=True)
     if tally is not None:
-        tally.close()  # the time at which the training process ended, if it did
+        tally.close(ending)  # the time at which the training process ended, if it did
     writer.close()
     closed = Closed(
         num_written=writer.num_written,

@@ -117,7 +117,9 @@ def test_aorta_run_names_the_plugin_for_its_command_unless_another_is(tmp_path, 
     if chosen:
         monkeypatch.setenv("NCCL_PROFILER_PLUGIN", chosen)
     seen = {}
-    monkeypatch.setattr(run_module, "run_to_end", lambda command, environment: seen.update(environment) or 0)
+    monkeypatch.setattr(
+        run_module, "run_to_end", lambda command, environment, notes: seen.update(environment) or 0
+    )
     run_module.run_command(
         ["-o", str(tmp_path), "--no-report", "--collectives", "plugin", sys.executable], standalone_mode=False
     )

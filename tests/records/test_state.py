@@ -5,9 +5,10 @@ import socket
 
 import pytest
 
+from aorta.records.endings import attempt_ending
 from aorta.records.run_identity import RunLaunch, continues, launch_of, process_start
 from aorta.records.schema import Ending
-from aorta.records.state import LinesState, ProcessState, RankState, attempt_ending
+from aorta.records.state import LinesState, ProcessState, RankState
 
 
 def rank(number, ending=None, closed_unix_ns=None, alive=False):

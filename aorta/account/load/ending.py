@@ -3,13 +3,21 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from aorta.account.load.rank.columns import RankFile
+from aorta.records.deaths import ending_of_status
+from aorta.records.endings import attempt_ending, ending_text, why_of
+from aorta.records.launches import LaunchNote, died_early
 from aorta.records.schema import AttemptRecord, Ending, RunRecord
-from aorta.records.state import RankState, attempt_ending, ending_text
+from aorta.records.state import RankState
 
 _MOST_NAMED = 6
 
 
-def story(run: RunRecord | None, states: Iterable[RankState], ranks: Sequence[RankFile]) -> list[str]:
+def story(
+    run: RunRecord | None,
+    states: Iterable[RankState],
+    ranks: Sequence[RankFile],
+    notes: Sequence[LaunchNote] = (),
+) -> list[str]:
     """Endings that are no plain finish, attempts, lost lines, steps that were not come to."""
     if run is None:
         return []
@@ -18,11 +26,12 @@ def story(run: RunRecord | None, states: Iterable[RankState], ranks: Sequence[Ra
     if run.run_id is not None and run.attempts:
         last = run.attempts[-1]
         current = [state for state in states if state.process.attempt == last.attempt]
-        ending = attempt_ending(current, last.world_size) or last.ending
+        ending = attempt_ending(current, last.world_size, notes=notes) or last.ending
         if current and any(state.process.ending is None and state.is_alive for state in current):
             ending = None
         lines += _ending(ending, last, ranks, run)
         lines += [_earlier(attempt) for attempt in run.attempts[:-1][-_MOST_NAMED:]]
+        lines += _early(notes, states, run)
         if len(run.attempts) > 1:
             lines.append(f"this is one run of {len(run.attempts)} attempts, joined here")
     elif run.finished_unix_ns is None:
@@ -46,6 +55,16 @@ def _ending(
         yield ending_text(ending, step_text)
     elif planned is not None and last_step is not None and last_step < planned - 1:
         yield f"finished{step_text}"
+
+
+def _early(notes: Sequence[LaunchNote], states: Sequence[RankState], run: RunRecord) -> Iterator[str]:
+    """Starts that the launcher saw fail before their processes trained."""
+    pids = [state.process.pid for state in states]
+    early = died_early(notes, pids, [attempt.started_unix_ns for attempt in run.attempts])
+    for event in early[:_MOST_NAMED]:
+        reason = why_of(ending_of_status(event.code, "the launcher", event.unix_ns, event.why))
+        rank = "" if event.rank is None else f" of rank {event.rank}"
+        yield f"a start ended before its first step: the process{rank} with {reason}"
 
 
 def _earlier(attempt: AttemptRecord) -> str:

@@ -24,6 +24,7 @@ from aorta.errors import ReportError, TraceError
 from aorta.processes import parallel_map, usual_jobs
 from aorta.records.columns.column_block import ColumnBlock
 from aorta.records.files import STEPS_FILE, stacks_name
+from aorta.records.launches import read_notes
 from aorta.records.reader import kernel_names_beside, read_run
 from aorta.records.schema import Source, StepRecord
 from aorta.records.stacks import Stacks, joined, read_stacks
@@ -119,7 +120,7 @@ def _load_records(
     loaded.possible_comm_ms.update(possible_of_records(loaded, partial(_kernel_names, paths)))
     if unsure := comm_evidence(loaded).note:
         loaded.notes.append(unsure)
-    loaded.story[:] = story(run, read_states(folder).values(), ranks)
+    loaded.story[:] = story(run, read_states(folder).values(), ranks, read_notes(folder))
     loaded = msgspec.structs.replace(loaded, stacks=partial(_stacks_of, files))
     if loaded.source != "kernels":
         return loaded
