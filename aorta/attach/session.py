@@ -111,6 +111,14 @@ class AttachedSession:
         recorder = instrument(output, **options)
         if settings.sinks:
             recorder.companions.add(Sending(lambda folder: settings.sinks, say))
+        if settings.check_every:
+            from aorta.check.watch import HazardWatch  # most runs are not checked
+            from aorta.hazards.exceptions import Exceptions
+
+            exceptions = Exceptions.shipped(settings.check_exceptions)
+            recorder.companions.add(
+                HazardWatch(settings.check_every, settings.check_confirm, exceptions, say)
+            )
         return recorder
 
     def _give_way(self) -> None:

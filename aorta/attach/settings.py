@@ -42,6 +42,12 @@ class AttachSettings:
     tensorboard: bool = False
     sinks: list[str] = field(default_factory=list)
     """KIND=TARGET, as --to takes them."""
+    check_every: int = 0
+    """Check two steps of every so many for hazards, as `aorta check` does; 0: none."""
+    check_confirm: bool = True
+    """Delay the operations of findings to confirm them."""
+    check_exceptions: str | None = None
+    """File of the user's known exceptions."""
 
 
 def environment_for(settings: AttachSettings, environ: dict[str, str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ SECTIONS = {
         "compare": ("aorta.cli.report:compare_command", "Compare two runs or traces, with verdicts."),
         "top": ("aorta.cli.job:top_command", "Watch a running job: steps, waits, memory, straggler."),
         "hang": ("aorta.cli.job:hang_command", "Name the rank and the collective a stuck job waits for."),
+        "check": ("aorta.cli.check:check_command", "Find races between streams, and confirm them."),
         "train": ("aorta.cli.train:train_command", "Train aorta's small decoder: DDP, FSDP, TP, MoE."),
         "doctor": (
             "aorta.cli.doctor:doctor_command",

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 RUN_FILES = (
     "run.json", "rank_*_metrics.jsonl", "rank_*_columns.bin", "rank_*_state.jsonl", "rank_*_kernels.json",
-    "rank_*_sites.json", "rank_*_stacks.jsonl", "rank_*_memory.json", "rank_*_order.arrow",
+    "rank_*_sites.json", "rank_*_stacks.jsonl", "rank_*_memory.json", "rank_*_hazards.json",
     "rank_*_dropped.json", "launch_*.jsonl", ".rank_*_unwritten", ".rank_*_calls", ".rank_*_counts",
     ".overhead", "torch_profiler", "tensorboard", "hang",
 )  # fmt: skip
@@ -14,6 +14,7 @@ RUN_FILES = (
 LAUNCH_FILES = "launch_*.jsonl"
 """Pattern of what launchers saw of a run (aorta.records.launches)."""
 STEPS_FILES, STATE_FILES, COLUMNS_FILES = "rank_*_metrics.jsonl", "rank_*_state.jsonl", "rank_*_columns.bin"
+HAZARDS_FILES = "rank_*_hazards.json"
 """Patterns of the files of all ranks."""
 STEPS_FILE = re.compile(r"rank_(\d+)_metrics\.jsonl")
 STATE_FILE = re.compile(r"rank_(\d+)_state\.jsonl")
@@ -55,9 +56,9 @@ def memory_name(rank: int) -> str:
     return f"rank_{rank}_memory.json"
 
 
-def order_name(rank: int) -> str:
-    """The file of the order of a rank's accesses to memory in checked steps."""
-    return f"rank_{rank}_order.arrow"
+def hazards_name(rank: int) -> str:
+    """The file of what `aorta check` found in a rank's checked steps (aorta.hazards.findings)."""
+    return f"rank_{rank}_hazards.json"
 
 
 def last_calls_name(rank: int) -> str:

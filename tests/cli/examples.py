@@ -28,7 +28,8 @@ JSON = {
 """Commands that print results, with arguments for them; the others are in NO_RESULTS or ELSEWHERE."""
 NO_RESULTS = {"run", "capture", "merge", "train", "demo", "queues profile", "program emit", "program rewrite"}
 """Say what they did, or write a program."""
-ELSEWHERE = {"hang", "queues run", "queues sweep", "queues run-priority", "queues compare", "queues probe",
+ELSEWHERE = {"check", "hang", "queues run", "queues sweep", "queues run-priority", "queues compare",
+             "queues probe",
              "program run", "program compare", "project explain", "project search",
              "project calibrate", "project compare", "project sweep"}  # fmt: skip
 """Their JSON is tested beside them: tests/hang, tests/queues, tests/programs, tests/projection."""
@@ -37,6 +38,7 @@ PROGRAM_SIZES = ("--m", "24", "--n", "4", "--k", "8", "--rounds", "8")
 QUEUE_SIZES = ("--iterations", "3", "--warmup", "0", "--no-pieces", "--no-switch", "--no-calibrate")
 OTHERS = {
     "run": ("run", "-o", "recorded", "--no-report", "--", "true"),
+    "check": ("check", "-o", "checked", "--", "true"),
     "capture": ("capture", "running", "--timeout-s", "0"),
     "merge": ("merge", "fsdp"),
     "hang": ("hang", "stuck"),

@@ -1,0 +1,124 @@
+"""Order and memory on a device, as torch's C++ tells of them: events, waits and synchronisations, also
+those of NCCL, DDP's reducer and autograd, and the caching allocator's trace.
+
+What is called here runs in the middle of torch's own calls, so it only appends to the log.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.cuda import _gpu_trace as gpu_trace
+
+LogEntry = list[Any]
+LOOK_AHEAD = 4096
+"""Entries of the trace among which the next one of the log is looked for."""
+HISTORY = 1_000_000
+"""Entries of the allocator's trace that are kept; a window has tens of thousands."""
+
+
+class DeviceOrder:
+    """Fills a log with what happens on this process's device while it listens."""
+
+    _is_on = False
+    """torch's trace was switched on; it cannot be switched off again, only left without listeners."""
+
+    def __init__(self, log: list[LogEntry], site: Callable[[str], int]) -> None:
+        self._log = log
+        self._site = site
+        self.device = torch.cuda.current_device()
+        self._callbacks: list[tuple[Any, Any]] = []
+        self._our_history = False
+        self.current = -1
+        """Site of the operation in progress; -1 between operations."""
+        self.is_listening = False
+
+    def stream(self) -> int:
+        """Handle of the current stream; 0 is the default one."""
+        handle: int = torch._C._cuda_getCurrentRawStream(self.device)
+        return handle
+
+    def listen(self) -> None:
+        if not DeviceOrder._is_on:
+            torch._C._activate_gpu_trace()
+            DeviceOrder._is_on = True
+        log = self._log
+        pairs: list[tuple[Any, Any]] = [
+            (gpu_trace.EventRecordCallbacks, lambda e, s: log.append(["record", e, s, self.current])),
+            (gpu_trace.EventWaitCallbacks, lambda e, s: log.append(["wait", s, e, self._place("wait")])),
+            (gpu_trace.EventDeletionCallbacks, lambda e: log.append(["forget_event", e])),
+            (gpu_trace.EventSynchronizationCallbacks, lambda e: log.append(["synchronize_event", e])),
+            (gpu_trace.StreamSynchronizationCallbacks, lambda s: log.append(["synchronize", s])),
+            (gpu_trace.DeviceSynchronizationCallbacks, lambda: log.append(["synchronize_all"])),
+            (gpu_trace.MemoryAllocationCallbacks, self._allocated),
+            (gpu_trace.MemoryDeallocationCallbacks, self._freed),
+        ]
+        for registry, callback in pairs:
+            registry.add_callback(callback)
+            self._callbacks.append((registry, callback))
+        is_recorded = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)
+        if not is_recorded():  # else it is the program's own, and read as it is
+            torch.cuda.memory._record_memory_history(
+                "all", context=None, stacks="python", max_entries=HISTORY, clear_history=True
+            )
+            self._our_history = True
+        self.is_listening = True
+
+    def stop(self) -> None:
+        """Stop listening, and put sizes and deferred frees of the allocator's trace into the log."""
+        self.is_listening = False
+        for registry, callback in self._callbacks:
+            registry.callback_list.remove(callback)
+        self._callbacks.clear()
+        traces = torch.cuda.memory._snapshot()["device_traces"]
+        if self._our_history:
+            torch.cuda.memory._record_memory_history(None)
+            self._our_history = False
+        self._log[:] = completed(self._log, traces[self.device] if self.device < len(traces) else [])
+
+    def _place(self, name: str) -> int:
+        return self.current if self.current >= 0 else self._site(name)
+
+    def _allocated(self, address: int) -> None:
+        self._log.append(["allocate", address, 0, self.stream(), self.current])
+
+    def _freed(self, address: int) -> None:
+        self._log.append(["free", address, self._site("free"), None, False])
+
+
+def completed(log: list[LogEntry], trace: list[dict[str, Any]]) -> list[LogEntry]:
+    """The log with sizes of allocations, and of frees the stream and whether the allocator waits for users of
+    the memory, from the allocator's trace: both have them in the same order.
+
+    Allocations that the trace does not have are left out.
+    """
+    whole: list[LogEntry] = []
+    at = 0
+    for entry in log:
+        if entry[0] in ("allocate", "free"):
+            action = "alloc" if entry[0] == "allocate" else "free_requested"
+            found = next(
+                (
+                    i
+                    for i in range(at, min(len(trace), at + LOOK_AHEAD))
+                    if trace[i]["action"] == action and trace[i]["addr"] == entry[1]
+                ),
+                None,
+            )
+            if found is None:
+                if entry[0] == "allocate":
+                    continue
+            else:
+                at = found + 1
+                told = trace[found]
+                if entry[0] == "allocate":
+                    entry = ["allocate", entry[1], told["size"], told["stream"], entry[4]]
+                else:
+                    entry = ["free", entry[1], entry[2], told["stream"], not _is_freed(trace, at, entry[1])]
+        whole.append(entry)
+    return whole
+
+
+def _is_freed(trace: list[dict[str, Any]], at: int, address: int) -> bool:
+    """True if the allocator freed the memory as soon as it was asked to, with no stream to wait for."""
+    return at < len(trace) and (trace[at]["action"], trace[at]["addr"]) == ("free_completed", address)

@@ -1,0 +1,78 @@
+"""Where operations are issued: file and line, found once per place and known by a number from then on."""
+
+import os
+import sys
+from types import CodeType
+from typing import Any
+
+import torch
+
+from aorta.hazards.findings import Site
+
+TORCH = os.path.dirname(torch.__file__) + os.sep
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+PLUMBING = tuple(
+    os.path.join(TORCH, *parts)
+    for parts in (
+        ("_ops.py",), ("_tensor.py",), ("_jit_internal.py",), ("_compile.py",), ("autograd", ""),
+        ("utils", ""), ("nn", "modules", "module.py"), ("nn", "functional.py"), ("_dynamo", ""),
+        ("functional.py",), ("_prims_common", ""), ("_refs", ""), ("_library", ""),
+    )
+)  # fmt: skip
+"""Files of torch that say nothing about who issued an operation."""
+MAX_DEPTH = 60
+
+
+class Sites:
+    """The sites of one process, by number."""
+
+    def __init__(self) -> None:
+        self.sites: list[Site] = []
+        self._numbers: dict[Any, int] = {}
+        self._kinds: dict[CodeType, int] = {}
+
+    def number(self, operation: str, tensor: Any = None, is_collective: bool = False) -> int:
+        """Number of the site that the caller's stack and the operation are."""
+        user = inside = None
+        frame, depth = sys._getframe(1), 0
+        while frame is not None and depth < MAX_DEPTH:
+            code = frame.f_code
+            kind = self._kinds.get(code)
+            if kind is None:
+                kind = self._kinds[code] = _kind(code.co_filename)
+            if kind == 0:
+                user = (code, frame.f_lineno)
+                break
+            if kind == 1 and inside is None:
+                inside = (code, frame.f_lineno)
+            frame, depth = frame.f_back, depth + 1  # type: ignore[assignment]
+        key = (operation, user, inside)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.sites)
+            self.sites.append(_site(operation, user, inside, tensor, is_collective))
+        return number
+
+
+def _kind(path: str) -> int:
+    """0: the user's code, 1: torch's, which may say who issued an operation, 2: neither."""
+    if path.startswith(OURS) or path.startswith(PLUMBING) or path.startswith("<"):
+        return 2
+    return 1 if path.startswith(TORCH) else 0
+
+
+def _site(operation: str, user: Any, inside: Any, tensor: Any, is_collective: bool) -> Site:
+    node = torch._C._current_autograd_node() if user is None else None
+    return Site(
+        operation=operation,
+        where="" if user is None else f"{_short(user[0].co_filename)}:{user[1]}",
+        inside="" if inside is None else f"torch/{inside[0].co_filename[len(TORCH) :]}:{inside[1]}",
+        function=user[0].co_qualname if user is not None else "" if node is None else node.name(),
+        tensor="" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}",
+        is_collective=is_collective,
+    )
+
+
+def _short(path: str) -> str:
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative

@@ -1,0 +1,391 @@
+"""Checks a training process: in windows of two steps, all that is issued goes through aorta.hazards.
+
+A window is whole: what lies before it counts as ordered. After a window with new findings, the following
+steps confirm them, one finding a step."""
+
+import logging
+import threading
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aorta.check.delays import DeviceDelay, HostDelay, Suspect
+from aorta.check.device_order import DeviceOrder
+from aorta.check.graphs import Entries, Graphs
+from aorta.check.launches import Launches
+from aorta.check.operators import Issued, OperatorMode
+from aorta.check.sites import Sites
+from aorta.check.works import Works
+from aorta.hazards.check import HOST, Hazard, HazardCheck
+from aorta.hazards.exceptions import Exceptions
+from aorta.hazards.findings import Checked, Finding, Place, Site, missing_order, write_checked
+from aorta.hazards.log import play
+from aorta.record.companions import Accompanied, Cause, Companion
+
+log = logging.getLogger(__name__)
+
+FIRST_STEP = 2
+"""Steps before the first window: the first ones allocate and compile."""
+WINDOW_STEPS = 2
+MAX_TRIES = 3
+MAX_SUSPECTS = 24
+"""Findings of a process that are delayed."""
+EARLY = "the event was recorded too early, at {}"
+ITSELF = "the wait at {} is for its own stream and orders nothing"
+
+
+class HazardWatch(Companion):
+    """Companion of a recorder that checks two steps of every `every`."""
+
+    def __init__(
+        self, every: int, confirm: bool = True, exceptions: Exceptions | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
+        """say: takes a line for the user at each new finding."""
+        self._every = max(every, WINDOW_STEPS)
+        self._confirm = confirm
+        self._exceptions = Exceptions.shipped() if exceptions is None else exceptions
+        self._say = say
+        self._num_steps = 0
+        self._next = FIRST_STEP
+        """Number of the step with which the next window begins, at the earliest."""
+        self._first_of_window: int | None = None
+        self._thread = 0
+        self._log: list[list[Any]] = []
+        self._sites = Sites()
+        self._order: DeviceOrder | None = None
+        self._works = Works(self._log)
+        self._mode: OperatorMode | None = None
+        self._launches = Launches(self._around)
+        self._graphs = Graphs(self._capture_begins, self._capture_ended, self._replayed)
+        self._capture_at: int | None = None
+        """Place in the window's log where a capture began."""
+        self._delay: DeviceDelay | HostDelay | None = None
+        self._suspects: list[Suspect] = []
+        self._findings: dict[Any, tuple[Finding, Suspect]] = {}
+        self._last_stream: Hashable = HOST
+        self._stream_names: dict[Hashable, str] = {0: "default stream", HOST: HOST}
+        self._pinned: set[int] = set()
+        """Addresses of storages in pinned memory that a device has copied."""
+        self.checked = Checked(rank=0, steps=[])
+        self._folder = Path()
+
+    # -- a recorder's life ---------------------------------------------------------------------
+
+    def opened(self, recorder: Accompanied) -> None:
+        self.checked.rank, self._folder = recorder.rank, recorder.output_dir
+        self._rank, self._world_size = recorder.rank, recorder.world_size
+        if torch.cuda.is_available():
+            self._graphs.install()
+
+    def step_begins(self, global_step: int) -> None:
+        thread = threading.get_ident()
+        if self._mode is not None and thread != self._thread:
+            return
+        number, self._num_steps = self._num_steps, self._num_steps + 1
+        if self._first_of_window is not None:
+            if number - self._first_of_window < WINDOW_STEPS:
+                self._log.append(["begin_step", global_step])
+                self.checked.steps.append(global_step)
+                return
+            self._end_window()
+        elif self._delay is not None:
+            self._end_delay()
+        self._thread = thread
+        if self._suspects:
+            self._begin_delay()
+        elif number >= self._next:
+            self._next = number + self._every
+            self._begin_window(number, global_step)
+
+    def closing(self, cause: Cause) -> None:
+        if self._first_of_window is not None:
+            self._end_window()
+        elif self._delay is not None:
+            self._end_delay()
+        self._graphs.uninstall()
+        if self._num_steps:
+            write_checked(self._folder, self.checked)
+
+    # -- a window ------------------------------------------------------------------------------
+
+    def _begin_window(self, number: int, global_step: int) -> None:
+        self._first_of_window = number
+        self._log.clear()
+        self._log.append(["begin_step", global_step])
+        self.checked.steps.append(global_step)
+        self._listen()
+
+    def _listen(self) -> None:
+        if torch.cuda.is_initialized():
+            if self._order is None:
+                self._order = DeviceOrder(self._log, self._sites.number)
+            self._order.listen()
+        else:
+            self._works.listen()
+        self._launches.listen()
+        self._mode = OperatorMode(self._around, self._record_stream, self._waited)
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def _stop(self) -> None:
+        mode, self._mode = self._mode, None
+        if mode is not None:
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._launches.stop()
+        if self._order is not None and self._order.is_listening:
+            self._order.stop()
+        else:
+            self._works.stop()
+
+    def _end_window(self) -> None:
+        self._first_of_window = None
+        self._stop()
+        graphs = {entry[1] for entry in self._log if entry[0] == "replay"}
+        captured: Entries = []
+        for graph in graphs & set(self._graphs.captured):
+            captured += [["begin_capture", graph], *self._graphs.captured[graph], ["end_capture"]]
+        check = play([*captured, *self._log], HazardCheck())
+        self._log.clear()
+        self.checked.num_operations += check.num_operations
+        for hazard in check.hazards.values():
+            self._found(hazard)
+        write_checked(self._folder, self.checked)
+
+    # -- graphs --------------------------------------------------------------------------------
+
+    def _capture_begins(self) -> bool:
+        """Log a capture, in a window or outside of one."""
+        if self._delay is not None:
+            return False
+        if self._first_of_window is None:
+            self._log.clear()
+            self._listen()
+        self._capture_at = len(self._log)
+        return True
+
+    def _capture_ended(self) -> Entries:
+        if self._first_of_window is None:
+            self._stop()
+        at, self._capture_at = self._capture_at, None
+        captured = self._log[at:]
+        del self._log[at:]  # nothing of it ran
+        if self._first_of_window is not None:  # allocations have no sizes yet
+            captured = [entry for entry in captured if entry[0] not in ("allocate", "free")]
+        return captured
+
+    def _replayed(self, graph: int, replay: Callable[[], Any]) -> Any:
+        if self._order is None or self._mode is None:
+            return replay()
+        site = self._sites.number("replay of a graph")
+        if self._delay is None:
+            self._log.append(["replay", graph, self._order.stream(), site])
+            self._count("exactly" if graph in self._graphs.captured else "not at all")
+            return replay()
+        issued = Issued("replay of a graph", False)
+        issued.site = site
+        for entry in self._graphs.captured.get(graph, ()):
+            if entry[0] == "launch":
+                issued.reads += [(None, access) for access in (*entry[2], *entry[3])]
+        return self._delay.issue(issued, replay)
+
+    def _found(self, hazard: Hazard) -> None:
+        key = (hazard.kind, hazard.earlier[1], hazard.later[1])
+        if key in self._findings:
+            self._findings[key][0].count += hazard.count
+            return
+        finding = self._finding(hazard)
+        suspect = Suspect(
+            earlier=hazard.earlier[1],
+            later=hazard.later[1],
+            earlier_stream=hazard.earlier[0],
+            is_later_on_host=hazard.later[0] == HOST,
+            following=-1 if hazard.following is None else hazard.following,
+        )
+        self._findings[key] = finding, suspect
+        self.checked.findings.append(finding)
+        reason = self._exceptions.reason(finding)
+        if reason is not None:
+            finding.status, finding.reason = "known", reason
+        elif hazard.kind == "latent":
+            finding.reason = "strikes only where the next allocation gets this memory"
+        elif self._confirm and len(self._findings) <= MAX_SUSPECTS:
+            self._suspects.append(suspect)
+        if self._say is not None and finding.status != "known":
+            self._say(f"{finding.kind}: {finding.later.site} {finding.rule} by {finding.earlier.site}")
+
+    def _finding(self, hazard: Hazard) -> Finding:
+        earlier, later = self._place(*hazard.earlier), self._place(*hazard.later)
+        hint, at = hazard.hint
+        where = "" if not isinstance(at, int) or at < 0 else str(self._sites.sites[at])
+        return Finding(
+            kind=hazard.kind,
+            rank=self.checked.rank,
+            earlier=earlier,
+            later=later,
+            following=None
+            if hazard.following is None or hazard.following < 0
+            else self._sites.sites[hazard.following],
+            rule=hazard.rule,
+            num_bytes=hazard.num_bytes,
+            missing=missing_order(later.stream, earlier.stream, earlier.site, later.site, hazard.kind),
+            hint={"": "", "early": EARLY, "itself": ITSELF}[hint].format(where),
+            count=hazard.count,
+            first_step=hazard.first_step,
+        )
+
+    def _place(self, stream: Hashable, site: Any) -> Place:
+        known = isinstance(site, int) and site >= 0
+        return Place(
+            stream=self._stream_name(stream),
+            site=self._sites.sites[site] if known else Site(operation="not known"),
+        )
+
+    def _stream_name(self, stream: Hashable) -> str:
+        if isinstance(stream, str):
+            return "the collective's thread" if stream.startswith("collective ") else stream
+        name = self._stream_names.get(stream)
+        if name is None:
+            number = sum(n.startswith("stream ") for n in self._stream_names.values()) + 1
+            name = self._stream_names[stream] = f"stream {number}"
+        return name
+
+    # -- confirming ----------------------------------------------------------------------------
+
+    def _begin_delay(self) -> None:
+        suspect = self._suspects[0]
+        if self._order is not None:
+            self._delay = DeviceDelay(suspect, self._order.stream)
+        else:
+            is_late = suspect.tries % max(self._world_size, 1) == self._rank
+            self._delay = HostDelay(suspect, is_late, self._works.is_done, lambda: self._last_stream)
+        self._log.clear()
+        self._listen()
+
+    def _end_delay(self) -> None:
+        self._delay = None
+        self._stop()
+        self._log.clear()
+        suspect = self._suspects[0]
+        tries = max(MAX_TRIES, self._world_size) if self._order is None else MAX_TRIES
+        if not suspect.is_confirmed and suspect.tries < tries and suspect.tries > 0:
+            return
+        self._suspects.pop(0)
+        finding = next(f for f, s in self._findings.values() if s is suspect)
+        if suspect.is_confirmed:
+            finding.status = "confirmed"
+            if self._say is not None:
+                self._say(f"confirmed: {finding.later.site} {finding.rule} by {finding.earlier.site}")
+        elif suspect.is_overtaken:
+            finding.reason = "the later operation overtook the delayed one; no value changed"
+        elif suspect.tries:
+            finding.reason = f"delayed {suspect.tries} times, the later operation never came first"
+        else:
+            finding.reason = "the operations did not come again to be delayed"
+        write_checked(self._folder, self.checked)
+
+    # -- operations ----------------------------------------------------------------------------
+
+    def _around(self, issued: Issued, run: Callable[[], Any]) -> Any:
+        """Run an operator and log it."""
+        order = self._order if self._order is not None and self._order.is_listening else None
+        touched = issued.writes or issued.reads
+        tensor = touched[0][0] if touched else None
+        issued.site = site = self._sites.number(issued.name, tensor, issued.is_collective)
+        delay = self._delay
+        if order is None:
+            return self._on_host(issued, run if delay is None else lambda: delay.issue(issued, run))
+        outer, order.current = order.current, site
+        at = len(self._log)
+        try:
+            result = run() if delay is None else delay.issue(issued, run)
+        finally:
+            order.current = outer
+        if delay is None:
+            self._on_device(issued, order, at)
+        return result
+
+    def _on_device(self, issued: Issued, order: DeviceOrder, at: int) -> None:
+        entries = (issued.reads, issued.writes)
+        if not any(tensor is not None and tensor.is_cuda for part in entries for tensor, _ in part):
+            self._of_pinned(issued)
+            return
+        sides: list[list[Any]] = []
+        for part in entries:
+            sides.append([access for tensor, access in part if self._is_of_device(tensor)])
+        entry = ["launch", order.stream(), *sides, issued.site]
+        if not issued.is_collective:
+            self._log.append(entry)
+            self._count("exactly")
+            return
+        place = self._group_stream(entry, at)
+        self._log.insert(place, entry)
+        self._count("exactly")
+
+    def _group_stream(self, entry: list[Any], at: int) -> int:
+        """Set the stream on which a collective runs, from what it waited for; return its place in the log."""
+        current, events = entry[1], self._log[at:]
+        others = [event[1] for event in events if event[0] == "wait" and event[1] != current]
+        if others:
+            entry[1] = others[-1]
+            self._stream_names.setdefault(others[-1], f"NCCL stream {self._num_group_streams() + 1}")
+        records = [i for i, event in enumerate(events) if event[0] == "record" and event[2] == entry[1]]
+        return at + records[-1] if records else len(self._log)
+
+    def _num_group_streams(self) -> int:
+        return sum(name.startswith("NCCL") for name in self._stream_names.values())
+
+    def _is_of_device(self, tensor: Tensor | None) -> bool:
+        """True if the device reads or writes the tensor: its own, or one in pinned memory."""
+        if tensor is None or tensor.is_cuda:
+            return True
+        if tensor.is_pinned():
+            self._pinned.add(tensor.untyped_storage().data_ptr())
+            return True
+        return False
+
+    def _of_pinned(self, issued: Issued) -> None:
+        """Log what the host itself does to pinned memory that a device has copied."""
+        if not self._pinned:
+            return
+        sides = [
+            [
+                a
+                for tensor, a in part
+                if tensor is not None and tensor.untyped_storage().data_ptr() in self._pinned
+            ]
+            for part in (issued.reads, issued.writes)
+        ]
+        if any(sides):
+            self._log.append(["launch", HOST, *sides, issued.site])
+
+    def _on_host(self, issued: Issued, run: Callable[[], Any]) -> Any:
+        stream: Hashable = HOST
+        if issued.is_collective and issued.is_async:
+            stream = self._last_stream = self._works.stream()
+        result = run()
+        reads, writes = ([access for _, access in part] for part in (issued.reads, issued.writes))
+        is_seen = True
+        if stream != HOST:
+            is_from_python = self._sites.sites[issued.site].inside.startswith("torch/distributed/")
+            is_seen = self._works.issued(stream, result, [access[0] for access in writes], is_from_python)
+        self._log.append(["launch", stream if is_seen else HOST, reads, writes, issued.site])
+        self._count("exactly" if is_seen else "without their order")
+        return result
+
+    def _record_stream(self, tensor: Tensor, stream: Any) -> None:
+        if self._order is not None and tensor.is_cuda:
+            handle = torch.cuda.Stream(
+                stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+            ).cuda_stream
+            self._log.append(["record_stream", tensor.untyped_storage().data_ptr(), handle])
+
+    def _waited(self, tensor: Tensor) -> None:
+        if self._order is None:
+            self._works.waited_for_tensor(tensor.data_ptr())
+
+    def _count(self, how: str) -> None:
+        seen = self.checked.seen
+        seen[how] = seen.get(how, 0) + 1

@@ -1,0 +1,96 @@
+"""Waits for asynchronous collectives on the CPU, whose order no device tells.
+
+Each such collective is a stream of its own in the log, since gloo runs them in no order. The host follows it
+from where somebody waits for its work, sees it completed or takes its future, which may be waited for unseen.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from torch._C._distributed_c10d import Work
+
+from aorta.record.interception.replaced import ReplacedMethods
+from aorta.record.interception.works import TimedWork
+
+WAITS = ("wait", "synchronize", "get_future")
+
+
+class Works:
+    """Works in flight, by their Python object."""
+
+    def __init__(self, log: list[list[Any]]) -> None:
+        self._log = log
+        self._works: dict[int, tuple[Any, Hashable]] = {}
+        self._of_tensor: dict[int, Hashable] = {}
+        """Streams of functional collectives, whose output is waited for, by its address."""
+        self._methods = [ReplacedMethods(Work), ReplacedMethods(TimedWork)]
+        self._num = 0
+
+    def listen(self) -> None:
+        for methods, owner in zip(self._methods, (Work, TimedWork), strict=True):
+            for name in WAITS:
+                if name in vars(owner):
+                    methods.replace(name, self._following)
+            if "is_completed" in vars(owner):
+                methods.replace("is_completed", self._asking)
+
+    def stop(self) -> None:
+        for methods in self._methods:
+            methods.restore()
+        self._works.clear()
+        self._of_tensor.clear()
+
+    def stream(self) -> Hashable:
+        """Stream of the collective that is about to be issued."""
+        self._num += 1
+        return f"collective {self._num}"
+
+    def issued(self, stream: Hashable, result: Any, outputs: list[int], is_from_python: bool) -> bool:
+        """Note what stands for the collective: its work, or the addresses of its outputs.
+
+        False where waits for it cannot be seen: C++ issued it, and holds a work of its own.
+        """
+        boxed = result[-1] if isinstance(result, tuple) else result
+        try:
+            work = Work.unbox(boxed)
+        except (TypeError, RuntimeError):
+            self._of_tensor.update(dict.fromkeys(outputs, stream))
+            return True
+        if not is_from_python and not isinstance(work, TimedWork):
+            return False
+        self._works[id(work)] = (work, stream)
+        return True
+
+    def waited_for_tensor(self, address: int) -> None:
+        stream = self._of_tensor.pop(address, None)
+        if stream is not None:
+            self._log.append(["synchronize", stream])
+
+    def is_done(self, stream: Hashable) -> bool | None:
+        """True if the collective has ended; None where its work is not known any more."""
+        for work, of_work in self._works.values():
+            if of_work == stream:
+                return bool(getattr(work, "_inner", work).is_completed())
+        return None
+
+    def _follow(self, work: Any) -> None:
+        known = self._works.pop(id(work), None)
+        if known is not None:
+            self._log.append(["synchronize", known[1]])
+
+    def _following(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(work: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(work, *args, **kwargs)
+            self._follow(work)
+            return result
+
+        return method
+
+    def _asking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def is_completed(work: Any) -> bool:
+            done: bool = original(work)
+            if done:
+                self._follow(work)
+            return done
+
+        return is_completed

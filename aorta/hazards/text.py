@@ -1,0 +1,100 @@
+"""Findings as text for the terminal."""
+
+from collections.abc import Sequence
+
+from aorta.hazards.findings import Checked, Difference, Finding, merged
+
+MAX_SHOWN = 12
+WORDS = {
+    "race": "race",
+    "reuse": "memory freed too early",
+    "latent": "memory freed too early (latent: strikes where the next allocation gets it)",
+}
+
+
+def checked_text(all_checked: Sequence[Checked], show_all: bool = False) -> str:
+    """What the check of a run found: a line that sums up, then a paragraph a finding, then the coverage."""
+    findings = merged(all_checked)
+    shown = [finding for finding in findings if finding.status != "known"]
+    differences = [difference for checked in all_checked for difference in checked.differences]
+    lines = [summary(all_checked, findings, differences)]
+    for number, finding in enumerate(shown if show_all else shown[:MAX_SHOWN], start=1):
+        lines += ["", *_finding(number, finding)]
+    if len(shown) > MAX_SHOWN and not show_all:
+        lines += ["", f"{len(shown) - MAX_SHOWN} more; --all shows them"]
+    if differences:
+        lines += ["", *_differences(differences, show_all)]
+    known = [finding for finding in findings if finding.status == "known"]
+    if known:
+        reasons = dict.fromkeys(finding.reason for finding in known)
+        lines += ["", f"{_count(len(known), 'known exception')}: {'; '.join(reasons)}"]
+    lines += ["", *coverage_lines(all_checked)]
+    return "\n".join(lines)
+
+
+def summary(
+    all_checked: Sequence[Checked], findings: Sequence[Finding], differences: Sequence[Difference]
+) -> str:
+    """One line: how many findings of which status, in how many steps."""
+    num = {status: sum(f.status == status for f in findings) for status in ("confirmed", "possible")}
+    num_steps = max((len(checked.steps) for checked in all_checked), default=0)
+    words = [f"{number} {status}" for status, number in num.items() if number] or ["no finding"]
+    if differences:
+        words.append(_count(len(differences), "wrong number"))
+    return f"{', '.join(words)} in {_count(num_steps, 'checked step')} of {_count(len(all_checked), 'rank')}"
+
+
+def _finding(number: int, finding: Finding) -> list[str]:
+    seen = f"{_count(finding.count, 'time')}, first in step {finding.first_step}, {_ranks(finding.ranks)}"
+    tensor = finding.later.site.tensor or finding.earlier.site.tensor
+    lines = [f"{number}. {finding.status}: {WORDS[finding.kind]}, {seen}"]
+    for side, place in (("later", finding.later), ("earlier", finding.earlier)):
+        lines.append(f"   {side:9}{place.site}")
+        if place.site.inside and place.site.where:
+            lines.append(f"   {'':9}by {place.site.inside}")
+        lines.append(f"   {'':9}on {place.stream}")
+    lines.append(
+        f"   the later one {finding.rule}: {finding.num_bytes:,} bytes{f' of {tensor}' if tensor else ''}"
+    )
+    if finding.following is not None:
+        lines.append(f"   the memory then goes to {finding.following}")
+    lines.append(f"   missing  {finding.missing}")
+    if finding.hint:
+        lines.append(f"   note     {finding.hint}")
+    if finding.reason:
+        lines.append(f"   note     {finding.reason}")
+    return lines
+
+
+def _differences(differences: Sequence[Difference], show_all: bool) -> list[str]:
+    ordered = sorted(differences, key=lambda d: (d.step, d.rank))
+    lines = ["wrong numbers, the first first:"]
+    for difference in ordered if show_all else ordered[:MAX_SHOWN]:
+        where = f"step {difference.step}, rank {difference.rank}"
+        lines.append(f"   {where}: {difference.name}: {difference.detail}")
+    return lines
+
+
+def coverage_lines(all_checked: Sequence[Checked]) -> list[str]:
+    """What the check saw, and what it could not see."""
+    seen: dict[str, int] = {}
+    for checked in all_checked:
+        for how, number in checked.seen.items():
+            seen[how] = seen.get(how, 0) + number
+    words = [f"{number:,} {how}" for how, number in seen.items()]
+    lines = [f"accesses seen: {', '.join(words) or 'none'}"]
+    lines += [
+        f"not seen: {text}" for text in dict.fromkeys(t for checked in all_checked for t in checked.blind)
+    ]
+    return lines
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    unique = sorted(set(ranks))
+    return f"{'rank' if len(unique) == 1 else 'ranks'} {', '.join(map(str, unique[:8]))}" + (
+        f" and {len(unique) - 8} more" if len(unique) > 8 else ""
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,469 @@
+"""Training loops that are as users write them, for `aorta check`: clean ones, and mutants that lack one
+order.
+
+torchrun --nproc-per-node 2 benchmarks/hazards/programs.py fsdp2 --steps 24
+torchrun --nproc-per-node 2 benchmarks/hazards/programs.py fsdp2 --mutant reduce_scatter_before_its_input
+
+Prints the losses' bits in the end, so that a run with the check can be compared with one without.
+"""
+
+import argparse
+import hashlib
+import inspect
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+Tensor = Any
+"""Of torch, which annotates them; what a parameter's gradient is, a reader of these loops knows."""
+WIDTH = 1024
+WARM_UP = 4
+"""Steps before the ones that are timed."""
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = WIDTH, num_blocks: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(num_blocks))
+        self.head = nn.Linear(width, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def batch(step: int, width: int = WIDTH) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    x = torch.randn(512, width, generator=generator)
+    return x.cuda(), torch.randint(0, 64, (512,), generator=generator).cuda()
+
+
+# -- clean forms: each returns a step ------------------------------------------------------------------------
+
+
+def ddp(arguments: Any) -> Callable[[int], Tensor]:
+    model = nn.parallel.DistributedDataParallel(Net().cuda(), device_ids=[torch.cuda.current_device()])
+    if arguments.kind == "ddp_hook":
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        hook = HOOKS[arguments.mutant] if arguments.mutant else default_hooks.bf16_compress_hook
+        model.register_comm_hook(None, hook)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    forward: Any = torch.compile(model) if arguments.kind == "compile" else model
+
+    def step(n: int) -> Tensor:
+        x, y = batch(n)
+        loss = F.cross_entropy(forward(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def fsdp2(arguments: Any) -> Callable[[int], Tensor]:
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    model = Net().cuda() if arguments.kind != "fsdp2_offload" else Net()
+    options: dict[str, Any] = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}
+    if arguments.kind == "fsdp2_offload":
+        options["offload_policy"] = CPUOffloadPolicy()
+    for block in model.blocks:
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(n: int) -> Tensor:
+        x, y = batch(n)
+        for micro in range(2):
+            loss = F.cross_entropy(model(x + micro).float(), y)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def tp(arguments: Any) -> Callable[[int], Tensor]:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    model = Net().cuda()
+    for block in model.blocks:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+
+    def step(n: int) -> Tensor:
+        torch.manual_seed(n)
+        x, y = torch.randn(512, WIDTH, device="cuda"), torch.randint(0, 64, (512,), device="cuda")
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def graphs(arguments: Any) -> Callable[[int], Tensor]:
+    """Forward and backward in one graph; gradients are reduced and applied outside of it."""
+    model = Net().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    static_x, static_y = batch(0)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            F.cross_entropy(model(static_x), static_y).backward()
+            for parameter in model.parameters():
+                parameter.grad.zero_()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = F.cross_entropy(model(static_x), static_y)
+        loss.backward()
+
+    def step(n: int) -> Tensor:
+        x, y = batch(n)
+        static_x.copy_(x)
+        static_y.copy_(y)
+        graph.replay()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        return loss.clone()
+
+    return step
+
+
+def offload(arguments: Any) -> Callable[[int], Tensor]:
+    """Activations saved in pinned memory."""
+    model = Net().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(n: int) -> Tensor:
+        x, y = batch(n)
+        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+            loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def checkpoint(arguments: Any) -> Callable[[int], Tensor]:
+    """Asynchronous checkpoints: a copy to pinned memory on a stream of its own, beside the next step."""
+    inner = ddp(argparse.Namespace(kind="ddp", mutant=None))
+    model = inspect.getclosurevars(inner).nonlocals["forward"]
+    side = torch.cuda.Stream()
+    pinned = [torch.empty_like(p, device="cpu", pin_memory=True) for p in model.parameters()]
+
+    def step(n: int) -> Tensor:
+        if n % 3 == 0:
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for target, parameter in zip(pinned, model.parameters(), strict=True):
+                    target.copy_(parameter.detach(), non_blocking=True)
+            torch.cuda.current_stream().wait_stream(side)
+        return inner(n)
+
+    return step
+
+
+def cp(arguments: Any) -> Callable[[int], Tensor]:
+    """Context parallel by hand: keys and values gathered, asynchronously, behind the queries' projection."""
+    model = nn.ModuleDict({name: nn.Linear(WIDTH, WIDTH) for name in ("q", "k", "v", "o")}).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(n: int) -> Tensor:
+        x, _ = batch(n)
+        kv = torch.cat([model["k"](x), model["v"](x)], dim=-1)
+        whole = torch.empty(2 * 512, 2 * WIDTH, device="cuda")
+        work = dist.all_gather_into_tensor(whole, kv.detach().contiguous(), async_op=True)
+        q = model["q"](x)
+        work.wait()
+        k, v = whole.chunk(2, dim=-1)
+        heads = [t.reshape(1, -1, 8, WIDTH // 8).transpose(1, 2) for t in (q, k, v)]
+        out = F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(512, WIDTH)
+        loss = model["o"](out).square().mean() + kv.square().mean()
+        loss.backward()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def pp(arguments: Any) -> Callable[[int], Tensor]:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    stage_model = nn.Sequential(*(Block(WIDTH) for _ in range(2))).cuda()
+    device = torch.device("cuda", torch.cuda.current_device())
+    stage = PipelineStage(stage_model, rank, size, device)
+    schedule = Schedule1F1B(stage, 4, loss_fn=lambda out, target: (out - target).square().mean())
+    optimizer = torch.optim.AdamW(stage_model.parameters(), lr=1e-3)
+
+    def step(n: int) -> Tensor:
+        torch.manual_seed(n)
+        x, losses = torch.randn(64, WIDTH, device="cuda"), list[Tensor]()
+        if rank == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=x, losses=losses)
+        optimizer.step()
+        optimizer.zero_grad()
+        return losses[-1] if losses else torch.zeros((), device="cuda")
+
+    return step
+
+
+# -- loaders and optimizers with streams of their own, whole or without one order ----------------------------
+
+
+def loader(arguments: Any) -> Callable[[int], Tensor]:
+    """Batches are copied ahead on a stream of their own."""
+    model = nn.parallel.DistributedDataParallel(Net().cuda(), device_ids=[torch.cuda.current_device()])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    side = torch.cuda.Stream()
+    source = [torch.randn(8192, WIDTH).pin_memory() for _ in range(2)]
+    ahead: list[Tensor] = []
+
+    def fetch(n: int) -> None:
+        with torch.cuda.stream(side):
+            ahead.append(source[n % 2].to("cuda", non_blocking=True))
+
+    def step(n: int) -> Tensor:
+        if not ahead:
+            fetch(n)
+        if arguments.mutant != "loader_without_wait":
+            torch.cuda.current_stream().wait_stream(side)
+        x = ahead.pop()
+        if arguments.mutant != "loader_without_record_stream":
+            x.record_stream(torch.cuda.current_stream())
+        loss = model(x).square().mean()
+        loss.backward()
+        del x
+        fetch(n + 1)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def host_optimizer(arguments: Any) -> Callable[[int], Tensor]:
+    """Gradients go to pinned memory on a stream, the update is on the host, parameters come back."""
+    model, mutant = Net().cuda(), arguments.mutant
+    parameters = list(model.parameters())
+    side = torch.cuda.Stream()
+    grads = [torch.empty_like(p, device="cpu", pin_memory=True) for p in parameters]
+    weights = [p.detach().cpu().pin_memory() for p in parameters]
+
+    def step(n: int) -> Tensor:
+        x, y = batch(n)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        if mutant != "host_optimizer_copies_before_backward":
+            side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for target, parameter in zip(grads, parameters, strict=True):
+                target.copy_(parameter.grad, non_blocking=True)
+        if mutant != "host_optimizer_reads_before_the_copy":
+            side.synchronize()
+        for weight, grad in zip(weights, grads, strict=True):
+            weight.sub_(grad, alpha=0.01)
+        with torch.no_grad(), torch.cuda.stream(side):
+            for parameter, weight in zip(parameters, weights, strict=True):
+                parameter.copy_(weight, non_blocking=True)
+        if mutant != "host_optimizer_parameters_not_awaited":
+            torch.cuda.current_stream().wait_stream(side)
+        for parameter in parameters:
+            parameter.grad.zero_()
+        STEPPER.step()
+        return loss
+
+    return step
+
+
+class _Stepper(torch.optim.SGD):
+    """Stands for the library's optimizer, at whose step an iteration ends."""
+
+
+STEPPER: Any = None
+HOOK_STREAM: Any = None
+
+
+def _hook_without_fork(state: Any, bucket: Any) -> Any:
+    """Reduces on a stream of its own that does not wait for the gradients."""
+    future: Any = torch.futures.Future(devices=[torch.cuda.current_device()])
+    with torch.cuda.stream(HOOK_STREAM):
+        buffer = bucket.buffer()
+        buffer.div_(dist.get_world_size())
+        dist.all_reduce(buffer)
+        future.set_result(buffer)
+    return future
+
+
+def _hook_without_wait(state: Any, bucket: Any) -> Any:
+    """Says that it is done while the reduction runs."""
+    future: Any = torch.futures.Future(devices=[torch.cuda.current_device()])
+    buffer = bucket.buffer()
+    LEFT.append(dist.all_reduce(buffer, async_op=True))
+    future.set_result(buffer)
+    return future
+
+
+def _hook_decompresses_early(state: Any, bucket: Any) -> Any:
+    """Copies the reduced half-precision bucket back before the reduction has ended."""
+    future: Any = torch.futures.Future(devices=[torch.cuda.current_device()])
+    half = bucket.buffer().to(torch.bfloat16)
+    LEFT.append(dist.all_reduce(half, async_op=True))
+    bucket.buffer().copy_(half)
+    future.set_result(bucket.buffer())
+    return future
+
+
+LEFT: list[Any] = []
+HOOKS: dict[str, Any] = {
+    "hook_without_fork": _hook_without_fork,
+    "hook_without_wait": _hook_without_wait,
+    "hook_decompresses_early": _hook_decompresses_early,
+}
+
+
+# -- FSDP2 without one line ----------------------------------------------------------------------------------
+
+LINES = {
+    "reduce_scatter_before_its_input": (
+        "_fsdp_collectives", None, "foreach_reduce", "reduce_scatter_stream.wait_stream(current_stream)",
+    ),
+    "all_gather_before_its_input": (
+        "_fsdp_collectives", None, "foreach_all_gather",
+        "all_gather_stream.wait_stream(all_gather_copy_in_stream)",
+    ),
+    "all_gather_output_before_wait": (
+        "_fsdp_collectives", None, "foreach_all_gather_copy_out", "wait_event(all_gather_event)",
+    ),
+    "optimizer_before_the_reduction": (
+        "_fsdp_param_group", "FSDPParamGroup", "finalize_backward|_wait_for_post_backward",
+        "wait_event(self._post_reduce_event)",
+    ),
+    "gather_before_the_optimizer": (
+        "_fsdp_state", "FSDPState", "_root_pre_forward",
+        "all_gather_copy_in_stream.wait_stream(current_stream)",
+    ),
+}  # fmt: skip
+"""By mutant: module, class, functions, and the end of the line that is left out."""
+
+
+def leave_out(mutant: str) -> None:
+    """Compile a function of FSDP2 anew without the line. Exits with 3 where this torch has no such line."""
+    import importlib
+
+    module_name, owner_name, names, line = LINES[mutant]
+    module = importlib.import_module(f"torch.distributed.fsdp._fully_shard.{module_name}")
+    owner = module if owner_name is None else getattr(module, owner_name)
+    num_left_out = 0
+    for name in names.split("|"):
+        function = getattr(owner, name, None)
+        if function is None:
+            continue
+        original = inspect.unwrap(function)
+        source = textwrap.dedent(inspect.getsource(original))
+        kept = []
+        for text in source.splitlines():
+            if text.strip().endswith(line):
+                text = text[: len(text) - len(text.lstrip())] + "pass"
+                num_left_out += 1
+            kept.append(text)
+        start = original.__code__.co_firstlineno - 1
+        code = compile("\n" * start + "\n".join(kept), original.__code__.co_filename, "exec")
+        scope: dict[str, Any] = {}
+        exec(code, original.__globals__, scope)
+        setattr(owner, name, scope[name])
+        for other in list(sys.modules.values()):
+            if getattr(other, name, None) is function and other is not owner:
+                setattr(other, name, scope[name])
+    if not num_left_out:
+        print(f"{mutant}: this torch has no such line", flush=True)
+        raise SystemExit(3)
+
+
+KINDS: dict[str, Callable[[Any], Callable[[int], Tensor]]] = {
+    "ddp": ddp, "ddp_hook": ddp, "compile": ddp, "fsdp2": fsdp2, "fsdp2_offload": fsdp2, "tp": tp, "cp": cp,
+    "pp": pp, "graphs": graphs, "offload": offload, "checkpoint": checkpoint, "loader": loader,
+    "host_optimizer": host_optimizer,
+}  # fmt: skip
+
+
+def main() -> None:
+    global HOOK_STREAM, STEPPER
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--mutant")
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--csan", action="store_true")
+    arguments = parser.parse_args()
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
+    torch.manual_seed(0)
+    HOOK_STREAM = torch.cuda.Stream()
+    STEPPER = _Stepper([nn.Parameter(torch.zeros(1))], lr=0.0)
+    if arguments.mutant in LINES:
+        leave_out(arguments.mutant)
+    if arguments.csan:
+        from torch.cuda import _sanitizer
+
+        _sanitizer.enable_cuda_sanitizer()
+    step = KINDS[arguments.kind](arguments)
+    losses, alarms, began = [], 0, time.perf_counter()
+    for n in range(arguments.steps):
+        if n == WARM_UP:
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+        try:
+            losses.append(step(n).detach())
+        except Exception as error:
+            if type(error).__name__ != "CUDASanitizerErrors":
+                raise
+            alarms += 1
+    torch.cuda.synchronize()
+    step_ms = 1e3 * (time.perf_counter() - began) / (arguments.steps - WARM_UP)
+    if dist.get_rank() == 0:
+        bits = b"".join(loss.float().cpu().numpy().tobytes() for loss in losses)
+        digest = hashlib.sha256(bits).hexdigest()[:16]
+        print(f"losses {digest} step_ms {step_ms:.3f} csan {alarms} of {arguments.steps}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""The check in loops as users write them: one gloo rank in this process, whose collectives run on threads of
+their own."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from aorta.check.device_order import completed
+from aorta.check.operators import accessed
+from aorta.check.watch import HazardWatch
+from aorta.hazards.check import HazardCheck
+from aorta.hazards.exceptions import Exceptions
+from aorta.hazards.findings import Checked, merged, read_checked
+from aorta.hazards.log import play
+from aorta.hazards.text import checked_text
+from tests.check.rank_programs import checked_loop
+from tests.dist.launch import run_ranks
+
+SHIPPED = Exceptions.shipped()
+
+
+@pytest.fixture(autouse=True)
+def group(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def watched(step, folder: Path, num_steps: int = 4, **options) -> Checked:
+    """What the check finds in a loop of this step; steps 2 and 3 are its window."""
+    watch = HazardWatch(every=100, confirm=False, **options)
+    watch.opened(SimpleNamespace(output_dir=folder, rank=0, world_size=1, store_prefix=""))
+    for number in range(num_steps):
+        watch.step_begins(number)
+        step()
+    watch.closing(None)
+    return read_checked(folder)[0]
+
+
+def edges(checked: Checked) -> set[tuple[str, str, str]]:
+    return {(f.later.site.operation, f.rule, f.earlier.site.operation) for f in checked.findings}
+
+
+def test_a_buffer_used_before_its_collective_was_waited_for(tmp_path):
+    x = torch.ones(64)
+
+    def step():
+        work = dist.all_reduce(x, async_op=True)
+        x.mul_(0.5)
+        work.wait()
+
+    checked = watched(step, tmp_path)
+    assert edges(checked) == {("aten::mul_", "overwrites what is still written", "c10d::allreduce_")}
+    finding = checked.findings[0]
+    assert (finding.count, finding.first_step, finding.num_bytes) == (2, 2, 256)
+    assert finding.later.site.where.endswith(f"test_watch.py:{step.__code__.co_firstlineno + 2}")
+    assert finding.missing == "work.wait() on host before aten::mul_"
+    assert checked.steps == [2, 3]
+
+
+def test_the_same_with_the_wait_in_its_place(tmp_path):
+    x = torch.ones(64)
+
+    def step():
+        work = dist.all_reduce(x, async_op=True)
+        torch.ones(8).sum()
+        work.wait()
+        x.mul_(0.5)
+
+    assert edges(watched(step, tmp_path)) == set()
+
+
+def test_a_part_of_a_buffer_that_the_collective_does_not_touch_may_be_used(tmp_path):
+    x = torch.ones(64)
+
+    def step():
+        work = dist.all_reduce(x[:32], async_op=True)
+        x[32:].mul_(0.5)
+        work.wait()
+
+    assert edges(watched(step, tmp_path)) == set()
+
+
+def test_reading_the_input_of_a_gather_is_no_race_and_reading_its_output_is(tmp_path):
+    x, out = torch.ones(8), torch.zeros(8)
+
+    def step():
+        work = dist.all_gather_into_tensor(out, x, async_op=True)
+        x.sum()
+        out.sum()
+        work.wait()
+
+    assert edges(watched(step, tmp_path)) == {
+        ("aten::sum", "reads what is still written", "c10d::_allgather_base_")
+    }
+
+
+def test_a_work_that_was_seen_to_be_completed_needs_no_wait(tmp_path):
+    x = torch.ones(8)
+
+    def step():
+        work = dist.all_reduce(x, async_op=True)
+        while not work.is_completed():
+            pass
+        x.mul_(0.5)
+
+    assert edges(watched(step, tmp_path)) == set()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_functional_collectives_are_waited_for_by_their_output(tmp_path, waits):
+    ops, group = torch.ops._c10d_functional, dist.group.WORLD.group_name
+
+    def step():
+        out = ops.all_reduce(torch.ones(8), "sum", group)
+        if waits:
+            out = ops.wait_tensor(out)
+        out.sum()
+        ops.wait_tensor(out)
+
+    found = edges(watched(step, tmp_path))
+    assert bool(found) == (not waits)
+
+
+def test_the_checked_program_computes_the_same(tmp_path):
+    def losses(check):
+        torch.manual_seed(0)
+        model, seen = nn.Linear(16, 16), []
+
+        def step():
+            loss = model(torch.ones(4, 16)).square().sum()
+            loss.backward()
+            dist.all_reduce(model.weight.grad)
+            with torch.no_grad():
+                model.weight -= 0.01 * model.weight.grad
+            seen.append(loss.item())
+
+        if check:
+            watched(step, tmp_path, num_steps=8)
+        else:
+            for _ in range(8):
+                step()
+        return seen
+
+    assert losses(check=True) == losses(check=False)
+
+
+def test_a_users_exception_makes_a_finding_known(tmp_path):
+    path = tmp_path / "known.yaml"
+    path.write_text("- {operation: 'aten::mul_', reason: the factor is one}\n")
+    x = torch.ones(64)
+
+    def step():
+        work = dist.all_reduce(x, async_op=True)
+        x.mul_(1)
+        work.wait()
+
+    checked = watched(step, tmp_path, exceptions=Exceptions.shipped(path))
+    assert [(f.status, f.reason) for f in checked.findings] == [("known", "the factor is one")]
+    assert "1 known exception: the factor is one" in checked_text([checked])
+
+
+def test_findings_of_ranks_are_one_and_the_text_says_what_is_missing(tmp_path):
+    x = torch.ones(64)
+
+    def step():
+        work = dist.all_reduce(x, async_op=True)
+        x.sum()
+        work.wait()
+
+    checked = watched(step, tmp_path)
+    other = Checked(rank=1, steps=[2, 3], findings=checked.findings)
+    assert [(f.count, f.ranks) for f in merged([checked, other])] == [(4, [0, 0])]
+    text = checked_text([checked])
+    assert text.startswith("1 possible in 2 checked steps of 1 rank\n")
+    assert "missing  work.wait() on host before aten::sum" in text
+
+
+@pytest.mark.parametrize(
+    ("tensor", "size", "has_gaps"),
+    [
+        pytest.param(torch.zeros(4, 6), 96, False, id="contiguous"),
+        pytest.param(torch.zeros(4, 6).T, 96, False, id="transposed"),
+        pytest.param(torch.zeros(4, 6)[:, 2:4], 3 * 24 + 8, True, id="columns"),
+        pytest.param(torch.zeros(4).expand(3, 4), 16, True, id="expanded"),
+    ],
+)
+def test_bytes_of_a_tensor(tensor, size, has_gaps):
+    access = accessed(tensor)
+    assert access[:2] == (tensor.data_ptr(), size)
+    assert (len(access) == 3) == has_gaps
+
+
+def test_sizes_streams_and_deferred_frees_come_from_the_allocators_trace():
+    log = [["allocate", 64, 0, 0, 1], ["free", 64, 2, None, False], ["free", 32, 3, None, False]]
+    log.append(["allocate", 99, 0, 0, 1])  # not in the trace
+    trace = [
+        {"action": "segment_alloc", "addr": 64, "size": 2048, "stream": 7},
+        {"action": "alloc", "addr": 64, "size": 512, "stream": 7},
+        {"action": "free_requested", "addr": 64, "size": 512, "stream": 7},
+        {"action": "free_completed", "addr": 64, "size": 512, "stream": 7},
+        {"action": "free_requested", "addr": 32, "size": 512, "stream": 7},
+        {"action": "alloc", "addr": 128, "size": 512, "stream": 7},
+    ]
+    assert completed(log, trace) == [
+        ["allocate", 64, 512, 7, 1],
+        ["free", 64, 2, 7, False],
+        ["free", 32, 3, 7, True],
+    ]
+    assert play(completed(log, trace), HazardCheck()).hazards == {}
+
+
+def test_two_ranks_confirm_a_race_and_leave_ddp_alone(tmp_path):
+    """One rank is late on purpose, so that the other's collective is still under way where it is not
+    awaited."""
+    run_ranks(checked_loop, 2, str(tmp_path))
+    found = merged(read_checked(tmp_path))
+    assert [(f.status, f.kind, f.later.site.operation) for f in found] == [
+        ("confirmed", "race", "aten::mul_")
+    ]
