@@ -4,11 +4,11 @@
     python benchmarks/reading_records.py --columns --ranks 1024 --steps 10000 --runs 1
     python benchmarks/reading_records.py lines                                      a line's cost, 2 min
 
-Runs are made in a folder, with their columns beside them as a recorder on a GPU writes them, and removed at
-the end. Every command runs in a process of its own: the floors, which read every line and decode it with
-msgspec (plain; the fields that a summary is made of; the fewest), the first reading alone and without the
-columns beside the lines, the report with an empty cache, and the report again. CPU seconds are of all its
-processes, the peak memory is that of the largest one.
+Runs are made in a folder, with their columns beside them as a recorder writes them, and removed at the end.
+Every command runs in a process of its own: the floors, which read every line and decode it with msgspec
+(plain; the fields that a summary is made of; the fewest), the reading alone, with and without the columns
+beside the lines, and the report of either. CPU seconds are of all its processes, the peak memory is that of
+the largest one.
 
 `lines`: lines without columns are what a training process on a CPU writes, lines with them what the second
 process of a rank on a GPU does. The floor is a plain decode of every line by msgspec. Microseconds a line by
@@ -25,27 +25,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from harness import ROOT, arguments, choose, write
 
-from aorta.account.load.rank.cache import SUFFIX, columns_of_run, state_of
 from aorta.account.load.rank.reduce import reduce_file
-from aorta.account.load.rank.stored import write_columns
-from aorta.records.columns.block import Lines, block_bytes
-from aorta.records.columns.flat import FlatColumns, flat_columns
-from aorta.records.columns.step_block import StepNumbers
-from aorta.records.columns.writer import MOST_LINES
+from aorta.records.blocks import StepNumbers
+from aorta.records.columns import ArrowTable, ColumnsWriter, Stream, columns_of
 from aorta.records.files import COLUMNS_FILES, STEPS_FILE, STEPS_FILES, columns_name, steps_name
 from aorta.records.schema import CollectiveRecord, HostSpan, StepRecord
 from aorta.records.seal import sealed
 from aorta.records.writer import LineWriter
-from aorta.timeline.collective import GroupKey
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
 
@@ -56,11 +51,11 @@ LEFT_OUT = {
     "collectives": "left out (recording.detail_every)",
 }
 MEASURED = (
-    "floor, plain", "floor, needed", "floor, fewest", "first reading", "of lines alone", "first report",
-    "report again", "with steps.parquet",
+    "floor, plain", "floor, needed", "floor, fewest", "reading", "reading of lines", "report",
+    "report of lines", "with steps.parquet",
 )  # fmt: skip
 NO_OUTPUTS = ("--no-page", "--no-perfetto", "--no-parquet", "--no-pictures")
-WHAT = ("write", "write with columns", "plain decode", "first reading", "first reading of lines alone")
+WHAT = ("write", "write with columns", "plain decode", "reading of columns", "reading of lines alone")
 
 
 def reports() -> None:
@@ -110,8 +105,8 @@ def lines() -> None:
         for what, of_what in zip(WHAT, zip(*rounds, strict=True), strict=True):
             row = {"detail_every": detail_every, "what": what, "least_us": min(of_what)}
             rows.append(row | {"median_us": statistics.median(of_what)})
-        ratios = [of_round[3] / of_round[2] for of_round in rounds]
-        row = {"detail_every": detail_every, "what": "first reading / plain decode", "least_us": min(ratios)}
+        ratios = [of_round[4] / of_round[2] for of_round in rounds]
+        row = {"detail_every": detail_every, "what": "reading of lines / decode", "least_us": min(ratios)}
         rows.append(row | {"median_us": statistics.median(ratios)})
     for row in rows:
         print(
@@ -127,7 +122,6 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     files = sorted(path for run in runs for path in run.glob(STEPS_FILES))
     num_bytes = sum(path.stat().st_size for path in files)
     beside_bytes = sum(path.stat().st_size for run in runs for path in run.glob(COLUMNS_FILES))
-    time.sleep(3)  # columns of files that were just written are not kept
     print(f"{args.runs} x {args.ranks} ranks x {args.steps} steps, {num_bytes / 1e6:.0f} MB", flush=True)
     floor = [sys.executable, str(Path(__file__)), *map(str, files), "--floor"]
     bare = folder / "bare"
@@ -136,18 +130,20 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         (bare / path.parent.name).mkdir(exist_ok=True)
         (bare / path.parent.name / path.name).symlink_to(path)
     of_lines = [str(bare / path.parent.name / path.name) for path in files]
-    report = [sys.executable, "-m", "aorta", "report", *map(str, runs), "--jobs", str(args.jobs)]
-    report += ["--output", str(folder / "out"), *(() if args.outputs else NO_OUTPUTS)]
-    environment = os.environ | {"AORTA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
+    options = ["--jobs", str(args.jobs), *(() if args.outputs else NO_OUTPUTS)]
+    options += ["--output", str(folder / "out")]
+    aorta_report = [sys.executable, "-m", "aorta", "report"]
+    report = [*aorta_report, *map(str, runs), *options]
+    environment = os.environ | {"AORTA_CACHE_DIR": str(folder / "scratch"), "PYTHONPATH": str(ROOT)}
     measured = {}
     for name, command in (
         ("floor, plain", [*floor, "plain"]),
         ("floor, needed", [*floor, "needed"]),
         ("floor, fewest", [*floor, "fewest"]),
-        ("first reading", [*floor, "columns"]),
-        ("of lines alone", [sys.executable, str(Path(__file__)), *of_lines, "--floor", "columns"]),
-        ("first report", report),
-        ("report again", report),
+        ("reading", [*floor, "columns"]),
+        ("reading of lines", [sys.executable, str(Path(__file__)), *of_lines, "--floor", "columns"]),
+        ("report", report),
+        ("report of lines", [*aorta_report, *(str(bare / run.name) for run in runs), *options]),
         ("with steps.parquet", [part for part in report if part != "--no-parquet"]),
     ):
         if name not in args.only:
@@ -157,8 +153,7 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     return {
         **setting(args),
         "lines_mb": num_bytes / 1e6,
-        "columns_beside_mb": beside_bytes / 1e6,
-        "columns_mb": num_bytes_below(folder / "cache") / 1e6,
+        "columns_mb": beside_bytes / 1e6,
         "outputs_mb": num_bytes_below(folder / "out") / 1e6,
         "measured": measured,
         "over_plain": {
@@ -171,16 +166,15 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def measure_columns(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """The report alone, from columns that were written without the lines that they stand for."""
-    run, cache = folder / "a", folder / "cache"
-    environment = os.environ | {"AORTA_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
-    os.environ["AORTA_CACHE_DIR"] = str(cache)
+    run = folder / "a"
+    environment = os.environ | {"AORTA_CACHE_DIR": str(folder / "scratch"), "PYTHONPATH": str(ROOT)}
     write_columns_of_run(run, args)
     print(f"{args.ranks} ranks x {args.steps} steps, columns alone", flush=True)
     report = [sys.executable, "-m", "aorta", "report", str(run), "--jobs", str(args.jobs), *NO_OUTPUTS]
     row = timed([*report, "--output", str(folder / "out")], environment)
     return {
         **setting(args),
-        "columns_mb": num_bytes_below(cache) / 1e6,
+        "columns_mb": sum(path.stat().st_size for path in run.glob(COLUMNS_FILES)) / 1e6,
         "measured": {"from columns": row},
     }
 
@@ -265,32 +259,20 @@ def write_run(
     rng = np.random.default_rng(seed)
     steps = [step_of(i, num_collectives, num_ranks, rng, i % detail_every == 0) for i in range(num_steps)]
     lines = [msgspec.json.encode(step) for step in steps]
-    blocks = [flat_columns(steps[first : first + MOST_LINES]) for first in range(0, num_steps, MOST_LINES)]
     for rank in range(num_ranks) if ranks is None else ranks:
-        first = rank - rank % GROUP_SIZE
-        group = msgspec.json.encode(list(range(first, min(first + GROUP_SIZE, num_ranks))))
-        of_rank = []
-        with open(folder / steps_name(rank), "wb") as file:
+        group = msgspec.json.encode(group_of(rank, num_ranks))
+        path = folder / steps_name(rank)
+        columns = ColumnsWriter(path)
+        with open(path, "wb", buffering=0) as file:
             for number, line in enumerate(lines):
                 line = line.replace(b'"rank":0,', b'"rank":%d,' % rank, 1)
-                of_rank.append(sealed(line.replace(b'"ranks":[]', b'"ranks":' + group), number))
-                file.write(of_rank[-1])
-        write_columns_beside(folder / columns_name(rank), of_rank, rank, blocks)
+                columns.add(file.write(sealed(line.replace(b'"ranks":[]', b'"ranks":' + group), number)))
+        columns.close()
 
 
-def write_columns_beside(
-    path: Path, lines: Sequence[bytes], rank: int, blocks: Sequence[FlatColumns]
-) -> None:
-    """Write the columns that a recorder's second process puts beside these lines, from blocks of rank 0."""
-    offset = number = 0
-    with open(path, "wb") as file:
-        for block in blocks:
-            of_block = lines[number : number + block.num_records]
-            described = Lines(number, offset, list(map(len, of_block)), list(map(crc32, of_block)))
-            block.constants["rank"] = rank
-            file.write(block_bytes(described, block))
-            number += len(of_block)
-            offset += described.num_bytes
+def group_of(rank: int, num_ranks: int) -> list[int]:
+    first = rank - rank % GROUP_SIZE
+    return list(range(first, min(first + GROUP_SIZE, num_ranks)))
 
 
 def write_columns_of_run(folder: Path, args: argparse.Namespace) -> None:
@@ -301,34 +283,45 @@ def write_columns_of_run(folder: Path, args: argparse.Namespace) -> None:
     """
     real = {0, args.ranks - 1}
     write_run(folder, args.ranks, args.steps, args.collectives, 0, args.detail_every, real)
-    first = folder / "rank_0_metrics.jsonl"
-    num_bytes = first.stat().st_size
-    rank_0 = reduce_file(first)
-    columns = rank_0.columns["events"].load()
-    calls = columns.calls
-    assert calls is not None
-    target = columns_of_run(folder)
-    assert target is not None
-    target.path.mkdir(parents=True)
+    first = columns_of(folder / steps_name(0))
+    assert first is not None
     rng = np.random.default_rng(1)
-    for rank in range(args.ranks):
-        path = folder / first.name.replace("0", str(rank))
-        if rank not in real:
-            with open(path, "wb") as file:
-                file.truncate(num_bytes)
-        start = rank - rank % GROUP_SIZE
-        members = tuple(range(start, min(start + GROUP_SIZE, args.ranks)))
-        factor = rng.normal(1, 0.01, args.steps)
-        of_rank = replace(
-            columns,
-            metrics={
-                name: values * factor if "_ms" in name else values for name, values in columns.metrics.items()
-            },
-            calls=replace(calls, groups=[GroupKey(members, group.name) for group in calls.groups]),
-        )
-        with open(target.path / f"{path.name}{SUFFIX}", "wb") as file:
-            rank_file = replace(rank_0, path=path, rank=rank, columns={"events": of_rank})
-            write_columns(file, rank_file, state_of(path) or "")
+    for rank in set(range(args.ranks)) - real:
+        path = folder / steps_name(rank)
+        with open(path, "wb") as file:
+            file.truncate(first.seal.lines_bytes)
+        stream = Stream(folder / columns_name(rank), 0, 0)
+        num_lines = 0
+        for batch in [*first.batches, first.batches[0].slice(0, 0)]:
+            seal = msgspec.structs.replace(
+                first.seal, rank=rank, tail="\0" * 32, num_lines=num_lines, file_bytes=stream.num_bytes,
+                file_crc=stream.checksum,
+            )  # fmt: skip
+            stream.write(of_another_rank(batch, rank, args.ranks, rng), seal)
+            num_lines += len(batch)
+        stream.sync()
+        stream.close()
+
+
+def of_another_rank(batch: Any, rank: int, num_ranks: int, rng: np.random.Generator) -> ArrowTable:
+    """A batch of rank 0's lines as another rank might have written them."""
+    factor = pa.array(rng.normal(1, 0.01, len(batch)))
+    columns = []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if field.name == "rank":
+            column = pa.array([rank] * len(batch), field.type)
+        elif field.name in ("step_ms", "compute_ms", "comm_ms", "hidden_ms", "exposed_ms", "idle_ms"):
+            column = pc.multiply(column, factor)
+        elif field.name == "collectives" and len(batch):
+            calls = column.flatten()
+            names = [calls.type.field(i).name for i in range(calls.type.num_fields)]
+            children = dict(zip(names, calls.flatten(), strict=True))
+            group = msgspec.json.encode(group_of(rank, num_ranks)).decode()
+            children["ranks"] = pc.if_else(pc.is_valid(children["ranks"]), group, children["ranks"])
+            calls = pa.StructArray.from_arrays(list(children.values()), fields=list(calls.type))
+            column = pa.ListArray.from_arrays(column.offsets, calls, type=field.type, mask=column.is_null())
+        columns.append(column)
+    return ArrowTable(pa.Table.from_batches([pa.RecordBatch.from_arrays(columns, schema=batch.schema)]))
 
 
 def step_of(

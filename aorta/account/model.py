@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.columns.column_block import ColumnBlock
 from aorta.records.schema import RunRecord, StepRecord
 from aorta.records.stacks import Stacks
+from aorta.records.table import StepTable
 from aorta.timeline.types import Source
 
 Value = TypeVar("Value")
@@ -188,7 +188,7 @@ class Run(msgspec.Struct, frozen=True):
     """[rank, step]: columns of account/load/rank/host.py; empty where records do not tell."""
     stacks: Callable[[int], Stacks] | None = None
     """Reads the stacks that were sampled in one rank's process; empty where none were."""
-    columns: Callable[[int], Iterator[ColumnBlock]] | None = None
+    columns: Callable[[int], Iterator[StepTable]] | None = None
     """Reads the numbers of one rank's records again, many records at a time; None where records must do."""
     other_sources: dict[str, "Run"] = msgspec.field(default_factory=dict)
     """The same run seen by another source, for other steps or the same; never mixed in."""

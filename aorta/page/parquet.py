@@ -21,9 +21,16 @@ from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Report, Run
 from aorta.errors import ReportError
 from aorta.files import replacing
-from aorta.records.columns.column_block import ColumnBlock, part_of_records
-from aorta.records.columns.flat import NOT_MEASURED, NULL, PARTS, THROTTLING, scalar_fields
 from aorta.records.schema import OverlapRecord, StepRecord
+from aorta.records.table import (
+    NOT_MEASURED,
+    NULL,
+    PARTS,
+    THROTTLING,
+    LineTable,
+    StepTable,
+    scalar_fields,
+)
 from aorta.timeline.collective import STREAM_OF_OP
 
 Floats = NDArray[np.float64]
@@ -121,16 +128,16 @@ def _places(steps: Ints, column_order: Ints, global_steps: Ints) -> tuple[Ints, 
     return column_order[place], np.equal(steps[place], global_steps)
 
 
-def _blocks(run: Run, rank: int) -> Iterator[ColumnBlock]:
+def _blocks(run: Run, rank: int) -> Iterator[StepTable]:
     if run.columns is not None:
         yield from run.columns(rank)
         return
     records = run.records(rank)
     while batch := list(islice(records, ROWS_PER_GROUP)):
-        yield ColumnBlock([part_of_records(batch)])
+        yield LineTable(batch)
 
 
-def _of_lines(block: ColumnBlock, ops: list[str]) -> dict[str, pa.Array]:
+def _of_lines(block: StepTable, ops: list[str]) -> dict[str, pa.Array]:
     """Columns that come from the lines alone, without the other ranks."""
     columns: dict[str, pa.Array] = {}
     for name, kind in _columns_of_lines().items():

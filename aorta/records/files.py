@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 RUN_FILES = (
-    "run.json", "rank_*_metrics.jsonl", "rank_*_columns.bin", "rank_*_state.jsonl", "rank_*_kernels.json",
+    "run.json", "rank_*_metrics.jsonl", "rank_*_columns.*", "rank_*_state.jsonl", "rank_*_kernels.json",
     "rank_*_sites.json", "rank_*_stacks.jsonl", "rank_*_memory.json", "rank_*_hazards.json",
     "rank_*_dropped.json", "launch_*.jsonl", ".rank_*_unwritten", ".rank_*_calls", ".rank_*_counts",
     ".overhead", "torch_profiler", "tensorboard", "hang",
@@ -13,7 +13,7 @@ RUN_FILES = (
 """Patterns of everything that a run leaves in its folder."""
 LAUNCH_FILES = "launch_*.jsonl"
 """Pattern of what launchers saw of a run (aorta.records.launches)."""
-STEPS_FILES, STATE_FILES, COLUMNS_FILES = "rank_*_metrics.jsonl", "rank_*_state.jsonl", "rank_*_columns.bin"
+STEPS_FILES, STATE_FILES, COLUMNS_FILES = "rank_*_metrics.jsonl", "rank_*_state.jsonl", "rank_*_columns.arrow"
 HAZARDS_FILES = "rank_*_hazards.json"
 """Patterns of the files of all ranks."""
 STEPS_FILE = re.compile(r"rank_(\d+)_metrics\.jsonl")
@@ -28,7 +28,7 @@ def steps_name(rank: int) -> str:
 
 def columns_name(rank: int) -> str:
     """The file of the numbers of a rank's lines as columns (aorta.records.columns)."""
-    return f"rank_{rank}_columns.bin"
+    return f"rank_{rank}_columns.arrow"
 
 
 def state_name(rank: int) -> str:

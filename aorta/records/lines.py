@@ -1,7 +1,7 @@
 """Decodes the lines of a record file and checks each one's place and values.
 
 `LineReader` reads whole lines (aorta.records.reader). `LineOrder`, `are_possible` and the pieces of a file
-also serve aorta.records.columns, which reads numbers alone.
+also serve aorta.records.blocks, which reads many lines at a time.
 """
 
 import logging
@@ -16,10 +16,10 @@ import msgspec
 
 from aorta.errors import RecordError
 from aorta.files import open_regular
-from aorta.records.columns.number_block import NumberBlock
 from aorta.records.rotation import DROPPED
 from aorta.records.schema import READABLE_VERSIONS, StepRecord
 from aorta.records.seal import Seal, seal_of
+from aorta.records.table import StepTable
 
 logger = logging.getLogger(__name__)
 
@@ -97,9 +97,9 @@ class LineOrder:
     def __init__(self, path: Path | str) -> None:
         self._path = path
         self._last: int | None = None
-        self._run_id: str | None = None
-        self._rank: int | None = None
-        self._attempt = 0
+        self.run_id: str | None = None
+        self.rank: int | None = None
+        self.attempt = 0
         self._num_missing = 0
         self._missing: list[str] = []
         self._num_unsealed = self._num_sealed = 0
@@ -107,10 +107,10 @@ class LineOrder:
     def check(self, number: int, seal: Seal | None, record: StepRecord) -> None:
         """Raise RecordError where a line does not belong. number: its place in the file, from 1."""
         place = f"{self._path}:{number}"
-        self._rank = record.rank if self._rank is None else self._rank
-        if record.rank != self._rank:
+        self.rank = record.rank if self.rank is None else self.rank
+        if record.rank != self.rank:
             raise RecordError(
-                f"{place}: mixes runs: rank {self._rank} and rank {record.rank} of {record.world_size}"
+                f"{place}: mixes runs: rank {self.rank} and rank {record.rank} of {record.world_size}"
             )
         if seal is None:
             self._num_unsealed += 1
@@ -129,12 +129,12 @@ class LineOrder:
             self._miss(seal.number - (0 if self._last is None else self._last + 1), number, record)
             self._last = seal.number
         if record.run_id is not None:
-            if self._run_id not in (None, record.run_id):
-                raise RecordError(f"{place}: mixes runs: {record.run_id} follows {self._run_id}")
-            self._run_id = record.run_id
-            if record.attempt < self._attempt:
-                raise RecordError(f"{place}: attempt {record.attempt} follows attempt {self._attempt}")
-            self._attempt = record.attempt
+            if self.run_id not in (None, record.run_id):
+                raise RecordError(f"{place}: mixes runs: {record.run_id} follows {self.run_id}")
+            self.run_id = record.run_id
+            if record.attempt < self.attempt:
+                raise RecordError(f"{place}: attempt {record.attempt} follows attempt {self.attempt}")
+            self.attempt = record.attempt
 
     def follows(self, first: int, num: int, rank: int, run_id: str | None, attempts: tuple[int, int]) -> bool:
         """Return True where sealed lines `first` to `first + num - 1` come next; they then count as read.
@@ -142,16 +142,26 @@ class LineOrder:
         All are of one rank and run. attempts: of the first and the last line; the last is no less.
         """
         if first != (0 if self._last is None else self._last + 1) or rank != (
-            rank if self._rank is None else self._rank
+            rank if self.rank is None else self.rank
         ):
             return False
-        if run_id is not None and (self._run_id not in (None, run_id) or attempts[0] < self._attempt):
+        if run_id is not None and (self.run_id not in (None, run_id) or attempts[0] < self.attempt):
             return False
         self._num_sealed += num
-        self._last, self._rank = first + num - 1, rank
+        self._last, self.rank = first + num - 1, rank
         if run_id is not None:
-            self._run_id, self._attempt = run_id, attempts[1]
+            self.run_id, self.attempt = run_id, attempts[1]
         return True
+
+    @property
+    def num_lines(self) -> int:
+        """Numbers up to the last line's."""
+        return 0 if self._last is None else self._last + 1
+
+    @property
+    def is_plain(self) -> bool:
+        """True while all lines have a seal, and none is missing."""
+        return not self._num_missing and not self._num_unsealed
 
     def notes(self) -> Iterator[str]:
         if self._num_missing:
@@ -184,7 +194,7 @@ def fault_of(record: StepRecord) -> str | None:
     return None
 
 
-def are_possible(block: NumberBlock) -> bool:
+def are_possible(block: StepTable) -> bool:
     """Return True where no record of a block has a fault. All its records are of one rank and world size."""
     for name in ("global_step", "num_collectives"):
         counts = block.integers(name)

@@ -19,12 +19,12 @@ import msgspec
 
 from aorta.errors import RecordError
 from aorta.files import open_regular, regular_descriptor, replacing, write_whole
-from aorta.records.columns.writer import ColumnsWriter
-from aorta.records.files import RUN_FILES, STEPS_FILE, files_beside, steps_name
+from aorta.records.columns import ColumnsWriter
+from aorta.records.files import RUN_FILES, STEPS_FILE, steps_name
 from aorta.records.launches import own_notes
 from aorta.records.rotation import dropped_path, read_dropped, rotate
-from aorta.records.schema import RunRecord, StepRecord
-from aorta.records.seal import seal_of, sealed_with_checksum
+from aorta.records.schema import RunRecord
+from aorta.records.seal import seal_of, sealed
 
 logger = logging.getLogger(__name__)
 
@@ -116,9 +116,7 @@ class LineWriter:
             ) from None
         except OSError as error:
             raise RecordError(f"cannot write {path}: {error.strerror}") from None
-        rank_files = files_beside(Path(path))
-        if rank_files is not None:
-            ColumnsWriter.remove(rank_files.columns)  # their lines were taken away
+        ColumnsWriter(Path(path)).give_up()  # their lines were taken away
         return cls(descriptor, path)
 
     @classmethod
@@ -138,10 +136,7 @@ class LineWriter:
         except OSError as error:
             os.close(descriptor)
             raise RecordError(f"cannot write {path}: {error.strerror}") from None
-        rank_files = files_beside(Path(path)) if with_columns else None
-        writer = cls(
-            descriptor, path, next_number, None if rank_files is None else ColumnsWriter(rank_files.columns)
-        )
+        writer = cls(descriptor, path, next_number, ColumnsWriter(Path(path)) if with_columns else None)
         writer._num_bytes = size
         return writer
 
@@ -153,7 +148,7 @@ class LineWriter:
         """Append a record; True when it is in the file. Never raises OSError."""
         body = self._encoder.encode(record)
         with self._lock:
-            line, checksum = sealed_with_checksum(body, self._next_number)
+            line = sealed(body, self._next_number)
             self._next_number += 1  # also for a line that is lost: the gap shows
             now_s = time.monotonic()
             must_wait = self._failed_s is not None and now_s - self._failed_s < RETRY_S
@@ -173,8 +168,8 @@ class LineWriter:
             if self._failed_s is not None:
                 logger.warning("recording goes on in %s; %d lines are missing", self.path, self.num_lost)
                 self._failed_s = None
-            if self._columns is not None and isinstance(record, StepRecord):
-                self._columns.add(record, self._next_number - 1, self._num_bytes, len(line), checksum)
+            if self._columns is not None:
+                self._columns.add(len(line))
             self._num_bytes += len(line)
             self.num_written += 1
             return True
@@ -245,11 +240,7 @@ class LineWriter:
         os.close(self._descriptor)
         self._descriptor = descriptor
         self._num_bytes = os.fstat(descriptor).st_size
-        rank_files = files_beside(self.path)
-        if self._columns is not None:
-            self._columns.restart()
-        elif rank_files is not None:
-            ColumnsWriter.remove(rank_files.columns)
+        (self._columns or ColumnsWriter(self.path)).give_up()  # the first lines are gone
         _take_lock(descriptor)
 
 

@@ -20,12 +20,12 @@ from typing import BinaryIO
 import msgspec
 
 from aorta.files import open_regular
-from aorta.records.columns.number_block import LineKey
 from aorta.records.deaths import Bystander
 from aorta.records.files import files_beside, kernels_name, steps_name, unwritten_name
 from aorta.records.reader import read_kernel_names
 from aorta.records.schema import KernelCoverage, KernelNames, LibraryCoverage, StepRecord
 from aorta.records.state import Tally, read_states
+from aorta.records.table import LineKey
 from aorta.records.writer import LineWriter, write_json
 from aorta.steps.calibration import Calibration
 from aorta.steps.collective_steps import CollectiveSteps

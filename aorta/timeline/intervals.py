@@ -104,13 +104,14 @@ def run_lengths_ns(a: Intervals) -> list[int]:
     return lengths
 
 
-def of_run_lengths(lengths_ns: Sequence[int]) -> NDArray[np.int64]:
+def of_run_lengths(lengths_ns: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
     """Starts and ends in ns, of shape (n, 2): the inverse of run_lengths_ns.
 
     Raises ValueError for lists that are no run lengths, OverflowError for numbers beyond 64 bits.
     """
-    edges = np.cumsum(np.array(lengths_ns, dtype=np.int64))
-    if len(edges) % 2 or (len(edges) and min(lengths_ns) < 0):
+    lengths = np.asarray(lengths_ns, dtype=np.int64)
+    edges = np.cumsum(lengths)
+    if len(edges) % 2 or (lengths < 0).any():
         raise ValueError("run lengths are pairs of a distance and a length, none below 0")
     return edges.reshape(-1, 2)
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.load.rank.scratch import no_room
 from aorta.account.rows import row_blocks
-from aorta.errors import ReportError
 
 MOST_IN_MEMORY = 1 << 20
 """Numbers of an array above which it is kept in the file: 8 MB, of some fifty metrics."""
@@ -50,10 +50,7 @@ class ArrayFile:
                 num_bytes = os.pwrite(file.fileno(), data, place)
                 place, data = place + num_bytes, data[num_bytes:]
         except OSError as error:
-            raise ReportError(
-                f"cannot keep the numbers of the run in {self._folder or tempfile.gettempdir()}:"
-                f" {error.strerror}; AORTA_CACHE_DIR may name a folder with more room"
-            ) from error
+            raise no_room(self._folder or tempfile.gettempdir(), error) from error
 
     def read(self, place: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """The array, read only; its pages are in memory for as long as it is used."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.load.rank.columns import Passes, RankColumns, RankFile, SourceColumns
+from aorta.account.load.rank.scratch import StoredColumns
 from aorta.errors import ReportError
 from aorta.records.files import STEPS_FILE
 from aorta.records.rotation import DROPPED
@@ -59,8 +60,6 @@ def _of_size(rank: RankFile, size: int) -> RankFile:
 
 
 def _chosen(columns: SourceColumns, rows: NDArray[np.bool_]) -> SourceColumns:
-    from aorta.account.load.rank.stored import StoredColumns
-
     if rows.all():
         return columns
     if not isinstance(columns, StoredColumns):

@@ -12,23 +12,23 @@ from aorta.account.load.attempts import ranks_of_run
 from aorta.account.load.bandwidths import busbw_by_transfer
 from aorta.account.load.ending import story
 from aorta.account.load.evidence import comm_evidence, possible_of_records
-from aorta.account.load.rank.cache import columns_folder
 from aorta.account.load.rank.calls import MAX_CALLS
 from aorta.account.load.rank.columns import RankColumns, RankFile
 from aorta.account.load.rank.kernels import named_spans
-from aorta.account.load.rank.reduce import columns_with_unwritten, reduce_file, with_unwritten
+from aorta.account.load.rank.reduce import blocks_with_unwritten, reduce_file, with_unwritten
+from aorta.account.load.rank.scratch import scratch_folder, scratch_of
 from aorta.account.load.run import RunFiles, assemble
 from aorta.account.load.traces.open import load_traces
 from aorta.account.model import NamedSpan, Progress, Run
 from aorta.errors import ReportError, TraceError
 from aorta.processes import parallel_map, usual_jobs
-from aorta.records.columns.column_block import ColumnBlock
 from aorta.records.files import STEPS_FILE, stacks_name
 from aorta.records.launches import read_notes
 from aorta.records.reader import kernel_names_beside, read_run
 from aorta.records.schema import Source, StepRecord
 from aorta.records.stacks import Stacks, joined, read_stacks
 from aorta.records.state import read_states
+from aorta.records.table import StepTable
 from aorta.traces.cache import Reading
 
 
@@ -45,9 +45,7 @@ def load_run(
     line where it cannot be used.
 
     jobs: processes that read ranks at the same time, None for as many as pay; dask: the address of a
-    scheduler that does, or local for one with workers on this machine. reading: how traces are read; of
-    records, whether columns of large runs are kept for the next reading and kept ones used
-    (aorta.account.load.rank.cache).
+    scheduler that does, or local for one with workers on this machine. reading: how traces are read.
     """
     several = () if isinstance(path, Path | str) or len(path) < 2 else tuple(path)
     path = several[0].parent if several else Path(path if isinstance(path, Path | str) else path[0])
@@ -64,7 +62,7 @@ def load_run(
         raise ReportError(f"cannot read {path}: {error.strerror}") from error
     if files:
         jobs = usual_jobs(files) if jobs is None else jobs
-        return _load_records(path, label, files, jobs, dask, progress, reading is None or reading.cache)
+        return _load_records(path, label, files, jobs, dask, progress)
     try:
         run = load_traces(path, label, jobs=jobs, dask=dask, progress=progress, reading=reading or Reading())
     except TraceError as error:
@@ -81,7 +79,6 @@ def _load_records(
     jobs: int,
     dask: str | None,
     progress: Progress | None,
-    cache: bool,
 ) -> Run:
     run = read_run(folder) if (folder / "run.json").exists() else None
     notes: list[str] = []
@@ -89,8 +86,8 @@ def _load_records(
         notes.append("run.json is missing: device and configuration are not known")
     ranks: list[RankFile] = []
     num_calls = 0
-    with columns_folder(folder, paths, cache) as stored:
-        reduce = reduce_file if stored is None else stored.reduce
+    with scratch_of(paths if dask is None or scratch_folder() else ()) as scratch:
+        reduce = reduce_file if scratch is None else scratch.reduce
         results = parallel_map(reduce, paths, jobs=jobs, dask=dask, error=ReportError)
         for num_read, rank in enumerate(results, start=1):
             if progress is not None:
@@ -112,7 +109,7 @@ def _load_records(
                 run,
                 records=partial(_records_of, files),
                 columns=partial(_columns_of, files),
-                file=ArrayFile(None if stored is None else stored.path),
+                file=ArrayFile(None if scratch is None else scratch.path),
                 matches=num_calls <= MAX_CALLS,
             ),
             notes,
@@ -150,10 +147,10 @@ def _forget_calls(ranks: list[RankFile]) -> None:
                 columns.calls = None
 
 
-def _columns_of(files: dict[int, RankFile], source: Source, rank: int) -> Iterator[ColumnBlock]:
+def _columns_of(files: dict[int, RankFile], source: Source, rank: int) -> Iterator[StepTable]:
     """The numbers of _records_of, from columns where there are some."""
     columns = files[rank].columns[source]
-    for block in columns_with_unwritten(files[rank].path):
+    for block in blocks_with_unwritten(files[rank].path, [], whole=True):
         if source not in block.sources():
             continue
         of_source = block.of_source(source)

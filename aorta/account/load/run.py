@@ -22,8 +22,8 @@ from aorta.account.load.sides import side_by_side
 from aorta.account.load.waits import match_calls, split_waits_of_records
 from aorta.account.model import Run
 from aorta.errors import ReportError
-from aorta.records.columns.column_block import ColumnBlock
 from aorta.records.schema import RunRecord, Source, StepRecord
+from aorta.records.table import StepTable
 from aorta.timeline.types import OWN_SOURCES
 
 SOURCES: tuple[Source, ...] = ("kernels", "events", "host", "kineto", "rocprofv3", "nsys", "projected")
@@ -42,7 +42,7 @@ class RunFiles:
     run: RunRecord | None
     records: Callable[[Source, int], Iterator[StepRecord]]
     """A rank's records of one source, read again."""
-    columns: Callable[[Source, int], Iterator[ColumnBlock]] | None = None
+    columns: Callable[[Source, int], Iterator[StepTable]] | None = None
     """Their numbers, many records at a time."""
     totals: dict[int, dict[str, float | int | None]] | None = None
     """By rank; None where they are the sums of the steps."""

@@ -15,11 +15,11 @@ import pytest
 from aorta.account.load.rank import reduce
 from aorta.account.load.rank.reduce import reduce_file
 from aorta.errors import AortaError
+from aorta.records import columns as columns_writer
+from aorta.records import table
 from aorta.records import writer as lines_writer
-from aorta.records.columns import flat
-from aorta.records.columns import writer as columns_writer
-from aorta.records.columns.column_block import ColumnBlock
-from aorta.records.columns.step_block import StepNumbers
+from aorta.records.blocks import StepNumbers
+from aorta.records.columns import ArrowTable
 from aorta.records.files import columns_name, steps_name
 from aorta.records.schema import (
     Calibrated,
@@ -220,9 +220,9 @@ def of_columns(monkeypatch):
     counts = []
     real = reduce.read_blocks
 
-    def read_blocks(path, notes):
-        for block in real(path, notes):
-            counts.append(len(block) if isinstance(block, ColumnBlock) else 0)
+    def read_blocks(path, notes, **options):
+        for block in real(path, notes, **options):
+            counts.append(len(block) if isinstance(block, ArrowTable) else 0)
             yield block
 
     monkeypatch.setattr(reduce, "read_blocks", read_blocks)
@@ -230,20 +230,21 @@ def of_columns(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("max_lines", [1, 7, 1000])
+@pytest.mark.parametrize("max_lines", [1, 7, 40, 1000])
 def test_columns_and_lines_give_the_same_numbers(tmp_path, monkeypatch, of_columns, kind, max_lines):
     lines = KINDS[kind](records())
     path = written(tmp_path, lines, max_lines, monkeypatch)
     read = numbers(path)
     assert not isinstance(read, str)
-    assert sum(of_columns) == len(lines)
+    assert sum(of_columns) == (len(lines) if max_lines <= len(lines) else 0)  # of few lines there are none
     assert read == numbers_of_lines(path)
 
 
 def test_blocks_that_a_killed_writer_left_out_are_read_from_lines(tmp_path, monkeypatch, of_columns):
     path = written(tmp_path, records(20), 7, monkeypatch)
-    monkeypatch.setattr(columns_writer.ColumnsWriter, "flush", lambda self: self._forget())
+    monkeypatch.setattr(columns_writer.ColumnsWriter, "close", lambda self: self._close())
     continued(path, records(25)[20:])
+    assert numbers(path) == numbers_of_lines(path)
     monkeypatch.undo()
     continued(path, records(40)[25:])
     assert numbers(path) == numbers_of_lines(path)
@@ -254,7 +255,7 @@ def test_a_process_killed_at_any_moment_leaves_what_its_lines_say(tmp_path):
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from aorta.records.columns import writer as columns_writer\n"
+        "from aorta.records import columns as columns_writer\n"
         "from aorta.records.writer import LineWriter\n"
         "from tests.account.load.test_columns_beside_lines import records\n"
         "columns_writer.MOST_LINES = 3\n"
@@ -322,7 +323,7 @@ def test_columns_of_another_rank_run_or_attempt_are_not_used(tmp_path, monkeypat
 
 
 def test_lines_without_columns_are_read_as_before(tmp_path, monkeypatch, of_columns):
-    path = written(tmp_path, records(24))
+    path = written(tmp_path, records(24), 7, monkeypatch)
     path.with_name(columns_name(0)).unlink()
     assert not isinstance(numbers(path), str)
     assert of_columns == [0]
@@ -335,7 +336,7 @@ def test_what_a_line_cannot_hold_makes_no_columns(tmp_path, monkeypatch, of_colu
     lines[10] = msgspec.structs.replace(lines[10], **{field: value})
     path = written(tmp_path, lines, 7, monkeypatch)
     assert numbers(path) == numbers_of_lines(path)
-    assert sum(of_columns) == 14  # those before and behind the block that is missing
+    assert sum(of_columns) == 21  # a line has null in its place, and columns are made of lines
 
 
 @pytest.mark.parametrize("value", [10**30, 2**62, -1, "text", True])
@@ -347,7 +348,7 @@ def test_impossible_integers_are_refused_in_the_same_words(tmp_path, monkeypatch
         assert numbers(path) == numbers_of_lines(path)
 
 
-def test_rotated_lines_have_columns_of_what_follows(tmp_path, monkeypatch, of_columns):
+def test_rotated_lines_have_no_columns(tmp_path, monkeypatch, of_columns):
     monkeypatch.setattr(columns_writer, "MOST_LINES", 5)
     path = tmp_path / steps_name(0)
     LineWriter.create(path).close()
@@ -356,8 +357,8 @@ def test_rotated_lines_have_columns_of_what_follows(tmp_path, monkeypatch, of_co
         for line in records(120):
             assert writer.write(line)
             assert path.stat().st_size <= 60_000
-    assert numbers(path) == numbers_of_lines(path)
-    assert 0 < sum(of_columns) < 120
+    assert not isinstance(numbers(path), str)
+    assert not path.with_name(columns_name(0)).exists()
 
 
 def test_a_full_disk_costs_columns_and_no_line(tmp_path, monkeypatch, of_columns):
@@ -371,8 +372,9 @@ def test_a_full_disk_costs_columns_and_no_line(tmp_path, monkeypatch, of_columns
 
     monkeypatch.setattr(columns_writer.os, "pwrite", pwrite)
     path = written(tmp_path, records(40), 5, monkeypatch)
-    assert numbers(path) == numbers_of_lines(path)
-    assert 0 < sum(of_columns) < 40
+    assert not isinstance(numbers(path), str)
+    assert sum(of_columns) == 0
+    assert not path.with_name(columns_name(0)).exists()
 
 
 def test_a_line_that_a_full_disk_has_lost_is_in_no_block(tmp_path, monkeypatch, of_columns):
@@ -390,20 +392,20 @@ def test_a_line_that_a_full_disk_has_lost_is_in_no_block(tmp_path, monkeypatch, 
                 monkeypatch.setattr(lines_writer.os, "write", real)
                 monkeypatch.setattr(lines_writer, "RETRY_S", 0.0)
     path = tmp_path / steps_name(0)
-    assert numbers(path) == numbers_of_lines(path)
-    assert sum(of_columns) == 14  # the first block behind the gap is read as lines, which name it
+    assert not isinstance(numbers(path), str)
+    assert sum(of_columns) == 0  # lines without columns name the gap
 
 
-def test_a_new_run_does_not_take_over_columns(tmp_path, of_columns):
-    path = written(tmp_path, records(24))
+def test_a_new_run_does_not_take_over_columns(tmp_path, monkeypatch, of_columns):
+    path = written(tmp_path, records(24), 7, monkeypatch)
     path.unlink()
-    written(tmp_path, records(3, seed=9))
+    written(tmp_path, records(7, seed=9))
     assert numbers(path) == numbers_of_lines(path)
     path.with_name(columns_name(0)).write_bytes(b"not columns")
-    continued(path, [plain_records.step(30, run_id="r", world_size=2)])
+    continued(path, [plain_records.step(30 + i, run_id="r", world_size=2) for i in range(7)])
     of_columns.clear()
     assert numbers(path) == numbers_of_lines(path)
-    assert sum(of_columns) == 1
+    assert sum(of_columns) == 14
 
 
 def test_columns_that_cannot_be_written_are_none_of_the_runs_business(tmp_path, caplog):
@@ -415,13 +417,26 @@ def test_columns_that_cannot_be_written_are_none_of_the_runs_business(tmp_path, 
 
 def test_every_field_of_a_record_is_a_column_or_one_that_no_statistic_reads():
     """A field that columns lack would be missing in silence."""
-    parts = {prefix.partition(".")[0] for prefix, _ in flat.PARTS}
-    lists = {flat.SPANS, flat.RUN_LENGTHS, flat.KERNELS, flat.NOT_MEASURED, *flat.DETAILS}
-    columns = {*flat.scalar_fields(StepRecord), *flat.scalar_fields(OverlapRecord), *parts, *lists}
-    columns |= {"overlap", "hidden_by_op", "exposed_by_op"}
+    parts = {prefix.partition(".")[0] for prefix, _ in table.PARTS}
+    lists = {name.partition(".")[0] for name in table.LISTS}
+    columns = {*table.FIELDS, *parts, *lists, "overlap"}
     left = {*StepRecord.__struct_fields__, *OverlapRecord.__struct_fields__} - columns
-    reserved = {"host_parts", "calls_by_op", "phase_ms", "phase_peak_bytes", "phase_spans"}
-    assert left - reserved == {"rocm_smi_output", "compute_segments", "modules", "scalars"}
+    assert left == {"rocm_smi_output", "compute_segments", "modules", "calls_by_op", "phase_spans"}
     assert set(StepNumbers.__struct_fields__) - columns == {"line"}
-    for _, struct in flat.PARTS:
-        assert set(struct.__struct_fields__) - flat.scalar_fields(struct).keys() <= {"throttling"}
+    for _, struct in table.PARTS:
+        left = set(struct.__struct_fields__) - table.scalar_fields(struct).keys()
+        assert left <= {"throttling", "classes", "top", "spans"}
+
+
+def test_lines_that_were_copied_or_changed_later_are_compared_as_a_whole(tmp_path, monkeypatch, of_columns):
+    path = written(tmp_path, records(24), 7, monkeypatch)
+    state = path.stat()
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns + 10**9))
+    assert numbers(path) == numbers_of_lines(path)
+    assert sum(of_columns) == 24
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    of_columns.clear()
+    assert isinstance(numbers(path), str)
+    assert sum(of_columns) == 0

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from aorta.account.load.rank.host import INNERMOST_FIRST, carry_waits, host_metrics
-from aorta.records.columns.step_block import StepBlock
 from aorta.records.schema import HOST_KINDS, HostSpan, HostUse, Segment
+from aorta.records.table import LineTable
 from tests.records import plain_records
 
 WINDOW_MS = 40
@@ -120,7 +120,7 @@ def test_each_ms_counts_for_the_innermost_kind(source):
     rng = random.Random(source)
     records = [random_record(rng, step, source) for step in range(60)]
 
-    columns = host_metrics(StepBlock(records))
+    columns = host_metrics(LineTable(records))
 
     expected = [expected_columns(record) for record in records]
     assert set(columns) == {name for of_record in expected for name in of_record}
@@ -130,7 +130,7 @@ def test_each_ms_counts_for_the_innermost_kind(source):
 
 
 def test_lines_of_versions_without_host_spans_have_no_columns():
-    assert not host_metrics(StepBlock([plain_records.step(0, host_spans=None)]))
+    assert not host_metrics(LineTable([plain_records.step(0, host_spans=None)]))
 
 
 def test_idle_time_uses_up_what_the_step_before_left_of_its_waits():

@@ -9,9 +9,9 @@ from aorta.account.load.rank.kernels import NamedKernels
 from aorta.page.html import page
 from aorta.page.table import comparison_table, dataset_table
 from aorta.page.write import make_report
-from aorta.records.columns.step_block import StepBlock
 from aorta.records.files import kernels_name
 from aorta.records.schema import KernelNames, KernelSpan, KernelSums
+from aorta.records.table import LineTable
 from aorta.records.writer import write_json
 from tests.records import plain_records
 from tests.records.run_folders import run_record, step_record, step_timeline, write_run
@@ -33,7 +33,7 @@ def sums(*top, num_unlisted=0, num_graph_nodes=0):
 
 def columns_of(*rows, names=NAMES):
     named = NamedKernels()
-    named.add(0, StepBlock([plain_records.step(i, kernels=kernels) for i, kernels in enumerate(rows)]))
+    named.add(0, LineTable([plain_records.step(i, kernels=kernels) for i, kernels in enumerate(rows)]))
     return named.columns(names, len(rows))
 
 

@@ -16,8 +16,8 @@ from aorta.account.load.rank.overlaps import overlap_metrics
 from aorta.account.load.rank.telemetry import telemetry_metrics
 from aorta.account.metrics import METRICS, of_operation
 from aorta.errors import RecordError
-from aorta.records.columns.number_block import NumberBlock
 from aorta.records.schema import Source
+from aorta.records.table import StepTable
 
 TOLERANCE_NS = 100_000
 """By which windows of neighbouring steps may overlap before it is said."""
@@ -43,7 +43,7 @@ class ColumnsBuilder:
         self._repeated: dict[int, list[tuple[int, int]]] = {}
         self._gaps: list[tuple[int, str]] = []
 
-    def add(self, block: NumberBlock) -> None:
+    def add(self, block: StepTable) -> None:
         """Appends rows. RecordError where a record is none that a run writes, or is there twice."""
         first_row = len(self._passes)
         self._place(block)
@@ -54,7 +54,7 @@ class ColumnsBuilder:
         self._kernels.add(first_row, block)
         self._calls.add(self._path, first_row, block)
 
-    def _place(self, block: NumberBlock) -> None:
+    def _place(self, block: StepTable) -> None:
         """Places the rows, of new steps and of those done again by a later attempt or after a rollback."""
         steps = block.integers("global_step").tolist()
         columns = (block.integers(name).tolist() for name in ("attempt", "rollbacks", "world_size"))
@@ -80,7 +80,7 @@ class ColumnsBuilder:
         self._row_of_step[step] = len(self._passes)
         self._passes.append(row_pass)
 
-    def _note_reasons(self, block: NumberBlock) -> None:
+    def _note_reasons(self, block: StepTable) -> None:
         for reasons in block.reasons:
             if reasons != self._reasons:
                 self._reasons = reasons
@@ -127,7 +127,7 @@ class ColumnsBuilder:
         )
 
 
-def _always(block: NumberBlock) -> tuple[NDArray[Any], ...]:
+def _always(block: StepTable) -> tuple[NDArray[Any], ...]:
     """start_ns, end_ns, tolerance_ns, num_collectives, host_bound, has_details, has_collectives and
     has_exposed of RankColumns."""
     start_ns = block.integers("start_unix_ns")

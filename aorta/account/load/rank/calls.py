@@ -3,16 +3,18 @@
 Nothing else of a step is held, so that all ranks of a run fit in memory until they are matched (waits.py).
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.rank.impossible import TOO_LARGE, ImpossibleRecord, impossible_record
-from aorta.records.columns.number_block import NumberBlock, SegmentArrays, StepDetails
+from aorta.account.load.rank.impossible import TOO_LARGE, impossible_record
 from aorta.records.reader import OP_OF_STREAM
+from aorta.records.table import NULL, StepTable, Texts
 from aorta.timeline.collective import GroupKey
 from aorta.timeline.intervals import of_run_lengths
 from aorta.timeline.types import COPY
@@ -72,104 +74,159 @@ class RecordedCalls:
 
 @dataclass(slots=True)
 class CallsBuilder:
-    """Collects RecordedCalls record by record."""
+    """Collects RecordedCalls block by block."""
 
     kinds: dict[Kind, int] = field(default_factory=dict)
     groups: dict[tuple[str, int, int], int] = field(default_factory=dict)
     """By name, size and attempt: within a rank these tell groups apart, and each attempt counts from 0."""
     keys: list[GroupKey] = field(default_factory=list)
-    rows: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
+    rows: list[tuple[NDArray[Any], ...]] = field(default_factory=list)
+    """row, kind, group, seq, start_ns and end_ns of the calls of each block."""
     exposed: list[Ints] = field(default_factory=list)
     exposed_ns: list[Ints] = field(default_factory=list)
     """The same of records that keep stretches instead of segments."""
 
-    def add(self, path: Path, first_row: int, block: NumberBlock) -> None:
+    def add(self, path: Path, first_row: int, block: StepTable) -> None:
         """Notes the collectives of neighbouring rows. path: of their lines, which a RecordError names."""
-        segments = block.segments
-        is_plain = _are_plain(segments)
-        if is_plain and len(segments.row):
-            is_exposed = np.array([_is_exposed(active) for active in segments.sets])[segments.active]
-            times_ms = np.stack((segments.start_ms[is_exposed], segments.end_ms[is_exposed]), axis=1)
-            origin = block.integers("start_unix_ns")[segments.row[is_exposed]]
-            self.exposed.append((times_ms * 1e6).astype(np.int64) + origin[:, None])
-        for row, record in block.details():
-            try:
-                self._add(first_row + row, record)
-                if not is_plain:
-                    self._add_segments(record)
-            except (ImpossibleRecord, OverflowError, ValueError) as error:
-                problem = str(error) if isinstance(error, ImpossibleRecord) else TOO_LARGE
-                raise impossible_record(path, (record.source, record.global_step), problem) from error
+        try:
+            self._add_calls(first_row, block)
+            self._add_segments(block)
+            self._add_run_lengths(block)
+        except _Impossible as error:
+            key = (block.source, int(block.integers("global_step")[error.row]))
+            raise impossible_record(path, key, error.problem) from error
 
-    def _add(self, row: int, record: StepDetails) -> None:
-        """ImpossibleRecord for what contradicts itself; OverflowError or ValueError for times that no
-        clock gives, here or when finished."""
-        origin, rows, kinds, groups = record.start_unix_ns, self.rows, self.kinds, self.groups
-        for call in record.collectives or ():
-            num_ranks = len(call.ranks)
-            size = ANY_SIZE if call.bytes is None else call.bytes
-            kind = kinds.setdefault((call.op, size, call.dtype, num_ranks, call.stream), len(kinds))
-            group = groups.get((call.group, num_ranks, record.attempt))
+    def _add_calls(self, first_row: int, block: StepTable) -> None:
+        items = block.items("collectives")
+        row, calls = items.row, items.columns
+        if not len(row):
+            return
+        size, start_ms, end_ms = calls["bytes"], calls["start_ms"], calls["end_ms"]
+        ops: Texts = calls["op"]
+        is_negative = (size < 0) & (size != NULL)
+        _refuse(row, is_negative, lambda i: f"{ops.table[ops.places[i]]} of {size[i]} bytes")
+        is_timed = ~(np.isnan(start_ms) | np.isnan(end_ms))
+        with np.errstate(invalid="ignore"):
+            ends_early = is_timed & (end_ms < start_ms - ROUNDING_MS)
+            is_off = is_timed & ~((np.abs(start_ms) < MOST_MS) & (np.abs(end_ms) < MOST_MS))
+        _refuse(row, ends_early, lambda i: f"{ops.table[ops.places[i]]} ends before it begins")
+        _refuse(row, is_off, lambda _: TOO_LARGE)
+        origin = block.integers("start_unix_ns")[row]
+        times = [
+            np.where(is_timed, origin + (np.where(is_timed, ms, 0.0) * 1e6).astype(np.int64), unknown)
+            for ms, unknown in ((start_ms, 0), (end_ms, UNKNOWN_END))
+        ]
+        kind, group = self._kinds(calls), self._groups(block, row, calls)
+        self.rows.append((row + first_row, kind, group, calls["seq"], *times))
+
+    def _kinds(self, calls: dict[str, Any]) -> Ints:
+        texts = [calls[name] for name in ("op", "dtype", "stream")]
+        columns = [column.places for column in texts]
+        size = np.where(calls["bytes"] == NULL, ANY_SIZE, calls["bytes"])
+        keys, kinds = _distinct([*columns, size, calls["num_ranks"]])
+        new = []
+        for op, dtype, stream, num_bytes, num_ranks in keys:
+            names = (texts[0].table[op], texts[1].table[dtype], texts[2].table[stream])
+            key = (names[0], num_bytes, names[1], num_ranks, names[2])
+            new.append(self.kinds.setdefault(key, len(self.kinds)))
+        return np.array(new, dtype=np.int64)[kinds]
+
+    def _groups(self, block: StepTable, row: Ints, calls: dict[str, Any]) -> Ints:
+        names, ranks = calls["group"], calls["ranks"]
+        attempt = block.integers("attempt")[row]
+        told: dict[tuple[str, int, int], str] = {}
+        for i in np.flatnonzero(ranks.places >= 0).tolist():
+            key = (names.table[names.places[i]], int(calls["num_ranks"][i]), int(attempt[i]))
+            told.setdefault(key, ranks.table[ranks.places[i]])
+        keys, groups = _distinct([names.places, calls["num_ranks"], attempt])
+        new = []
+        for name, num_ranks, of_attempt in keys:
+            key = (names.table[name], num_ranks, of_attempt)
+            group = self.groups.get(key)
             if group is None:
-                group = groups[call.group, num_ranks, record.attempt] = len(groups)
-                name = f"{call.group} of attempt {record.attempt}" if record.attempt else call.group
-                self.keys.append(GroupKey(tuple(call.ranks), name))
-            start_ms, end_ms = call.start_ms, call.end_ms
-            if size < ANY_SIZE or (size == ANY_SIZE and call.bytes is not None):
-                raise ImpossibleRecord(f"{call.op} of {size} bytes")
-            if start_ms is None or end_ms is None:
-                rows.append((row, kind, group, call.seq, 0, UNKNOWN_END))
-            else:
-                if end_ms < start_ms - ROUNDING_MS:
-                    raise ImpossibleRecord(f"{call.op} ends before it begins")
-                rows.append(
-                    (row, kind, group, call.seq, origin + int(start_ms * 1e6), origin + int(end_ms * 1e6))
-                )
-        if record.active_segments is None and record.exposed_run_lengths_ns:
-            try:
-                self.exposed_ns.append(of_run_lengths(record.exposed_run_lengths_ns) + origin)
-            except ValueError as error:
-                raise ImpossibleRecord(f"exposed_run_lengths_ns: {error}") from None
+                group = self.groups[key] = len(self.groups)
+                label = f"{key[0]} of attempt {of_attempt}" if of_attempt else key[0]
+                members = msgspec.json.decode(told[key], type=tuple[int, ...]) if key in told else None
+                self.keys.append(GroupKey(members, label))
+            new.append(group)
+        return np.array(new, dtype=np.int64)[groups]
 
-    def _add_segments(self, record: StepDetails) -> None:
-        """One by one, as some are not as a run writes them. Raises as _add."""
-        origin = record.start_unix_ns
-        exposed: list[tuple[int, int]] = []
-        earliest_ms = -ROUNDING_MS
-        for segment in record.active_segments or ():
-            start_ms, end_ms = segment.start_ms, segment.end_ms
-            if not earliest_ms <= start_ms <= end_ms + ROUNDING_MS:
-                raise ImpossibleRecord("active_segments are not in order of time")
-            earliest_ms = end_ms - ROUNDING_MS
-            if _is_exposed(tuple(segment.active_streams)):
-                exposed.append((origin + int(start_ms * 1e6), origin + int(end_ms * 1e6)))
-        self.exposed.append(np.array(exposed, dtype=np.int64).reshape(-1, 2))
+    def _add_segments(self, block: StepTable) -> None:
+        """Where communication was exposed; refused where segments are not in order of time."""
+        row, start_ms, end_ms, active, sets = block.segments()
+        if not len(row):
+            return
+        earliest_ms = np.full(len(start_ms), -ROUNDING_MS)
+        follows = row[1:] == row[:-1]
+        earliest_ms[1:][follows] = end_ms[:-1][follows] - ROUNDING_MS
+        in_order = (earliest_ms <= start_ms) & (start_ms <= end_ms + ROUNDING_MS)
+        _refuse(row, ~in_order, lambda _: "active_segments are not in order of time")
+        _refuse(row, end_ms >= MOST_MS, lambda _: TOO_LARGE)
+        unknown = [next((name for name in names if name not in STREAMS), None) for names in sets]
+        is_unknown = np.array([name is not None for name in unknown])[active]
+        _refuse(
+            row,
+            is_unknown,
+            lambda i: f"active_segments name the stream {unknown[active[i]]!r}, which no record has",
+        )
+        is_exposed = np.array([_is_exposed(names) for names in sets])[active]
+        times_ms = np.stack((start_ms[is_exposed], end_ms[is_exposed]), axis=1)
+        origin = block.integers("start_unix_ns")[row[is_exposed]]
+        self.exposed.append((times_ms * 1e6).astype(np.int64) + origin[:, None])
+
+    def _add_run_lengths(self, block: StepTable) -> None:
+        """The same of lines without segments."""
+        items = block.items("exposed_run_lengths_ns")
+        ends = np.cumsum(np.maximum(items.num, 0))
+        rows = np.flatnonzero((items.num > 0) & ~block.has("active_segments"))
+        starts_ns = block.integers("start_unix_ns")
+        for row in rows.tolist():
+            lengths = items.columns["ns"][ends[row] - items.num[row] : ends[row]]
+            try:
+                self.exposed_ns.append(of_run_lengths(lengths) + starts_ns[row])
+            except ValueError as error:
+                raise _Impossible(row, f"exposed_run_lengths_ns: {error}") from None
 
     def finished(self, place: NDArray[np.int32]) -> RecordedCalls:
         """The calls of all rows. place: new ones of the rows, -1 of those that are left out."""
-        table = np.array(self.rows, dtype=np.int64).reshape(-1, 6)
-        row, kind, group = (column.astype(np.int32) for column in table.T[:3])
-        seq, start, end = (np.ascontiguousarray(column) for column in table.T[3:])
+        none = (np.zeros(0, dtype=np.int64),) * 6
+        columns = [np.concatenate(parts) for parts in zip(none, *self.rows, strict=True)]
+        row, kind, group = (column.astype(np.int32) for column in columns[:3])
         exposed = np.concatenate([np.zeros((0, 2), dtype=np.int64), *self.exposed, *self.exposed_ns])
+        seq, start, end = columns[3:]
         calls = RecordedCalls(list(self.kinds), self.keys, row, kind, group, seq, start, end, exposed)
         return calls.moved(place)
 
 
-def _are_plain(segments: SegmentArrays) -> bool:
-    """Returns True where segments of a line are in order of time, on streams that there are."""
-    start_ms, end_ms = segments.start_ms, segments.end_ms
-    earliest_ms = np.full(len(start_ms), -ROUNDING_MS)
-    follows = segments.row[1:] == segments.row[:-1]
-    earliest_ms[1:][follows] = end_ms[:-1][follows] - ROUNDING_MS
-    return bool(
-        all(STREAMS.issuperset(active) for active in segments.sets)
-        and ((earliest_ms <= start_ms) & (start_ms <= end_ms + ROUNDING_MS) & (end_ms < MOST_MS)).all()
-    )
+class _Impossible(Exception):
+    """Something of a row contradicts itself."""
+
+    def __init__(self, row: int, problem: str) -> None:
+        super().__init__(problem)
+        self.row, self.problem = row, problem
 
 
-@cache
-def _is_exposed(active: tuple[str, ...]) -> bool:
-    unknown = [name for name in active if name not in STREAMS]
-    if unknown:
-        raise ImpossibleRecord(f"active_segments name the stream {unknown[0]!r}, which no record has")
+def _refuse(row: Ints, is_wrong: NDArray[np.bool_], describe: Callable[[int], str]) -> None:
+    if is_wrong.any():
+        first = int(np.argmax(is_wrong))
+        raise _Impossible(int(row[first]), describe(first))
+
+
+def _distinct(columns: Sequence[Ints]) -> tuple[list[tuple[int, ...]], Ints]:
+    """The different rows of integer columns, as they come first, and the place of each row among them."""
+    codes = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        if (column == column[0]).all():
+            continue
+        _, code = np.unique(column, return_inverse=True)
+        _, codes = np.unique(codes * (int(code.max()) + 1) + code, return_inverse=True)
+    _, firsts, codes = np.unique(codes, return_index=True, return_inverse=True)
+    order = np.argsort(firsts)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    rows = firsts[order]
+    return list(zip(*(np.asarray(column)[rows].tolist() for column in columns), strict=True)), place[codes]
+
+
+def _is_exposed(active: Sequence[str]) -> bool:
     return "compute" not in active and any(name != COPY for name in active)

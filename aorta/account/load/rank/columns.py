@@ -86,13 +86,22 @@ class Passes:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travels to another process as small as it is: columns of one value, as most are, stay so."""
-        columns = [_packed(column) for column in (self.attempt, self.rollbacks, self.world_size)]
+        columns = [packed(column) for column in (self.attempt, self.rollbacks, self.world_size)]
         return _passes, (columns, self.repeated, self.gaps)
 
 
-def _packed(column: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    is_constant = len(column) > 0 and bool((column == column[0]).all())
+def packed(column: NDArray[Any]) -> tuple[NDArray[Any], int]:
+    """A column of one value, as many are, as that value, and its length."""
+    if not len(column):
+        return column, 0
+    is_nan = bool(column[0] != column[0])
+    is_constant = bool(np.isnan(column).all() if is_nan else (column == column[0]).all())
     return (column[:1].copy() if is_constant else column), len(column)
+
+
+def unpacked(column: NDArray[Any], num: int) -> NDArray[Any]:
+    """The column that was packed; of one value it is read only."""
+    return np.broadcast_to(column, (num,)) if len(column) != num else column
 
 
 def _passes(
@@ -100,7 +109,7 @@ def _passes(
     repeated: dict[int, list[tuple[int, int]]],
     gaps: list[tuple[int, str]],
 ) -> Passes:
-    attempt, rollbacks, world_size = (np.broadcast_to(column, (num,)) for column, num in columns)
+    attempt, rollbacks, world_size = (unpacked(column, num) for column, num in columns)
     return Passes(attempt, rollbacks, world_size, repeated, gaps)
 
 

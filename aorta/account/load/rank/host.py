@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.load.rank.columns import Floats
-from aorta.records.columns.number_block import HostSpans, NumberBlock
 from aorta.records.schema import HOST_KINDS, HostKind
+from aorta.records.table import HostSpans, StepTable
 from aorta.timeline.row_intervals import (
     NONE,
     RowIntervals,
@@ -49,7 +49,7 @@ REASON = "host_spans."
 """Start of the names in not_measured of kinds that a source does not see."""
 
 
-def host_metrics(block: NumberBlock) -> dict[str, Floats]:
+def host_metrics(block: StepTable) -> dict[str, Floats]:
     """Columns of the lines of one source, NaN in those that do not tell.
 
     host.<kind>: ms in the body without exposed communication; host.<kind>.after: ms behind it;
@@ -132,7 +132,7 @@ def _windows(is_noted: NDArray[np.bool_], window_ms: Floats) -> tuple[Floats, Fl
     return np.zeros(len(ends)), ends
 
 
-def _use(block: NumberBlock) -> dict[str, Floats]:
+def _use(block: StepTable) -> dict[str, Floats]:
     """Columns that no line has are left out."""
     columns = {CPU: block.numbers("host_use.cpu_ms"), READY: block.numbers("host_use.ready_ms")}
     return {name: np.maximum(values, 0.0) for name, values in columns.items() if values is not None}
@@ -184,10 +184,10 @@ def _of_kind(spans: HostSpans, kind: HostKind, is_noted: NDArray[np.bool_]) -> R
 
 
 def _segments(
-    block: NumberBlock, is_noted: NDArray[np.bool_]
+    block: StepTable, is_noted: NDArray[np.bool_]
 ) -> tuple[RowIntervals, RowIntervals, NDArray[np.bool_]]:
     """Exposed communication, whatever is active, and which lines kept their segments."""
-    segments = block.segments
+    segments = block.segments()
     is_busy = np.array([bool(active) for active in segments.sets], dtype=bool)
     is_exposed = is_busy & np.array(
         [not {"compute", "copy"} & {*active} for active in segments.sets], dtype=bool

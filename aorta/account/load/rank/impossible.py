@@ -1,58 +1,31 @@
 """Records that no run writes: refused with the place of the line."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from aorta.errors import NOT_JSON, RecordError
 from aorta.files import open_regular
-from aorta.records.columns.step_block import StepBlock, fields_of
 from aorta.records.files import STEPS_FILE
-from aorta.records.schema import MemoryRecord, Source
+from aorta.records.schema import Source
+from aorta.records.table import LineTable, do_integers_fit
 
 MOST_MS = 2.0**53
-SIZE_LIMIT = 2**62
-"""Above every time in ns and every size in bytes."""
 TOO_LARGE = "a time or a size that 64 bits cannot hold"
 
 
-class ImpossibleRecord(RecordError):
-    """Raised for values that no run writes; the message says which."""
-
-
-def check_block(path: Path, block: StepBlock) -> None:
+def check_block(path: Path, block: LineTable) -> None:
     """Raises RecordError for sizes that do not fit, and for errors of a clock that are none."""
-    clock_error_us = block.floats["clock_error_us"]
+    clock_error_us = block.numbers("clock_error_us")
     is_clock_plain = clock_error_us is None or ((clock_error_us >= 0) & (clock_error_us < MOST_MS)).all()
-    if is_clock_plain and _do_sizes_fit(block):
+    if is_clock_plain and do_integers_fit(block):
         return
     for record in block.records:
         key = (record.source, record.global_step)
-        if not _do_sizes_fit(StepBlock([record])):
+        if not do_integers_fit(LineTable([record])):
             raise impossible_record(path, key)
         if not 0 <= (record.clock_error_us or 0.0) < MOST_MS:
             raise impossible_record(path, key, f"clock_error_us of {record.clock_error_us:g}")
-
-
-def _do_sizes_fit(block: StepBlock) -> bool:
-    """Returns True where 64 bits hold every integer."""
-    values = block.values
-    columns: list[Sequence[Any]] = [values[name] for name in ("start_unix_ns", "epoch", "step", "tokens")]
-    if any(values["memory"]):
-        memory = [memory for memory in values["memory"] if memory]
-        columns += fields_of(memory, MemoryRecord.__struct_fields__).values()
-    columns.append([device.sample_unix_ns for device in values["device"] if device])
-    columns.append([call.bytes for calls in values["collectives"] if calls for call in calls])
-    return all(_fit(column) for column in columns)
-
-
-def _fit(sizes: Sequence[Any]) -> bool:
-    """sizes: integers, or None where one is not known."""
-    if None in sizes:
-        sizes = [size for size in sizes if size is not None]
-    return not sizes or (min(sizes) > -SIZE_LIMIT and max(sizes) < SIZE_LIMIT)
 
 
 def impossible_record(path: Path, key: tuple[Source, int] | None, problem: str = TOO_LARGE) -> RecordError:

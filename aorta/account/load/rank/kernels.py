@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Comparison, Dataset, MetricComparison, NamedSpan
 from aorta.account.numbers import number, percent, quantity
-from aorta.records.columns.number_block import NumberBlock, TopKernels
 from aorta.records.schema import StepRecord
+from aorta.records.table import StepTable, TopKernels
 from aorta.traces.classify import COMM_RULES, KERNEL_CLASSES, classifier
 
 TIME, COUNT = "kernel_ms", "kernel_count"
@@ -71,7 +71,7 @@ def graph_text(dataset: Dataset) -> str:
     )
 
 
-def kernel_metrics(block: NumberBlock) -> dict[str, Floats]:
+def kernel_metrics(block: StepTable) -> dict[str, Floats]:
     """Metrics of every class in lines of kernel records, NaN in other lines; a class without kernels took
     0 ms."""
     num_graph_nodes = block.numbers("kernels.num_graph_nodes")
@@ -94,7 +94,7 @@ class NamedKernels:
         """Rows that have kernels."""
         self._kernels: list[TopKernels] = []
 
-    def add(self, first_row: int, block: NumberBlock) -> None:
+    def add(self, first_row: int, block: StepTable) -> None:
         """Notes the kernels of neighbouring rows, of those that have any."""
         rows = np.flatnonzero(block.has("kernels"))
         if len(rows):

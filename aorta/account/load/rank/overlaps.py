@@ -15,17 +15,17 @@ from aorta.account.metrics import (
     of_operation,
     of_source,
 )
-from aorta.records.columns.number_block import NumberBlock
+from aorta.records.table import StepTable
 
 
-def overlap_metrics(block: NumberBlock) -> dict[str, Floats]:
+def overlap_metrics(block: StepTable) -> dict[str, Floats]:
     """By metric, a value per line, NaN where it has none; without metrics that no line has."""
     columns = {name: block.numbers(name) for name in (*STEP_METRICS, *OVERLAP_METRICS)}
     metrics = {name: values for name, values in columns.items() if values is not None}
     return metrics | _operations(block) | _calibrated(block) | _compute_stream(block)
 
 
-def _operations(block: NumberBlock) -> dict[str, Floats]:
+def _operations(block: StepTable) -> dict[str, Floats]:
     """exposed_ms.<op> and comm_ms.<op>"""
     metrics = {}
     for op in block.operations():
@@ -37,7 +37,7 @@ def _operations(block: NumberBlock) -> dict[str, Floats]:
     return metrics
 
 
-def _calibrated(block: NumberBlock) -> dict[str, Floats]:
+def _calibrated(block: StepTable) -> dict[str, Floats]:
     """calibrated.<metric>: sums of many pieces. What is below 0, or hidden above comm, by rounding alone is
     neither."""
     columns = _fields(block, "calibrated", CALIBRATED_METRICS)
@@ -53,7 +53,7 @@ def _calibrated(block: NumberBlock) -> dict[str, Floats]:
     return _with_ratios("calibrated", rounded, columns["comm_ms"])
 
 
-def _compute_stream(block: NumberBlock) -> dict[str, Floats]:
+def _compute_stream(block: StepTable) -> dict[str, Floats]:
     """compute_stream.<metric>"""
     columns = _fields(block, "compute_stream", COMPUTE_STREAM_METRICS)
     if not columns:
@@ -64,7 +64,7 @@ def _compute_stream(block: NumberBlock) -> dict[str, Floats]:
     )
 
 
-def _fields(block: NumberBlock, part: str, names: Sequence[str]) -> dict[str, Floats]:
+def _fields(block: StepTable, part: str, names: Sequence[str]) -> dict[str, Floats]:
     """Fields of a part that every line has whole or not at all; nothing where no line has it."""
     columns = {name: block.numbers(f"{part}.{name}") for name in names}
     return {name: values for name, values in columns.items() if values is not None}

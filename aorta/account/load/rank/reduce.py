@@ -13,25 +13,20 @@ from aorta.account.load.rank.impossible import check_block, impossible_record
 from aorta.account.load.rank.kernels import NamedKernels
 from aorta.errors import RecordError, ReportError
 from aorta.processes import no_garbage_collection
-from aorta.records.columns.blocks import read_blocks, read_columns
-from aorta.records.columns.column_block import ColumnBlock, part_of_records
-from aorta.records.columns.flat import NotPlain
-from aorta.records.columns.number_block import LineKey, NumberBlock
-from aorta.records.columns.step_block import StepBlock
+from aorta.records.blocks import read_blocks
 from aorta.records.reader import kernel_names_beside, read_steps
 from aorta.records.schema import Source, StepRecord
+from aorta.records.table import LineKey, LineTable, StepTable
 from aorta.steps.process import unwritten_after
 
 BLOCK_RECORDS = 512
-COLUMNS_VERSION = 5
-"""Raised with every change of what columns are made of lines, or of how they are stored."""
 
 
 @no_garbage_collection()  # nothing of a record refers to itself
 def reduce_file(path: Path) -> RankFile:
     """The numbers of one rank_<n>_metrics.jsonl."""
     notes: list[str] = []
-    reduced = _reduce(path, _blocks_of_file(path, notes))
+    reduced = _reduce(path, blocks_with_unwritten(path, notes))
     reduced.notes = notes
     return reduced
 
@@ -39,7 +34,7 @@ def reduce_file(path: Path) -> RankFile:
 def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
     """The numbers of the records of one rank. path: of its file, or of what else they were read from."""
     left = iter(records)
-    return _reduce(path, (StepBlock(block) for block in iter(lambda: list(islice(left, BLOCK_RECORDS)), [])))
+    return _reduce(path, (LineTable(block) for block in iter(lambda: list(islice(left, BLOCK_RECORDS)), [])))
 
 
 def with_unwritten(path: Path, notes: list[str]) -> Iterator[StepRecord]:
@@ -51,31 +46,17 @@ def with_unwritten(path: Path, notes: list[str]) -> Iterator[StepRecord]:
     yield from unwritten_after(path, last)
 
 
-def columns_with_unwritten(path: Path) -> Iterator[ColumnBlock]:
-    """The numbers of with_unwritten; RecordError where a number is none that a column holds."""
+def blocks_with_unwritten(path: Path, notes: list[str], *, whole: bool = False) -> Iterator[StepTable]:
+    """The numbers of with_unwritten, many records at a time. whole: as in read_blocks."""
     last: LineKey | None = None
-    try:
-        for block in read_columns(path, []):
-            last = block.last
-            yield block
-        if records := unwritten_after(path, last):
-            yield ColumnBlock([part_of_records(records)])
-    except NotPlain as error:
-        raise RecordError(f"{path}: {error} of some line is no number that a table holds") from error
-
-
-def _blocks_of_file(path: Path, notes: list[str]) -> Iterator[NumberBlock]:
-    """Those of with_unwritten."""
-    last: LineKey | None = None
-    for block in read_blocks(path, notes):
+    for block in read_blocks(path, notes, whole=whole):
         last = block.last
         yield block
-    records = unwritten_after(path, last)
-    if records:
-        yield StepBlock(records)
+    if records := unwritten_after(path, last):
+        yield LineTable(records)
 
 
-def _reduce(path: Path, blocks: Iterable[NumberBlock]) -> RankFile:
+def _reduce(path: Path, blocks: Iterable[StepTable]) -> RankFile:
     builders: dict[Source, ColumnsBuilder] = {}
     first: LineKey | None = None
     sizes: dict[int, int] = {}
@@ -89,7 +70,7 @@ def _reduce(path: Path, blocks: Iterable[NumberBlock]) -> RankFile:
                 )
         for source in block.sources():
             part = block.of_source(source)
-            if isinstance(part, StepBlock):  # columns hold nothing that does not fit
+            if isinstance(part, LineTable):  # columns hold nothing that does not fit
                 check_block(path, part)
             if source not in builders:
                 builders[source] = ColumnsBuilder(path, source, NamedKernels())

@@ -6,7 +6,7 @@ import numpy as np
 
 from aorta.account.load.rank.columns import Floats
 from aorta.account.metrics import TELEMETRY, THROTTLED, of_operation
-from aorta.records.columns.number_block import NumberBlock
+from aorta.records.table import StepTable
 
 OF_MEMORY = {
     "peak_allocated_bytes": "peak_memory_bytes",
@@ -18,7 +18,7 @@ OF_DEVICE = {**{name: name for name in TELEMETRY}, "memory_used_bytes": "device_
 """Metrics by the field of a line."""
 
 
-def telemetry_metrics(block: NumberBlock) -> dict[str, Floats]:
+def telemetry_metrics(block: StepTable) -> dict[str, Floats]:
     """By metric, a value per line, NaN where it has none; without metrics that no line has. What the device
     says replaces what the allocator says under the same name."""
     metrics: dict[str, Floats] = {}
@@ -29,7 +29,7 @@ def telemetry_metrics(block: NumberBlock) -> dict[str, Floats]:
     return metrics
 
 
-def _columns(block: NumberBlock) -> Iterator[tuple[str, Floats | None]]:
+def _columns(block: StepTable) -> Iterator[tuple[str, Floats | None]]:
     yield "tokens", block.numbers("tokens")
     for part, names in (("memory", OF_MEMORY), ("device", OF_DEVICE)):
         for name, metric in names.items():

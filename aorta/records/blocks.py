@@ -1,0 +1,216 @@
+"""Step records many lines at a time, for statistics: from columns beside the lines, else from the lines.
+
+A block of lines as a recorder writes them (sealed, one after the other, of one rank and run) is checked as a
+whole, and what is not a number of a report is not decoded. Lines of any other block are read one by one, as
+read_steps does, so that what is wrong with one is said in the same words.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.records.columns import columns_of
+from aorta.records.lines import LineReader, are_possible, opened_lines, whole_lines_of
+from aorta.records.schema import (
+    READABLE_VERSIONS,
+    DeviceRecord,
+    HostSpan,
+    HostUse,
+    KernelSums,
+    MemoryRecord,
+    OverlapRecord,
+    Source,
+)
+from aorta.records.table import PARTS, LineTable, StepTable, scalar_fields
+
+try:  # ten times as fast as zlib's
+    from isal.isal_zlib import crc32
+except ImportError:
+    from zlib import crc32
+
+TAIL_BYTES = 20
+"""Of ',"crc32":"89abcdef"}'."""
+NUMBER_KEY = b',"line":'
+OF_STATISTICS = (
+    "schema", "rank", "world_size", "run_id", "attempt", "rollbacks", "epoch", "step", "global_step",
+    "tokens", "source", "start_unix_ns", "clock_error_us", "step_ms", "between_steps_ms", "host_ms",
+    "num_collectives", "gap", "active_segments", "collectives", "exposed_run_lengths_ns", "host_spans",
+    "not_measured", "hidden_by_op", "exposed_by_op", "kernels.classes", "kernels.top",
+    *scalar_fields(OverlapRecord),
+    *(
+        f"{prefix}.{name}"
+        for prefix, struct in PARTS
+        if not prefix.startswith("streams.")
+        for name in scalar_fields(struct)
+    ),
+    "device.throttling",
+)  # fmt: skip
+"""Columns that a report reads."""
+
+
+class CallNumbers(msgspec.Struct, gc=False):
+    """The fields of a CollectiveRecord that statistics use."""
+
+    op: str
+    stream: str
+    group: str
+    ranks: list[int]
+    bytes: int | None
+    dtype: str
+    seq: int
+    start_ms: float | None
+    end_ms: float | None
+
+
+class SegmentNumbers(msgspec.Struct, gc=False):
+    """The fields of a Segment that statistics use."""
+
+    start_ms: float
+    end_ms: float
+    active_streams: tuple[str, ...]
+
+
+class StepNumbers(msgspec.Struct, kw_only=True, gc=False):
+    """The fields of a StepRecord that statistics use, with the number of its line."""
+
+    schema: int
+    rank: int
+    world_size: int
+    epoch: int
+    step: int
+    global_step: int
+    tokens: int | None
+    source: Source
+    start_unix_ns: int
+    clock_error_us: float | None
+    step_ms: float | None
+    between_steps_ms: float | None
+    host_ms: float | None
+    overlap: OverlapRecord
+    active_segments: list[SegmentNumbers] | None
+    collectives: list[CallNumbers] | None
+    num_collectives: int
+    exposed_run_lengths_ns: list[int] | None = None
+    kernels: KernelSums | None = None
+    memory: MemoryRecord | None = None
+    device: DeviceRecord | None = None
+    host_spans: list[HostSpan] | None = None
+    host_use: HostUse | None = None
+    run_id: str | None = None
+    attempt: int = 0
+    rollbacks: int = 0
+    gap: str | None = None
+    not_measured: msgspec.Raw = msgspec.Raw(b"{}")
+    """As text: line after line has the same."""
+    line: int
+
+
+def read_blocks(path: Path, notes: list[str], *, whole: bool = False) -> Iterator[StepTable]:
+    """The records of a file in order, as read_steps reads them.
+
+    whole: all columns instead of those that a report reads.
+    """
+    reader = LineReader(path, notes)
+    decoder = msgspec.json.Decoder(StepNumbers)
+    with opened_lines(path) as file:
+        columns = columns_of(path, None if whole else OF_STATISTICS)
+        if columns is not None:
+            seal = columns.seal
+            reader.order.follows(0, seal.num_lines, seal.rank, seal.run_id, seal.attempts)
+            reader.num_lines = seal.num_lines
+            file.seek(seal.lines_bytes)
+            yield columns.table
+        for piece in whole_lines_of(file, path):
+            block = None if whole else _plain_block(piece, reader, decoder)
+            if block is not None:
+                yield block
+            elif records := reader.records(piece):
+                yield LineTable(records)
+            if reader.is_cut_off:
+                break
+    reader.close()
+
+
+def _plain_block(
+    data: bytes, reader: LineReader, decoder: msgspec.json.Decoder[StepNumbers]
+) -> LineTable | None:
+    """None where a line is not as a recorder writes it, or is not the one that comes next."""
+    letters = np.frombuffer(data, dtype=np.uint8)
+    ends = np.flatnonzero(letters == ord("\n"))
+    if not len(ends) or ends[-1] != len(data) - 1:
+        return None
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    if (ends - starts).min() <= TAIL_BYTES + len(NUMBER_KEY) or not _have_checksums(
+        data, letters, starts, ends
+    ):
+        return None
+    try:
+        records = decoder.decode_lines(data)
+        if len(records) != len(ends):
+            return None
+        block = LineTable(records)
+        if _is_next(block, letters, ends, reader):
+            return block
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
+        pass
+    return None
+
+
+def _have_checksums(
+    data: bytes, letters: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> bool:
+    tails = letters[ends[:, None] + np.arange(-TAIL_BYTES, 0)]
+    digits = _HEX[tails[:, 10:18]]
+    if not (tails[:, :10] == _KEY).all() or not (tails[:, 18:] == _CLOSE).all() or (digits > 15).any():
+        return False
+    written = (digits.astype(np.uint32) << _SHIFTS).sum(axis=1, dtype=np.uint32)
+    view = memoryview(data)
+    bounds = zip(starts.tolist(), (ends - TAIL_BYTES).tolist(), strict=True)
+    return bool([crc32(view[a:b]) for a, b in bounds] == written.tolist())
+
+
+_POWERS = 10 ** np.arange(19, dtype=np.int64)
+_KEY = np.frombuffer(b',"crc32":"', dtype=np.uint8)
+_CLOSE = np.frombuffer(b'"}', dtype=np.uint8)
+_SHIFTS = np.arange(28, -1, -4, dtype=np.uint32)
+_HEX = np.full(256, 255, dtype=np.uint8)
+_HEX[np.frombuffer(b"0123456789abcdef", dtype=np.uint8)] = np.arange(16)
+
+
+def _is_next(
+    block: LineTable, letters: NDArray[np.uint8], ends: NDArray[np.int64], reader: LineReader
+) -> bool:
+    """Returns True, and counts the lines as read, where they are possible and follow those before them."""
+    records: Any = block.records
+    first, last = records[0], records[-1]
+    numbers = np.array([record.line for record in records], dtype=np.int64)
+    constants = (block.values(name) for name in ("schema", "rank", "world_size", "run_id"))
+    if (
+        (np.diff(numbers) != 1).any()
+        or numbers[0] < 0
+        or (np.diff(block.integers("attempt")) < 0).any()
+        or first.schema not in READABLE_VERSIONS
+        or not all(values.count(values[0]) == len(values) for values in constants)
+        or not _have_numbers(letters, ends, numbers)
+        or not are_possible(block)
+    ):
+        return False
+    is_next = reader.order.follows(
+        first.line, len(records), first.rank, first.run_id, (first.attempt, last.attempt)
+    )
+    reader.num_lines += len(records) if is_next else 0
+    return is_next
+
+
+def _have_numbers(letters: NDArray[np.uint8], ends: NDArray[np.int64], numbers: NDArray[np.int64]) -> bool:
+    """The number stands before the checksum, and nowhere else alone."""
+    num_digits = np.maximum(np.searchsorted(_POWERS, numbers, side="right"), 1)
+    begins = ends - TAIL_BYTES - num_digits - len(NUMBER_KEY)
+    if begins.min() < 0:
+        return False
+    keys = letters[begins[:, None] + np.arange(len(NUMBER_KEY))]
+    return bool((keys == np.frombuffer(NUMBER_KEY, dtype=np.uint8)).all())

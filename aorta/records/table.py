@@ -1,0 +1,579 @@
+"""Neighbouring lines of one rank as columns, which statistics, Parquet and the file of columns are made of.
+
+A StepTable gives columns by name: a field of StepRecord or of its overlap (step_ms, comm_ms), or a part's and
+a field's name (memory.reserved_bytes, streams.allreduce.busy_ms). Lists have a length per line, and columns
+of their items, of all lines together. LineTable makes them of decoded lines; aorta.records.columns reads
+them from a file.
+"""
+
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import chain
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.records.schema import (
+    HOST_KINDS,
+    STREAM_NAMES,
+    Calibrated,
+    DeviceRecord,
+    HostSpan,
+    HostUse,
+    KernelSums,
+    MemoryRecord,
+    OverlapRecord,
+    Source,
+    StepRecord,
+    StreamOverlap,
+    StreamUse,
+)
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+NULL = -(2**63)
+"""An integer that was not measured. Such a number is NaN, a flag and a place in a table of texts -1."""
+
+PARTS: tuple[tuple[str, type], ...] = (
+    ("compute_stream", StreamOverlap),
+    ("calibrated", Calibrated),
+    *((f"streams.{name}", StreamUse) for name in STREAM_NAMES),
+    ("memory", MemoryRecord),
+    ("device", DeviceRecord),
+    ("host_use", HostUse),
+    ("kernels", KernelSums),
+)
+"""Parts of a record whose fields have the part's name before their own."""
+LEFT_OUT = ("rocm_smi_output", "where")
+"""Long texts that no statistic is made of."""
+NOT_MEASURED, THROTTLING = "not_measured", "device.throttling"
+"""Columns of JSON texts."""
+
+ListName = Literal[
+    "collectives", "active_segments", "exposed_run_lengths_ns", "host_spans", "kernels.top",
+    "kernels.classes", "hidden_by_op", "exposed_by_op", "scalars", "host_parts",
+    "phase_ms", "phase_peak_bytes",
+]  # fmt: skip
+
+LISTS: dict[ListName, dict[str, type]] = {
+    "collectives": {
+        "op": str, "stream": str, "group": str, "num_ranks": int, "ranks": str, "bytes": int, "dtype": str,
+        "seq": int, "start_ms": float, "end_ms": float,
+    },
+    "active_segments": {"start_ms": float, "end_ms": float, "active_streams": str},
+    "exposed_run_lengths_ns": {"ns": int},
+    "host_spans": {"kind": str, "start_ms": float, "end_ms": float, "bytes": int},
+    "kernels.top": {"name": int, "ms": float, "count": int},
+    "kernels.classes": {"key": str, "ms": float, "count": int},
+    **{name: {"key": str, "value": float} for name in (
+        "hidden_by_op", "exposed_by_op", "scalars", "host_parts", "phase_ms", "phase_peak_bytes",
+    )},
+}  # fmt: skip
+"""Fields of the items by list. ranks: JSON, of the first call of a group among the lines alone.
+active_streams: JSON."""
+
+
+LARGEST = 2**62
+"""Above every integer of a column: times in ns, sizes in bytes, counts."""
+
+
+class LineKey(NamedTuple):
+    """What a line is of."""
+
+    rank: int
+    run_id: str | None
+    attempt: int
+    rollbacks: int
+    global_step: int
+
+
+class Texts(NamedTuple):
+    """A column of texts: places in a table, -1 where there is none."""
+
+    places: NDArray[np.int32]
+    table: list[str]
+
+
+Column = Floats | Ints | NDArray[np.int8] | Texts
+
+
+class Items(NamedTuple):
+    """A list of every line."""
+
+    num: Ints
+    """Length by line, -1 where it has no list."""
+    columns: dict[str, Any]
+    """Of the items of all lines, in their order."""
+
+    @property
+    def row(self) -> Ints:
+        """The line of each item."""
+        return np.repeat(np.arange(len(self.num)), np.maximum(self.num, 0))
+
+
+class HostSpans(NamedTuple):
+    """Host spans of all lines, in their order."""
+
+    row: Ints
+    kind: Ints
+    """Place in HOST_KINDS."""
+    start_ms: Floats
+    end_ms: Floats
+    optimizer_bytes: dict[int, int]
+    """By row, of what optimizers update; without rows where none says."""
+
+
+class Segments(NamedTuple):
+    """Segments of all lines, in their order."""
+
+    row: Ints
+    start_ms: Floats
+    end_ms: Floats
+    active: Ints
+    """Places in `sets`."""
+    sets: list[tuple[str, ...]]
+    """The different sets of active streams."""
+
+
+class TopKernels(NamedTuple):
+    """Kernels by name, of all lines, in their order."""
+
+    row: Ints
+    """Of each kernel."""
+    name: Ints
+    ms: Floats
+    num: Ints
+    is_complete: Flags
+    """By line that has kernels: no kernel is missing in its list."""
+
+
+@cache
+def scalar_fields(struct: type) -> dict[str, type]:
+    """The fields of a struct that are one number, flag or text, with their type."""
+    fields = {}
+    for name, hint in typing.get_type_hints(struct).items():
+        is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)  # of a Literal: the former
+        kinds = typing.get_args(hint) if is_union else (hint,)
+        plain = [kind for kind in kinds if kind is not type(None)]
+        kind = str if typing.get_origin(plain[0]) is typing.Literal else plain[0]
+        if len(plain) == 1 and kind in (float, int, bool, str) and name not in LEFT_OUT:
+            fields[name] = kind
+    return fields
+
+
+def _fields() -> dict[str, type]:
+    fields = scalar_fields(StepRecord) | scalar_fields(OverlapRecord)
+    for prefix, struct in PARTS:
+        fields |= {f"{prefix}.{name}": kind for name, kind in scalar_fields(struct).items()}
+    return fields | {NOT_MEASURED: str, THROTTLING: str}
+
+
+FIELDS: dict[str, type] = _fields()
+"""Columns of one value per line, with their type."""
+_OF_OVERLAP = frozenset((*OverlapRecord.__struct_fields__,))
+_decode_reasons = msgspec.json.Decoder(dict[str, str]).decode
+_decode_list = msgspec.json.Decoder(list[str]).decode
+
+
+class StepTable(ABC):
+    """Neighbouring lines of one file, at least one."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._columns: dict[str, Column | None] = {}
+        self._lists: dict[str, Items] = {}
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    # -- what a table is made of ------------------------------------------------------------------------
+
+    @abstractmethod
+    def _column(self, name: str) -> Column | None:
+        """A column of FIELDS; None where no line has a value. OverflowError where 64 bits do not hold one."""
+
+    @abstractmethod
+    def _items(self, name: ListName) -> Items: ...
+
+    @abstractmethod
+    def chosen(self, rows: Flags) -> "StepTable":
+        """Those lines alone, at least one."""
+
+    # -- columns ----------------------------------------------------------------------------------------
+
+    def column(self, name: str) -> Column | None:
+        if name not in self._columns:
+            self._columns[name] = self._column(name)
+        return self._columns[name]
+
+    def items(self, name: ListName) -> Items:
+        if name not in self._lists:
+            self._lists[name] = self._items(name)
+        return self._lists[name]
+
+    def __contains__(self, name: str) -> bool:
+        return self.column(name) is not None
+
+    def numbers(self, name: str) -> Floats | None:
+        """A value per line, NaN where it has none; None where no line has one."""
+        if name not in FIELDS:
+            head, _, key = name.partition(".")
+            return self._keyed(typing.cast(ListName, head), key)
+        column = self.column(name)
+        if column is None or isinstance(column, Texts):
+            return None
+        if column.dtype.kind == "f":
+            return typing.cast(Floats, column)
+        null = NULL if column.dtype.itemsize == 8 else -1
+        return np.where(column == null, np.nan, column)
+
+    def _keyed(self, name: ListName, key: str, field: str = "value") -> Floats | None:
+        """By line the value of one key of a list of keys and values."""
+        items = self.items(name)
+        keys: Texts = items.columns["key"]
+        if key not in keys.table:
+            return None
+        chosen = keys.places == keys.table.index(key)
+        values = np.full(len(self), np.nan)
+        values[items.row[chosen]] = items.columns[field][chosen]
+        return values
+
+    def keys(self, name: ListName) -> list[str]:
+        return list(self.items(name).columns["key"].table)
+
+    def integers(self, name: str) -> Ints:
+        """NULL where a line has no value."""
+        column = self.column(name)
+        return (
+            np.full(len(self), NULL, dtype=np.int64) if column is None else np.asarray(column, dtype=np.int64)
+        )
+
+    def flags(self, name: str) -> NDArray[np.int8]:
+        """1, 0, or -1 of a line that does not say."""
+        column = self.column(name)
+        return np.full(len(self), -1, dtype=np.int8) if column is None else np.asarray(column, dtype=np.int8)
+
+    def places(self, name: str) -> Texts:
+        column = self.column(name)
+        if column is None:
+            return Texts(np.full(len(self), -1, dtype=np.int32), [])
+        assert isinstance(column, Texts)
+        return column
+
+    def texts(self, name: str) -> list[str | None]:
+        places, table = self.places(name)
+        values = [*table, None]
+        return [values[place] for place in places.tolist()]
+
+    def has(self, name: ListName | Literal["kernels"]) -> Flags:
+        """Which lines have this list, be it empty, or kernels."""
+        if name == "kernels":
+            return np.not_equal(self.integers("kernels.num_kernels"), NULL)
+        return self.items(name).num >= 0
+
+    # -- what lines are of ------------------------------------------------------------------------------
+
+    @property
+    def first(self) -> LineKey:
+        return self._key(0)
+
+    @property
+    def last(self) -> LineKey:
+        return self._key(len(self) - 1)
+
+    def _key(self, row: int) -> LineKey:
+        places, table = self.places("run_id")
+        run_id = table[places[row]] if places[row] >= 0 else None
+        names = ("rank", "attempt", "rollbacks", "global_step")
+        rank, attempt, rollbacks, step = (int(self.integers(name)[row]) for name in names)
+        return LineKey(rank, run_id, attempt, rollbacks, step)
+
+    @property
+    def source(self) -> Source:
+        """Of the first line."""
+        places, table = self.places("source")
+        return typing.cast(Source, table[places[0]])
+
+    def sources(self) -> list[Source]:
+        """Those that occur, in order."""
+        places, table = self.places("source")
+        _, firsts = np.unique(places, return_index=True)
+        return typing.cast(list[Source], [table[places[first]] for first in np.sort(firsts)])
+
+    def of_source(self, source: Source) -> "StepTable":
+        """The lines of a source that some line has."""
+        places, table = self.places("source")
+        is_chosen = places == table.index(source)
+        return self if is_chosen.all() else self.chosen(is_chosen)
+
+    def distinct(self, *names: str) -> list[tuple[int, ...]]:
+        """The different values of these integers together, as they come."""
+        columns = np.stack([self.integers(name) for name in names])
+        if (columns == columns[:, :1]).all():
+            return [tuple(columns[:, 0].tolist())]
+        return list(dict.fromkeys(map(tuple, columns.T.tolist())))
+
+    def gaps(self) -> Iterator[tuple[int, str]]:
+        """Global step and gap of the lines that have one."""
+        if "gap" in self:
+            for step, gap in zip(self.integers("global_step").tolist(), self.texts("gap"), strict=True):
+                if gap is not None:
+                    yield step, gap
+
+    @property
+    def reasons(self) -> Sequence[dict[str, str]]:
+        """Values of not_measured in the order in which lines have them first: what repeats is left out."""
+        places, table = self.places(NOT_MEASURED)
+        _, firsts = np.unique(places, return_index=True)
+        return [_decode_reasons(table[places[first]]) for first in np.sort(firsts) if places[first] >= 0]
+
+    def throttling(self) -> list[list[str] | None]:
+        """Reasons for which the device was throttled, a list per line, None where it does not say."""
+        places, table = self.places(THROTTLING)
+        lists = [*map(_decode_list, table), None]
+        return [lists[place] for place in places.tolist()]
+
+    # -- lists ------------------------------------------------------------------------------------------
+
+    def operations(self) -> list[str]:
+        """Those that exposed_by_op names: columns exposed_by_op.<op>, hidden_by_op.<op>."""
+        return self.keys("exposed_by_op")
+
+    def kernel_class(self, name: str) -> tuple[Floats, Floats]:
+        """ms and number, of the lines that have kernels."""
+        rows = self.has("kernels")
+        columns = (self._keyed("kernels.classes", name, field) for field in ("ms", "count"))
+        times_ms, counts = (
+            np.zeros(int(rows.sum())) if column is None else np.nan_to_num(column[rows], nan=0.0)
+            for column in columns
+        )
+        return times_ms, counts
+
+    def top_kernels(self) -> TopKernels:
+        items = self.items("kernels.top")
+        row, count = items.row, items.columns["count"]
+        num_kernels = self.integers("kernels.num_kernels")
+        listed = np.zeros(len(self), dtype=np.int64)
+        np.add.at(listed, row, count)
+        is_complete = (listed == num_kernels)[num_kernels != NULL]
+        return TopKernels(row, items.columns["name"], items.columns["ms"], count, is_complete)
+
+    def host_spans(self) -> HostSpans:
+        items = self.items("host_spans")
+        row, num_bytes = items.row, items.columns["bytes"]
+        places, table = items.columns["kind"]
+        kind = np.array([*map(HOST_KINDS.index, table), -1], dtype=np.int64)[places]
+        chosen = (kind == HOST_KINDS.index("optimizer")) & (num_bytes != NULL)
+        sums: dict[int, int] = {}
+        for place, size in zip(row[chosen].tolist(), num_bytes[chosen].tolist(), strict=True):
+            sums[place] = sums.get(place, 0) + size
+        return HostSpans(row, kind, items.columns["start_ms"], items.columns["end_ms"], sums)
+
+    def segments(self) -> Segments:
+        items = self.items("active_segments")
+        places, table = items.columns["active_streams"]
+        sets = [tuple(_decode_list(text)) for text in table]
+        columns = items.columns
+        return Segments(items.row, columns["start_ms"], columns["end_ms"], places.astype(np.int64), sets)
+
+
+# -- tables of decoded lines ---------------------------------------------------------------------------
+
+
+class LineTable(StepTable):
+    """A table of records, or of structs that have the fields that are asked for."""
+
+    def __init__(self, records: Sequence[Any]) -> None:
+        super().__init__(len(records))
+        self.records = records
+        self._parts: dict[str, Sequence[Any]] = {}
+        self._rows: dict[str, dict[str, Sequence[Any]]] = {}
+
+    def chosen(self, rows: Flags) -> "LineTable":
+        return LineTable([record for record, is_chosen in zip(self.records, rows, strict=True) if is_chosen])
+
+    def values(self, name: str) -> Sequence[Any]:
+        """A field of every line, its overlap or a part, as decoded; None where a line lacks the part."""
+        head, _, field = name.rpartition(".")
+        if not head and name in _OF_OVERLAP:
+            head, field = "overlap", name
+        fields = self._rows.get(head)
+        if fields is None:
+            fields = self._rows[head] = _fields_of(self.part(head), _NEEDED if head == "" else None)
+        values = fields.get(field)
+        if values is None and not head:  # a field that few ask for
+            values = fields[field] = [getattr(record, field, None) for record in self.records]
+        return values if values is not None else (None,) * len(self.records)
+
+    def part(self, name: str) -> Sequence[Any]:
+        """A part of every line, None where it has none; the lines themselves where it has no name."""
+        if name == "":
+            return self.records
+        if name not in self._parts:
+            head, _, stream = name.partition(".")
+            if stream:
+                self._parts[name] = [of_line.get(stream) for of_line in self.values(head)]
+            else:
+                self._parts[name] = self.values(head)
+        return self._parts[name]
+
+    def _column(self, name: str) -> Column | None:
+        values = self.values(name)
+        if not values or values[0] is None and values.count(None) == len(values):
+            return None
+        kind = FIELDS[name]
+        if kind is float:
+            return np.array(values, dtype=np.float64)  # NaN in place of None
+        if kind is str:
+            if name in (NOT_MEASURED, THROTTLING):
+                return _json_texts(values)
+            return texts_of(values)
+        null = NULL if kind is int else -1
+        if None in values:
+            values = [null if value is None else value for value in values]
+        return np.array(values, dtype=np.int64) if kind is int else np.array(values, dtype=np.int8)
+
+    def _items(self, name: ListName) -> Items:
+        lists: Sequence[Any] = self.values(name)
+        num = np.array([-1 if of_line is None else len(of_line) for of_line in lists], dtype=np.int64)
+        fields = LISTS[name]
+        if not (num > 0).any():
+            return Items(num, {field: _empty(kind) for field, kind in fields.items()})
+        present = [of_line for of_line in lists if of_line]
+        rows = _FLATTEN.get(name, _keyed_rows)(present, self)
+        columns = zip(fields.items(), zip(*rows, strict=True), strict=True)
+        return Items(num, {field: _item_column(values, kind) for (field, kind), values in columns})
+
+
+_NEEDED = (
+    "rank", "world_size", "run_id", "attempt", "rollbacks", "global_step", "tokens", "source",
+    "start_unix_ns", "clock_error_us", "step_ms", "between_steps_ms", "host_ms", "num_collectives", "gap",
+    "overlap", "active_segments", "collectives", "exposed_run_lengths_ns", "kernels", "memory", "device",
+    "host_spans", "host_use", "not_measured", "schema", "epoch", "step",
+)  # fmt: skip
+"""Fields of lines that are taken out at once, since most are asked for."""
+
+
+def _fields_of(parts: Sequence[Any], names: tuple[str, ...] | None = None) -> dict[str, Sequence[Any]]:
+    present = [part for part in parts if part is not None]
+    if not present:
+        return {}
+    names = names or type(present[0]).__struct_fields__
+    columns = dict(zip(names, zip(*map(attrgetter(*names), present), strict=True), strict=True))
+    if len(present) == len(parts):
+        return dict(columns)
+    return {name: list(_spread(parts, values)) for name, values in columns.items()}
+
+
+def _spread(parts: Sequence[Any], values: Sequence[Any]) -> Iterator[Any]:
+    left = iter(values)
+    return (None if part is None else next(left) for part in parts)
+
+
+def texts_of(values: Iterable[str | None]) -> Texts:
+    """Texts as places in a table, in order of their first use."""
+    table: dict[str | None, int] = {None: -1}
+    places = [table.setdefault(text, len(table) - 1) for text in values]
+    del table[None]
+    return Texts(np.array(places, dtype=np.int32), typing.cast(list[str], list(table)))
+
+
+def _json_texts(values: Sequence[Any]) -> Texts:
+    """Values as JSON; as a rule line after line has the same."""
+    texts: list[str | None] = []
+    last, text = None, None
+    for value in values:
+        if value is not None and (text is None or (value is not last and value != last)):
+            last = value
+            text = bytes(value).decode() if isinstance(value, msgspec.Raw) else _json(value)
+        texts.append(None if value is None else text)
+    return texts_of(texts)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _empty(kind: type) -> Any:
+    if kind is str:
+        return Texts(np.zeros(0, dtype=np.int32), [])
+    return np.zeros(0, dtype=np.float64 if kind is float else np.int64)
+
+
+def _item_column(values: Sequence[Any], kind: type) -> Any:
+    if kind is str:
+        return texts_of(values)
+    if kind is int:
+        if None in values:
+            values = [NULL if value is None else value for value in values]
+        return np.array(values, dtype=np.int64)
+    return np.array(values, dtype=np.float64)
+
+
+_CALL = attrgetter("op", "stream", "group", "ranks", "bytes", "dtype", "seq", "start_ms", "end_ms")
+_SEGMENT = attrgetter("start_ms", "end_ms", "active_streams")
+
+
+def _call_rows(lists: Sequence[Any], table: LineTable) -> Iterator[tuple[Any, ...]]:
+    """ranks once for each group of an attempt and source, since of large groups they are most of a line."""
+    told: set[Any] = set()
+    keys = zip(table.values("attempt"), table.values("source"), table.values("collectives"), strict=True)
+    for attempt, source, calls in keys:
+        for op, stream, group, ranks, size, dtype, seq, start_ms, end_ms in map(_CALL, calls or ()):
+            key = (group, len(ranks), attempt, source)
+            text = None
+            if key not in told:
+                told.add(key)
+                text = _json(ranks)
+            yield op, stream, group, len(ranks), text, size, dtype, seq, start_ms, end_ms
+
+
+def _segment_rows(lists: Sequence[Any], table: LineTable) -> Iterator[tuple[Any, ...]]:
+    texts: dict[tuple[str, ...], str] = {}
+    for start_ms, end_ms, active in map(_SEGMENT, chain.from_iterable(lists)):
+        key = tuple(active)
+        text = texts.get(key)
+        if text is None:
+            text = texts[key] = _json(key)
+        yield start_ms, end_ms, text
+
+
+def _span_rows(lists: Sequence[Sequence[HostSpan]], table: LineTable) -> Iterator[tuple[Any, ...]]:
+    return ((span.kind, span.start_ms, span.end_ms, span.bytes) for span in chain.from_iterable(lists))
+
+
+def _keyed_rows(lists: Sequence[Any], table: LineTable) -> Iterator[tuple[Any, ...]]:
+    return chain.from_iterable(of_line.items() for of_line in lists)
+
+
+_FLATTEN: dict[str, Callable[[Sequence[Any], LineTable], Iterator[tuple[Any, ...]]]] = {
+    "collectives": _call_rows,
+    "active_segments": _segment_rows,
+    "exposed_run_lengths_ns": lambda lists, _: ((length,) for length in chain.from_iterable(lists)),
+    "host_spans": _span_rows,
+    "kernels.top": lambda lists, _: chain.from_iterable(lists),
+    "kernels.classes": lambda lists, _: ((key, *pair) for of_line in lists for key, pair in of_line.items()),
+}
+
+
+def do_integers_fit(table: LineTable) -> bool:
+    """Return True where every integer is below LARGEST."""
+    try:
+        columns = [table.column(name) for name, kind in FIELDS.items() if kind is int]
+        for name, fields in LISTS.items():
+            columns += [table.items(name).columns[field] for field, kind in fields.items() if kind is int]
+    except (OverflowError, ValueError):
+        return False
+    return all(
+        ((column > -LARGEST) & (column < LARGEST) | (column == NULL)).all()  # type: ignore[operator]
+        for column in columns
+        if column is not None
+    )
