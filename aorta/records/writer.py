@@ -13,18 +13,20 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from aorta.errors import RecordError
 from aorta.files import open_regular, regular_descriptor, replacing, write_whole
-from aorta.records.columns import ColumnsWriter
-from aorta.records.files import RUN_FILES, STEPS_FILE, steps_name
+from aorta.records.files import RUN_FILES, STEPS_FILE, files_beside, steps_name
 from aorta.records.launches import own_notes
 from aorta.records.rotation import dropped_path, read_dropped, rotate
 from aorta.records.schema import RunRecord
 from aorta.records.seal import seal_of, sealed
+
+if TYPE_CHECKING:
+    from aorta.records.columns import ColumnsWriter
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ class LineWriter:
         descriptor: int,
         path: Path | str,
         next_number: int = 0,
-        columns: ColumnsWriter | None = None,
+        columns: "ColumnsWriter | None" = None,
     ) -> None:
         self.path = Path(path)
         self.max_bytes: int | None = None
@@ -116,7 +118,7 @@ class LineWriter:
             ) from None
         except OSError as error:
             raise RecordError(f"cannot write {path}: {error.strerror}") from None
-        ColumnsWriter(Path(path)).give_up()  # their lines were taken away
+        _remove_columns(Path(path))  # their lines were taken away
         return cls(descriptor, path)
 
     @classmethod
@@ -136,7 +138,13 @@ class LineWriter:
         except OSError as error:
             os.close(descriptor)
             raise RecordError(f"cannot write {path}: {error.strerror}") from None
-        writer = cls(descriptor, path, next_number, ColumnsWriter(Path(path)) if with_columns else None)
+        columns = None
+        if with_columns:
+            # Not at the top: a training process that writes lines needs none of it.
+            from aorta.records.columns import ColumnsWriter
+
+            columns = ColumnsWriter(Path(path))
+        writer = cls(descriptor, path, next_number, columns)
         writer._num_bytes = size
         return writer
 
@@ -240,8 +248,17 @@ class LineWriter:
         os.close(self._descriptor)
         self._descriptor = descriptor
         self._num_bytes = os.fstat(descriptor).st_size
-        (self._columns or ColumnsWriter(self.path)).give_up()  # the first lines are gone
+        if self._columns is not None:
+            self._columns.give_up()  # the first lines are gone
+        _remove_columns(self.path)
         _take_lock(descriptor)
+
+
+def _remove_columns(path: Path) -> None:
+    beside = files_beside(path)
+    if beside is not None:
+        with suppress(OSError):
+            beside.columns.unlink(missing_ok=True)
 
 
 def _take_lock(descriptor: int) -> None:

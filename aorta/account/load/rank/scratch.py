@@ -25,6 +25,7 @@ from aorta.account.load.rank.columns import (
 )
 from aorta.account.load.rank.reduce import reduce_file
 from aorta.errors import ReportError
+from aorta.files import open_regular, replacing
 from aorta.records.files import files_beside
 from aorta.records.schema import Source
 
@@ -98,7 +99,7 @@ class StoredColumns:
     """Applied to what is read: rows that are left out."""
 
     def load(self) -> RankColumns:
-        with open(self.path, "rb") as file:
+        with open_regular(self.path) as file:
             columns, metrics = pickle.load(file)
         columns.metrics = {name: unpacked(*column) for name, column in metrics.items()}
         for choose in self.choose:
@@ -121,7 +122,7 @@ class StoredColumns:
 def _stored(path: Path, columns: RankColumns) -> StoredColumns:
     metrics = {name: packed(values) for name, values in columns.metrics.items()}
     try:
-        with open(path, "wb") as file:
+        with replacing(path, durable=False) as file:
             pickle.dump((replace(columns, metrics={}), metrics), file, protocol=5)
     except OSError as error:
         raise no_room(path.parent, error) from error
