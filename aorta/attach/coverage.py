@@ -5,6 +5,7 @@ They are printed by the process of `aorta run`, which does not load torch.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -26,11 +27,27 @@ def coverage_lines(run: RunRecord, folder: Path) -> Iterator[str]:
                 f"aorta: group {name}: {group['backend'] - group['seen']} collectives were called on the "
                 "backend itself and not seen"
             )
+    yield from _kernel_lines(coverage.get("kernel_records") or {})
     if num_steps == 0 and run.finished_unix_ns is not None:
         yield (
             "aorta: no step was found: name the function whose calls are the steps with "
             "--step-at module:function"
         )
+
+
+def _kernel_lines(kernels: dict[str, Any]) -> Iterator[str]:
+    """Say which of the driver's records are missing from the steps' numbers."""
+    matched = kernels.get("matched") or {}
+    for name, text in (
+        ("num_no_time", "came without times, and no step's numbers have them"),
+        ("num_lost", "found no room, and their steps have no times"),
+        ("num_dropped", "were dropped by the driver, and the steps since have no times"),
+        ("num_late", "came after their step was written, which lacks them"),
+    ):
+        if matched.get(name):
+            yield f"aorta: {matched[name]} records of kernels {text}"
+    if matched.get("num_no_time"):
+        yield from (f"aorta: known of this CUPTI: {fault}" for fault in kernels.get("known_faults") or ())
 
 
 def other_runs(folder: Path, began_ns: int) -> Iterator[str]:

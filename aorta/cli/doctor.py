@@ -68,6 +68,7 @@ def _checks() -> Iterator[DoctorCheck]:
         _distributed,
         _telemetry,
         _kernel_times,
+        _cupti,
         *_TOOLS,
         _attaching,
         _environment,
@@ -258,6 +259,27 @@ def _kernel_times() -> DoctorCheck:
     if ProfilerActivity.CUDA in activities:
         return DoctorCheck("kernel traces", "works", "torch.profiler traces the GPU (CUPTI or roctracer)")
     return DoctorCheck("kernel traces", "not needed", "this torch is built without GPU support")
+
+
+def _cupti() -> DoctorCheck:
+    """CUPTI's version and what is known to be wrong in it; no GPU is asked."""
+    import ctypes
+
+    import torch
+
+    from aorta.device.cupti_faults import known_faults, version_text
+    from aorta.device.kernel_records import KernelRecordsUnavailable, cupti_path
+
+    if torch.version.cuda is None:
+        return DoctorCheck("CUPTI", "not needed", "this torch is built without CUDA")
+    version = ctypes.c_uint32()
+    try:
+        library = ctypes.CDLL(str(cupti_path()))
+        library.cuptiGetVersion(ctypes.byref(version))
+    except (KernelRecordsUnavailable, OSError) as error:
+        return DoctorCheck("CUPTI", "missing", f"{error}: GPUs are timed by events", "reinstall torch")
+    faults = "".join(f"; known: {fault}" for fault in known_faults(version.value))
+    return DoctorCheck("CUPTI", "works", f"version {version_text(version.value)}{faults}")
 
 
 def _tool(command: str, use: str, remedy: str, *version: str) -> Callable[[], DoctorCheck]:

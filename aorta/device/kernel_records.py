@@ -59,7 +59,9 @@ class _Taken(ctypes.Structure):
 class Taken:
     """Records of one call of `take`, and how far they are complete."""
 
-    __slots__ = ("lost_ns", "num_dropped", "num_lent", "num_lost", "num_names", "records", "settled")
+    __slots__ = (
+        "lost_ns", "num_dropped", "num_lent", "num_lost", "num_names", "num_no_time", "records", "settled",
+    )  # fmt: skip
 
     def __init__(self, records: bytes, state: _Taken, num_lent: int) -> None:
         self.records = records
@@ -70,6 +72,8 @@ class Taken:
         """Records that found the ring full, since the process began."""
         self.lost_ns: tuple[int, int] = (state.lost_start, state.lost_end)
         self.num_dropped: int = state.num_dropped
+        self.num_no_time: int = state.num_no_time
+        """Records without times, since the process began; they are not among `records`."""
         self.num_names: int = state.num_names
         self.num_lent = num_lent
         """Buffers that the driver has not given back: 0 means that all that was launched has been taken."""
@@ -94,6 +98,8 @@ class KernelRecords:
         """The newest mark whose record has been taken."""
         self._has_buffers = False
         self.is_on = False
+        self.version: int = library.aorta_kernels_version()
+        """Of the tracer, as it counts."""
 
     @classmethod
     def open(cls, device: torch.device) -> "KernelRecords":

@@ -105,6 +105,10 @@ class LastCalls(_KeptFile):
             offset = number % NUM_SLOTS * SLOT_BYTES
             self._map[offset : offset + SLOT_BYTES] = data.ljust(SLOT_BYTES)
 
+    def forget(self) -> None:
+        """Keep none of them: what the rank issues from now on is not seen, and these would mislead."""
+        self._map[:] = bytes(len(self._map))
+
 
 class CallCounts(_KeptFile):
     """The number of calls of one rank in each group, and the step of the latest."""
@@ -124,6 +128,11 @@ class CallCounts(_KeptFile):
             # Two stores into mapped memory and nothing else: this is on the way of every collective.
             self._words[place] = call.seq + 1
             self._words[place + 1] = step.global_step
+
+    def forget(self) -> None:
+        """As LastCalls.forget."""
+        for start in range(0, self._num_slots * _WORDS, _WORDS):
+            self._words[start] = 0
 
     def _new_place(self, key: str) -> int | None:
         data = key.encode()

@@ -5,15 +5,18 @@ device, and what might wait for a lock runs in a thread of its own.
 """
 
 import io
+import math
 import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
+import msgspec
 import torch
 from torch._C import _distributed_c10d as c10d
 
@@ -37,6 +40,20 @@ OBSERVERS = (cpu_observer.__file__, event_observer.__file__)
 """Files whose functions hold the collective that they launch in a variable `call`."""
 SAMPLE_S = 2.0
 """Longest wait for a sample of the device's telemetry."""
+OPS_OF_TORCH = {
+    "_all_gather_base": "all_gather", "_allgather_base": "all_gather", "all_gather_into_tensor": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter", "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all", "alltoall_base": "all_to_all", "all_reduce_barrier": "barrier",
+}  # fmt: skip
+"""Operations that torch's flight recorder calls otherwise."""
+DTYPES_OF_TORCH = {
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Byte": "uint8",
+    "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64", "Bool": "bool",
+}  # fmt: skip
+BYTES_OF_TORCH = {
+    "Double": 8, "Long": 8, "Half": 2, "BFloat16": 2, "Short": 2, "Byte": 1, "Char": 1, "Bool": 1,
+}  # fmt: skip
+MOST_STEP = 1 << 62
 FLIGHT_RECORDER_S = 3.0
 """Longest wait for torch's flight recorder."""
 
@@ -257,6 +274,21 @@ def telemetry_sample(device: torch.device | None) -> tuple[DeviceRecord | None, 
         return record, None if record is not None else sampler.reason or f"no sample within {SAMPLE_S:g} s"
 
 
+def flight_record() -> bytes:
+    """PyTorch's own record of its calls without their stacks, which take seconds; empty where there is none.
+
+    Returns within FLIGHT_RECORDER_S, as write_flight_recorder.
+    """
+    dump: Any = getattr(c10d, "_dump_nccl_trace", None) or getattr(c10d, "_dump_fr_trace", None)
+    answers: list[bytes] = []
+    if dump is not None:
+        ask = lambda: answers.append(  # noqa: E731
+            dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
+        )
+        in_thread(ask, "aorta-flight-recorder").join(FLIGHT_RECORDER_S)
+    return answers[0] if answers else b""
+
+
 def write_flight_recorder(path: Path) -> bytes:
     """PyTorch's own record of its calls, written to `path`; empty where this build keeps none.
 
@@ -276,6 +308,79 @@ def write_flight_recorder(path: Path) -> bytes:
 
     in_thread(ask, "aorta-flight-recorder").join(FLIGHT_RECORDER_S)
     return answers[0] if answers else b""
+
+
+def with_unseen(
+    groups: Sequence[GroupState],
+    unseen: Mapping[str, tuple[int, int]],
+    record: bytes,
+    begun: Sequence[tuple[int, int]],
+) -> list[GroupState]:
+    """The groups with the collectives of a step that is not recorded: their number by the backends' counts,
+    and what they are by torch's flight recorder, where it has them.
+
+    unseen: as Recorder.unseen returns it. record: of the flight recorder, empty where there is none.
+    begun: Unix ns at which the latest steps began, and their numbers.
+    """
+    try:
+        entries = _Plain(io.BytesIO(record)).load()["entries"]
+    except Exception:  # none, or of another version of torch
+        entries = []
+    now_ns = time.time_ns()
+    result = []
+    for group in groups:
+        left_at, num_unseen = unseen.get(group.key, (0, 0))
+        # What was noted of the steps before is over: the host has come out of them.
+        earlier = [msgspec.structs.replace(call, started=True, finished=True) for call in group.calls]
+        calls = _unseen_calls(entries, group, left_at, begun, now_ns) if num_unseen else []
+        result.append(
+            msgspec.structs.replace(
+                group,
+                num_seen=group.num_seen + num_unseen,
+                calls=[*earlier, *calls][-(LISTED_BEFORE + LISTED_AFTER) :],
+            )
+        )
+    return result
+
+
+def _unseen_calls(
+    entries: list[dict[str, Any]],
+    group: GroupState,
+    left_at: int,
+    begun: Sequence[tuple[int, int]],
+    now_ns: int,
+) -> list[CallState]:
+    calls = []
+    for entry in entries if begun else []:
+        if entry["process_group"][0] != group.key or entry["is_p2p"] or entry["collective_seq_id"] <= left_at:
+            continue
+        library, _, op = entry["profiling_name"].partition(":")
+        finished = bool(entry["retired"]) or entry["state"] == "completed"
+        # gloo's collectives begin with their launch; of NCCL's torch knows it only where it times them.
+        started = finished or library == "gloo" or entry["state"] == "started" or None
+        sizes = zip(
+            [*entry["input_sizes"], *entry["output_sizes"]],
+            [*entry["input_dtypes"], *entry["output_dtypes"]],
+            strict=False,
+        )
+        num_bytes, dtype = max(((_bytes_of(size, kind), kind) for size, kind in sizes), default=(0, ""))
+        calls.append(
+            CallState(
+                seq=group.num_seen + entry["collective_seq_id"] - left_at - 1,
+                op=OPS_OF_TORCH.get(op, op),
+                bytes=num_bytes,
+                dtype=DTYPES_OF_TORCH.get(dtype, dtype.lower()),
+                step=begun[max(0, bisect_right(begun, (entry["time_created_ns"], MOST_STEP)) - 1)][1],
+                started=started,
+                finished=finished,
+                age_s=max(0.0, (now_ns - entry["time_created_ns"]) / 1e9),
+            )
+        )
+    return calls
+
+
+def _bytes_of(sizes: Sequence[int], dtype: str) -> int:
+    return math.prod(sizes) * BYTES_OF_TORCH.get(dtype, 4)
 
 
 def launch_stacks(flight_record: bytes, groups: Sequence[GroupState]) -> list[CallStack]:

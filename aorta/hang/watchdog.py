@@ -44,11 +44,13 @@ from aorta.hang.report import (
 from aorta.hang.standing import (
     cache_device_properties,
     call_stacks,
+    flight_record,
     group_states,
     in_debugger,
     launch_stacks,
     main_thread_frames,
     telemetry_sample,
+    with_unseen,
     write_flight_recorder,
 )
 from aorta.processes import in_thread
@@ -130,6 +132,8 @@ class Watchdog:
         self._durations_s: deque[float] = deque(maxlen=100)
         self._finished_steps: deque[tuple[int, list[CollectiveCall]]] = deque()
         self._num_finished_calls = 0
+        self._begun: deque[tuple[int, int]] = deque(maxlen=MOST_REMEMBERED_STEPS)
+        """Unix ns at which the latest steps began, and their numbers."""
         self._pause: str | None = None
         self._pause_ended_s = 0.0
         self._last_calls: LastCalls | CallCounts | None = None
@@ -169,7 +173,7 @@ class Watchdog:
     ) -> None:
         self._closing.set()
         if self._last_calls is not None and self._journal is not None:
-            self._journal.trail = None
+            self._journal.trail = self._journal.trail_ends = None
             # After an error the file stays: the other ranks may still have to find out where this one was.
             if exc_value is None and exc_type is None:
                 self._last_calls.remove()
@@ -181,7 +185,9 @@ class Watchdog:
                 # The rank that is gone cannot say where it was; the others can say what they waited for.
                 with suppress(OSError):
                     self._folder.mkdir(parents=True, exist_ok=True)
-                self._write(self._describe(f"the run ended: {reason}", self.limit_s()))
+                report = self._report_now = self._describe(f"the run ended: {reason}", self.limit_s())
+                self._write(report)
+                self._add_unseen(report)
 
     def _move_old_reports(self) -> None:
         try:
@@ -207,6 +213,7 @@ class Watchdog:
             log.info("rank %d: its latest collectives are not kept: %s", self._rank, error.strerror)
             return
         self._journal.trail = self._last_calls.note
+        self._journal.trail_ends = self._last_calls.forget
 
     def beat(self, global_step: int) -> None:
         """Note that the rank is about to begin this step."""
@@ -217,6 +224,7 @@ class Watchdog:
         if journal is not None and journal.current is not None:
             self._remember(journal.current.global_step, journal.current.calls)
         self._step = global_step
+        self._begun.append((time.time_ns(), global_step))
         self._num_steps += 1
         self._progress_s = now_s
 
@@ -393,6 +401,7 @@ class Watchdog:
         self._write_stacks()
         report = self._report_now = self._describe(reason, limit_s)
         self._write(report)
+        self._add_unseen(report)
         adding = in_thread(lambda: self._add_device(report), "aorta-hang-device")
         is_first = self._meeting.count_in() == 1
         num_reported = 1
@@ -401,12 +410,26 @@ class Watchdog:
             if is_first:  # the main thread may keep the lock of stderr
                 in_thread(lambda: self._print_finding(num_reported), "aorta-hang-says").join(SAY_S)
         adding.join(DEVICE_S)
-        flight_record = write_flight_recorder(self._folder / flight_recorder_name(self._rank))
-        launches = launch_stacks(flight_record, report.groups or ())
+        record = write_flight_recorder(self._folder / flight_recorder_name(self._rank))
+        launches = launch_stacks(record, report.groups or ())
         if launches:
             self._amend(stacks=[*report.stacks, *launches])
         if self.hang.action == "abort":
             self._meeting.leave_together(num_reported, LEAVE_S)
+
+    def _add_unseen(self, report: HangReport) -> None:
+        """Add the collectives of a step that is not recorded, before the others read this report.
+
+        Their number first: torch's flight recorder, which alone knows what they are, may not answer.
+        """
+        unseen: dict[str, tuple[int, int]] = getattr(self._recorder, "unseen", dict)()
+        if not unseen or report.groups is None:
+            return
+        begun = list(self._begun)
+        self._amend(groups=with_unseen(report.groups, unseen, b"", begun))
+        record = flight_record()
+        if record:
+            self._amend(groups=with_unseen(report.groups, unseen, record, begun))
 
     def _write_stacks(self) -> None:
         try:

@@ -47,6 +47,8 @@ class Journal:
         """Called with each call, in the few steps in which collective_names.py looks for its origin."""
         self.trail: Callable[[RecordedStep, CollectiveCall], None] | None = None
         """Called with each call of a step by a watchdog that writes it down outside of this process."""
+        self.trail_ends: Callable[[], None] | None = None
+        """Called where steps follow whose calls are not seen."""
         self.stopped = False
         """True: the sending thread gave up. Nothing more is noted, or memory would grow."""
         self._groups: dict[str, Group] = {}

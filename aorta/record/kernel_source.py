@@ -22,6 +22,7 @@ import torch
 from torch.autograd import profiler as autograd_profiler
 
 from aorta.device.backend import accelerator
+from aorta.device.cupti_faults import known_faults
 from aorta.device.kernel_records import KernelRecords, KernelRecordsUnavailable
 from aorta.errors import InstrumentError
 from aorta.record.interception.replaced import uncompiled
@@ -54,6 +55,8 @@ class KernelSource:
         self._reading = threading.Lock()
         """Held while the records are read, and while they are given up: a chunk is whole or not there."""
         self._flushed_ns = 0
+        self._version: int | None = None
+        self._faults: list[str] = []
         self._num_names_sent = 0
         self._before_yield: Callable[[], None] | None = None
         self._device_later: torch.device | None = None
@@ -102,6 +105,8 @@ class KernelSource:
             logger.info("kernel records are not used, events are: %s", error)
             return
         self._num_names_sent = 0
+        self._version = self._records.version
+        self._faults = known_faults(self._version) if torch.version.hip is None else []
         self.reason = None
         self.note = devices.kernels_note
 
@@ -139,6 +144,10 @@ class KernelSource:
         """Put a mark on a stream and return its number, 0 where that was not possible."""
         records = self._records
         return records.mark(stream) if records is not None and records.is_on else 0
+
+    def described(self) -> dict[str, Any]:
+        """Describe for run.json which tracer gave the records, and what is known to be wrong in it."""
+        return {"tracer_version": self._version, "known_faults": self._faults}
 
     @property
     def is_open(self) -> bool:
@@ -192,6 +201,7 @@ class KernelSource:
                     num_lost=drained.num_lost,
                     lost_ns=drained.lost_ns,
                     num_dropped=drained.num_dropped,
+                    num_no_time=drained.num_no_time,
                 )
             )
             if not has_rest:

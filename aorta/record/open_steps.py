@@ -191,7 +191,7 @@ class OpenSteps:
             sources.module_names.end_body(step)
         elif any(isinstance(value, DeviceScalar) for value in step.scalars.values()):
             step.logged = clock.mark()  # behind the copies to the host
-        if sources.device is not None:
+        if sources.device is not None and step.left_out is None:
             step.memory = sources.accelerator.memory_of(sources.device.index)
         self._journal.release_finished()
         own_ns = time.thread_time_ns() - began_ns

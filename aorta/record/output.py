@@ -128,7 +128,9 @@ class Output:
         """
         if self._unwritten is None or self._sending is None:
             return
-        self._unwritten.keep(step, num_before=max(num_waiting - 1, 0))
+        # A step that is not recorded has its line within half a second; packing it would be most of its cost.
+        if step.left_out is None or not self._on_device:
+            self._unwritten.keep(step, num_before=max(num_waiting - 1, 0))
         if not self._on_device or num_waiting >= MANY_WAITING:
             self._sending.wake()
 

@@ -33,6 +33,10 @@ LEAST_BESIDE, MOST_BESIDE = 4, 16
 """Steps beside a recorded block with which it is compared: on each side at most, together at least."""
 SLOW = 2.5
 """A step of so many usual lengths is slow: the next ones are recorded. In differences it counts as that."""
+ENOUGH_PAIRS = 3
+"""Differences from which on that of the first steps does not count any more."""
+FEW_WIDTH = 4.0
+"""Width of the interval, in errors within blocks, while too few show how blocks differ."""
 MOST_PAIRS = 256
 """Latest differences from which the cost is known."""
 
@@ -81,6 +85,9 @@ class Meter:
         """Time of our own code in steps that are not recorded, and length of these steps."""
         self._pairs: deque[tuple[float, float]] = deque(maxlen=MOST_PAIRS)
         """Difference in ms a recorded step, and the square of its own error."""
+        self._first_pair: tuple[float, float] | None = None
+        """That of the first steps, which also learn names and warm up: it counts until others are there."""
+        self._is_first = True
         self._before: deque[float] = deque(maxlen=MOST_BESIDE)
         """Lengths of the steps before the recorded ones."""
         self._during: list[float] = []
@@ -138,8 +145,12 @@ class Meter:
             during = [min(ms, SLOW * max(usual_ms, median(self._during))) for ms in self._during]
             plain_ms = fmean(beside)
             difference_ms = (sum(during) - len(during) * plain_ms) / self._num_during
-            error_sq = _error_sq(during) + _error_sq(beside)
-            self._pairs.append((difference_ms, error_sq))
+            pair = difference_ms, _error_sq(during) + _error_sq(beside)
+            if self._is_first and not self._before:
+                self._first_pair = pair
+            else:
+                self._pairs.append(pair)
+        self._is_first = False
         self._before = deque(self._after, maxlen=MOST_BESIDE)
         self._during, self._after, self._num_during = [], [], 0
 
@@ -148,6 +159,10 @@ class Meter:
     @property
     def num_pairs(self) -> int:
         return len(self._pairs)
+
+    def _known_pairs(self) -> list[tuple[float, float]]:
+        few = self._first_pair is not None and len(self._pairs) < ENOUGH_PAIRS
+        return [*self._pairs, self._first_pair] if few and self._first_pair is not None else list(self._pairs)
 
     @property
     def plain_ms(self) -> float | None:
@@ -162,12 +177,13 @@ class Meter:
 
     def cost(self) -> Cost | None:
         """None before the first difference."""
-        if not self._pairs:
+        pairs = self._known_pairs()
+        if not pairs:
             return None
-        differences = [difference for difference, _ in self._pairs]
+        differences = [difference for difference, _ in pairs]
         n = len(differences)
         if n < 5:  # too few to know their scatter: their own errors, and generously
-            error, width = math.sqrt(fmean(square for _, square in self._pairs) / n), 2.5
+            error, width = math.sqrt(fmean(square for _, square in pairs) / n), FEW_WIDTH
         else:
             error, width = math.sqrt(variance(differences) / n), t_95(n - 1)
         mean = fmean(differences)

@@ -160,6 +160,13 @@ class Recorder:
         """True once the device has passed a mark of the kernel records. Only reads the host's memory."""
         return self._sources.kernels.has_passed(number)
 
+    def unseen(self) -> dict[str, tuple[int, int]]:
+        """Return by group's key which collectives were issued in steps that are not recorded, up to now.
+
+        (the backend's count before them, their number); {} where the open step is recorded. For a watchdog.
+        """
+        return self._sources.counts.unseen()
+
     def wrap_observers(self, wrap: Callable[[Observer], Observer]) -> None:
         """Have `wrap` applied to the observers of collectives (markers of a profiler). Before `with`."""
         self._sources.wrap_observers(wrap)
@@ -362,6 +369,7 @@ class Recorder:
         return {
             "reason": "there is no device" if self._sources.device is None else kernels.reason,
             "note": kernels.note,
+            **kernels.described(),
             "gaps_for_profilers": kernels.num_yields,
             "matched": matched,
         }

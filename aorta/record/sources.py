@@ -119,6 +119,8 @@ class Sources:
 
     def _look_away(self) -> None:
         self.looks = False
+        if self._journal.trail_ends is not None:
+            self._journal.trail_ends()
         self.counts.end()
         if self._stream_patch is not None:
             self._stream_patch.uninstall()

@@ -308,6 +308,8 @@ class KernelCoverage(msgspec.Struct, frozen=True, kw_only=True):
     """Records that found the ring full."""
     num_dropped: int
     """Records that the driver had no room for."""
+    num_no_time: int = 0
+    """Records of kernels, copies and sets without times: no step's numbers have them."""
     leftovers: list[str]
     """The first few of either side."""
 

@@ -112,7 +112,7 @@ class KernelSteps:
         self._settled = 0
         """All records in buffers with lower numbers have come."""
         self._lost: deque[tuple[int, int]] = deque(maxlen=64)
-        self._num_lost = self._num_dropped = 0
+        self._num_lost = self._num_dropped = self._num_no_time = 0
         self._resolved_ns = 0
         """End of the window that was resolved last."""
         self._coverage: Counter[str] = Counter()
@@ -133,6 +133,7 @@ class KernelSteps:
             num_late=self._coverage["late"],
             num_lost=self._num_lost,
             num_dropped=self._num_dropped,
+            num_no_time=self._num_no_time,
             leftovers=self._leftovers,
         )
 
@@ -157,6 +158,7 @@ class KernelSteps:
         if chunk.num_lost > self._num_lost:
             self._lost.append(chunk.lost_ns)
         self._num_lost, self._num_dropped = chunk.num_lost, chunk.num_dropped
+        self._num_no_time = chunk.num_no_time
 
     def is_complete(self, step: RawStep, later: Sequence[RawStep]) -> bool:
         """Return True when all that ran in the step's window has come.

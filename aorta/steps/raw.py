@@ -184,6 +184,8 @@ class KernelChunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Monotonic start and end of the time in which they were lost."""
     num_dropped: int
     """Records that the driver had no room for, so far."""
+    num_no_time: int = 0
+    """Records without times, so far; they are not among `records`."""
 
 
 EVENT_DTYPE = np.dtype(

@@ -76,7 +76,7 @@ def left_out_record(step: RawStep, settings: ResolverSettings, source: Source) -
     """
     assert step.left_out is not None
     not_measured = scalar_reasons(step)
-    for name in ("overlap", "streams", "collectives", "num_collectives", "active_segments"):
+    for name in ("overlap", "streams", "collectives", "num_collectives", "active_segments", "memory"):
         not_measured[name] = step.left_out
     return step_record(
         step,

@@ -64,6 +64,7 @@ def main() -> int:
     parser.add_argument("--total-s", type=float, default=3600.0, help="no case begins after that")
     parser.add_argument("--two-ranks", action="store_true", help="the twelve cases for NCCL, on any backend")
     parser.add_argument("--only", nargs="+", help="names of cases and pauses")
+    parser.add_argument("--left-out", action="store_true", help="record no step but the first two")
     parser.add_argument("--keep", type=Path, help="folder for the runs; default: none is kept")
     options = parser.parse_args()
     on_nccl = options.two_ranks = options.two_ranks or options.backend == "nccl"
@@ -288,6 +289,9 @@ def rank_main(case: Case | Pause, folder: Path, rank: int, num_ranks: int, optio
         ) as watchdog,
     ):  # fmt: skip
         program.recorder = recorder
+        if options.left_out:
+            recorder._sampling.begin = lambda global_step: global_step < 2  # type: ignore[method-assign]
+            recorder._sampling.comes_next = lambda: False  # type: ignore[method-assign]
         with suppress(hang_cases.Left):
             loop(case, program, watchdog, folder)
     dist.barrier()

@@ -272,3 +272,10 @@ def test_names_of_earlier_attempts_keep_their_places():
     assert list(steps.names) == ["", REDUCE, "other", GEMM, GATHER, SENDRECV]
     assert {place: num for place, _, num in record.kernels.top} == {3: 2, 4: 1, 1: 1}
     assert [span.name for span in record.kernels.spans] == [4, 3, 3, 1]
+
+
+def test_records_without_times_are_counted():
+    steps = KernelSteps(SETTINGS)
+    steps.add(chunk(ROWS, num_no_time=3))
+    steps.resolve(step(CALLS))
+    assert steps.coverage().num_no_time == 3

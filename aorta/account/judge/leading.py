@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from aorta.account.judge.judged import statistic
+from aorta.account.judge.overhead import overhead_texts
 from aorta.account.judge.timed_steps import share_host_bound, timed_steps
 from aorta.account.load.rank.kernels import graph_text
 from aorta.account.metrics import metric_key, of_source
@@ -210,6 +211,7 @@ def remarks(dataset: Dataset) -> list[str]:
     """Remarks on the numbers that lead, and on how many steps they are of."""
     reason = why_raw(dataset) if dataset.lead == "raw" else None
     lines = [text for text in (partly_timed(dataset), graph_text(dataset)) if text]
+    lines += overhead_texts(dataset)
     if dataset.lead == "compute_stream":
         text = "compute stream: the kernels of that stream alone, which calibrated events are compared with"
         return [*lines, text]

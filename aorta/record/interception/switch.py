@@ -141,12 +141,15 @@ class BackendCounts:
         self._left_at = {}
         self._began = self._read()
 
-    def unseen(self) -> dict[str, int]:
-        """Return how many collectives were issued by group's key since the instrument was taken off.
+    def unseen(self) -> dict[str, tuple[int, int]]:
+        """Return by group's key what was issued since the instrument was taken off; {} where it is on.
 
-        0 where it is on. May be asked on any thread; the backends count in C++.
+        The backend's count at that time, and how many came since. May be asked on any thread: backends count
+        in C++.
         """
-        return {group.key: num_unseen for group, num_unseen in self._unseen()}
+        return {
+            group.key: (self._left_at.get(group.key, 0), num_unseen) for group, num_unseen in self._unseen()
+        }
 
     def _unseen(self) -> list[tuple[Group, int]]:
         if not self._left_at:

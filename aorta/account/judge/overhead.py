@@ -1,0 +1,38 @@
+"""What recording cost a run, in words."""
+
+from aorta.account.model import Dataset
+from aorta.records.schema import OverheadRecord
+
+
+def overhead_texts(dataset: Dataset) -> list[str]:
+    """A sentence for each run that measured what aorta cost it."""
+    found = []
+    for judged in dataset.runs:
+        overhead = None if judged.run.run is None else judged.run.run.overhead
+        if overhead is not None and overhead.cost is not None and overhead.interval is not None:
+            of_run = "this run" if len(dataset.runs) == 1 else judged.run.label
+            found.append(_text(overhead, of_run))
+    return found
+
+
+def _text(overhead: OverheadRecord, of_run: str) -> str:
+    text = f"aorta cost {_share(overhead.cost, overhead.interval)} of {of_run}"
+    if overhead.later_cost is not None and overhead.later_interval is not None:
+        limit = "" if overhead.limit is None else f", limit {100 * overhead.limit:.3g} %"
+        text += (
+            f" ({_share(overhead.later_cost, overhead.later_interval)} after its first {overhead.num_first}"
+            f" steps, which are all recorded{limit})"
+        )
+    if overhead.every is None:
+        return f"{text}; {overhead.num_recorded} of {overhead.num_steps} steps were recorded"
+    if overhead.every < 1.5:
+        return f"{text}; {overhead.num_recorded} of {overhead.num_steps} steps were recorded"
+    return f"{text}; one step in {overhead.every:.0f} was recorded"
+
+
+def _share(cost: float | None, interval: tuple[float, float] | None) -> str:
+    assert cost is not None
+    assert interval is not None
+    # Recording cannot make a run faster: what is below 0 is the scatter of its steps.
+    mean, low, high = (max(0.0, 100 * value) for value in (cost, *interval))
+    return f"{mean:.2g} % [{low:.2g}, {high:.2g}]" if high < 10 else f"{mean:.0f} % [{low:.0f}, {high:.0f}]"

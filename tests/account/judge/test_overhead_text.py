@@ -1,0 +1,42 @@
+"""The sentence on what aorta cost a run."""
+
+from types import SimpleNamespace
+
+from aorta.account.judge.overhead import overhead_texts
+from aorta.records.schema import OverheadRecord
+
+KNOWN = OverheadRecord(
+    limit=0.01, cost=0.013, interval=(0.008, 0.018), later_cost=0.006, later_interval=(0.004, 0.0081),
+    step_ms=3.0, step_interval_ms=(2.0, 4.0), always_on=0.001, every=12.2, num_steps=900, num_recorded=96,
+    num_first=24,
+)  # fmt: skip
+UNKNOWN = OverheadRecord(
+    limit=0.01, cost=None, interval=None, always_on=None, every=None, num_steps=20, num_recorded=20
+)
+
+
+def texts(*overheads):
+    runs = [
+        SimpleNamespace(run=SimpleNamespace(run=SimpleNamespace(overhead=overhead), label=f"run {i}"))
+        for i, overhead in enumerate(overheads)
+    ]
+    return overhead_texts(SimpleNamespace(runs=runs))
+
+
+def test_the_cost_is_said_with_its_interval_its_limit_and_how_many_steps_were_recorded():
+    assert texts(KNOWN) == [
+        "aorta cost 1.3 % [0.8, 1.8] of this run (0.6 % [0.4, 0.81] after its first 24 steps, which are all"
+        " recorded, limit 1 %); one step in 12 was recorded"
+    ]
+
+
+def test_nothing_is_said_where_it_is_not_known():
+    assert texts(UNKNOWN) == []
+    assert texts(None) == []
+
+
+def test_each_run_of_several_has_its_own():
+    assert [text.partition(" (")[0] for text in texts(KNOWN, UNKNOWN, KNOWN)] == [
+        "aorta cost 1.3 % [0.8, 1.8] of run 0",
+        "aorta cost 1.3 % [0.8, 1.8] of run 2",
+    ]
