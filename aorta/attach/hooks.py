@@ -12,8 +12,10 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from aorta.attach.program import FSDP_MODULE, ProgramNotes
 from aorta.attach.settings import LAUNCHER, AttachSettings, read_settings, say
 
 attachment: "Attachment | None" = None
@@ -68,6 +70,7 @@ class Attachment:
         self.pid = os.getpid()
         self.session: Any = None
         self.torch: Any = None
+        self.program = ProgramNotes()
         self._restore: list[tuple[Any, str, Any, Any]] = []
         """Replacements: object, attribute, the original, ours."""
         self._handles: list[Any] = []
@@ -114,6 +117,8 @@ class Attachment:
             self._watch_remote_optimizer(module)
         elif name == LAUNCHER:
             self._watch_launcher(module)
+        elif name == FSDP_MODULE:
+            self._call_after(module.FSDPParamGroup, "__init__", lambda args: self._made("unit", args[0]))
         if self.pending_targets:
             self._look_for_target()
 
@@ -131,6 +136,9 @@ class Attachment:
         self._call_before(torch.nn.Module, "eval", lambda args: self._evaluation_begins(args[0]))
         from torch.utils.data import dataloader
 
+        self._call_after(dataloader.DataLoader, "__init__", lambda args: self._made("loader", args[0]))
+        replica = torch.nn.parallel.DistributedDataParallel
+        self._call_after(replica, "__init__", lambda args: self._made("ddp", args[0]))
         iterator = dataloader._BaseDataLoaderIter
         self._call_before(iterator, "__next__", lambda args: self._data_requested(args[0]))
         self._watch_backward(torch)
@@ -284,8 +292,15 @@ class Attachment:
 
     # -- what the hooks see --------------------------------------------------------------------
 
+    def _made(self, what: str, made: Any) -> None:
+        """Describe a loader, a wrapper or an optimizer; where that fails, it has no description."""
+        if self.is_on and os.getpid() == self.pid:
+            with suppress(Exception):
+                getattr(self.program, f"{what}_made")(made)
+
     @guarded
     def _optimizer_made(self, optimizer: Any) -> None:
+        self._made("optimizer", optimizer)
         self._has_optimizer = True
         self._uncalled.add(optimizer)
         for group in optimizer.param_groups:
@@ -350,6 +365,8 @@ class Attachment:
     def _data_requested(self, iterator: Any) -> None:
         if self._compiled_call.optimizer is not None and self._is_the_loops_thread():
             self._compiled_step_ended()
+        with suppress(Exception):
+            self.program.batch_requested(iterator)
         if self.session is not None:
             self.session.data_requested(id(iterator._dataset))
 

@@ -21,6 +21,9 @@ from aorta.record.profiler import RequestedCapture
 from aorta.record.recorder import Recorder
 from aorta.records.files import steps_name
 
+MODES_AT = 3
+"""Step at whose end switches of torch are read."""
+
 if TYPE_CHECKING:
     from aorta.attach.hooks import Attachment
 
@@ -180,6 +183,7 @@ class AttachedSession:
             calls = self._names if self._cycle.calls is None else self._cycle.calls
             place = " + ".join(self._names[key] for key in calls)  # type: ignore[index]
         recorder.coverage_notes["steps_at"] = place
+        recorder.program = self._attachment.program.described()
 
     def _is_of_the_loop(self, trains: bool = False) -> bool:
         """True on the thread that runs the loop.
@@ -262,6 +266,8 @@ class AttachedSession:
             self._ended, self._open = self._open, None
             self._num_noted = len(self._ended.step.calls)
             self._num_steps += 1
+            if self._num_steps == MODES_AT:
+                self._attachment.program.read_modes(self._attachment.torch)
             self._num_backwards = self._num_calls = 0
             if self._recorder is not None:
                 self._describe(self._recorder)  # now: at exit the recorder may be closed first

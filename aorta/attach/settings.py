@@ -20,7 +20,13 @@ HOME = Path(__file__).resolve().parents[2]
 """The folder that holds the package aorta."""
 LAUNCHER = "torch.distributed.elastic.multiprocessing.api"
 """Module of torchrun's agent that learns how a process ended."""
-WATCHED = ("torch", "torch.distributed.distributed_c10d", "torch.distributed.optim.optimizer", LAUNCHER)
+WATCHED = (
+    "torch",
+    "torch.distributed.distributed_c10d",
+    "torch.distributed.optim.optimizer",
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group",
+    LAUNCHER,
+)
 """Modules after whose import sitecustomize calls aorta.attach.hooks.imported."""
 
 

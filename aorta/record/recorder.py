@@ -82,6 +82,8 @@ class Recorder:
         self._run: RunRecord | None = None
         self.coverage_notes: dict[str, Any] = {}
         """Notes that are added to the coverage in run.json."""
+        self.program: dict[str, Any] | None = None
+        """What the program made, for run.json; None: nobody watched it."""
         self.rank = 0
         self.world_size = 1
 
@@ -320,6 +322,7 @@ class Recorder:
             self._run.finished_unix_ns = time.time_ns()
             self._run.coverage = self._coverage(output)
             self._run.overhead = self._sampling.record()
+            self._run.program = self.program
             if self.rank == 0:
                 finish_run(self.output_dir, self._run, ending)
             output.write_run(self._run)

@@ -8,7 +8,6 @@ are let go of at once, so that no local of the program lives longer for it; argu
 import os
 import random
 import sys
-import sysconfig
 import threading
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from aorta.files import regular_descriptor
 from aorta.record.calls import RecordedStep
 from aorta.record.journal import Journal
+from aorta.records.libraries import OWN, library_of
 from aorta.records.stacks import (
     DOING,
     NO_STEP,
@@ -57,15 +57,6 @@ _PHASE = {name: place for place, name in enumerate(STACK_PHASES)}
 _RUNS, _READY, _SLEEPS = range(len(DOING))
 _BODY, _BEHIND_BODY, _NO_STEP = range(len(PLACES))
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-_AORTA = str(Path(__file__).parents[1]) + os.sep
-_LIBRARIES = tuple(
-    {
-        path.rstrip(os.sep) + os.sep
-        for name in ("purelib", "platlib", "stdlib", "platstdlib")
-        if (path := sysconfig.get_path(name))
-    }
-)
-_SITES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _MARKERS: tuple[tuple[str, tuple[str, ...], StackPhase], ...] = (
     ("utils/data/dataloader.py", ("__next__",), "data"),
     ("autograd/graph.py", ("_engine_run_backward",), "backward"),
@@ -88,12 +79,11 @@ class _Code:
 
     __slots__ = ("file", "is_hidden", "is_program", "name", "phase")
 
-    def __init__(self, code: CodeType, own_package: str) -> None:
+    def __init__(self, code: CodeType) -> None:
         path = code.co_filename
         self.file, self.name, self.phase = path, code.co_qualname, -1
-        self.is_hidden = path.startswith((_AORTA, "<frozen"))
-        package = "" if self.is_hidden else _package_of(path)
-        self.is_program = not self.is_hidden and (not package or package == own_package)
+        package = library_of(path)
+        self.is_hidden, self.is_program = package == OWN, not package
         if self.is_hidden:
             if f"{os.sep}record{os.sep}interception{os.sep}" in path:
                 self.phase = _PHASE["communication"]
@@ -103,18 +93,6 @@ class _Code:
                 self.phase = _phase_of(path[len(_TORCH) :].replace(os.sep, "/"), code.co_name)
             elif package == "safetensors" and code.co_name.startswith("save"):
                 self.phase = _PHASE["checkpoint"]
-
-
-def _package_of(path: str) -> str:
-    """The library that a file belongs to; '' of the program's."""
-    if path.startswith(_TORCH):
-        return "torch"
-    for mark in _SITES:
-        if mark in path:
-            return path.rpartition(mark)[2].partition(os.sep)[0].removesuffix(".py")
-    if path.startswith(_LIBRARIES):
-        return "python"
-    return "python" if path.startswith("<") and path != "<stdin>" else ""
 
 
 def _phase_of(path: str, name: str) -> int:
@@ -134,7 +112,6 @@ class StackTree:
         self._codes: dict[CodeType, _Code] = {}
         self._frame_ids: dict[tuple[CodeType, int], int] = {}
         self._node_ids: dict[int, int] = {}
-        self._own_package = _main_package()
 
     def taken(self) -> tuple[list[StackFrame], list[tuple[int, int]]]:
         """What is new since the last call."""
@@ -153,7 +130,7 @@ class StackTree:
             if known is None:
                 if len(self._codes) >= MOST_CODES:
                     self._codes.clear()
-                known = self._codes[code] = _Code(code, self._own_package)
+                known = self._codes[code] = _Code(code)
             if known.phase >= 0 and phase not in _LASTING:
                 phase = known.phase
             if known.is_hidden:
@@ -376,10 +353,3 @@ def _is_ready(clock: int | None) -> bool:
             return file.read(256).rpartition(b") ")[2][:1] == b"R"
     except OSError:
         return False
-
-
-def _main_package() -> str:
-    """The package that runs as `python -m package.module`: it is the program, wherever it is installed."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    name = getattr(spec, "name", "") or ""
-    return str(name).partition(".")[0] if "." in str(name) else ""

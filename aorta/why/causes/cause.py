@@ -31,6 +31,7 @@ CauseKind = Literal[
     "pause",
     "core_taken",
     "idle",
+    "program_code",
 ]
 
 KINDS: dict[CauseKind, str] = {
@@ -55,6 +56,7 @@ KINDS: dict[CauseKind, str] = {
     "between_steps": "time between two step bodies of which nothing else is known",
     "pause": "the program sleeps or pauses, or single steps are much longer than the others",
     "core_taken": "the training threads are ready to run, and others have the cores",
+    "program_code": "what the program does in every step outside of its model, loader and optimizer",
     "idle": "the device has nothing to do, and the source does not show what the host does",
 }
 """Each kind, and what it means."""

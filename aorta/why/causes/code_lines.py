@@ -8,6 +8,7 @@ from aorta.account.model import JudgedRun
 from aorta.records.stacks import StackPhase
 from aorta.why.causes.cause import CauseKind
 from aorta.why.causes.finding import CauseFinding
+from aorta.why.causes.losses.program_code import of_group
 
 FEWEST = 3
 """Samples that show a loss."""
@@ -32,12 +33,12 @@ def line_of(finding: CauseFinding, judged: JudgedRun) -> CodeLine | None:
     if finding.rank is not None and len(ranks) > 1 and finding.rank in ranks:
         stacks = _beyond_the_others(finding, judged, finding.rank)
     else:
-        several = [
-            samples for rank in ranks[:MOST_RANKS] if (samples := samples_of(judged, rank)) is not None
-        ]
-        stacks = [
-            stack for samples in several for stack in _chosen(finding, samples, 1 / len(several))
-        ]  # fmt: skip
+        several = [one for rank in ranks[:MOST_RANKS] if (one := samples_of(judged, rank)) is not None]
+        group = finding.facts.get("group")
+        if group is not None:
+            stacks = [stack for one in several for stack in of_group(one, group, 1 / len(several))]
+        else:
+            stacks = [stack for one in several for stack in _chosen(finding, one, 1 / len(several))]
     found = heaviest(stacks)
     if found is None or found.num_samples < FEWEST or found.ms < LEAST * finding.mean_ms:
         return None

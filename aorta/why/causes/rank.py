@@ -19,6 +19,7 @@ from aorta.why.causes.finding import WAIT, CauseFinding
 from aorta.why.causes.ledger import Ledger
 from aorta.why.causes.losses.of_a_step import findings
 from aorta.why.causes.losses.outside import outside_cause
+from aorta.why.causes.program import program_of
 from aorta.why.causes.rules import CauseRule, rules
 from aorta.why.causes.stack import stack_of
 from aorta.why.causes.text import seen_text
@@ -136,8 +137,10 @@ def cause_of(
         if not finding.is_risk:
             return None
         value, share = Worth(0.0, None, "no time is lost yet"), 0.0
-    facts = _texts(finding, judged, step, path)
     line = line_of(finding, judged)
+    facts = _texts(finding, judged, step, path) | program_of(judged.run.run)[1]
+    if line is not None:
+        facts["line"] = line.text
     subject = (_filled(rule.subject, facts) or finding.kind) + _in_line(line, finding) + value.often
     evidence = [*filter(None, (_filled(text, facts) for text in rule.evidence)), *finding.evidence]
     if value.is_rare:
@@ -152,6 +155,9 @@ def cause_of(
         if set(change.stack) <= stack | {"any"}
         and (change.waits is None or change.waits == waits)
         and (change.op is None or change.op == finding.facts.get("op"))
+        and (change.origin is None or change.origin == finding.facts.get("origin"))
+        and (change.rare is None or change.rare == value.is_rare)
+        and _filled(change.set, facts)
     )
     interval, why_no_interval = value.printed(step, more_ms)
     if line is not None:
@@ -170,7 +176,7 @@ def cause_of(
         bound_ms=max(step - value.ms, 0.0),
         share=share,
         evidence=tuple(evidence),
-        change=_filled(change.set, facts) or change.set,
+        change=_filled(change.set, facts),
         check=_filled(rule.check, facts) or rule.check,
         source=finding.source,
         line=line,

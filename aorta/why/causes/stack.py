@@ -5,8 +5,11 @@ import numpy as np
 from aorta.account.model import JudgedRun
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.types import TRACE_SOURCES
+from aorta.why.causes.program import PROGRAM, program_of
 
-STACKS = ("fsdp2", "ddp", "tp", "nccl", "rccl", "gloo", "dataloader", "compile", "moe", "pipeline", "any")
+LIBRARIES = ("fsdp2", "ddp", "tp", "nccl", "rccl", "gloo", "dataloader", "compile", "moe", "pipeline", "any")
+STACKS = (*LIBRARIES, *PROGRAM)
+"""What a rule may ask for: libraries that are used, and what the program has set."""
 
 
 def stack_of(judged: JudgedRun) -> frozenset[str]:
@@ -35,6 +38,10 @@ def stack_of(judged: JudgedRun) -> frozenset[str]:
         names.add("rccl")
     else:
         names.add("nccl")
+    program = program_of(record)[0]
+    if program & {"workers_0", "workers"}:
+        names.add("dataloader")
+    names |= program
     if "host.data" in run.host_parts and np.nan_to_num(run.host_parts["host.data"]).any():
         names.add("dataloader")
     return frozenset(names)

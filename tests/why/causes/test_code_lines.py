@@ -100,3 +100,19 @@ def test_a_run_without_a_loss_names_no_line(tmp_path):
     for rank in (0, 1):
         write_stacks(folder, rank, COMMON)
     assert causes(judge(load_run(folder, "run"))) == []
+
+
+def test_what_the_program_does_in_every_step_beside_its_model_is_named(tmp_path):
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("augment", "rest", "runs", 6.0), ("main", "rest", "runs", 3.0))
+    cause = first_cause(folder)
+    assert (cause.kind, cause.line.text) == ("program_code", "augment(), straggler.py:5")
+    assert cause.ms == pytest.approx(32.0 * 6 / 39, rel=0.05)
+
+
+def test_work_of_one_rank_alone_is_not_that_of_all(tmp_path):
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    write_stacks(folder, 0, COMMON, ("augment", "rest", "runs", 6.0))
+    write_stacks(folder, 1, COMMON)
+    assert causes(judge(load_run(folder, "run"))) == []

@@ -14,6 +14,7 @@ from aorta.account.judge.exposed import exposed_of
 from aorta.account.model import JudgedRun, Lead
 from aorta.why.causes.finding import CauseFinding, Floats, steps_with, together
 from aorta.why.causes.losses.parts import Parts, parts_of
+from aorta.why.causes.losses.program_code import program_code
 from aorta.why.causes.losses.slow_steps import slow_steps
 from aorta.why.causes.losses.telemetry import clocks, memory_limit, retries
 from aorta.why.causes.losses.transfer import exposure, small_calls, transfer
@@ -52,7 +53,7 @@ def findings(judged: JudgedRun, account: Account, lead: Lead) -> list[CauseFindi
         losses += [finding for finding in waiting(judged, parts, exposed) if finding.kind != "clock"]
         losses += unbalanced_stages(judged, parts, exposed)
         losses += transfer(judged, parts, exposed, details)
-    losses = _with_common(losses, list(_of_all_ranks(parts)))
+    losses = _with_common(losses, [*program_code(judged, account), *_of_all_ranks(parts)])
     losses += slow_steps(judged, parts)
     losses = _one_of_small_messages(judged, losses)
     losses += clocks(judged, parts)
@@ -141,7 +142,7 @@ def _one_of_small_messages(judged: JudgedRun, losses: list[CauseFinding]) -> lis
         return losses
     facts = small_calls(judged) or {}
     for finding in small:
-        facts |= {name: value for name, value in finding.facts.items() if name == "per_call_ms"}
+        facts |= {name: value for name, value in finding.facts.items() if name in ("per_call_ms", "origin")}
     host_ms = [finding.mean_ms for finding in small if "per_call_ms" not in finding.facts]
     if host_ms:
         facts["host_ms"] = float(sum(host_ms))

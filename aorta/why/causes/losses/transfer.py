@@ -27,6 +27,8 @@ MOVING: dict[tuple[str, ...], float] = {("transfer", "communication"): 1.0}
 DETAILED_STEPS = 24
 SMALL_BYTES = 1 << 20
 """A call below it may be bound by latency."""
+UNIT_OPS = ("all_gather", "reduce_scatter")
+"""Of fully_shard's units."""
 BARRIER = "barrier"
 """The one operation that moves no bytes."""
 MANY_CALLS = 8
@@ -68,7 +70,7 @@ def transfer(
     if not left.any():
         return
     for finding in (
-        _small_messages(judged, left),
+        _small_messages(judged, left, details),
         _shared_communicator(details, left),
         _no_prefetch(judged, parts, left),
         _bubble(judged, left),
@@ -124,7 +126,7 @@ def _mean_bytes(judged: JudgedRun, op: str) -> float:
     return float(np.median(size) / max(np.median(count), 1.0))
 
 
-def _small_messages(judged: JudgedRun, exposed: Floats) -> CauseFinding | None:
+def _small_messages(judged: JudgedRun, exposed: Floats, details: Exposure | None) -> CauseFinding | None:
     """Calls that take much longer than their bytes would: merged, they would pay the latency once."""
     facts = small_calls(judged)
     run, judged_steps = judged.run, slice(judged.num_warmup, None)
@@ -139,7 +141,8 @@ def _small_messages(judged: JudgedRun, exposed: Floats) -> CauseFinding | None:
     merged = float(facts["merged"]) / float(facts["count"])  # type: ignore[arg-type]
     saved = np.minimum(bare, exposed) * latency_share * (1 - merged)
     per_call = float(comm.mean()) / float(facts["count"])  # type: ignore[arg-type]
-    return CauseFinding("small_messages", saved, MOVING, facts=facts | {"per_call_ms": per_call})
+    facts |= {"per_call_ms": per_call, "origin": origin_of(details, op, SMALL_BYTES)}
+    return CauseFinding("small_messages", saved, MOVING, facts=facts)
 
 
 def _bubble(judged: JudgedRun, exposed: Floats) -> CauseFinding | None:
@@ -217,6 +220,9 @@ def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]
         if ms < 0.5 * same_op and module:
             name = f"{op} (most in {module})"
             ms, num = same_op, sum(entry[2] for key, entry in details.by_call.items() if key[0] == op)
+        facts["origin"] = origin_of(details, op)
+        repeats = [entry[2] for key, entry in details.by_call.items() if key[0] == op and _is_bucket(key[1])]
+        facts["repeats"] = max(repeats, default=1)
         all_ms = sum(entry[0] for entry in details.by_call.values())
         others = "" if same_op >= MOST_OF_ALL * all_ms else " and other operations"
         name = name.replace(UNKNOWN_OP, "calls of no known operation")
@@ -241,6 +247,24 @@ def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]
         others = "" if by_op[op] >= MOST_OF_ALL * sum(by_op.values()) else " and other operations"
         facts |= {"what": op + others, "op": op, "op_ms": by_op[op]}
     return facts
+
+
+def origin_of(details: "Exposure | None", op: str, most_bytes: float = np.inf) -> str:
+    """What most calls of an operation are for, of those with at most so many bytes: bucket, accumulated, unit
+    or program."""
+    counts: dict[str, int] = defaultdict(int)
+    for (name, module, _), (_, size, num) in (details.by_call if details is not None else {}).items():
+        if name != op or size > most_bytes:
+            continue
+        if _is_bucket(module):
+            counts["accumulated" if num > 1 else "bucket"] += num
+        else:
+            counts["unit" if module and op in UNIT_OPS else "program"] += num
+    return max(counts, key=lambda origin: counts[origin], default="")
+
+
+def _is_bucket(module: str) -> bool:
+    return module.startswith("bucket ")
 
 
 def exposure(judged: JudgedRun) -> Exposure | None:

@@ -22,6 +22,11 @@ class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Only where it is one rank that the others wait for (true), or all ranks alike (false)."""
     op: str | None = None
     """Only where the finding is of this operation."""
+    origin: str | None = None
+    """Only where most of it is of this: bucket (of DDP), accumulated (the same bucket several times a step),
+    unit (of fully_shard), program."""
+    rare: bool | None = None
+    """Only where the loss is in few steps, or in all."""
 
 
 class CauseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,146 @@
+"""What the program made: data loaders, wrappers and optimizers, their arguments and the lines that made them.
+
+Plain data for run.json, so that advice can say what is set where, and not offer what is in force. Objects are
+described when they are made and not kept. Imports nothing heavy: hooks.py loads it with torch.
+"""
+
+import os
+import sys
+from types import FrameType
+from typing import Any
+
+from aorta.records.libraries import library_of
+
+MOST = 32
+"""Descriptions of a kind that are kept; a program may make a loader in every epoch."""
+FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+LOADER_ARGUMENTS = ("num_workers", "batch_size", "pin_memory", "persistent_workers", "prefetch_factor")
+OPTIMIZER_ARGUMENTS = ("foreach", "fused", "capturable")
+DDP_ARGUMENTS = (
+    "broadcast_buffers",
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "static_graph",
+)
+
+
+class ProgramNotes:
+    """Descriptions of what one process made, each with `site`, the line of the program, and `times`."""
+
+    def __init__(self) -> None:
+        self._loaders: list[dict[str, Any]] = []
+        self._wrappers: list[dict[str, Any]] = []
+        self._optimizers: list[dict[str, Any]] = []
+        self._units: list[dict[str, Any]] = []
+        self._by_dataset: dict[int, dict[str, Any]] = {}
+        self._iterator = 0
+        """The iterator that gave the last batch."""
+        self._modes: dict[str, Any] = {}
+
+    def loader_made(self, loader: Any) -> None:
+        described = {name: getattr(loader, name, None) for name in LOADER_ARGUMENTS}
+        described |= {"kind": type(loader).__name__, "dataset": type(loader.dataset).__name__}
+        kept = self._kept(self._loaders, described)
+        if kept is not None:
+            kept.setdefault("num_batches", 0)
+            kept.setdefault("num_epochs", 0)
+            self._by_dataset[id(loader.dataset)] = kept
+
+    def batch_requested(self, iterator: Any) -> None:
+        """Count batches by loader: the one with most is that of the training loop."""
+        kept = self._by_dataset.get(id(iterator._dataset))
+        if kept is not None:
+            kept["num_batches"] += 1
+            if id(iterator) != self._iterator or iterator._num_yielded == 0:
+                self._iterator = id(iterator)
+                kept["num_epochs"] += iterator._num_yielded == 0
+
+    def ddp_made(self, wrapper: Any) -> None:
+        described = {name: getattr(wrapper, name, None) for name in DDP_ARGUMENTS}
+        buffers = [*wrapper.module.buffers()]
+        described |= {
+            "kind": type(wrapper).__name__,
+            "bucket_cap_mb": getattr(wrapper, "bucket_bytes_cap", 0) / (1 << 20),
+            "num_buffers": len(buffers),
+            "buffer_bytes": sum(buffer.nbytes for buffer in buffers),
+            **_sizes(wrapper.module.parameters()),
+        }
+        self._kept(self._wrappers, described)
+
+    def unit_made(self, group: Any) -> None:
+        """A unit of fully_shard: the parameters that it gathers at once."""
+        parameters = [entry.sharded_param for entry in getattr(group, "fsdp_params", ())]
+        policy = getattr(group, "mp_policy", None)
+        described = {
+            "kind": "fully_shard",
+            "reshard_after_forward": getattr(group, "post_forward_mesh_info", None) is not None,
+            "reduce_dtype": _text(getattr(policy, "reduce_dtype", None)),
+            "param_dtype": _text(getattr(policy, "param_dtype", None)),
+            **_sizes(parameters),
+        }
+        self._kept(self._units, described)
+
+    def optimizer_made(self, optimizer: Any) -> None:
+        described = {name: optimizer.defaults.get(name) for name in OPTIMIZER_ARGUMENTS}
+        described["kind"] = type(optimizer).__name__
+        described |= _sizes(entry for group in optimizer.param_groups for entry in group["params"])
+        self._kept(self._optimizers, described)
+
+    def _kept(self, kind: list[dict[str, Any]], described: dict[str, Any]) -> dict[str, Any] | None:
+        """Count it where it is there already; None where there is no room."""
+        described["site"] = _site()
+        for other in kind:
+            if described.items() <= other.items():
+                other["times"] += 1
+                return other
+        if len(kind) >= MOST:
+            return None
+        kind.append(described | {"times": 1})
+        return kind[-1]
+
+    def read_modes(self, torch: Any) -> None:
+        """Read switches of torch that cost time; called within the loop, where they are in force."""
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        frames = getattr(dynamo, "counters", {}).get("frames", {}) if dynamo is not None else {}
+        self._modes = {
+            "anomaly_detection": torch.is_anomaly_enabled(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "compiled_frames": int(frames.get("ok", 0)),
+            "num_threads": torch.get_num_threads(),
+            "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        }
+
+    def described(self) -> dict[str, Any]:
+        """For run.json."""
+        return {
+            "loaders": self._loaders,
+            "wrappers": self._wrappers,
+            "units": self._units,
+            "optimizers": self._optimizers,
+            "modes": self._modes,
+        }
+
+
+def _sizes(parameters: Any) -> dict[str, int]:
+    found = [*parameters]
+    return {
+        "num_parameters": len(found),
+        "parameter_bytes": sum(entry.numel() * entry.element_size() for entry in found),
+    }
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value).removeprefix("torch.")
+
+
+def _site() -> str | None:
+    """The innermost line of the program: 'train.py:41'; None where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not library_of(path):
+            return f"{os.path.basename(path)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None

@@ -1,0 +1,46 @@
+"""Which library a file of Python belongs to: what is in none is the program's own. Imports nothing heavy."""
+
+import os
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+OWN = "aorta"
+PYTHON = "python"
+_AORTA = str(Path(__file__).resolve().parents[1]) + os.sep
+_SITES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_STANDARD = tuple(
+    path.rstrip(os.sep) + os.sep for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name))
+)
+
+
+def library_of(path: str) -> str:
+    """'torch', 'lightning', 'python' for its standard library, 'aorta'; '' of the program's files.
+
+    What runs as `python -m package.module` is the program, wherever it is installed.
+    """
+    name = _library_of(path)
+    return "" if name and name == _main_package() else name
+
+
+@cache
+def _library_of(path: str) -> str:
+    if path.startswith((_AORTA, "<frozen")):
+        return OWN
+    for mark in _SITES:
+        if mark in path:
+            return path.rpartition(mark)[2].partition(os.sep)[0].removesuffix(".py")
+    torch = sys.modules.get("torch")
+    folder = os.path.dirname(getattr(torch, "__file__", None) or "")
+    if folder and path.startswith(folder + os.sep):
+        return "torch"
+    if path.startswith(_STANDARD):
+        return PYTHON
+    return PYTHON if path.startswith("<") and path != "<stdin>" else ""
+
+
+def _main_package() -> str:
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    name = str(getattr(spec, "name", None) or "")
+    return name.partition(".")[0] if "." in name else ""

@@ -1,0 +1,127 @@
+"""What the program itself does in every step, outside of its model, loader and optimizer: by sampled stacks.
+
+Averages of weights, metrics, logging, checks of gradients. The loop's own lines hold the loss function as
+well, so that they are named from a larger share on.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from aorta.account.judge.cells import Account
+from aorta.account.judge.stacks import MOST_RANKS, Samples, WeightedStack, samples_of
+from aorta.account.model import JudgedRun
+from aorta.records.stacks import StackFrame
+from aorta.why.causes.finding import CauseFinding, Floats
+from aorta.why.causes.program import program_of
+
+Function = tuple[str, str]
+Group = tuple[str, str, int]
+"""File, function, and in the loop itself the line; 0 elsewhere."""
+CPU_CELLS: tuple[str, ...] = ("compute", "core_taken", "blocked")
+DEVICE_CELLS: tuple[str, ...] = ("launch", "synchronisation", "blocked", "core_taken", "copy", "idle")
+MOST_GROUPS = 3
+LEAST = 0.02
+"""Of a step."""
+STRETCHES = 8
+"""Of the run, whose spread gives the interval."""
+LOSS_FUNCTIONS = ("loss", "cross_entropy")
+TRACEBACKS = ("format_stack", "extract_stack", "StackSummary", "walk_stack", "format_list", "FrameSummary")
+"""Functions in which autograd's anomaly detection keeps the stack of each operator."""
+
+
+def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
+    ranks = judged.run.ranks[:MOST_RANKS]
+    samples = [one for rank in ranks if (one := samples_of(judged, rank)) is not None]
+    if not samples or len(samples) < len(ranks):
+        return
+    cells = DEVICE_CELLS if account.on_device else CPU_CELLS
+    who = {"who": "all ranks" if len(ranks) > 1 else "the rank", "step_ms": account.mean_step_ms}
+    if "anomaly" in program_of(judged.run.run)[0]:
+        ms = _common(samples, [_in_tracebacks(one) for one in samples], account)
+        facts: dict[str, Any] = {**who, "op": "anomaly", "part_ms": float(ms.mean())}
+        yield CauseFinding("program_code", ms, {cells: 1.0}, facts=facts)
+    loops = {function for one in samples for function in _loops(one)}
+    grouped = [_groups(one, loops) for one in samples]
+    common = set.intersection(*(set(groups) for groups in grouped))
+    found = []
+    for group in common:
+        ms = _common(samples, [groups[group] for groups in grouped], account)
+        if ms.mean() >= LEAST * account.mean_step_ms:
+            found.append((group, ms))
+    for group, ms in sorted(found, key=lambda entry: -entry[1].mean())[:MOST_GROUPS]:
+        facts = {**who, "op": "loop" if group[2] else "", "part_ms": float(ms.mean()), "group": group}
+        yield CauseFinding("program_code", ms, {cells: 1.0}, facts=facts)
+
+
+def of_group(samples: Samples, group: Group, factor: float) -> list[WeightedStack]:
+    """The samples of a finding's group."""
+    which = np.zeros(len(samples.rows), dtype=bool)
+    which[_groups(samples, set(_loops(samples))).get(group, [])] = True
+    return samples.chosen(which, factor)
+
+
+def _loops(samples: Samples) -> Iterator[Function]:
+    """Functions of the program that call backward or the optimizer."""
+    which = samples.is_judged & samples.in_phase("backward", "optimizer")
+    for node in set(samples.rows[which, 5].tolist()):
+        own = [frame for frame in samples.stacks.path(node) if frame.is_program]
+        if own:
+            yield own[-1].file, own[-1].outer_function
+
+
+def _groups(samples: Samples, loops: set[Function]) -> dict[Group, list[int]]:
+    """Rows of samples by what the loop calls; of its own lines by line."""
+    which = samples.is_judged & samples.at("body") & samples.in_phase("rest") & ~samples.that("sleeps")
+    groups: dict[Group, list[int]] = defaultdict(list)
+    for row in np.flatnonzero(which).tolist():
+        group = _group_of(samples.stacks.path(int(samples.rows[row, 5])), loops)
+        if group is not None:
+            groups[group].append(row)
+    return groups
+
+
+def _group_of(path: list[StackFrame], loops: set[Function]) -> Group | None:
+    own = [frame for frame in path if frame.is_program]
+    if not own or _is_a_loss(path[-1]):
+        return None
+    inside = [place for place, frame in enumerate(own) if (frame.file, frame.outer_function) in loops]
+    if not inside:
+        return own[0].file, own[0].outer_function, 0
+    if inside[-1] + 1 < len(own):
+        called = own[inside[-1] + 1]
+        return called.file, called.outer_function, 0
+    frame = own[inside[-1]]
+    return frame.file, frame.outer_function, frame.line
+
+
+def _is_a_loss(frame: StackFrame) -> bool:
+    return frame.file == "torch" and any(name in frame.function.lower() for name in LOSS_FUNCTIONS)
+
+
+def _in_tracebacks(samples: Samples) -> list[int]:
+    is_traceback = np.array(
+        [
+            not frame.is_program and frame.function.startswith(TRACEBACKS)
+            for frame in (samples.stacks.frames[frame] for _, frame in samples.stacks.nodes)
+        ],
+        dtype=bool,
+    )
+    return np.flatnonzero(samples.is_judged & is_traceback[samples.rows[:, 5]]).tolist()
+
+
+def _common(samples: list[Samples], rows: list[list[int]], account: Account) -> Floats:
+    """[step]: ms of the rank that has least of it, the mean of each stretch of the run."""
+    num_steps = account.step_ms.shape[1]
+    stretch = np.arange(num_steps) * min(STRETCHES, num_steps) // num_steps
+    by_rank = []
+    for one, chosen in zip(samples, rows, strict=True):
+        judged = one.column >= 0
+        whole = np.bincount(stretch[one.column[judged]], one.ms[judged], minlength=stretch[-1] + 1)
+        part = np.bincount(stretch[one.column[chosen]], one.ms[chosen], minlength=stretch[-1] + 1)
+        share = np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
+        by_rank.append(share[stretch] * account.step_ms.mean())
+    result: Floats = np.min(by_rank, axis=0)
+    return result

@@ -1,0 +1,106 @@
+"""What the program has set, as run.json holds it, in names and facts that rules can ask for."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aorta.records.schema import RunRecord
+
+PROGRAM = (
+    "workers_0",
+    "workers",
+    "workers_new",
+    "buckets_small",
+    "no_buffers",
+    "bucket_view",
+    "blocks",
+    "resharded_not",
+    "foreach_off",
+    "fused",
+    "anomaly",
+)
+"""workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
+epochs. buckets_small: DDP's are set below its default. no_buffers: the model has none that DDP could send.
+bucket_view: gradient_as_bucket_view is set. blocks: units of fully_shard hold several weights.
+resharded_not: reshard_after_forward=False is in force. foreach_off, fused: of the optimizer with most
+parameters. anomaly: autograd's anomaly detection is on."""
+USUAL_BUCKET_MB = 25.0
+WEIGHTS_OF_A_BLOCK = 4
+SHORT_EPOCH = 200
+"""Batches."""
+
+
+def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
+    """Names of PROGRAM that hold, libraries that it is known to use, and texts for the sentences of rules.
+
+    Nothing where nobody watched.
+    """
+    program = (run.program if run is not None else None) or {}
+    names: set[str] = set()
+    facts: dict[str, str] = {}
+    loader = _largest(program.get("loaders"), "num_batches")
+    if loader is not None:
+        _loader(loader, names, facts)
+    wrapper = _largest(program.get("wrappers"), "parameter_bytes")
+    if wrapper is not None:
+        _ddp(wrapper, names, facts)
+    units = _rows(program.get("units"))
+    if units:
+        names.add("fsdp2")
+        largest = max(_number(row, "num_parameters") for row in units)
+        names |= {"blocks"} if largest >= WEIGHTS_OF_A_BLOCK else set()
+        names |= set() if any(row.get("reshard_after_forward") for row in units) else {"resharded_not"}
+        facts["units"] = str(int(sum(_number(row, "times") for row in units)))
+    optimizer = _largest(program.get("optimizers"), "parameter_bytes")
+    if optimizer is not None:
+        names |= {"fused"} if optimizer.get("fused") else set()
+        is_off = optimizer.get("foreach") is False and not optimizer.get("fused")
+        names |= {"foreach_off"} if is_off else set()
+        facts |= _site("optimizer", optimizer) | {"optimizer": str(optimizer.get("kind"))}
+    modes = program.get("modes")
+    if isinstance(modes, Mapping) and modes.get("anomaly_detection"):
+        names.add("anomaly")
+    if isinstance(modes, Mapping) and _number(modes, "compiled_frames"):
+        names.add("compile")
+    return frozenset(names), facts
+
+
+def _loader(loader: Mapping[str, Any], names: set[str], facts: dict[str, str]) -> None:
+    num_workers, epochs = int(_number(loader, "num_workers")), _number(loader, "num_epochs")
+    names.add("workers" if num_workers else "workers_0")
+    is_short = epochs > 1 and _number(loader, "num_batches") < SHORT_EPOCH * epochs
+    if num_workers and not loader.get("persistent_workers") and is_short:
+        names.add("workers_new")
+    facts |= _site("loader", loader) | {"num_workers": str(num_workers)}
+
+
+def _ddp(wrapper: Mapping[str, Any], names: set[str], facts: dict[str, str]) -> None:
+    cap = _number(wrapper, "bucket_cap_mb")
+    names |= {"buckets_small"} if 0 < cap < USUAL_BUCKET_MB else set()
+    names.add("ddp")
+    names |= {"bucket_view"} if wrapper.get("gradient_as_bucket_view") else set()
+    is_sent = wrapper.get("broadcast_buffers") and _number(wrapper, "num_buffers") > 0
+    names |= set() if is_sent else {"no_buffers"}
+    mib = _number(wrapper, "buffer_bytes") / 2**20
+    facts |= _site("ddp", wrapper) | {
+        "bucket_cap_mb": f"{cap:g}",
+        "buffers": f"{_number(wrapper, 'num_buffers'):.0f} buffers, {mib:.3g} MiB",
+    }
+
+
+def _site(name: str, row: Mapping[str, Any]) -> dict[str, str]:
+    site = row.get("site")
+    return {f"{name}_site": str(site)} if site else {}
+
+
+def _rows(rows: Any) -> Sequence[Mapping[str, Any]]:
+    """The rows of a table of run.json, which may be anybody's."""
+    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+
+
+def _largest(rows: Any, by: str) -> Mapping[str, Any] | None:
+    return max(_rows(rows), key=lambda row: _number(row, by), default=None)
+
+
+def _number(row: Mapping[str, Any], name: str) -> float:
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -1,0 +1,69 @@
+"""What is described of a program's loaders, wrappers and optimizers, and where they were made."""
+
+import inspect
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from aorta.attach.program import MOST, ProgramNotes
+
+
+@pytest.fixture
+def notes():
+    return ProgramNotes()
+
+
+def here(offset=0):
+    return f"test_program.py:{inspect.currentframe().f_back.f_lineno + offset}"
+
+
+def test_a_loader_is_described_with_its_arguments_and_its_line(notes):
+    notes.loader_made(DataLoader([1, 2, 3], batch_size=2))
+    site = here(-1)
+    (loader,) = notes.described()["loaders"]
+    assert (loader["num_workers"], loader["batch_size"], loader["site"]) == (0, 2, site)
+
+
+def test_batches_and_epochs_tell_the_loader_that_the_loop_reads(notes):
+    train, other = DataLoader([*range(6)], batch_size=2), DataLoader([1], num_workers=1)
+    for loader in (train, other):
+        notes.loader_made(loader)
+    for _ in range(2):
+        iterator = iter(train)
+        for _ in range(3):
+            notes.batch_requested(iterator)
+            next(iterator)
+    described = notes.described()["loaders"]
+    assert [(row["num_batches"], row["num_epochs"]) for row in described] == [(6, 2), (0, 0)]
+
+
+def test_what_is_made_again_and_again_is_one_description(notes):
+    parameter = torch.zeros(4, requires_grad=True)
+    for _ in range(3):
+        notes.optimizer_made(torch.optim.SGD([parameter], lr=0.1, foreach=False))
+    (optimizer,) = notes.described()["optimizers"]
+    assert (optimizer["kind"], optimizer["foreach"], optimizer["times"]) == ("SGD", False, 3)
+    assert (optimizer["num_parameters"], optimizer["parameter_bytes"]) == (1, 16)
+
+
+def test_a_replica_tells_its_buckets_and_buffers(notes):
+    wrapper = SimpleNamespace(
+        module=torch.nn.BatchNorm1d(4), bucket_bytes_cap=1 << 20, broadcast_buffers=True, static_graph=False
+    )
+    notes.ddp_made(wrapper)
+    (row,) = notes.described()["wrappers"]
+    assert (row["bucket_cap_mb"], row["num_buffers"], row["buffer_bytes"]) == (1.0, 3, 40)
+
+
+def test_descriptions_are_bounded(notes):
+    for size in range(1, MOST + 10):
+        notes.loader_made(DataLoader([1], batch_size=size))
+    assert len(notes.described()["loaders"]) == MOST
+
+
+def test_switches_are_read_where_they_are_in_force(notes):
+    with torch.autograd.set_detect_anomaly(True):
+        notes.read_modes(torch)
+    assert notes.described()["modes"]["anomaly_detection"] is True

@@ -1,0 +1,116 @@
+"""Remedies name what the program has set, and do not offer what is in force."""
+
+import msgspec
+import pytest
+
+from aorta.account.judge.judged import judge
+from aorta.account.load.open import load_run
+from aorta.why.causes.program import program_of
+from aorta.why.causes.stack import STACKS, stack_of
+from tests.records.run_folders import run_record
+from tests.why.causes.runs import MIB, Host, causes, run_of
+
+LOADER = {"num_workers": 0, "num_batches": 99, "num_epochs": 1, "site": "train.py:41"}
+DDP = {
+    "parameter_bytes": 4,
+    "bucket_cap_mb": 25.0,
+    "broadcast_buffers": True,
+    "num_buffers": 2,
+    "buffer_bytes": 3 * MIB,
+    "site": "train.py:50",
+}
+ADAM = {"parameter_bytes": 4, "kind": "Adam", "foreach": None, "fused": None, "site": "train.py:60"}
+
+
+def run_with(**program):
+    return msgspec.structs.replace(run_record(2), program={name: [row] for name, row in program.items()})
+
+
+def advice(folder, make, **program):
+    return causes(judge(load_run(run_of(folder, make, run_with(**program)), "run")))[0].change
+
+
+def slow_loader(rank, step, noise):
+    return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
+
+
+def slow_optimizer(rank, step, noise):
+    return (
+        Host().work(30.0 * noise.gauss(1, 0.01)).comm(2.0).work(12.0, "optimizer", "SGD", size=4 * MIB // 10)
+    )
+
+
+def broadcasts(rank, step, noise):
+    return Host().work(30.0 * noise.gauss(1, 0.01)).comm(14.0, op="broadcast")
+
+
+@pytest.mark.parametrize(
+    ("make", "program", "text"),
+    [
+        pytest.param(slow_loader, {"loaders": LOADER}, "num_workers=0 at train.py:41: set", id="no-workers"),
+        pytest.param(
+            slow_loader,
+            {"loaders": LOADER | {"num_workers": 3}},
+            "num_workers=3 at train.py:41 do",
+            id="few-workers",
+        ),
+        pytest.param(
+            slow_loader,
+            {"loaders": LOADER | {"num_workers": 3, "num_epochs": 9}},
+            "persistent_workers=True at train.py:41",
+            id="workers-start-anew",
+        ),
+        pytest.param(
+            slow_optimizer,
+            {"optimizers": ADAM | {"foreach": False}},
+            "foreach=False at train.py:60",
+            id="foreach",
+        ),
+        pytest.param(
+            slow_optimizer,
+            {"optimizers": ADAM | {"fused": True}},
+            "fused=True is in force",
+            id="fused-in-force",
+        ),
+        pytest.param(broadcasts, {"wrappers": DDP}, "at train.py:50 (2 buffers, 3 MiB)", id="buffers"),
+        pytest.param(broadcasts, {"wrappers": DDP | {"num_buffers": 0}}, "has no buffers", id="no-buffers"),
+    ],
+)
+def test_advice_says_what_is_set_where(tmp_path, make, program, text):
+    assert text in advice(tmp_path, make, **program)
+
+
+def test_without_a_description_the_advice_is_general(tmp_path):
+    assert "at train.py" not in advice(tmp_path, slow_loader)
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        pytest.param({"wrappers": DDP | {"bucket_cap_mb": 1.0}}, "buckets_small", id="buckets"),
+        pytest.param({"wrappers": DDP | {"gradient_as_bucket_view": True}}, "bucket_view", id="view"),
+        pytest.param(
+            {"units": {"num_parameters": 9, "reshard_after_forward": True, "times": 4}}, "blocks", id="blocks"
+        ),
+        pytest.param({"units": {"num_parameters": 1, "times": 4}}, "resharded_not", id="reshard"),
+    ],
+)
+def test_names_that_rules_ask_for(program, name):
+    names, _ = program_of(run_with(**program))
+    assert name in names
+    assert names <= set(STACKS)
+
+
+def test_any_json_is_read_as_a_program():
+    for program in (
+        {"loaders": 7},
+        {"loaders": [3, None]},
+        {"modes": []},
+        {"wrappers": [{"bucket_cap_mb": "x"}]},
+    ):
+        program_of(msgspec.structs.replace(run_record(2), program=program))
+
+
+def test_a_loader_in_the_program_is_a_dataloader_of_the_stack(tmp_path):
+    folder = run_of(tmp_path, slow_optimizer, run_with(loaders=LOADER))
+    assert "dataloader" in stack_of(judge(load_run(folder, "run")))
