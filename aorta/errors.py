@@ -78,7 +78,7 @@ EXIT_CODES = {
     "cannot tell": CANNOT_TELL,
 }
 """Exit codes by the verdict on all limits of a budget, or on all metrics of two results with a threshold.
-A comparison of runs without limits says better, worse, no difference seen or cannot tell of each metric;
+A comparison of runs without limits says better, worse, the same or cannot tell of each metric;
 its exit code is FINE unless --fail-on-difference is given."""
 
 

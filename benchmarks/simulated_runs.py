@@ -1,21 +1,35 @@
-"""Simulated runs without a difference, and with one: the cells of comparison.py.
+"""Simulated pairs of runs, with a difference and without one: the cells of comparison.py.
 
-Steps of 40 ms, noise that all ranks share and noise of each rank. Groups: what the method was made with, what
-it was made with because blocks of steps break there (two states, drifts, settling), cells written down
-before the first of them was run, and a second set of those (KEPT_BACK_AGAIN), written down before drifts that
-short runs cannot show were allowed for, and run once that was done.
+Steps of 40 ms; many pairs at once. A run is a level, a part that all runs of the same data share by step (a
+curriculum, buckets of sequence lengths, checkpoints), and noise of its own: shared by its ranks, and of each
+rank. Groups: what earlier versions were made with or checked by (EARLIER); what hid a true difference from
+them (HID_DIFFERENCES); cells written down before the present engine was, on which nothing was tuned
+(INVENTED).
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.signal import lfilter
 
 Floats = NDArray[np.float64]
 
 STEP_MS = 40.0
+
+
+class Runs(NamedTuple):
+    """One side of many pairs."""
+
+    step_ms: Floats
+    """[pair, run, rank, step]"""
+    tokens: Floats
+    """[pair, run, step]; NaN where the program tells none."""
+    taken: Floats
+    """[pair, run, step]: share of the step in which others had the core."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,16 +77,26 @@ class Simulation:
     saw_steps: int = 25
     jump: float = 0.0
     """Height of one step of the level, up or down, at a random place."""
+    jump_from: float = 0.0
+    """Part of the run before which the jump does not come."""
     cold_steps: int = 0
     """Leading steps that are slower by cold; each run draws 0.5 to 1.5 times as many."""
     cold: float = 0.0
     ramp: float = 0.0
     """Slowdown of the reference alone over its run, since its machine warms up."""
     pause_every: int = 0
-    """Every so many steps one takes pause longer, as for a checkpoint."""
+    """Every so many steps one takes pause longer, as for a checkpoint; the phase is the run's own."""
     pause: float = 0.0
     bursts: float = 0.0
     """Standard deviation of the logarithm of the noise's size, which has a memory of 0.95."""
+    neighbour: float = 0.0
+    """Slowdown while a neighbour has the core: bursts of 8 steps on average, a quarter of the time."""
+    data: Callable[[np.random.Generator, int, int], Floats] | None = None
+    """Work of each step over the usual, [pair, step]; the same for all runs where is_same_data."""
+    is_same_data: bool = True
+    tells_tokens: bool = False
+    """The record has the tokens of a step, which are the data's work but for fixed work of a tenth."""
+    tells_taken: bool = False
     warmup: bool = False
     """Leave leading steps out by the report's rule."""
     slowdown: float = 0.0
@@ -82,59 +106,145 @@ class Simulation:
     """None: as many."""
     run_noise: float = 0.0
     """Standard deviation between runs."""
+    is_paired: bool = False
+    """The same data, so that a true 3 % has to be found."""
 
-    def run(self, rng: np.random.Generator, is_candidate: bool = False) -> Floats:
-        """Step times [rank, step]."""
-        num = self.candidate_steps if is_candidate and self.candidate_steps else self.num_steps
-        own = self.own_noise * rng.standard_normal((self.num_ranks, num))
-        level = 1 + self.slowdown * is_candidate + self.run_noise * rng.standard_normal()
-        shared = self._shared(rng, num)
-        if self.ramp and not is_candidate:
-            shared += self.ramp * np.linspace(0, 1, num)
-        return STEP_MS * level * (1 + shared + own)
+    def pairs(self, rng: np.random.Generator, num_pairs: int) -> tuple[Runs, Runs]:
+        """Reference and candidate of so many pairs."""
+        longest = max(self.num_steps, self.candidate_steps or 0)
+        work = None if self.data is None else self.data(rng, num_pairs, longest)
+        return self._side(rng, num_pairs, work, False), self._side(rng, num_pairs, work, True)
 
     def num_runs(self, is_candidate: bool) -> int:
         return self.candidate_runs if is_candidate and self.candidate_runs else self.runs_per_side
 
-    def _shared(self, rng: np.random.Generator, num: int) -> Floats:
-        scores = autoregressive(rng, num, self.persistence)
+    def _side(
+        self, rng: np.random.Generator, num_pairs: int, work: Floats | None, is_candidate: bool
+    ) -> Runs:
+        num = self.candidate_steps if is_candidate and self.candidate_steps else self.num_steps
+        num_runs = self.num_runs(is_candidate)
+        rows = num_pairs * num_runs
+        shared, taken = self._shared(rng, rows, num, is_candidate)
+        level = 1 + self.slowdown * is_candidate + self.run_noise * rng.standard_normal((rows, 1))
+        of_data = np.ones((rows, num))
+        if work is not None:
+            if not self.is_same_data:
+                assert self.data is not None
+                of_data = self.data(rng, rows, num)
+            else:
+                of_data = np.repeat(work[:, :num], num_runs, axis=0)
+        shape = (rows, self.num_ranks, num)
+        own = self.own_noise * rng.standard_normal(shape)
+        step_ms = STEP_MS * (level * of_data)[:, None] * np.maximum(1 + shared[:, None] + own, 0.05)
+        tokens = np.round(1e4 * (of_data - 0.1)) if self.tells_tokens else np.full((rows, num), np.nan)
+        if not self.tells_taken:
+            taken = np.full((rows, num), np.nan)
+        return Runs(
+            step_ms.reshape(num_pairs, num_runs, self.num_ranks, num),
+            tokens.reshape(num_pairs, num_runs, num),
+            taken.reshape(num_pairs, num_runs, num),
+        )
+
+    def _shared(
+        self, rng: np.random.Generator, rows: int, num: int, is_candidate: bool
+    ) -> tuple[Floats, Floats]:
+        """Noise that the ranks share, [row, step], and the share in which a neighbour had the core."""
+        scores = autoregressive(rng, rows, num, self.persistence)
         match self.shape:
             case "skewed":
                 scores = np.expm1(0.6 * scores)
             case "t2":
-                scores = rng.standard_t(2, num)
+                scores = rng.standard_t(2, (rows, num))
             case "pareto":
-                scores = rng.pareto(1.5, num)
+                scores = rng.pareto(1.5, (rows, num))
         if self.bursts:
-            scores = scores * np.exp(self.bursts * autoregressive(rng, num, 0.95))
-        shared = self.noise * scores + 0.5 * (rng.random(num) < self.slow_share)
-        shared += self.white * rng.standard_normal(num)
-        shared += self.walk * np.cumsum(rng.standard_normal(num))
-        shared += self.slope * rng.standard_normal() * np.linspace(0, 1, num)
-        shared += self.settling * np.exp(-np.arange(num) / self.settling_steps)
+            scores = scores * np.exp(self.bursts * autoregressive(rng, rows, num, 0.95))
+        places, one = np.arange(num), (rows, 1)
+        shared = self.noise * scores + 0.5 * (rng.random((rows, num)) < self.slow_share)
+        shared += self.white * rng.standard_normal((rows, num))
+        shared += self.walk * np.cumsum(rng.standard_normal((rows, num)), axis=1)
+        shared += self.slope * rng.standard_normal(one) * np.linspace(0, 1, num)
+        shared += self.settling * np.exp(-places / self.settling_steps)
         if self.gap:
-            shared += self.gap * telegraph(rng, num, self.dwell, self.slow_state)
+            shared += self.gap * telegraph(rng, rows, num, self.dwell, self.slow_state)
         if self.wave:
-            periods, phase = rng.uniform(0.7, 3), rng.uniform(0, 2 * math.pi)
+            periods, phase = rng.uniform(0.7, 3, one), rng.uniform(0, 2 * math.pi, one)
             shared += self.wave * np.sin(2 * math.pi * periods * np.linspace(0, 1, num) + phase)
-        return shared + self._further(rng, num)
-
-    def _further(self, rng: np.random.Generator, num: int) -> Floats:
-        """Noise of the second set of cells kept back. Draws nothing for other cells, whose pairs stay."""
-        places, shared = np.arange(num), np.zeros(num)
         if self.ringing:
-            shared += self.ringing * swinging(rng, num, period=12.0, decay=0.9)
+            shared += self.ringing * swinging(rng, rows, num, period=12.0, decay=0.9)
         if self.pink:
-            shared += self.pink * pink(rng, num)
+            shared += self.pink * pink(rng, rows, num)
         if self.saw:
-            shared += self.saw * ((places + rng.integers(self.saw_steps)) % self.saw_steps) / self.saw_steps
+            shared += (
+                self.saw
+                * ((places + rng.integers(self.saw_steps, size=one)) % self.saw_steps)
+                / self.saw_steps
+            )
         if self.jump:
-            shared += self.jump * rng.choice([-1, 1]) * (places >= rng.integers(num))
+            place = num * rng.uniform(self.jump_from, 1, one)
+            shared += self.jump * rng.choice([-1, 1], one) * (places >= place)
         if self.cold_steps:
-            shared += self.cold * (places < rng.uniform(0.5, 1.5) * self.cold_steps)
+            shared += self.cold * (places < rng.uniform(0.5, 1.5, one) * self.cold_steps)
         if self.pause_every:
-            shared += self.pause * ((places + rng.integers(self.pause_every)) % self.pause_every == 0)
-        return shared
+            start = rng.integers(self.pause_every, size=one)
+            shared += self.pause * ((places + start) % self.pause_every == 0)
+        if self.ramp and not is_candidate:
+            shared += self.ramp * np.linspace(0, 1, num)
+        taken = np.zeros((rows, num))
+        if self.neighbour:
+            busy = telegraph(rng, rows, num, 8, 0.25) * rng.uniform(0.5, 1.5, (rows, num))
+            shared += self.neighbour * busy
+            taken = self.neighbour * busy / (1 + shared)
+        return shared, taken
+
+
+# ---- work of the steps -------------------------------------------------------------------------
+
+
+def curriculum(rng: np.random.Generator, rows: int, num: int) -> Floats:
+    """Four stages of growing sequences."""
+    stage = (4 * np.arange(num)) // num
+    return np.broadcast_to(np.array([1.0, 1.6, 2.4, 3.5])[stage], (rows, num))
+
+
+def buckets(rng: np.random.Generator, rows: int, num: int) -> Floats:
+    """Sequences of one of five lengths, drawn anew in each step."""
+    return rng.choice([0.6, 0.8, 1.0, 1.4, 2.0], (rows, num))
+
+
+def lengths(rng: np.random.Generator, rows: int, num: int) -> Floats:
+    """Lengths that vary by 15 %."""
+    return np.maximum(1 + 0.15 * rng.standard_normal((rows, num)), 0.3)
+
+
+def checkpoints(rng: np.random.Generator, rows: int, num: int) -> Floats:
+    """A checkpoint in each tenth step, a collection of garbage in each seventh."""
+    places = np.arange(num)
+    work = 1 + 0.8 * (places % 10 == 9) + 0.25 * (places % 7 == 6)
+    return np.broadcast_to(work, (rows, num))
+
+
+def evaluations(rng: np.random.Generator, rows: int, num: int) -> Floats:
+    """An evaluation of 25 steps' time after each 25th."""
+    return np.broadcast_to(1 + 24.0 * (np.arange(num) % 25 == 24), (rows, num))
+
+
+def sawtooth(rng: np.random.Generator, rows: int, num: int) -> Floats:
+    """Sequences sorted within each shard of 16 steps: from short to long, again and again."""
+    return np.broadcast_to(0.7 + 0.6 * (np.arange(num) % 16) / 16, (rows, num))
+
+
+def log_normal_lengths(rng: np.random.Generator, rows: int, num: int) -> Floats:
+    """Long documents are rare."""
+    return np.exp(0.35 * rng.standard_normal((rows, num)))
+
+
+def growing_batch(rng: np.random.Generator, rows: int, num: int) -> Floats:
+    """Batch size that ramps up over the first half."""
+    return np.broadcast_to(np.minimum(0.4 + 1.2 * np.arange(num) / num, 1.0), (rows, num))
+
+
+# ---- cells -------------------------------------------------------------------------------------
 
 
 def _states(name: str, dwell: float, num_steps: int, **more: Any) -> Simulation:
@@ -142,7 +252,7 @@ def _states(name: str, dwell: float, num_steps: int, **more: Any) -> Simulation:
     return Simulation(name=name, dwell=dwell, num_steps=num_steps, **more)
 
 
-NO_DIFFERENCE = [
+EARLIER = [
     Simulation(name="independent steps"),
     Simulation(name="correlated 0.3", persistence=0.3),
     Simulation(name="correlated 0.6", persistence=0.6),
@@ -160,8 +270,6 @@ NO_DIFFERENCE = [
     Simulation(name="1 rank, correlated 0.6", persistence=0.6, num_ranks=1),
     Simulation(name="3 runs a side that differ by 1 %", persistence=0.6, runs_per_side=3, run_noise=0.01),
     Simulation(name="2 runs a side that differ by 1 %", persistence=0.6, runs_per_side=2, run_noise=0.01),
-]
-BLOCKS_BREAK = [
     Simulation(name="slow 0.9 and white noise, 100 steps", persistence=0.9, noise=0.015, white=0.015,
                num_steps=100),
     Simulation(name="slow 0.9 and white noise, 300 steps", persistence=0.9, noise=0.015, white=0.015,
@@ -181,8 +289,6 @@ BLOCKS_BREAK = [
     Simulation(name="40 and 300 steps, 3 % settling over 30", settling=0.03, noise=0.01, num_steps=40,
                candidate_steps=300, warmup=True),
     Simulation(name="40 and 300 steps, nothing settling", num_steps=40, candidate_steps=300, warmup=True),
-]  # fmt: skip
-KEPT_BACK = [
     _states("regimes of 2 %, 8 steps each, 80 steps", 8, 80, gap=0.02, noise=0.005),
     _states("regimes of 6 %, 25 steps each, 150 steps", 25, 150, gap=0.06, noise=0.01),
     _states("rare regime, 1 in 10, 250 steps", 12, 250, slow_state=0.1, gap=0.08, noise=0.01),
@@ -200,15 +306,11 @@ KEPT_BACK = [
     Simulation(name="settling, 30 and 100 steps", settling=0.05, settling_steps=20, noise=0.01, num_steps=30,
                candidate_steps=100, warmup=True),
     Simulation(name="memory 0.7, 60 and 400 steps", persistence=0.7, num_steps=60, candidate_steps=400),
-    Simulation(name="shared noise of 4 ranks, 0.5", persistence=0.5, num_ranks=4, own_noise=0.01),
     Simulation(name="shared noise of 64 ranks, 0.5", persistence=0.5, num_ranks=64, own_noise=0.01),
-    Simulation(name="shared noise of 512 ranks, 0.5", persistence=0.5, num_ranks=512, own_noise=0.01),
     Simulation(name="4 runs a side that differ by 0.5 %, memory 0.4", persistence=0.4, runs_per_side=4,
                run_noise=0.005),
     Simulation(name="3 runs a side in two states, 100 steps", gap=0.03, dwell=15, noise=0.004, num_steps=100,
                runs_per_side=3),
-]  # fmt: skip
-KEPT_BACK_AGAIN = [
     Simulation(name="swinging, period of 12 steps, 90 steps", ringing=0.02, noise=0.005, num_steps=90),
     Simulation(name="1/f noise, 120 steps", pink=0.015, noise=0.0, num_steps=120),
     Simulation(name="1/f and white noise, 30 steps", pink=0.01, noise=0.01, num_steps=30),
@@ -227,70 +329,108 @@ KEPT_BACK_AGAIN = [
                candidate_runs=1, run_noise=0.007),
     Simulation(name="walk within t tails, 400 steps", walk=0.001, shape="t2", noise=0.006, num_steps=400),
 ]  # fmt: skip
-"""Among them levels that no single run tells: after a jump, or of the one machine that warms, the level
-of a run is not its job's."""
-PLANTED = [
-    Simulation(name="3 % slower", slowdown=0.03),
-    Simulation(name="3 % slower, correlated 0.3", slowdown=0.03, persistence=0.3),
-    Simulation(name="3 % slower, correlated 0.6", slowdown=0.03, persistence=0.6),
-    Simulation(name="0.3 % slower, below what can be seen", slowdown=0.003),
-    Simulation(name="3 % slower, 3 runs a side", slowdown=0.03, runs_per_side=3, run_noise=0.002),
-]
-ABOUT_TWO_RUNS = [
-    Simulation(name="one run a side that differ by 0.5 %", persistence=0.3, run_noise=0.005),
-    Simulation(name="one run a side that differ by 1 %", persistence=0.3, run_noise=0.01),
-]
-"""The runs do differ: what is called is right of these two runs, which is what the headline says, and would
-be wrong of the jobs that they come from."""
-GROUPS = {
-    "no_difference": NO_DIFFERENCE,
-    "blocks_break": BLOCKS_BREAK,
-    "kept_back": KEPT_BACK,
-    "kept_back_again": KEPT_BACK_AGAIN,
-    "planted": PLANTED,
-    "about_two_runs": ABOUT_TWO_RUNS,
-}
+"""Cells of the engine before, which blocks of steps and a theory of their noise were made with."""
+HID_DIFFERENCES = [
+    Simulation(name="quiet, 20 steps", noise=0.01, num_steps=20),
+    Simulation(name="quiet, 100 steps", noise=0.01, num_steps=100),
+    Simulation(name="quiet, 200 steps", noise=0.01, num_steps=200),
+    Simulation(name="wave of 2 % within the run, 100 steps", wave=0.02, noise=0.01, num_steps=100),
+    Simulation(name="curriculum in four stages, same data", data=curriculum, noise=0.01, num_steps=100,
+               is_paired=True),
+    Simulation(name="buckets of lengths, same data", data=buckets, noise=0.01, num_steps=100, is_paired=True),
+    Simulation(name="buckets of lengths, other data, tokens known", data=buckets, noise=0.01, num_steps=100,
+               is_same_data=False, tells_tokens=True),
+    Simulation(name="buckets of lengths, other data, tokens unknown", data=buckets, noise=0.01, num_steps=100,
+               is_same_data=False),
+    Simulation(name="lengths of +-15 %, same seed", data=lengths, noise=0.01, num_steps=100, is_paired=True),
+    Simulation(name="checkpoint each 10th, garbage each 7th", data=checkpoints, noise=0.01, num_steps=100,
+               is_paired=True),
+    _states("two clock states of long dwell, 100 steps", 60, 100, noise=0.01),
+    _states("two clock states, 15 steps each, 100 steps", 15, 100, noise=0.01),
+    Simulation(name="bursts of a neighbour, 100 steps", neighbour=0.3, noise=0.01, num_steps=100),
+    Simulation(name="bursts of a neighbour, known, 100 steps", neighbour=0.3, noise=0.01, num_steps=100,
+               tells_taken=True),
+    Simulation(name="a late jump of 3 %, 100 steps", jump=0.03, jump_from=0.7, noise=0.01, num_steps=100),
+    Simulation(name="slow memory 0.97, 100 steps", persistence=0.97, noise=0.01, num_steps=100),
+    Simulation(name="1 run against 3 that differ by 1 %", noise=0.01, num_steps=100, runs_per_side=1,
+               candidate_runs=3, run_noise=0.01),
+    Simulation(name="3 against 3 runs that differ by 1 %", noise=0.01, num_steps=100, runs_per_side=3,
+               run_noise=0.01),
+    Simulation(name="single runs that differ by 1 %, 100 steps", noise=0.01, num_steps=100, run_noise=0.01),
+    Simulation(name="single runs that differ by 0.5 %, 100 steps", persistence=0.3, num_steps=100,
+               run_noise=0.005),
+]  # fmt: skip
+INVENTED = [
+    Simulation(name="sorted shards of 16 steps, same data", data=sawtooth, noise=0.01, num_steps=100,
+               is_paired=True),
+    Simulation(name="rare long documents, same data, memory 0.3", data=log_normal_lengths, noise=0.01,
+               persistence=0.3, num_steps=100, is_paired=True),
+    Simulation(name="rare long documents, other data, tokens known", data=log_normal_lengths, noise=0.012,
+               num_steps=100, is_same_data=False, tells_tokens=True),
+    Simulation(name="growing batch, same data, 1 in 25 slow", data=growing_batch, noise=0.01, slow_share=0.04,
+               num_steps=100, is_paired=True),
+    Simulation(name="evaluation each 25th of 24 steps' time, 100 steps", data=evaluations, noise=0.01,
+               num_steps=100, is_paired=True),
+    Simulation(name="curriculum and clock states of 2 %", data=curriculum, gap=0.02, dwell=20, noise=0.006,
+               num_steps=150),
+    Simulation(name="host jitter: Pareto tails and memory 0.5, 120 steps", shape="pareto", noise=0.01,
+               white=0.005, num_steps=120),
+    Simulation(name="1/f noise of 3 % and a pause every 15, 90 steps", pink=0.03, noise=0.003, pause_every=15,
+               pause=0.4, num_steps=90),
+    Simulation(name="throttling: 5 % slower from 60 % on, either way, 80 steps", jump=0.05, jump_from=0.6,
+               noise=0.008, num_steps=80),
+    Simulation(name="2 against 4 runs that differ by 1.5 %, 60 steps", persistence=0.4, noise=0.012,
+               runs_per_side=2, candidate_runs=4, run_noise=0.015, num_steps=60),
+    Simulation(name="25 steps, skewed, ranks of 2 % each", shape="skewed", noise=0.012, own_noise=0.02,
+               num_steps=25),
+    Simulation(name="600 steps, walk, two states of 1 % and memory 0.6", walk=0.0005, gap=0.01, dwell=50,
+               noise=0.01, persistence=0.6, num_steps=600),
+]  # fmt: skip
+GROUPS = {"earlier": EARLIER, "hid_differences": HID_DIFFERENCES, "invented": INVENTED}
 
 
-def autoregressive(rng: np.random.Generator, num: int, persistence: float) -> Floats:
-    """A stationary series of unit variance."""
-    fresh = rng.standard_normal(num)
-    series = np.empty(num)
-    series[0] = fresh[0]
-    scale = math.sqrt(1 - persistence**2)
-    for i in range(1, num):
-        series[i] = persistence * series[i - 1] + scale * fresh[i]
+# ---- noise -------------------------------------------------------------------------------------
+
+
+def autoregressive(rng: np.random.Generator, rows: int, num: int, persistence: float) -> Floats:
+    """Stationary series of unit variance, [row, step]."""
+    fresh = rng.standard_normal((rows, num))
+    if persistence == 0:
+        return fresh
+    fresh[:, 1:] *= math.sqrt(1 - persistence**2)
+    series: Floats = lfilter([1.0], [1.0, -persistence], fresh, axis=1)
     return series
 
 
-def telegraph(rng: np.random.Generator, num: int, dwell: float, share: float) -> Floats:
+def telegraph(rng: np.random.Generator, rows: int, num: int, dwell: float, share: float) -> Floats:
     """0 and 1, stationary: 1 in that share of the steps, for dwell steps at a time on average."""
     leave = 1 / dwell
     enter = leave * share / (1 - share)
-    is_slow, series = rng.random() < share, np.empty(num)
+    is_slow, series = rng.random(rows) < share, np.empty((rows, num))
     for i in range(num):
-        series[i] = is_slow
-        is_slow = rng.random() >= leave if is_slow else rng.random() < enter
+        series[:, i] = is_slow
+        drawn = rng.random(rows)
+        is_slow = np.where(is_slow, drawn >= leave, drawn < enter)
     return series
 
 
-def swinging(rng: np.random.Generator, num: int, period: float, decay: float) -> Floats:
+def swinging(rng: np.random.Generator, rows: int, num: int, period: float, decay: float) -> Floats:
     """Autoregression of second order of unit variance, settled from its first step on."""
     settle = 100
-    fresh, series = rng.standard_normal(num + settle), np.zeros(num + settle)
     first, second = 2 * decay * math.cos(2 * math.pi / period), -(decay**2)
-    for i in range(2, len(series)):
-        series[i] = first * series[i - 1] + second * series[i - 2] + fresh[i]
+    fresh = rng.standard_normal((rows, num + settle))
+    series: Floats = lfilter([1.0], [1.0, -first, -second], fresh, axis=1)
     variance = (1 - second) / ((1 + second) * ((1 - second) ** 2 - first**2))
-    return series[settle:] / math.sqrt(variance)
+    return series[:, settle:] / math.sqrt(variance)
 
 
-def pink(rng: np.random.Generator, num: int) -> Floats:
+def pink(rng: np.random.Generator, rows: int, num: int) -> Floats:
     """Noise of power 1/f from a period of eight times the run on, of unit variance over that length."""
     frequencies = np.fft.rfftfreq(8 * num)
     amplitudes = np.zeros(len(frequencies))
     amplitudes[1:] = frequencies[1:] ** -0.5
-    waves = rng.standard_normal((2, len(frequencies)))
+    waves = rng.standard_normal((2, rows, len(frequencies)))
     series = np.fft.irfft(amplitudes * (waves[0] + 1j * waves[1]), 8 * num)
     scale = math.sqrt(4 * float(amplitudes @ amplitudes)) / (8 * num)
-    return series[:num] / scale
+    result: Floats = series[:, :num] / scale
+    return result

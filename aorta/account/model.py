@@ -22,8 +22,9 @@ Value = TypeVar("Value")
 Progress = Callable[[str, int, int], None]
 """Called with the name of what is being read, the number of parts read, and the number of all parts."""
 
-Verdict = Literal["better", "worse", "different", "no difference seen", "cannot tell", "not judged"]
-"""Verdict on the candidate. different: the metric changed, but neither direction is better."""
+Verdict = Literal["better", "worse", "different", "same", "cannot tell", "not judged"]
+"""Verdict on the candidate. different: the metric changed, but neither direction is better. same: within what
+matters, whatever the rest of the interval."""
 
 Direction = Literal["lower", "higher", "neither"]
 """Direction in which a metric gets better."""
@@ -268,21 +269,17 @@ class MetricComparison(msgspec.Struct, frozen=True):
     direction: Direction
     reference: float | None
     candidate: float | None
-    reference_interval: ConfidenceInterval | None
-    candidate_interval: ConfidenceInterval | None
     ratio: float | None
-    """candidate / reference"""
+    """candidate / reference of steps taken together, so that it may differ from that of the medians."""
     interval: ConfidenceInterval | None
-    """Interval of the ratio. Contains 1 exactly where difference_interval contains 0."""
+    """Interval of the ratio, on a log scale. None for what may be 0, and where it would tell nothing."""
     difference: float | None
     """candidate - reference, in unit."""
     difference_interval: ConfidenceInterval | None
-    detectable: float | None
-    """The smallest true difference, in unit, that such runs show in four comparisons of five."""
     p_value: float | None
     """p-value of this metric alone."""
     p_adjusted: float | None
-    """Holm: after allowing for all the metrics that were looked at."""
+    """Of parts of the step, after allowing for all of them (Holm); of the main metric as p_value."""
     verdict: Verdict
     reason: str
     """Why it is not judged, or what to know about the verdict; may be ''."""
@@ -291,13 +288,6 @@ class MetricComparison(msgspec.Struct, frozen=True):
     candidate_metric: str
     numbers: Literal["", "raw", "calibrated"] = ""
     """Numbers shown, if the comparison has both and the name does not say which."""
-    interval_with_drift: ConfidenceInterval | None = None
-    """Like interval, but for single runs that may also differ by a drift too slow for their length to
-    show."""
-    difference_interval_with_drift: ConfidenceInterval | None = None
-    p_with_drift: float | None = None
-    """Like p_adjusted, with the same drift allowed for. The verdict is 'cannot tell' if it is above 0.05
-    and p_adjusted is not."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -361,7 +351,7 @@ class Comparison(msgspec.Struct, frozen=True):
     """Settings that differ, the most telling first."""
     metrics: dict[str, MetricComparison]
     num_judged: int
-    """Metrics that Holm's method allows for."""
+    """Metrics that have a verdict by their noise."""
     decomposition: Decomposition | None
     notes: list[str]
     """Differing sources, few steps, method."""
@@ -369,6 +359,8 @@ class Comparison(msgspec.Struct, frozen=True):
     """The metric that answers the question: work per time where the work of a step differs."""
     work: StepWork | None = None
     """Work of a step on both sides if it differs; None if it is the same, or unknown."""
+    matters: float = 0.03
+    """The smallest change that matters, as a part."""
 
 
 class CauseLine(msgspec.Struct, frozen=True):

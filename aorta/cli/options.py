@@ -152,6 +152,32 @@ trace_options = option_group(
     ),
 )
 
+
+class Share(click.ParamType):  # type: ignore[type-arg]
+    """A part of a whole as a user writes it: 3%, 3, 0.5%; percent either way."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        try:
+            share = float(str(value).strip().removesuffix("%")) / 100
+        except ValueError:
+            self.fail(f"{value!r} is not a size such as 3%", param, ctx)
+        if not 0 < share < 1:
+            self.fail(f"{value!r} must be above 0 and below 100%", param, ctx)
+        return share
+
+
+matters_option = click.option(
+    "--matters",
+    type=Share(),
+    default="3%",
+    metavar="PERCENT",
+    help="Smallest change that matters; default: 3%.",
+)
+
 limit_options = option_group(
     click.option("--budget", type=PATH, help="YAML of limits: 'exposed_ms: {max: 12.0}'."),
     rare(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aorta.cli.options import PATH, label_option, output_option, report_options
+from aorta.cli.options import PATH, label_option, matters_option, output_option, report_options
 from aorta.command_line import OneScreenCommand, output_of_verdict, rare
 from aorta.errors import CANNOT_TELL, FINE, VIOLATED, ReportError
 
@@ -40,7 +40,18 @@ def report_command(
 @click.argument("reference", metavar="REFERENCE", type=PATH)
 @click.argument("candidate", metavar="CANDIDATE", type=PATH)
 @output_option(help="Folder of the report; default: CANDIDATE/comparison.")
-@click.option("--fail-on-difference", is_flag=True, help="Exit 1 if step times differ, 3 if one cannot tell.")
+@click.option(
+    "--fail-on-difference",
+    is_flag=True,
+    help="Exit 1 if slower, 3 if one cannot tell.",
+)
+@rare(
+    "--allow-cannot-tell",
+    is_flag=True,
+    section="Continuous integration",
+    help="With --fail-on-difference: exit 0 where one cannot tell.",
+)
+@matters_option
 @label_option()
 @report_options
 @rare(
@@ -58,6 +69,8 @@ def compare_command(
     candidate: Path,
     label: tuple[str, ...],
     fail_on_difference: bool,
+    allow_cannot_tell: bool,
+    matters: float,
     changes: bool,
     xlsx: bool,
     output: Path | None,
@@ -76,7 +89,14 @@ def compare_command(
 
         load_openpyxl()  # before anything is read
     status = write_and_print(
-        runs, labels, folder, sides=labels, fail_on_difference=fail_on_difference, **options
+        runs,
+        labels,
+        folder,
+        sides=labels,
+        fail_on_difference=fail_on_difference,
+        allow_cannot_tell=allow_cannot_tell,
+        matters=matters,
+        **options,
     )
     if changes:
         names = ("comm_rules", "step_kernel", "step_period", "cache")
@@ -95,6 +115,8 @@ def write_and_print(
     *,
     sides: Sequence[str | None] = (),
     fail_on_difference: bool = False,
+    allow_cannot_tell: bool = False,
+    matters: float = 0.03,
     as_json: bool = False,
     open_page: bool = False,
     warmup: int | None = None,
@@ -125,6 +147,7 @@ def write_and_print(
             reference,
             candidate,
             warmup=warmup,
+            matters=matters,
             jobs=jobs,
             dask=dask,
             progress=progress,
@@ -140,15 +163,19 @@ def write_and_print(
     if open_page:
         open_in_browser(output)
     if written.exit_status == FINE and fail_on_difference:
-        return _status_of_difference(written.report.comparison)
+        status = _status_of_difference(written.report.comparison)
+        return FINE if allow_cannot_tell and status == CANNOT_TELL else status
     return written.exit_status
 
 
 def _status_of_difference(comparison: "Comparison | None") -> int:
-    verdict = None if comparison is None else comparison.metrics["step_ms"].verdict
-    if verdict in (None, "no difference seen", "not judged"):
+    """Of the metric that answers the question: 0 only where it says that the candidate is no slower."""
+    if comparison is None:
         return FINE
-    return CANNOT_TELL if verdict == "cannot tell" else VIOLATED
+    verdict = comparison.metrics[comparison.main].verdict
+    if verdict == "worse":
+        return VIOLATED
+    return FINE if verdict in ("same", "better") else CANNOT_TELL
 
 
 def _changes(

@@ -40,7 +40,13 @@ from aorta.page.table import device_names, precision
 from aorta.timeline.statistics import LEVEL
 
 RATE_TILES = {"tokens_per_s_per_gpu": "tokens/s per GPU", "mfu": "MFU"}
-VERDICT_SIGNS = {"better": "\u2713", "worse": "\u2717", "different": "\u25c6", "cannot tell": "?"}
+VERDICT_SIGNS = {
+    "better": "\u2713",
+    "worse": "\u2717",
+    "different": "\u25c6",
+    "same": "=",
+    "cannot tell": "?",
+}
 """Signs beside the verdict's word, so that colour alone never tells it. No arrows: a better value may be
 higher or lower."""
 

@@ -113,13 +113,12 @@ def _verdicts(comparison: Comparison, judged: Sequence[MetricComparison]) -> lis
     reach = _ratio_reach(judged)
     axis = f"{percent(math.exp(-reach) - 1, sign=True)} to {percent(math.exp(reach) - 1, sign=True)}"
     columns: list[Column] = [
-        *_sides(comparison), (f"ratio, {axis}", "", False), ("detectable", "", True), ("p, Holm", "", True),
+        *_sides(comparison), (f"ratio, {axis}", "", False), ("p, Holm", "", True),
         ("verdict", "", False),
     ]  # fmt: skip
     text = (
-        f"Change: candidate against reference, with its {LEVEL} interval. Detectable: the smallest true"
-        " difference that such runs show in four comparisons of five. p allows for"
-        f" {counted(comparison.num_judged, 'judged metric')}."
+        f"Change: candidate against reference, with its {LEVEL} interval. p of a part of the step allows for"
+        f" {counted(comparison.num_judged, 'judged metric')}. Same: within {100 * comparison.matters:g} %."
     )
     rows = [_judged_row(metric, reach) for metric in judged]
     return [table("Judged metrics", columns, rows, sortable=True), tag("p", text, class_="note")]
@@ -198,7 +197,6 @@ def _judged_row(metric: MetricComparison, reach: float) -> Markup:
         "tr",
         _sides_cells(metric),
         tag("td", drawn, class_="dots"),
-        cell(metric.detectable, text=quantity(metric.detectable, metric.unit)),
         cell(metric.p_adjusted, text=_p_text(metric.p_adjusted)),
         tag("td", verdict_mark(metric.verdict), reason),
     )

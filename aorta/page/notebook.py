@@ -34,7 +34,6 @@ COLUMNS = (
     "candidate",
     "ratio",
     "difference",
-    "detectable",
     "p_adjusted",
     "verdict",
     "reason",
@@ -235,7 +234,7 @@ class RunComparison:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row per metric: both values, ratio, difference, the smallest detectable difference, verdict."""
+        """A row per metric: both values, ratio, difference, p-value, verdict."""
         rows = {
             name: {column: getattr(metric, column) for column in COLUMNS}
             for name, metric in self.comparison.metrics.items()

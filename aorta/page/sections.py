@@ -88,20 +88,20 @@ DEFINITIONS = (
     (
         "reference, candidate",
         "The candidate is judged against the reference. Ratio and change are candidate / reference, the"
-        " difference is candidate \u2212 reference, of medians. \u2713 is better, \u2717 worse, \u25c6"
-        " different, ? cannot tell. Where steps hold different amounts of work on the two sides, tokens/s"
-        " per GPU is judged and times of a step are only called different.",
+        " difference is candidate \u2212 reference; the ratio is of steps taken together. \u2713 is better,"
+        " \u2717 worse, \u25c6 different, = the same within what matters, ? cannot tell. Where steps hold"
+        " different amounts of work on the two sides, tokens/s per GPU is judged and times of a"
+        " step are only called different.",
     ),
     (
-        "detectable",
-        "The smallest true difference that such runs show in four comparisons of five. \u201cNo difference"
-        " seen\u201d means that the difference is hardly larger than this, not that there is none.",
+        "same within",
+        "The whole interval lies within the smallest change that matters (--matters, 3 % where nobody says"
+        " another): a difference as large would have been seen.",
     ),
     (
         "cannot tell",
-        "Single runs that differ by more than their noise, but by no more than a drift could explain"
-        " that runs of so few steps cannot show. The reason says how many steps, or that a second run"
-        " per side, would settle it.",
+        "The interval holds no change at all and a change that matters: neither can be said. The reason says"
+        " how many runs a side would tell.",
     ),
     (
         "median",

@@ -397,10 +397,11 @@ def comparison_table(comparison: Comparison) -> str:
     reference, candidate = (
         elided(label, MAX_LABEL) for label in (comparison.reference, comparison.candidate)
     )
-    body: list[tuple[str, ...]] = [
-        ("", reference, candidate, "ratio", f"{LEVEL} interval", "detectable", "verdict")
+    body: list[tuple[str, ...]] = [("", reference, candidate, "ratio", f"{LEVEL} interval", "verdict")]
+    body += [
+        _comparison_row(name, comparison.metrics[key], comparison.matters)
+        for name, key in _compared(comparison)
     ]
-    body += [_comparison_row(name, comparison.metrics[key]) for name, key in _compared(comparison)]
     lines = [f"{comparison.candidate} against {comparison.reference}", "", *_aligned(body)]
     reasons: dict[str, list[str]] = {}
     for name, key in _compared(comparison):
@@ -453,10 +454,7 @@ def _is_on_both_sides(metric: MetricComparison | None) -> bool:
     return metric is not None and metric.reference is not None and metric.candidate is not None
 
 
-def _comparison_row(name: str, metric: MetricComparison) -> tuple[str, ...]:
-    detectable_text = ""
-    if metric.detectable and metric.reference and metric.verdict != "not judged":
-        detectable_text = percent(metric.detectable / abs(metric.reference), digits=1)
+def _comparison_row(name: str, metric: MetricComparison, matters: float) -> tuple[str, ...]:
     unit = "" if metric.unit == "tokens/s" else metric.unit  # the row's name has it
     return (
         name,
@@ -464,9 +462,14 @@ def _comparison_row(name: str, metric: MetricComparison) -> tuple[str, ...]:
         quantity(metric.candidate, unit),
         "n/a" if metric.ratio is None else f"{metric.ratio:.3f}",
         _ratio_interval(metric.interval),
-        detectable_text,
-        metric.verdict,
+        verdict_text(metric, matters),
     )
+
+
+def verdict_text(metric: MetricComparison, matters: float) -> str:
+    """The verdict in words: 'same within 3 %', but 'same' for counts."""
+    is_within = metric.verdict == "same" and metric.unit not in ("", "bytes")
+    return f"same within {100 * matters:g} %" if is_within else metric.verdict
 
 
 def _ratio_interval(interval: ConfidenceInterval | None) -> str:
@@ -477,8 +480,8 @@ def _kernel_rows(comparison: Comparison, head: tuple[str, ...]) -> list[str]:
     """Rows of kernels, by class and by name, that took more or less time."""
     rows = [
         (
-            *_comparison_row(elided(kernel_name(name), MAX_KERNEL), metric)[:-1],
-            "   ".join(filter(None, (metric.verdict, launches))),
+            *_comparison_row(elided(kernel_name(name), MAX_KERNEL), metric, comparison.matters)[:-1],
+            "   ".join(filter(None, (verdict_text(metric, comparison.matters), launches))),
         )
         for name, metric, launches in compared_kernels(comparison)
     ]

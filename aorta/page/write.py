@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from aorta.account.judge.answer import add_observed
-from aorta.account.judge.compare import compare
+from aorta.account.judge.compare import MATTERS, compare
 from aorta.account.judge.gate import Gate, check_budget, junit_xml, load_budget, markdown
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.judge.leading import settled
@@ -100,6 +100,7 @@ def make_report(
     candidate: str | None = None,
     *,
     warmup: int | None = None,
+    matters: float = MATTERS,
     jobs: int | None = 1,
     dask: str | None = None,
     progress: Progress | None = None,
@@ -123,7 +124,7 @@ def make_report(
     datasets = settled(datasets, reference, candidate)
     comparison = None
     if reference is not None and candidate is not None:
-        comparison = compare(datasets[reference], datasets[candidate])
+        comparison = compare(datasets[reference], datasets[candidate], matters)
     written = summary(datasets.values(), comparison)
     causes = {} if explain is None else {label: explain(single) for label, single in datasets.items()}
     for label, single in datasets.items():
@@ -181,6 +182,7 @@ def write_report(
     candidate: str | None = None,
     *,
     warmup: int | None = None,
+    matters: float = MATTERS,
     jobs: int | None = 1,
     dask: str | None = None,
     progress: Progress | None = None,
@@ -206,6 +208,7 @@ def write_report(
         reference,
         candidate,
         warmup=warmup,
+        matters=matters,
         jobs=jobs,
         dask=dask,
         progress=progress,

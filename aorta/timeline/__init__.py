@@ -7,6 +7,7 @@ collective    names of operations, the stream each counts on, bandwidth
 matching      the same collective on several ranks; sequences: finds it where nothing numbers them
 common_clock  one clock for all ranks
 waits         collectives split into waiting and transfer, and who was late
-statistics    numbers of a run with honest intervals, two runs compared, warm-up steps
-noise_memory  how steps depend on each other, and drifts that a run does not show
+statistics    numbers of a run with honest intervals, warm-up steps
+noise         how far the level of a series may be off: noise with a memory
+ratio         two sides compared step by step
 """

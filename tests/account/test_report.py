@@ -563,7 +563,7 @@ def test_the_command_writes_everything(tmp_path):
         "steps.parquet",
         *(f"{label}{end}" for label in "xy" for end in ("_timeline.png", ".perfetto.json.gz")),
     }
-    assert result.stdout.startswith("no difference seen in step time: x against y")
+    assert result.stdout.startswith("x is as fast as y within 3 %: step time")
 
 
 def test_the_table_gives_the_share_of_the_mean_step_and_says_so(tmp_path):

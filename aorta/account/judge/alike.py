@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.judge.judged import bandwidths
 from aorta.account.judge.leading import (
@@ -16,9 +15,9 @@ from aorta.account.judge.leading import (
     leading,
     own_lead,
 )
-from aorta.account.judge.timed_steps import timed_steps, values_where_timed
+from aorta.account.judge.timed_steps import values_where_timed
 from aorta.account.metrics import meaning, metric_key
-from aorta.account.model import Dataset, JudgedRun, Run
+from aorta.account.model import Dataset, Run
 from aorta.timeline.statistics import (
     Estimate,
     estimate,
@@ -36,19 +35,13 @@ def estimates(dataset: Dataset, name: str) -> list[Estimate] | None:
         run_estimate = None
         value = judged.statistics[name].median if name in judged.statistics else None
         if dataset.source == "projected" and value is not None:
-            run_estimate = Estimate(value, 0.0, EXACT_FREEDOM, judged.num_steps, judged.num_steps, 1)
+            run_estimate = Estimate(value, 0.0, EXACT_FREEDOM, judged.num_steps, judged.num_steps)
         elif name in judged.run.metrics:
-            run_estimate = estimate(values_where_timed(judged, name), positions=_positions(judged, name))
+            run_estimate = estimate(values_where_timed(judged, name))
         if run_estimate is None:
             return None
         per_run.append(run_estimate)
     return per_run
-
-
-def _positions(judged: JudgedRun, name: str) -> NDArray[np.int64]:
-    """Places within the run of the steps of values_where_timed."""
-    has_any = timed_steps(judged) | np.isfinite(judged.values(name)).any(axis=0)
-    return np.flatnonzero(has_any).astype(np.int64) + judged.num_warmup
 
 
 class MetricPair(NamedTuple):

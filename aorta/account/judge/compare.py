@@ -1,16 +1,19 @@
 """The candidate against the reference: what changed, whether it is real, and where it comes from."""
 
-from collections.abc import Iterator, Sequence
+import math
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from aorta.account.judge.alike import MAIN, MetricPair, are_calibrated, estimates, matching_pair
+from aorta.account import numbers
+from aorta.account.judge.alike import MAIN, MetricPair, are_calibrated, matching_pair
 from aorta.account.judge.decompose import decompose
 from aorta.account.judge.judged import why_missing
 from aorta.account.judge.leading import LED, accuracy, is_raw_part
+from aorta.account.judge.pairing import Pairs, pairing_text, pairs
 from aorta.account.judge.sentences import comparison_notes, headline, scope_text
 from aorta.account.judge.settings import setting_differences
+from aorta.account.judge.timed_steps import values_where_timed
 from aorta.account.judge.work import PER_GPU, unequal_work, work_notes
 from aorta.account.metrics import (
     Meaning,
@@ -22,22 +25,25 @@ from aorta.account.metrics import (
     without_source,
 )
 from aorta.account.model import Comparison, ConfidenceInterval, Dataset, MetricComparison, StepWork, Verdict
-from aorta.timeline.statistics import (
-    ALPHA,
-    MIN_STEPS,
-    Contrast,
-    contrast,
-    holm,
-)
+from aorta.timeline.ratio import LogRatio, Spread, runs_needed
+from aorta.timeline.statistics import ALPHA, MIN_STEPS, holm
 
 CALLED: tuple[Verdict, ...] = ("better", "worse", "different")
-MAIN_SHARE = 0.5
-"""Of the rate of false alarms, for the main question; the other metrics share the rest."""
+MATTERS = 0.03
+"""The smallest change that matters, where nobody says another (--matters)."""
+NO_DIFFERENCE = 1e-9
+WIDEST = 100.0
+"""Ratio of an interval's ends above which it tells nothing, and is not printed."""
 
 
-def compare(reference: Dataset, candidate: Dataset) -> Comparison:
+def compare(
+    reference: Dataset, candidate: Dataset, matters: float = MATTERS, spread: Spread | None = None
+) -> Comparison:
     """Every metric that either side has, with a verdict for those of MEANINGS that are judged. Where
-    calibrated numbers lead on both sides, exposed_ms compares these and raw.exposed_ms the measured ones."""
+    calibrated numbers lead on both sides, exposed_ms compares these and raw.exposed_ms the measured ones.
+
+    matters: the smallest change that matters, as a part. spread: of runs of this program, where it is known.
+    """
     names = dict.fromkeys((*reference.statistics, *candidate.statistics))
     likes = {name: matching_pair(name, reference, candidate) for name in names}
     if are_calibrated(reference, candidate):
@@ -46,37 +52,39 @@ def compare(reference: Dataset, candidate: Dataset) -> Comparison:
         }
     work = unequal_work(reference, candidate)
     main = MAIN if work is None else PER_GPU
-    rows = _by_work(_measured(likes, reference, candidate), work)
+    rows = _by_work(_measured(likes, reference, candidate, spread), work)
     judged = _judged(rows)
-    shares = _shares(judged, main)
-    contrasts = [rows[name].contrast_of() for name in judged]
-    weights = [shares[name] for name in judged]
-    adjusted = dict(zip(judged, holm([one.p_value for one in contrasts], weights), strict=True))
-    with_drift = dict(zip(judged, holm([one.p_with_drift for one in contrasts], weights), strict=True))
+    others = [name for name in judged if name != main]
+    adjusted = dict(zip(others, holm([rows[name].p_value() for name in others]), strict=True))
+    if main in judged:
+        adjusted[main] = rows[main].p_value()
     metrics = {
-        name: row.judged(adjusted.get(name), with_drift.get(name), shares.get(name, 1.0), len(judged))
+        name: row.judged(adjusted.get(name), len(others), matters, is_main=name == main)
         for name, row in rows.items()
     }
     parts = decompose(reference, candidate, work)
-    step_contrast = rows[MAIN].contrast if MAIN in rows else None
-    comparison = Comparison(
+    of_main = rows.get(main)
+    return Comparison(
         reference=reference.label,
         candidate=candidate.label,
-        headline=headline(reference, candidate, metrics, parts, work),
+        headline=headline(reference, candidate, metrics, parts, work, matters),
         numbers=metrics["comm_ms"].numbers if "comm_ms" in metrics else "",
-        scope=scope_text(reference, candidate),
+        scope=scope_text(reference, candidate, of_main.ratio if of_main else None, spread),
         differences=list(setting_differences(reference, candidate)),
         metrics=metrics,
         num_judged=len(judged),
         decomposition=parts,
         notes=[
             *work_notes(reference, candidate, work),
-            *comparison_notes(reference, candidate, metrics, parts, step_contrast, len(judged), main),
+            *comparison_notes(reference, candidate, metrics, parts, len(judged), main),
+            *filter(
+                None, [pairing_text(reference, candidate, of_main.pairs) if of_main and of_main.pairs else ""]
+            ),
         ],
         main=main,
         work=work,
+        matters=matters,
     )
-    return comparison
 
 
 class MetricRow(NamedTuple):
@@ -88,112 +96,128 @@ class MetricRow(NamedTuple):
     numbers: Literal["", "raw", "calibrated"]
     reference: float | None
     candidate: float | None
-    contrast: Contrast | None
+    pairs: Pairs | None
+    ratio: LogRatio | None
+    """Of pairs: the logarithm of the ratio, or the difference over the reference for what may be 0."""
     reason: str
     accuracy: float | None = None
     """Of calibrated numbers: a smaller difference is none that they can tell."""
 
-    def contrast_of(self) -> Contrast:
-        assert self.contrast is not None
-        return self.contrast
+    @property
+    def value(self) -> float:
+        assert self.ratio is not None
+        return float(self.ratio.value)
+
+    def p_value(self) -> float:
+        assert self.ratio is not None
+        if self.exact:
+            return float(abs(self.value) <= NO_DIFFERENCE)
+        return float(self.ratio.error.p_value(self.ratio.value))
+
+    def ends(self) -> tuple[float, float]:
+        """Of the 95 % interval, on the scale of value."""
+        assert self.ratio is not None
+        half = 0.0 if self.exact else float(self.ratio.error.width(ALPHA))
+        return self.value - half, self.value + half
 
     def judged(
-        self, p_adjusted: float | None, p_with_drift: float | None, share: float, num_judged: int
+        self, p_adjusted: float | None, num_others: int, matters: float, is_main: bool
     ) -> MetricComparison:
-        verdict, reason = self._verdict(p_adjusted, num_judged)
-        if verdict in CALLED and p_with_drift is not None and p_with_drift > ALPHA:
-            verdict, reason = "cannot tell", "; ".join(filter(None, [self._drift_text(share), reason]))
-        contrast = self.contrast
-        has_drift = contrast is not None and contrast.drift is not None
-        wider = contrast.intervals_with_drift() if contrast and has_drift else None
-        ratio = None
-        if self.reference and self.candidate is not None and self.like.comparable:
-            ratio = self.candidate / self.reference
-        difference = None
+        verdict, reason = self._verdict(p_adjusted, num_others, matters, is_main)
+        ratio = interval = difference = around = None
         if self.reference is not None and self.candidate is not None and self.like.comparable:
             difference = self.candidate - self.reference
+            ratio = self.candidate / self.reference if self.reference else None
+        if self.pairs is not None and self.ratio is not None and self.reference is not None:
+            low, high = self.ends()
+            if self.pairs.is_log:
+                ratio = ratio if self.exact else math.exp(self.value)
+                if high - low < math.log(WIDEST):
+                    interval = ConfidenceInterval(math.exp(low), math.exp(high))
+                    around = ConfidenceInterval(
+                        self.reference * math.expm1(low), self.reference * math.expm1(high)
+                    )
+            else:
+                around = ConfidenceInterval(self.pairs.scale * low, self.pairs.scale * high)
         return MetricComparison(
             name=self.name,
             unit=self.meaning.unit,
             direction=self.meaning.better,
             reference=self.reference,
             candidate=self.candidate,
-            reference_interval=ConfidenceInterval(*contrast.reference_interval) if contrast else None,
-            candidate_interval=ConfidenceInterval(*contrast.candidate_interval) if contrast else None,
             ratio=ratio,
-            interval=ConfidenceInterval(*contrast.ratio_interval)
-            if contrast and contrast.ratio_interval
-            else None,
+            interval=interval,
             difference=difference,
-            difference_interval=ConfidenceInterval(*contrast.difference_interval) if contrast else None,
-            detectable=max(contrast.detectable(share), self.accuracy or 0.0) if contrast else None,
-            p_value=contrast.p_value if contrast else None,
+            difference_interval=around,
+            p_value=None if self.ratio is None else self.p_value(),
             p_adjusted=p_adjusted,
             verdict=verdict,
             reason=reason,
             reference_metric=self.like.reference,
             candidate_metric=self.like.candidate,
             numbers=self.numbers,
-            interval_with_drift=ConfidenceInterval(*wider[1]) if wider and wider[1] else None,
-            difference_interval_with_drift=ConfidenceInterval(*wider[0]) if wider else None,
-            p_with_drift=p_with_drift if has_drift else None,
         )
 
-    def _drift_text(self, share: float) -> str:
-        """What would explain the difference, and what would tell."""
-        contrast = self.contrast_of()
-        num_steps = min(run.num_steps for run in contrast.slow)
-        enough = contrast.steps_that_tell(share)
-        or_steps = "" if enough is None else f", or about {enough} steps,"
-        return (
-            f"a drift too slow to show in {num_steps} steps could explain it: a second run on each"
-            f" side{or_steps} would settle it"
-        )
-
-    def _verdict(self, p_adjusted: float | None, num_judged: int) -> tuple[Verdict, str]:
-        if self.contrast is None:
+    def _verdict(
+        self, p_adjusted: float | None, num_others: int, matters: float, is_main: bool
+    ) -> tuple[Verdict, str]:
+        if self.ratio is None or self.pairs is None:
             return "not judged", self.reason
-        p_value = p_adjusted
-        if p_value is None:
-            if not self.exact:
-                if metric_key(self.name).source == "raw":
-                    return "not judged", "the calibrated numbers are judged; these are shown beside them"
-                if self.name == PER_GPU:
-                    return (
-                        "not judged",
-                        "both sides do the same work per step, so step time is judged",
-                    )
-                if metric_key(self.name).source == "calibrated":
-                    return "not judged", f"judged as {without_source(self.name)}"
-                return "not judged", "shown for reference, not a metric that is judged"
-            p_value = self.contrast.p_value
+        if p_adjusted is None and not self.exact:
+            if metric_key(self.name).source == "raw":
+                return "not judged", "the calibrated numbers are judged; these are shown beside them"
+            if self.name == PER_GPU:
+                return "not judged", "both sides do the same work per step, so step time is judged"
+            if metric_key(self.name).source == "calibrated":
+                return "not judged", f"judged as {without_source(self.name)}"
+            return "not judged", "shown for reference, not a metric that is judged"
+        low, high = self.ends()
+        margin = math.log1p(matters) if self.pairs.is_log else matters
+        counts = self.exact and self.meaning.unit != "ms"
+        error = (self.accuracy or 0.0) / abs(self.reference or 1.0)
+        if max(abs(low), abs(high)) + error <= (NO_DIFFERENCE if counts else margin):
+            return "same", self.reason
+        p_value = self.p_value() if p_adjusted is None else p_adjusted
+        if error and abs(self.value) < error:
+            return "cannot tell", "; ".join(
+                filter(None, ["the difference is smaller than the calibration error", self.reason])
+            )
         if p_value > ALPHA:
-            alone = self.contrast.p_value <= ALPHA
-            caveat = f"significant alone, but among {num_judged} metrics it may be chance" if alone else ""
-            return "no difference seen", "; ".join(filter(None, [caveat, self.reason]))
-        if self.accuracy is not None and abs(self.contrast.difference) < self.accuracy:
-            return "no difference seen", "the difference is smaller than the calibration error"
+            caveat = ""
+            if self.p_value() <= ALPHA:
+                caveat = f"significant alone, but among {num_others} parts of the step it may be chance"
+            needs = self._needs(matters) if is_main else ""
+            return "cannot tell", "; ".join(filter(None, [needs, caveat, self.reason]))
         if self.meaning.better == "neither":
             return "different", self.reason
-        lower = self.contrast.difference < 0
-        return ("better" if lower == (self.meaning.better == "lower") else "worse"), self.reason
+        return ("better" if (self.value < 0) == (self.meaning.better == "lower") else "worse"), self.reason
+
+    def _needs(self, matters: float) -> str:
+        """What would tell a difference that matters."""
+        assert self.ratio is not None
+        num = runs_needed(self.ratio, matters, ALPHA)
+        change = numbers.percent(matters, digits=0 if matters >= 0.01 else 1)
+        runs = f"{num} runs a side" if num else "more runs than anybody does"
+        return f"to find {change} in four of five cases would need {runs}: `aorta ab` does them in turn"
 
     @property
     def exact(self) -> bool:
         """The same in every step of both sides, as counts and bytes are: nothing here is left to chance."""
-        return self.meaning.judged and self.contrast is not None and self.contrast.error == 0
+        return self.ratio is not None and not bool((self.ratio.error.variances > 0).any())
 
 
-def _measured(likes: dict[str, MetricPair], reference: Dataset, candidate: Dataset) -> dict[str, MetricRow]:
+def _measured(
+    likes: dict[str, MetricPair], reference: Dataset, candidate: Dataset, spread: Spread | None
+) -> dict[str, MetricRow]:
     """Rows by name; numbers that have two names are measured once."""
     rows: dict[str, MetricRow] = {}
     first: dict[MetricPair, MetricRow] = {}
     for name, like in likes.items():
         row = first.get(like)
         if row is None:
-            row = first[like] = _measure(name, like, reference, candidate)
-        numbers = _numbers(name, reference, candidate)
-        rows[name] = row._replace(name=name, meaning=meaning(name), numbers=numbers)
+            row = first[like] = _measure(name, like, reference, candidate, spread)
+        shown = _numbers(name, reference, candidate)
+        rows[name] = row._replace(name=name, meaning=meaning(name), numbers=shown)
     return rows
 
 
@@ -209,42 +233,32 @@ def _by_work(rows: dict[str, MetricRow], work: StepWork | None) -> dict[str, Met
     return changed
 
 
-def _measure(name: str, like: MetricPair, reference: Dataset, candidate: Dataset) -> MetricRow:
+def _measure(
+    name: str, like: MetricPair, reference: Dataset, candidate: Dataset, spread: Spread | None
+) -> MetricRow:
     sides = ((reference, like.reference), (candidate, like.candidate))
     medians = []
     for side, metric in sides:
         statistic = side.statistics.get(metric)
         medians.append(None if statistic is None else statistic.median)
-    row = MetricRow(name, meaning(name), like, "", medians[0], medians[1], None, like.reason)
+    row = MetricRow(name, meaning(name), like, "", medians[0], medians[1], None, None, like.reason)
     if not like.comparable:
         return row
     for (side, metric), median in zip(sides, medians, strict=True):
         if median is None:
             return row._replace(reason=f"{side.label}: {why_missing(side, metric)}")
-    found_r, found_c = (estimates(side, metric) for side, metric in sides)
-    if found_r is None:
-        return row._replace(reason=_too_few(reference, like.reference))
-    if found_c is None:
-        return row._replace(reason=_too_few(candidate, like.candidate))
-    is_calibrated = any(metric_key(name).source == "calibrated" for name in (like.reference, like.candidate))
-    compared = contrast(found_r, found_c)
-    if compared.withheld:
-        return row._replace(reason=compared.withheld)
+    for side, metric in sides:
+        if reason := _too_few(side, metric):
+            return row._replace(reason=reason)
+    taken = pairs(reference, candidate, (like.reference, like.candidate))
+    if taken is None:
+        return row._replace(reason=f"fewer than {MIN_STEPS} steps of both sides can be taken together")
+    is_calibrated = any(metric_key(metric).source == "calibrated" for metric in like[:2])
     return row._replace(
-        contrast=compared,
-        reason="; ".join([*filter(None, [like.reason]), *_named(compared.caveats, reference, candidate)]),
+        pairs=taken,
+        ratio=taken.ratio(spread),
         accuracy=accuracy(without_source(like.reference), (reference, candidate)) if is_calibrated else None,
     )
-
-
-def _named(caveats: Sequence[str], reference: Dataset, candidate: Dataset) -> Iterator[str]:
-    """Caveats that begin with the label of the side that each is about."""
-    for text in caveats:
-        for side, labelled in (("reference: ", reference), ("candidate: ", candidate)):
-            if text.startswith(side):
-                text = f"{labelled.label}: {text.removeprefix(side)}"
-                break
-        yield text
 
 
 def _numbers(name: str, reference: Dataset, candidate: Dataset) -> Literal["", "raw", "calibrated"]:
@@ -255,34 +269,32 @@ def _numbers(name: str, reference: Dataset, candidate: Dataset) -> Literal["", "
 
 
 def _too_few(side: Dataset, metric: str) -> str:
-    num = min(
-        int(np.count_nonzero(~np.isnan(run.values(metric)).any(axis=0))) if metric in run.run.metrics else 0
-        for run in side.runs
-    )
-    if num >= MIN_STEPS:
-        return f"{side.label}: fewer than half of the steps have this number on every rank"
-    condition = "" if metric == MAIN else " with this number"
-    return f"{side.label}: {num} judged step{'s' * (num != 1)}{condition}, {MIN_STEPS} are needed"
+    """Why the steps of a side do not do; '' where they do. A projection needs none."""
+    if side.source == "projected":
+        return ""
+    for judged in side.runs:
+        if metric not in judged.run.metrics:
+            return f"{side.label}: {why_missing(side, metric)}"
+        values = values_where_timed(judged, metric)
+        num = int(np.count_nonzero(np.isfinite(values).all(axis=0)))
+        if num < MIN_STEPS:
+            condition = "" if metric == MAIN else " with this number"
+            return f"{side.label}: {num} judged step{'s' * (num != 1)}{condition}, {MIN_STEPS} are needed"
+        if 2 * num < values.shape[1]:
+            return f"{side.label}: fewer than half of the steps have this number on every rank"
+    return ""
 
 
 def _judged(rows: dict[str, MetricRow]) -> list[str]:
     """Metrics in Holm's family. A transfer time takes the place of the rank's own duration."""
     with_transfer = {
-        op for op in operations(rows, "transfer_ms") if rows[of_operation("transfer_ms", op)].contrast
+        op for op in operations(rows, "transfer_ms") if rows[of_operation("transfer_ms", op)].ratio
     }
     return [
         name
         for name, row in rows.items()
         if row.meaning.judged
-        and row.contrast is not None
+        and row.ratio is not None
         and not row.exact
         and not (metric_key(name).name == "duration_ms" and metric_key(name).operation in with_transfer)
     ]
-
-
-def _shares(judged: list[str], main: str) -> dict[str, float]:
-    """Shares of the rate of false alarms; they add up to 1."""
-    secondary = [name for name in judged if name != main]
-    if main not in judged or not secondary:
-        return {name: 1 / len(judged) for name in judged}
-    return {name: MAIN_SHARE if name == main else (1 - MAIN_SHARE) / len(secondary) for name in judged}

@@ -11,10 +11,8 @@ from aorta.account.judge.leading import num_calibrated, num_timed
 from aorta.account.judge.timed_steps import timed_steps
 from aorta.account.model import ConfidenceInterval, Dataset, Decomposition, Part, StepWork
 from aorta.account.numbers import number
-from aorta.timeline.statistics import (
-    contrast,
-    estimate,
-)
+from aorta.timeline.noise import error_of_mean
+from aorta.timeline.statistics import ALPHA, MIN_STEPS, contrast, estimate
 
 ESTIMATOR = (
     "means over ranks, then over the judged steps that all ranks recorded in full, then over runs;"
@@ -128,9 +126,22 @@ def _of_calibrated(sides: Sequence[Dataset]) -> Iterator[str]:
 def _part(name: str, runs: list[list[dict[str, NDArray[np.float64]]]]) -> Part:
     series = [[run[name] if name in run else np.zeros_like(run["step"]) for run in side] for side in runs]
     reference, candidate = (float(np.mean([values.mean() for values in side])) for side in series)
+    difference = candidate - reference
+    half = _half_width(series)
+    interval = None if half is None else ConfidenceInterval(difference - half, difference + half)
+    return Part(name, reference, candidate, difference, interval)
+
+
+def _half_width(series: list[list[NDArray[np.float64]]]) -> float | None:
+    """Of the 95 % interval of a difference of means; None where there are too few steps. Of single runs step
+    by step: what both do in a step cancels."""
+    if min(len(values) for side in series for values in side) < MIN_STEPS:
+        return None
+    if len(series[0]) == len(series[1]) == 1:
+        num = min(len(series[0][0]), len(series[1][0]))
+        apart = series[1][0][:num] - series[0][0][:num]
+        return float(error_of_mean(apart - apart.mean()).width(ALPHA))
     estimates = [[estimate(values[None, :], "mean") for values in side] for side in series]
-    measured = [[run_estimate for run_estimate in side if run_estimate is not None] for side in estimates]
-    interval = None
-    if all(len(run_estimate) == len(side) for run_estimate, side in zip(measured, runs, strict=True)):
-        interval = ConfidenceInterval(*contrast(measured[0], measured[1]).difference_interval)
-    return Part(name, reference, candidate, candidate - reference, interval)
+    measured = [[found for found in side if found is not None] for side in estimates]
+    low, high = contrast(measured[0], measured[1]).difference_interval
+    return (high - low) / 2

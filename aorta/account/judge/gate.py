@@ -9,8 +9,8 @@ A metric is what the report shows for it: calibrated numbers where these lead (l
 its line says. calibrated.exposed_ms and raw.exposed_ms are these whatever leads.
 
 A limit is met when the whole 95 % interval keeps it, violated when all of it breaks it, and cannot be
-judged in between: then the runs are too noisy, or too short, for this limit. A ratio of single runs is taken
-with the interval that holds the drifts which they are too short to show.
+judged in between: then the runs are too noisy, or too short, for this limit. The interval of a ratio of
+single runs holds what runs of one job differ by.
 """
 
 import math
@@ -36,9 +36,6 @@ RUNS = "runs"
 """How many runs a limit needs of each side, beside its bounds, or for all limits at the top."""
 STATES: tuple[State, ...] = ("met", "violated", "not judged")
 MOST_RUNS = 10_000
-OF_DRIFT = (
-    "a drift too slow to show in so few steps may explain it: a second run on each side would settle it"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +202,7 @@ def _check_ratio(limit: Limit, label: str, row: MetricComparison | None) -> Limi
         value = None if row is None else row.ratio
         reason = row.reason if row is not None and row.reason else "not measured on both sides"
         return LimitCheck(limit, label, value, None, "not judged", reason)
-    checked = _judge(limit, label, row.ratio, row.interval, row.numbers)
-    if row.interval_with_drift is None:
-        return checked
-    wider = _judge(limit, label, row.ratio, row.interval_with_drift, row.numbers)
-    return checked if wider.state == checked.state else replace(wider, reason=OF_DRIFT)
+    return _judge(limit, label, row.ratio, row.interval, row.numbers)
 
 
 def _check_absolute(limit: Limit, dataset: Dataset) -> LimitCheck:

@@ -13,20 +13,27 @@ from aorta.account.judge.work import PER_GPU, rate_text, work_text
 from aorta.account.metrics import metric_key, of_operation
 from aorta.account.model import ConfidenceInterval, Dataset, Decomposition, MetricComparison, StepWork
 from aorta.account.numbers import number
-from aorta.timeline.statistics import (
-    ALPHA,
-    LEVEL,
-    UNLIKE_LENGTHS,
-    Contrast,
-)
+from aorta.timeline.ratio import RUN_SPREAD, LogRatio, Spread
+from aorta.timeline.statistics import ALPHA, LEVEL
+
+UNLIKE_LENGTHS = 2
+"""Ratio of the runs' lengths above which it is said."""
 
 
-def scope_text(reference: Dataset, candidate: Dataset) -> str:
+def scope_text(reference: Dataset, candidate: Dataset, ratio: LogRatio | None, spread: Spread | None) -> str:
+    """How many runs the verdict is from, and what it takes them to differ by."""
     r, c = len(reference.runs), len(candidate.runs)
     if r == c == 1:
+        text = "one run on each side"
+        if ratio is None or not float(ratio.spread):
+            return text
+        size = numbers.percent(float(ratio.spread), digits=1)
+        if spread is not None:
+            return f"{text}: runs differ by {size} (standard deviation, {spread.origin})"
+        of_steps = ", a third of what their steps do" if float(ratio.spread) > RUN_SPREAD else ""
         return (
-            f"one run on each side: the verdict holds for these two runs, not for {candidate.label}"
-            f" and {reference.label} in general"
+            f"{text}: runs of one job are taken to differ by {size} (standard deviation){of_steps};"
+            " `aorta ab` measures it"
         )
     single_run_text = "" if min(r, c) > 1 else "; the side with one run is assumed to vary as the other does"
     return (
@@ -41,40 +48,32 @@ def headline(
     metrics: dict[str, MetricComparison],
     parts: Decomposition | None,
     work: StepWork | None,
+    matters: float,
 ) -> str:
     r, c = reference.label, candidate.label
     lead_word = "calibrated" if are_calibrated(reference, candidate) else ""
     if work is not None:
-        return _headline_of_work(r, c, metrics, parts, work, lead_word)
+        return _headline_of_work(r, c, metrics, parts, work, matters, lead_word)
     step = metrics.get(MAIN)
     if step is None or step.verdict == "not judged" or step.ratio is None:
         reason = step.reason if step else "no step times"
         return f"{c} against {r} is not judged: {reason}{_sizes(r, c, metrics)}"
-    change = f"{percent(step.ratio)}{percent_interval(step.interval)}"
-    of_two = _of_two(reference, candidate)
-    if step.verdict == "no difference seen":
-        detectable_text = ""
-        if step.detectable is not None and step.reference:
-            smallest = numbers.percent(step.detectable / step.reference, digits=1)
-            detectable_text = f"; a difference of {smallest} would be detected four times in five"
-        reason = f" ({step.reason})" if step.reason else ""
-        return f"no difference seen in step time: {c} against {r} {change}{of_two}{detectable_text}{reason}"
+    change = f"step time {percent(step.ratio)}{percent_interval(step.interval)}"
+    if step.verdict == "same":
+        return f"{c} is as fast as {r} within {_size(matters)}: {change}"
     if step.verdict == "cannot tell":
-        return f"cannot tell whether {c} is {_word(step)} than {r}: step time {change}{of_two}; {step.reason}"
-    return f"{c} is {_word(step)} than {r}: step time {change}{_mostly(parts, lead_word)}{of_two}"
+        return f"cannot tell whether {c} is {_word(step)} than {r}: {change}; {step.reason}"
+    return f"{c} is {_word(step)} than {r}: {change}{_mostly(parts, lead_word)}"
+
+
+def _size(matters: float) -> str:
+    """'3 %'"""
+    return f"{100 * matters:g} %"
 
 
 def _word(metric: MetricComparison) -> str:
-    is_lower = metric.difference is not None and metric.difference < 0
+    is_lower = metric.ratio is not None and metric.ratio < 1
     return "faster" if is_lower == (metric.direction == "lower") else "slower"
-
-
-def _of_two(reference: Dataset, candidate: Dataset) -> str:
-    """Scope of a claim from one run on each side; '' with a projection, which is no run."""
-    is_projected = "projected" in (reference.source, candidate.source)
-    return (
-        ", in these two runs" if len(reference.runs) == len(candidate.runs) == 1 and not is_projected else ""
-    )
 
 
 def _headline_of_work(
@@ -83,6 +82,7 @@ def _headline_of_work(
     metrics: dict[str, MetricComparison],
     parts: Decomposition | None,
     work: StepWork,
+    matters: float,
     lead_word: str,
 ) -> str:
     """Steps of unlike work: what counts is work per time."""
@@ -92,8 +92,8 @@ def _headline_of_work(
     if rate.verdict == "not judged" or rate.ratio is None:
         return f"{c} against {r} is not judged: {rate.reason}. Measured: {rates}{of_step}"
     change = f"{rates}, {percent(rate.ratio)}{percent_interval(rate.interval)}"
-    if rate.verdict == "no difference seen":
-        return f"no difference seen in {rate_text(PER_GPU)}: {c} {change}{of_step}"
+    if rate.verdict == "same":
+        return f"{c} is as fast as {r} within {_size(matters)}: {change}{of_step}"
     word = _word(rate)
     if rate.verdict == "cannot tell":
         return f"cannot tell whether {c} is {word} than {r}: {change}{of_step}; {rate.reason}"
@@ -159,7 +159,6 @@ def comparison_notes(
     candidate: Dataset,
     metrics: dict[str, MetricComparison],
     parts: Decomposition | None,
-    step_contrast: Contrast | None,
     num_judged: int,
     main: str,
 ) -> Iterator[str]:
@@ -190,8 +189,7 @@ def comparison_notes(
     if not windows and max(lengths) > UNLIKE_LENGTHS * min(lengths):
         yield (
             f"the runs differ in length ({reference.label}: {lengths[0]} judged steps, {candidate.label}:"
-            f" {lengths[1]}): slow settling weighs more on the shorter one, so the intervals allow for what"
-            " changes when both are taken over the same steps"
+            f" {lengths[1]}): the ratio is of the steps that both have"
         )
     for side in (reference, candidate):
         if any(judged.run.run is None for judged in side.runs):
@@ -203,22 +201,17 @@ def comparison_notes(
     ]
     if durations:
         yield _of_own_view(durations, (reference, candidate))
-    spread = step_contrast.explaining_spread() if step_contrast else None
-    if spread is not None and "projected" not in (reference.source, candidate.source):
+    if num_judged > 1:
         yield (
-            f"if repeated runs of the same job vary by {100 * spread:.2g} % or more in step time (standard"
-            " deviation), this difference may be chance; one run on each side cannot tell"
-        )
-    if num_judged:
-        yield (
-            f"{num_judged} metrics were tested; the chance of any false alarm among them is at most"
-            f" {100 * ALPHA:.0f} % (Holm's method, half of it for"
-            f" {'the step time' if main == MAIN else rate_text(main)}). Each interval is a {LEVEL} interval"
+            f"{rate_text(main) if main != MAIN else 'step time'} is called different by chance in at most"
+            f" {100 * ALPHA:.0f} % of such comparisons, and any of {num_judged - (main in metrics)} other"
+            f" metrics in at most {100 * ALPHA:.0f} % (Holm's method). Each interval is a {LEVEL} interval"
         )
     step = metrics.get(MAIN)
-    if parts is None or step is None or step.difference is None or step.detectable is None or main != MAIN:
+    if parts is None or step is None or step.difference is None or main != MAIN or step.interval is None:
         return
-    if abs(parts.step.difference_ms - step.difference) > step.detectable:
+    half = (step.interval.high - step.interval.low) / 2 * (step.reference or 0.0)
+    if abs(parts.step.difference_ms - step.difference) > half:
         of_timed = any(partly_timed(side) for side in (reference, candidate))
         yield (
             f"mean step times differ by {number(parts.step.difference_ms, sign=True)} ms, medians by"

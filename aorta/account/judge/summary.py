@@ -33,6 +33,7 @@ def summary(datasets: Iterable[Dataset], comparison: Comparison | None) -> dict[
         result["main"] = comparison.main
         result["work"] = None if comparison.work is None else _work(comparison.work)
         result["scope"] = comparison.scope
+        result["matters"] = comparison.matters
         result["num_judged"] = comparison.num_judged
         result["differences"] = comparison.differences
         result["decomposition"] = _decomposition(comparison)
@@ -113,14 +114,8 @@ def _row(metric: MetricComparison) -> dict[str, Any]:
         "better": metric.direction,
         "difference": metric.difference,
         "difference_interval": _bounds(metric.difference_interval),
-        "reference_interval": _bounds(metric.reference_interval),
-        "candidate_interval": _bounds(metric.candidate_interval),
-        "detectable": metric.detectable,
         "p_value": metric.p_value,
         "p_adjusted": metric.p_adjusted,
-        "p_with_drift": metric.p_with_drift,
-        "interval_with_drift": _bounds(metric.interval_with_drift),
-        "difference_interval_with_drift": _bounds(metric.difference_interval_with_drift),
         "reference_metric": metric.reference_metric,
         "candidate_metric": metric.candidate_metric,
     }

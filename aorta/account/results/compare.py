@@ -239,7 +239,7 @@ def _estimate(metric: Metric) -> Estimate | None:
     if metric.value is None or metric.error is None or metric.freedom is None:
         return None
     num = metric.num or 0
-    return Estimate(metric.value, metric.error, metric.freedom, num, num, 1)
+    return Estimate(metric.value, metric.error, metric.freedom, num, num)
 
 
 def _unjudged(row: Compared, reason: str) -> Compared:

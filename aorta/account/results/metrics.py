@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.results.schema import Better, Interval, Metric
-from aorta.timeline.noise_memory import persistence, variance_inflation
+from aorta.timeline.noise import inflation
 from aorta.timeline.statistics import MIN_STEPS, side
 from aorta.timeline.statistics import estimate as estimate_of
 
@@ -80,7 +80,7 @@ def quantile_metric(values: Floats, share: float, unit: str, better: Better = "l
     value = float(np.percentile(values, 100 * share))
     if reason := _no_interval(num):
         return Metric(value=value, unit=unit, better=better, num=num, reason=reason)
-    effective = max(int(num / variance_inflation(persistence(values), "median")), 1)
+    effective = max(int(num / float(inflation(values - values.mean()))), 1)
     low_place, high_place = binomial_places(effective, share)
     ordered = np.sort(values)
     # The k-th of `effective` independent iterations stands at k / effective of those that there are.

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from aorta.account.results.schema import Point, Scaling, streams_of, without_streams
 from aorta.queues.workloads import workloads
-from aorta.timeline.noise_memory import block_length, persistence
+from aorta.timeline.noise import inflation
 from aorta.timeline.statistics import MIN_STEPS
 
 Floats = NDArray[np.float64]
@@ -96,7 +96,7 @@ def _drawn_means(values: Floats, rng: np.random.Generator) -> Floats:
     """Means of NUM_DRAWS redrawn series, in circular blocks as long as neighbours resemble each other."""
     num = len(values)
     try:
-        block = block_length(persistence(values), num)
+        block = int(np.clip(2 * float(inflation(values - values.mean())), 1, max(num // 4, 1)))
     except ImportError:  # scipy
         block = max(int(num ** (1 / 3)), 1)
     starts = rng.integers(0, num, (NUM_DRAWS, -(-num // block)))

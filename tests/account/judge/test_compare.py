@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,28 +57,27 @@ def _gathers_called(name, record):
 @pytest.mark.heavy
 def test_a_planted_slowdown_is_worse_and_the_rest_is_not(tmp_path):
     found = comparison(
-        noisy_run(tmp_path / "a", 50), noisy_run(tmp_path / "b", 50, slowdown=1.03, seed=1)
+        noisy_run(tmp_path / "a", 50), noisy_run(tmp_path / "b", 50, slowdown=1.06, seed=1)
     ).metrics
     assert {name: found[name].verdict for name in ("step_ms", "compute_ms", "exposed_ms", "idle_ms")} == {
         "step_ms": "worse",
         "compute_ms": "worse",
-        "exposed_ms": "no difference seen",
-        "idle_ms": "no difference seen",
+        "exposed_ms": "cannot tell",
+        "idle_ms": "cannot tell",
     }
     step = found["compute_ms"]
-    assert step.interval.low < 1.03 < step.interval.high
-    assert step.p_value <= step.p_adjusted < 0.001
+    assert step.interval.low < 1.06 < step.interval.high
+    assert step.p_value <= step.p_adjusted < 0.01
     assert step.difference == pytest.approx(step.candidate - step.reference)
 
 
 @pytest.mark.heavy
 def test_a_speedup_is_better(tmp_path):
-    a, b = noisy_run(tmp_path / "a", 50, slowdown=1.03), noisy_run(tmp_path / "b", 50, seed=1)
+    a, b = noisy_run(tmp_path / "a", 50, slowdown=1.06), noisy_run(tmp_path / "b", 50, seed=1)
     found = comparison(a, b)
     assert found.metrics["step_ms"].verdict == "better"
-    assert found.headline.startswith("b is faster than a: step time -2.")
-    assert found.headline.endswith(", in these two runs")
-    assert any("if repeated runs of the same job vary by" in note for note in found.notes)
+    assert found.headline.startswith("b is faster than a: step time -4.")
+    assert "most of it compute" in found.headline or "all of it compute" in found.headline
     turned = comparison(a, b, reference="b")
     assert turned.metrics["step_ms"].verdict == "worse"
 
@@ -87,9 +85,8 @@ def test_a_speedup_is_better(tmp_path):
 @pytest.mark.heavy
 def test_a_run_against_its_likes_has_no_difference(tmp_path):
     found = comparison(noisy_run(tmp_path / "a", 40), noisy_run(tmp_path / "b", 40, seed=7))
-    assert {one.verdict for one in found.metrics.values()} <= {"no difference seen", "not judged"}
-    assert found.headline.startswith("no difference seen in step time: b against a ")
-    assert "% would be detected four times in five" in found.headline
+    assert {one.verdict for one in found.metrics.values()} <= {"same", "cannot tell", "not judged"}
+    assert "b is as fast as a within 3 %: step time" in found.headline or "would need" in found.headline
 
 
 @pytest.mark.heavy
@@ -108,7 +105,7 @@ def test_direction_of_every_kind_of_metric(tmp_path, step, metric, verdict):
     """Steps without any noise: what differs differs."""
     found = comparison(run_of(tmp_path / "a"), run_of(tmp_path / "b", **step)).metrics
     assert found[metric].verdict == verdict
-    assert found["comm_ms"].verdict == "no difference seen"
+    assert found["comm_ms"].verdict in ("same", "cannot tell")
 
 
 @pytest.mark.heavy
@@ -186,12 +183,12 @@ def test_what_one_side_did_not_measure_is_not_judged(tmp_path):
 def test_alone_and_among_many(tmp_path):
     """Between a slowdown that is not seen and one that is lies one that alone would be called."""
     a = noisy_run(tmp_path / "a", 20, world_size=1)
-    for slowdown in np.linspace(1.0, 1.03, 16).tolist():
+    for slowdown in np.linspace(1.0, 1.08, 33).tolist():
         b = noisy_run(tmp_path / f"b{slowdown}", 20, world_size=1, slowdown=slowdown, seed=1)
         compute = comparison(a, b).metrics["compute_ms"]
         assert (compute.verdict == "worse") == (compute.p_adjusted <= 0.05)
         if compute.p_value <= 0.05 < compute.p_adjusted:
-            assert compute.reason == "significant alone, but among 6 metrics it may be chance"
+            assert compute.reason == "significant alone, but among 5 parts of the step it may be chance"
             return
     pytest.fail("no such slowdown")
 
@@ -201,7 +198,7 @@ def test_the_number_of_metrics_that_were_looked_at_is_said(tmp_path):
     found = comparison(noisy_run(tmp_path / "a", 20), noisy_run(tmp_path / "b", 20, seed=1))
     judged = [one for one in found.metrics.values() if one.p_adjusted is not None]
     assert found.num_judged == len(judged) >= 6
-    assert any(note.startswith(f"{found.num_judged} metrics were tested") for note in found.notes)
+    assert any(f"any of {found.num_judged - 1} other metrics" in note for note in found.notes)
 
 
 # ---- several runs ------------------------------------------------------------------------------
@@ -215,10 +212,11 @@ def several(tmp_path, label, slowdowns, seed):
 
 
 @pytest.mark.heavy
-def test_one_run_a_side_is_a_claim_about_two_runs(tmp_path):
+def test_one_run_a_side_allows_for_what_runs_differ_by(tmp_path):
     found = comparison(noisy_run(tmp_path / "a", 20), noisy_run(tmp_path / "b", 20, seed=1))
     assert found.scope == (
-        "one run on each side: the verdict holds for these two runs, not for b and a in general"
+        "one run on each side: runs of one job are taken to differ by 1.0 % (standard deviation);"
+        " `aorta ab` measures it"
     )
 
 
@@ -228,7 +226,7 @@ def test_runs_that_differ_among_themselves_show_no_difference(tmp_path):
     a = several(tmp_path, "a", (0.96, 1.0, 1.04), seed=0)
     b = several(tmp_path, "b", (0.97, 1.01, 1.05), seed=10)
     found = comparison(*a, *b, labels="aaabbb")
-    assert found.metrics["step_ms"].verdict == "no difference seen"
+    assert found.metrics["step_ms"].verdict in ("same", "cannot tell")
     assert found.scope == "3 runs of a and 3 of b: the verdict holds for runs like these"
     assert comparison(a[0], b[2]).metrics["step_ms"].verdict == "worse"
 
@@ -253,7 +251,7 @@ def test_runs_that_agree_show_a_difference(tmp_path):
 def test_a_side_of_one_run_borrows_the_spread_of_the_other(tmp_path):
     a = several(tmp_path, "a", (0.9, 1.1), seed=0)
     found = comparison(*a, noisy_run(tmp_path / "b", 20, slowdown=1.05, seed=9), labels="aab")
-    assert found.metrics["step_ms"].verdict == "no difference seen"
+    assert found.metrics["step_ms"].verdict in ("same", "cannot tell")
     assert found.scope.endswith("the side with one run is assumed to vary as the other does")
 
 
@@ -324,7 +322,7 @@ def test_rare_slow_steps_are_told_apart_from_slower_steps(tmp_path):
     records = [step_record(step_timeline(step=i, idle=61 if i % 10 == 9 else 1), 1) for i in range(60)]
     b = write_run(tmp_path / "b", records, run_record(1))
     found = comparison(run_of(tmp_path / "a", 60, world_size=1), b)
-    assert found.metrics["step_ms"].verdict == "no difference seen"
+    assert found.metrics["step_ms"].verdict in ("same", "cannot tell")
     assert found.decomposition.step.difference_ms > 5
     assert any("rare slow steps move the means" in note for note in found.notes)
 
@@ -368,7 +366,7 @@ def test_calibrated_events_are_compared_with_the_compute_stream(tmp_path):
 @pytest.mark.heavy
 def test_kernel_sources_mean_the_same(tmp_path):
     found = comparison(run_of(tmp_path / "a", source="rocprofv3"), run_of(tmp_path / "b", source="kineto"))
-    assert found.metrics["compute_ms"].verdict == "no difference seen"
+    assert found.metrics["compute_ms"].verdict in ("same", "cannot tell")
     assert found.notes[0] == "sources differ (a: rocprofv3, b: kineto)"
 
 
@@ -379,7 +377,6 @@ def test_a_projection_is_exact_and_needs_no_steps(tmp_path):
     found = comparison(measured, run_of(tmp_path / "b", 1, source="projected"))
     step = found.metrics["step_ms"]
     assert step.verdict == "better"
-    assert step.candidate_interval.low == step.candidate_interval.high == 10.0
     assert step.interval.low < step.ratio < step.interval.high
     assert any("a projection has no noise" in note for note in found.notes)
 
@@ -434,7 +431,7 @@ def test_differing_settings_come_first(tmp_path):
         ("environment", "NCCL_ALGO", "Ring", None),
     ]
     lines = written.text.splitlines()
-    assert lines[0].startswith("no difference seen in step time")
+    assert lines[0].startswith("b is as fast as a within 3 %: step time 0.0 %")
     assert lines[2].split() == ["different", "settings", "a", "b"]
     assert lines[6].split() == ["versions:", "rccl", "not", "set", "2.27"]
 
@@ -579,45 +576,55 @@ def settling_run(folder, num_steps, seed=0):
 @pytest.mark.heavy
 def test_runs_of_unlike_length_that_settle_are_not_told_apart(tmp_path):
     found = comparison(settling_run(tmp_path / "a", 300), settling_run(tmp_path / "b", 40, seed=1))
-    step = found.metrics["step_ms"]
-    assert step.verdict in ("no difference seen", "not judged")
-    assert "unlike length" in step.reason or "drifts" in step.reason
+    assert found.metrics["step_ms"].verdict in ("same", "cannot tell")
+    assert any("the ratio is of the steps that both have" in note for note in found.notes)
 
 
 @pytest.mark.heavy
-def test_two_states_are_said(tmp_path):
+def test_a_difference_that_matters_less_is_the_same(tmp_path):
+    """3 runs a side without spread: +1 % is told, and is less than 3 %, and more than 0.5 %."""
+    folders = [noisy_run(tmp_path / f"a{i}", 60, seed=i) for i in (0, 2, 4)]
+    folders += [noisy_run(tmp_path / f"b{i}", 60, slowdown=1.02, seed=i) for i in (1, 3, 5)]
+    step = make_report(folders, list("aaabbb")).comparison.metrics["step_ms"]
+    assert step.verdict == "same"
+    assert 1.0 < step.interval.low < step.interval.high < 1.03
+    step = make_report(folders, list("aaabbb"), matters=0.005).comparison.metrics["step_ms"]
+    assert step.verdict == "worse"
+
+
+def curriculum_run(folder, seed, slowdown=1.0, order=1):
+    """Steps of 8, 12, 16 and 24 ms, as sequences grow; order -1: from long to short."""
+    rng = random.Random(seed)
+    steps = []
+    for step in range(48):
+        size = (8.0, 12.0, 16.0, 24.0)[::order][step // 12]
+        steps.append(step_record(step_timeline(size * slowdown * rng.gauss(1, 0.005), step=step), 1))
+    return write_run(folder, steps, run_record(1))
+
+
+@pytest.mark.heavy
+def test_what_both_runs_do_in_a_step_cancels(tmp_path):
+    a = curriculum_run(tmp_path / "a", 0)
+    same = comparison(a, curriculum_run(tmp_path / "b", 1), warmup=0)
+    assert same.metrics["step_ms"].verdict == "same"
+    assert any("their times rise and fall together (correlation 1.00)" in note for note in same.notes)
+    slower = comparison(a, curriculum_run(tmp_path / "c", 2, slowdown=1.05), warmup=0)
+    assert slower.metrics["step_ms"].verdict == "worse"
+    turned = comparison(a, curriculum_run(tmp_path / "d", 2, order=-1), warmup=0)
+    assert turned.metrics["step_ms"].verdict == "cannot tell"
+    assert "would need" in turned.headline
+
+
+@pytest.mark.heavy
+def test_nothing_is_printed_that_cannot_be(tmp_path):
+    """Steps that differ by three orders of magnitude: no interval reaches below 0, and one that says
+    nothing is left out."""
     rng = random.Random(0)
     folders = []
-    for name in ("a", "b"):
-        steps = []
-        for step in range(60):
-            slow = 1.03 if step // 12 % 2 else 1.0
-            line = [step_timeline(8.0 * slow * (1 + rng.gauss(0, 0.001)), rank=r, step=step) for r in (0, 1)]
-            steps += [step_record(one, 2) for one in line]
-        folders.append(write_run(tmp_path / name, steps, run_record(2)))
-    found = comparison(*folders)
-    assert found.metrics["step_ms"].verdict == "no difference seen"
-    assert "a: its steps are in two states" in found.metrics["step_ms"].reason
-    assert "two states" in found.headline
-
-
-@pytest.mark.heavy
-def test_a_difference_that_a_drift_of_short_runs_explains_is_not_told(tmp_path):
-    short = comparison(noisy_run(tmp_path / "a", 40), noisy_run(tmp_path / "b", 40, slowdown=1.008, seed=1))
-    step = short.metrics["step_ms"]
-    assert step.verdict == "cannot tell"
-    assert step.p_adjusted < 0.05 < step.p_with_drift
-    assert (
-        step.interval_with_drift.low < step.interval.low < step.interval.high < step.interval_with_drift.high
-    )
-    assert short.headline.startswith("cannot tell whether b is slower than a: step time +1.")
-    assert "in these two runs; a drift too slow to show in 39 steps could explain it" in short.headline
-    assert re.search(r"a second run on each side, or about \d+0 steps, would settle it", step.reason)
-
-
-@pytest.mark.heavy
-def test_a_second_run_on_each_side_tells_what_single_ones_cannot(tmp_path):
-    folders = [noisy_run(tmp_path / f"a{i}", 40, seed=i) for i in (0, 2, 4)]
-    folders += [noisy_run(tmp_path / f"b{i}", 40, slowdown=1.02, seed=i) for i in (1, 3, 5)]
-    found = make_report(folders, ["a", "a", "a", "b", "b", "b"]).comparison.metrics["step_ms"]
-    assert (found.verdict, found.p_with_drift, found.interval_with_drift) == ("worse", None, None)
+    for name in "ab":
+        steps = [step_record(step_timeline(8.0 * 10 ** rng.uniform(0, 3), step=i), 1) for i in range(12)]
+        folders.append(write_run(tmp_path / name, steps, run_record(1)))
+    found = comparison(*folders, warmup=0)
+    assert found.metrics["step_ms"].verdict == "cannot tell"
+    for one in found.metrics.values():
+        assert one.interval is None or 0 < one.interval.low <= one.interval.high < 100 * one.interval.low

@@ -55,20 +55,13 @@ def test_absolute_limits(tmp_path, text, state):
 
 
 @pytest.mark.heavy
-def test_a_ratio_that_a_drift_of_short_runs_explains_is_not_judged(tmp_path):
-    """The interval alone is 1.0028 to 1.0151, with the drift 0.998 to 1.020."""
+def test_a_ratio_of_single_runs_allows_for_what_runs_differ_by(tmp_path):
+    """+0.5 %: the interval reaches about 2.8 % beyond that on either side."""
     folders = noisy_run(tmp_path / "a", 40), noisy_run(tmp_path / "b", 40, slowdown=1.005, seed=1)
-    for text, state in (
-        ("1.0", "not judged"),
-        ("1.018", "not judged"),
-        ("1.03", "met"),
-        ("0.99", "violated"),
-    ):
+    for text, state in (("1.0", "not judged"), ("1.05", "met"), ("0.97", "violated")):
         gate = checked(tmp_path, f"step_ms: {{max_ratio: {text}}}", *folders)
         assert gate.state == state, text
-        if state == "not judged":
-            assert gate.exit_status == 3
-            assert "a drift too slow to show in so few steps may explain it" in gate.text
+        assert gate.exit_status == {"met": 0, "violated": 1, "not judged": 3}[state]
 
 
 @pytest.mark.heavy
@@ -212,7 +205,7 @@ def test_markdown(tmp_path):
     assert lines[0] == "### Budget violated"
     assert lines[4].startswith("| **violated** | b | exposed_ms max_ratio 1.02 | 1.500 |")
     assert any(line.startswith("### b is slower than a: step time +5.0 %") for line in lines)
-    assert any("holds for these two runs" in line for line in lines)
+    assert any("one run on each side" in line for line in lines)
 
 
 @pytest.mark.heavy

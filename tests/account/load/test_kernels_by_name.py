@@ -95,7 +95,7 @@ def test_the_kernel_that_got_slower_is_named_and_the_others_are_not(tmp_path):
     assert gemm.verdict == "worse"
     assert gemm.ratio == pytest.approx(1.2, rel=0.01)
     assert gemm.p_adjusted is not None  # in the family of all that is judged
-    assert metrics[f"kernel_name_ms.{ADD}"].verdict == "no difference seen"
+    assert metrics[f"kernel_name_ms.{ADD}"].verdict in ("same", "cannot tell")
     [row] = [line for line in comparison_table(report.comparison).splitlines() if "gemm_128x256" in line]
     assert "worse" in row
     assert "10 to 12 launches" in row
@@ -106,7 +106,7 @@ def test_kernels_of_other_names_are_compared_by_class_alone(tmp_path):
     theirs = ["", "Cijk_Ailk_MT128", "void add_kernel(int)"]
     report = make_report([run_of(tmp_path / "a"), run_of(tmp_path / "b", names=theirs)], ["a", "b"])
     metrics = report.comparison.metrics
-    assert metrics["kernel_ms.gemm"].verdict == "no difference seen"
+    assert metrics["kernel_ms.gemm"].verdict in ("same", "cannot tell")
     assert metrics["kernel_name_ms.gemm_128x256"].verdict == "not judged"
     assert metrics["kernel_name_ms.gemm_128x256"].reason == (
         "b: no kernel of this name is among those with most time"

@@ -125,7 +125,7 @@ def test_exposed_time_is_split_in_the_comparison(tmp_path):
         {"compute": 0, "exposed_wait": 0.5, "exposed_transfer": 0, "idle": -0.5}, abs=1e-6
     )
     assert not any("is not split" in note for note in found.decomposition.notes)
-    assert found.metrics["transfer_ms.all_gather"].verdict == "no difference seen"
+    assert found.metrics["transfer_ms.all_gather"].verdict in ("same", "cannot tell")
     assert "duration_ms.all_gather" in found.metrics
 
 

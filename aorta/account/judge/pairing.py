@@ -1,0 +1,211 @@
+"""Which steps of two sides are taken together, and what is known of them besides their times."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.account.load.rank.host import READY
+from aorta.account.metrics import WORK, meaning
+from aorta.account.model import Dataset, JudgedRun
+from aorta.account.numbers import percent
+from aorta.timeline.ratio import LogRatio, Spread, log_ratio, taken_columns, work_columns
+from aorta.timeline.statistics import MIN_STEPS
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+TAKEN = 0.01
+"""Share of the steps in which others had the core, above which a comparison allows for it."""
+MOVES_TOGETHER = 0.5
+"""Correlation of the step times of two runs above which they show the same data or events."""
+FEW_DIGITS = 1e-12
+
+
+class Pairs(NamedTuple):
+    """Series of one metric on both sides, step by step. Arrays are [run, step]."""
+
+    reference: Floats
+    candidate: Floats
+    steps: Ints
+    """[step]: global steps; the places in their run where runs have no steps in common."""
+    is_by_step: bool
+    is_log: bool
+    """Logarithms; otherwise parts of `scale`, for what may be 0."""
+    scale: float
+    known: tuple[Floats, Floats] | None
+    """What explains a step, [run, step, covariate]."""
+    num_varying: int
+    """Sides that are runs: a projection is none."""
+
+    def ratio(self, spread: Spread | None) -> LogRatio:
+        r, c = self.known or (None, None)
+        return log_ratio(self.reference, self.candidate, r, c, spread, self.num_varying)
+
+
+class _Series(NamedTuple):
+    """One run's metric: the middle of its ranks where all have it."""
+
+    steps: Ints
+    values: Floats
+
+
+def pairs(
+    reference: Dataset, candidate: Dataset, metrics: tuple[str, str], explained: bool = True
+) -> Pairs | None:
+    """None where fewer than MIN_STEPS can be taken together. explained: allow for what is known of steps."""
+    sides = [
+        [_series(run, name) for run in side.runs]
+        for side, name in zip((reference, candidate), metrics, strict=True)
+    ]
+    fixed = [side.source == "projected" for side in (reference, candidate)]
+    measured = [
+        series for side, is_fixed in zip(sides, fixed, strict=True) if not is_fixed for series in side
+    ]
+    common, is_by_step = _common(measured)
+    if len(common) < MIN_STEPS:
+        return None
+    values = [
+        np.stack(
+            [_constant(run.values, len(common)) if is_fixed else _at(run, common, is_by_step) for run in side]
+        )
+        for side, is_fixed in zip(sides, fixed, strict=True)
+    ]
+    is_log = all((side > 0).all() for side in values)
+    scale = 1.0
+    if is_log:
+        values = [np.log(side) for side in values]
+    else:
+        scale = float(np.median(np.abs(values[0]))) or float(np.median(np.abs(values[1]))) or 1.0
+        values = [side / scale for side in values]
+    known = None
+    if explained and is_by_step and is_log and not any(fixed) and meaning(metrics[0]).unit == "ms":
+        known = _known(reference, candidate, common)
+    return Pairs(values[0], values[1], common, is_by_step, is_log, scale, known, 2 - sum(fixed))
+
+
+def _series(judged: JudgedRun, name: str) -> _Series:
+    steps = judged.run.global_step[judged.num_warmup :]
+    if name not in judged.run.metrics:
+        return _Series(steps[:0], np.empty(0))
+    values = judged.values(name)
+    is_complete = np.isfinite(values).all(axis=0)
+    return _Series(steps[is_complete], np.median(values[:, is_complete], axis=0))
+
+
+def _constant(values: Floats, num: int) -> Floats:
+    return np.full(num, float(np.median(values)) if len(values) else np.nan)
+
+
+def _common(series: Sequence[_Series]) -> tuple[Ints, bool]:
+    """Global steps that all have; where these are few, places in the order of what each measured."""
+    if not series:
+        return np.arange(MIN_STEPS), False
+    steps = series[0].steps
+    for one in series[1:]:
+        steps = np.intersect1d(steps, one.steps)
+    fewest = min(len(one.steps) for one in series)
+    if 2 * len(steps) > fewest:
+        return steps, True
+    return np.arange(fewest), False
+
+
+def _at(series: _Series, common: Ints, is_by_step: bool) -> Floats:
+    places = np.searchsorted(series.steps, common) if is_by_step else common
+    return series.values[places]
+
+
+def _known(reference: Dataset, candidate: Dataset, steps: Ints) -> tuple[Floats, Floats] | None:
+    """Covariates of both sides that are not the same step by step."""
+    columns: list[tuple[Floats, Floats]] = []
+    tokens = _of_runs(reference, steps, _tokens), _of_runs(candidate, steps, _tokens)
+    if (
+        _is_known(tokens)
+        and not _is_same(tokens)
+        and abs(float(np.median(tokens[0]) / np.median(tokens[1])) - 1) < 0.1
+    ):
+        columns.append((work_columns(tokens[0]), work_columns(tokens[1])))
+    taken = _of_runs(reference, steps, _taken), _of_runs(candidate, steps, _taken)
+    if _is_known(taken) and max(float(side.mean()) for side in taken) > TAKEN:
+        columns.append((taken_columns(taken[0]), taken_columns(taken[1])))
+    if not columns:
+        return None
+    sides = [np.concatenate([column[i] for column in columns], axis=-1) for i in (0, 1)]
+    middle = np.concatenate(sides).mean(axis=(0, 1))
+    return sides[0] - middle, sides[1] - middle
+
+
+def _is_known(sides: tuple[Floats, Floats]) -> bool:
+    return all(bool(np.isfinite(side).all()) and side.size > 0 for side in sides)
+
+
+def _is_same(sides: tuple[Floats, Floats]) -> bool:
+    """Step by step, in every run of both sides."""
+    runs = np.concatenate(sides)
+    return bool((np.ptp(runs, axis=0) <= FEW_DIGITS * np.abs(runs[0])).all())
+
+
+def _of_runs(side: Dataset, steps: Ints, read: Callable[[JudgedRun, Ints], Floats]) -> Floats:
+    return np.stack([read(run, steps) for run in side.runs])
+
+
+def _tokens(judged: JudgedRun, steps: Ints) -> Floats:
+    return _column(judged, judged.run.metrics.get(WORK), steps, "first")
+
+
+def _taken(judged: JudgedRun, steps: Ints) -> Floats:
+    """Of the rank that lost most: the others wait for it."""
+    ready = judged.run.host_parts.get(READY)
+    if ready is None:
+        return np.full(len(steps), np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _column(judged, ready / judged.run.metrics["step_ms"], steps, "most")
+
+
+def _column(judged: JudgedRun, values: Floats | None, steps: Ints, of_ranks: str) -> Floats:
+    if values is None:
+        return np.full(len(steps), np.nan)
+    places = np.searchsorted(judged.run.global_step, steps)
+    chosen = values[:, places]
+    column: Floats = chosen[0] if of_ranks == "first" else chosen.max(axis=0)
+    return column
+
+
+def pairing_text(reference: Dataset, candidate: Dataset, of_step: Pairs) -> str:
+    """What is taken with what, and what that rests on."""
+    num = len(of_step.steps)
+    if of_step.num_varying < 2:
+        return ""
+    if not of_step.is_by_step:
+        return f"the runs have no steps in common: {num} steps of each are taken in their order"
+    text = f"step k is taken with step k, {num} steps"
+    tokens = _of_runs(reference, of_step.steps, _tokens), _of_runs(candidate, of_step.steps, _tokens)
+    is_known = _is_known(tokens)
+    if is_known and _is_same(tokens) and np.ptp(tokens[0]):
+        text += ": both have the same number of tokens in each of them"
+    elif is_known and not _is_same(tokens):
+        text += "; their tokens differ, which is allowed for"
+    else:
+        together = float(np.median([
+            _correlation(r, c) for r in of_step.reference for c in of_step.candidate
+        ]))  # fmt: skip
+        if together > MOVES_TOGETHER:
+            text += f": their times rise and fall together (correlation {together:.2f})"
+        elif is_known:
+            text += ": all have as many tokens"
+        else:
+            text += ": by number alone, nothing shows whether their data are the same"
+    taken = _of_runs(reference, of_step.steps, _taken), _of_runs(candidate, of_step.steps, _taken)
+    if _is_known(taken) and max(float(side.mean()) for side in taken) > TAKEN:
+        sides = " and ".join(
+            f"{side.label} {percent(float(values.mean()), digits=1)}"
+            for side, values in zip((reference, candidate), taken, strict=True)
+        )
+        text += f"; others had the core for part of the step ({sides}), which is allowed for"
+    return text
+
+
+def _correlation(first: Floats, second: Floats) -> float:
+    if not np.ptp(first) or not np.ptp(second):
+        return 0.0
+    return float(np.corrcoef(first, second)[0, 1])
