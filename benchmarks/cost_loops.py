@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=3, help="steps in a block")
     parser.add_argument("--seconds", type=float, default=28.0, help="for the blocks of a loop, at most")
+    parser.add_argument("--limit-seconds", type=float, default=20.0, help="of the run with 1 %%, at least")
     parser.add_argument("--small", action="store_true", help="small models, to try it")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -173,7 +174,7 @@ def in_turn(loop: Any, options: Any, folder: Path) -> dict[str, Any]:
 
 def at_limit(loop: Any, folder: Path, step_ms: float, options: Any) -> dict[str, Any]:
     """What the recorder itself says of a run with the default overhead."""
-    num_steps = NUM_FIRST + (60 if options.small else min(600, max(160, int(9000 / step_ms))))
+    num_steps = NUM_FIRST + (60 if options.small else max(160, int(options.limit_seconds * 1e3 / step_ms)))
     synchronise()
     began = time.perf_counter()
     with aorta.instrument(folder, overhead=0.01) as recorder:

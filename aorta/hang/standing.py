@@ -352,9 +352,11 @@ def _unseen_calls(
 ) -> list[CallState]:
     calls = []
     for entry in entries if begun else []:
-        if entry["process_group"][0] != group.key or entry["is_p2p"] or entry["collective_seq_id"] <= left_at:
-            continue
         library, _, op = entry["profiling_name"].partition(":")
+        # As the backends count: gloo's sends and receives have numbers, too, and no entries.
+        number = entry["op_id" if library == "gloo" else "collective_seq_id"]
+        if entry["process_group"][0] != group.key or entry["is_p2p"] or number <= left_at:
+            continue
         finished = bool(entry["retired"]) or entry["state"] == "completed"
         # gloo's collectives begin with their launch; of NCCL's torch knows it only where it times them.
         started = finished or library == "gloo" or entry["state"] == "started" or None
@@ -366,7 +368,7 @@ def _unseen_calls(
         num_bytes, dtype = max(((_bytes_of(size, kind), kind) for size, kind in sizes), default=(0, ""))
         calls.append(
             CallState(
-                seq=group.num_seen + entry["collective_seq_id"] - left_at - 1,
+                seq=group.num_seen + number - left_at - 1,
                 op=OPS_OF_TORCH.get(op, op),
                 bytes=num_bytes,
                 dtype=DTYPES_OF_TORCH.get(dtype, dtype.lower()),

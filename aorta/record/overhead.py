@@ -5,6 +5,11 @@
 
 What recording costs is the difference between a recorded block and the steps on both sides of it, which were
 not recorded. The larger `every` is, the smaller the mean over all steps.
+
+Where steps scatter, their lengths take long to tell the cost. The process's CPU time scatters less and
+bounds it: a step waits for recording no longer than recording runs, on its own thread or on another that
+holds a lock, and for what the driver's records take on the device, which is known. So `every` is chosen by
+the smaller of the two upper ends; what is reported as cost is the difference of lengths.
 """
 
 import math
@@ -31,12 +36,14 @@ LOOKS = 64
 """Where every block is recorded, one of so many is not: otherwise the cost would not be known any more."""
 LEAST_BESIDE, MOST_BESIDE = 4, 16
 """Steps beside a recorded block with which it is compared: on each side at most, together at least."""
-SLOW = 2.5
-"""A step of so many usual lengths is slow: the next ones are recorded. In differences it counts as that."""
+SLOW = 3.0
+"""A step of so many usual lengths is slow: the next block is recorded. In differences it counts as that."""
 ENOUGH_PAIRS = 3
 """Differences from which on that of the first steps does not count any more."""
 FEW_WIDTH = 4.0
 """Width of the interval, in errors within blocks, while too few show how blocks differ."""
+DEVICE_SHARE = 0.005
+"""Share of a step that the driver's records take on the device where kernels are not tiny."""
 MOST_PAIRS = 256
 """Latest differences from which the cost is known."""
 
@@ -65,12 +72,26 @@ def block_of(place: int) -> int:
     return (place - NUM_FIRST) // BLOCK
 
 
+_Lengths = tuple[float, float]
+"""Length of a step and CPU time of the process in it, in ms."""
+
+
 class Cost(msgspec.Struct, frozen=True):
     """What a recorded step takes longer than one that is not, in ms, with its 95 % interval."""
 
     ms: float
     low_ms: float
     high_ms: float
+
+
+class Pair(msgspec.Struct, frozen=True, array_like=True):
+    """A recorded block against the steps beside it: differences a recorded step."""
+
+    ms: float
+    error_sq: float
+    """Square of its own error."""
+    cpu_ms: float
+    cpu_error_sq: float
 
 
 class Meter:
@@ -83,24 +104,32 @@ class Meter:
         self.total_ms = self.later_ms = 0.0
         self._own_ms = self._plain_ms = 0.0
         """Time of our own code in steps that are not recorded, and length of these steps."""
-        self._pairs: deque[tuple[float, float]] = deque(maxlen=MOST_PAIRS)
-        """Difference in ms a recorded step, and the square of its own error."""
-        self._first_pair: tuple[float, float] | None = None
+        self._pairs: deque[Pair] = deque(maxlen=MOST_PAIRS)
+        self._first_pair: Pair | None = None
         """That of the first steps, which also learn names and warm up: it counts until others are there."""
         self._is_first = True
-        self._before: deque[float] = deque(maxlen=MOST_BESIDE)
-        """Lengths of the steps before the recorded ones."""
-        self._during: list[float] = []
-        """Lengths of the steps of the recorded block, and of those that the switches fall into."""
+        self._before: deque[_Lengths] = deque(maxlen=MOST_BESIDE)
+        """The steps before the recorded ones."""
+        self._during: list[_Lengths] = []
+        """The steps of the recorded block, and those that the switches fall into."""
         self._num_during = 0
         """Number of recorded steps among them."""
-        self._after: list[float] = []
+        self._after: list[_Lengths] = []
 
-    def add(self, step_ms: float, place: int, recorded: bool, switched: bool, own_ms: float = 0.0) -> None:
+    def add(
+        self,
+        step_ms: float,
+        place: int,
+        recorded: bool,
+        switched: bool,
+        own_ms: float = 0.0,
+        cpu_ms: float = 0.0,
+    ) -> None:
         """Take the next step. switched: it is not recorded, and something was put on or taken off in it.
 
-        own_ms: time of our own code at its ends.
+        own_ms: time of our own code at its ends. cpu_ms: CPU time of the process in it.
         """
+        lengths = step_ms, cpu_ms
         self.num_steps += 1
         self.num_recorded += recorded
         self.total_ms += step_ms
@@ -113,23 +142,23 @@ class Meter:
         if recorded or (switched and self._during):
             if self._after:
                 self._conclude()
-            self._during.append(step_ms)
+            self._during.append(lengths)
             self._num_during += recorded
             # Only what is near the steps beside it can be compared: of a long stretch its two ends.
             if len(self._during) > MOST_BESIDE * (2 if self._before else 1):
                 del self._during[MOST_BESIDE if self._before else 0]
                 self._num_during -= 1
         elif switched:  # before a block: the driver's records are on already
-            self._during.append(step_ms)
+            self._during.append(lengths)
         else:
             self._own_ms += own_ms
             self._plain_ms += step_ms
             if self._num_during:
-                self._after.append(step_ms)
+                self._after.append(lengths)
                 if len(self._after) >= MOST_BESIDE:
                     self._conclude()
             else:
-                self._before.append(step_ms)
+                self._before.append(lengths)
 
     def interrupted(self) -> None:
         """Forget the block that is measured: something else took its time, a checkpoint say."""
@@ -140,12 +169,13 @@ class Meter:
         """Compare the recorded block with the steps on both of its sides."""
         beside = [*self._before, *self._after]
         if len(beside) >= LEAST_BESIDE and self._num_during:
-            usual_ms = median(beside)
-            beside = [min(ms, SLOW * usual_ms) for ms in beside]
-            during = [min(ms, SLOW * max(usual_ms, median(self._during))) for ms in self._during]
-            plain_ms = fmean(beside)
-            difference_ms = (sum(during) - len(during) * plain_ms) / self._num_during
-            pair = difference_ms, _error_sq(during) + _error_sq(beside)
+            wall, cpu = (
+                _difference(
+                    [step[i] for step in self._during], [step[i] for step in beside], self._num_during
+                )
+                for i in (0, 1)
+            )
+            pair = Pair(*wall, *cpu)
             if self._is_first and not self._before:
                 self._first_pair = pair
             else:
@@ -160,7 +190,7 @@ class Meter:
     def num_pairs(self) -> int:
         return len(self._pairs)
 
-    def _known_pairs(self) -> list[tuple[float, float]]:
+    def _known_pairs(self) -> list[Pair]:
         few = self._first_pair is not None and len(self._pairs) < ENOUGH_PAIRS
         return [*self._pairs, self._first_pair] if few and self._first_pair is not None else list(self._pairs)
 
@@ -168,7 +198,7 @@ class Meter:
     def plain_ms(self) -> float | None:
         """Length of the latest steps that were not recorded; None before there are some."""
         latest = [*self._before, *self._after]
-        return median(latest) if latest else None
+        return median(ms for ms, _ in latest) if latest else None
 
     def settle(self) -> None:
         """Compare what there is so far, as far as it goes."""
@@ -177,17 +207,15 @@ class Meter:
 
     def cost(self) -> Cost | None:
         """None before the first difference."""
-        pairs = self._known_pairs()
-        if not pairs:
+        return _mean([(pair.ms, pair.error_sq) for pair in self._known_pairs()])
+
+    def _most_ms(self) -> float | None:
+        """Return what a recorded step costs at most; None before the first difference."""
+        cost, plain_ms = self.cost(), self.plain_ms
+        cpu = _mean([(pair.cpu_ms, pair.cpu_error_sq) for pair in self._known_pairs()])
+        if cost is None or cpu is None or not plain_ms:
             return None
-        differences = [difference for difference, _ in pairs]
-        n = len(differences)
-        if n < 5:  # too few to know their scatter: their own errors, and generously
-            error, width = math.sqrt(fmean(square for _, square in pairs) / n), FEW_WIDTH
-        else:
-            error, width = math.sqrt(variance(differences) / n), t_95(n - 1)
-        mean = fmean(differences)
-        return Cost(mean, mean - width * error, mean + width * error)
+        return min(cost.high_ms, max(cpu.high_ms, 0.0) + DEVICE_SHARE * plain_ms)
 
     def always_on(self) -> float | None:
         """Share of a step that is not recorded in which our own code ran; None before there was one."""
@@ -195,21 +223,21 @@ class Meter:
 
     def chosen_every(self, limit: float) -> int:
         """The smallest `every` whose mean cost stays within limit, by the upper end of the cost."""
-        cost, plain_ms = self.cost(), self.plain_ms
-        if cost is None or not plain_ms:
+        most_ms, plain_ms = self._most_ms(), self.plain_ms
+        if most_ms is None or not plain_ms:
             return FIRST_EVERY
         left = max(limit - (self.always_on() or 0.0), limit / 8)
         every = 1
-        while every < MOST_EVERY and cost.high_ms * share_recorded(every) > left * plain_ms:
+        while every < MOST_EVERY and most_ms * share_recorded(every) > left * plain_ms:
             every *= 2
         return every
 
     def has_room(self, limit: float) -> bool:
         """True where another block may be recorded out of turn within the limit."""
-        cost = self.cost()
-        if cost is None:
+        most_ms = self._most_ms()
+        if most_ms is None:
             return False
-        return cost.high_ms * (self.num_later_recorded + BLOCK) <= limit * self.later_ms
+        return most_ms * (self.num_later_recorded + BLOCK) <= limit * self.later_ms
 
     def record(self, limit: float | None) -> OverheadRecord:
         """Describe all this for run.json."""
@@ -218,7 +246,8 @@ class Meter:
             _shares(cost, num_recorded, num_steps, total_ms)
             for num_recorded, num_steps, total_ms in (
                 (self.num_recorded, self.num_steps, self.total_ms),
-                (self.num_later_recorded, self.num_later, self.later_ms),
+                # Nothing recorded later costs nothing, but nobody has seen that.
+                (self.num_later_recorded, self.num_later if self.num_later_recorded else 0, self.later_ms),
             )
         )
         return OverheadRecord(
@@ -238,10 +267,10 @@ class Meter:
 
     # -- over a restart ------------------------------------------------------------------------------
 
-    def pairs(self) -> list[tuple[float, float]]:
+    def pairs(self) -> list[Pair]:
         return list(self._pairs)
 
-    def continue_with(self, pairs: Sequence[tuple[float, float]]) -> None:
+    def continue_with(self, pairs: Sequence[Pair]) -> None:
         """Begin with what an attempt before this one has measured."""
         self._pairs.extend(pairs)
 
@@ -257,6 +286,29 @@ def _shares(
         return None
     mean, low, high = (num_recorded * ms / plain_ms for ms in (cost.ms, cost.low_ms, cost.high_ms))
     return mean, low, high
+
+
+def _difference(during: list[float], beside: list[float], num_recorded: int) -> tuple[float, float]:
+    """How much longer a recorded step took, with all that its block and its switches took, and its error."""
+    usual = median(beside)
+    beside = [min(length, SLOW * usual) for length in beside]
+    during = [min(length, SLOW * max(usual, median(during))) for length in during]
+    difference = (sum(during) - len(during) * fmean(beside)) / num_recorded
+    return difference, _error_sq(during) + _error_sq(beside)
+
+
+def _mean(differences: Sequence[tuple[float, float]]) -> Cost | None:
+    """The mean of differences with their squared errors, and its 95 % interval; None without any."""
+    n = len(differences)
+    if n == 0:
+        return None
+    values = [value for value, _ in differences]
+    if n < 5:  # too few to know their scatter: their own errors, and generously
+        error, width = math.sqrt(fmean(square for _, square in differences) / n), FEW_WIDTH
+    else:
+        error, width = math.sqrt(variance(values) / n), t_95(n - 1)
+    mean = fmean(values)
+    return Cost(mean, mean - width * error, mean + width * error)
 
 
 def _error_sq(lengths: Sequence[float]) -> float:

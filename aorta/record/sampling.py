@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from aorta.files import read_regular, write_whole
-from aorta.record.overhead import BLOCK, FIRST_EVERY, NUM_FIRST, SLOW, Meter, block_of, is_recorded
+from aorta.record.overhead import BLOCK, FIRST_EVERY, NUM_FIRST, SLOW, Meter, Pair, block_of, is_recorded
 from aorta.records.files import overhead_name
 from aorta.records.schema import OverheadRecord
 
@@ -55,9 +55,14 @@ class Plan(msgspec.Struct, frozen=True):
 class Sampling:
     """Says of each step whether it is recorded. With limit None every one is."""
 
-    def __init__(self, limit: float | None, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        limit: float | None,
+        clock: Callable[[], int] = time.monotonic_ns,
+        cpu_clock: Callable[[], int] = time.process_time_ns,
+    ) -> None:
         self.limit = limit
-        self._clock = clock
+        self._clock, self._cpu_clock = clock, cpu_clock
         self.meter = Meter()
         self._rank, self._world_size = 0, 1
         self._store: Callable[[], Store | None] = lambda: None
@@ -66,11 +71,12 @@ class Sampling:
         """Global step of the first step of this process."""
         self._plan = Plan(0, 0, FIRST_EVERY, 0)
         self._next: Plan | None = None
-        self._until = -1
-        """Place up to which steps are recorded out of turn: one before was slow."""
+        self._extra = -1
+        """Block that is recorded out of turn: a step before it was slow. A whole one, since ranks notice that
+        at places that differ a little."""
         self._decide_after_s = AHEAD_S
         self._decided_ns = 0
-        self._began_ns = 0
+        self._began_ns = self._began_cpu_ns = 0
         self._place = -1
         self._was_recorded = self._was_switched = False
         self._own_ns = 0
@@ -96,12 +102,13 @@ class Sampling:
             self.meter.num_steps += 1
             self.meter.num_recorded += 1
             return True
+        cpu_ns = self._cpu_clock()
         if self._began_ns:
-            self._ended(now_ns, follows=place == self._place + 1)
+            self._ended(now_ns, cpu_ns, follows=place == self._place + 1)
         if place >= NUM_FIRST:
             self._look_for_plan(place, now_ns)
-        recorded = is_recorded(place, self._plan.every) or place <= self._until
-        self._began_ns, self._place, self._own_ns = now_ns, place, 0
+        recorded = self._is_planned(place)
+        self._began_ns, self._began_cpu_ns, self._place, self._own_ns = now_ns, cpu_ns, place, 0
         self._was_switched = self._was_recorded and not recorded
         self._was_recorded = recorded
         return recorded
@@ -109,7 +116,10 @@ class Sampling:
     def comes_next(self) -> bool:
         """True if the step after the one that has begun is recorded, as far as is known."""
         place = self._place + 1
-        return self.limit is None or is_recorded(place, self._plan.every) or place <= self._until
+        return self.limit is None or self._is_planned(place)
+
+    def _is_planned(self, place: int) -> bool:
+        return is_recorded(place, self._plan.every) or (place >= NUM_FIRST and block_of(place) == self._extra)
 
     def switched(self) -> None:
         """Note that something was put on or taken off in the open step, which is not recorded."""
@@ -124,12 +134,19 @@ class Sampling:
         self._began_ns = 0
         self.meter.interrupted()
 
-    def _ended(self, now_ns: int, follows: bool) -> None:
+    def _ended(self, now_ns: int, cpu_ns: int, follows: bool) -> None:
         step_ms = (now_ns - self._began_ns) / 1e6
         if not follows:
             self.meter.interrupted()
             return
-        self.meter.add(step_ms, self._place, self._was_recorded, self._was_switched, self._own_ns / 1e6)
+        self.meter.add(
+            step_ms,
+            self._place,
+            self._was_recorded,
+            self._was_switched,
+            self._own_ns / 1e6,
+            (cpu_ns - self._began_cpu_ns) / 1e6,
+        )
         if self._place >= NUM_FIRST:
             is_slow = self._usual_ms > 0 and step_ms > SLOW * self._usual_ms
             # A running middle: it moves by a share of itself, however long one step was.
@@ -137,8 +154,9 @@ class Sampling:
                 self._usual_ms = step_ms
             else:
                 self._usual_ms *= 1.02 if step_ms > self._usual_ms else 1 / 1.02
-            if is_slow and self._place > self._until and self.meter.has_room(self.limit or 0.0):
-                self._until = self._place + BLOCK
+            block = block_of(self._place)
+            if is_slow and block > self._extra and self.meter.has_room(self.limit or 0.0):
+                self._extra = block + 1
         else:
             self._usual_ms = step_ms if self._usual_ms == 0 else min(self._usual_ms * 1.05, step_ms)
 
@@ -263,14 +281,14 @@ class _Talk:
 
 
 class _State(msgspec.Struct):
-    pairs: list[tuple[float, float]]
+    pairs: list[Pair]
 
 
 def state_path(folder: Path) -> Path:
     return folder / overhead_name()
 
 
-def _read_state(path: Path) -> list[tuple[float, float]]:
+def _read_state(path: Path) -> list[Pair]:
     try:
         return msgspec.json.decode(read_regular(path), type=_State).pairs
     except (OSError, msgspec.MsgspecError):

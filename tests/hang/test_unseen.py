@@ -20,7 +20,8 @@ GROUP = GroupState(key="0", name="default", ranks=[0, 1], backend="nccl", num_se
 
 def entry(number, name, *, retired, state="scheduled", created_ns=0, group="0", sizes=((16,),)):
     return {
-        "process_group": (group, "default_pg"), "collective_seq_id": number, "is_p2p": False,
+        "process_group": (group, "default_pg"), "collective_seq_id": number, "op_id": 2 * number,
+        "is_p2p": False,
         "profiling_name": name, "retired": retired, "state": state, "time_created_ns": created_ns,
         "input_sizes": [list(size) for size in sizes], "output_sizes": [[4]],
         "input_dtypes": ["BFloat16"], "output_dtypes": ["BFloat16"],

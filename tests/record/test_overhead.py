@@ -15,7 +15,7 @@ def played(meter, every, num_steps, plain_ms, cost_ms, scatter=0.0, first=0, see
     for place in range(first, first + num_steps):
         recorded = is_recorded(place, every)
         length = plain_ms + cost_ms * recorded + noise.gauss(0, scatter)
-        meter.add(length, place, recorded, switched=before and not recorded)
+        meter.add(length, place, recorded, switched=before and not recorded, cpu_ms=length)
         before = recorded
 
 
@@ -81,7 +81,7 @@ def test_the_mean_cost_stays_within_the_limit_however_the_steps_scatter(seed):
     for place in range(20_000):
         recorded = is_recorded(place, every)
         length = 10.0 + noise.gauss(0, 0.5) + 1.2 * recorded
-        meter.add(length, place, recorded, before and not recorded)
+        meter.add(length, place, recorded, before and not recorded, cpu_ms=length)
         before = recorded
         if place >= NUM_FIRST:
             total += 10.0
@@ -130,3 +130,25 @@ def test_what_an_attempt_has_measured_goes_on_in_the_next():
 @pytest.mark.parametrize("freedom", [3, 5, 10, 100])
 def test_student_s_quantile(freedom):
     assert t_95(freedom) == pytest.approx(stdtrit(freedom, 0.975), rel=0.01)
+
+
+def test_cpu_time_bounds_the_cost_where_steps_scatter():
+    """Steps scatter by half; recording runs for 0.4 ms of each: that is known at once, and is what counts."""
+    noise, meter, before = random.Random(3), Meter(), True
+    for place in range(NUM_FIRST + 2 * BLOCK):
+        recorded = is_recorded(place, 64)
+        cpu_ms = 4.0 + 0.4 * recorded + noise.gauss(0, 0.05)
+        meter.add(20.0 + noise.gauss(0, 8.0), place, recorded, before and not recorded, cpu_ms=cpu_ms)
+        before = recorded
+    meter.settle()
+    assert meter.cost().high_ms > 4.0
+    assert meter.chosen_every(0.01) in (2, 4)
+
+
+def test_time_that_recording_makes_others_wait_is_not_hidden_by_idle_cpus():
+    """Where lengths tell more than CPU time does, they decide."""
+    meter = Meter()
+    for place in range(NUM_FIRST + 64 * BLOCK):
+        recorded = is_recorded(place, 8)
+        meter.add(10.0 + 0.05 * recorded, place, recorded, False, cpu_ms=30.0 + 3.0 * recorded)
+    assert meter.chosen_every(0.01) == 1

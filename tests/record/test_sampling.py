@@ -12,7 +12,7 @@ import aorta
 from aorta.errors import InstrumentError
 from aorta.record import sampling
 from aorta.record.interception.switch import Interception
-from aorta.record.overhead import NUM_FIRST
+from aorta.record.overhead import BLOCK, NUM_FIRST, block_of
 from aorta.record.sampling import Sampling
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord
@@ -41,7 +41,7 @@ class Loop:
     def __init__(self, rank, world_size, store, cost_ms, limit=0.01, state=None):
         self.now_ns = 1
         self.cost_ms = cost_ms
-        self.sampling = Sampling(limit, lambda: self.now_ns)
+        self.sampling = Sampling(limit, lambda: self.now_ns, lambda: self.now_ns)
         self.sampling.open(rank, world_size, lambda: store, state)
         self.recorded = []
 
@@ -124,11 +124,12 @@ def test_a_rank_that_hears_nothing_records_steps_that_the_others_record_too():
     assert not any(mine and not theirs for mine, theirs in pairs)
 
 
-def test_steps_after_a_slow_one_are_recorded_within_the_limit():
+def test_the_block_after_a_slow_step_is_recorded_within_the_limit():
     loop = Loop(0, 1, None, cost_ms=0.5)
     for number in range(8000):
         loop.step(number, plain_ms=60.0 if number == 7001 else 10.0)
-    assert all(loop.recorded[7002:7009])
+    after = (block_of(7001) + 1) * BLOCK + NUM_FIRST
+    assert all(loop.recorded[after : after + BLOCK])
 
 
 def test_a_restart_goes_on_with_what_was_measured(tmp_path):
