@@ -40,7 +40,8 @@ def expert_layer(model: Model, plan: Plan, domain: int) -> PassOps:
     forward += [
         forward_gemm(router, plan, fp8=False),
         Elementwise("router_scores", "forward", 3 * scores, 2 * scores, "rows", launches=6),
-        Elementwise("permute", "forward", rows * width, rows * width, "scatter", launches=4),
+        # A token's row is read once: its experts' copies come from the cache.
+        Elementwise("permute", "forward", tokens * width, rows * width, "rows", launches=4),
     ]
     if experts.latent:
         width = experts.latent * BF16
@@ -56,18 +57,20 @@ def expert_layer(model: Model, plan: Plan, domain: int) -> PassOps:
     forward += grouped.forward
     if plan.ep > 1:
         forward.append(exchange._replace(name="combine"))
-    forward.append(Elementwise("unpermute", "forward", rows * width, tokens * width, "scatter", launches=3))
+    forward.append(Elementwise("unpermute", "forward", rows * width, tokens * width, launches=3))
     if experts.latent:
         forward += linear_forward(widen, plan)
         backward += linear_backward(widen, plan)
-    backward.append(Elementwise("unpermute_grad", "dgrad", rows * width, rows * width, "scatter", launches=4))
+    # Also reads the experts' outputs, for the gradients of their weights.
+    read = (rows + tokens) * width
+    backward.append(Elementwise("unpermute_grad", "dgrad", read, rows * width, "rows", launches=4))
     if plan.ep > 1:
         backward.append(exchange._replace(name="combine_grad", phase="dgrad"))
     backward += grouped.backward
     if plan.ep > 1:
         backward.append(exchange._replace(name="dispatch_grad", phase="dgrad"))
     backward += [
-        Elementwise("permute_grad", "dgrad", rows * width, tokens * width, "scatter", launches=3),
+        Elementwise("permute_grad", "dgrad", rows * width, tokens * width, launches=3),
         *(linear_backward(narrow, plan) if experts.latent else ()),
         Elementwise("router_grad", "dgrad", 3 * scores, scores, "rows", launches=6),
         *backward_gemms(router, plan, fp8=False),

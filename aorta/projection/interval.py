@@ -1,13 +1,15 @@
 """Interval of a projection: from the likeness to measured runs, and from what is extrapolated.
 
-Widths are logarithms that hold about seven of eight measurements; independent ones are added as squares.
-They were set from the errors of whole groups of published runs (part, model, framework, scale) under factors
-fitted without the group, see benchmarks/projection/leave_out.py, and rounded upwards.
+Widths are logarithms; independent ones are added as squares. Reasons say how a job's width compares with
+others'; how wide that is was calibrated by family (dense, mixture, hybrid, software nobody described) and
+architecture, so that about seven of eight rows lie inside whose model, or whose release, the fit had not:
+benchmarks/projection/interval_widths.py. A model of a family of which no model like it was measured gets the
+errors that such models had when they were first tried.
 """
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -72,6 +74,7 @@ LAYOUT = (
     "sequence_parallel",
 )
 """Settings by which layouts differ from an anchor's."""
+Family = Literal["dense", "mixture", "hybrid"]
 NOT_IN_VIEW = "not in view when the model was made"
 
 
@@ -112,6 +115,11 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     long_sequence: float
     """Multiplied by the share of attention in the step."""
     recomputed_part: float
+    new_mixture: float
+    """A mixture of which no step was compared."""
+    new_hybrid: float
+    new_vendor: float
+    """A family of which no step was compared on parts of the vendor."""
     anchored: float
     """Width of a job that is the anchor's own."""
     anchored_layout: float
@@ -129,6 +137,45 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 WIDTHS = constants(Widths, "widths")
+
+
+class Scales(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Factor on the width of all reasons of a job, by what it is of."""
+
+    dense: float
+    """Dense models on architectures that are not below."""
+    dense_sm_80: float
+    dense_sm_90: float
+    dense_sm_100: float
+    dense_sm_103: float
+    plain: float
+    """Dense models under kernels of PyTorch."""
+    mixture: float
+    hybrid: float
+    """Models with state spaces."""
+    undescribed: float
+    """Software of which no step was compared within a year of the release."""
+    own: float
+    """aorta's own training loop."""
+
+
+SCALES = constants(Scales, "scales")
+MEASURED_MIXTURES = frozenset(
+    {
+        "deepseek-v3",
+        "gpt-oss-120b",
+        "mixtral-8x7b",
+        "mixtral-8x22b",
+        "nemotron-3-nano-30b-a3b",
+        "qwen3-30b-a3b",
+        "qwen3-235b-a22b",
+    }
+)
+"""Mixtures and hybrids of which whole steps were compared."""
+MEASURED_FAMILIES = frozenset(
+    {("nvidia", "dense"), ("nvidia", "mixture"), ("nvidia", "hybrid"), ("amd", "dense")}
+)
+"""Families of which steps were compared, by vendor of the part."""
 
 
 class Widening(NamedTuple):
@@ -151,6 +198,7 @@ def widenings(
     reasons += _hardware_reasons(plan, hardware)
     reasons += _software_reasons(plan)
     reasons += _model_reasons(model, plan)
+    extrapolated = _never_measured(model, plan, hardware)
     total = sum(breakdown_s.values())
     shares = {name: seconds / total for name, seconds in breakdown_s.items()} if total else {}
     host = shares.get("host", 0.0)
@@ -173,11 +221,69 @@ def widenings(
         )
     if plan.world_size > 2560:
         reasons.append(Widening("more than 2560 GPUs", WIDTHS.large_scale))
+    scale = scale_of(model, plan, hardware)
+    return [reason._replace(width=scale * reason.width) for reason in reasons] + extrapolated
+
+
+def family(model: Model) -> Family:
+    """hybrid: with state spaces; mixture: with experts; else dense."""
+    if any(KINDS[kind][0] == "state" for kind in model.layer_kinds):
+        return "hybrid"
+    return "mixture" if model.experts is not None else "dense"
+
+
+def scale_of(model: Model, plan: Plan, hardware: Hardware) -> float:
+    """The factor on the width of a job's reasons."""
+    if plan.software == "aorta":
+        return SCALES.own
+    if not _release_measured(plan):
+        return SCALES.undescribed
+    kind = family(model)
+    if kind == "dense" and plan.stack != "megatron":
+        return SCALES.plain
+    scale: float = getattr(SCALES, f"{kind}_{hardware.architecture}", getattr(SCALES, kind))
+    return scale
+
+
+def _never_measured(model: Model, plan: Plan, hardware: Hardware) -> list[Widening]:
+    """What no measured step says anything about, which no scale of measured ones covers."""
+    kind, name = family(model), hardware.name
+    reasons = []
+    own_hz = load_hardware(name).compute.sustained_clock_hz if name in hardware_names() else math.inf
+    clock_hz = hardware.compute.sustained_clock_hz
+    if clock_hz > 1.001 * own_hz:
+        asked = f"{clock_hz / 1e6:.0f} MHz, where {name} under load sustains {own_hz / 1e6:.0f}"
+        reasons.append(Widening(asked, math.log(clock_hz / own_hz), False))
+    if (hardware.vendor, kind) not in MEASURED_FAMILIES:
+        text = f"not known: no step of a {kind} was measured on a part of {hardware.vendor.upper()}"
+        reasons.append(Widening(text, WIDTHS.new_vendor, False))
+    if kind != "dense" and model.name not in MEASURED_MIXTURES and plan.software != "aorta":
+        with_what = ", ".join(_features(model))
+        text = f"not known: no step of {model.name} was measured ({kind} with {with_what})"
+        reasons.append(Widening(text, WIDTHS.new_hybrid if kind == "hybrid" else WIDTHS.new_mixture, False))
     return reasons
 
 
-def anchored_widenings(model: Model, plan: Plan, hardware: Hardware, anchor: Anchor) -> list[Widening]:
-    """Reasons for the width of a step's interval that rests on a measured one: what differs from that one."""
+def _features(model: Model) -> list[str]:
+    """What sets a mixture or a hybrid apart from others, in words."""
+    features = []
+    if model.experts is not None:
+        features.append(f"{model.experts.num_experts} experts of {model.experts.ffn}")
+    mixers = {KINDS[kind][0] for kind in model.layer_kinds}
+    named = (
+        ("state spaces", "state" in mixers),
+        ("windows", "window" in mixers),
+        ("sinks", model.sinks),
+        ("latent attention", model.latent is not None),
+    )
+    return features + [name for name, has in named if has]
+
+
+def anchored_widenings(model: Model, plan: Plan, hardware: Hardware | None, anchor: Anchor) -> list[Widening]:
+    """Reasons for the width of a step's interval that rests on a measured one: what differs from that one.
+
+    hardware: None: the anchor's own part.
+    """
     there = anchor.plan
     rough = WIDTHS.anchored_rough if model.experts or model.state or not _release_measured(plan) else 1.0
     reasons = [Widening(f"anchored on {anchor.name}", WIDTHS.anchored)]
@@ -187,7 +293,7 @@ def anchored_widenings(model: Model, plan: Plan, hardware: Hardware, anchor: Anc
 
     if any(getattr(plan, name) != getattr(there, name) for name in LAYOUT):
         add("another layout than the anchor's", WIDTHS.anchored_layout)
-    if hardware.name != anchor.part:
+    if hardware is not None and hardware.name != anchor.part:
         add(f"the anchor ran on {anchor.part}", WIDTHS.anchored_part)
     if plan.dtype != there.dtype:
         add(f"the anchor ran in {there.dtype}", WIDTHS.anchored_dtype)
@@ -205,6 +311,16 @@ def layout_noise(model: Model, plan: Plan) -> float:
     """Logarithm by which two layouts of one job may differ in their errors."""
     rough = WIDTHS.anchored_rough if model.experts or model.state or not _release_measured(plan) else 1.0
     return WIDTHS.skew_high * rough * WIDTHS.anchored_layout
+
+
+def with_anchor_bounds(step_s: float, model: Model, plan: Plan) -> tuple[float, float]:
+    """The interval that a projection of this step would have with one node of the same job measured."""
+    node = msgspec.structs.replace(
+        plan, tp=1, pp=1, vpp=1, cp=1, ep=1, dp=plan.gpus_per_node, nodes=1, micro_batch_size=-1
+    )
+    anchor = Anchor("", model, node, "", {}, 1.0)
+    reasons = anchored_widenings(model, plan, None, anchor)
+    return bounds(step_s, reasons)
 
 
 def _release_measured(plan: Plan) -> bool:
@@ -237,11 +353,6 @@ def _hardware_reasons(plan: Plan, hardware: Hardware) -> list[Widening]:
         reasons.append(Widening(f"few steps were measured on {name}", WIDTHS.few_rows))
     if plan.dtype == "fp4":
         reasons.append(Widening("FP4", WIDTHS.fp4))
-    own_hz = load_hardware(name).compute.sustained_clock_hz if name in hardware_names() else math.inf
-    clock_hz = hardware.compute.sustained_clock_hz
-    if clock_hz > 1.001 * own_hz:
-        asked = f"{clock_hz / 1e6:.0f} MHz, where {name} under load sustains {own_hz / 1e6:.0f}"
-        reasons.append(Widening(asked, math.log(clock_hz / own_hz), False))
     return reasons
 
 

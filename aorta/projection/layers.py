@@ -279,7 +279,7 @@ def _state_space(model: Model, plan: Plan) -> PassOps:
     forward = (
         *norm.forward,
         *projections.forward,
-        Elementwise("convolution", "forward", convolved, convolved),
+        Elementwise("convolution", "forward", convolved, convolved, "rows"),
         scan,
         Elementwise("gated_norm", "forward", 2 * inner, inner, "rows"),
         *linear_forward(out, plan),
@@ -298,7 +298,7 @@ def _state_space(model: Model, plan: Plan) -> PassOps:
             size_bytes=2 * scan.size_bytes + 3 * states,
             launches=8,
         ),
-        Elementwise("convolution_grad", "dgrad", 2 * convolved, convolved, launches=2),
+        Elementwise("convolution_grad", "dgrad", 2 * convolved, convolved, "rows", launches=2),
         *projections.backward,
         *norm.backward,
         *residual_grad("attention", model, plan),

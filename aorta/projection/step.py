@@ -15,7 +15,7 @@ from aorta.projection.model import Model
 from aorta.projection.ops import BF16, FP32, CollectiveOp
 from aorta.projection.passes import DataParallel, exposed_edges_s
 from aorta.projection.plan import Plan, split_layers
-from aorta.projection.prices import Factors, Pricer
+from aorta.projection.prices import Anchor, Factors, Pricer
 from aorta.projection.stages import Stage, Unit, build, host_cost, launch_s
 from aorta.projection.streams import HOST, Lanes, StreamRun, StreamTask, merged, run, scaled, waits
 
@@ -44,6 +44,8 @@ class Projection(NamedTuple):
     stage: Stage
     widenings: tuple[Widening, ...] = ()
     """Reasons for the width of the interval."""
+    anchor: Anchor | None = None
+    """The measured step that it starts from."""
 
     @property
     def host_bound(self) -> bool:
@@ -274,6 +276,7 @@ def _assemble(model: Model, plan: Plan, pricer: Pricer, parts: StepParts, sample
         sample.run,
         sample.stage,
         tuple(reasons),
+        anchor,
     )
 
 

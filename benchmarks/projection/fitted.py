@@ -137,12 +137,18 @@ FITTED: tuple[FittedFactor, ...] = (
     ),
     _of_stack("torchtitan: rings", "attention_factor", "torchtitan", ("attention",)),
     _of_stack("Megatron-Bridge from 26.01: host", "host_factor", "megatron-bridge", ("host",)),
-    _of_stack(
-        "Megatron-Bridge before 26.06: experts in MXFP8",
+    _of_plan(
+        "Megatron-Bridge: experts in MXFP8 one by one",
         "expert_factor",
-        "megatron-bridge",
+        lambda row, plan: plan.expert_factor > 1,
         ROUTED,
         SLOW_EXPERTS,
+    ),
+    _of_plan(
+        "Megatron-Bridge from 26.06: fused experts in MXFP8",
+        "expert_factor",
+        lambda row, plan: plan.expert_factor < 1,
+        ROUTED,
     ),
 )
 

@@ -1,150 +1,154 @@
-"""Widths for parts, types and frameworks never measured, judged on sources that did not choose them.
+"""Widths of intervals, judged on rows whose model, or whose release, the fit did not have.
 
-python benchmarks/projection/interval_widths.py --data DIR [--draws 150] [--json FILE]
+    python benchmarks/projection/interval_widths.py --data DIR [--output FILE.csv]
 
-Each draw splits the sources of published rows in two. On one half each width is the least that holds nine of
-ten rows of groups left out; the other half is predicted by factors fitted to the first, and counts what is
-inside with those widths and with the ones of aorta/projection/constants.yaml. Needs no GPU; a minute of CPU.
+Every row is projected by factors fitted without its model, and without its release. A line says by family and
+architecture how wide the errors were beside the widths of the reasons alone, and so which factor on these
+holds seven of eight (`scales` in aorta/projection/constants.yaml; few rows are drawn towards their family's),
+and what share lies inside as shipped; then the same of parts and releases with 20 rows. Needs no GPU.
 """
 
-import argparse
-import json
-import math
+import csv
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from projection.leave_out import Sensitivity, covers, fit
+from harness import arguments
+from projection.leave_out import left_out_residuals
 from projection.published import read_published
-from projection.validate import judge, published_tables, row_widenings
+from projection.validate import judge, published_tables
 
-from aorta.projection.interval import WIDTHS, Widening
+from aorta.projection.interval import SCALES, WIDTHS, family, scale_of, width_of
+from aorta.projection.measured_runs import Row, files_below
 
-KEYS = ("gpu", "precision", "framework")
-SHIPPED = dict(zip(KEYS, (WIDTHS.other_part, WIDTHS.other_dtype, WIDTHS.other_stack), strict=True))
-BEFORE = dict(zip(KEYS, (0.08, 0.08, 0.10), strict=True))
-NONE = dict.fromkeys(KEYS, 0.0)
-GRID = (0.0, 0.02, 0.04, 0.05, 0.06, 0.08, 0.10, 0.12, 0.15, 0.20)
-ASKED = 0.90
-
-Judged = tuple[int, float, tuple[str, ...]]
-"""Number of a row, its log error, and of KEYS those whose value no row of the fit has."""
+ASKED = 0.87
+DRAWN_BY = 20
+"""Rows of a family that count as much as a group's own."""
 
 
-class Rows:
-    """Complete published rows, with why their intervals are as wide as they are."""
+class Judged(NamedTuple):
+    row: Row
+    left_out: str
+    """model or release."""
+    log_error: float
+    """Of measured over projected step time."""
+    width: float
+    scale: float
 
-    def __init__(self, folder: Path) -> None:
-        self.slopes: list[Sensitivity] = []
-        self.reasons: list[list[Widening]] = []
-        for table in (judge(*read_published(path)) for path in published_tables(folder)):
-            for sensitivity in table.slopes:
-                self.slopes.append(sensitivity)
-                self.reasons.append(row_widenings(sensitivity.row, table.projections[id(sensitivity.row)]))
-
-    def value(self, number: int, key: str) -> str:
-        return str(self.slopes[number].row.group[key])
-
-    def predicted(self, fitted: list[int], others: list[int]) -> list[Judged]:
-        """Other rows under factors fitted to some."""
-        members = [self.slopes[number] for number in others]
-        change = fit([self.slopes[number] for number in fitted], members)
-        measured = {key: {self.value(number, key) for number in fitted} for key in KEYS}
-        return [
-            (
-                number,
-                member.residual + float(np.dot(member.slopes, change)),
-                tuple(key for key in KEYS if self.value(number, key) not in measured[key]),
-            )
-            for number, member in zip(others, members, strict=True)
-        ]
-
-    def share_inside(self, judged: list[Judged], widths: dict[str, float]) -> float:
-        inside = [
-            covers([*self.reasons[number], *(Widening(key, widths[key]) for key in unmeasured)], error)
-            for number, error, unmeasured in judged
-        ]
-        return float(np.mean(inside)) if inside else math.nan
-
-    def least_width(self, key: str, numbers: list[int]) -> float:
-        """The least width with which groups of the key left out of these rows are inside as asked."""
-        groups = defaultdict(list)
-        for number in numbers:
-            groups[self.value(number, key)].append(number)
-        judged: list[Judged] = []
-        for members in groups.values():
-            outside = [number for number in numbers if number not in members]
-            judged += self.predicted(outside, members) if outside else []
-        return next(
-            (width for width in GRID if self.share_inside(judged, NONE | {key: width}) >= ASKED), GRID[-1]
-        )
+    @property
+    def inside(self) -> bool:
+        return -WIDTHS.skew_low * self.width <= self.log_error <= WIDTHS.skew_high * self.width
 
 
-def drawn(rows: Rows, draws: int) -> dict[str, Any]:
-    """Draws halves, and judges the widths that each half chooses on the other half."""
-    generator = np.random.default_rng(2)
-    sources = sorted({rows.value(number, "source") for number in range(len(rows.slopes))})
-    chosen: dict[str, list[float]] = {key: [] for key in KEYS}
-    inside: dict[str, list[float]] = {"chosen": [], "shipped": [], "before": []}
-    together: list[Judged] = []
-    for _ in range(draws):
-        held_out = set(generator.choice(sources, len(sources) // 2, replace=False))
-        first = [n for n in range(len(rows.slopes)) if rows.value(n, "source") not in held_out]
-        other = [n for n in range(len(rows.slopes)) if rows.value(n, "source") in held_out]
-        if min(len(first), len(other)) < 20:
-            continue
-        widths = {key: rows.least_width(key, first) for key in KEYS}
-        for key in KEYS:
-            chosen[key].append(widths[key])
-        judged = rows.predicted(first, other)
-        together += judged
-        for name, choice in (("chosen", widths), ("shipped", SHIPPED), ("before", BEFORE)):
-            inside[name].append(rows.share_inside(judged, choice))
+def release(row: Row) -> str:
+    """Framework with year and month of its release."""
+    name, _, version = str(row.group["stack"]).partition("@")
+    return f"{name}@{version[:5]}" if version else name
+
+
+def kind(row: Row, scale: float) -> str:
+    """Family of a row's interval."""
+    if scale in (SCALES.undescribed, SCALES.plain) and scale != SCALES.dense:
+        return "software of no measured release" if scale == SCALES.undescribed else "dense, PyTorch"
+    return family(row.model)
+
+
+def judged(folder: Path) -> list[Judged]:
+    """Every complete row twice: left out by model and by release."""
+    paths = [*published_tables(folder), *files_below(folder, "layouts_*_ran.csv")]
+    tables = [judge(*read_published(path)) for path in paths]
+    slopes = [sensitivity for table in tables for sensitivity in table.slopes]
+    projections = {key: one for table in tables for key, one in table.projections.items()}
+    found = []
+    by: tuple[tuple[str, Callable[[Row], object]], ...] = (
+        ("model", lambda row: row.group["model"]),
+        ("release", release),
+    )
+    for name, group_of in by:
+        for sensitivity, error, _ in left_out_residuals(slopes, group_of):
+            row = sensitivity.row
+            projection = projections[id(row)]
+            scale = scale_of(row.model, projection.plan, row.hardware)
+            found.append(Judged(row, name, -error, width_of(list(projection.widenings)), scale))
+    return found
+
+
+def summary(title: str, rows: list[Judged]) -> dict[str, Any]:
+    """Errors of a group, the factor that would hold seven of eight, and the share inside as shipped."""
+    sizes = np.abs(np.expm1([row.log_error for row in rows]))
+    shares = [abs(row.log_error) / row.width * row.scale for row in rows]
+    asked = float(np.quantile(shares, ASKED)) / ((WIDTHS.skew_low + WIDTHS.skew_high) / 2)
     return {
-        "rows": len(rows.slopes),
-        "sources": len(sources),
-        "draws": len(inside["chosen"]),
-        "widths": {
-            key: {
-                "shipped": SHIPPED[key],
-                "before": BEFORE[key],
-                "chosen_quartiles": [float(width) for width in np.quantile(chosen[key], (0.25, 0.5, 0.75))],
-                "inside_where_unmeasured": _unmeasured(rows, together, key),
-            }
-            for key in KEYS
-        },
-        "inside": {
-            name: {"mean": float(np.mean(shares)), "worst_in_ten": float(np.quantile(shares, 0.1))}
-            for name, shares in inside.items()
-        },
+        "group": title,
+        "rows": len(rows) // 2,
+        "models": len({row.row.model.name for row in rows}),
+        "median_error_pct": 100 * float(np.median(sizes)),
+        "p90_error_pct": 100 * float(np.quantile(sizes, 0.9)),
+        "scale_for_87_pct": asked,
+        "scale": float(np.median([row.scale for row in rows])),
+        "inside_by_model": _share(row.inside for row in rows if row.left_out == "model"),
+        "inside_by_release": _share(row.inside for row in rows if row.left_out == "release"),
     }
 
 
-def _unmeasured(rows: Rows, judged: list[Judged], key: str) -> dict[str, float]:
-    """Shares inside of the rows whose value of the key no row of the fit has."""
-    members = [row for row in judged if key in row[2]]
-    choices = (("shipped", SHIPPED), ("before", BEFORE), ("none", NONE))
-    return {"rows": len(members)} | {name: rows.share_inside(members, choice) for name, choice in choices}
+def _share(inside: Iterable[bool]) -> float:
+    found = list(inside)
+    return sum(found) / len(found) if found else float("nan")
+
+
+def grouped(rows: list[Judged]) -> list[dict[str, Any]]:
+    """Families; families on architectures, drawn towards their family; parts and releases with 20 rows."""
+    lines: list[dict[str, Any]] = []
+    families: dict[str, list[Judged]] = defaultdict(list)
+    for row in rows:
+        families[kind(row.row, row.scale)].append(row)
+    for name, members in sorted(families.items()):
+        whole = summary(name, members)
+        lines.append(whole)
+        parts: dict[str, list[Judged]] = defaultdict(list)
+        for row in members:
+            parts[row.row.hardware.architecture].append(row)
+        for architecture, own in sorted(parts.items()) if len(parts) > 1 else ():
+            line = summary(f"{name} {architecture}", own)
+            weight = line["rows"] / (line["rows"] + DRAWN_BY)
+            line["drawn_scale"] = weight * line["scale_for_87_pct"] + (1 - weight) * whole["scale_for_87_pct"]
+            lines.append(line)
+    for group_of in (lambda row: row.hardware.name, release):
+        groups: dict[str, list[Judged]] = defaultdict(list)
+        for row in rows:
+            groups[group_of(row.row)].append(row)
+        lines += [summary(name, own) for name, own in sorted(groups.items()) if len(own) >= 40]
+    return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--draws", type=int, default=150)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    outcome = drawn(Rows(arguments.data), arguments.draws)
-    text = json.dumps(outcome, indent=1)
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
-    print(text)
+    options = parser.parse_args()
+    lines = grouped(judged(options.data))
+    for line in lines:
+        print(
+            f"{line['group']:36s}{line['rows']:5d} rows{line['models']:4d} models"
+            f"{line['median_error_pct']:7.1f} /{line['p90_error_pct']:6.1f} %"
+            f"   87 % at x{line['scale_for_87_pct']:.2f}, shipped x{line['scale']:.2f}"
+            f"   inside {line['inside_by_model']:.0%} by model, {line['inside_by_release']:.0%} by release"
+        )
+    if options.output is not None:
+        columns = list(dict.fromkeys(name for line in lines for name in line))
+        with options.output.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({name: _rounded(value) for name, value in line.items()} for line in lines)
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 3) if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

@@ -314,7 +314,7 @@ def _published_groups(slopes: Sequence[Sensitivity], projections: Mapping[int, P
 
     def reasons(name: str) -> Callable[[Row], list[Widening]]:
         further = [UNMEASURED[name]] if name in UNMEASURED else []
-        return lambda row: [*row_widenings(row, projections[id(row)]), *further]
+        return lambda row: [*projections[id(row)].widenings, *further]
 
     if not slopes:
         return {}
@@ -328,7 +328,7 @@ def _at_random(slopes: Sequence[Sensitivity], projections: Mapping[int, Projecti
         return None
 
     def reasons(row: Row) -> list[Widening]:
-        return row_widenings(row, projections[id(row)])
+        return list(projections[id(row)].widenings)
 
     return hold_out_at_random(slopes, lambda row: row.group.get("source"), reasons, UNMEASURED)
 
