@@ -252,6 +252,7 @@ class Attachment:
     def _watch_launcher(self, module: Any) -> None:
         """See in torchrun's agent how each of its processes failed: no rank can tell that of itself."""
         self._call_after(module.ProcessFailure, "__post_init__", lambda args: self._process_failed(args[0]))
+        self._call_before(module.PContext, "start", lambda args: self._launcher_starts())
         self._call_before(module.PContext, "close", lambda args: self._launcher_closes(args[0]))
 
     @guarded
@@ -259,6 +260,12 @@ class Attachment:
         from aorta.attach.launches import note_failure
 
         note_failure(failure, sys._getframe(1))
+
+    @guarded
+    def _launcher_starts(self) -> None:
+        from aorta.attach.launches import log
+
+        log.goes_on()
 
     @guarded
     def _launcher_closes(self, context: Any) -> None:

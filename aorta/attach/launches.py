@@ -3,11 +3,14 @@
 import weakref
 from typing import Any
 
+from aorta.records.deaths import Log, is_of_native_code, signal_name
 from aorta.records.launches import note, own_notes
 from aorta.records.secrets import redacted
 
 closing: "weakref.WeakSet[Any]" = weakref.WeakSet()
 """Contexts of the agent that have begun to end their processes."""
+log = Log()
+"""Standard error from the start of the agent's latest processes on."""
 _FRAMES = 8
 """Callers of a failure's constructor among which the agent's own context is."""
 
@@ -37,8 +40,17 @@ def note_failure(failure: Any, frame: Any) -> None:
         rank=int(rank) if rank.isdecimal() else None,
         restarts=int(restarts) if restarts.isdecimal() else 0,
         is_sent=context in closing,
+        text=_last_words(int(failure.exitcode), rank),
         why=_told(failure.error_file_data),
     )
+
+
+def _last_words(code: int, rank: str) -> str | None:
+    """What native code wrote before it ended this process: the agent writes to the same log as its ranks."""
+    text = None
+    if code < 0 and is_of_native_code(signal_name(-code)):
+        text = log.last_words(int(rank) if rank.isdecimal() else 0)
+    return text
 
 
 def _told(data: Any) -> str | None:

@@ -40,7 +40,7 @@ class Bystander:
             "0",
         )  # else the kernel hides the exit code
         self._num_kills = oom_kills()
-        self._log, self._log_start = _log_file()
+        self._log = Log()
         self._ended_ns = 0
         self._code: int | None = None
         self._watch = threading.Thread(target=self._wait, name="aorta-bystander", daemon=True)
@@ -55,11 +55,11 @@ class Bystander:
         number, status = code & 0x7F, code >> 8
         if number == 0:
             return Ending(kind="crashed", exit_status=status, unix_ns=now_ns, told_by="the kernel", why=None)
-        name = _signal_name(number)
+        name = signal_name(number)
         before, after = self._num_kills, oom_kills()
         is_oom = number == signal.SIGKILL and before is not None and after is not None and after > before
         why = f"{name}: the kernel's out-of-memory killer" if is_oom else None
-        text = self._last_words() if number not in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT) else None
+        text = self._log.last_words(self._rank) if is_of_native_code(name) else None
         return Ending(kind="killed", why=why, signal=name, text=text, unix_ns=now_ns, told_by="the kernel")
 
     def _wait(self) -> None:
@@ -75,19 +75,41 @@ class Bystander:
             self._ended_ns, self._code = ended_ns, int(code)
         os.close(descriptor)
 
-    def _last_words(self) -> str | None:
-        """What native code wrote into the log that this process shares with it, where that is a file."""
-        if self._log is None:
+
+class Log:
+    """Standard error, which this process shares with those that it watches, where it is a file."""
+
+    def __init__(self) -> None:
+        self._start = self._size() or 0
+
+    def _size(self) -> int | None:
+        try:
+            status = os.fstat(2)
+        except OSError:
+            return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def last_words(self, rank: int) -> str | None:
+        """What native code has written since; None where it wrote nothing or the log is no file."""
+        end = self._size()
+        if end is None:
             return None
         try:
-            end = os.fstat(self._log).st_size
-            start = max(self._log_start, end - _TAIL_BYTES)
-            with open(f"/proc/self/fd/{self._log}", "rb") as file:
-                file.seek(start)
+            with open("/proc/self/fd/2", "rb") as file:
+                file.seek(max(self._start, end - _TAIL_BYTES))
                 data = file.read(_TAIL_BYTES)
         except OSError:
             return None
-        return last_words(data.decode(errors="replace"), self._rank)
+        return last_words(data.decode(errors="replace"), rank)
+
+    def goes_on(self) -> None:
+        """Leave out what was written until now."""
+        self._start = self._size() or 0
+
+
+def is_of_native_code(signal_name: str | None) -> bool:
+    """Return True for a signal that a process brings upon itself, as native code does where it gives up."""
+    return signal_name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP")
 
 
 def last_words(log: str, rank: int) -> str | None:
@@ -124,14 +146,17 @@ def oom_kills() -> int | None:
     return None
 
 
-def ending_of_status(code: int, told_by: str, unix_ns: int, why: str | None = None) -> Ending:
+def ending_of_status(
+    code: int, told_by: str, unix_ns: int, why: str | None = None, text: str | None = None
+) -> Ending:
     """The ending by an exit code as subprocess gives it: negative for a signal."""
     if code < 0:
-        return Ending(kind="killed", signal=_signal_name(-code), why=why, unix_ns=unix_ns, told_by=told_by)
+        name = signal_name(-code)
+        return Ending(kind="killed", signal=name, why=why, text=text, unix_ns=unix_ns, told_by=told_by)
     return Ending(kind="crashed", exit_status=code, why=why, unix_ns=unix_ns, told_by=told_by)
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -145,12 +170,3 @@ def _fields(pid: int, *places: int) -> list[str | None]:
         return [fields[place] for place in places]
     except (OSError, ValueError, IndexError):
         return [None] * len(places)
-
-
-def _log_file() -> tuple[int | None, int]:
-    """Standard error where it is a file, and its size."""
-    try:
-        status = os.fstat(2)
-    except OSError:
-        return None, 0
-    return (2, status.st_size) if stat.S_ISREG(status.st_mode) else (None, 0)

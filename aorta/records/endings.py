@@ -190,9 +190,9 @@ def _ending_of(state: RankState, notes: Sequence[LaunchNote]) -> Ending | None:
         return state.lines.ending
     closed_ns = _closed_ns(state)
     for event in notes:
-        if event.kind == "failure" and (event.pid, event.host) == (state.process.pid, state.process.host):
+        if event.kind != "signal" and (event.pid, event.host) == (state.process.pid, state.process.host):
             at_ns = event.unix_ns if closed_ns == float("inf") else int(min(closed_ns, event.unix_ns))
-            return ending_of_status(event.code, "the launcher", at_ns, event.why)
+            return ending_of_status(event.code, "the launcher", at_ns, event.why, event.text)
     return None
 
 

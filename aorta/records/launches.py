@@ -42,6 +42,8 @@ class LaunchNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The launcher's count of restarts."""
     why: str | None = None
     """Type and first line of the exception, from torch's error file."""
+    text: str | None = None
+    """What native code wrote when it gave up."""
 
 
 def new_notes(folder: Path) -> Path:
@@ -59,6 +61,8 @@ def note(path: Path, kind: Literal["failure", "signal", "end"], **fields: object
     """Append an event. Never raises OSError: a launcher must not fail for it."""
     event = LaunchNote(kind=kind, unix_ns=time.time_ns(), host=socket.gethostname(), **fields)  # type: ignore[arg-type]
     with suppress(OSError):
+        if kind == "failure":  # maybe before anything was recorded
+            path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = regular_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
         try:
             os.write(descriptor, msgspec.json.encode(event) + b"\n")
