@@ -98,6 +98,10 @@ class Attachment:
         self._has_optimizer = False
         self._uncalled: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers of the program that were not called yet."""
+        self._knows_position = False
+        """Training has begun, and it was asked where it stands."""
+        self._has_loaded = False
+        """The program has loaded the state of a model or an optimizer."""
         self._compiled_call = CompiledCall()
         self._compiled: set[int] = set()
         """Ids of optimizers that were called by compiled code."""
@@ -133,6 +137,8 @@ class Attachment:
         ]
         # Marked alike, so that neither is traced where somebody compiles an optimizer's step.
         self._call_after(torch.optim.Optimizer, "__init__", lambda args: self._optimizer_made(args[0]))
+        self._call_before(torch.optim.Optimizer, "load_state_dict", lambda args: self._state_loaded())
+        self._call_before(torch.nn.Module, "load_state_dict", lambda args: self._state_loaded())
         self._call_before(torch.nn.Module, "eval", lambda args: self._evaluation_begins(args[0]))
         from torch.utils.data import dataloader
 
@@ -188,6 +194,8 @@ class Attachment:
                 self._compiled_step_ended()
             if self.session is None:
                 self._backward_begins()
+            if not self._knows_position:
+                self._training_begins()
             previous = self.backward_thread
             self.backward_thread = previous or threading.get_ident()
             try:
@@ -356,6 +364,19 @@ class Attachment:
                 )
             self.session = AttachedSession(self, device)
             self.session.start()
+
+    @guarded
+    def _state_loaded(self) -> None:
+        self._has_loaded = True
+
+    @guarded
+    def _training_begins(self) -> None:
+        """Ask at the first backward pass where training stands: what was saved has been loaded by now."""
+        from aorta.attach.position import position_of
+
+        self._knows_position = True
+        if self.session is not None:
+            self.session.training_begins(position_of(list(self._uncalled), self._has_loaded))
 
     @guarded
     def _backward_ended(self) -> None:

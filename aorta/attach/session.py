@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aorta.attach.instrument import Sending, instrument
+from aorta.attach.position import Position
 from aorta.attach.settings import say
 from aorta.attach.step_detection import MAX_CALLS, MAX_PASSES, BackwardCycle, Ends, LoaderSign, OptimizerCycle
 from aorta.errors import AortaError
@@ -45,6 +46,8 @@ class AttachedSession:
         """Ends of the last backward passes, as long as no optimizer was called."""
         self._num_steps = 0
         """Steps that have ended; also the number of the open one."""
+        self._first_number = 0
+        """Number of the first step."""
         self._num_backwards = 0
         """Backward passes in the open step."""
         self._num_calls = 0
@@ -82,6 +85,7 @@ class AttachedSession:
             return
         Interception.give_way = self._give_way
         self._recorder = self._enter_recorder()
+        self._num_steps = self._first_number = self._recorder.first_number
         self._capture = RequestedCapture(self._recorder.output_dir, self._recorder.rank)
         if not self._explicit:
             self._begin()
@@ -130,6 +134,13 @@ class AttachedSession:
             say("the program records itself with aorta: aorta run stays off")
         self._attachment.take_off(None)
 
+    def training_begins(self, position: Position | None) -> None:
+        """Number the steps from where training stands, which is known at the first backward pass."""
+        if self._recorder is not None and self._num_steps == self._first_number:
+            told_by = None if position is None else position.told_by
+            number = None if position is None else position.num_steps
+            self._num_steps = self._first_number = self._recorder.continue_at(number, told_by)
+
     def finish(self, failure: tuple[Any, Any, Any]) -> None:
         """Close the recorder: the program or its process group ends. failure: as of sys.exc_info()."""
         recorder = self._recorder
@@ -158,7 +169,7 @@ class AttachedSession:
         if self._capture is not None:
             self._capture.close()
         recorder.close(timeout_s=5.0)
-        if self._num_steps == 0:
+        if self._num_steps == self._first_number:
             names = [steps_name(recorder.rank)] + (["run.json"] if recorder.rank == 0 else [])
             for name in names:
                 (recorder.output_dir / name).unlink(missing_ok=True)
@@ -177,7 +188,7 @@ class AttachedSession:
             )
             if period is not None and self._blind.num_forgotten:
                 place += f"; the first {self._blind.num_forgotten} backward passes are in no step"
-        elif self._cycle.calls is None and self._num_steps == 0:
+        elif self._cycle.calls is None and self._num_steps == self._first_number:
             place = "too few calls of an optimizer to know what makes an iteration"
         else:
             calls = self._names if self._cycle.calls is None else self._cycle.calls

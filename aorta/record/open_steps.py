@@ -55,6 +55,16 @@ class OpenSteps:
         self._next_global_step = number + 1
         return RecordedStep(number, number if step is None else step, epoch, tokens)
 
+    def continue_at(self, number: int) -> None:
+        """Number the run's first step, which may be open, and those after it from here on."""
+        step = self._journal.current
+        delta = number - (self._next_global_step if step is None else step.global_step)
+        self._next_global_step = number + (step is not None)
+        if step is not None and delta:
+            step.global_step = step.step = self._last_global_step = number
+            self._sampling.renumbered(delta)
+            self.began(number)
+
     def begin(self, step: RecordedStep) -> None:
         """Begin a step, and with that end the window of the one before."""
         journal, sources = self._journal, self._sources

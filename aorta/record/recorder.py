@@ -112,6 +112,8 @@ class Recorder:
         for name, value in (("epoch", epoch), ("step", step), ("global_step", global_step)):
             if value is not None and not is_int(value):
                 raise InstrumentError(f"{name} must be an int, got {value_text(value)}")
+        if global_step is not None and self._output is not None:
+            self._output.standing.program_numbers()
         return StepHandle(self, self.steps.new(global_step, step, epoch, tokens))
 
     @uncompiled
@@ -140,6 +142,25 @@ class Recorder:
     def cut(self) -> Cut | None:
         """Return the place where the open step stands now, for `split`; None without an open step."""
         return self.steps.cut()
+
+    @property
+    def first_number(self) -> int:
+        """The number of the first step where nobody gives another: that after the attempts before."""
+        return 0 if self._output is None else self._output.claim.next_step
+
+    def continue_at(self, number: int | None, told_by: str | None) -> int:
+        """Number the steps from here on, before the first one has ended; return the first number.
+
+        number: steps that training had done before; None, and what cannot be after the attempts before this
+        one: not known, and the steps are counted on from the last one that was recorded.
+        """
+        assert self._output is not None
+        claim = self._output.claim
+        if number is None or (claim.attempt and number > claim.next_step):
+            number, told_by = claim.next_step, None
+        self.steps.continue_at(number)
+        self._output.standing.continue_at(number, told_by)
+        return number
 
     def split(self, place: Cut, global_step: int) -> StepHandle:
         """End the open step at a place that has passed, and return the step that is open from there on."""
@@ -228,6 +249,8 @@ class Recorder:
         output.calibration = self._calibration
         self._sampling.open(self.rank, self.world_size, self._common_store, state_path(self.output_dir))
         self.steps.began = output.standing.begin
+        if claim.attempt:
+            self.steps.continue_at(claim.next_step)
         self.steps.closed = lambda step: output.keep(step, len(self.journal.closed))
         for warning in environment_warnings():
             if self.rank == 0:

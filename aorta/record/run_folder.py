@@ -78,6 +78,8 @@ class Claim:
     """True: the rank's file of an earlier attempt is there and is continued."""
     earlier: list[AttemptRecord] = field(default_factory=list)
     """The attempts before this one, as rank 0 knows them."""
+    next_step: int = 0
+    """The number after the last step that the attempts before this one have recorded."""
 
 
 def claim_folder(output_dir: Path, rank: int, world_size: int) -> Claim:
@@ -98,7 +100,8 @@ def claim_folder(output_dir: Path, rank: int, world_size: int) -> Claim:
             except RecordError as error:  # the others wait for a word, so they get the error
                 announce(store, world_size, _encoded(_Word(error=str(error))))
                 raise
-            word = _Word(run_id=claim.run_id, attempt=claim.attempt, goes_on=bool(claim.earlier))
+            goes_on = bool(claim.earlier)
+            word = _Word(claim.run_id, claim.attempt, goes_on, next_step=claim.next_step)
             announce(store, world_size, _encoded(word))
             return claim
         word = msgspec.json.decode(announced(store, rank, launch.agent), type=_Word)
@@ -113,6 +116,7 @@ class _Word(msgspec.Struct):
     attempt: int = 0
     goes_on: bool = False
     error: str | None = None
+    next_step: int = 0
 
 
 def _encoded(word: _Word) -> str:
@@ -138,7 +142,13 @@ def _claim_all(folder: Path, launch: RunLaunch, agents: Agents = set) -> Claim:
     goes_on = _writes_of(folder / steps_name(0), run.run_id)
     if not goes_on:
         move_aside(folder, (steps_name(0), state_name(0)))
-    return Claim(run.run_id, last.attempt + 1, launch, goes_on, attempts)
+    return Claim(run.run_id, last.attempt + 1, launch, goes_on, attempts, _step_after(attempts))
+
+
+def _step_after(attempts: Iterable[AttemptRecord]) -> int:
+    """The number after the last step that any rank has recorded."""
+    steps = [step for attempt in attempts for step in attempt.last_steps if step is not None]
+    return max(steps, default=-1) + 1
 
 
 def _earlier_run(folder: Path, launch: RunLaunch, agents: Agents) -> RunRecord | None:
@@ -212,7 +222,7 @@ def _claim_own(folder: Path, rank: int, launch: RunLaunch, word: _Word) -> Claim
         wait_until_closed([path])
     else:
         move_aside(folder, (steps_name(rank), state_name(rank)))
-    return Claim(word.run_id, word.attempt, launch, goes_on)
+    return Claim(word.run_id, word.attempt, launch, goes_on, next_step=word.next_step)
 
 
 def _claim_alone(folder: Path, rank: int, world_size: int, launch: RunLaunch) -> Claim:
@@ -222,7 +232,7 @@ def _claim_alone(folder: Path, rank: int, world_size: int, launch: RunLaunch) ->
     _wait_for_writers(state for state in read_states(folder).values() if state.rank == rank)
     if attempt and _writes_of(path, run_id):
         wait_until_closed([path])
-        return Claim(run_id, attempt, launch, goes_on=True)
+        return Claim(run_id, attempt, launch, goes_on=True, next_step=_last_number(path) + 1)
     names = {STEPS_FILES: steps_name, STATE_FILES: state_name, COLUMNS_FILES: columns_name}
     patterns = [name(rank) for name in names.values()]
     if rank == 0:
@@ -241,6 +251,15 @@ class _LineOfRun(msgspec.Struct):
     attempt: int = 0
     rollbacks: int = 0
     global_step: int = 0
+
+
+def _last_number(path: Path) -> int:
+    """The global step of the file's last line; -1 where it has none."""
+    try:
+        line = last_line(path)
+        return msgspec.json.decode(line, type=_LineOfRun).global_step if line else -1
+    except (OSError, *NOT_JSON):
+        return -1
 
 
 def _writes_of(path: Path, run_id: str) -> bool:
@@ -278,6 +297,7 @@ def with_ending(
         ending=ending,
         first_step=next((step for step in first_steps if step is not None), attempt.first_step),
         last_steps=steps,
+        position_by=next((state.process.position_by for state in states if state.rank == 0), None),
     )
 
 
@@ -364,6 +384,7 @@ class Standing:
         self._written_s = time.monotonic()
         self._first_step: int | None = None
         self._begun_step: int | None = None
+        self._position_by: str | None = None if claim.attempt else "program"
         self._ending: Ending | None = None
         self._file.write(self._state)
 
@@ -378,6 +399,16 @@ class Standing:
         if self._first_step is None:
             self._first_step = global_step
             self._write()
+
+    def program_numbers(self) -> None:
+        """Note that the program gives the number of the step that comes."""
+        if self._first_step is None:
+            self._position_by = "program"
+
+    def continue_at(self, first_step: int, told_by: str | None) -> None:
+        """Note the number of the first step, and who told it; None: it was counted on."""
+        self._first_step, self._position_by = first_step, told_by
+        self._write()
 
     def beat(self) -> None:
         """Write that the rank lives, if it is time to."""
@@ -399,6 +430,7 @@ class Standing:
                 written_unix_ns=time.time_ns(),
                 first_step=self._first_step,
                 begun_step=self._begun_step,
+                position_by=self._position_by,
                 ending=self._ending,
             )
         )

@@ -113,6 +113,11 @@ class Sampling:
         self._was_recorded = recorded
         return recorded
 
+    def renumbered(self, delta: int) -> None:
+        """Note that the open step, the first one, has got a number that is larger by delta."""
+        if self._first is not None:
+            self._first += delta
+
     def comes_next(self) -> bool:
         """True if the step after the one that has begun is recorded, as far as is known."""
         place = self._place + 1

@@ -184,7 +184,7 @@ def _is_own_failure(ending: Ending | None) -> bool:
 
 def _ending_of(state: RankState, notes: Sequence[LaunchNote]) -> Ending | None:
     own = state.process.ending
-    if own is not None:
+    if own is not None and not (own.kind == "finished" and _status_of(state, notes)):
         return own
     if state.lines is not None and state.lines.ending is not None:
         return state.lines.ending
@@ -194,6 +194,21 @@ def _ending_of(state: RankState, notes: Sequence[LaunchNote]) -> Ending | None:
             at_ns = event.unix_ns if closed_ns == float("inf") else int(min(closed_ns, event.unix_ns))
             return ending_of_status(event.code, "the launcher", at_ns, event.why, event.text)
     return None
+
+
+def _status_of(state: RankState, notes: Sequence[LaunchNote]) -> int:
+    """The exit code that its launcher saw; 0 where it saw none, or had begun to end its processes."""
+    process = state.process
+    return next(
+        (
+            event.code
+            for event in notes
+            if event.kind == "failure"
+            and not event.is_sent
+            and (event.pid, event.host) == (process.pid, process.host)
+        ),
+        0,
+    )
 
 
 def _stopped_from_outside(notes: Sequence[LaunchNote], started_ns: int, failed_ns: float) -> Ending | None:

@@ -487,6 +487,8 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Global step from which it went on, by its lowest rank that tells."""
     last_steps: list[int | None] = []
     """The last global step with a line, by rank."""
+    position_by: str | None = None
+    """Who told first_step (optimizer, program). None: nobody; the steps were counted on from those before."""
 
 
 class OverheadRecord(msgspec.Struct, frozen=True, kw_only=True):

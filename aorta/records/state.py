@@ -53,6 +53,8 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     first_step: int | None = None
     """First global step of this attempt."""
     begun_step: int | None = None
+    position_by: str | None = None
+    """Who told first_step: the optimizer's state, the program; None: nobody, it was counted on."""
     writer_pid: int | None = None
     """Process that writes this rank's lines, where it is another one: it may outlive the rank."""
     writer_start: float | None = None

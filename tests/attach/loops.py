@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 
 import aorta
+from aorta.attach import hooks
+from aorta.attach.settings import AttachSettings
 from aorta.hang.report import read_reports
 
 
@@ -71,3 +73,32 @@ def raising_loop(folder: str) -> str:
     except ZeroDivisionError as error:
         return str(error)
     return "none"
+
+
+def resuming_loop(
+    folder: str, checkpoint: str, num_steps: int, optimizer_kind: str, saved: bool
+) -> list[float]:
+    """A script that saves itself every second step and resumes itself, under the hooks of `aorta run`."""
+    attachment = hooks.Attachment(AttachSettings(output=folder))
+    attachment.imported("torch", torch)
+    model = torch.nn.Linear(4, 1)
+    optimizer = getattr(torch.optim, optimizer_kind)(model.parameters(), lr=0.01)
+    first = 0
+    if saved and Path(checkpoint).exists():
+        state = torch.load(checkpoint)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["step"]
+    losses = []
+    for step in range(first, first + num_steps):
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).sum()
+        loss.backward()
+        dist.all_reduce(model.weight.grad)
+        optimizer.step()
+        losses.append(float(loss))
+        if step % 2:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+            torch.save(state, checkpoint)
+    dist.destroy_process_group()
+    return losses

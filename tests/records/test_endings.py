@@ -83,6 +83,11 @@ def failure(number: int, at_s: float, code: int, is_sent: bool = False) -> Launc
             "crashed on rank 1: left with exit status 0 while the other ranks went on", id="left-early",
         ),
         pytest.param(
+            [rank(0, 5.0, PEER), rank(1, 4.9, Ending(kind="finished")), rank(2, 5.2, code=-15)],
+            [failure(1, 4.95, 3), failure(0, 5.1, 1, True)],
+            "crashed on rank 1: exit status 3, without an exception", id="sys.exit",
+        ),
+        pytest.param(
             [rank(0, 9.0, TIMEOUT), rank(1, 9.3, code=-15), rank(2, 9.1, PEER)],
             [failure(0, 9.1, 1), failure(1, 9.3, -15, True)],
             "hung on rank 1: rank 0 waited in vain: RuntimeError: Timed out", id="one-never-came",

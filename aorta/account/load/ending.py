@@ -73,6 +73,8 @@ def _earlier(attempt: AttemptRecord) -> str:
     if attempt.first_step is not None and steps:
         reach = f", steps {attempt.first_step} to {max(steps)}"
     ending = "how it ended was not recorded" if attempt.ending is None else ending_text(attempt.ending)
+    if attempt.attempt and attempt.position_by is None and attempt.first_step is not None:
+        reach += ", position unknown: counted on"
     return f"attempt {attempt.attempt} ({attempt.world_size} ranks{reach}): {ending}"
 
 
