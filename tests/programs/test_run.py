@@ -1,5 +1,7 @@
 """Commands that run programs, as one process."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -8,9 +10,11 @@ import torch
 from click.testing import CliRunner
 
 from aorta.programs.cli import main
-from aorta.programs.execute.run import RunResult
-from aorta.programs.language.emit import Shape, emit
-from aorta.programs.language.text import format_program
+from aorta.programs.execute.run import RunResult, refusal
+from aorta.programs.language.emit import ORDERS, Shape, emit
+from aorta.programs.language.ir import Program
+from aorta.programs.language.text import format_program, parse_program
+from aorta.programs.lint.one_rank import lint
 
 SIZES = ("--m", "24", "--n", "4", "--k", "8", "--rounds", "8")
 
@@ -39,6 +43,65 @@ def test_the_answer_comes_first_in_words(tmp_path: Path):
     code, output = invoked("run", written(tmp_path, num_ranks=1, num_tiles=2, num_streams=2), *SIZES)
     assert code == 0
     assert output.splitlines()[:2] == ["ag_gemm   1 x cpu   3 streams", "the reference's bits on every rank"]
+
+
+SOUND = [
+    {"op": op, "fork": fork, "join": join, "comm": comm, "num_tiles": 6, "num_ranks": 3}
+    for op in ("ag_gemm", "gemm_rs", "gemm_ar")
+    for fork, join in ORDERS.values()
+    for comm in ("collective", *(("ring", "pairwise") if op == "ag_gemm" else ()))
+]
+CUTS = {
+    "fork": ("forked[", "wait(forked"),
+    "join": ("joined[", "wait(joined"),
+    "wait": ("wait_work(",),
+}
+"""By kind: beginnings of the lines that a race lacks."""
+
+
+def racy_programs() -> Iterator[tuple[str, Program]]:
+    """Programs without their forks, joins or waits for works, and with fewer slots than streams."""
+    for given in SOUND:
+        if given["fork"] != given["join"]:
+            continue
+        for kind, beginnings in CUTS.items():
+            lines = format_program(emit(Shape(**given))).splitlines()
+            kept = [line for line in lines if not line.strip().startswith(beginnings)]
+            yield (
+                f"{kind} {given['op']} {given['comm']} {given['fork']}",
+                parse_program("\n".join(kept) + "\n"),
+            )
+    for num_staging in (1, 2, 3):
+        shape = Shape(op="gemm_rs", num_tiles=8, num_streams=4, num_staging=num_staging, num_ranks=2)
+        yield f"slots {num_staging}", emit(shape)
+
+
+def test_racy_programs_are_refused_and_sound_ones_accepted() -> None:
+    racy = dict(racy_programs())
+    assert len(racy) >= 20
+    assert len(SOUND) >= 20
+    refused = {name: refusal(program, lint(program)) for name, program in racy.items()}
+    assert [name for name, text in refused.items() if text is None or "has a race" not in text] == []
+    sound = [emit(Shape(**given)) for given in SOUND]
+    assert [text for program in sound if (text := refusal(program, lint(program))) is not None] == []
+
+
+def test_a_racy_program_runs_only_on_demand_and_is_never_certified(tmp_path: Path) -> None:
+    path = written(tmp_path, num_ranks=1, num_tiles=4, fork="none")
+    code, output = invoked("run", path, *SIZES)
+    assert (code, output.count("\n")) == (2, 1)
+    assert "has a race: " in output
+    assert "--unsafe" in output
+    code, output = invoked("run", path, *SIZES, "--unsafe")
+    assert code == 1
+    assert "reference's bits" not in output
+    assert re.search(r"^1 race: agreed in \d of 8 rounds, which proves nothing$", output, re.MULTILINE)
+
+
+def test_a_sound_program_is_certified_with_unsafe_too(tmp_path: Path) -> None:
+    code, output = invoked("run", written(tmp_path, num_ranks=1, num_tiles=4), *SIZES, "--unsafe", "--json")
+    found = msgspec.json.decode(output, type=RunResult)
+    assert (code, found.right, found.races, found.rounds_agreed) == (0, True, 0, None)
 
 
 @pytest.mark.parametrize(

@@ -93,16 +93,20 @@ def compare(op: str, tiles: tuple[int, ...], streams: tuple[int, ...], as_json: 
 @click.command("run")
 @click.argument("path", metavar="PROGRAM")
 @sizes
+@click.option("--unsafe", "is_unsafe", is_flag=True, help="Run a program that has a race.")
 @JSON
-def run(path: str, as_json: bool, **options: Any) -> int:
-    """Run a program on streams (without GPUs on threads) and check its result. Exit code 1 if it is wrong."""
+def run(path: str, is_unsafe: bool, as_json: bool, **options: Any) -> int:
+    """Run a program on streams (without GPUs on threads) and check its result. Exit code 1 if it is wrong.
+
+    A program with a race is refused; --unsafe runs it and says in how many rounds its result agreed.
+    """
     import torch.distributed as dist
 
     from aorta.programs.execute.run import run_program, run_text
     from aorta.programs.execute.session import ranks
 
     with ranks() as device:
-        result = run_program(path, device, options)
+        result = run_program(path, device, options, is_unsafe)
         is_first = dist.get_rank() == 0
     if is_first:
         print_result(as_json, result, lambda: run_text(result))

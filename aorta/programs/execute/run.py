@@ -1,4 +1,9 @@
-"""Run of one host program on the ranks of this job: its result is checked bit for bit, then it is timed."""
+"""Run of one host program on the ranks of this job: its order is linted, its result checked bit for bit,
+then it is timed.
+
+A result cannot show that a program has no race: the right bits may come by luck. So a racy program is
+refused, and where it is run all the same, the answer is in how many rounds the result agreed.
+"""
 
 from typing import Any
 
@@ -15,6 +20,11 @@ from aorta.programs.execute.timing import Leg, median_of
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.ir import Program
 from aorta.programs.language.text import read_program
+from aorta.programs.lint.one_rank import Verdict, lint
+
+NUM_CHECKS = 2
+"""Runs that are compared with the reference: events and works of the first must not let the second go
+early."""
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,17 +35,40 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     streams: int
     device: str
     right: bool
-    """True if every rank's result, twice, had the bits of the computation without overlap."""
+    """True if every rank's result, each time, had the bits of the computation without overlap, and the
+    program has no race."""
+    races: int = 0
+    """Orders that the program lacks; not 0 only where it was run all the same."""
+    rounds_agreed: int | None = None
+    """Of a racy program: rounds in which every rank's result agreed; null for one without races."""
+    rounds_checked: int = NUM_CHECKS
     time_ms: float
     low_ms: float
     high_ms: float
     rounds: int
 
 
-def run_program(path: str, device: torch.device, options: dict[str, Any]) -> RunResult:
-    """Check and time the program in a file. Collective: every rank returns the same result.
+def refusal(program: Program, verdict: Verdict) -> str | None:
+    """Why a program is not run: its first race, or ranks that do not meet; None where it has neither."""
+    if verdict.rank_mismatches:
+        return f"{program.name} would hang: {verdict.rank_mismatches[0]}"
+    if not verdict.missing_edges:
+        return None
+    edge = verdict.missing_edges[0]
+    more = len(verdict.missing_edges) - 1
+    return (
+        f"{program.name} has a race: {edge.after} {edge.reason}{f', and {more} more' if more else ''};"
+        " aorta program lint lists them, --unsafe runs it all the same"
+    )
 
-    Raises HostProgramError for a file that does not fit these ranks or cannot be run on them.
+
+def run_program(
+    path: str, device: torch.device, options: dict[str, Any], is_unsafe: bool = False
+) -> RunResult:
+    """Lint, check and time the program in a file. Collective: every rank returns the same result.
+
+    is_unsafe: run it although it has a race. Raises HostProgramError for a file that does not fit these
+    ranks or cannot be run on them, and for a race.
     """
     program = read_program(path)
     if program.num_ranks != dist.get_world_size():
@@ -48,7 +81,14 @@ def run_program(path: str, device: torch.device, options: dict[str, Any]) -> Run
     problem = problem_of(program.name, options)
     session = StrategySession(problem, device, streams_needed(program, threads=False))
     execution = _execution(program, session)
-    verdicts = gathered(_is_right(execution, session), session.control)
+    verdict = lint(program)
+    refused = refusal(program, verdict)
+    if refused is not None and not (is_unsafe and not verdict.rank_mismatches):
+        raise HostProgramError(refused)
+    num_races = len(verdict.missing_edges)
+    num_checks = options["num_rounds"] if num_races else NUM_CHECKS
+    agreed = gathered(_agreements(execution, session, num_checks), session.control)
+    num_agreed = sum(all(ranks) for ranks in zip(*agreed, strict=True))
     session.bench.operands.fill_random()
     times = session.measure([Leg("run", execution.run)], options["num_rounds"])
     session.close()
@@ -58,7 +98,10 @@ def run_program(path: str, device: torch.device, options: dict[str, Any]) -> Run
         ranks=problem.num_ranks,
         streams=len(execution.stream_numbers),
         device=backend_of(device).name(device),
-        right=all(verdicts),
+        right=num_agreed == num_checks and not num_races,
+        races=num_races,
+        rounds_agreed=num_agreed if num_races else None,
+        rounds_checked=num_checks,
         time_ms=median.value,
         low_ms=median.low,
         high_ms=median.high,
@@ -78,27 +121,34 @@ def _execution(program: Program, session: StrategySession) -> Execution:
     return Execution(program, tensors, bench.streams, groups, control=session.control)
 
 
-def _is_right(execution: Execution, session: StrategySession) -> bool:
-    """True if this rank's result has the reference's bits, twice. Collective."""
+def _agreements(execution: Execution, session: StrategySession, num_checks: int) -> list[bool]:
+    """By run, whether this rank's result had the reference's bits. Collective."""
     problem, operands = session.problem, session.bench.operands
     result = execution.tensors["C"]
     operands.fill_integers()
     product = reference(operands, session.bench.group, bias="b" in execution.program.buffers())
     expected_product = expected(problem, product, session.rank, result.shape[0])
-    is_right = True
-    for _ in range(2):  # twice: events and works of the first call must not let the second go early
+    agreed = []
+    for _ in range(num_checks):
         execution.poison()
         session.watch.finish()
         dist.barrier(group=session.control)
         execution.run()
         session.watch.finish()
-        is_right = is_right and torch.equal(in_order_of_ranks(problem, result), expected_product)
-    return is_right
+        agreed.append(torch.equal(in_order_of_ranks(problem, result), expected_product))
+    return agreed
 
 
 def run_text(result: RunResult) -> str:
     """Verdict and time, for the terminal."""
-    verdict = "the reference's bits on every rank" if result.right else "WRONG: differs from the reference"
+    if result.rounds_agreed is not None:
+        races = f"{result.races} race{'s' * (result.races > 1)}"
+        rounds = f"{result.rounds_agreed} of {result.rounds_checked} rounds"
+        verdict = f"{races}: agreed in {rounds}, which proves nothing"
+    elif result.right:
+        verdict = "the reference's bits on every rank"
+    else:
+        verdict = "WRONG: differs from the reference"
     return (
         f"{result.program}   {result.ranks} x {result.device}   {result.streams} streams\n{verdict}\n"
         f"{result.time_ms:.3f} ms ({result.low_ms:.3f}..{result.high_ms:.3f}),"
