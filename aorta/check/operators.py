@@ -74,7 +74,7 @@ class _Plan:
 class Issued:
     """One operation that is being issued."""
 
-    __slots__ = ("is_async", "is_collective", "name", "reads", "site", "writes")
+    __slots__ = ("is_async", "is_collective", "name", "reads", "site", "values", "writes")
 
     def __init__(self, name: str, is_collective: bool) -> None:
         self.name = name
@@ -84,6 +84,8 @@ class Issued:
         self.is_collective = is_collective
         self.is_async = False
         self.site = -1
+        self.values: dict[str, Any] = {}
+        """Of a collective: its arguments by name."""
 
 
 class OperatorMode(TorchDispatchMode):
@@ -150,6 +152,7 @@ def _run(func: Any, args: Any, kwargs: Any, plan: _Plan, issued: Issued) -> Any:
 def _collective(plan: _Plan, args: Any, kwargs: Any, issued: Issued) -> None:
     short = plan.name.partition("::")[2]
     values = dict(zip((name for name, _ in plan.arguments), args, strict=False)) | kwargs
+    issued.values = values
     is_functional = not plan.name.startswith("c10d::")
     issued.is_async = is_functional or bool(values.get("asyncOp", values.get("async_op", True)))
     root = _is_root(values)

@@ -16,9 +16,10 @@ from aorta.check.delays import DeviceDelay, HostDelay, Suspect
 from aorta.check.device_order import DeviceOrder
 from aorta.check.graphs import Entries, Graphs
 from aorta.check.launches import Launches
+from aorta.check.numbering import FirstBad, Numbering
 from aorta.check.operators import Issued, OperatorMode
 from aorta.check.sites import Sites
-from aorta.check.works import Works
+from aorta.check.works import Works, finished
 from aorta.hazards.check import HOST, Hazard, HazardCheck
 from aorta.hazards.exceptions import Exceptions
 from aorta.hazards.findings import Checked, Finding, Place, Site, missing_order, write_checked
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 FIRST_STEP = 2
 """Steps before the first window: the first ones allocate and compile."""
 WINDOW_STEPS = 2
+MAX_NUMBERED = 80
+"""Checked steps whose fingerprints are kept."""
 MAX_TRIES = 3
 MAX_SUSPECTS = 24
 """Findings of a process that are delayed."""
@@ -57,7 +60,8 @@ class HazardWatch(Companion):
         self._log: list[list[Any]] = []
         self._sites = Sites()
         self._order: DeviceOrder | None = None
-        self._works = Works(self._log)
+        self._numbering = Numbering(lambda site: str(self._sites.sites[site]))
+        self._works: Works | None = None
         self._mode: OperatorMode | None = None
         self._launches = Launches(self._around)
         self._graphs = Graphs(self._capture_begins, self._capture_ended, self._replayed)
@@ -67,6 +71,8 @@ class HazardWatch(Companion):
         self._suspects: list[Suspect] = []
         self._findings: dict[Any, tuple[Finding, Suspect]] = {}
         self._last_stream: Hashable = HOST
+        self._first_bad: FirstBad | None = None
+        """Looks at every result, once something was not finite."""
         self._stream_names: dict[Hashable, str] = {0: "default stream", HOST: HOST}
         self._pinned: set[int] = set()
         """Addresses of storages in pinned memory that a device has copied."""
@@ -88,6 +94,7 @@ class HazardWatch(Companion):
         number, self._num_steps = self._num_steps, self._num_steps + 1
         if self._first_of_window is not None:
             if number - self._first_of_window < WINDOW_STEPS:
+                self._numbering.step = global_step
                 self._log.append(["begin_step", global_step])
                 self.checked.steps.append(global_step)
                 return
@@ -117,6 +124,7 @@ class HazardWatch(Companion):
         self._log.clear()
         self._log.append(["begin_step", global_step])
         self.checked.steps.append(global_step)
+        self._numbering.step = global_step
         self._listen()
 
     def _listen(self) -> None:
@@ -124,8 +132,12 @@ class HazardWatch(Companion):
             if self._order is None:
                 self._order = DeviceOrder(self._log, self._sites.number)
             self._order.listen()
-        else:
-            self._works.listen()
+        if self._works is None:
+            entries = self._log if self._order is None else None
+            self._works = Works(entries, self._numbering.waited, self._numbering.promised)
+        self._works.listen()
+        if self._first_of_window is not None:
+            self._numbering.listen()
         self._launches.listen()
         self._mode = OperatorMode(self._around, self._record_stream, self._waited)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
@@ -135,10 +147,11 @@ class HazardWatch(Companion):
         if mode is not None:
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._launches.stop()
+        self._numbering.stop()
+        if self._works is not None:
+            self._works.stop()
         if self._order is not None and self._order.is_listening:
             self._order.stop()
-        else:
-            self._works.stop()
 
     def _end_window(self) -> None:
         self._first_of_window = None
@@ -152,7 +165,20 @@ class HazardWatch(Companion):
         self.checked.num_operations += check.num_operations
         for hazard in check.hazards.values():
             self._found(hazard)
+        self._keep_numbers()
         write_checked(self._folder, self.checked)
+
+    def _keep_numbers(self) -> None:
+        taken = self._numbering.take(self.checked.rank)
+        if len(self.checked.steps) <= MAX_NUMBERED:
+            self.checked.calls += taken.calls
+            self.checked.parameters += taken.parameters
+        elif not self.checked.blind:
+            self.checked.blind.append(f"wrong numbers after {MAX_NUMBERED} checked steps")
+        numbers = [n for call in taken.calls for n in (*call.inputs, *call.outputs)]
+        numbers += [parameter.numbers for parameter in taken.parameters]
+        if not all(numbers) and self._first_bad is None:
+            self._first_bad = FirstBad(self.checked.rank)
 
     # -- graphs --------------------------------------------------------------------------------
 
@@ -260,9 +286,12 @@ class HazardWatch(Companion):
             self._delay = DeviceDelay(suspect, self._order.stream)
         else:
             is_late = suspect.tries % max(self._world_size, 1) == self._rank
-            self._delay = HostDelay(suspect, is_late, self._works.is_done, lambda: self._last_stream)
+            self._delay = HostDelay(suspect, is_late, self._is_done, lambda: self._last_stream)
         self._log.clear()
         self._listen()
+
+    def _is_done(self, stream: Hashable) -> bool | None:
+        return None if self._works is None else self._works.is_done(stream)
 
     def _end_delay(self) -> None:
         self._delay = None
@@ -295,6 +324,8 @@ class HazardWatch(Companion):
         tensor = touched[0][0] if touched else None
         issued.site = site = self._sites.number(issued.name, tensor, issued.is_collective)
         delay = self._delay
+        if delay is None and self._first_of_window is not None:
+            run = self._numbered(issued, run)
         if order is None:
             return self._on_host(issued, run if delay is None else lambda: delay.issue(issued, run))
         outer, order.current = order.current, site
@@ -305,6 +336,38 @@ class HazardWatch(Companion):
             order.current = outer
         if delay is None:
             self._on_device(issued, order, at)
+        return result
+
+    def _numbered(self, issued: Issued, run: Callable[[], Any]) -> Callable[[], Any]:
+        """Return what runs the operator, with fingerprints before and after it, or a look at its results."""
+        if not issued.is_collective:
+            bad = self._first_bad
+            return run if bad is None or bad.difference is not None else lambda: self._looked_at(issued, run)
+
+        def numbered() -> Any:
+            pending = self._numbering.called(issued, issued.values)
+            result = run()
+            works = self._works
+            if self._order is None and not issued.is_async:
+                finished(result)
+            if pending is not None and works is not None:
+                stream = self._last_stream if self._order is None else works.stream()
+                if self._order is not None and issued.is_async:
+                    is_from_python = self._sites.sites[issued.site].inside.startswith("torch/distributed/")
+                    outputs = [t.data_ptr() for t in (result,) if isinstance(t, Tensor)]
+                    if not works.issued(stream, result, outputs, is_from_python):
+                        return result
+                self._numbering.issued(pending, stream, result, issued.is_async)
+            return result
+
+        return numbered
+
+    def _looked_at(self, issued: Issued, run: Callable[[], Any]) -> Any:
+        assert self._first_bad is not None
+        result = run()
+        self._first_bad.look(issued, str(self._sites.sites[issued.site]), self._numbering.step)
+        if self._first_bad.difference is not None:
+            self.checked.differences.append(self._first_bad.difference)
         return result
 
     def _on_device(self, issued: Issued, order: DeviceOrder, at: int) -> None:
@@ -363,14 +426,15 @@ class HazardWatch(Companion):
 
     def _on_host(self, issued: Issued, run: Callable[[], Any]) -> Any:
         stream: Hashable = HOST
-        if issued.is_collective and issued.is_async:
-            stream = self._last_stream = self._works.stream()
+        works = self._works
+        if issued.is_collective and issued.is_async and works is not None:
+            stream = self._last_stream = works.stream()
         result = run()
         reads, writes = ([access for _, access in part] for part in (issued.reads, issued.writes))
         is_seen = True
-        if stream != HOST:
+        if stream != HOST and works is not None:
             is_from_python = self._sites.sites[issued.site].inside.startswith("torch/distributed/")
-            is_seen = self._works.issued(stream, result, [access[0] for access in writes], is_from_python)
+            is_seen = works.issued(stream, result, [access[0] for access in writes], is_from_python)
         self._log.append(["launch", stream if is_seen else HOST, reads, writes, issued.site])
         self._count("exactly" if is_seen else "without their order")
         return result
@@ -383,7 +447,7 @@ class HazardWatch(Companion):
             self._log.append(["record_stream", tensor.untyped_storage().data_ptr(), handle])
 
     def _waited(self, tensor: Tensor) -> None:
-        if self._order is None:
+        if self._works is not None:
             self._works.waited_for_tensor(tensor.data_ptr())
 
     def _count(self, how: str) -> None:

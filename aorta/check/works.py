@@ -12,14 +12,25 @@ from torch._C._distributed_c10d import Work
 from aorta.record.interception.replaced import ReplacedMethods
 from aorta.record.interception.works import TimedWork
 
-WAITS = ("wait", "synchronize", "get_future")
+WAITS = ("wait", "synchronize", "block_current_stream")
 
 
 class Works:
     """Works in flight, by their Python object."""
 
-    def __init__(self, log: list[list[Any]]) -> None:
+    def __init__(
+        self,
+        log: list[list[Any]] | None,
+        waited: Callable[[Hashable], None],
+        promised: Callable[[Hashable], None],
+    ) -> None:
+        """log: gets the host's waits; None on a device, which tells of them itself.
+
+        waited: told of each wait, with the collective's stream; promised: of each future that is taken.
+        """
+        self._promised = promised
         self._log = log
+        self._waited = waited
         self._works: dict[int, tuple[Any, Hashable]] = {}
         self._of_tensor: dict[int, Hashable] = {}
         """Streams of functional collectives, whose output is waited for, by its address."""
@@ -33,6 +44,8 @@ class Works:
                     methods.replace(name, self._following)
             if "is_completed" in vars(owner):
                 methods.replace("is_completed", self._asking)
+            if "get_future" in vars(owner):
+                methods.replace("get_future", self._promising)
 
     def stop(self) -> None:
         for methods in self._methods:
@@ -64,7 +77,7 @@ class Works:
     def waited_for_tensor(self, address: int) -> None:
         stream = self._of_tensor.pop(address, None)
         if stream is not None:
-            self._log.append(["synchronize", stream])
+            self._note(stream)
 
     def is_done(self, stream: Hashable) -> bool | None:
         """True if the collective has ended; None where its work is not known any more."""
@@ -76,7 +89,12 @@ class Works:
     def _follow(self, work: Any) -> None:
         known = self._works.pop(id(work), None)
         if known is not None:
-            self._log.append(["synchronize", known[1]])
+            self._note(known[1])
+
+    def _note(self, stream: Hashable) -> None:
+        if self._log is not None:
+            self._log.append(["synchronize", stream])
+        self._waited(stream)
 
     def _following(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def method(work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,6 +104,17 @@ class Works:
 
         return method
 
+    def _promising(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_future(work: Any) -> Any:
+            known = self._works.pop(id(work), None)
+            if known is not None:
+                self._promised(known[1])
+                if self._log is not None:
+                    self._log.append(["synchronize", known[1]])  # whoever waits for the future is not seen
+            return original(work)
+
+        return get_future
+
     def _asking(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def is_completed(work: Any) -> bool:
             done: bool = original(work)
@@ -94,3 +123,12 @@ class Works:
             return done
 
         return is_completed
+
+
+def finished(result: Any) -> None:
+    """Wait for what a synchronous collective returned: gloo returns before it has ended."""
+    boxed = result[-1] if isinstance(result, tuple) else result
+    try:
+        Work.unbox(boxed).wait()
+    except (TypeError, RuntimeError):
+        return  # of a functional one, which is waited for by its output

@@ -3,15 +3,20 @@
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from aorta.cli.options import output_option
 from aorta.cli.run import run_to_end
 from aorta.command_line import OneScreenCommand, discard_output
-from aorta.errors import BAD_INPUT, CANNOT_TELL, VIOLATED
+from aorta.errors import BAD_INPUT, CANNOT_TELL, FINE, VIOLATED
 from aorta.launcher import is_first_launch
+
+if TYPE_CHECKING:
+    from aorta.hazards.findings import Checked
 
 
 @click.command("check", cls=OneScreenCommand, context_settings={"allow_interspersed_args": False})
@@ -89,10 +94,7 @@ def check_command(
 
 def show(folder: Path, began_ns: int, show_all: bool, as_json: bool, fail_on: str) -> int:
     """Print what the ranks of a run found since began_ns; return the exit code that it asks for."""
-    import msgspec
-
-    from aorta.hazards.findings import merged, read_checked
-    from aorta.hazards.text import checked_text
+    from aorta.hazards.findings import read_checked
     from aorta.records.files import hazards_name
 
     all_checked = [
@@ -107,10 +109,26 @@ def show(folder: Path, began_ns: int, show_all: bool, as_json: bool, fail_on: st
             err=True,
         )
         return CANNOT_TELL
+    print_checked(all_checked, as_json, show_all)
+    return code_of(all_checked, fail_on)
+
+
+def print_checked(all_checked: "Sequence[Checked]", as_json: bool, show_all: bool) -> None:
+    """Print findings as text or as JSON."""
+    import msgspec
+
+    from aorta.hazards.text import checked_text
+
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(all_checked)).decode())
     else:
         click.echo(checked_text(all_checked, show_all))
+
+
+def code_of(all_checked: "Sequence[Checked]", fail_on: str) -> int:
+    """Exit code for what was found: 1 for findings of the status, and for wrong numbers."""
+    from aorta.hazards.findings import merged
+
     failing = ("confirmed",) if fail_on == "confirmed" else ("confirmed", "possible")
     is_wrong = any(checked.differences for checked in all_checked)
-    return VIOLATED if is_wrong or any(f.status in failing for f in merged(all_checked)) else 0
+    return VIOLATED if is_wrong or any(f.status in failing for f in merged(all_checked)) else FINE

@@ -80,6 +80,7 @@ class RecordsReading:
     metavar="CHANGE",
     help="Replay a traced step with a change: 'all_gather x0.5'.",
 )
+@click.option("--hazards", "of_hazards", is_flag=True, help="What `aorta check` found in RUN.")
 @steps_and_ranks("Judge", "", click.option)
 @warmup_option
 @json_option
@@ -88,6 +89,7 @@ class RecordsReading:
 def why_command(
     runs: tuple[Path, ...],
     changes: tuple[str, ...],
+    of_hazards: bool,
     as_json: bool,
     jobs: int | None,
     dask: str | None,
@@ -100,6 +102,8 @@ def why_command(
     RUN is the folder of a run, or traces of all its ranks. At most five causes, the largest first, each with
     milliseconds, evidence, the setting to change and a command that checks it. --if may repeat.
     """
+    if of_hazards:
+        return _hazards(runs, as_json)
     selection = Selection(**selected)
     reading = RecordsReading(jobs=jobs, dask=dask, cache=cache, comm_rules=comm_rules)
     is_run = _is_run(runs)
@@ -110,6 +114,20 @@ def why_command(
     if is_run:
         return _replay_traces_of(runs[0], changes, selection, reading, as_json)
     return _replay_traces(runs, changes, selection, reading, as_json)
+
+
+def _hazards(runs: tuple[Path, ...], as_json: bool) -> int:
+    """Print what the check of a run found; exit code 1 where something is confirmed or wrong."""
+    from aorta.cli.check import code_of, print_checked
+    from aorta.hazards.findings import read_checked
+
+    if len(runs) > 1:
+        raise ReportError(f"aorta why --hazards takes one run, got {len(runs)}")
+    all_checked = read_checked(runs[0])
+    if not any(checked.steps for checked in all_checked):
+        raise ReportError(f"{runs[0]} was not checked: aorta check -- COMMAND records what --hazards shows")
+    print_checked(all_checked, as_json, show_all=True)
+    return code_of(all_checked, "confirmed")
 
 
 def _is_run(paths: tuple[Path, ...]) -> bool:

@@ -8,6 +8,7 @@ import msgspec
 
 from aorta.errors import NOT_JSON, RecordError
 from aorta.files import write_whole
+from aorta.hazards.numbers import Call, Difference, Numbered, Parameter, differences
 from aorta.records.files import HAZARDS_FILES, hazards_name
 
 Status = Literal["confirmed", "possible", "known"]
@@ -64,19 +65,6 @@ class Finding(msgspec.Struct, kw_only=True):
     ranks: list[int] = []
 
 
-class Difference(msgspec.Struct, kw_only=True):
-    """A tensor that is not what it must be."""
-
-    rank: int
-    step: int
-    what: str
-    """nan: it has values that are not finite; ranks: it differs from other ranks'; sum: it is not what the
-    collective makes of its inputs."""
-    name: str
-    """Collective or parameter."""
-    detail: str = ""
-
-
 class Checked(msgspec.Struct, kw_only=True):
     """What the check of one rank saw and found."""
 
@@ -90,6 +78,9 @@ class Checked(msgspec.Struct, kw_only=True):
     """What the check could not see, and why."""
     findings: list[Finding] = []
     differences: list[Difference] = []
+    calls: list[Call] = []
+    parameters: list[Parameter] = []
+    """Fingerprints of checked steps; read_checked compares and drops them."""
     num_compared: int = 0
     """Fingerprints that were compared."""
 
@@ -121,7 +112,7 @@ def read_checked(folder: Path) -> list[Checked]:
 
     Raises RecordError for a file that is damaged.
     """
-    found = []
+    found = list[Checked]()
     for path in folder.glob(HAZARDS_FILES):
         try:
             found.append(msgspec.json.decode(path.read_bytes(), type=Checked))
@@ -129,7 +120,15 @@ def read_checked(folder: Path) -> list[Checked]:
             raise RecordError(f"cannot read {path}: {error.strerror or error}") from None
         except NOT_JSON as error:
             raise RecordError(f"{path} is not what a check writes: {error}") from None
-    return sorted(found, key=lambda checked: checked.rank)
+    found.sort(key=lambda checked: checked.rank)
+    by_rank = {checked.rank: checked for checked in found}
+    numbered = [Numbered(rank=c.rank, calls=c.calls, parameters=c.parameters) for c in found]
+    for difference in differences(numbered):
+        by_rank[difference.rank].differences.append(difference)
+    for checked in found:
+        checked.num_compared = len(checked.calls) + len(checked.parameters)
+        checked.calls, checked.parameters = [], []
+    return found
 
 
 def merged(all_checked: Iterable[Checked]) -> list[Finding]:

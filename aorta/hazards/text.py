@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from aorta.hazards.findings import Checked, Difference, Finding, merged
+from aorta.hazards.findings import Checked, Finding, merged
+from aorta.hazards.numbers import Difference
 
 MAX_SHOWN = 12
 WORDS = {
@@ -67,7 +68,7 @@ def _finding(number: int, finding: Finding) -> list[str]:
 
 
 def _differences(differences: Sequence[Difference], show_all: bool) -> list[str]:
-    ordered = sorted(differences, key=lambda d: (d.step, d.rank))
+    ordered = sorted(differences, key=lambda d: (d.step, d.place, d.rank))
     lines = ["wrong numbers, the first first:"]
     for difference in ordered if show_all else ordered[:MAX_SHOWN]:
         where = f"step {difference.step}, rank {difference.rank}"
@@ -83,6 +84,7 @@ def coverage_lines(all_checked: Sequence[Checked]) -> list[str]:
             seen[how] = seen.get(how, 0) + number
     words = [f"{number:,} {how}" for how, number in seen.items()]
     lines = [f"accesses seen: {', '.join(words) or 'none'}"]
+    lines.append(f"fingerprints compared: {sum(checked.num_compared for checked in all_checked):,}")
     lines += [
         f"not seen: {text}" for text in dict.fromkeys(t for checked in all_checked for t in checked.blind)
     ]

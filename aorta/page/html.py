@@ -23,6 +23,7 @@ from aorta.page import parts as palette
 from aorta.page.answer import answer, causes
 from aorta.page.changes import changes
 from aorta.page.distributions import distribution_data, plotly_packed, plotly_source, static_picture
+from aorta.page.hazards import hazards
 from aorta.page.heat import heat_data, ranks_by_steps
 from aorta.page.parts import Markup, empty, hatches, json_script, legend, section, tag
 from aorta.page.sections import collectives, definitions, kernels, longest_exposed, notes, what_ran
@@ -40,6 +41,7 @@ LINKS = {
     "changes": "Changes",
     "time": "Time",
     "causes": "Causes",
+    "hazards": "Hazards",
     "ranks": "Ranks",
     "timeline": "Timeline",
     "collectives": "Collectives",
@@ -74,6 +76,7 @@ def page(report: Report, shown: Shown | None = None) -> str:
         ("changes", changes(comparison) if comparison else None),
         ("time", where_time_goes(report)),
         ("causes", causes(report)),
+        ("hazards", hazards(report)),
         ("ranks", ranks_by_steps(report)),
         ("timeline", _timeline(report, steps_shown)),
         ("collectives", collectives(report)),

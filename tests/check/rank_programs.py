@@ -1,10 +1,12 @@
 """A loop of two gloo ranks with DDP, and a collective of its own that it does not wait for in time."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aorta.attach.instrument import instrument
 from aorta.check.watch import HazardWatch
@@ -26,3 +28,43 @@ def checked_loop(folder: str) -> None:
                 work = dist.all_reduce(total, async_op=True)
                 total.mul_(0.5)
                 work.wait()
+
+
+def spoilt_loops(folder: str) -> None:
+    """Loops of DDP in which rank 1 goes wrong in step 3, which is checked, one kind each."""
+    rank = dist.get_rank()
+    for kind in ("zeros", "weights", "nan", "clean"):
+        torch.manual_seed(0)
+        place = Path(folder) / kind
+        place.mkdir(exist_ok=True)
+        net = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        watch = HazardWatch(every=2, confirm=False)
+        watch.opened(SimpleNamespace(output_dir=place, rank=rank, world_size=2, store_prefix=""))  # type: ignore[arg-type]
+        with Zeros() as zeros:
+            for step in range(6):
+                watch.step_begins(step)
+                is_wrong = step == 3 and rank == 1
+                zeros.is_on = is_wrong and kind == "zeros"
+                if is_wrong and kind == "weights":
+                    net[1].weight.data.mul_(1.5)
+                x = torch.full((4, 32), float("nan") if is_wrong and kind == "nan" else 1.0 + rank + step)
+                net(x).square().mean().backward()
+                for parameter in net.parameters():
+                    dist.all_reduce(parameter.grad)
+                optimizer.step()
+                optimizer.zero_grad()
+        watch.closing(None)
+
+
+class Zeros(TorchDispatchMode):
+    """Lets all-reduces of this rank bring zeros, below the check."""
+
+    is_on = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        if self.is_on and func is torch.ops.c10d.allreduce_.default:
+            dist.Work.unbox(result[-1]).wait()
+            args[0][0].zero_()
+        return result

@@ -1,0 +1,277 @@
+"""Takes fingerprints in checked steps: of collectives before and after, of gradients and parameters
+around the optimizer's step. They are read once, behind the window."""
+
+import gc
+from collections.abc import Callable, Hashable
+from functools import wraps
+from math import isfinite
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._python_dispatch import _disable_current_modes
+
+from aorta.check.fingerprints import fingerprint
+from aorta.check.operators import Issued
+from aorta.hazards.numbers import Call, Difference, Moment, Numbered, Numbers, Parameter
+
+OPS = {
+    "allreduce_": "all_reduce", "all_reduce": "all_reduce", "all_reduce_": "all_reduce",
+    "_allgather_base_": "all_gather", "all_gather_into_tensor": "all_gather", "allgather_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter", "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter", "broadcast_": "broadcast",
+}  # fmt: skip
+"""Operations whose arithmetic is known, by their operator."""
+F = TypeVar("F", bound=Callable[..., Any])
+MAX_PARAMETERS = 2000
+MIN_NUMEL = 16
+"""Smaller tensors are counters and flags, not data."""
+
+
+def _unseen(method: F) -> F:
+    """Return a method whose own operators no mode sees: they are not the program's."""
+
+    @wraps(method)
+    def unseen(*args: Any) -> Any:
+        with _disable_current_modes(), torch.no_grad():
+            return method(*args)
+
+    return unseen  # type: ignore[return-value]
+
+
+class _Pending:
+    """A call whose output is not known yet."""
+
+    __slots__ = ("call", "inputs", "is_printed", "outputs", "prints")
+
+    def __init__(self, call: Call, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        self.call = call
+        self.inputs = inputs
+        self.outputs = outputs
+        self.prints: list[Tensor] = []
+        self.is_printed = False
+
+
+class Numbering:
+    """Fingerprints of one process; `take` gives them and begins anew."""
+
+    def __init__(self, site_text: Callable[[int], str]) -> None:
+        self._site_text = site_text
+        self.step = 0
+        self._place = 0
+        self._pending: list[_Pending] = []
+        self._of_stream: dict[Hashable, _Pending] = {}
+        self._promised: list[_Pending] = []
+        """Calls whose futures C++ waits for, unseen: before the optimizer's step they have ended."""
+        self._counts: dict[tuple[int, str], int] = {}
+        self._parameters: list[tuple[Parameter, Tensor]] = []
+        self._names: dict[int, str] | None = None
+        self._hooks: list[Any] = []
+
+    def listen(self) -> None:
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before_optimizer),
+            register_optimizer_step_post_hook(self._after_optimizer),
+        ]
+
+    def stop(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def take(self, rank: int) -> Numbered:
+        """Fingerprints since the last take."""
+        taken = Numbered(rank=rank)
+        for pending in self._pending:
+            pending.call.inputs = [_plain(numbers) for numbers in pending.inputs]
+            pending.call.outputs = [_plain(numbers) for numbers in pending.prints]
+            taken.calls.append(pending.call)
+        for parameter, numbers in self._parameters:
+            parameter.numbers = _plain(numbers)
+            taken.parameters.append(parameter)
+        self._pending, self._parameters, self._place = [], [], 0
+        self._of_stream.clear()
+        self._promised.clear()
+        self._counts.clear()
+        return taken
+
+    # -- collectives ---------------------------------------------------------------------------
+
+    @_unseen
+    def called(self, issued: Issued, values: dict[str, Any]) -> Any:
+        """Fingerprint a collective's inputs, before it is issued; None where there is nothing to compare."""
+        op = OPS.get(issued.name.partition("::")[2])
+        group = _group(values)
+        if op is None or group is None or dist.get_world_size(group) < 2:
+            return None
+        ranks = dist.get_process_group_ranks(group)
+        inputs, outputs = _sides(op, values, len(ranks))
+        if not inputs or any(t.numel() < MIN_NUMEL or not t.is_floating_point() for t in inputs):
+            return None
+        name = ",".join(map(str, ranks))
+        number = self._counts[self.step, name] = self._counts.get((self.step, name), -1) + 1
+        self._place += 1
+        call = Call(
+            step=self.step,
+            group=name,
+            number=number,
+            place=self._place,
+            op=op,
+            reduction=_reduction(values) if op in ("all_reduce", "reduce_scatter") else "",
+            name=self._site_text(issued.site),
+            epsilon=torch.finfo(inputs[0].dtype).eps,
+            root=values.get("root_rank"),
+        )
+        pending = _Pending(call, [fingerprint(tensor) for tensor in inputs], outputs)
+        self._pending.append(pending)
+        return pending
+
+    def issued(self, pending: Any, stream: Hashable, result: Any, is_async: bool) -> None:
+        """Fingerprint the outputs of a call that has ended; remember one that has not, by its stream."""
+        if not pending.outputs and isinstance(result, Tensor):
+            pending.outputs = [result]
+        if is_async:
+            self._of_stream[stream] = pending
+        else:
+            self._print(pending)
+
+    def waited(self, stream: Hashable) -> None:
+        """Fingerprint the outputs of the call with this stream: the caller waits for it now."""
+        pending = self._of_stream.pop(stream, None)
+        if pending is not None:
+            self._print(pending)
+
+    def promised(self, stream: Hashable) -> None:
+        """Note that somebody took the future of the call with this stream."""
+        pending = self._of_stream.pop(stream, None)
+        if pending is not None:
+            self._promised.append(pending)
+
+    @_unseen
+    def _print(self, pending: _Pending) -> None:
+        if not pending.is_printed:
+            pending.is_printed = True
+            num = 1 if pending.call.op != "all_gather" else pending.call.group.count(",") + 1
+            parts = pending.outputs if len(pending.outputs) == num else _chunks(pending.outputs, num)
+            pending.prints = [fingerprint(tensor) for tensor in parts]
+        pending.outputs = []
+
+    # -- parameters ----------------------------------------------------------------------------
+
+    def _before_optimizer(self, optimizer: Any, *_: Any) -> None:
+        for pending in self._promised:
+            self._print(pending)
+        self._promised.clear()
+        self._of_parameters(optimizer, ("before", "gradient"))
+
+    def _after_optimizer(self, optimizer: Any, *_: Any) -> None:
+        self._of_parameters(optimizer, ("after",))
+
+    @_unseen
+    def _of_parameters(self, optimizer: Any, moments: tuple[Moment, ...]) -> None:
+        if self._names is None:
+            self._names = names_of_parameters()
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for moment in moments:
+            for number, parameter in enumerate(parameters[:MAX_PARAMETERS]):
+                tensor = parameter.grad if moment == "gradient" else parameter
+                if tensor is None or type(tensor) not in (Tensor, nn.Parameter) or tensor.is_sparse:
+                    continue  # of a sharded one every rank has a part of its own
+                self._place += 1
+                name = self._names.get(id(parameter), f"parameter {number}")
+                taken = Parameter(step=self.step, place=self._place, name=name, moment=moment, numbers=[])
+                self._parameters.append((taken, fingerprint(tensor)))
+
+
+def _plain(numbers: Tensor) -> Numbers:
+    """The fingerprint as JSON can hold it: empty where it is not finite."""
+    values: Numbers = numbers.tolist()
+    return values if all(map(isfinite, values)) else []
+
+
+def names_of_parameters() -> dict[int, str]:
+    """Names of all modules' parameters, by id; the outermost module's name of each. Takes a look at every
+    object."""
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    inner = {id(child) for module in modules for child in module.children()}
+    names: dict[int, str] = {}
+    for module in modules:
+        if id(module) not in inner:
+            for name, parameter in module.named_parameters():
+                names.setdefault(id(parameter), name.removeprefix("module."))
+    return names
+
+
+def _group(values: dict[str, Any]) -> Any:
+    boxed, name = values.get("process_group"), values.get("group_name")
+    if boxed is not None:
+        return dist.ProcessGroup.unbox(boxed)
+    return None if name is None else torch._C._distributed_c10d._resolve_process_group(name)
+
+
+def _reduction(values: dict[str, Any]) -> str:
+    op = values.get("reduce_op")
+    if isinstance(op, str):
+        return op.lower()
+    try:
+        kind = dist.ReduceOp.RedOpType(op._get_method("op")())  # type: ignore[union-attr]
+    except (AttributeError, TypeError, ValueError):
+        return ""
+    return str(kind.name).lower()
+
+
+def _sides(op: str, values: dict[str, Any], num: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Inputs and outputs of a call, in parts where ranks send or get different ones."""
+    inputs, outputs = list[Tensor](), list[Tensor]()
+    for name, value in values.items():
+        tensors = [t for t in _flat(value) if isinstance(t, Tensor)]
+        if name.startswith("output") or name == "out":
+            outputs += tensors
+        else:
+            inputs += tensors
+    if op in ("all_reduce", "broadcast") and not outputs:
+        outputs = list(inputs) if "tensors" in values else []
+        if len(inputs) != 1:
+            return [], []
+    if op == "reduce_scatter" and len(inputs) == 1:
+        inputs = _chunks(inputs, num)
+    return inputs, outputs
+
+
+def _flat(value: Any) -> list[Any]:
+    return [one for item in value for one in _flat(item)] if isinstance(value, (list, tuple)) else [value]
+
+
+def _chunks(tensors: list[Tensor], num: int) -> list[Tensor]:
+    if len(tensors) != 1 or tensors[0].numel() % num:
+        return tensors
+    return list(tensors[0].detach().reshape(-1).chunk(num))
+
+
+class FirstBad:
+    """Looks for the first operation whose result is not finite: it waits for the device after each."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self.difference: Difference | None = None
+
+    def look(self, issued: Issued, site: str, step: int) -> None:
+        written = {access[0] for _, access in issued.writes}
+        if any(_is_bad(tensor) for tensor, access in issued.reads if access[0] not in written):
+            detail = "the first operation that reads a value that is not finite; no checked one made it"
+        elif any(_is_bad(tensor) for tensor, _ in issued.writes):
+            detail = "the first operation with a result that is not finite"
+        else:
+            return
+        self.difference = Difference(
+            rank=self._rank, step=step, place=0, what="nan", name=site, detail=detail
+        )
+
+
+def _is_bad(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())

@@ -1,0 +1,52 @@
+"""Fingerprints of tensors, and wrong numbers planted in DDP on gloo ranks."""
+
+import math
+
+import pytest
+import torch
+
+from aorta.check.fingerprints import fingerprint
+from aorta.hazards.findings import read_checked
+from tests.check.rank_programs import spoilt_loops
+from tests.dist.launch import run_ranks
+
+
+@pytest.mark.parametrize("size", [3, 64, 1000, 70_001])
+def test_the_fingerprint_of_a_sum_is_the_sum_of_fingerprints(size):
+    generator = torch.Generator().manual_seed(size)
+    a, b = torch.randn(2, size, generator=generator)
+    both = fingerprint(a)[1:] + fingerprint(b)[1:]
+    assert torch.allclose(fingerprint(a + b)[1:], both, atol=1e-2)
+    assert math.isclose(fingerprint(a)[0], a.double().square().sum(), rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("share", [1.0, 2**-4])
+def test_differences_of_fingerprints_measure_the_norm_of_the_difference(share):
+    generator = torch.Generator().manual_seed(5)
+    a, noise = torch.randn(2, 5000, generator=generator)
+    change = share * noise * a.norm() / noise.norm()
+    measured = (fingerprint(a + change) - fingerprint(a))[1:].square().mean().sqrt()
+    assert 0.4 < measured / change.norm() < 2
+
+
+def test_a_tensors_layout_and_type_do_not_matter_and_short_ones_count_too():
+    x = torch.arange(12.0).reshape(3, 4)
+    assert torch.equal(fingerprint(x.T.contiguous().T), fingerprint(x))
+    assert torch.allclose(fingerprint(x.double()), fingerprint(x))
+    assert fingerprint(torch.zeros(0)).tolist() == [0.0] * 9
+
+
+def test_a_nan_is_in_every_number():
+    assert all(map(math.isnan, fingerprint(torch.tensor([1.0, math.nan])).tolist()))
+
+
+def test_wrong_numbers_of_one_rank_are_named_and_right_ones_are_not(tmp_path):
+    run_ranks(spoilt_loops, 2, str(tmp_path))
+    for kind, what in (("zeros", "sum"), ("weights", "ranks"), ("nan", "nan"), ("clean", None)):
+        found = [d for checked in read_checked(tmp_path / kind) for d in checked.differences]
+        first = min(found, key=lambda d: (d.step, d.place), default=None)
+        if what is None:
+            assert first is None
+        else:
+            assert (first.rank, first.step) == (1, 3), kind
+            assert what in {d.what for d in found if d.rank == 1}, kind

@@ -1,0 +1,100 @@
+"""What is shown of a checked run: `aorta why --hazards`, the page's section, exit codes."""
+
+import json
+
+import msgspec
+import pytest
+
+from aorta.errors import BAD_INPUT, FINE, VIOLATED
+from aorta.hazards.findings import Checked, Finding, Place, Site, missing_order, write_checked
+from aorta.hazards.numbers import Call
+from aorta.page.html import page
+from aorta.page.write import make_report
+from tests.cli.examples import run
+from tests.records.run_folders import noisy_run
+
+GATHER = Site(operation="c10d::_allgather_base_", where="train.py:8", is_collective=True)
+USE = Site(operation="aten::mm", where="train.py:9", function="Block.forward", tensor="bfloat16[64, 64]")
+
+
+def finding(**given) -> Finding:
+    sides = {
+        "earlier": Place(stream="NCCL stream 1", site=GATHER),
+        "later": Place(stream="default stream", site=USE),
+    }
+    fields = {"kind": "race", "rank": 0, "rule": "reads what is still written", "num_bytes": 8192}
+    fields |= {"missing": missing_order("default stream", "NCCL stream 1", GATHER, USE, "race")}
+    return Finding(**(fields | sides | {"count": 4, "first_step": 2} | given))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    noisy_run(tmp_path)
+    return tmp_path
+
+
+def checked(folder, *findings, rank=0, **given):
+    write_checked(folder, Checked(rank=rank, steps=[2, 3], findings=list(findings), **given))
+
+
+def test_why_hazards_tells_what_the_check_found(folder):
+    checked(folder, finding(status="confirmed"))
+    result = run("why", str(folder), "--hazards")
+    assert result.exit_code == VIOLATED
+    assert result.output.startswith("1 confirmed in 2 checked steps of 1 rank\n")
+    assert "later    aten::mm at train.py:9 in Block.forward" in result.output
+    assert "missing  work.wait() on default stream before aten::mm" in result.output
+    assert "8,192 bytes of bfloat16[64, 64]" in result.output
+
+
+def test_a_possible_finding_alone_violates_nothing(folder):
+    checked(folder, finding(reason="delayed 3 times, the later operation never came first"))
+    result = run("why", str(folder), "--hazards", "--json")
+    assert result.exit_code == FINE
+    assert json.loads(result.output)[0]["findings"][0]["status"] == "possible"
+
+
+def test_wrong_numbers_violate(folder):
+    call = {"step": 2, "group": "0,1", "number": 0, "place": 1, "op": "all_reduce", "reduction": "sum"}
+    for rank, output in ((0, 8.0), (1, 3.0)):
+        one = Call(**call, name="train.py:8", inputs=[[16.0, 4.0]], outputs=[[output * output, output]])
+        checked(folder, rank=rank, calls=[one])
+    result = run("why", str(folder), "--hazards")
+    assert result.exit_code == VIOLATED
+    assert "no finding, 1 wrong number in 2 checked steps of 2 ranks" in result.output
+    assert "step 2, rank 1: all_reduce at train.py:8: what comes out is off by 5" in result.output
+    assert "fingerprints compared: 2" in result.output
+
+
+def test_a_run_that_was_not_checked_is_one_line(folder):
+    result = run("why", str(folder), "--hazards")
+    assert (result.exit_code, result.output.count("\n")) == (BAD_INPUT, 1)
+    assert "was not checked: aorta check -- COMMAND" in result.output
+
+
+def test_a_damaged_file_is_one_line(folder):
+    (folder / "rank_0_hazards.json").write_text('{"rank": 0}')
+    result = run("why", str(folder), "--hazards")
+    assert (result.exit_code, result.output.count("\n")) == (BAD_INPUT, 1)
+    assert "is not what a check writes" in result.output
+
+
+def test_the_page_has_a_section_for_checked_runs_alone(folder):
+    assert 'id="hazards"' not in page(make_report([folder], ["run"]))
+    checked(folder, finding(), rank=0)
+    source = page(make_report([folder], ["run"]))
+    assert 'id="hazards"' in source
+    assert "possible: race, 8,192 bytes" in source
+    assert "aten::mm at train.py:9 in Block.forward, on default stream" in source
+
+
+def test_memory_freed_too_early_asks_for_record_stream():
+    text = missing_order("copy stream", "default stream", USE, Site(operation="free"), "reuse")
+    assert text == (
+        "tensor.record_stream(default_stream) before it is freed, or copy_stream.wait_stream(default_stream)"
+    )
+    assert missing_order("host", "copy", USE, USE, "race") == "copy.synchronize() before aten::mm"
+
+
+def test_findings_are_plain_data():
+    assert msgspec.json.decode(msgspec.json.encode(finding()), type=Finding) == finding()
