@@ -57,6 +57,8 @@ class FollowedRank:
     rank: int
     recent: "deque[StepRecord]" = field(default_factory=lambda: deque(maxlen=SHOWN_STEPS + AHEAD_STEPS))
     """Those of the newest attempt, oldest first."""
+    recorded: "deque[StepRecord]" = field(default_factory=lambda: deque(maxlen=SHOWN_STEPS + AHEAD_STEPS))
+    """The newest that the overhead did not leave out: the others have their length alone."""
     has_first: bool = True
     """True: recent begins with the first step of the attempt, which holds the program's start."""
     num_collectives: int = 0
@@ -77,11 +79,14 @@ class FollowedRank:
             if last is not None and record.run_id != last.run_id:
                 self.num_collectives = 0
             self.recent.clear()
+            self.recorded.clear()
         elif key_of(record) <= key_of(last):
             return
         self.has_first = self.has_first and len(self.recent) < SHOWN_STEPS + AHEAD_STEPS
         self.num_collectives += record.num_collectives
         self.recent.append(record)
+        if record.is_recorded:
+            self.recorded.append(record)
 
 
 def key_of(record: StepRecord) -> StepKey:
@@ -154,7 +159,10 @@ class Follower:
 
 @dataclass(frozen=True, slots=True)
 class RankMeans:
-    """Means of a rank over the shown steps. None: not measured."""
+    """Means of a rank: step_ms over the newest steps, the others over the newest that were recorded.
+
+    None: not measured.
+    """
 
     rank: int
     last: StepRecord
@@ -195,10 +203,11 @@ class Newest(NamedTuple):
 def newest(followed: Iterable[FollowedRank]) -> Newest:
     """Means over the newest steps that all ranks have; over each rank's own where they share none."""
     states = _of_one_attempt(followed)
-    shown = _shown(states)
-    waits = exposed_waits(shown) if shown else {}
+    shown = _shown(states, [state.recent for state in states])
+    recorded = _shown(states, [state.recorded for state in states])
+    waits = exposed_waits(recorded) if any(recorded) else {}
     ranks = []
-    for state, records in zip(states, shown, strict=True):
+    for state, newest_records, records in zip(states, shown, recorded, strict=True):
         last = state.last
         assert last is not None
         wait = waits.get(state.rank)
@@ -206,8 +215,8 @@ def newest(followed: Iterable[FollowedRank]) -> Newest:
             RankMeans(
                 rank=state.rank,
                 last=last,
-                num_steps=len(records),
-                step_ms=_mean(record.step_ms for record in records),
+                num_steps=len(newest_records),
+                step_ms=_mean(record.step_ms for record in newest_records),
                 compute_ms=_mean(record.overlap.compute_ms for record in records),
                 exposed_ms=_mean(record.overlap.exposed_ms for record in records),
                 idle_ms=_mean(record.overlap.idle_ms for record in records),
@@ -217,7 +226,7 @@ def newest(followed: Iterable[FollowedRank]) -> Newest:
                 caused_ms=None if wait is None else wait.caused_ms,
             )
         )
-    return Newest(ranks, _late_rank(ranks, shown))
+    return Newest(ranks, _late_rank(ranks, recorded) if all(recorded) else None)
 
 
 def _of_one_attempt(followed: Iterable[FollowedRank]) -> list[FollowedRank]:
@@ -229,14 +238,14 @@ def _of_one_attempt(followed: Iterable[FollowedRank]) -> list[FollowedRank]:
     return [state for state in states if state.last and attempt_of(state.last) == attempt_of(latest)]
 
 
-def _shown(states: Sequence[FollowedRank]) -> list[list[StepRecord]]:
-    """The steps to show of each rank, without the warm-up where the run has only just begun."""
+def _shown(states: Sequence[FollowedRank], records: Sequence["deque[StepRecord]"]) -> list[list[StepRecord]]:
+    """The newest of each rank's records, without the warm-up where the run has only just begun."""
     if not states:
         return []
-    of_ranks = [{key_of(record): record for record in state.recent} for state in states]
+    of_ranks = [{key_of(record): record for record in of_rank} for of_rank in records]
     common = sorted(set.intersection(*(set(steps) for steps in of_ranks)))
     if not common:
-        return [list(state.recent)[-SHOWN_STEPS:] for state in states]
+        return [list(of_rank)[-SHOWN_STEPS:] for of_rank in records]
     if all(state.has_first for state in states):
         step_ms = [[steps[key].step_ms for key in common] for steps in of_ranks]
         common = common[warmup_steps(np.array(step_ms, dtype=float)) :]

@@ -173,3 +173,35 @@ def test_overlap_of_no_communication_is_not_known(tmp_path: Path) -> None:
     overlap: OverlapRecord = msgspec.structs.replace(step().overlap, comm_ms=0.0, hidden_ms=0.0)
     written(tmp_path, [step(n, overlap=overlap) for n in range(4)])
     assert shown(tmp_path).ranks[0].overlap_ratio is None
+
+
+NO_OVERLAP = OverlapRecord(
+    comm_ms=None, compute_ms=None, hidden_ms=None, exposed_ms=None, idle_ms=None, exposed_copy_ms=None,
+    overlap_ratio=None, hidden_per_compute=None, compute_allreduce_ms=None, compute_reducescatter_ms=None,
+    hidden_by_op={}, exposed_by_op={},
+)  # fmt: skip
+
+
+def test_parts_are_of_the_newest_steps_that_were_recorded_and_the_step_is_of_all(tmp_path: Path) -> None:
+    """Of 60 steps the last 50 were left out: shown are their length and the parts of the first ones."""
+
+    def one(rank: int, number: int) -> StepRecord:
+        if number < 10:
+            return record(rank, number, 2.0, 10.0 if rank else 2.0)
+        return record(
+            rank, number, 2.0, 2.0, is_recorded=False, step_ms=15.0, overlap=NO_OVERLAP, collectives=None
+        )
+
+    written(tmp_path, [one(rank, number) for rank in (0, 1) for number in range(60)])
+    found = shown(tmp_path)
+    assert [rank.step_ms for rank in found.ranks] == [15.0, 15.0]
+    assert all(rank.compute_ms is not None for rank in found.ranks)
+    assert found.ranks[0].last.global_step == 59
+
+
+def test_a_job_whose_steps_were_all_left_out_shows_their_length(tmp_path: Path) -> None:
+    left_out = {"is_recorded": False, "overlap": NO_OVERLAP, "collectives": None}
+    written(tmp_path, [record(rank, n, 2.0, 2.0, **left_out) for rank in (0, 1) for n in range(30)])
+    found = shown(tmp_path)
+    assert [(rank.step_ms, rank.compute_ms) for rank in found.ranks] == [(20.0, None)] * 2
+    assert found.late is None

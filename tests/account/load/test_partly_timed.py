@@ -52,7 +52,7 @@ def test_timed_steps_whose_overlap_is_not_known_are_said_besides(tmp_path):
         lines[step] = msgspec.json.encode(record)
     path.write_bytes(sealed_again(b"\n".join(lines)))
     text = dataset_table(alone(folder))
-    assert "only 8 of 32 judged steps were timed" in text
+    assert "only 8 of 32 judged steps were recorded" in text
     assert "comm and overlap are known for 6 of these 8 steps that were timed; in the others" in text
 
 
@@ -152,7 +152,9 @@ def test_two_such_runs_are_judged_by_their_timed_steps(tmp_path):
     parts = {part.name: part.difference_ms for part in found.decomposition.parts}
     assert parts["exposed"] == pytest.approx(1.0, abs=0.05)
     for side in "ab":
-        assert any(note.startswith(f"{side}: only 16 of 64 judged steps were timed") for note in found.notes)
+        assert any(
+            note.startswith(f"{side}: only 16 of 64 judged steps were recorded") for note in found.notes
+        )
     assert not any("no calibrated" in note for note in found.decomposition.notes)
 
 
