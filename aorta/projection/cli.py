@@ -137,7 +137,7 @@ def search(**option_values: Any) -> None:
     from aorta.projection import search as searching
 
     release, fixed, first = _searched(option_values)
-    job = job_of(first)
+    job = job_of(first, _recorded(option_values))
     plain = _plain_job(first)
     fixed["changes"] = {
         name: value
@@ -153,6 +153,16 @@ def search(**option_values: Any) -> None:
         **_backends(option_values),
     )
     _print(option_values["as_json"], layouts, searching.text)
+
+
+def _recorded(option_values: dict[str, Any]) -> dict[str, Any]:
+    """Options of a search's job with the layout that its file names: that of a recorded run, if any."""
+    path = option_values.get("job")
+    named: dict[str, Any] = {}
+    if path is not None:
+        context = main.commands["performance"].make_context("measured", ["--job", str(path)])
+        named = {name: context.params[name] for name in SEARCHED}
+    return {**SEARCHED, **named, **option_values}
 
 
 def _searched(option_values: dict[str, Any]) -> tuple["Release", dict[str, Any], dict[str, Any]]:
@@ -214,7 +224,7 @@ def compare(other: tuple[str, ...], **option_values: Any) -> None:
     first = job_of(option_values)
     changes = [text for text in other if "." in text.partition("=")[0]]
     flags = flags_of([text for text in other if text not in changes], compare, option_values)
-    second = whatif.changed(job_of(flags), changes)
+    second = whatif.changed(job_of(flags, option_values), changes)
     comparison = whatif.compared(
         project(first.model, first.plan, pricer_of(option_values, first)),
         project(second.model, second.plan, pricer_of(flags, second)),
@@ -239,7 +249,7 @@ def sweep(settings: tuple[str, ...], **option_values: Any) -> None:
                 if axis == "gpus"
                 else flags_of([f"{axis}={value}"], sweep, option_values)
             )
-            job = job_of(flags)
+            job = job_of(flags, option_values)
             rows.append((value, project(job.model, job.plan, pricer_of(flags, job))))
         except AortaError as error:
             rows.append((value, error))
@@ -286,8 +296,12 @@ def flags_of(texts: list[str], command: click.Command, option_values: dict[str, 
     return changed
 
 
-def job_of(option_values: dict[str, Any]) -> "Job":
-    """The job that the options name, with its what-ifs and the measured step that it starts from."""
+def job_of(option_values: dict[str, Any], recorded: dict[str, Any] | None = None) -> "Job":
+    """The job that the options name, with its what-ifs and the measured step that it starts from.
+
+    recorded: options of the job that was measured, as far as its record and --measured-as say nothing else;
+    None: these.
+    """
     from aorta.projection.whatif import changed
 
     job = changed(_plain_job(option_values), option_values.get("changes") or ())
@@ -296,7 +310,7 @@ def job_of(option_values: dict[str, Any]) -> "Job":
         if option_values.get("measured_as"):
             raise ConfigError("--measured-as has no effect without --measured")
         return job
-    return job._replace(anchor=_anchor(path, option_values))
+    return job._replace(anchor=_anchor(path, recorded or option_values))
 
 
 def _plain_job(option_values: dict[str, Any]) -> "Job":

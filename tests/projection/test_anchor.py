@@ -88,6 +88,24 @@ def test_every_command_starts_from_the_anchor(row, command):
         assert "6000.0" in anchored or "5999.99" in anchored
 
 
+def test_search_takes_the_recorded_layout_from_the_job(recorded, tmp_path):
+    """The recorded node ran micro-batches of 2: what it took is not held against the search's own layouts."""
+    run = recorded()
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "model: llama3-8b\ngpu_arch: h200\nseq_len: 4096\nstack: torchtitan\nsharding: fsdp\n"
+        "micro_batch_size: 2\n"
+    )
+    asked = ["search", "--job", job, "gpus=64", "global-batch-size=256", "top=40"]
+    plain, anchored = (
+        {row["layout"]: row["step_ms"] for row in answer(*asked, *further)["best"]}
+        for further in ([], ["--measured", run])
+    )
+    ratios = [step / plain[layout] for layout, step in anchored.items() if layout in plain]
+    assert len(ratios) > 5
+    assert all(ratio == pytest.approx(1, abs=0.02) for ratio in ratios)
+
+
 @pytest.fixture
 def recorded(tmp_path):
     """One node's run, as records with kernel classes, of a stack whose GEMMs take half as long again."""
@@ -139,6 +157,20 @@ def test_the_batch_of_a_recorded_run_follows_from_its_tokens(recorded):
     larger = [*JOB, "--nodes", "8", "--global-batch-size", "256", "--micro-batch-size", "2"]
     named = answer("performance", *larger, "--measured", run, "--measured-as", "global-batch-size=32")
     assert answer("performance", *larger, "--measured", run) == named
+
+
+def test_a_swept_setting_is_not_taken_for_the_recorded_one(recorded):
+    """The record is of micro-batches of 2, whatever is swept or compared."""
+    run = recorded()
+    job = [*ONE_NODE, "--measured", run]
+    plain = {
+        row["micro-batch-size"]: row for row in answer("sweep", *ONE_NODE, "micro-batch-size=1,4")["rows"]
+    }
+    for row in answer("sweep", *job, "micro-batch-size=1,4")["rows"]:
+        usual = plain[row["micro-batch-size"]]["step_ms"]
+        assert row["step_ms"] == pytest.approx(usual, rel=0.02)
+    compared = answer("compare", *job, "micro-batch-size=4")["step_ms"]
+    assert compared[1] == pytest.approx(plain[4]["step_ms"], rel=0.02)
 
 
 @pytest.mark.parametrize(
