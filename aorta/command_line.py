@@ -228,7 +228,7 @@ class LazyGroup(OneLineGroup):
             return
         # Without blank lines between the sections: 24 lines hold every command.
         formatter.write_usage(ctx.command_path, "COMMAND [ARGS]...")
-        formatter.write(f"{self.help}\n\n")
+        formatter.write(f"{self.help}\n")
         for title, names in self._sections.items():
             formatter.write_heading(title)
             with formatter.indentation():

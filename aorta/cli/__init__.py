@@ -23,6 +23,7 @@ SECTIONS = {
     "Around a run": {
         "capture": ("aorta.cli.job:capture_command", "Trace the kernels of a running job's next steps."),
         "merge": ("aorta.cli.job:merge_command", "Add the numbers of kernel traces to a run's records."),
+        "ab": ("aorta.cli.ab:ab_command", "Tell two variants of a command apart: runs in turn."),
         "sweep": ("aorta.cli.train:sweep_command", "Train once per combination of settings; find the best."),
         "demo": ("aorta.cli.train:demo_command", "Train two ranks on this machine and report."),
     },
@@ -36,7 +37,7 @@ SECTIONS = {
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
 EPILOG = (
-    "Exit codes: 0 fine; 1 a limit is violated, or a difference was found where asked to fail; "
+    "Exit codes: 0 fine; 1 a limit is violated, or slower; "
     '2 bad input; 3 cannot tell. Shell completion: eval "$(_AORTA_COMPLETE=bash_source aorta)" '
     "(zsh_source, fish_source)."
 )

@@ -9,5 +9,5 @@ common_clock  one clock for all ranks
 waits         collectives split into waiting and transfer, and who was late
 statistics    numbers of a run with honest intervals, warm-up steps
 noise         how far the level of a series may be off: noise with a memory
-ratio         two sides compared step by step
+ratio         two sides compared step by step; sequential: run by run, looked at after every pair
 """

@@ -28,7 +28,7 @@ JSON = {
 """Commands that print results, with arguments for them; the others are in NO_RESULTS or ELSEWHERE."""
 NO_RESULTS = {"run", "capture", "merge", "train", "demo", "queues profile", "program emit", "program rewrite"}
 """Say what they did, or write a program."""
-ELSEWHERE = {"check", "hang", "queues run", "queues sweep", "queues run-priority", "queues compare",
+ELSEWHERE = {"ab", "check", "hang", "queues run", "queues sweep", "queues run-priority", "queues compare",
              "queues probe",
              "program run", "program compare", "project explain", "project search",
              "project calibrate", "project compare", "project sweep"}  # fmt: skip

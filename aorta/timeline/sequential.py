@@ -1,0 +1,85 @@
+"""A comparison that is looked at after every pair of runs, and stops when it is decided.
+
+The interval of each look is Student's, at a level so strict that over all looks together no more than alpha
+of series without a difference leave it. That level depends on the first and the last look alone: it is found
+by simulating series of normal differences, the same each time.
+"""
+
+import math
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+Outcome = Literal["slower", "faster", "same", "cannot tell"]
+
+FIRST_LOOK = 3
+"""Pairs before which nothing is decided: two tell no spread worth the name."""
+NUM_SERIES = 20_000
+MOST_PAIRS = 500
+MOST_ADVISED = 1000
+
+
+class Look(NamedTuple):
+    """What the pairs so far say of candidate over reference."""
+
+    num_pairs: int
+    ratio: float | None
+    interval: tuple[float, float] | None
+    """Holds the true ratio at every look of 1 - alpha of series; None before the first look."""
+    outcome: Outcome
+    pairs_needed: int | None
+    """Pairs with which a change that matters would be told, if they go on to differ as these do; None where
+    that is not known, or more than MOST_ADVISED."""
+
+    @property
+    def is_decided(self) -> bool:
+        return self.outcome != "cannot tell"
+
+
+@lru_cache(maxsize=16)
+def level_of_looks(last: int, alpha: float) -> float:
+    """Level of each look from FIRST_LOOK to `last`, so that alpha of series leave any of the intervals."""
+    from scipy.special import stdtr
+
+    rng = np.random.default_rng(0)
+    differences = rng.standard_normal((NUM_SERIES, last))
+    num = np.arange(1, last + 1)
+    mean = np.cumsum(differences, axis=1) / num
+    squares = np.cumsum(differences**2, axis=1) - num * mean**2
+    looks = num >= FIRST_LOOK
+    freedom = num[looks] - 1
+    error = np.sqrt(squares[:, looks] / freedom / num[looks])
+    p_values = 2 * stdtr(freedom, -np.abs(mean[:, looks]) / error)
+    return float(np.quantile(p_values.min(axis=1), alpha))
+
+
+def look(log_ratios: list[float], last: int, matters: float, alpha: float) -> Look:
+    """After these pairs, of a series of at most `last`. log_ratios: of candidate over reference, by pair."""
+    from scipy.special import stdtrit
+
+    num = len(log_ratios)
+    if num == 0:
+        return Look(0, None, None, "cannot tell", None)
+    mean = float(np.mean(log_ratios))
+    if num < FIRST_LOOK:
+        return Look(num, math.exp(mean), None, "cannot tell", None)
+    level = level_of_looks(max(last, FIRST_LOOK), alpha)
+    deviation = float(np.std(log_ratios, ddof=1))
+    half = float(stdtrit(num - 1, 1 - level / 2)) * deviation / math.sqrt(num)
+    margin = math.log1p(matters)
+    outcome: Outcome = "cannot tell"
+    if mean + half <= margin and mean - half >= -margin:
+        outcome = "same"
+    elif mean - half > 0:
+        outcome = "slower"
+    elif mean + half < 0:
+        outcome = "faster"
+    needed = math.ceil((float(stdtrit(num - 1, 1 - level / 2)) * deviation / (0.6 * margin)) ** 2)
+    return Look(
+        num,
+        math.exp(mean),
+        (math.exp(mean - half), math.exp(mean + half)),
+        outcome,
+        needed if needed <= MOST_ADVISED else None,
+    )

@@ -1,0 +1,179 @@
+"""`aorta ab`: when a series stops, what it says, and how it goes on."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from aorta.cli import main
+from aorta.errors import AortaError
+from aorta.sweep.turns import Series, TurnRun, Variant, _next, first_failing_line, run_series, variants_of
+from aorta.timeline.sequential import FIRST_LOOK, level_of_looks, look
+
+# ---- looks -------------------------------------------------------------------------------------
+
+
+def test_an_interval_by_hand():
+    """3 pairs of +1, +2 and +3 %: t of 2 degrees at the level of the looks, deviation 1 %, over sqrt(3)."""
+    from scipy.special import stdtrit
+
+    found = look([0.01, 0.02, 0.03], last=10, matters=0.03, alpha=0.05)
+    half = stdtrit(2, 1 - level_of_looks(10, 0.05) / 2) * 0.01 / math.sqrt(3)
+    assert found.interval == pytest.approx((math.exp(0.02 - half), math.exp(0.02 + half)))
+    assert found.outcome == "cannot tell"
+
+
+def test_too_few_pairs_decide_nothing():
+    assert look([0.5] * (FIRST_LOOK - 1), 10, 0.03, 0.05).outcome == "cannot tell"
+    assert look([], 10, 0.03, 0.05).ratio is None
+
+
+@pytest.mark.parametrize(
+    ("shift", "outcome"), [(0.06, "slower"), (-0.06, "faster"), (0.0, "same"), (0.01, "same")]
+)
+def test_quiet_pairs_are_decided(shift, outcome):
+    noise = 0.004 * np.random.default_rng(0).standard_normal(10)
+    assert look((shift + noise).tolist(), 10, 0.03, 0.05).outcome == outcome
+
+
+def test_one_look_alone_is_at_the_plain_level():
+    assert level_of_looks(FIRST_LOOK, 0.05) == pytest.approx(0.05, abs=0.005)
+    assert level_of_looks(20, 0.05) < 0.02
+
+
+def outcomes(shift, spread, seed, series=300, last=15):
+    """How often each outcome is the first that a series ends with."""
+    rng, found = np.random.default_rng(seed), []
+    for _ in range(series):
+        ratios = (shift + spread * rng.standard_normal(last)).tolist()
+        looks = (look(ratios[:num], last, 0.03, 0.05) for num in range(FIRST_LOOK, last + 1))
+        found.append(next((one.outcome for one in looks if one.is_decided), "cannot tell"))
+    return {name: found.count(name) / series for name in ("slower", "faster", "same", "cannot tell")}
+
+
+@pytest.mark.heavy
+def test_series_are_wrong_as_seldom_as_stated():
+    """300 series whose pairs vary by 4 %: 5 % and three standard errors."""
+    allowed = 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300)
+    none = outcomes(0.0, 0.04, seed=1)
+    assert none["slower"] + none["faster"] <= allowed
+    assert outcomes(math.log(1.03), 0.04, seed=2)["same"] <= allowed
+    assert outcomes(math.log(1.03), 0.01, seed=3)["slower"] > 0.9
+
+
+# ---- variants ----------------------------------------------------------------------------------
+
+
+def test_variants_of_a_setting_a_variable_and_two_commands():
+    a, b = variants_of(["train.py", "--lr={lr}"], setting="lr=1,2")
+    assert (a.command, b.command) == (["train.py", "--lr=1"], ["train.py", "--lr=2"])
+    a, b = variants_of(["train.py"], setting="lr=1,2")
+    assert b.command == ["train.py", "lr=2"]
+    a, b = variants_of(["train.py"], variable="X=,1")
+    assert (a.environment, b.environment) == ({"X": None}, {"X": "1"})
+    a, b = variants_of(["a.py", "--", "b.py", "-x"])
+    assert (a.command, b.command) == (["a.py"], ["b.py", "-x"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "nothing differs"),
+        ({"setting": "lr"}, "KEY=A,B"),
+        ({"variable": "X=1,1"}, "two values that differ"),
+    ],
+)
+def test_what_does_not_differ_is_refused(options, words):
+    with pytest.raises(AortaError, match=words):
+        variants_of(["train.py"], **options)
+
+
+# ---- a series ----------------------------------------------------------------------------------
+
+
+def script(folder: Path, text: str) -> list[str]:
+    path = folder / "program.sh"
+    path.write_text(text)
+    return ["sh", str(path)]
+
+
+def wanted(command, most_pairs=3, **environment):
+    sides = [Variant("A", command), Variant("B", command, environment=environment)]
+    return Series(sides, most_pairs, 0.03, 7, "wall_s")
+
+
+@pytest.mark.processes
+def test_a_slower_command_is_found_and_runs_take_turns(tmp_path):
+    done = run_series(wanted(script(tmp_path, "sleep ${S:-0.02}"), 8, S="0.4"), tmp_path / "ab", 60, 600)
+    assert done.look().outcome == "slower"
+    pairs = [[run.variant for run in done.runs if run.pair == pair] for pair in range(len(done.runs) // 2)]
+    assert all(sorted(pair) == ["A", "B"] for pair in pairs)
+
+
+def test_the_order_within_pairs_is_drawn_and_kept():
+    series = wanted(["x"], 40)
+    firsts = []
+    for pair in range(40):
+        _, first, is_first = _next(series)
+        assert is_first
+        firsts.append(first.name)
+        for name in (first.name, {"A": "B", "B": "A"}[first.name]):
+            series.runs.append(TurnRun(pair, name, False, 0, 1.0, 1.0, 1.0))
+    assert 10 <= firsts.count("A") <= 30
+
+
+@pytest.mark.processes
+def test_a_series_goes_on_where_it_stopped(tmp_path):
+    command = script(tmp_path, "echo x >> count; sleep 0.01")
+    command = ["sh", "-c", f"cd {tmp_path} && sh {command[1]}"]
+    first = run_series(wanted(command), tmp_path / "ab", 60, budget_s=-1)
+    assert first.runs == []
+    stop = []
+
+    def interrupt(series, run):
+        stop.append(run)
+        if len(stop) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_series(wanted(command), tmp_path / "ab", 60, 600, interrupt)
+    done = run_series(wanted(command), tmp_path / "ab", 60, 600)
+    assert len(done.runs) == len((tmp_path / "count").read_text().split())
+    with pytest.raises(AortaError, match="the error rate holds for these"):
+        run_series(wanted(command, 5), tmp_path / "ab", 60, 600)
+    with pytest.raises(AortaError, match="other commands"):
+        run_series(wanted(["true"]), tmp_path / "ab", 60, 600)
+
+
+@pytest.mark.processes
+def test_a_run_that_fails_is_a_result(tmp_path):
+    command = script(tmp_path, 'if [ "$F" ]; then echo hello; echo "RuntimeError: no luck"; exit 3; fi')
+    done = run_series(wanted(command, 10, F="1"), tmp_path / "ab", 60, 600)
+    failed = done.failed(done.variants[1])
+    assert len(failed) == len(done.done(done.variants[1])) == 2, "nothing more is tried"
+    assert (failed[0].status, failed[0].failure) == (3, "RuntimeError: no luck")
+    assert done.look().outcome == "cannot tell"
+
+
+def test_the_first_failing_line(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("start\nTraceback (most recent call last):\nValueError: x\nKilled\n")
+    assert first_failing_line(log) == "ValueError: x"
+    log.write_text("start\nend\n")
+    assert first_failing_line(log) == "end"
+
+
+@pytest.mark.processes
+def test_the_command_answers_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["ab", "-n", "3", "--metric", "wall_s", "--json", "-o", "ab", "--", "true", "--", "false"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 3
+    found = json.loads(result.stdout)
+    assert found["variants"]["B"]["num_failed"] == found["variants"]["B"]["num_runs"] == 2
+    result = CliRunner().invoke(main, [arguments[0], *(one for one in arguments[1:] if one != "--json")])
+    assert result.stdout.startswith("cannot tell whether B differs from A")
+    assert "B failed in 2 of 2 runs: exit status 1" in result.stdout
