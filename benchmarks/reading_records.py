@@ -276,7 +276,7 @@ def group_of(rank: int, num_ranks: int) -> list[int]:
 
 
 def write_columns_of_run(folder: Path, args: argparse.Namespace) -> None:
-    """The columns of rank 0's lines for every rank, all times of a step longer or shorter by 1 %.
+    """The columns of rank 0's lines for every rank, all times of a step up to some percent longer.
 
     The first and the last rank have lines, which causes look at. Instead of the others' there are empty files
     of their size.
@@ -305,7 +305,7 @@ def write_columns_of_run(folder: Path, args: argparse.Namespace) -> None:
 
 def of_another_rank(batch: Any, rank: int, num_ranks: int, rng: np.random.Generator) -> ArrowTable:
     """A batch of rank 0's lines as another rank might have written them."""
-    factor = pa.array(rng.normal(1, 0.01, len(batch)))
+    factor = pa.array(1 + np.abs(rng.normal(0, 0.01, len(batch))))
     columns = []
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if field.name == "rank":

@@ -9,7 +9,7 @@ them from a file.
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import chain
 from operator import attrgetter
@@ -409,8 +409,8 @@ class LineTable(StepTable):
         if fields is None:
             fields = self._rows[head] = _fields_of(self.part(head), _NEEDED if head == "" else None)
         values = fields.get(field)
-        if values is None and not head:  # a field that few ask for
-            values = fields[field] = [getattr(record, field, None) for record in self.records]
+        if values is None and not head and hasattr(self.records[0], field):  # that few ask for
+            values = fields[field] = [getattr(record, field) for record in self.records]
         return values if values is not None else (None,) * len(self.records)
 
     def part(self, name: str) -> Sequence[Any]:
@@ -443,14 +443,40 @@ class LineTable(StepTable):
 
     def _items(self, name: ListName) -> Items:
         lists: Sequence[Any] = self.values(name)
-        num = np.array([-1 if of_line is None else len(of_line) for of_line in lists], dtype=np.int64)
         fields = LISTS[name]
+        if lists.count(None) == len(lists):
+            num = np.full(len(lists), -1, dtype=np.int64)
+        else:
+            num = np.array([-1 if of_line is None else len(of_line) for of_line in lists], dtype=np.int64)
         if not (num > 0).any():
             return Items(num, {field: _empty(kind) for field, kind in fields.items()})
         present = [of_line for of_line in lists if of_line]
-        rows = _FLATTEN.get(name, _keyed_rows)(present, self)
+        if name == "collectives":
+            return Items(num, self._calls(list(chain.from_iterable(present)), num))
+        if name == "active_segments":
+            return Items(num, _segments(list(chain.from_iterable(present))))
+        rows = _FLATTEN.get(name, _keyed_rows)(present)
         columns = zip(fields.items(), zip(*rows, strict=True), strict=True)
         return Items(num, {field: _item_column(values, kind) for (field, kind), values in columns})
+
+    def _calls(self, calls: Sequence[Any], num: Ints) -> dict[str, Any]:
+        """The columns of collectives. ranks once for each group of an attempt and source, since of large
+        groups they are most of a line."""
+        names = ("op", "stream", "group", "ranks", "bytes", "dtype", "seq", "start_ms", "end_ms")
+        values = _fields_of(calls, names)
+        ranks = values.pop("ranks")
+        kinds = LISTS["collectives"]
+        columns = {name: _item_column(column, kinds[name]) for name, column in values.items()}
+        columns["num_ranks"] = np.fromiter(map(len, ranks), dtype=np.int64, count=len(ranks))
+        row = np.repeat(np.arange(len(num)), np.maximum(num, 0))
+        keys = [columns["group"].places, columns["num_ranks"], self.integers("attempt")[row]]
+        keys.append(self.places("source").places[row])
+        _, firsts = np.unique(np.stack(keys), axis=1, return_index=True)
+        places = np.full(len(ranks), -1, dtype=np.int32)
+        firsts.sort()
+        places[firsts] = np.arange(len(firsts))
+        columns["ranks"] = Texts(places, [_json(ranks[first]) for first in firsts.tolist()])
+        return columns
 
 
 _NEEDED = (
@@ -478,12 +504,16 @@ def _spread(parts: Sequence[Any], values: Sequence[Any]) -> Iterator[Any]:
     return (None if part is None else next(left) for part in parts)
 
 
-def texts_of(values: Iterable[str | None]) -> Texts:
+def texts_of(values: Sequence[str | None]) -> Texts:
     """Texts as places in a table, in order of their first use."""
-    table: dict[str | None, int] = {None: -1}
-    places = [table.setdefault(text, len(table) - 1) for text in values]
-    del table[None]
-    return Texts(np.array(places, dtype=np.int32), typing.cast(list[str], list(table)))
+    table = [text for text in dict.fromkeys(values) if text is not None]
+    return Texts(_places(values, table), table)
+
+
+def _places(values: Sequence[Any], table: Sequence[Any]) -> NDArray[np.int32]:
+    """The place of each value in a table of different ones, -1 of None."""
+    place_of = {value: place for place, value in enumerate(table)} | {None: -1}
+    return np.fromiter(map(place_of.__getitem__, values), dtype=np.int32, count=len(values))
 
 
 def _json_texts(values: Sequence[Any]) -> Texts:
@@ -518,49 +548,34 @@ def _item_column(values: Sequence[Any], kind: type) -> Any:
     return np.array(values, dtype=np.float64)
 
 
-_CALL = attrgetter("op", "stream", "group", "ranks", "bytes", "dtype", "seq", "start_ms", "end_ms")
-_SEGMENT = attrgetter("start_ms", "end_ms", "active_streams")
+def _segments(segments: Sequence[Any]) -> dict[str, Any]:
+    """The columns of segments."""
+    values = _fields_of(segments, ("start_ms", "end_ms", "active_streams"))
+    active = list(map(tuple, values["active_streams"]))
+    sets = list(dict.fromkeys(active))
+    return {
+        "start_ms": np.array(values["start_ms"], dtype=np.float64),
+        "end_ms": np.array(values["end_ms"], dtype=np.float64),
+        "active_streams": Texts(_places(active, sets), [_json(names) for names in sets]),
+    }
 
 
-def _call_rows(lists: Sequence[Any], table: LineTable) -> Iterator[tuple[Any, ...]]:
-    """ranks once for each group of an attempt and source, since of large groups they are most of a line."""
-    told: set[Any] = set()
-    keys = zip(table.values("attempt"), table.values("source"), table.values("collectives"), strict=True)
-    for attempt, source, calls in keys:
-        for op, stream, group, ranks, size, dtype, seq, start_ms, end_ms in map(_CALL, calls or ()):
-            key = (group, len(ranks), attempt, source)
-            text = None
-            if key not in told:
-                told.add(key)
-                text = _json(ranks)
-            yield op, stream, group, len(ranks), text, size, dtype, seq, start_ms, end_ms
+def _span_rows(lists: Sequence[Sequence[HostSpan]]) -> Iterator[tuple[Any, ...]]:
+    return map(_SPAN, chain.from_iterable(lists))
 
 
-def _segment_rows(lists: Sequence[Any], table: LineTable) -> Iterator[tuple[Any, ...]]:
-    texts: dict[tuple[str, ...], str] = {}
-    for start_ms, end_ms, active in map(_SEGMENT, chain.from_iterable(lists)):
-        key = tuple(active)
-        text = texts.get(key)
-        if text is None:
-            text = texts[key] = _json(key)
-        yield start_ms, end_ms, text
+_SPAN = attrgetter("kind", "start_ms", "end_ms", "bytes")
 
 
-def _span_rows(lists: Sequence[Sequence[HostSpan]], table: LineTable) -> Iterator[tuple[Any, ...]]:
-    return ((span.kind, span.start_ms, span.end_ms, span.bytes) for span in chain.from_iterable(lists))
-
-
-def _keyed_rows(lists: Sequence[Any], table: LineTable) -> Iterator[tuple[Any, ...]]:
+def _keyed_rows(lists: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     return chain.from_iterable(of_line.items() for of_line in lists)
 
 
-_FLATTEN: dict[str, Callable[[Sequence[Any], LineTable], Iterator[tuple[Any, ...]]]] = {
-    "collectives": _call_rows,
-    "active_segments": _segment_rows,
-    "exposed_run_lengths_ns": lambda lists, _: ((length,) for length in chain.from_iterable(lists)),
+_FLATTEN: dict[str, Callable[[Sequence[Any]], Iterator[tuple[Any, ...]]]] = {
+    "exposed_run_lengths_ns": lambda lists: ((length,) for length in chain.from_iterable(lists)),
     "host_spans": _span_rows,
-    "kernels.top": lambda lists, _: chain.from_iterable(lists),
-    "kernels.classes": lambda lists, _: ((key, *pair) for of_line in lists for key, pair in of_line.items()),
+    "kernels.top": chain.from_iterable,
+    "kernels.classes": lambda lists: ((key, *pair) for of_line in lists for key, pair in of_line.items()),
 }
 
 

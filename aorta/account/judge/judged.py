@@ -7,9 +7,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.bandwidths import is_of_transfer
 from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME
+from aorta.account.load.waits import is_of_transfer
 from aorta.account.metrics import metric_key, of_operation
 from aorta.account.model import CollectiveKind, CollectiveRow, Dataset, JudgedRun, Run, Statistic
 from aorta.account.numbers import none_if_nan

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.rank.call_totals import few_sizes, operations_of_many_sizes, shared_kind
-from aorta.account.load.rank.calls import Floats, Ints
+from aorta.account.load.rank.calls import Floats, Ints, few_sizes, operations_of_many_sizes, shared_kind
 from aorta.account.load.rank.columns import CollectiveKey
 from aorta.account.load.sides import Sides
 from aorta.account.model import CollectiveKind

@@ -9,7 +9,6 @@ import numpy as np
 
 from aorta.account.load.arrays import ArrayFile
 from aorta.account.load.attempts import ranks_of_run
-from aorta.account.load.bandwidths import busbw_by_transfer
 from aorta.account.load.ending import story
 from aorta.account.load.evidence import comm_evidence, possible_of_records
 from aorta.account.load.rank.calls import MAX_CALLS
@@ -19,6 +18,7 @@ from aorta.account.load.rank.reduce import blocks_with_unwritten, reduce_file, w
 from aorta.account.load.rank.scratch import scratch_folder, scratch_of
 from aorta.account.load.run import RunFiles, assemble
 from aorta.account.load.traces.open import load_traces
+from aorta.account.load.waits import busbw_by_transfer
 from aorta.account.model import NamedSpan, Progress, Run
 from aorta.errors import ReportError, TraceError
 from aorta.processes import parallel_map, usual_jobs

@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.load.arrays import MOST_IN_MEMORY, ArrayFile
-from aorta.account.load.arrivals import arrivals_of_records
 from aorta.account.load.collectives import collectives
 from aorta.account.load.measures import add_measures, totals_of_ranks
 from aorta.account.load.rank.columns import RankFile, SourceColumns
 from aorta.account.load.sides import side_by_side
-from aorta.account.load.waits import match_calls, split_waits_of_records
+from aorta.account.load.waits import arrivals_of_records, match_calls, split_waits_of_records
 from aorta.account.model import Run
 from aorta.errors import ReportError
 from aorta.records.schema import RunRecord, Source, StepRecord

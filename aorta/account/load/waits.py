@@ -1,22 +1,25 @@
 """Waiting and transfer of collectives as metrics of a run, whichever way its ranks were matched."""
 
 from collections import Counter
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.bandwidths import busbw_by_transfer
+from aorta.account.load.arrays import derive
 from aorta.account.load.rank.calls import UNKNOWN_END, Floats, RecordedCalls
 from aorta.account.load.sides import Sides
-from aorta.account.metrics import of_operation
+from aorta.account.metrics import of_operation, operations
+from aorta.account.model import Arrivals, CallWaits
 from aorta.account.numbers import number
 from aorta.timeline.collective import POINT_TO_POINT, ROOTED
 from aorta.timeline.common_clock import Clock, clock_of, why_vague
 from aorta.timeline.intervals import Intervals, length_before, pairs, union
 from aorta.timeline.matching import NumberedCalls, match_by_number
 from aorta.timeline.waits import NOBODY, Waits, exposed_waiting, split_waits
+
+Ints = NDArray[np.int64]
 
 FEWEST_WITH_SEGMENTS = 0.5
 """Part of the steps with collectives that need segments too, if exposed communication is to be split into
@@ -163,3 +166,92 @@ def split_waits_of_records(sides: Sides, matched: MatchedRanks) -> None:
     if is_split:
         metrics.derive("exposed_transfer_ms", np.subtract, "exposed_ms", "exposed_wait_ms")
     busbw_by_transfer(metrics)
+
+
+# -- who came last --------------------------------------------------------------------------------------
+
+
+class RankWaits(NamedTuple):
+    """The collectives of one rank, matched with those of the others."""
+
+    start_ns: Ints
+    """On the rank's own clock."""
+    column: NDArray[np.integer[Any]]
+    """Of the step that issued each; -1 for none of those that are shown."""
+    num_ranks: Ints
+    """Of its group."""
+    wait_ms: Floats
+    """NaN where it was not matched on all ranks, is rooted or point to point."""
+    late_rank: Ints
+    """Who came last, by more than the clocks may be off; another number where that is not known."""
+
+
+def arrivals_of_records(ranks: Sequence[int], sides: Sides, matched: MatchedRanks | None) -> Arrivals | None:
+    """None where no collective was matched."""
+    if matched is None or not matched.num_matched:
+        return None
+    of_ranks = []
+    for calls, waits in zip(sides.calls or (), matched.waits, strict=True):
+        sizes = np.array([len(group.ranks or ()) for group in calls.groups], dtype=np.int64)
+        num_ranks = sizes[calls.group] if len(sizes) else np.zeros(0, dtype=np.int64)
+        of_ranks.append(RankWaits(calls.start_ns, calls.row, num_ranks, waits.wait_ms, waits.late_rank))
+    return arrivals(ranks, of_ranks, sides.metrics.shape[1], matched.clock.residual_us)
+
+
+def arrivals(
+    ranks: Sequence[int], of_ranks: Sequence[RankWaits], num_steps: int, residual_us: float | None
+) -> Arrivals:
+    """ranks in increasing order, of_ranks in the same one."""
+    shape = (len(ranks), num_steps)
+    num_last, num_judged = np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.int32)
+    caused_ms = np.zeros(shape)
+    known_ranks = np.array(ranks, dtype=np.int64)
+    waits = {}
+    for row, (rank, calls) in enumerate(zip(ranks, of_ranks, strict=True)):
+        is_matched = np.isfinite(calls.wait_ms)
+        order = np.argsort(calls.start_ns[is_matched], kind="stable")
+        waits[rank] = CallWaits(calls.start_ns[is_matched][order], calls.wait_ms[is_matched][order])
+        is_shown = is_matched & (calls.column >= 0)
+        column, late = calls.column[is_shown], calls.late_rank[is_shown]
+        np.add.at(num_judged[row], column, 1)
+        np.add.at(num_last[row], column[late == rank], 1)
+        blamed = np.searchsorted(known_ranks, late).clip(max=len(ranks) - 1)
+        is_victim = (known_ranks[blamed] == late) & (late != rank)
+        num_others = np.maximum(calls.num_ranks[is_shown] - 1, 1)[is_victim]
+        shares_ms = calls.wait_ms[is_shown][is_victim] / num_others
+        np.add.at(caused_ms, (blamed[is_victim], column[is_victim]), shares_ms)
+    return Arrivals(num_last, num_judged, caused_ms, waits, residual_us)
+
+
+# -- bandwidth over the transfer ------------------------------------------------------------------------
+
+
+def busbw_by_transfer(metrics: MutableMapping[str, Floats]) -> None:
+    """Bandwidth without the wait for late ranks, for operations whose transfer is known. Then steps whose
+    transfer is not known have none: a column has one meaning."""
+    for op in operations(metrics, "busbw_gb_s"):
+        if not is_of_transfer(metrics, op):
+            continue
+        busbw, transfer, duration = (
+            of_operation(name, op) for name in ("busbw_gb_s", "transfer_ms", "duration_ms")
+        )
+        derive(metrics, busbw, _of_transfer, busbw, transfer, duration)
+
+
+def _of_transfer(busbw_gb_s: Floats, transfer_ms: Floats, duration_ms: Floats) -> Floats:
+    longer = np.full(transfer_ms.shape, np.nan)
+    np.divide(duration_ms, transfer_ms, out=longer, where=transfer_ms > 0)
+    of_transfer: Floats = busbw_gb_s * longer
+    return of_transfer
+
+
+def is_of_transfer(metrics: Mapping[str, Floats], op: str) -> bool:
+    """Returns True where busbw_gb_s.<op> is over the transfer: where that is known in at least half of the
+    ranks' steps. Otherwise it is over the whole duration, which holds the wait for late ranks."""
+    transfer_ms = metrics.get(of_operation("transfer_ms", op))
+    if transfer_ms is None:
+        return False
+    num_known = (transfer_ms > 0).sum()
+    del transfer_ms  # of a large run 80 MB
+    num_timed = np.isfinite(metrics[of_operation("duration_ms", op)]).sum()
+    return bool(0 < num_timed <= 2 * num_known)

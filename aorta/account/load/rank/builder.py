@@ -1,20 +1,28 @@
 """Collects the numbers of one rank by one source, block by block."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.rank.call_totals import few_sizes, totals_by_kind, totals_by_op
-from aorta.account.load.rank.calls import CallsBuilder
+from aorta.account.load.rank.calls import ROUNDING_MS, CallsBuilder, few_sizes, totals_by_kind, totals_by_op
 from aorta.account.load.rank.columns import Floats, Passes, RankColumns
 from aorta.account.load.rank.host import carry_waits, host_metrics, reason_name
 from aorta.account.load.rank.kernels import NamedKernels, kernel_metrics
-from aorta.account.load.rank.overlaps import overlap_metrics
-from aorta.account.load.rank.telemetry import telemetry_metrics
-from aorta.account.metrics import METRICS, of_operation
+from aorta.account.metrics import (
+    CALIBRATED_METRICS,
+    COMPUTE_STREAM_METRICS,
+    METRICS,
+    OVERLAP_METRICS,
+    STEP_METRICS,
+    TELEMETRY,
+    THROTTLED,
+    MetricSource,
+    of_operation,
+    of_source,
+)
 from aorta.errors import RecordError
 from aorta.records.schema import Source
 from aorta.records.table import StepTable
@@ -156,3 +164,106 @@ def _joined(blocks: list[tuple[int, dict[str, Floats]]], num_rows: int) -> dict[
                 columns[name] = np.full(num_rows, np.nan)
             columns[name][first_row : first_row + len(values)] = values
     return columns
+
+
+# -- times of a step, and how communication overlaps with compute ---------------------------------------
+
+
+def overlap_metrics(block: StepTable) -> dict[str, Floats]:
+    """By metric, a value per line, NaN where it has none; without metrics that no line has."""
+    columns = {name: block.numbers(name) for name in (*STEP_METRICS, *OVERLAP_METRICS)}
+    metrics = {name: values for name, values in columns.items() if values is not None}
+    return metrics | _operations(block) | _calibrated(block) | _compute_stream(block)
+
+
+def _operations(block: StepTable) -> dict[str, Floats]:
+    """exposed_ms.<op> and comm_ms.<op>"""
+    metrics = {}
+    for op in block.operations():
+        exposed_ms, hidden_ms = (block.numbers(f"{name}_by_op.{op}") for name in ("exposed", "hidden"))
+        if exposed_ms is not None:
+            metrics[of_operation("exposed_ms", op)] = exposed_ms
+            if hidden_ms is not None and not np.isnan(hidden_ms + exposed_ms).all():
+                metrics[of_operation("comm_ms", op)] = hidden_ms + exposed_ms
+    return metrics
+
+
+def _calibrated(block: StepTable) -> dict[str, Floats]:
+    """calibrated.<metric>: sums of many pieces. What is below 0, or hidden above comm, by rounding alone is
+    neither."""
+    columns = _fields(block, "calibrated", CALIBRATED_METRICS)
+    if not columns:
+        return {}
+    rounded = {
+        name: np.where((values > -ROUNDING_MS) & (values < 0), 0.0, values)
+        for name, values in columns.items()
+    }
+    comm_ms, hidden_ms = rounded["comm_ms"], rounded["hidden_ms"]
+    is_rounding = (comm_ms < hidden_ms) & (hidden_ms < comm_ms + ROUNDING_MS)
+    rounded["hidden_ms"] = np.where(is_rounding, comm_ms, hidden_ms)
+    return _with_ratios("calibrated", rounded, columns["comm_ms"])
+
+
+def _compute_stream(block: StepTable) -> dict[str, Floats]:
+    """compute_stream.<metric>"""
+    columns = _fields(block, "compute_stream", COMPUTE_STREAM_METRICS)
+    if not columns:
+        return {}
+    comm_ms = block.numbers("comm_ms")
+    return _with_ratios(
+        "compute_stream", columns, np.full(len(block), np.nan) if comm_ms is None else comm_ms
+    )
+
+
+def _fields(block: StepTable, part: str, names: Sequence[str]) -> dict[str, Floats]:
+    """Fields of a part that every line has whole or not at all; nothing where no line has it."""
+    columns = {name: block.numbers(f"{part}.{name}") for name in names}
+    return {name: values for name, values in columns.items() if values is not None}
+
+
+def _with_ratios(source: MetricSource, columns: dict[str, Floats], comm_ms: Floats) -> dict[str, Floats]:
+    """Numbers beside those of METRICS, with the ratios that are made of them."""
+    metrics = {of_source(source, name): values for name, values in columns.items()}
+    for name, total_ms in (("overlap_ratio", comm_ms), ("hidden_per_compute", columns["compute_ms"])):
+        ratio = np.full(len(total_ms), np.nan)
+        np.divide(columns["hidden_ms"], total_ms, out=ratio, where=total_ms > 0)
+        if not np.isnan(ratio).all():
+            metrics[of_source(source, name)] = ratio
+    return metrics
+
+
+# -- work, memory and telemetry of the device -----------------------------------------------------------
+
+OF_MEMORY = {
+    "peak_allocated_bytes": "peak_memory_bytes",
+    "reserved_bytes": "reserved_memory_bytes",
+    "num_alloc_retries": "alloc_retries",
+    "device_used_bytes": "device_memory_bytes",
+}
+OF_DEVICE = {**{name: name for name in TELEMETRY}, "memory_used_bytes": "device_memory_bytes"}
+"""Metrics by the field of a line."""
+
+
+def telemetry_metrics(block: StepTable) -> dict[str, Floats]:
+    """By metric, a value per line, NaN where it has none; without metrics that no line has. What the device
+    says replaces what the allocator says under the same name."""
+    metrics: dict[str, Floats] = {}
+    for name, values in _columns(block):
+        if values is not None:
+            earlier = metrics.get(name)
+            metrics[name] = values if earlier is None else np.where(np.isnan(values), earlier, values)
+    return metrics
+
+
+def _columns(block: StepTable) -> Iterator[tuple[str, Floats | None]]:
+    yield "tokens", block.numbers("tokens")
+    for part, names in (("memory", OF_MEMORY), ("device", OF_DEVICE)):
+        for name, metric in names.items():
+            yield metric, block.numbers(f"{part}.{name}")
+    throttling = block.throttling()
+    if any(reasons is not None for reasons in throttling):
+        is_throttled = [np.nan if reasons is None else float(bool(reasons)) for reasons in throttling]
+        yield THROTTLED, np.array(is_throttled)
+        for reason in dict.fromkeys(reason for reasons in throttling for reason in reasons or ()):
+            has_reason = [1.0 if reasons and reason in reasons else np.nan for reasons in throttling]
+            yield of_operation(THROTTLED, reason), np.array(has_reason)

@@ -1,16 +1,26 @@
 """Reduces the record file of one rank to its columns, block by block."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aorta.account.load.rank.builder import ColumnsBuilder
-from aorta.account.load.rank.columns import RankFile
-from aorta.account.load.rank.contradictions import contradictions
-from aorta.account.load.rank.impossible import check_block, impossible_record
-from aorta.account.load.rank.kernels import NamedKernels
+from aorta.account.load.rank.calls import ROUNDING_MS
+from aorta.account.load.rank.columns import Floats, RankFile
+from aorta.account.load.rank.impossible import MOST_MS, check_block, impossible_record
+from aorta.account.load.rank.kernels import GRAPH_NODES, NAME_COUNT, NamedKernels
+from aorta.account.metrics import (
+    CALIBRATED_METRICS,
+    MEASURED,
+    OVERLAP_METRICS,
+    metric_key,
+    of_operation,
+    of_source,
+    operations,
+)
 from aorta.errors import RecordError, ReportError
 from aorta.processes import no_garbage_collection
 from aorta.records.blocks import read_blocks
@@ -88,3 +98,85 @@ def _reduce(path: Path, blocks: Iterable[StepTable]) -> RankFile:
                 row = int(np.argmax(wrong))
                 raise impossible_record(path, (source, int(rank_columns.global_step[row])), describe(row))
     return RankFile(path, first.rank, sizes[max(sizes)], columns, first.run_id)
+
+
+# -- columns that contradict each other -----------------------------------------------------------------
+
+ROUNDING = 1e-6
+"""The part of a time by which sums of its parts may be off, beside ROUNDING_MS."""
+NO_TIMES = frozenset(("count", "bytes", "busbw_gb_s", "kernel_count", NAME_COUNT, GRAPH_NODES))
+Contradiction = tuple[NDArray[np.bool_], Callable[[int], str]]
+"""Which rows, and what is wrong with one."""
+
+
+def contradictions(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
+    """Numbers that no run writes are refused: they would make every statistic of the run nonsense."""
+
+    def contradiction(name: str, wrong: NDArray[np.bool_], problem: str) -> Contradiction:
+        return wrong, lambda row: f"{name} of {metrics[name][row]:g} {problem}"
+
+    for name, values in metrics.items():
+        if metric_key(name).name not in NO_TIMES:
+            yield contradiction(name, np.abs(values) >= MOST_MS, "is too large for a time")
+    for name in OVERLAP_METRICS:
+        yield contradiction(name, metrics[name] < -ROUNDING_MS, "must not be negative")
+    yield contradiction(
+        "overlap_ratio", metrics["overlap_ratio"] > 1 + ROUNDING_MS, "is more than all of comm_ms"
+    )
+    for name in (name for name in MEASURED if name in metrics):
+        yield contradiction(name, metrics[name] < 0, "must not be negative")
+    for name in (of_source("calibrated", name) for name in CALIBRATED_METRICS):
+        if name not in metrics:
+            continue
+        yield contradiction(name, metrics[name] < -ROUNDING_MS, "must not be negative")
+    for source in ("", "calibrated"):
+        hidden, comm = of_source(source, "hidden_ms"), of_source(source, "comm_ms")
+        if comm in metrics:
+            yield contradiction(hidden, _is_more(metrics[hidden], metrics[comm]), f"is more than {comm}")
+    yield from _broken_sums(metrics)
+    for total in ("comm_ms", "exposed_ms"):
+        for name in [of_operation(total, op) for op in operations(metrics, total)]:
+            yield contradiction(name, _is_more(metrics[name], metrics[total]), f"is more than all of {total}")
+
+
+def _broken_sums(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
+    """comm = hidden + exposed, step = compute + exposed + idle, where all of it is known."""
+
+    def broken_sum(parts: Sequence[str], total: str) -> Contradiction:
+        sums, names = np.sum([metrics[part] for part in parts], axis=0), " + ".join(parts)
+        wrong = _is_more(sums, metrics[total]) | _is_more(metrics[total], sums)
+        return wrong, lambda row: f"{names} of {sums[row]:.9g} is not {total} of {metrics[total][row]:.9g}"
+
+    yield broken_sum(("hidden_ms", "exposed_ms"), "comm_ms")
+    yield broken_sum(("compute_ms", "exposed_ms", "idle_ms"), "step_ms")
+    is_more = _is_more(metrics["compute_ms"], metrics["step_ms"])
+    yield is_more, lambda row: f"compute_ms of {metrics['compute_ms'][row]:g} is more than step_ms"
+    if "compute_stream.compute_ms" in metrics:
+        yield broken_sum(("compute_stream.hidden_ms", "compute_stream.exposed_ms"), "comm_ms")
+        yield broken_sum(
+            [of_source("compute_stream", name) for name in ("compute_ms", "exposed_ms", "idle_ms")], "step_ms"
+        )
+    if "calibrated.comm_ms" in metrics:
+        yield broken_sum(("calibrated.hidden_ms", "calibrated.exposed_ms"), "calibrated.comm_ms")
+        yield _wrong_rest(metrics)
+
+
+def _wrong_rest(metrics: dict[str, Floats]) -> Contradiction:
+    """Calibrated compute and exposed are estimates, each by itself, and may be more than the step."""
+    idle_ms, step_ms = metrics["calibrated.idle_ms"], metrics["step_ms"]
+    busy_ms = metrics["calibrated.compute_ms"] + metrics["calibrated.exposed_ms"]
+    rest_ms = np.maximum(step_ms - busy_ms, 0.0)
+    wrong = np.abs(idle_ms - rest_ms) > ROUNDING_MS + ROUNDING * np.maximum(step_ms, busy_ms)
+
+    def describe(row: int) -> str:
+        parts = f"calibrated.compute_ms + calibrated.exposed_ms of {busy_ms[row]:.9g}"
+        left = f"the {rest_ms[row]:.9g} that {parts} leave of step_ms of {step_ms[row]:.9g}"
+        return f"calibrated.idle_ms of {idle_ms[row]:.9g} is not {left}"
+
+    return wrong, describe
+
+
+def _is_more(larger: Floats, smaller: Floats) -> NDArray[np.bool_]:
+    """Returns True where larger exceeds smaller by more than rounding; False where one is NaN."""
+    is_more: NDArray[np.bool_] = larger - smaller > ROUNDING_MS + ROUNDING * np.maximum(larger, smaller)
+    return is_more

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.arrivals import RankWaits, arrivals
 from aorta.account.load.collectives import add_waits_of_kinds
 from aorta.account.load.traces.record_calls import Row
-from aorta.account.load.waits import StepWaits, add_waits
+from aorta.account.load.waits import RankWaits, StepWaits, add_waits, arrivals
 from aorta.account.model import Arrivals, CollectiveKind, Run
 from aorta.timeline.intervals import clip, length_ms, union
 from aorta.timeline.matching import RankCalls
