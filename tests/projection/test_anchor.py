@@ -96,13 +96,13 @@ def test_search_takes_the_recorded_layout_from_the_job(recorded, tmp_path):
         "model: llama3-8b\ngpu_arch: h200\nseq_len: 4096\nstack: torchtitan\nsharding: fsdp\n"
         "micro_batch_size: 2\n"
     )
-    asked = ["search", "--job", job, "gpus=64", "global-batch-size=256", "top=40"]
+    asked = ["search", "--job", job, "gpus=16", "global-batch-size=64", "top=6"]
     plain, anchored = (
         {row["layout"]: row["step_ms"] for row in answer(*asked, *further)["best"]}
         for further in ([], ["--measured", run])
     )
     ratios = [step / plain[layout] for layout, step in anchored.items() if layout in plain]
-    assert len(ratios) > 5
+    assert len(ratios) > 3
     assert all(ratio == pytest.approx(1, abs=0.02) for ratio in ratios)
 
 
