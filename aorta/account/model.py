@@ -137,6 +137,32 @@ class Arrivals(msgspec.Struct, frozen=True):
     """Largest disagreement of the ranks' clocks after alignment; None if unknown."""
 
 
+class Goodput(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one attempt, or of the whole run. The parts add up to elapsed_s."""
+
+    attempt: int | None
+    """None: all attempts."""
+    elapsed_s: float
+    """From the attempt's start to the start of the next one; of the last one to its end."""
+    counted_s: float
+    """In steps that count: done once, or for the last time."""
+    redone_s: float
+    """In steps that were done again later."""
+    start_up_s: float
+    """Before the first step."""
+    checkpoint_s: float
+    evaluation_s: float
+    """Between steps and in announced pauses."""
+    hang_s: float
+    """From the last step to the end of an attempt that hung."""
+    restart_s: float
+    """From the end of an attempt to the start of the next one."""
+    other_s: float
+    """From the last step to the end of an attempt that did not hang: the step that was lost, closing."""
+    num_counted: int
+    num_redone: int
+
+
 class Run(msgspec.Struct, frozen=True):
     """The steps of one run that every rank recorded, by one source."""
 
@@ -176,6 +202,8 @@ class Run(msgspec.Struct, frozen=True):
     story: list[str] = msgspec.field(default_factory=list)
     """Lines on how the run ended and was restarted, shown before any number; empty for traces and for a
     run that simply finished."""
+    goodput: list[Goodput] = msgspec.field(default_factory=list)
+    """Time that counted and time that did not: of all attempts together, then of each. Empty for traces."""
     clock_offset_ns: dict[int, int] = msgspec.field(default_factory=dict)
     """Per rank what is added to its times to bring the ranks together; empty where nothing was."""
     arrivals: Arrivals | None = None

@@ -375,6 +375,8 @@ class Attachment:
         from aorta.attach.position import position_of
 
         self._knows_position = True
+        for target in self.pending_targets:
+            say(f"--step-at {target} is not there as training begins: no step is recorded until it is")
         if self.session is not None:
             self.session.training_begins(position_of(list(self._uncalled), self._has_loaded))
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,9 @@ def run_command(output: Path, report: bool, open_page: bool, command: tuple[str,
     if shutil.which(command[0]) is None:
         click.echo(f"error: {command[0]}: no such command", err=True)
         return BAD_INPUT
+    check_output(output)
+    if settings.step_at is not None:
+        check_module(settings.step_at, command)
     began_ns = time.time_ns()
     environment = environment_for(settings, dict(os.environ))
     notes = new_notes(output.absolute())
@@ -141,6 +144,37 @@ def _check_overhead(text: str) -> None:
     from aorta.records.overhead import overhead_limit
 
     overhead_limit(text)
+
+
+def check_output(folder: Path) -> None:
+    """Raise ConfigError where no record can be written, before the command runs for hours unrecorded."""
+    from aorta.errors import ConfigError
+
+    place = folder.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise ConfigError(f"cannot record into {folder}: {place} is no folder; choose another with -o")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot record into {folder}: {place} cannot be written; choose another with -o")
+
+
+def check_module(target: str, command: Sequence[str]) -> None:
+    """Raise ConfigError where the command, run by this Python, will find no module that --step-at names."""
+    from importlib.machinery import PathFinder
+
+    from aorta.errors import ConfigError
+
+    name = target.partition(":")[0].partition(".")[0]
+    program = shutil.which(command[0])
+    if program is None or Path(program).parent != Path(sys.executable).parent or name == "__main__":
+        return  # another Python: what it finds is not known here
+    scripts = [str(Path(word).absolute().parent) for word in command if word.endswith(".py")]
+    if (
+        name not in sys.builtin_module_names
+        and PathFinder.find_spec(name, [*scripts, os.getcwd(), *sys.path]) is None
+    ):
+        raise ConfigError(f"--step-at {target}: there is no module {name}; name it as the program imports it")
 
 
 def _name_plugin(environment: dict[str, str]) -> None:

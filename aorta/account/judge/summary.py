@@ -82,6 +82,7 @@ def _run_summary(judged: JudgedRun) -> dict[str, Any]:
         "collectives": judged.collectives,
         "not_measured": missing(judged),
         "attempts": [] if run.run is None else run.run.attempts,
+        "goodput": run.goodput,
         "story": run.story,
         "notes": run.notes,
     }

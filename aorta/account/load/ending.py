@@ -25,10 +25,7 @@ def story(
     states = [state for state in states if state.process.run_id == run.run_id]
     if run.run_id is not None and run.attempts:
         last = run.attempts[-1]
-        current = [state for state in states if state.process.attempt == last.attempt]
-        ending = attempt_ending(current, last.world_size, notes=notes) or last.ending
-        if current and any(state.process.ending is None and state.is_alive for state in current):
-            ending = None
+        ending = last_ending(run, states, notes)
         lines += _ending(ending, last, ranks, run)
         lines += [_earlier(attempt) for attempt in run.attempts[:-1][-_MOST_NAMED:]]
         lines += _early(notes, states, run)
@@ -55,6 +52,21 @@ def _ending(
         yield ending_text(ending, step_text)
     elif planned is not None and last_step is not None and last_step < planned - 1:
         yield f"finished{step_text}"
+
+
+def last_ending(
+    run: RunRecord, states: Iterable[RankState], notes: Sequence[LaunchNote] = ()
+) -> Ending | None:
+    """How the run's last attempt ended; None while it runs, and where nothing tells."""
+    last = run.attempts[-1]
+    current = [
+        state
+        for state in states
+        if (state.process.run_id, state.process.attempt) == (run.run_id, last.attempt)
+    ]
+    if any(state.process.ending is None and state.is_alive for state in current):
+        return None
+    return attempt_ending(current, last.world_size, notes=notes) or last.ending
 
 
 def _early(notes: Sequence[LaunchNote], states: Sequence[RankState], run: RunRecord) -> Iterator[str]:

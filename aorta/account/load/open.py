@@ -9,8 +9,9 @@ import numpy as np
 
 from aorta.account.load.arrays import ArrayFile
 from aorta.account.load.attempts import ranks_of_run
-from aorta.account.load.ending import story
+from aorta.account.load.ending import last_ending, story
 from aorta.account.load.evidence import comm_evidence, possible_of_records
+from aorta.account.load.goodput import goodput, goodput_text
 from aorta.account.load.rank.calls import MAX_CALLS
 from aorta.account.load.rank.columns import RankColumns, RankFile
 from aorta.account.load.rank.kernels import named_spans
@@ -117,7 +118,12 @@ def _load_records(
     loaded.possible_comm_ms.update(possible_of_records(loaded, partial(_kernel_names, paths)))
     if unsure := comm_evidence(loaded).note:
         loaded.notes.append(unsure)
-    loaded.story[:] = story(run, read_states(folder).values(), ranks, read_notes(folder))
+    states, launch_notes = list(read_states(folder).values()), read_notes(folder)
+    loaded.story[:] = story(run, states, ranks, launch_notes)
+    if run is not None and run.attempts and ranks:
+        loaded.goodput[:] = goodput(ranks[0].path, run, last_ending(run, states, launch_notes))
+        if len(run.attempts) > 1 and loaded.goodput:
+            loaded.story.append(goodput_text(loaded.goodput[0]))
     loaded = msgspec.structs.replace(loaded, stacks=partial(_stacks_of, files))
     if loaded.source != "kernels":
         return loaded

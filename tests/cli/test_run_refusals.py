@@ -1,0 +1,28 @@
+"""What `aorta run` refuses before the command runs: it could not be recorded."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from aorta.cli.run import check_module, check_output
+from aorta.errors import ConfigError
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="is no folder; choose another with -o"):
+        check_output(tmp_path / "file" / "run")
+    check_output(tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_module_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own_loop.py").write_text("")
+    script = str(tmp_path / "train.py")
+    with pytest.raises(ConfigError, match="there is no module nosuch_module"):
+        check_module("nosuch_module:step", [sys.executable, script])
+    check_module("own_loop:step", [sys.executable, script])
+    check_module("json.decoder:step", [sys.executable, script])
+    check_module("__main__:step", [sys.executable, script])
+    check_module("nosuch_module:step", ["/usr/bin/env", script])
