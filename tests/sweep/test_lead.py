@@ -102,7 +102,7 @@ def test_a_trial_timed_in_one_step_of_four_is_ranked_by_its_timed_steps(tmp_path
         assert (metric.interval is not None, metric.num) == (True, 16), name
     assert found.metrics["calibrated.exposed_ms"].value == pytest.approx(2.0, rel=0.01)
     assert found.metrics["step_ms"].num == 64
-    assert any(note.startswith("only 16 of 64 judged steps were timed") for note in found.notes)
+    assert any(note.startswith("only 16 of 64 judged steps were recorded") for note in found.notes)
 
 
 @pytest.mark.heavy
