@@ -53,6 +53,7 @@ CELLS: dict[str, Cell] = {
     "blocked": Cell("blocked", "the host's thread sleeps, in no call that is known", "host"),
     "core_taken": Cell("core taken", "the host's thread is ready to run, and others have the cores", "host"),
     "idle": Cell("idle", "the device does nothing; what the host does is not known", "host"),
+    "instrument": Cell("aorta itself", "a recorded step takes longer by that, idle or on a CPU", "unknown"),
     "not_measured": Cell("not measured", "what the source has no times of", "unknown"),
 }
 """Cells in the order in which they are shown."""
@@ -191,7 +192,8 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
     compute, exposed = (host.metric(metric_of(lead, name)) for name in ("compute_ms", "exposed_ms"))
     on_device, between = run.source != "host", np.zeros_like(step)
     tails: dict[str, Floats] = {}
-    reasons = {"instrument": "not told apart: it is in what the host does"}
+    instrument_ms, why_not = _instrument_ms(run)
+    reasons = {} if why_not is None else {"instrument": why_not}
     cells: dict[str, Floats] = {}
     is_known = np.isfinite(compute) & np.isfinite(exposed) & np.isfinite(step)
     step, unknown = positive(step), np.zeros_like(step)
@@ -221,9 +223,10 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
         between = between if noted is None else np.where(np.isfinite(noted), positive(noted), between)
         if on_device:
             cells |= {"compute": compute - hidden, "hidden": hidden}
-            cells |= _of_device(host, idle, between)
+            cells |= _of_device(host, idle, between, instrument_ms)
         else:
             cells |= _of_cpu(host, compute - hidden + idle, between, step, exposed)
+            cells["compute"] = _give_instrument(cells, instrument_ms, cells["compute"])
             cells["hidden"] = hidden
             tails = {kind: np.minimum(host.tail(kind), cells[kind]) for kind in SPAN_KINDS}
             tails["between_steps"] = cells["between_steps"]
@@ -252,6 +255,17 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
         reasons=reasons,
         contradiction=reasons["compute"] if wrong is not None else "",
     )
+
+
+def _instrument_ms(run: Run) -> tuple[float, str | None]:
+    """How much longer recording makes a step, as far as that is certain; 0 and the reason otherwise."""
+    overhead = None if run.run is None else run.run.overhead
+    if overhead is None or overhead.step_ms is None or overhead.step_interval_ms is None:
+        return 0.0, "not told apart: it is in what the host does"
+    low_ms, high_ms = overhead.step_interval_ms
+    if low_ms <= 0:
+        return 0.0, f"within the scatter of steps, at most {max(high_ms, 0.0):.3g} ms a step"
+    return overhead.step_ms, None
 
 
 class Host:
@@ -303,14 +317,14 @@ class Host:
         return asleep
 
 
-def _of_device(host: Host, idle: Floats, between: Floats) -> dict[str, Floats]:
+def _of_device(host: Host, idle: Floats, between: Floats, instrument_ms: float) -> dict[str, Floats]:
     """Idle device, by what the host did meanwhile. A wait of the host for the device costs the idle time
     behind it, but no more than the wait itself, since the host would have been ahead by that much. Where the
     host's thread neither works nor asks for a core, nor is in a span in which it may sleep, it is blocked."""
     cells: dict[str, Floats] = {}
     left = _give(cells, "copy", positive(host.metric("exposed_copy_ms")), idle)
     if not host.parts:
-        return cells | {"idle": left}
+        return cells | {"idle": _give_instrument(cells, instrument_ms, left)}
     unusual = positive(left - np.median(left, axis=1, keepdims=True))
     for kind in (*HOST_ORDER, "synchronisation"):
         span = between if kind == "between_steps" else host.span(kind) + host.tail(kind)
@@ -323,7 +337,12 @@ def _of_device(host: Host, idle: Floats, between: Floats) -> dict[str, Floats]:
         left = _give(cells, "blocked", host.asleep(between), left)
         part = np.divide(ready, launching, out=np.zeros_like(left), where=is_noted)
         left = _give(cells, "core_taken", left * part, left)
-    return cells | {"launch": left}
+    return cells | {"launch": _give_instrument(cells, instrument_ms, left)}
+
+
+def _give_instrument(cells: dict[str, Floats], ms: float, left: Floats) -> Floats:
+    """Take what recording costs from what nothing else explains: that is where it runs."""
+    return _give(cells, "instrument", np.full_like(left, ms), left) if ms > 0 else left
 
 
 def _give(cells: dict[str, Floats], name: str, ms: Floats, left: Floats) -> Floats:

@@ -83,13 +83,13 @@ def _parts(
 
     parts = {"step": cells["step"], "compute": of("compute", "hidden")}
     if not on_device:  # the host's own work is compute there
-        parts["compute"] = parts["compute"] + of(*IDLE_CELLS)
+        parts["compute"] = parts["compute"] + of(*IDLE_CELLS, "instrument")
     if is_split:
         parts |= {"exposed_wait": of("wait"), "exposed_transfer": of("transfer")}
     else:
         parts["exposed"] = of(*EXPOSED_CELLS)
     parts["exposed_copy"] = of("copy")
-    idle = of(*IDLE_CELLS) if on_device else none
+    idle = of(*IDLE_CELLS, "instrument") if on_device else none
     parts["idle" if is_whole else "not_measured"] = idle + of("not_measured")
     return parts
 

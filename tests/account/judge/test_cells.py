@@ -139,3 +139,42 @@ def test_cells_add_up_to_every_step_of_every_rank(tmp_path, seed):
     assert all((values >= 0).all() for values in found.cells.values())
     assert set(found.cells) <= set(CELLS)
     assert sum(row.share for row in found.rows()) == pytest.approx(1.0)
+
+
+def told_what_aorta_cost(folder, step_ms, interval_ms):
+    """run.json of a run whose recorded steps were found to take longer."""
+    run = msgspec.json.decode((folder / "run.json").read_bytes()) if (folder / "run.json").exists() else {}
+    run = msgspec.to_builtins(run_record()) | run
+    run["overhead"] = {
+        "limit": 0.01, "cost": 0.01, "interval": [0.0, 0.02], "step_ms": step_ms, "always_on": 0.0,
+        "step_interval_ms": interval_ms, "every": 8.0, "num_steps": 100, "num_recorded": 20,
+    }  # fmt: skip
+    (folder / "run.json").write_bytes(msgspec.json.encode(run))
+    return account_of(judge(load_run(folder, "run"), 1))
+
+
+def test_what_recording_takes_is_aortas_own_and_no_launch_of_the_program(tmp_path):
+    """Of 9 ms in which the device has nothing to do and the host is in no span, 4 are the recorder's."""
+
+    def make(rank, step, noise):
+        return Host().work(30.0).comm(5.0).idle(4.0, "data").idle(9.0), {"source": "kernels"}
+
+    found = told_what_aorta_cost(run_of(tmp_path / "run", make), 4.0, [3.0, 5.0])
+    expected = {"compute": 30.0, "transfer": 5.0, "data": 4.0, "instrument": 4.0, "launch": 5.0}
+    assert cells_of(found) == pytest.approx(expected)
+    assert "instrument" not in found.reasons
+
+
+def test_on_a_cpu_it_is_taken_from_the_work(tmp_path):
+    found = told_what_aorta_cost(
+        run_of(tmp_path / "run", lambda rank, step, noise: Host().work(30.0).comm(5.0)), 2.0, [1.0, 3.0]
+    )
+    assert cells_of(found) == pytest.approx({"compute": 28.0, "instrument": 2.0, "transfer": 5.0})
+
+
+def test_a_cost_within_the_scatter_of_steps_has_no_cell(tmp_path):
+    found = told_what_aorta_cost(
+        run_of(tmp_path / "run", lambda rank, step, noise: Host().work(30.0).comm(5.0)), 0.4, [-0.5, 1.3]
+    )
+    assert "instrument" not in cells_of(found)
+    assert found.reasons["instrument"] == "within the scatter of steps, at most 1.3 ms a step"
