@@ -28,7 +28,7 @@ def regular_descriptor(path: Path | str, flags: int = os.O_RDONLY, mode: int = 0
         if stat.S_ISDIR(kind):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(kind):
-            raise OSError(errno.EINVAL, "is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
     except BaseException:
         os.close(descriptor)
         raise

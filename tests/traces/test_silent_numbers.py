@@ -250,7 +250,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     reading.start()
     reading.join(20)
     assert found == [[0]]
-    with pytest.raises(TraceError, match="rank1.json is no regular file"):
+    with pytest.raises(TraceError, match="rank1.json: it is no regular file"):
         open_source(tmp_path / "rank1.json")
 
 

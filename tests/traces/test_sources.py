@@ -305,7 +305,7 @@ def test_a_process_that_is_killed_is_one_clear_line(source):
 
 def test_dask_that_is_not_installed(source, monkeypatch):
     monkeypatch.setitem(sys.modules, "dask.distributed", None)
-    with pytest.raises(TraceError, match=r"pip install 'aorta\[dask\]'"):
+    with pytest.raises(TraceError, match=r"pip install dask\[distributed\]"):
         list(map_ranks(comm_ms, source, dask="tcp://127.0.0.1:1"))
 
 
