@@ -75,6 +75,8 @@ LAYOUT = (
 )
 """Settings by which layouts differ from an anchor's."""
 Family = Literal["dense", "mixture", "hybrid"]
+NOT_KNOWN = "not known"
+"""How reasons begin that stand for models of which nothing alike was measured."""
 NOT_IN_VIEW = "not in view when the model was made"
 
 
@@ -255,13 +257,18 @@ def _never_measured(model: Model, plan: Plan, hardware: Hardware) -> list[Wideni
         asked = f"{clock_hz / 1e6:.0f} MHz, where {name} under load sustains {own_hz / 1e6:.0f}"
         reasons.append(Widening(asked, math.log(clock_hz / own_hz), False))
     if (hardware.vendor, kind) not in MEASURED_FAMILIES:
-        text = f"not known: no step of a {kind} was measured on a part of {hardware.vendor.upper()}"
+        text = f"{NOT_KNOWN}: no step of a {kind} was measured on a part of {hardware.vendor.upper()}"
         reasons.append(Widening(text, WIDTHS.new_vendor, False))
     if kind != "dense" and model.name not in MEASURED_MIXTURES and plan.software != "aorta":
         with_what = ", ".join(_features(model))
-        text = f"not known: no step of {model.name} was measured ({kind} with {with_what})"
+        text = f"{NOT_KNOWN}: no step of {model.name} was measured ({kind} with {with_what})"
         reasons.append(Widening(text, WIDTHS.new_hybrid if kind == "hybrid" else WIDTHS.new_mixture, False))
     return reasons
+
+
+def is_not_known(widening: Widening) -> bool:
+    """True if nothing that was measured says how far a projection may be off for this reason."""
+    return widening.reason.startswith(NOT_KNOWN)
 
 
 def _features(model: Model) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from aorta.hardware import Hardware, RatioInterval, numbers
-from aorta.projection.interval import with_anchor_bounds
+from aorta.projection.interval import is_not_known, with_anchor_bounds
 from aorta.projection.memory import MemoryEstimate
 from aorta.projection.model import Model
 from aorta.projection.ops import AttentionOp, Elementwise, GemmOp, Op, Scan
@@ -62,6 +62,7 @@ def performance(projection: Projection, memory_estimate: MemoryEstimate | None =
             for widening in projection.widenings
         ],
     }
+    result["known"] = not any(is_not_known(widening) for widening in projection.widenings)
     if projection.anchor is None:
         low_s, high_s = with_anchor_bounds(scale, projection.model, plan)
         result["with_one_measurement"] = {"step_ms": [low_s * 1e3, high_s * 1e3]}
@@ -87,6 +88,8 @@ def performance_text(result: dict[str, Any]) -> str:
         f"{'model TFLOP/s/GPU':24s}{result['model_tflops_per_gpu']:12.0f}      "
         f"{result['mfu'] * 100:.1f} % of the data sheet's peak",
     ]
+    if not result["known"]:
+        lines.insert(3, f"{'':24s}not known: the range is what such models were off by at first, see below")
     if "memory_gib" in result:
         verdict = _verdict(result["memory_verdict"], result["memory_least_gib"], result["memory_most_gib"])
         lines.append(f"{'memory':24s}{result['memory_gib']:12.1f} GiB  {verdict}")

@@ -93,6 +93,7 @@ def test_a_mixture_like_none_that_was_measured_is_not_known():
         low, high = result["interval"]["step_ms"]
         once_low, once_high = result["with_one_measurement"]["step_ms"]
         unknown = [one["reason"] for one in result["widened_by"] if one["reason"].startswith("not known")]
+        assert result["known"] == (not unknown)
         return high / low, once_high / once_low, unknown
 
     measured, _, nothing = found("qwen3-30b-a3b", "h100")
