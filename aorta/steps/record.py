@@ -27,11 +27,7 @@ LOGGED_FIELDS = ("loss", "lr", "grad_norm")
 NO_DETAILS = "left out (recording.detail_every)"
 """Reason in `not_measured` of steps that are written without their details."""
 
-NO_OVERLAP = OverlapRecord(
-    comm_ms=None, compute_ms=None, hidden_ms=None, exposed_ms=None, idle_ms=None, exposed_copy_ms=None,
-    overlap_ratio=None, hidden_per_compute=None, compute_allreduce_ms=None, compute_reducescatter_ms=None,
-    hidden_by_op={}, exposed_by_op={},
-)  # fmt: skip
+NO_OVERLAP = OverlapRecord()
 
 UNMEASURED: dict[str, Any] = {
     "epoch": 0, "loss": None, "lr": None, "grad_norm": None, "tokens": None, "clock_error_us": None,
@@ -75,9 +71,9 @@ def left_out_record(step: RawStep, settings: ResolverSettings, source: Source) -
     source: of the recorded steps beside it.
     """
     assert step.left_out is not None
-    not_measured = scalar_reasons(step)
-    for name in ("overlap", "streams", "collectives", "num_collectives", "active_segments", "memory"):
-        not_measured[name] = step.left_out
+    # `recorded` says that the rest was not measured; reasons for each of it would be half of such a line.
+    not_measured = scalar_reasons(step) | dict.fromkeys(("overlap", "collectives"), step.left_out)
+    not_measured.pop("memory", None)
     return step_record(
         step,
         settings,

@@ -198,23 +198,23 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class OverlapRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One step's overlap, by the definitions in docs/definitions.md."""
 
-    comm_ms: float | None
-    compute_ms: float | None
-    hidden_ms: float | None
-    exposed_ms: float | None
-    idle_ms: float | None
-    exposed_copy_ms: float | None
+    comm_ms: float | None = None
+    compute_ms: float | None = None
+    hidden_ms: float | None = None
+    exposed_ms: float | None = None
+    idle_ms: float | None = None
+    exposed_copy_ms: float | None = None
     """Copies alone (part of idle_ms); None where copies are not seen."""
-    overlap_ratio: float | None
+    overlap_ratio: float | None = None
     """hidden_ms / comm_ms; None where there is no communication."""
-    hidden_per_compute: float | None
+    hidden_per_compute: float | None = None
     """hidden_ms / compute_ms."""
-    compute_allreduce_ms: float | None
+    compute_allreduce_ms: float | None = None
     """Part of the all-reduce time that is hidden under compute."""
-    compute_reducescatter_ms: float | None
+    compute_reducescatter_ms: float | None = None
     """Part of the reduce-scatter time that is hidden under compute."""
-    hidden_by_op: dict[str, float]
-    exposed_by_op: dict[str, float]
+    hidden_by_op: dict[str, float] = {}
+    exposed_by_op: dict[str, float] = {}
     """Exposed time by collective operation; concurrent operations each count, so these need not add up."""
     compute_stream: StreamOverlap | None = None
     """Kernel sources only: what event numbers are compared and calibrated with."""
