@@ -85,7 +85,10 @@ def _collectives(run: RunRecord) -> str:
         counted = sum(group["backend"] for group in groups.values())
         num_seen = sum(group["seen"] for group in groups.values())
         outside = sum((run.coverage.get("outside_step") or {}).values())
-        return f"{num_seen} of {counted} collectives seen, {outside} of them outside of steps"
+        overhead = run.overhead
+        left_out = overhead is not None and overhead.num_recorded < overhead.num_steps
+        where = " in recorded steps" if left_out else ""
+        return f"{num_seen} of {counted} collectives seen{where}, {outside} of them outside of steps"
     if run.finished_unix_ns is None:
         return (
             "the process left without closing its records (killed, or os._exit): the last step may be "

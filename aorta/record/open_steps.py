@@ -117,12 +117,15 @@ class OpenSteps:
         """Choose, and put on or take off what sees the program."""
         sources = self._sources
         # A step that a profiler traces is recorded: the other steps are calibrated with it.
-        recorded = self._sampling.begin(step.global_step) or profiler_is_on()
+        planned = self._sampling.begin(step.global_step)
+        recorded = planned or profiler_is_on()
         if recorded and not sources.looks:
             sources.look()
         elif not recorded and sources.looks:
             self._sampling.switched()
             recorded = not sources.look_away()
+        if recorded and not planned:
+            self._sampling.interrupted()  # its length is neither that of a plain step nor of a planned one
         return recorded
 
     def _leave_out(self) -> None:

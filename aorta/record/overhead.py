@@ -54,10 +54,10 @@ def is_recorded(place: int, every: int) -> bool:
     every is a power of two. The steps of a larger one are among those of a smaller one, so ranks that learn
     of a change at different times still have steps in common.
     """
-    if place < NUM_FIRST:
+    if 0 <= place < NUM_FIRST:
         return True
-    block = block_of(place)
-    if block < NUM_FIRST_LEFT_OUT:
+    block = block_of(place)  # below 0 where the program has gone back behind its first step
+    if 0 <= block < NUM_FIRST_LEFT_OUT:
         return False
     return block % LOOKS != 0 if every == 1 else (block + 1) % every == 0
 
@@ -133,11 +133,11 @@ class Meter:
         self.num_steps += 1
         self.num_recorded += recorded
         self.total_ms += step_ms
-        if place >= NUM_FIRST:
+        if not 0 <= place < NUM_FIRST:
             self.num_later += 1
             self.num_later_recorded += recorded
             self.later_ms += step_ms
-        if place < NUM_WARM:
+        if 0 <= place < NUM_WARM:
             return
         if recorded or (switched and self._during):
             if self._after:

@@ -9,7 +9,9 @@ def lines(tmp_path, **matched):
     (tmp_path / "rank_0_metrics.jsonl").write_bytes(b'{"global_step":0}\n')
     faults = ["times end early (mended in 13.1; from the release notes, not tried)"]
     coverage = {"kernel_records": {"matched": matched, "known_faults": faults}}
-    return list(coverage_lines(SimpleNamespace(coverage=coverage, finished_unix_ns=1), tmp_path))
+    return list(
+        coverage_lines(SimpleNamespace(coverage=coverage, finished_unix_ns=1, overhead=None), tmp_path)
+    )
 
 
 def test_a_run_whose_kernels_are_all_there_has_one_line(tmp_path):

@@ -25,6 +25,11 @@ def test_the_first_steps_are_all_recorded_and_the_next_ones_are_not():
         assert not any(is_recorded(place, every) for place in range(NUM_FIRST, NUM_FIRST + BLOCK))
 
 
+def test_a_program_that_goes_back_behind_its_first_step_is_not_recorded_all_along():
+    places = range(-40 * BLOCK - 8, -8)
+    assert sum(is_recorded(place, 8) for place in places) == len(places) / 8
+
+
 @pytest.mark.parametrize("every", [1, 2, 16, 1024])
 def test_steps_of_a_larger_every_are_among_those_of_a_smaller_one(every):
     for place in range(NUM_FIRST, NUM_FIRST + 3 * 1024 * BLOCK, 5):

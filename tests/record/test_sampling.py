@@ -238,3 +238,16 @@ def test_the_overhead_of_a_run_is_in_its_run_json(tmp_path):
 )
 def test_an_overhead_is_a_share_or_off(text, share):
     assert aorta.record.RecorderSettings(overhead=text).limit == share
+
+
+def test_a_step_that_a_profiler_traces_is_recorded_and_tells_no_cost(tmp_path, monkeypatch):
+    """It is neither a plain step nor one as recorded ones are."""
+    monkeypatch.setattr("aorta.record.open_steps.profiler_is_on", lambda: True)
+    with aorta.instrument(tmp_path) as recorder:
+        recorder._sampling._plan = sampling.Plan(0, 0, 1024, 10**9)
+        for _ in range(NUM_FIRST + 60):
+            with recorder.step():
+                pass
+    lines = list(read_steps(tmp_path / "rank_0_metrics.jsonl", []))
+    assert all(line.is_recorded for line in lines)
+    assert read_run(tmp_path).overhead.cost is None
