@@ -17,7 +17,7 @@ import numpy as np
 from harness import arguments, write
 from simulated_runs import GROUPS, Floats, Runs, Simulation
 
-from aorta.timeline.ratio import Decision, LogRatio, Spread, decision, log_ratio, taken_columns, work_columns
+from aorta.timeline.ratio import Decision, LogRatio, Spread, decided, log_ratio, taken_columns, work_columns
 from aorta.timeline.statistics import ALPHA, MIN_STEPS, warmup_steps
 
 MATTERS = 0.03
@@ -47,9 +47,12 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--pairs", type=int, default=2000)
     parser.add_argument("--only", default="", help="cells whose name has this in it")
+    parser.add_argument("--group", default="", choices=["", *GROUPS])
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for group, simulations in GROUPS.items():
+        if options.group not in ("", group):
+            continue
         print(
             f"{group:60} {'false':>6} {'95 % of it':>12} {'same':>6} {'3 %':>6} {'5 %':>6} {'wrong':>6} half"
         )
@@ -107,12 +110,13 @@ def rates(simulation: Simulation, pairs: int, seed: int = 1, num_earlier: int | 
         reference, candidate = simulation.pairs(rng, num)
         spread = None if num_earlier is None else _history(simulation, rng, num_earlier)
         for ratio in _ratios(simulation, reference, candidate, spread):
-            called = decision(ratio, MATTERS, ALPHA)
+            half = ratio.error.width(ALPHA)
+            called = decided(ratio.value, half, MATTERS)
             alarms += sum(map(_is_called, called))
             same += called.count("same")
-            widths += np.ravel(ratio.error.width(ALPHA)).tolist()
+            widths += np.ravel(half).tolist()
             for i, planted in enumerate(PLANTED):
-                slower = decision(ratio._replace(value=ratio.value + math.log1p(planted)), MATTERS, ALPHA)
+                slower = decided(ratio.value + math.log1p(planted), half, MATTERS)
                 found[i] += sum(map(_is_called, slower))
                 wrongly_same += slower.count("same") if i == 0 else 0
     half = 100 * float(np.median(widths)) if widths else math.inf

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), default=60.0, help="Budget; default: 60.")
 @click.option(
     "--metric",
-    type=click.Choice(["step_ms", "p10_step_ms", "wall_s"]),
+    type=click.Choice(["step_ms", "p10_step_ms", "cpu_ms", "wall_s"]),
     default="step_ms",
     metavar="NAME",
-    help="step_ms (default), p10_step_ms, wall_s.",
+    help="step_ms (default), p10_step_ms, cpu_ms, wall_s.",
 )
 @click.option(
     "--timeout", type=click.FloatRange(0, min_open=True), default=1800.0, help="Seconds of one run."
@@ -97,9 +97,11 @@ def answer(series: "Series") -> list[str]:
 
     now = series.look()
     a, b = (variant.name for variant in series.variants)
-    what = {"step_ms": "step time", "p10_step_ms": "step time of the fastest tenth"}.get(
-        series.metric, "time of the command"
-    )
+    what = {
+        "step_ms": "step time",
+        "p10_step_ms": "step time of the fastest tenth",
+        "cpu_ms": "CPU time of a step",
+    }.get(series.metric, "time of the command")
     change = "" if now.ratio is None else f": {what} {percent(now.ratio)}"
     if now.interval is not None:
         low, high = now.interval

@@ -20,9 +20,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
+from aorta.account.load.rank.host import CPU
 from aorta.command_line import module_environment
 from aorta.errors import NOT_JSON, AortaError, ConfigError, RecordError
 from aorta.files import read_regular
@@ -32,6 +34,7 @@ from aorta.timeline.statistics import ALPHA
 
 DOCUMENT, LOG = "ab.json", "run.log"
 WALL = "wall_s"
+NO_TIMES: dict[str, float | None] = {"step_ms": None, "p10_step_ms": None, "cpu_ms": None}
 GRACE_S = 20.0
 """Seconds that a run has to end after SIGTERM."""
 MOST_FAILED = 2
@@ -63,6 +66,8 @@ class TurnRun(msgspec.Struct, frozen=True):
     """Median of the judged steps; of a run that failed, or has too few steps, null."""
     p10_step_ms: float | None
     """A tenth of them are faster: what a step takes where nobody disturbs it."""
+    cpu_ms: float | None
+    """CPU time of the thread that trains, median of the judged steps; null where the record has none."""
     wall_s: float
     failure: str = ""
     """The first line of the output that tells of an error."""
@@ -89,7 +94,7 @@ class Series(msgspec.Struct):
         return ratios
 
     def _value(self, run: TurnRun) -> float | None:
-        values = {"step_ms": run.step_ms, "p10_step_ms": run.p10_step_ms}
+        values = {"step_ms": run.step_ms, "p10_step_ms": run.p10_step_ms, "cpu_ms": run.cpu_ms}
         return values.get(self.metric, run.wall_s if run.status == 0 else None)
 
     def look(self) -> Look:
@@ -230,24 +235,35 @@ def _run(
             raise
     wall_s = time.monotonic() - started
     failure = ""
-    step_ms = p10_step_ms = None
+    times = dict(NO_TIMES)
     if status == -1:
         failure = f"took longer than {timeout_s:g} s (--timeout)"
     elif status != 0:
         failure = first_failing_line(place / LOG) or f"exit status {status}"
     elif series.metric != WALL:
-        step_ms, p10_step_ms, failure = _steps(place)
-    return TurnRun(pair, variant.name, is_first, status, step_ms, p10_step_ms, round(wall_s, 3), failure)
+        times, failure = _steps(place)
+    return TurnRun(pair, variant.name, is_first, status, wall_s=round(wall_s, 3), failure=failure, **times)
 
 
-def _steps(folder: Path) -> tuple[float | None, float | None, str]:
-    """Median and tenth of the judged steps of a run, the middle of its ranks; or why there is none."""
+def _steps(folder: Path) -> tuple[dict[str, float | None], str]:
+    """The times of a TurnRun over the judged steps, the middle of its ranks; or why there are none."""
     try:
         judged = judge(load_run(folder, "run"), None)
     except AortaError as error:
-        return None, None, str(error).splitlines()[0]
-    p10 = float(np.median(np.nanpercentile(judged.values("step_ms"), 10, axis=1)))
-    return judged.statistics["step_ms"].median, p10, ""
+        return dict(NO_TIMES), str(error).splitlines()[0]
+    step_ms = judged.values("step_ms")
+    cpu_ms = judged.run.host_parts.get(CPU)
+    busy = None if cpu_ms is None else _middle(np.nanmedian(cpu_ms[:, judged.num_warmup :], axis=1))
+    return {
+        "step_ms": judged.statistics["step_ms"].median,
+        "p10_step_ms": _middle(np.nanpercentile(step_ms, 10, axis=1)),
+        "cpu_ms": busy,
+    }, ""
+
+
+def _middle(of_ranks: NDArray[np.float64]) -> float | None:
+    value = float(np.median(of_ranks))
+    return value if math.isfinite(value) else None
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

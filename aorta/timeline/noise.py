@@ -36,7 +36,7 @@ MEMORIES = (1 / 256, 1 / 128, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 random walk does that had begun before the run."""
 LEAST_MEMORY = 0.4
 """In steps; a shorter one is white noise."""
-NUM_HALVINGS = 40
+NUM_HALVINGS = 24
 NORMAL_95 = 1.959964
 NORMAL = 1e6
 """Degrees of freedom that stand for a normal distribution."""

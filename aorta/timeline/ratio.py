@@ -115,8 +115,13 @@ def log_ratio(
 
 def decision(ratio: LogRatio, matters: float, alpha: float) -> list[Decision]:
     """Of each pair, flat. matters: the smallest ratio - 1 that matters."""
-    low, high = ratio.interval(alpha)
+    return decided(ratio.value, ratio.error.width(alpha), matters)
+
+
+def decided(value: Floats, half_width: Floats, matters: float) -> list[Decision]:
+    """Of logarithms of ratios and the half widths of their intervals."""
     margin = np.log1p(matters)
+    low, high = value - half_width, value + half_width
     return [
         "same" if -margin <= a and b <= margin else "higher" if a > 0 else "lower" if b < 0 else "cannot tell"
         for a, b in zip(np.ravel(low).tolist(), np.ravel(high).tolist(), strict=True)

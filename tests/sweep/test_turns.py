@@ -121,7 +121,7 @@ def test_the_order_within_pairs_is_drawn_and_kept():
         assert is_first
         firsts.append(first.name)
         for name in (first.name, {"A": "B", "B": "A"}[first.name]):
-            series.runs.append(TurnRun(pair, name, False, 0, 1.0, 1.0, 1.0))
+            series.runs.append(TurnRun(pair, name, False, 0, 1.0, 1.0, 1.0, 1.0))
     assert 10 <= firsts.count("A") <= 30
 
 

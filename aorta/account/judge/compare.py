@@ -12,10 +12,11 @@ from aorta.account.judge.judged import why_missing
 from aorta.account.judge.leading import LED, accuracy, is_raw_part
 from aorta.account.judge.pairing import Pairs, pairing_text, pairs
 from aorta.account.judge.sentences import comparison_notes, headline, scope_text
-from aorta.account.judge.settings import setting_differences
+from aorta.account.judge.settings import programs, setting_differences
 from aorta.account.judge.timed_steps import values_where_timed
 from aorta.account.judge.work import PER_GPU, unequal_work, work_notes
 from aorta.account.metrics import (
+    WORK,
     Meaning,
     meaning,
     metric_key,
@@ -67,7 +68,8 @@ def compare(
     return Comparison(
         reference=reference.label,
         candidate=candidate.label,
-        headline=headline(reference, candidate, metrics, parts, work, matters),
+        headline=headline(reference, candidate, metrics, parts, work, matters)
+        + _of_programs(reference, candidate),
         numbers=metrics["comm_ms"].numbers if "comm_ms" in metrics else "",
         scope=scope_text(reference, candidate, of_main.ratio if of_main else None, spread),
         differences=list(setting_differences(reference, candidate)),
@@ -75,6 +77,7 @@ def compare(
         num_judged=len(judged),
         decomposition=parts,
         notes=[
+            *_program_notes(reference, candidate),
             *work_notes(reference, candidate, work),
             *comparison_notes(reference, candidate, metrics, parts, len(judged), main),
             *filter(
@@ -85,6 +88,30 @@ def compare(
         work=work,
         matters=matters,
     )
+
+
+def _of_programs(reference: Dataset, candidate: Dataset) -> str:
+    names = programs(reference, candidate)
+    return "" if names is None else f" (two programs: {names[0]} and {names[1]})"
+
+
+def _program_notes(reference: Dataset, candidate: Dataset) -> list[str]:
+    """That two programs are compared, and whether their steps hold as much."""
+    names = programs(reference, candidate)
+    if names is None:
+        return []
+    sides = (reference, candidate)
+    unknown = [
+        side.label
+        for side in sides
+        if side.statistics.get(WORK) is None or side.statistics[WORK].median is None
+    ]
+    text = (
+        f"two programs are compared, {names[0]} and {names[1]}: what differs between them is not one change"
+    )
+    if unknown:
+        text += f"; the work of a step is not known ({' and '.join(unknown)} recorded no tokens)"
+    return [text]
 
 
 class MetricRow(NamedTuple):

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from aorta.account.model import Dataset, SettingDifference
@@ -26,6 +27,22 @@ def setting_differences(reference: Dataset, candidate: Dataset) -> Iterator[Sett
         for name in dict.fromkeys((*r, *c)):
             if r.get(name) != c.get(name):
                 yield SettingDifference(group, name, r.get(name), c.get(name))
+
+
+def programs(reference: Dataset, candidate: Dataset) -> tuple[str, str] | None:
+    """Names of the scripts of both sides, where these are two; None where they are one, or not known."""
+    names = [_program(side.first.run.run) for side in (reference, candidate)]
+    return None if None in names or names[0] == names[1] else (str(names[0]), str(names[1]))
+
+
+def _program(run: RunRecord | None) -> str | None:
+    """The first word of the command that is a program: the script, or the module behind -m."""
+    if run is None or run.config is not None or not run.command:
+        return None
+    words = run.command
+    if words[0] == "-m" and len(words) > 1:
+        return words[1]
+    return PurePath(words[0]).name
 
 
 def _settings(run: RunRecord) -> dict[str, dict[str, str]]:

@@ -437,6 +437,23 @@ def test_differing_settings_come_first(tmp_path):
 
 
 @pytest.mark.heavy
+def test_two_programs_are_called_so(tmp_path):
+    def of(*command):
+        record = run_record(2)
+        record.command = list(command)
+        record.config = None
+        return record
+
+    a = run_of(tmp_path / "a", run=of("old/train.py", "--lr", "1"))
+    same = comparison(a, run_of(tmp_path / "b", run=of("new/train.py", "--lr", "2")))
+    assert "two programs" not in same.headline
+    assert ("run", "command") in [(one.group, one.name) for one in same.differences]
+    other = comparison(a, run_of(tmp_path / "c", run=of("-m", "bench.step")))
+    assert other.headline.endswith("(two programs: train.py and bench.step)")
+    assert any("what differs between them is not one change" in note for note in other.notes)
+
+
+@pytest.mark.heavy
 def test_other_numbers_of_ranks_are_a_difference(tmp_path):
     found = comparison(run_of(tmp_path / "a"), run_of(tmp_path / "b", world_size=4))
     assert found.differences[0].name == "ranks"
