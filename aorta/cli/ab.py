@@ -130,6 +130,13 @@ def answer(series: "Series") -> list[str]:
             f"{len(unread)} runs ended well and have no step time ({unread[0].failure});"
             " --metric wall_s compares whole commands"
         )
+    spread = series.run_spread()
+    if spread is not None:
+        lines.append(
+            f"runs of one side differ by {100 * spread:.2g} % (standard deviation):"
+            " aorta compare --run-spread"
+            f" {100 * spread:.2g}% judges single runs by it"
+        )
     lines.append(
         "error rate: at most 5 % of series without a difference are called, whenever they stop; the interval"
         " allows for every look"

@@ -178,6 +178,14 @@ matters_option = click.option(
     help="Smallest change that matters; default: 3%.",
 )
 
+run_spread_option = rare(
+    "--run-spread",
+    type=Share(),
+    metavar="PERCENT",
+    section="Single runs",
+    help="Standard deviation between runs of the job, where you know it (`aorta ab` prints it).",
+)
+
 limit_options = option_group(
     click.option("--budget", type=PATH, help="YAML of limits: 'exposed_ms: {max: 12.0}'."),
     rare(

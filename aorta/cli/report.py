@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aorta.cli.options import PATH, label_option, matters_option, output_option, report_options
+from aorta.cli.options import (
+    PATH,
+    label_option,
+    matters_option,
+    output_option,
+    report_options,
+    run_spread_option,
+)
 from aorta.command_line import OneScreenCommand, output_of_verdict, rare
 from aorta.errors import CANNOT_TELL, FINE, VIOLATED, ReportError
 
@@ -52,6 +59,7 @@ def report_command(
     help="With --fail-on-difference: exit 0 where one cannot tell.",
 )
 @matters_option
+@run_spread_option
 @label_option()
 @report_options
 @rare(
@@ -71,6 +79,7 @@ def compare_command(
     fail_on_difference: bool,
     allow_cannot_tell: bool,
     matters: float,
+    run_spread: float | None,
     changes: bool,
     xlsx: bool,
     output: Path | None,
@@ -96,6 +105,7 @@ def compare_command(
         fail_on_difference=fail_on_difference,
         allow_cannot_tell=allow_cannot_tell,
         matters=matters,
+        run_spread=run_spread,
         **options,
     )
     if changes:
@@ -117,6 +127,7 @@ def write_and_print(
     fail_on_difference: bool = False,
     allow_cannot_tell: bool = False,
     matters: float = 0.03,
+    run_spread: float | None = None,
     as_json: bool = False,
     open_page: bool = False,
     warmup: int | None = None,
@@ -148,6 +159,7 @@ def write_and_print(
             candidate,
             warmup=warmup,
             matters=matters,
+            run_spread=run_spread,
             jobs=jobs,
             dask=dask,
             progress=progress,

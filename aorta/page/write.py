@@ -31,6 +31,7 @@ from aorta.records.files import kernels_name
 from aorta.records.reader import read_kernel_names
 from aorta.records.schema import StepRecord
 from aorta.records.writer import write_json
+from aorta.timeline.ratio import Spread
 from aorta.traces.cache import Reading
 
 OWN_FILES = (
@@ -101,6 +102,7 @@ def make_report(
     *,
     warmup: int | None = None,
     matters: float = MATTERS,
+    run_spread: float | None = None,
     jobs: int | None = 1,
     dask: str | None = None,
     progress: Progress | None = None,
@@ -124,7 +126,12 @@ def make_report(
     datasets = settled(datasets, reference, candidate)
     comparison = None
     if reference is not None and candidate is not None:
-        comparison = compare(datasets[reference], datasets[candidate], matters)
+        comparison = compare(
+            datasets[reference],
+            datasets[candidate],
+            matters,
+            None if run_spread is None else Spread(run_spread, origin="given"),
+        )
     written = summary(datasets.values(), comparison)
     causes = {} if explain is None else {label: explain(single) for label, single in datasets.items()}
     for label, single in datasets.items():
@@ -183,6 +190,7 @@ def write_report(
     *,
     warmup: int | None = None,
     matters: float = MATTERS,
+    run_spread: float | None = None,
     jobs: int | None = 1,
     dask: str | None = None,
     progress: Progress | None = None,
@@ -209,6 +217,7 @@ def write_report(
         candidate,
         warmup=warmup,
         matters=matters,
+        run_spread=run_spread,
         jobs=jobs,
         dask=dask,
         progress=progress,

@@ -97,6 +97,17 @@ class Series(msgspec.Struct):
         values = {"step_ms": run.step_ms, "p10_step_ms": run.p10_step_ms, "cpu_ms": run.cpu_ms}
         return values.get(self.metric, run.wall_s if run.status == 0 else None)
 
+    def run_spread(self) -> float | None:
+        """Standard deviation between runs of one side, as a part; None for fewer than 3 runs of each."""
+        sides = [
+            [math.log(value) for run in self.done(variant) if (value := self._value(run))]
+            for variant in self.variants
+        ]
+        if min(map(len, sides)) < 3:
+            return None
+        squares = sum(len(side) * float(np.var(side)) for side in sides)
+        return math.sqrt(squares / (len(sides[0]) + len(sides[1]) - 2))
+
     def look(self) -> Look:
         return look(self.log_ratios(), self.most_pairs, self.matters, ALPHA)
 

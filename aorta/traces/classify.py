@@ -162,7 +162,9 @@ _WORDS: dict[str, tuple[str, ...]] = {
         "adam", r"\bsgd", "lamb_", "adagrad", "rmsprop", "muon", "multi_tensor_apply", "foreach",
         "amp_.*unscale", "l2norm",
     ),
-    "attention": ("fmha", "flash_?(fwd|bwd|attn|attention)", "attention", "sdpa", "aiter.*mha"),
+    "attention": (
+        "fmha", "flash_?(fwd|bwd|attn|attention)", "attention", "attn_?(fwd|bwd)", "sdpa", "aiter.*mha",
+    ),
     "gemm": (
         "gemm", "cutlass", "xmma", "nvjet", "cublas", "cijk_", "_wgrad", "_dgrad", "conv(olution|2d|3d)?_",
         "wgmma", "splitk", "triton_.*_mm_", "bmm", "gemv", "dot_kernel", "matmul",

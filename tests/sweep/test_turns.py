@@ -125,6 +125,15 @@ def test_the_order_within_pairs_is_drawn_and_kept():
     assert 10 <= firsts.count("A") <= 30
 
 
+def test_the_spread_of_runs_by_hand():
+    """A at log 0, 0.02, 0.04 and B at 0.1, 0.1, 0.1: squares 0.0008 over 4 degrees of freedom."""
+    series = wanted(["x"])
+    for pair, values in enumerate(zip((0.0, 0.02, 0.04), (0.1, 0.1, 0.1), strict=True)):
+        for name, value in zip("AB", values, strict=True):
+            series.runs.append(TurnRun(pair, name, False, 0, None, None, None, math.exp(value)))
+    assert series.run_spread() == pytest.approx(math.sqrt(0.0008 / 4))
+
+
 @pytest.mark.processes
 def test_a_series_goes_on_where_it_stopped(tmp_path):
     command = script(tmp_path, "echo x >> count; sleep 0.01")

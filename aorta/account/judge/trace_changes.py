@@ -226,19 +226,21 @@ def _class_rows(r: _Side, c: _Side) -> list[WorkChange]:
 
 
 def _operator_rows(r: _Side, c: _Side) -> list[WorkChange]:
+    """Operators of the same shapes together, in whatever module they ran: layers do the same work."""
     sides = [{key: times for key, times in side.items() if key.operator} for side in (r, c)]
     pairs: list[_Pair] = []
     for matched_by, signature in (
-        ("operator and shapes", lambda key: key[3:]),
+        ("operator and shapes", lambda key: (key.operator, key.shapes)),
         ("operator", lambda key: key.operator),
     ):
         pairs += _take(sides[0], sides[1], matched_by, signature)  # type: ignore[arg-type]
     for side, is_reference in ((sides[0], True), (sides[1], False)):
-        for place in dict.fromkeys(key[3:] for key in side):
-            work = _joined(side, [key for key in side if key[3:] == place])
+        for place in dict.fromkeys((key.operator, key.shapes) for key in side):
+            work = _joined(side, [key for key in side if (key.operator, key.shapes) == place])
             pairs.append((work, None, "one side only") if is_reference else (None, work, "one side only"))
     return [
         _row("operator", *pair)._replace(
+            module=_listed(key.module for side in pair[:2] if side for key in side.keys),
             work_class=", ".join(
                 dict.fromkeys(key.work_class for side in pair[:2] if side for key in side.keys)
             ),

@@ -221,6 +221,15 @@ def test_one_run_a_side_allows_for_what_runs_differ_by(tmp_path):
 
 
 @pytest.mark.heavy
+def test_a_spread_of_runs_that_is_known_is_used(tmp_path):
+    a, b = noisy_run(tmp_path / "a", 60), noisy_run(tmp_path / "b", 60, seed=1)
+    known, unknown = comparison(a, b, run_spread=0.001), comparison(a, b)
+    assert known.scope == "one run on each side: runs differ by 0.1 % (standard deviation, given)"
+    widths = [one.metrics["step_ms"].interval for one in (known, unknown)]
+    assert widths[0].high - widths[0].low < 0.5 * (widths[1].high - widths[1].low)
+
+
+@pytest.mark.heavy
 def test_runs_that_differ_among_themselves_show_no_difference(tmp_path):
     """1 % apart on average, with 4 % between runs of a side; a single pair of them would be called."""
     a = several(tmp_path, "a", (0.96, 1.0, 1.04), seed=0)

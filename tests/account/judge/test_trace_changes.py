@@ -83,6 +83,19 @@ def test_another_kernel_for_the_same_operator_and_shapes(tmp_path):
     assert row.difference_ms == pytest.approx(-0.020)
 
 
+def test_an_operator_of_all_layers_is_one_row(tmp_path):
+    """Two layers do the same work: 0.2 ms of two launches against 0.3 ms, by whatever kernel."""
+    layers = [(*MM[:2], f"Linear_{i}") for i in (0, 1)]
+    before = trace(tmp_path / "a.json", [("flash_fwd_kernel", 100, *one) for one in layers])
+    after = trace(tmp_path / "b.json", [("attn_fwd", 150, *one) for one in layers])
+    found = compared(before, after)
+    (row,) = found.of_table("operator")
+    assert (row.reference_count, row.candidate_count) == (2, 2)
+    assert row.difference_ms == pytest.approx(0.1)
+    assert row.module == "Linear_0 | Linear_1"
+    assert {one.reference for one in found.of_table("class")} == {"attention"}
+
+
 def test_without_operators_the_order_of_a_step_tells(tmp_path):
     """Two GEMMs of other names on the other side: the first belongs to the first."""
     nothing = ("", None, "")
