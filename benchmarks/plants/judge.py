@@ -82,6 +82,9 @@ def main() -> int:
     with ThreadPoolExecutor(max(2, (os.cpu_count() or 2) // 4)) as pool:
         said = dict(zip(chosen, pool.map(lambda name: why(given.out / name), chosen), strict=True))
     rows = [row(name, plants[name], truths.get(name), said[name]) for name in chosen]
+    for one in rows:
+        script = HERE / ("gpu.py" if given.gpus else f"scripts/{plants[one['plant']]['script']}.py")
+        one |= line_row(script, table["lines"].get(one["plant"]), said[one["plant"]])
     (given.out / "judged.json").write_text(
         json.dumps({"rows": rows, "said": said, "machine": machine()}, indent=1)
     )
@@ -99,6 +102,7 @@ def has_library(script: str) -> bool:
 
 # Running
 
+LINES_APART = 3
 KEEPING = Lock()
 PLACE = local()
 """cores: those of the plant that this thread runs."""
@@ -260,6 +264,26 @@ def row(
     return found
 
 
+def line_row(script: Path, planted: str | None, said: dict[str, Any]) -> dict[str, Any]:
+    """The line of the plant, the line that is named, and whether they are within LINES_APART."""
+    first = next(iter(said["causes"]), None)
+    line = (first or {}).get("line")
+    found: dict[str, Any] = {
+        "line": None,
+        "named_line": f"{Path(line['file']).name}:{line['line']}" if line else None,
+        "right_line": None,
+        "change": (first or {}).get("change"),
+    }
+    if planted is not None:
+        text = script.read_text()
+        assert text.count(planted) == 1, (script.name, planted)
+        number = text[: text.index(planted)].count("\n") + 1
+        is_there = line is not None and Path(line["file"]).name == script.name
+        found["line"] = f"{script.name}:{number}"
+        found["right_line"] = bool(is_there and abs(line["line"] - number) <= LINES_APART)
+    return found
+
+
 def called(cause: dict[str, Any]) -> str:
     rank = cause.get("rank")
     return str(cause["kind"] if rank is None else f"{cause['kind']}@{rank}")
@@ -301,7 +325,10 @@ def show(rows: list[dict[str, Any]]) -> int:
             named = f"{one['named_ms']:.1f} [{span}]"
         marks = ["ok" if one["right"] else "NO", {True: "ok", False: "NO", None: ""}[one["sized"]]]
         step = f"{one['step_ms']:.1f}" if one["step_ms"] else ""
-        untold = "" if one["tells"] else "; cells cannot tell"
+        where = (
+            "" if one["right_line"] in (None, True) else f"; line {one['named_line']}, planted {one['line']}"
+        )
+        untold = where if one["tells"] else "; cells cannot tell"
         untold += "; costs nothing" if one["expected"] != "nothing" and not costs(one) else ""
         print(
             f"{one['plant']:{wide}}  {step:>6}  {truth:>21}  {named:>24}  {marks[0]:4} {marks[1]:4}"
@@ -310,6 +337,8 @@ def show(rows: list[dict[str, Any]]) -> int:
     clean = [one["right"] for one in rows if one["expected"] == "nothing"]
     told = [one for one in rows if one["tells"] and one["expected"] != "nothing" and costs(one)]
     right, sized = sum(one["right"] for one in told), sum(one["sized"] for one in told)
+    lines = [one["right_line"] for one in rows if one["right_line"] is not None]
+    print(f"line right in {sum(lines)} of {len(lines)} that have one")
     print(f"first cause right in {right} of {len(told)}, its size in {sized}")
     print(f"clean programs of which nothing is said: {sum(clean)} of {len(clean)}")
     return 0 if all(clean) and min(right, sized) >= ENOUGH * len(told) else 1

@@ -1,5 +1,7 @@
 """The line of the program that a cause is in, by the stacks sampled in its steps and on its rank."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +17,7 @@ FEWEST = 3
 LEAST = 0.3
 """Of a loss, that the samples in its line must account for: fewer are of something else."""
 WAITS_IN: tuple[StackPhase, ...] = ("communication", "data", "checkpoint")
+MODULE_CALLS = ("Module._wrapped_call_impl", "Module._call_impl")
 NO_LINE: tuple[CauseKind, ...] = ("core_taken", "clock", "imbalance", "bubble", "contention")
 """Kinds that no line of the program is the reason of."""
 OF_PHASE: dict[CauseKind, StackPhase] = {
@@ -43,6 +46,21 @@ def line_of(finding: CauseFinding, judged: JudgedRun) -> CodeLine | None:
     if found is None or found.num_samples < FEWEST or found.ms < LEAST * finding.mean_ms:
         return None
     return found
+
+
+def line_of_evaluation(judged: JudgedRun) -> CodeLine | None:
+    """The line of the program that calls modules in no step."""
+    samples = samples_of(judged, judged.run.ranks[0])
+    if samples is None:
+        return None
+    which = ~samples.is_judged & samples.at("no_step") & samples.in_phase("forward")
+    found = heaviest([_until_a_module(stack) for stack in samples.chosen(which)])
+    return found if found is not None and found.num_samples >= FEWEST else None
+
+
+def _until_a_module(stack: WeightedStack) -> WeightedStack:
+    called = next((i for i, frame in enumerate(stack.frames) if frame.function in MODULE_CALLS), None)
+    return replace(stack, frames=stack.frames[:called])
 
 
 def _beyond_the_others(finding: CauseFinding, judged: JudgedRun, rank: int) -> list[WeightedStack]:
@@ -88,6 +106,8 @@ def _which(finding: CauseFinding, samples: Samples) -> NDArray[np.bool_]:
             return own & samples.that("sleeps")
         case "late_rank" if op == "sleeps":
             return own & samples.that("sleeps")
+        case "late_rank":  # a rank that computes longer in its model has more to compute
+            return own & ~samples.in_phase("forward", "backward", "optimizer")
         case "between_steps" if not finding.takes:
             return ~judged & samples.at("no_step")
         case "between_steps":

@@ -13,7 +13,7 @@ from aorta.account.model import JudgedRun, Lead
 from aorta.account.numbers import byte_text, number, percent, quantity
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.cause import Cause
-from aorta.why.causes.code_lines import line_of
+from aorta.why.causes.code_lines import line_of, line_of_evaluation
 from aorta.why.causes.contradictions import without_contradictions
 from aorta.why.causes.finding import WAIT, CauseFinding
 from aorta.why.causes.ledger import Ledger
@@ -76,7 +76,7 @@ def _explanation(judged: JudgedRun, lead: Lead, path: str) -> Explanation:
         cause = cause_of(finding, rule_of[finding.kind], looked, account, stack, path, more_ms)
         if cause is not None:
             named.append((cause, taken))
-    outside = outside_cause(account, rule_of["between_steps"], path)
+    outside = outside_cause(account, rule_of["between_steps"], path, line_of_evaluation(looked))
     if outside is not None:
         named.append((outside, {}))
     named = sorted(named, key=lambda entry: -entry[0].ms)[:MOST_SHOWN]

@@ -8,6 +8,7 @@ from aorta.account.load.open import load_run
 from aorta.records.files import stacks_name
 from aorta.records.stacks import DOING, PLACES, STACK_PHASES, StackChunk, StackFrame, StackSample
 from aorta.why.causes.text import headline
+from tests.records.run_folders import run_record
 from tests.why.causes.runs import STEPS, Host, causes, plain, run_of, waited
 
 TRAIN = "/job/train.py"
@@ -109,6 +110,14 @@ def test_what_the_program_does_in_every_step_beside_its_model_is_named(tmp_path)
     cause = first_cause(folder)
     assert (cause.kind, cause.line.text) == ("program_code", "augment(), straggler.py:5")
     assert cause.ms == pytest.approx(32.0 * 6 / 39, rel=0.05)
+
+
+def test_anomaly_detection_without_a_sample_in_it_is_no_cause(tmp_path):
+    run = msgspec.structs.replace(run_record(2), program={"modes": {"anomaly_detection": True}})
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise), run)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON)
+    assert causes(judge(load_run(folder, "run"))) == []
 
 
 def test_work_of_one_rank_alone_is_not_that_of_all(tmp_path):

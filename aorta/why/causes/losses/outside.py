@@ -3,6 +3,7 @@
 import numpy as np
 
 from aorta.account.judge.cells import LARGE_SHARE, Account
+from aorta.account.judge.stacks import CodeLine
 from aorta.account.numbers import percent, quantity
 from aorta.why.causes.cause import Cause
 from aorta.why.causes.occasional import half_width
@@ -14,8 +15,11 @@ LEAST_MS = 1.0
 FEWEST = 2
 
 
-def outside_cause(account: Account, rule: CauseRule, path: str) -> Cause | None:
-    """Gaps between judged steps, where they are a tenth of steps and gaps together and come twice or more."""
+def outside_cause(account: Account, rule: CauseRule, path: str, line: CodeLine | None = None) -> Cause | None:
+    """Gaps between judged steps, where they are a tenth of steps and gaps together and come twice or more.
+
+    line: of the program, in which most of it is.
+    """
     gaps = account.gaps_ms[np.isfinite(account.gaps_ms)]
     long = gaps[gaps >= LEAST_MS]
     steps_ms = account.step_ms.mean(axis=0).sum()
@@ -26,7 +30,7 @@ def outside_cause(account: Account, rule: CauseRule, path: str) -> Cause | None:
     share = float(long.sum() / (steps_ms + long.sum()))
     return Cause(
         kind="between_steps",
-        subject="evaluation or other work in no step",
+        subject="evaluation or other work in no step" + (f" in {line.text}" if line else ""),
         ms=part * each,
         interval_ms=interval,
         why_no_interval="" if interval else "the gaps differ too much for an interval",
@@ -37,7 +41,8 @@ def outside_cause(account: Account, rule: CauseRule, path: str) -> Cause | None:
             f" {quantity(long.sum() / 1e3, 's')}: {percent(share)} of the time from the first judged step to"
             " the last, in no step",
         ),
-        change=rule.change[-1].set,
+        change=f"do what {line.text} does less often, or on fewer batches" if line else rule.change[-1].set,
+        line=line,
         check=f"aorta compare {path} NEW; between of account.wall_ms should fall",
         source="records",
         is_in_step=False,

@@ -121,7 +121,8 @@ def _common(samples: list[Samples], rows: list[list[int]], account: Account) -> 
         judged = one.column >= 0
         whole = np.bincount(stretch[one.column[judged]], one.ms[judged], minlength=stretch[-1] + 1)
         part = np.bincount(stretch[one.column[chosen]], one.ms[chosen], minlength=stretch[-1] + 1)
-        share = np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
+        # Of nothing, bincount makes integers, whatever its weights are.
+        share = np.divide(part, whole, out=np.zeros(len(whole)), where=whole > 0)
         by_rank.append(share[stretch] * account.step_ms.mean())
     result: Floats = np.min(by_rank, axis=0)
     return result
