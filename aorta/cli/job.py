@@ -12,7 +12,7 @@ from aorta.command_line import OneScreenCommand, rare
 from aorta.errors import CANNOT_TELL, FINE, ConfigError, RecordError
 
 if TYPE_CHECKING:
-    from aorta.records.newest import Newest
+    from aorta.account.newest import Newest
 
 run_folder = click.argument("run", metavar="[RUN]", default="artifacts", type=PATH)
 
@@ -41,11 +41,13 @@ def top_command(run: Path, every_s: float, once: bool, as_json: bool) -> int:
     from rich.console import Console
     from rich.live import Live
 
+    from aorta.account.newest import newest
     from aorta.errors import AortaError
     from aorta.page.top import top_table
-    from aorta.records.newest import Follower, newest
+    from aorta.records.newest import Follower
     from aorta.records.reader import read_run
     from aorta.records.schema import RunRecord
+    from aorta.why.causes.late import late_rank
 
     def run_record() -> RunRecord | None:
         try:
@@ -59,16 +61,17 @@ def top_command(run: Path, every_s: float, once: bool, as_json: bool) -> int:
     follower.poll()
 
     if as_json:
-        click.echo(_top_json(newest(follower.ranks.values())))
+        click.echo(_top_json(newest(follower.ranks.values(), late_rank)))
         return FINE if follower.ranks else CANNOT_TELL
     console = Console(highlight=False)
     if once or not sys.stdout.isatty():
-        console.print(top_table(run_record(), newest(follower.ranks.values()), height=10_000))
+        console.print(top_table(run_record(), newest(follower.ranks.values(), late_rank), height=10_000))
         return FINE if follower.ranks else CANNOT_TELL
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
             live.update(
-                top_table(run_record(), newest(follower.ranks.values()), height=console.height), refresh=True
+                top_table(run_record(), newest(follower.ranks.values(), late_rank), height=console.height),
+                refresh=True,
             )
             time.sleep(every_s)
             follower.poll()

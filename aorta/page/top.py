@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from aorta.records.newest import LateRank, Newest, RankMeans
+from aorta.account.newest import LateRank, Newest, RankMeans
 from aorta.records.schema import RunRecord
 
 STALE_STEPS = 10
@@ -34,8 +34,7 @@ def top_table(run: RunRecord | None, newest: Newest, now_ns: int | None = None, 
         table.add_row(*(row[i] for i in shown), style=style)
     lines: list[Text | Table] = [_headline(run, ranks, time.time_ns() if now_ns is None else now_ns)]
     if late is not None:
-        others = "the other rank waits" if len(ranks) == 2 else "the others wait"
-        lines.append(Text(f"rank {late.rank} is late: {others} {late.wait_ms:.1f} ms a step for it", "red"))
+        lines.append(Text(f"rank {late.rank} is late: it costs {late.wait_ms:.1f} ms a step", "red"))
     lines.append(table)
     if len(listed) < len(ranks):
         lines.append(Text(f"and {len(ranks) - len(listed)} more ranks", "dim"))

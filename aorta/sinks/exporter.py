@@ -16,11 +16,13 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from aorta.account.newest import Newest, newest
 from aorta.files import write_whole
-from aorta.records.newest import Follower, Newest, newest
+from aorta.records.newest import Follower
 from aorta.records.run_identity import given_name
 from aorta.records.state import RankState, read_states
 from aorta.sinks.prometheus import Address, page_of, read_target
+from aorta.why.causes.late import late_rank
 
 POLL_S = 1.0
 """Least time between two looks at the files; the text files are written as often."""
@@ -69,7 +71,7 @@ class Ranks:
         self._own.clear()
         self._own.update(own_states(self._folder))
         self._follower.poll()
-        shown = newest(self._follower.ranks.values())
+        shown = newest(self._follower.ranks.values(), late_rank)
         self.pause_s = max(POLL_S, (time.process_time() - before_s) / MOST_BUSY)
         return shown
 

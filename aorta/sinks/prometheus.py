@@ -12,13 +12,17 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aorta.errors import ConfigError
-from aorta.records.newest import FollowedRank, Newest, RankMeans
+from aorta.records.newest import FollowedRank
 from aorta.records.schema import StepRecord
 from aorta.records.state import LinesState, RankState
 from aorta.sinks.scalars import HELP, scalars
 from aorta.sinks.sink import Place
+
+if TYPE_CHECKING:  # the process that trains needs no account
+    from aorta.account.newest import Newest, RankMeans
 
 RANKS = "first of machine"
 TAKES_RECORDS = False
@@ -98,7 +102,7 @@ class Exporting:
 
 # ---- the metrics ---------------------------------------------------------------------------------
 
-OF_NEWEST: tuple[tuple[str, str, Callable[[RankMeans], float | None]], ...] = (
+OF_NEWEST: "tuple[tuple[str, str, Callable[[RankMeans], float | None]], ...]" = (
     ("exposed_wait_ms", "Exposed communication in which the rank waited for a later one, per step, mean of"
      " the newest 20 steps", lambda rank: rank.exposed_wait_ms),
     ("wait_caused_ms", "Exposed communication of the other ranks in which they waited for this one, per"
@@ -146,7 +150,7 @@ class Page:
 
 
 def page_of(
-    job: str, states: Iterable[RankState], followed: Mapping[int, FollowedRank], shown: Newest
+    job: str, states: Iterable[RankState], followed: Mapping[int, FollowedRank], shown: "Newest"
 ) -> str:
     """The metrics of the ranks of these states. followed, shown: all ranks that were read, also of other
     machines."""

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from aorta.account.newest import LateRank, Newest, RankMeans
 from aorta.page.top import top_table
-from aorta.records.newest import LateRank, Newest, RankMeans
 from tests.records.plain_records import step
 
 NOW_NS = 10**18 + 3_010_000_000
@@ -27,7 +27,7 @@ def lines(shown: Newest, height: int = 40) -> list[str]:
 def test_a_row_has_the_cells_of_the_step() -> None:
     assert lines(Newest([RANK, LATE], LateRank(1, 6.0))) == [
         "step 7   2 ranks   means of 5 steps   last record 3 s ago",
-        "rank 1 is late: the other rank waits 6.0 ms a step for it",
+        "rank 1 is late: it costs 6.0 ms a step",
         "rank  step  step  compute  exposed  idle  waits    loss",
         "              ms       ms       ms    ms     ms",
         "   0     7  20.0     12.0      7.0   1.0    6.0  1.5000",
@@ -46,7 +46,7 @@ def test_the_late_rank_stays_on_a_small_screen() -> None:
     ranks[3] = replace(LATE, rank=3)
     text = lines(Newest(ranks, LateRank(3, 6.0)), height=10)
     assert [line.split()[0] for line in text[4:-1]] == ["3", "17", "18", "19"]
-    assert text[1] == "rank 3 is late: the others wait 6.0 ms a step for it"
+    assert text[1] == "rank 3 is late: it costs 6.0 ms a step"
     assert text[-1] == "and 16 more ranks"
 
 

@@ -83,13 +83,17 @@ def has_point_to_point(judged: JudgedRun) -> bool:
 
 
 def _blame(judged: JudgedRun, exposed: Floats) -> Floats:
-    """[rank, step]: shares of 1 of who came last; by arrival where that is known, else by least exposure."""
-    arrivals = judged.run.arrivals
+    """[rank, step]: shares of 1 of who came last; by arrival in steps where that is known, else by least
+    exposure."""
     share = np.zeros_like(exposed)
+    share[np.argmin(exposed, axis=0), np.arange(exposed.shape[1])] = 1.0
+    arrivals = judged.run.arrivals
     if arrivals is None:
-        share[np.argmin(exposed, axis=0), np.arange(exposed.shape[1])] = 1.0
         return share
-    caused = arrivals.caused_ms[:, judged.num_warmup :]
+    judged_steps = slice(judged.num_warmup, None)
+    caused = arrivals.caused_ms[:, judged_steps]
     total = caused.sum(axis=0)
-    np.divide(caused, total, out=share, where=total > 0)
-    return share
+    by_arrival = np.divide(caused, total, out=np.zeros_like(exposed), where=total > 0)
+    is_matched = arrivals.num_judged[:, judged_steps].sum(axis=0) > 0
+    by_step: Floats = np.where(is_matched, by_arrival, share)
+    return by_step

@@ -229,7 +229,7 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseF
     worst, ranks, arrivals = late.row, judged.run.ranks, judged.run.arrivals
     judged_steps = slice(judged.num_warmup, None)
     facts: dict[str, object] = {}
-    if arrivals is not None:
+    if arrivals is not None and arrivals.num_judged[worst, judged_steps].any():
         facts["num_last"] = int(arrivals.num_last[worst, judged_steps].sum())
         facts["num_judged"] = int(arrivals.num_judged[worst, judged_steps].sum())
     on_core = _on_core(judged, parts, late)

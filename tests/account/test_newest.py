@@ -7,10 +7,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from aorta.account.newest import LateRank, Newest, newest
 from aorta.records.files import steps_name
-from aorta.records.newest import Follower, LateRank, Newest, newest
+from aorta.records.newest import Follower
 from aorta.records.schema import CollectiveRecord, OverlapRecord, Segment, StepRecord
 from aorta.records.writer import LineWriter
+from aorta.why.causes.late import late_rank
 from tests.records.plain_records import step
 
 START_NS = 10**18
@@ -58,7 +60,7 @@ def written(folder: Path, records: list[StepRecord]) -> None:
 def shown(folder: Path) -> Newest:
     follower = Follower(folder)
     follower.poll()
-    return newest(follower.ranks.values())
+    return newest(follower.ranks.values(), late_rank)
 
 
 def test_the_others_wait_for_the_rank_that_comes_last(tmp_path: Path) -> None:
@@ -108,12 +110,23 @@ def test_the_first_step_of_a_run_is_left_out(tmp_path: Path) -> None:
     assert (rank.step_ms, rank.num_steps, late) == (10.0, 8, None)
 
 
-def test_without_lists_of_collectives_the_rank_with_least_exposed_time_is_late(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lists", [{2}, set()], ids=["one-step-has-lists", "none-has"])
+def test_steps_without_lists_of_collectives_have_the_groups_of_the_last_that_has(
+    tmp_path: Path, lists
+) -> None:
+    """As in a report: the least exposed comes last where all ranks are in one group, which must be known."""
     bare = {"collectives": None, "active_segments": None}
-    written(tmp_path, [record(r, n, (4.0, 10.0)[r], 10.0, **bare) for n in range(12) for r in (0, 1)])
+    written(
+        tmp_path,
+        [
+            record(r, n, (4.0, 10.0)[r], 10.0, **({} if n in lists else bare))
+            for n in range(40)
+            for r in (0, 1)
+        ],
+    )
     ranks, late = shown(tmp_path)
-    assert late == LateRank(1, 6.0)
-    assert [rank.exposed_wait_ms for rank in ranks] == [None, None]
+    assert late == (LateRank(1, pytest.approx(6.0)) if lists else None)
+    assert [rank.exposed_wait_ms for rank in ranks] == ([6.0, 0.0] if lists else [None, None])
 
 
 def test_nobody_is_late_where_not_all_ranks_are_seen(tmp_path: Path) -> None:

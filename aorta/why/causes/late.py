@@ -1,0 +1,13 @@
+"""The rank that the others wait for, by the causes of its run."""
+
+from aorta.account.model import JudgedRun
+from aorta.account.newest import LateRank
+from aorta.why.causes.rank import explanation_of
+
+
+def late_rank(judged: JudgedRun) -> LateRank | None:
+    """Of the largest cause of which one rank is late; None where there is none."""
+    for cause in explanation_of(judged).causes:
+        if cause.is_waited_for and cause.rank is not None:
+            return LateRank(cause.rank, cause.ms)
+    return None
