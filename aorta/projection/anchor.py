@@ -5,8 +5,7 @@ measured; what is left over, or all of it where only a step time is known, is on
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -127,13 +126,19 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def settings_of_run(measured: Measured, node: int) -> list[str]:
-    """KEY=VALUE of what a run's record tells about its job: part, nodes and GPUs of each."""
+def settings_of_run(measured: Measured, node: int, named: Collection[str] = ()) -> list[str]:
+    """KEY=VALUE of what a record tells about its job beside what is named: part, nodes, GPUs of each."""
     run = measured.run
     assert run is not None
     settings = []
-    with suppress(ConfigError):  # an unknown device: the job's own part, or what --measured-as says
-        settings.append(f"gpu_arch={hardware_of_device(run).name}")
+    if "gpu_arch" not in named:
+        try:
+            settings.append(f"gpu_arch={hardware_of_device(run).name}")
+        except ConfigError as error:
+            hint = "--measured-as gpu_arch=NAME names a part that it is like"
+            raise ConfigError(f"--measured {measured.name}: {error}; {hint}") from None
+    if {"nodes", "gpus_per_node"} <= set(named):
+        return settings
     node = min(run.world_size, node)
     if run.world_size % node:
         raise ConfigError(f"--measured {measured.name}: {run.world_size} ranks do not fill nodes of {node}")

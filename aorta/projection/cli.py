@@ -336,8 +336,8 @@ def _anchor(path: Path, option_values: dict[str, Any]) -> "Anchor":
         flags = command.make_context("measured", ["--job", str(path), *further]).params
     else:
         node = option_values["gpus_per_node"]
-        known = settings_of_run(measured, node)
         named = {text.partition("=")[0].strip().lstrip("-").replace("-", "_") for text in further}
+        known = settings_of_run(measured, node, named)
         known = [text for text in known if text.partition("=")[0] not in named]
         flags = flags_of([*known, *further], main.commands["performance"], option_values)
         if not named & {"global_batch_size"}:

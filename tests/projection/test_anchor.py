@@ -190,6 +190,18 @@ def test_what_is_no_anchor_is_one_line(row, tmp_path, text, arguments, message):
     assert message in refused("performance", "--job", row, "--measured", path, *as_words)
 
 
+def test_a_run_on_no_gpu_is_no_anchor_unless_a_part_is_named(recorded):
+    """A step on a CPU that happens to take as long says nothing about a GPU."""
+    run = recorded()
+    document = json.loads((run / "run.json").read_text())
+    document["devices"] = [{"name": "some processor"}]
+    (run / "run.json").write_text(json.dumps(document))
+    line = refused("performance", *ONE_NODE, "--measured", run)
+    assert "ran on some processor, which has no hardware file; --measured-as gpu_arch=NAME" in line
+    named = answer("performance", *ONE_NODE, "--measured", run, "--measured-as", "gpu_arch=h200")
+    assert named["step_ms"] > 0
+
+
 def test_a_folder_without_a_run_is_one_line(row, tmp_path):
     assert "has no run.json" in refused("performance", "--job", row, "--measured", tmp_path)
     result = CliRunner().invoke(main, ["performance", "--job", str(row), "--measured-as", "tp=1"])
