@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from aorta.errors import NOT_JSON, AortaError
 from aorta.files import open_regular, regular_descriptor
 from aorta.records.files import files_beside
 from aorta.records.lines import LIMIT, LineReader, are_possible, opened_lines, whole_lines_of
+from aorta.records.schema import Source
 from aorta.records.table import (
     FIELDS,
     LISTS,
@@ -379,7 +380,31 @@ def columns_of(lines: Path, names: Sequence[str] | None = None) -> Columns | Non
     columns = _opened(beside.columns, names)
     if columns is None or not columns.seal.num_lines or not _is_of(lines, columns.seal):
         return None
-    return columns
+    return columns if _is_plain(columns.table, columns.seal) else None
+
+
+def _is_plain(table: ArrowTable, seal: Seal) -> bool:
+    """Return True where a run may have written such columns: a checksum is no proof that a run did."""
+    attempts = table.integers("attempt")
+    try:
+        texts = (table.reasons, table.throttling(), table.segments(), table.host_spans())
+        groups = [
+            msgspec.json.decode(text, type=list[int])
+            for text in table.items("collectives").columns["ranks"].table
+        ]
+    except (ValueError, *NOT_JSON):
+        return False
+    del texts, groups
+    return (
+        are_possible(table)
+        and do_integers_fit(table)
+        and set(table.sources()) <= set(get_args(Source))
+        and table.distinct("rank", "world_size")[1:] == []
+        and table.first.rank == seal.rank
+        and {table.first.run_id, table.last.run_id} == {seal.run_id}
+        and bool((attempts >= 0).all() and (table.integers("rollbacks") >= 0).all())
+        and bool((np.diff(attempts) >= 0).all())
+    )
 
 
 def _opened(path: Path, names: Sequence[str] | None = None) -> Columns | None:
@@ -395,6 +420,11 @@ def _opened(path: Path, names: Sequence[str] | None = None) -> Columns | None:
         seal = msgspec.json.decode(batches[-1].custom_metadata[KEY], type=Seal)
         before = memoryview(data)[: seal.file_bytes]
         columns = Columns(seal, [batch.batch for batch in batches[:-1]])
+        kinds = {field.name: field.type for field in arrow_schema()}
+        for batch in columns.batches:
+            batch.validate(full=True)  # offsets that lead elsewhere would end the process
+            if any(field.type != kinds.get(field.name, field.type) for field in batch.schema):
+                return None
         is_whole = len(before) == seal.file_bytes and crc32(before) == seal.file_crc
         return columns if is_whole and sum(map(len, columns.batches)) == seal.num_lines else None
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, *NOT_JSON):

@@ -579,7 +579,7 @@ _FLATTEN: dict[str, Callable[[Sequence[Any]], Iterator[tuple[Any, ...]]]] = {
 }
 
 
-def do_integers_fit(table: LineTable) -> bool:
+def do_integers_fit(table: StepTable) -> bool:
     """Return True where every integer is below LARGEST."""
     try:
         columns = [table.column(name) for name, kind in FIELDS.items() if kind is int]

@@ -10,6 +10,7 @@ import time
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from aorta.account.load.rank import reduce
@@ -440,3 +441,41 @@ def test_lines_that_were_copied_or_changed_later_are_compared_as_a_whole(tmp_pat
     of_columns.clear()
     assert isinstance(numbers(path), str)
     assert sum(of_columns) == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epoch", 5),
+        ("source", "gpu"),
+        ("rank", 7),
+        ("attempt", -1),
+        ("global_step", -1),
+        ("not_measured", "{"),
+        ("step_ms", "a"),
+    ],
+)
+def test_columns_that_no_run_writes_are_not_used(tmp_path, monkeypatch, of_columns, field, value):
+    """Made with checksums that fit, as somebody may who wants the reader to stumble."""
+    path = written(tmp_path, records(24), 7, monkeypatch)
+    columns = columns_writer.columns_of(path)
+    stream = columns_writer.Stream(path.with_name(columns_name(0)), 0, 0)
+    num_lines, schema = 0, columns_writer.arrow_schema()
+    if field == "step_ms":
+        place = schema.get_field_index(field)
+        schema = schema.set(place, pa.field(field, pa.string()))
+        stream._writer = pa.ipc.new_stream(pa.PythonFile(stream, "w"), schema)
+    for batch in [*columns.batches, columns.batches[0].slice(0, 0)]:
+        place = schema.get_field_index(field)
+        wrong = pa.array([value] * len(batch), schema.field(place).type)
+        batch = pa.RecordBatch.from_arrays(
+            [wrong if i == place else column for i, column in enumerate(batch.columns)], schema=schema
+        )
+        monkeypatch.setattr(columns_writer, "arrow_batch", lambda _, batch=batch: batch)
+        counts = dict(num_lines=num_lines, file_bytes=stream.num_bytes, file_crc=stream.checksum)
+        stream.write(table.LineTable([]), msgspec.structs.replace(columns.seal, **counts))
+        num_lines += len(batch)
+    stream.sync()
+    stream.close()
+    assert not isinstance(numbers(path), str)
+    assert sum(of_columns) == (24 if field == "epoch" else 0)  # which a run might have written
