@@ -3,7 +3,8 @@
     torchrun --nproc_per_node 2 benchmarks/harmless.py --output harmless.csv
 
 For DDP, FSDP2, TP, MoE and their products: 20 steps with deterministic algorithms and one seed, without a
-recorder, with native and with dedicated placement. Losses and parameters must be equal bit by
+recorder, with native and with dedicated placement, and with native placement in one step of three
+(sampled: what sees the program is put on and taken off). Losses and parameters must be equal bit by
 bit. On a CPU it runs with gloo. Takes a minute.
 """
 
@@ -33,7 +34,7 @@ def main() -> None:
         for name in options.cases:
             runs = {
                 variant: train(name, variant, device, Path(folder))
-                for variant in ("off", "again", "native", "dedicated")
+                for variant in ("off", "again", "native", "dedicated", "sampled")
             }
             equal: list[Any] = [None] * dist.get_world_size()
             mine = {variant: run == runs["off"] for variant, run in runs.items() if variant != "off"}
@@ -55,7 +56,12 @@ def train(name: str, variant: str, device: torch.device, folder: Path) -> dict[s
         for _ in range(NUM_STEPS):
             job.step()
     else:
-        with aorta.instrument(folder / f"{name}-{variant}", placement=variant) as recorder:  # type: ignore[arg-type]
+        placement: Any = "dedicated" if variant == "dedicated" else "native"
+        with aorta.instrument(folder / f"{name}-{variant}", placement=placement) as recorder:
+            if variant == "sampled":
+                sampling = recorder._sampling
+                sampling.begin = lambda global_step: global_step % 3 == 0  # type: ignore[method-assign]
+                sampling.comes_next = lambda: True  # type: ignore[method-assign]
             for _ in range(NUM_STEPS):
                 job.step(recorder)
     losses = [float(loss) for loss in job.losses]
