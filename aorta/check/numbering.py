@@ -2,9 +2,12 @@
 around the optimizer's step. They are read once, behind the window."""
 
 import gc
+import os
+import sys
 from collections.abc import Callable, Hashable
 from functools import wraps
 from math import isfinite
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from aorta.check.fingerprints import fingerprint
 from aorta.check.operators import Issued
 from aorta.hazards.numbers import Call, Difference, Moment, Numbered, Numbers, Parameter
+from aorta.record.interception.replaced import uncompiled
 
 OPS = {
     "allreduce_": "all_reduce", "all_reduce": "all_reduce", "all_reduce_": "all_reduce",
@@ -29,6 +33,7 @@ OPS = {
 """Operations whose arithmetic is known, by their operator."""
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_PARAMETERS = 2000
+OPTIMIZER_FILE = os.path.join("torch", "optim", "optimizer.py")
 MIN_NUMEL = 16
 """Smaller tensors are counters and flags, not data."""
 
@@ -72,17 +77,28 @@ class Numbering:
         self._parameters: list[tuple[Parameter, Tensor]] = []
         self._names: dict[int, str] | None = None
         self._hooks: list[Any] = []
+        self.is_hooked = False
+        self.is_on = False
+        """In a window."""
 
-    def listen(self) -> None:
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._before_optimizer),
-            register_optimizer_step_post_hook(self._after_optimizer),
-        ]
+    def hook_optimizers(self) -> None:
+        """See the steps of all optimizers from now on; nothing while one goes through its hooks.
 
-    def stop(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        A step begins and ends in such a hook, and torch raises where hooks are added or removed
+        meanwhile. So they are added at the first operator outside of an optimizer's step, and stay."""
+        if not self.is_hooked and not _in_optimizer():
+            self.is_hooked = True
+            self._hooks = [
+                register_optimizer_step_pre_hook(self._before_optimizer),
+                register_optimizer_step_post_hook(self._after_optimizer),
+            ]
+
+    def unhook(self) -> None:
+        """Take the hooks off, unless an optimizer goes through them now."""
+        if not _in_optimizer():
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = []
 
     def take(self, rank: int) -> Numbered:
         """Fingerprints since the last take."""
@@ -163,17 +179,21 @@ class Numbering:
 
     # -- parameters ----------------------------------------------------------------------------
 
+    @uncompiled
     def _before_optimizer(self, optimizer: Any, *_: Any) -> None:
         for pending in self._promised:
             self._print(pending)
         self._promised.clear()
         self._of_parameters(optimizer, ("before", "gradient"))
 
+    @uncompiled
     def _after_optimizer(self, optimizer: Any, *_: Any) -> None:
         self._of_parameters(optimizer, ("after",))
 
     @_unseen
     def _of_parameters(self, optimizer: Any, moments: tuple[Moment, ...]) -> None:
+        if not self.is_on:
+            return
         if self._names is None:
             self._names = names_of_parameters()
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -192,6 +212,16 @@ def _plain(numbers: Tensor) -> Numbers:
     """The fingerprint as JSON can hold it: empty where it is not finite."""
     values: Numbers = numbers.tolist()
     return values if all(map(isfinite, values)) else []
+
+
+def _in_optimizer() -> bool:
+    """True within an optimizer's step, or a hook of one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(OPTIMIZER_FILE):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def names_of_parameters() -> dict[int, str]:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aorta.hazards.check import Access
 from aorta.record.interception.replaced import uncompiled
 
+FAKE = frozenset(("FakeTensor", "FunctionalTensor", "FakeFunctionalTensor"))
 PLAIN = (Tensor, torch.nn.Parameter)
 NO_ACCESS = frozenset(
     (
@@ -115,6 +116,8 @@ class OperatorMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if types and any(kind not in PLAIN for kind in types):
+            if any(kind.__name__ in FAKE for kind in types):
+                return func(*args, **kwargs)  # nothing runs; a fake tensor refuses while a mode is above it
             return NotImplemented
         plan = self._plans.get(func)
         if plan is None:

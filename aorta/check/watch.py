@@ -114,6 +114,7 @@ class HazardWatch(Companion):
         elif self._delay is not None:
             self._end_delay()
         self._graphs.uninstall()
+        self._numbering.unhook()
         if self._num_steps:
             write_checked(self._folder, self.checked)
 
@@ -136,8 +137,7 @@ class HazardWatch(Companion):
             entries = self._log if self._order is None else None
             self._works = Works(entries, self._numbering.waited, self._numbering.promised)
         self._works.listen()
-        if self._first_of_window is not None:
-            self._numbering.listen()
+        self._numbering.is_on = self._first_of_window is not None and self._delay is None
         self._launches.listen()
         self._mode = OperatorMode(self._around, self._record_stream, self._waited)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
@@ -147,7 +147,7 @@ class HazardWatch(Companion):
         if mode is not None:
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._launches.stop()
-        self._numbering.stop()
+        self._numbering.is_on = False
         if self._works is not None:
             self._works.stop()
         if self._order is not None and self._order.is_listening:
@@ -325,6 +325,8 @@ class HazardWatch(Companion):
         issued.site = site = self._sites.number(issued.name, tensor, issued.is_collective)
         delay = self._delay
         if delay is None and self._first_of_window is not None:
+            if not self._numbering.is_hooked:
+                self._numbering.hook_optimizers()
             run = self._numbered(issued, run)
         if order is None:
             return self._on_host(issued, run if delay is None else lambda: delay.issue(issued, run))
@@ -389,13 +391,17 @@ class HazardWatch(Companion):
 
     def _group_stream(self, entry: list[Any], at: int) -> int:
         """Set the stream on which a collective runs, from what it waited for; return its place in the log."""
-        current, events = entry[1], self._log[at:]
-        others = [event[1] for event in events if event[0] == "wait" and event[1] != current]
-        if others:
-            entry[1] = others[-1]
-            self._stream_names.setdefault(others[-1], f"NCCL stream {self._num_group_streams() + 1}")
-        records = [i for i, event in enumerate(events) if event[0] == "record" and event[2] == entry[1]]
-        return at + records[-1] if records else len(self._log)
+        current: Hashable = entry[1]
+        events = self._log[at:]
+        for place, event in enumerate(events):
+            if event[0] == "wait" and event[1] != current:
+                # Its kernel follows, and then the events that others wait for, more than one of them.
+                entry[1] = event[1]
+                self._stream_names.setdefault(event[1], f"NCCL stream {self._num_group_streams() + 1}")
+                return at + place + 1
+        records = [i for i, event in enumerate(events) if event[0] == "record" and event[2] == current]
+        place = records[0] if records else len(events)
+        return at + place
 
     def _num_group_streams(self) -> int:
         return sum(name.startswith("NCCL") for name in self._stream_names.values())

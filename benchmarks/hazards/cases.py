@@ -29,7 +29,7 @@ def stream() -> Any:
 
 
 def full(value: float, size: int = SIZE) -> Tensor:
-    return torch.full((size,), value, device="cuda")
+    return torch.full((size,), float(value), device="cuda")
 
 
 def collective_before_its_input(mended: bool) -> Any:
@@ -392,12 +392,13 @@ class Folder:
         self.output_dir, self.rank, self.world_size = output_dir, dist.get_rank(), dist.get_world_size()
 
 
-def ours(step: Any, folder: Path) -> Any:
-    """Findings of the check for some steps."""
+def ours(case: Any, is_mended: bool, folder: Path) -> Any:
+    """Findings of the check for some steps of a case."""
     from aorta.check.watch import HazardWatch
 
     watch = HazardWatch(every=1000)
     watch.opened(Folder(folder))  # type: ignore[arg-type]
+    step = case(is_mended)
     for n in range(STEPS):
         watch.step_begins(n)
         step(n + 1)
@@ -440,14 +441,12 @@ def main() -> None:
             began = time.perf_counter()
             try:
                 dist.barrier()
-                step = case(form == "mended")
-                torch.cuda.synchronize()
                 if arguments.csan:
-                    row[form] = of_csan(step)
+                    row[form] = of_csan(case(form == "mended"))
                 else:
                     folder = arguments.output / case.__name__ / form
                     folder.mkdir(parents=True, exist_ok=True)
-                    found = ours(step, folder)
+                    found = ours(case, form == "mended", folder)
                     row[form] = "; ".join(
                         f"{f.kind} {f.status} x{f.count} {f.later.stream}<-{f.earlier.stream}" for f in found
                     )

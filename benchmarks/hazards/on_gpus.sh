@@ -36,20 +36,22 @@ for kind in $kinds; do
   piece "clean_$kind" 140 "$python" -m aorta check --every 2 --json -o "$out/records/clean_$kind" -- \
     "${torchrun[@]}" $programs "$kind" --steps 26
 done
+wait
+for kind in ddp fsdp2; do
+  PARALLEL=1 piece "bare_$kind" 60 "${torchrun[@]}" $programs $kind --steps 204
+  PARALLEL=1 piece "run_$kind" 60 "$python" -m aorta run --no-report -o "$out/records/run_$kind" -- \
+    "${torchrun[@]}" $programs $kind --steps 204
+  PARALLEL=1 piece "checked_$kind" 60 "$python" -m aorta check --every 200 --no-confirm --json \
+    -o "$out/records/checked_$kind" -- "${torchrun[@]}" $programs $kind --steps 204
+done
+wait
+for kind in $kinds; do
+  piece "bare_clean_$kind" 60 "${torchrun[@]}" $programs "$kind" --steps 26
+  [ -n "${CSAN-yes}" ] && piece "csan_clean_$kind" 60 "${torchrun[@]}" $programs "$kind" --steps 8 --csan
+done
 for mutant in $mutants; do
   kind=${mutant%%:*} name=${mutant##*:}
-  piece "csan_mutant_$name" 60 "${torchrun[@]}" $programs "$kind" --mutant "$name" --steps 8 --csan
-done
-for kind in $kinds; do piece "csan_clean_$kind" 60 "${torchrun[@]}" $programs "$kind" --steps 8 --csan; done
-wait
-for turn in 1 2; do
-  for kind in ddp fsdp2; do
-    PARALLEL=1 piece "bare_${kind}_$turn" 60 "${torchrun[@]}" $programs $kind --steps 204
-    PARALLEL=1 piece "run_${kind}_$turn" 60 "$python" -m aorta run --no-report -o "$out/records/run_${kind}_$turn" -- \
-      "${torchrun[@]}" $programs $kind --steps 204
-    PARALLEL=1 piece "checked_${kind}_$turn" 60 "$python" -m aorta check --every 200 --no-confirm --json \
-      -o "$out/records/checked_${kind}_$turn" -- "${torchrun[@]}" $programs $kind --steps 204
-  done
+  [ -n "${CSAN-yes}" ] && piece "csan_mutant_$name" 60 "${torchrun[@]}" $programs "$kind" --mutant "$name" --steps 8 --csan
 done
 wait
 "$python" benchmarks/hazards/summary.py "$out"

@@ -53,9 +53,11 @@ class Net(nn.Module):
 
 
 def batch(step: int, width: int = WIDTH) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-    x = torch.randn(512, width, generator=generator)
-    return x.cuda(), torch.randint(0, 64, (512,), generator=generator).cuda()
+    """Made on the device: a copy from pageable memory waits for the stream, and would order what lacks an
+    order."""
+    generator = torch.Generator("cuda").manual_seed(1000 * step + dist.get_rank())
+    x = torch.randn(512, width, generator=generator, device="cuda")
+    return x, torch.randint(0, 64, (512,), generator=generator, device="cuda")
 
 
 # -- clean forms: each returns a step ------------------------------------------------------------------------
@@ -322,7 +324,7 @@ STEPPER: Any = None
 HOOK_STREAM: Any = None
 
 
-def _hook_without_fork(state: Any, bucket: Any) -> Any:
+def _hook_without_fork(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Reduces on a stream of its own that does not wait for the gradients."""
     future: Any = torch.futures.Future(devices=[torch.cuda.current_device()])
     with torch.cuda.stream(HOOK_STREAM):
@@ -333,7 +335,7 @@ def _hook_without_fork(state: Any, bucket: Any) -> Any:
     return future
 
 
-def _hook_without_wait(state: Any, bucket: Any) -> Any:
+def _hook_without_wait(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Says that it is done while the reduction runs."""
     future: Any = torch.futures.Future(devices=[torch.cuda.current_device()])
     buffer = bucket.buffer()
@@ -342,7 +344,7 @@ def _hook_without_wait(state: Any, bucket: Any) -> Any:
     return future
 
 
-def _hook_decompresses_early(state: Any, bucket: Any) -> Any:
+def _hook_decompresses_early(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Copies the reduced half-precision bucket back before the reduction has ended."""
     future: Any = torch.futures.Future(devices=[torch.cuda.current_device()])
     half = bucket.buffer().to(torch.bfloat16)

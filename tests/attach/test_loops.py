@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from aorta.attach import hooks
 from aorta.attach.settings import AttachSettings
+from aorta.hazards.findings import read_checked
 from aorta.record.interception.switch import Interception
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord, StepRecord
@@ -132,6 +133,21 @@ def test_collectives_of_a_checkpoint_that_a_thread_saves_are_in_no_step(attached
     result = attached("saved_in_background")
     assert set(result.collectives[2:]) == {1}
     assert result.run.coverage["outside_step"] == {"barrier": STEPS}
+
+
+def test_a_checked_loop_computes_the_same(attached: Attach, client: ModuleType, tmp_path: Path) -> None:
+    """Its windows begin and end within the optimizer's hooks, where torch allows no change of them."""
+    checked = attached("plain", check_every=2).losses
+    torch.manual_seed(0)
+    bare: list[float] = []
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/again", rank=0, world_size=1)
+    client.plain(bare)
+    assert checked == bare
+    (found,) = read_checked(tmp_path / "run")
+    assert len(found.steps) >= 2
+    assert found.num_operations > 0
+    assert found.findings == []
+    assert found.num_compared > 0
 
 
 @pytest.mark.heavy
