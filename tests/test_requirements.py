@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.errors import REPORT, not_installed, to_install
+from aorta.errors import REPORT, InstrumentError, not_installed, to_install
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -95,3 +95,18 @@ def test_nobody_is_told_to_install_the_other_aorta() -> None:
 )
 def test_an_optional_package_is_installed_by_its_own_name(module: str, command: str) -> None:
     assert to_install(module) == command
+
+
+@pytest.mark.parametrize(
+    ("version", "accepted"), [("2.13.0+cpu", True), ("2.11.0", True), ("2.9.1+cu128", False)]
+)
+def test_a_torch_that_cannot_be_recorded_is_refused_before_anything_is_replaced(
+    version: str, accepted: bool
+) -> None:
+    from aorta.record.interception.switch import require_torch
+
+    if accepted:
+        require_torch(version)
+        return
+    with pytest.raises(InstrumentError, match="torch 2.11 or newer, and this is torch 2.9.1"):
+        require_torch(version)

@@ -153,6 +153,8 @@ def _documentation() -> DoctorCheck:
 def _torch() -> DoctorCheck:
     import torch
 
+    from aorta._version import OLDEST_TORCH
+
     build = (
         f"ROCm {torch.version.hip}"
         if torch.version.hip
@@ -161,7 +163,7 @@ def _torch() -> DoctorCheck:
         else "CPU only"
     )
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    state: State = "works" if (major, minor) >= (2, 11) else "broken"
+    state: State = "works" if (major, minor) >= OLDEST_TORCH else "broken"
     return DoctorCheck(
         "torch", state, f"{torch.__version__}, {build}", "pip install 'torch>=2.11'", required=True
     )

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
+from aorta._version import OLDEST_TORCH
+from aorta.errors import InstrumentError
 from aorta.record.calls import Group, Observer
 from aorta.record.interception.method_calls import MethodCalls
 from aorta.record.interception.operators import inside_operators, kernels
@@ -22,6 +24,14 @@ from aorta.record.interception.works import FutureMethods
 from aorta.record.journal import Journal
 
 logger = logging.getLogger(__name__)
+
+
+def require_torch(version: str) -> None:
+    """Raise InstrumentError for a torch whose collectives cannot be recorded."""
+    major, minor = version.split(".")[:2]
+    if (int(major), int(minor)) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise InstrumentError(f"aorta records with torch {oldest} or newer, and this is torch {version}")
 
 
 class Interception:
@@ -47,6 +57,7 @@ class Interception:
 
     def install(self) -> None:
         assert Interception._installed is None
+        require_torch(torch.__version__)
         if not Interception._was_installed and hasattr(ProcessGroup, "register_pre_hook"):
             logger.info("hooks registered on process groups do not fire while aorta records")
         Interception._installed = self
