@@ -146,9 +146,9 @@ def test_waiting_for_a_future_is_waiting_for_its_collective(through_futures, way
 @pytest.mark.parametrize("way", ["polled", "handed over"])
 def test_a_wait_that_nobody_can_see_leaves_no_numbers(through_futures, way):
     for overlaps in through_futures:
-        assert overlaps[way]["hidden_ms"] is None
-        assert overlaps[way]["exposed_ms"] is None
-        assert overlaps[way]["compute_ms"] is None
+        assert overlaps[way].get("hidden_ms") is None  # a line has no key for what was not measured
+        assert overlaps[way].get("exposed_ms") is None  # a line has no key for what was not measured
+        assert overlaps[way].get("compute_ms") is None  # a line has no key for what was not measured
         assert "future" in overlaps[way]["reason"]
 
 
