@@ -51,6 +51,21 @@ PLANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "barrier": ({"barrier": True}, {}),
     "percentiles": ({"percentiles": True}, {}),
     "float32": ({"float32": True}, {}),
+    # A second set, written when rules and intervals were fixed.
+    "tokenise": ({"data": "words"}, {}),
+    "norms_twice": ({"biases": 120, "norms": "twice"}, {"biases": 120, "norms": "together"}),
+    "weights_to_host": ({"average": "host"}, {"average": "device"}),
+    "average_loop": ({"biases": 300, "average": "loop"}, {"biases": 300, "average": "device"}),
+    "flush": ({"flush_on_rank": 0}, {}),
+    "lock": ({"lock_on_rank": 1}, {}),
+    "save_eighth": ({"save": True, "save_every": 8}, {}),
+    "collect_fourth": ({"objects": 60_000, "collect": True, "collect_every": 4}, {"objects": 60_000}),
+    "features": ({"share_mb": 1024}, {}),
+    "extra_layers": ({"extra_on_rank": 1}, {}),
+    "reduce_each": ({"biases": 300, "parallel": "each"}, {"biases": 300}),
+    "samples": ({"sample_every": 10}, {}),
+    "clean_workers": ({"data": "augmented", "workers": 6}, {"data": "augmented", "workers": 6}),
+    "clean_average": ({"average": "device"}, {"average": "device"}),
     "clean_ddp": ({}, {}),
     "clean_fsdp": ({"parallel": "fsdp"}, {"parallel": "fsdp"}),
     "clean_accumulation": ({"micro": 2}, {"micro": 2}),
@@ -82,6 +97,14 @@ def settings(**changed: Any) -> argparse.Namespace:
         "barrier": False,
         "percentiles": False,
         "float32": False,
+        "average": None,
+        "flush_on_rank": None,
+        "lock_on_rank": None,
+        "save_every": 1,
+        "collect_every": 1,
+        "share_mb": 0,
+        "extra_on_rank": None,
+        "sample_every": 0,
     }
     return argparse.Namespace(**{**usual, **changed})
 
@@ -138,7 +161,8 @@ class Decoder(nn.Module):
 
 
 class Samples(Dataset[Any]):
-    """A whole batch an item: `made` is in memory, `augmented` is worked out in numpy, `images` are large."""
+    """A whole batch an item: `made` is in memory, `augmented` is worked out in numpy, `words` in Python,
+    `images` are large."""
 
     def __init__(self, kind: str, batch: int, pinned: bool) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -157,6 +181,10 @@ class Samples(Dataset[Any]):
             weights = np.random.default_rng(index).random(350_000)
             order = np.argsort(weights)
             ids = (ids + int(order[0])) % VOCAB
+        if self.kind == "words":  # splits text and looks its words up, as a tokeniser of one's own does
+            text = " ".join(str(number) for row in ids.tolist() for number in row)
+            vocabulary = {str(number): number for number in range(VOCAB)}
+            ids = torch.tensor([vocabulary[word] for word in text.split()]).view_as(ids)
         if self.kind == "images":
             return ids, self.images[index % 4]
         return ids, torch.empty(0)
@@ -191,6 +219,12 @@ class Job:
                 prefetch_factor=4 if given.workers else None,
             )
         )
+        self.average = [parameter.detach().clone() for parameter in model.parameters()]
+        if given.average == "host":
+            self.average = [weights.cpu() for weights in self.average]
+        self.shared = (
+            torch.ones(given.share_mb << (18 if ON_GPU else 8), device=DEVICE) if given.share_mb else None
+        )
         self.objects = [[str(i), {"id": [i]}] for i in range(given.objects)]
 
     def step(self, number: int) -> None:
@@ -202,6 +236,8 @@ class Job:
             images.mean()
         if given.sort_on_rank == self.rank:
             np.sort(np.random.default_rng(number).random(300_000))
+        if given.lock_on_rank == self.rank:
+            time.sleep(0.012)  # another process of the machine holds the file
         for micro, part in enumerate(ids.chunk(given.micro)):
             last = micro == given.micro - 1
             silent = self.is_ddp and not last and not given.sync_each_micro
@@ -215,6 +251,18 @@ class Job:
             parts = (flat / dist.get_world_size()).split([gradient.numel() for gradient in gradients])
             for gradient, part in zip(gradients, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))
+        if given.parallel == "each":
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+        if given.extra_on_rank == self.rank:
+            with torch.no_grad():
+                for block in self.inner.blocks:
+                    block(torch.randn(8, LENGTH, WIDTH, device=DEVICE, dtype=DTYPE))
+        if given.norms == "twice":
+            largest = max(float(p.grad.norm()) for p in model.parameters())
+            if not all(bool(p.grad.isfinite().all()) for p in model.parameters()) or largest > 100:
+                self.optimizer.zero_grad()
         if given.norms == "each":
             norm = (
                 sum(p.grad.norm().item() ** 2 + p.grad.abs().max().item() for p in model.parameters()) ** 0.5
@@ -233,11 +281,35 @@ class Job:
         given, model = self.given, self.model
         if given.empty_cache:
             torch.cuda.empty_cache()
-        if given.save:
+        if given.average is not None:
+            weights = [parameter.detach() for parameter in model.parameters()]
+            if given.average == "device":
+                torch._foreach_lerp_(self.average, weights, 0.01)
+            else:
+                for kept, new in zip(self.average, weights, strict=True):
+                    kept.mul_(0.99).add_(new.to(kept.device), alpha=0.01)
+        if self.shared is not None:
+            dist.all_reduce(self.shared)
+            self.shared.fill_(1.0)
+        if given.flush_on_rank == self.rank:
+            with open("/tmp/gpu_plant.jsonl", "a") as file:
+                for name, parameter in self.inner.named_parameters():
+                    file.write(
+                        json.dumps({"name": name, "mean": parameter.mean().item(), "step": number}) + "\n"
+                    )
+                    file.flush()
+                    os.fsync(file.fileno())
+        if given.sample_every and number % given.sample_every == 0:
+            with torch.no_grad():
+                ids = next(self.batches)[0][:1, :64].to(DEVICE)
+                for _ in range(16):
+                    ids = torch.cat([ids, ids[:, -1:]], 1)
+                    float(self.inner(ids[:, :-1], ids[:, 1:]))
+        if given.save and number % given.save_every == 0:
             torch.save(
                 {"head": self.inner.head.state_dict(), "step": number}, f"/tmp/gpu_plant_{self.rank}.pt"
             )
-        if given.collect:
+        if given.collect and number % given.collect_every == 0:
             gc.collect()
         if given.nap_ms:
             time.sleep(given.nap_ms / 1000)

@@ -19,8 +19,8 @@ UNLIKE = 0.75
 """Mean over median below which it is not in all steps, as a loss in every second one."""
 MENDED_ERROR = 0.3
 """By how much, as a ratio, mending may save more or less than the cells say: what hid behind a loss comes
-out, and what is mended seldom goes to 0. Chosen by the planted losses judged so far, and
-checked on no others."""
+out, and what is mended seldom goes to 0. Chosen on planted losses; docs/evidence.md says in how many others
+the interval held."""
 WIDEST = 4.0
 """Factor above which an interval tells nothing."""
 
