@@ -48,8 +48,8 @@ LONGEST_S = 1.0
 FLUSH_S = 5.0
 DEEPEST = 256
 """Frames of a stack that are looked at, from the innermost on."""
-MOST_NODES, MOST_CODES = 60_000, 20_000
-"""Bounds of memory: at some 150 bytes a node. Beyond them a new stack counts as its known part."""
+MOST_NODES, MOST_CODES = 40_000, 20_000
+"""Bounds of memory: a node with its own frame takes 400 bytes. Beyond, a stack counts as its known part."""
 MOST_BYTES = 16 << 20
 """Of a process's lines in the file."""
 

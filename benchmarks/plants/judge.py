@@ -278,9 +278,9 @@ def line_row(script: Path, planted: str | None, said: dict[str, Any]) -> dict[st
         text = script.read_text()
         assert text.count(planted) == 1, (script.name, planted)
         number = text[: text.index(planted)].count("\n") + 1
-        is_there = line is not None and Path(line["file"]).name == script.name
+        is_near = line is not None and abs(line["line"] - number) <= LINES_APART
         found["line"] = f"{script.name}:{number}"
-        found["right_line"] = bool(is_there and abs(line["line"] - number) <= LINES_APART)
+        found["right_line"] = line is not None and is_near and Path(line["file"]).name == script.name
     return found
 
 
