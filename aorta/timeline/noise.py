@@ -29,9 +29,9 @@ COSINES = 3
 FEWEST_COSINES, MOST_COSINES = 6, 40
 NUM_SHARES = 8
 """Shares of the variance that a slow part may have, from 2 / n to 1."""
-WHITE = 0.3
+WHITE = 0.4
 """Probability of no slow part, before a look at the steps."""
-MEMORIES = (1 / 256, 1 / 128, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+MEMORIES = (1 / 256, 1 / 128, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.5)
 """Memories of the slow part, over the length of the run. A slow part of the longest moves the mean as a
 random walk does that had begun before the run."""
 LEAST_MEMORY = 0.4

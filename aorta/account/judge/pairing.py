@@ -17,6 +17,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 TAKEN = 0.01
 """Share of the steps in which others had the core, above which a comparison allows for it."""
+ALLOWANCE_ERROR = 0.1
+"""Part of itself by which the allowance for a core that others took may be off."""
 MOVES_TOGETHER = 0.5
 """Correlation of the step times of two runs above which they show the same data or events."""
 FEW_DIGITS = 1e-12
@@ -37,10 +39,16 @@ class Pairs(NamedTuple):
     """What explains a step, [run, step, covariate]."""
     num_varying: int
     """Sides that are runs: a projection is none."""
+    taken_apart: float = 0.0
+    """By how much the logarithm of the step differs between the sides by the cores that others took."""
 
     def ratio(self, spread: Spread | None) -> LogRatio:
         r, c = self.known or (None, None)
-        return log_ratio(self.reference, self.candidate, r, c, spread, self.num_varying)
+        found = log_ratio(self.reference, self.candidate, r, c, spread, self.num_varying)
+        if self.taken_apart and len(self.reference) == len(self.candidate) == 1:
+            # Who takes cores takes caches and clocks too, of which no step tells.
+            found = found._replace(error=found.error.plus((ALLOWANCE_ERROR * self.taken_apart) ** 2))
+        return found
 
 
 class _Series(NamedTuple):
@@ -79,9 +87,14 @@ def pairs(
         scale = float(np.median(np.abs(values[0]))) or float(np.median(np.abs(values[1]))) or 1.0
         values = [side / scale for side in values]
     known = None
+    taken_apart = 0.0
     if explained and is_by_step and is_log and not any(fixed) and meaning(metrics[0]).unit == "ms":
         known = _known(reference, candidate, common)
-    return Pairs(values[0], values[1], common, is_by_step, is_log, scale, known, 2 - sum(fixed))
+        taken = [_of_runs(side, common, _taken) for side in (reference, candidate)]
+        if all(np.isfinite(side).all() for side in taken):
+            first, second = (float(taken_columns(side).mean()) for side in taken)
+            taken_apart = abs(second - first)
+    return Pairs(values[0], values[1], common, is_by_step, is_log, scale, known, 2 - sum(fixed), taken_apart)
 
 
 def _series(judged: JudgedRun, name: str) -> _Series:
