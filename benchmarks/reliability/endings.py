@@ -109,7 +109,7 @@ def launch(folder: Path, kind: str, rank: int, options: Any) -> int | None:
         "TIMEOUT_S": str(options.timeout_s),
         "OMP_NUM_THREADS": "1",
         "STEP_S": "0.5" if kind in TO_ALL else "0.02",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
     }
     command = [
         sys.executable, "-m", "aorta", "run", "-o", str(folder / "run"), "--no-report", "--",
