@@ -10,8 +10,11 @@ from typing import Any
 import msgspec
 
 from aorta.files import open_regular
+from aorta.records.endings import attempt_ending, ending_text
 from aorta.records.files import steps_name
-from aorta.records.schema import RunRecord
+from aorta.records.launches import read_notes
+from aorta.records.schema import Ending, RunRecord
+from aorta.records.state import read_states
 
 
 def coverage_lines(run: RunRecord, folder: Path) -> Iterator[str]:
@@ -28,6 +31,9 @@ def coverage_lines(run: RunRecord, folder: Path) -> Iterator[str]:
                 "backend itself and not seen"
             )
     yield from _kernel_lines(coverage.get("kernel_records") or {})
+    ending = _ending(run, folder)
+    if ending is not None and ending.kind != "finished":
+        yield f"aorta: {ending_text(ending)}"
     if num_steps == 0 and run.finished_unix_ns is not None:
         yield (
             "aorta: no step was found: name the function whose calls are the steps with "
@@ -63,6 +69,19 @@ def other_runs(folder: Path, began_ns: int) -> Iterator[str]:
         runs = sorted(path.parent for path in files if path.stat().st_mtime_ns >= began_ns)
         if runs:
             yield f"aorta: {text} {', '.join(map(str, runs))}"
+
+
+def _ending(run: RunRecord, folder: Path) -> Ending | None:
+    """How the run's last attempt ended: its command has, so no process of it is alive."""
+    if run.run_id is None or not run.attempts:
+        return None
+    last = run.attempts[-1]
+    states = [
+        state
+        for state in read_states(folder).values()
+        if (state.process.run_id, state.process.attempt) == (run.run_id, last.attempt)
+    ]
+    return attempt_ending(states, last.world_size, is_over=True, notes=read_notes(folder))
 
 
 class _Line(msgspec.Struct):

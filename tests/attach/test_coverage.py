@@ -1,17 +1,24 @@
 """Lines that `aorta run` prints of what is missing."""
 
+import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 from aorta.attach.coverage import coverage_lines
+from aorta.records.files import state_name
+from aorta.records.launches import new_notes, note
+from aorta.records.schema import AttemptRecord
+from aorta.records.state import ProcessState, StateFile
+from tests.records.plain_records import run, step
+from tests.records.run_folders import write_run
 
 
 def lines(tmp_path, **matched):
     (tmp_path / "rank_0_metrics.jsonl").write_bytes(b'{"global_step":0}\n')
     faults = ["times end early (mended in 13.1; from the release notes, not tried)"]
     coverage = {"kernel_records": {"matched": matched, "known_faults": faults}}
-    return list(
-        coverage_lines(SimpleNamespace(coverage=coverage, finished_unix_ns=1, overhead=None), tmp_path)
-    )
+    run = SimpleNamespace(coverage=coverage, finished_unix_ns=1, overhead=None, run_id=None)
+    return list(coverage_lines(run, tmp_path))
 
 
 def test_a_run_whose_kernels_are_all_there_has_one_line(tmp_path):
@@ -22,3 +29,18 @@ def test_records_without_times_are_said_with_what_is_known_of_their_tracer(tmp_p
     _, missing, fault = lines(tmp_path, num_no_time=7)
     assert missing == "aorta: 7 records of kernels came without times, and no step's numbers have them"
     assert fault.startswith("aorta: known of this CUPTI: times end early")
+
+
+def test_how_the_command_ended_is_said(tmp_path: Path) -> None:
+    attempt = AttemptRecord(attempt=0, world_size=1, started_unix_ns=1)
+    record = run(run_id="a", attempts=[attempt])
+    write_run(tmp_path, [step(0, run_id="a")], record)
+    state = ProcessState(
+        run_id="a", attempt=0, rank=0, world_size=1, host=socket.gethostname(), pid=2**22 + 1,
+        process_start=0.0, started_unix_ns=1, written_unix_ns=1,
+    )  # fmt: skip
+    StateFile(tmp_path / state_name(0), 0).write(state)
+    note(new_notes(tmp_path), "end", code=-11, pid=2**22 + 1)
+    assert "aorta: killed on rank 0: SIGSEGV: a fault in native code" in list(
+        coverage_lines(record, tmp_path)
+    )
