@@ -17,7 +17,7 @@ from aorta.hang.report import read_reports, report_name
 from aorta.records.deaths import last_words
 from aorta.records.files import call_counts_name, kernels_name, state_name, steps_name
 from aorta.records.launches import read_notes
-from aorta.records.newest import Follower, newest
+from aorta.records.newest import Follower
 from aorta.records.reader import read_kernel_names, read_run, read_steps
 from aorta.records.requests import PLAN, REQUEST, read_plan, read_request
 from aorta.records.rotation import DroppedSteps, dropped_path, read_dropped
@@ -50,7 +50,7 @@ class Reader(NamedTuple):
 def followed(folder: Path) -> object:
     follower = Follower(folder)
     follower.poll()
-    return newest(follower.ranks.values())
+    return [rank.last for rank in follower.ranks.values()]
 
 
 READERS = {
