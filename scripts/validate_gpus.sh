@@ -37,8 +37,8 @@ part kernel-memory "$python" benchmarks/truth.py memory --steps 60000 --output "
 part library-events "${ranks[@]}" benchmarks/truth.py library --output "$folder/library_events.csv"
 part restarts "$python" benchmarks/reliability/restarts.py --trials 10 --backend nccl --ranks 2 \
   --output "$folder/restarts.csv"
-part planted-causes "$python" benchmarks/planted_losses.py --device cuda --set first fourth \
-  --output "$folder/planted_causes.csv"
+part plants "$python" benchmarks/plants/judge.py "$folder/plants" --gpus "$((num_gpus > 2 ? 2 : num_gpus))" \
+  --output "$folder/plants.csv"
 part what-ifs "${ranks[@]}" benchmarks/what_if.py runs --set second --output "$folder/what-ifs"
 part predictions "$python" benchmarks/what_if.py predict "$folder/what-ifs" --output "$folder/predictions.csv"
 part overhead "${ranks[@]}" benchmarks/cost.py --pin --cases fsdp fsdp_short ddp tp --pairs 24 \

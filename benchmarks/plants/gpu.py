@@ -282,11 +282,11 @@ class Job:
         if given.empty_cache:
             torch.cuda.empty_cache()
         if given.average is not None:
-            weights = [parameter.detach() for parameter in model.parameters()]
+            current = [parameter.detach() for parameter in model.parameters()]
             if given.average == "device":
-                torch._foreach_lerp_(self.average, weights, 0.01)
+                torch._foreach_lerp_(self.average, current, 0.01)
             else:
-                for kept, new in zip(self.average, weights, strict=True):
+                for kept, new in zip(self.average, current, strict=True):
                     kept.mul_(0.99).add_(new.to(kept.device), alpha=0.01)
         if self.shared is not None:
             dist.all_reduce(self.shared)

@@ -1,6 +1,6 @@
 """Does `aorta why` name a cause where there is none, and does it tell a loss that is not in every step?
 
-    python benchmarks/planted_losses.py made --runs 40 --output made.csv
+    python benchmarks/plants/made.py --runs 40 --output made.csv
 
 Records are made: two ranks that work 30 ms with noise of a known shape and meet in an all_reduce of 2 ms.
 Clean runs have nothing else; planted ones lose a fifth of the mean step, with a period or at random.
@@ -15,14 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT, arguments, write
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from aorta.account.judge.judged import judge
-from aorta.account.load.open import load_run
-from aorta.records.schema import HostUse
-from aorta.why.causes.rank import explanation_of
+from harness import arguments, write  # noqa: E402
 
-sys.path.insert(0, str(ROOT))
+from aorta.account.judge.judged import judge  # noqa: E402
+from aorta.account.load.open import load_run  # noqa: E402
+from aorta.records.schema import HostUse  # noqa: E402
+from aorta.why.causes.rank import explanation_of  # noqa: E402
 
 RECORDS: Any = importlib.import_module("tests.why.causes.runs")
 """The module that the tests make records with."""
@@ -165,3 +166,7 @@ def main() -> None:
                 print(" ".join(f"{value!s:>14}" for value in rows[-1].values()), flush=True)
                 write(options.output, rows)
     write(options.output, rows)
+
+
+if __name__ == "__main__":
+    main()
