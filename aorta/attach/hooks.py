@@ -259,6 +259,9 @@ class Attachment:
 
     def _watch_launcher(self, module: Any) -> None:
         """See in torchrun's agent how each of its processes failed: no rank can tell that of itself."""
+        context, failure = getattr(module, "PContext", None), getattr(module, "ProcessFailure", None)
+        if not all(map(hasattr, (context, context, failure), ("start", "close", "__post_init__"))):
+            return  # a torch whose agent is made otherwise: a rank must not lose its records for that
         self._call_after(module.ProcessFailure, "__post_init__", lambda args: self._process_failed(args[0]))
         self._call_before(module.PContext, "start", lambda args: self._launcher_starts())
         self._call_before(module.PContext, "close", lambda args: self._launcher_closes(args[0]))
