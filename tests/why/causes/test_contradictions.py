@@ -2,6 +2,7 @@
 
 import json
 import re
+from html import unescape
 from pathlib import Path
 
 import msgspec
@@ -219,7 +220,7 @@ def agree(report, explained, why, printed):
         (one["kind"], one["ms"]) for one in causes
     ]
     shown = re.findall(r"<h3>([^<]*; without it a step[^<]*)</h3>", page(report))
-    in_page = [text.replace("\u00a0", " ").replace("\u2212", "-") for text in shown]
+    in_page = [unescape(text).replace("\u00a0", " ").replace("\u2212", "-") for text in shown]
     assert in_page == [line for line in headlines(why) if "; without it a step" in line]
 
     rows = table(printed)
