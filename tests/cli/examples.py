@@ -38,6 +38,7 @@ PROGRAM_SIZES = ("--m", "24", "--n", "4", "--k", "8", "--rounds", "8")
 QUEUE_SIZES = ("--iterations", "3", "--warmup", "0", "--no-pieces", "--no-switch", "--no-calibrate")
 OTHERS = {
     "run": ("run", "-o", "recorded", "--no-report", "--", "true"),
+    "ab": ("ab", "-n", "3", "--metric", "wall_s", "-o", "tried", "--", "true", "--", "true"),
     "check": ("check", "-o", "checked", "--", "true"),
     "capture": ("capture", "running", "--timeout-s", "0"),
     "merge": ("merge", "fsdp"),

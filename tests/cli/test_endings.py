@@ -23,7 +23,7 @@ from aorta.errors import FINE, INTERRUPTED, VIOLATED
 from tests.cli.examples import ELSEWHERE, EXAMPLES, JSON, NO_RESULTS, QUIET, ROOT, run
 from tests.limits import LIMIT_S
 
-STARTS_PROCESSES = {"check", "run", "train", "demo", "queues profile"}
+STARTS_PROCESSES = {"ab", "check", "run", "train", "demo", "queues profile"}
 """What they print on stdout comes from other processes, or is tried as a process below."""
 NOTHING_PRINTED = {"queues probe", "program compare", "merge", "project calibrate"}
 """Without GPUs, kernel traces and enough measured steps they print nothing on stdout."""
