@@ -23,7 +23,7 @@ def judge(run: Run, num_warmup: int | None = None) -> JudgedRun:
     """Statistics without the warm-up: num_warmup steps, or by WARMUP_RULE."""
     rule = "as asked for"
     if num_warmup is None:
-        rule, num_warmup = WARMUP_RULE, warmup_steps(run.metrics["step_ms"])
+        rule, num_warmup = WARMUP_RULE, _warmup_of(run)
     if num_warmup >= run.num_steps:
         raise ReportError(
             f"{run.label}: warm-up of {num_warmup} leaves no step: {run.num_steps} were recorded"
@@ -35,6 +35,17 @@ def judge(run: Run, num_warmup: int | None = None) -> JudgedRun:
         statistics={name: statistic(values[:, num_warmup:]) for name, values in run.metrics.items()},
         collectives=collective_rows(run, num_warmup),
     )
+
+
+def _warmup_of(run: Run) -> int:
+    """Steps of the warm-up, judged by those that were timed: the others lack what timing costs, and beside
+    them all timed steps at the beginning would seem slow."""
+    step_ms = run.metrics["step_ms"]
+    timed = np.flatnonzero(np.isfinite(run.metrics["compute_ms"]).any(axis=0))
+    if len(timed) in (0, run.num_steps):
+        return warmup_steps(step_ms)
+    num_timed = warmup_steps(step_ms[:, timed])
+    return int(timed[num_timed - 1]) + 1 if num_timed else 0
 
 
 def dataset(label: str, runs: list[JudgedRun]) -> Dataset:

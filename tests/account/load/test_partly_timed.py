@@ -207,3 +207,16 @@ def test_every_other_step_of_a_long_run_holds_timed_ones(tmp_path):
     values = run["values"]["comm_ms"][0]
     assert len(values) <= 500
     assert sum(value is not None for value in values) == pytest.approx(len(values) / 4, abs=1)
+
+
+def test_steps_that_were_timed_are_no_warm_up_of_those_that_were_not(tmp_path):
+    """Timing costs 2 ms of 32 in the first 24 of 80 steps, and then nothing is timed: 23 are judged."""
+    run = load_run(sparse_run(tmp_path, num_steps=80), "a")
+    timed = np.arange(80) < 24
+    run.metrics["step_ms"][:] = np.where(timed, 32.0, 30.0) + 0.1 * np.sin(np.arange(80))
+    run.metrics["step_ms"][:, 0] = 300.0
+    for name in ("compute_ms", "comm_ms", "exposed_ms"):
+        run.metrics[name][:] = np.where(timed, 10.0, np.nan)
+    judged = judge(run)
+    assert (judged.num_warmup, judged.num_steps) == (1, 79)
+    assert int(np.isfinite(judged.values("compute_ms")).all(axis=0).sum()) == 23
