@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.leading import metric_of
 from aorta.account.judge.ranks import RankRow, rank_rows
+from aorta.account.judge.selection import last_holds_the_end
 from aorta.account.model import Dataset, JudgedRun, Report
 from aorta.page.parts import (
     Column,
@@ -117,10 +120,14 @@ def heat_metrics(dataset: Dataset) -> list[HeatMetric]:
     """Metrics that tell ranks apart, the most telling first: those that differ between ranks or steps."""
     run = dataset.first.run
     metrics = []
-    if run.arrivals is not None:
-        caused = np.where(run.arrivals.num_judged > 0, run.arrivals.caused_ms, np.nan)
-        if np.nan_to_num(caused).any():
-            metrics.append(HeatMetric("caused_ms", "others wait for this rank", "ms", False, caused))
+    # What the others are exposed in waiting, as in the table: waits of overlapping collectives would add up.
+    exposed = exposed_of(msgspec.structs.replace(dataset.first, num_warmup=0), dataset.lead)
+    if run.arrivals is not None and exposed is not None and exposed.caused_ms.any():
+        is_known = np.isfinite(run.metrics[metric_of(dataset.lead, "exposed_ms")])
+        caused = np.where(is_known, exposed.caused_ms, np.nan)
+        if last_holds_the_end(dataset.first):
+            caused[:, -1] = np.nan
+        metrics.append(HeatMetric("caused_ms", "others wait for this rank", "ms", False, caused))
     for name, is_low_worse in (
         ("compute_ms", False),
         ("step_ms", False),

@@ -214,7 +214,13 @@ class HostWatch:
         start_ns = self._updating.pop(id(optimizer), 0)
         if start_ns:
             description, num_bytes = self._describe_optimizer(optimizer)
-            self._note("optimizer", start_ns, description, num_bytes)
+            self._note("optimizer", self._after_closure(start_ns), description, num_bytes)
+
+    def _after_closure(self, start_ns: int) -> int:
+        """When the update itself began: step(closure) runs forward and backward within, as Lightning's do."""
+        step = self._journal.current
+        backward = (note.end_ns for note in step.host_notes if note.kind == "backward") if step else ()
+        return max(start_ns, max(backward, default=start_ns))
 
     def _describe_optimizer(self, optimizer: Optimizer) -> tuple[str, int]:
         """Return 'AdamW (foreach=False)' and the bytes of its parameters on this rank."""

@@ -54,6 +54,23 @@ def test_parts_of_a_step_are_noted_in_order(journal, tmp_path):
     assert notes[2].bytes == 4 * (16 + 4)
 
 
+def test_a_step_with_a_closure_is_the_optimizers_only_after_the_backward_pass(journal):
+    """As Lightning trains: forward and backward run within step()."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    backward, update = (note for note in journal.current.host_notes if note.kind != "garbage_collection")
+    assert (backward.kind, update.kind) == ("backward", "optimizer")
+    assert backward.end_ns <= update.start_ns < update.end_ns
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "save",
