@@ -441,7 +441,7 @@ def further_prediction(model: Model, plan: Plan, domain: int | None = None) -> P
     join = Linear("mtp_join", outside_tokens(plan), model.hidden, 2 * model.hidden)
     size = float(outside_tokens(plan)) * 2 * model.hidden * BF16
     norms = Elementwise("mtp_norms", "forward", size, size, "rows", launches=2)
-    inner = block(model, plan, mtp_kind(model), domain)
+    inner = block(model, plan, model.mtp_kind, domain)
     loss = output(model, plan)
     return PassOps(
         (norms, *linear_forward(join, plan), *inner.forward, *loss.forward),
@@ -452,8 +452,3 @@ def further_prediction(model: Model, plan: Plan, domain: int | None = None) -> P
             norms._replace(name="mtp_norms_grad", phase="dgrad", bytes_read=3 * size, launches=4),
         ),
     )
-
-
-def mtp_kind(model: Model) -> str:
-    """Kind of the layers that predict tokens further on."""
-    return "moe" if model.experts else "dense"

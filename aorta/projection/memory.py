@@ -11,7 +11,6 @@ import msgspec
 from aorta.hardware import dtype_bytes
 from aorta.projection import pipeline
 from aorta.projection.constants import constants
-from aorta.projection.layers import mtp_kind
 from aorta.projection.model import KINDS, Model
 from aorta.projection.ops import BF16, FP32
 from aorta.projection.plan import Plan, split_layers
@@ -359,7 +358,7 @@ def _activations_in_flight(layers: list[_Layer], model: Model, plan: Plan, rank:
     if rank == 0:
         kept_bytes += _outside(plan) * model.hidden * BF16
     if plan.mtp and rank == plan.pp - 1:
-        kept_bytes += model.num_mtp_layers * layer_activation_bytes(model, plan, mtp_kind(model))
+        kept_bytes += model.num_mtp_layers * layer_activation_bytes(model, plan, model.mtp_kind)
     flying = pipeline.in_flight(
         rank, plan.pp, plan.vpp, plan.num_micro_batches, plan.schedule == "zero-bubble"
     )

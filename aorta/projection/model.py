@@ -122,6 +122,18 @@ class ExpertShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.shared_ffn or self.num_shared * self.ffn
 
 
+class PublishedFlops(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """FLOPs of training a token as a vendor counts them: its TFLOP/s over its tokens per second."""
+
+    flops_per_token: float
+    seq_len: int
+    source: str
+    mtp: bool = False
+    """Layers that predict tokens further on are trained and counted."""
+    difference: str = ""
+    """What the vendor counts otherwise, where that makes more than half a percent."""
+
+
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """A decoder-only language model; with nothing said one with RMSNorm, RoPE and SwiGLU."""
 
@@ -174,6 +186,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Parameters of the published checkpoint, exactly."""
     num_params_rounded: int | None = None
     """Parameters as the publisher rounds them, where no checkpoint was counted."""
+    flops_published: PublishedFlops | None = None
 
     def __post_init__(self) -> None:
         for name in ("hidden", "num_layers", "num_heads", "num_kv_heads", "ffn", "vocab_size"):
@@ -207,6 +220,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def layer_kinds(self) -> tuple[str, ...]:
         """The kind of every layer, one of KINDS."""
         return tuple(map(self.layer_kind, range(self.num_layers)))
+
+    @property
+    def mtp_kind(self) -> str:
+        """Kind of the layers that predict tokens further on."""
+        return "moe" if self.experts else "dense"
 
     @property
     def num_moe_layers(self) -> int:
@@ -342,46 +360,63 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         embeddings = self.embedding_params * (1 if self.tied_embeddings else 2)
         return layers + embeddings + self.norm_params + self.max_positions * self.hidden
 
-    def matrix_flops_per_token(self) -> int:
-        """Forward FLOPs per token in matrix multiplies with weights, the output layer included."""
-        attention = sum(rows * columns for rows, columns in self.attention_matrices.values())
-        state = sum(rows * columns for rows, columns in self.state_matrices.values()) if self.state else 0
-        params = self.embedding_params
-        for kind in self.layer_kinds:
-            mixer, feed_forward = KINDS[kind]
-            params += {"none": 0, "state": state}.get(mixer, attention)
-            if feed_forward == "dense":
-                params += self.ffn_matrices * self.hidden * self.ffn
-        if self.experts:
+    def layer_matrix_params(self, kind: str) -> int:
+        """Parameters of the matrices that one token passes in a layer of one of KINDS, with the router."""
+        mixer, feed_forward = KINDS[kind]
+        matrices = {"none": {}, "state": self.state_matrices if self.state else {}}.get(
+            mixer, self.attention_matrices
+        )
+        params = sum(rows * columns for rows, columns in matrices.values())
+        if feed_forward == "dense":
+            params += self.ffn_matrices * self.hidden * self.ffn
+        elif feed_forward == "moe" and self.experts is not None:
             experts = self.experts
             width = experts.latent or self.hidden
-            params_per_layer = self.ffn_matrices * (
+            params += self.ffn_matrices * (
                 experts.num_active * width * experts.ffn + self.hidden * experts.shared_width
             )
-            params_per_layer += self.hidden * (experts.num_experts + 2 * experts.latent)
-            params += self.num_moe_layers * params_per_layer
-        return 2 * params
+            params += self.hidden * (experts.num_experts + 2 * experts.latent)
+        return params
+
+    def matrix_flops_per_token(self) -> int:
+        """Forward FLOPs per token in matrix multiplies with weights, the output layer included."""
+        return 2 * (self.embedding_params + sum(map(self.layer_matrix_params, self.layer_kinds)))
 
     def attention_flops_per_token(self, seq_len: int) -> float:
         """Forward FLOPs per token in QK^T and PV, the causal mask leaves half; and in state spaces."""
-        per_key = 2.0 * self.num_heads * (self.qk_dim + self.v_dim)
-        flops = 0.0
-        for kind in self.layer_kinds:
-            mixer = KINDS[kind][0]
-            if mixer == "state" and self.state is not None:
-                flops += self.state.flops_per_token()
-            elif mixer != "none":
-                flops += per_key * mean_keys(seq_len, self.window if mixer == "window" else None)
-        return flops
+        return sum(self.layer_attention_flops(kind, seq_len) for kind in self.layer_kinds)
 
-    def train_flops_per_token(self, seq_len: int, frozen: bool = False) -> float:
+    def layer_attention_flops(self, kind: str, seq_len: int) -> float:
+        """The same of a layer of one of KINDS."""
+        mixer = KINDS[kind][0]
+        if mixer == "none":
+            return 0.0
+        if mixer == "state" and self.state is not None:
+            return self.state.flops_per_token()
+        per_key = 2.0 * self.num_heads * (self.qk_dim + self.v_dim)
+        return per_key * mean_keys(seq_len, self.window if mixer == "window" else None)
+
+    def train_flops_per_token(self, seq_len: int, frozen: bool = False, mtp: bool = False) -> float:
         """FLOPs of the forward and backward pass (twice the forward), nothing recomputed.
 
         Frozen weights have no gradient of their own, only that of their input: 4 FLOPs per token instead of
-        6. Attention has no weights, its backward pass stays what it is.
+        6. Attention has no weights, its backward pass stays what it is. mtp: with the layers that predict
+        tokens further on, each with the matrix that joins its inputs and the output layer again.
         """
-        matrices = (2 if frozen else 3) * self.matrix_flops_per_token()
-        return matrices + 3 * self.attention_flops_per_token(seq_len)
+        matrices, attention = self.matrix_flops_per_token(), self.attention_flops_per_token(seq_len)
+        if mtp:
+            joined = 2 * self.hidden**2 + self.layer_matrix_params(self.mtp_kind) + self.embedding_params
+            matrices += 2 * self.num_mtp_layers * joined
+            attention += self.num_mtp_layers * self.layer_attention_flops(self.mtp_kind, seq_len)
+        return (2 if frozen else 3) * matrices + 3 * attention
+
+    def flops_beside_published_pct(self) -> float | None:
+        """Own count of the FLOPs per token beside the vendor's, in percent; None: the vendor states none."""
+        published = self.flops_published
+        if published is None:
+            return None
+        own = self.train_flops_per_token(published.seq_len, mtp=published.mtp)
+        return (own / published.flops_per_token - 1) * 100
 
 
 def mean_keys(seq_len: int, window: int | None) -> float:

@@ -52,6 +52,7 @@ def performance(projection: Projection, memory_estimate: MemoryEstimate | None =
         },
         "model_tflops_per_gpu": projection.model_flops_per_s / 1e12,
         "mfu": projection.model_flops_per_s / peak,
+        "model_flops_beside_published": _beside_published(projection.model),
         "breakdown": {f"{name}_ms": seconds * 1e3 for name, seconds in projection.breakdown_s.items()},
         "device_ms": projection.device_s * 1e3,
         "host_ms": projection.host_s * 1e3,
@@ -75,6 +76,15 @@ def performance(projection: Projection, memory_estimate: MemoryEstimate | None =
     return result
 
 
+def _beside_published(model: Model) -> dict[str, Any] | None:
+    """Own FLOPs per token beside those that the vendor counts; None where it states none."""
+    pct = model.flops_beside_published_pct()
+    if pct is None or model.flops_published is None:
+        return None
+    published = model.flops_published
+    return {"pct": pct, "difference": published.difference, "source": published.source}
+
+
 def performance_text(result: dict[str, Any]) -> str:
     if "step_ms" not in result:
         return "\n\n".join(f"{mode}\n{performance_text(part)}" for mode, part in result.items())
@@ -88,6 +98,9 @@ def performance_text(result: dict[str, Any]) -> str:
         f"{'model TFLOP/s/GPU':24s}{result['model_tflops_per_gpu']:12.0f}      "
         f"{result['mfu'] * 100:.1f} % of the data sheet's peak",
     ]
+    beside = result["model_flops_beside_published"]
+    if beside and beside["difference"]:
+        lines.append(f"{'':24s}{beside['pct']:+.1f} % FLOPs beside the vendor's: {beside['difference']}")
     if not result["known"]:
         lines.insert(3, f"{'':24s}not known: the range is what such models were off by at first, see below")
     if "memory_gib" in result:

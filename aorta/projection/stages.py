@@ -117,7 +117,7 @@ def recomputes(model: Model, plan: Plan, layer: int) -> bool:
 
 def mtp_params(model: Model, plan: Plan) -> tuple[float, float]:
     """Dense and expert parameters of a layer that predicts a token further on, as in local_params."""
-    dense, expert = local_params(model, plan, layers.mtp_kind(model))
+    dense, expert = local_params(model, plan, model.mtp_kind)
     return dense + 2 * model.hidden**2 + 2 * model.hidden, expert
 
 

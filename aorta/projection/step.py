@@ -64,8 +64,9 @@ class Projection(NamedTuple):
     @property
     def model_flops_per_s(self) -> float:
         """FLOP/s per GPU that the task needs, without recomputation and without LoRA's adapters."""
-        frozen = self.plan.task == "lora"
-        return self.tokens_per_s_per_gpu * self.model.train_flops_per_token(self.plan.seq_len, frozen)
+        plan = self.plan
+        flops = self.model.train_flops_per_token(plan.seq_len, plan.task == "lora", plan.mtp)
+        return self.tokens_per_s_per_gpu * flops
 
 
 def project(model: Model, plan: Plan, pricer: Pricer) -> Projection:

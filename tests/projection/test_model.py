@@ -52,6 +52,29 @@ def test_flops_of_llama3_8b_by_hand():
     assert model.train_flops_per_token(8192) == 3 * (32 * per_layer + output + attention)
 
 
+@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.flops_published])
+def test_flops_are_those_that_vendors_count(name):
+    """Within half a percent, except where the file says what the vendor counts otherwise."""
+    model = MODELS[name]
+    assert abs(model.flops_beside_published_pct()) < 0.5 or model.flops_published.difference
+
+
+def test_differences_from_the_vendors_count_are_what_the_files_say():
+    """NVIDIA's formula for hybrids: no routers, a scan of 7 x width x state, a width of twice the hidden."""
+    nano = MODELS["nemotron-3-nano-30b-a3b"]
+    scan = 7 * 5376 * 128 - nano.state.flops_per_token()
+    wider = 23 * (2 * 3 * 2688 * (5376 - 64 * 64) + scan)
+    routers = 23 * 2 * 2688 * 128
+    theirs = nano.train_flops_per_token(8192) + 3 * (wider - routers)
+    assert theirs == pytest.approx(nano.flops_published.flops_per_token, rel=1e-3)
+
+    larger = MODELS["nemotron-3-super-120b-a12b"]
+    assert larger.state.flops_per_token() == 7 * 2 * 4096 * 128
+    routers_and_joins = (40 + 2) * 2 * 4096 * 512 + 2 * 2 * 4096 * 2 * 4096
+    theirs = larger.train_flops_per_token(8192, mtp=True) - 3 * routers_and_joins
+    assert theirs == pytest.approx(larger.flops_published.flops_per_token, rel=1e-3)
+
+
 def test_latent_attention_counts_its_own_widths():
     model = load_model("deepseek-v3")
     assert model.qk_dim == 192
