@@ -152,3 +152,18 @@ def test_experts_in_mxfp8_are_slow_where_they_are_narrow(model, factor):
     plan = {"tp": 1, "pp": 4, "ep": 8, "dtype": "fp8", "fp8_scaling": "mx"}
     facts = job_facts(load_model(model), load_hardware("gb200"), plan)
     assert settings_of(load_stack("megatron-bridge@26.02"), facts)["expert_factor"] == factor
+
+
+@pytest.mark.parametrize(
+    ("model", "scaling", "overlaps"),
+    [
+        pytest.param("qwen3-235b-a22b", "mx", True, id="qwen3-235b in MXFP8"),
+        pytest.param("qwen3-235b-a22b", "tensor", False, id="qwen3-235b otherwise"),
+        pytest.param("kimi-k2", "mx", False, id="kimi-k2"),
+    ],
+)
+def test_experts_overlap_in_an_nvl72_where_recipes_say_so(model, scaling, overlaps):
+    layout = {"ep": 32, "pp": 4, "dtype": "fp8", "fp8_scaling": scaling}
+    facts = job_facts(load_model(model), load_hardware("gb300"), layout)
+    assert settings_of(load_stack("megatron-bridge@26.08"), facts).get("ep_overlap", False) is overlaps
+    assert not settings_of(load_stack("megatron-bridge@26.04"), facts).get("ep_overlap", False)
