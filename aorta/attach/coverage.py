@@ -20,10 +20,12 @@ from aorta.records.state import read_states
 def coverage_lines(run: RunRecord, folder: Path) -> Iterator[str]:
     """Yield one line when all is covered; more where something is missing, with what to do."""
     coverage = run.coverage
-    num_steps = _num_steps(folder)
+    num_steps, num_recorded = _num_steps(folder)
     groups = coverage.get("groups") or {}
     place_text = f", steps at {coverage['steps_at']}" if "steps_at" in coverage else ""
-    yield f"aorta: rank 0: {num_steps} step{'s' * (num_steps != 1)} recorded{place_text}; {_collectives(run)}"
+    steps = f"{num_steps} step{'s' * (num_steps != 1)}"
+    steps += " recorded" if num_recorded == num_steps else f", {num_recorded} of them recorded (--overhead)"
+    yield f"aorta: rank 0: {steps}{place_text}; {_collectives(run)}"
     for name, group in groups.items():
         if group["backend"] > group["seen"]:
             yield (
@@ -88,13 +90,18 @@ class _Line(msgspec.Struct):
     """The part of a line that is counted: a step may have lines of several sources."""
 
     global_step: int
+    recorded: bool = True
 
 
-def _num_steps(folder: Path) -> int:
-    """Steps that rank 0 recorded."""
+def _num_steps(folder: Path) -> tuple[int, int]:
+    """Steps of rank 0: all, and those that the overhead did not leave out."""
     decoder = msgspec.json.Decoder(_Line)
     with open_regular(folder / steps_name(0)) as lines:
-        return len({decoder.decode(line).global_step for line in lines})
+        decoded = [decoder.decode(line) for line in lines]
+    return (
+        len({line.global_step for line in decoded}),
+        len({line.global_step for line in decoded if line.recorded}),
+    )
 
 
 def _collectives(run: RunRecord) -> str:
@@ -106,7 +113,7 @@ def _collectives(run: RunRecord) -> str:
         outside = sum((run.coverage.get("outside_step") or {}).values())
         overhead = run.overhead
         left_out = overhead is not None and overhead.num_recorded < overhead.num_steps
-        where = " in recorded steps" if left_out else ""
+        where = " while recording" if left_out else ""
         return f"{num_seen} of {counted} collectives seen{where}, {outside} of them outside of steps"
     if run.finished_unix_ns is None:
         return (

@@ -31,6 +31,16 @@ def test_records_without_times_are_said_with_what_is_known_of_their_tracer(tmp_p
     assert fault.startswith("aorta: known of this CUPTI: times end early")
 
 
+def test_steps_that_the_overhead_left_out_are_not_called_recorded(tmp_path: Path) -> None:
+    some = [step(number, run_id="a", is_recorded=number < 2) for number in range(5)]
+    write_run(tmp_path, some, run(run_id="a"))
+    first, *_ = coverage_lines(run(run_id="a"), tmp_path)
+    assert first.startswith("aorta: rank 0: 5 steps, 2 of them recorded (--overhead)")
+    write_run(tmp_path / "all", [step(0, run_id="a")], run(run_id="a"))
+    first, *_ = coverage_lines(run(run_id="a"), tmp_path / "all")
+    assert first.startswith("aorta: rank 0: 1 step recorded")
+
+
 def test_how_the_command_ended_is_said(tmp_path: Path) -> None:
     attempt = AttemptRecord(attempt=0, world_size=1, started_unix_ns=1)
     record = run(run_id="a", attempts=[attempt])

@@ -76,7 +76,7 @@ NO_HOST = "the source does not show what the host does"
 OUTSIDE_WORDS = {
     "start_up": "before the first step",
     "warm_up": "in warm-up steps",
-    "between": "between steps that follow one another no more",
+    "between": "in gaps between steps (an evaluation, a restart)",
     "after": "after the last step",
 }
 

@@ -23,10 +23,9 @@ def _text(overhead: OverheadRecord, of_run: str) -> str:
             f" ({_share(overhead.later_cost, overhead.later_interval)} after its first {overhead.num_first}"
             f" steps, which are all recorded{limit})"
         )
-    if overhead.every is None:
-        return f"{text}; {overhead.num_recorded} of {overhead.num_steps} steps were recorded"
-    if overhead.every < 1.5:
-        return f"{text}; {overhead.num_recorded} of {overhead.num_steps} steps were recorded"
+    if overhead.every is None or overhead.every < 1.5:
+        left_out = overhead.num_steps - overhead.num_recorded
+        return f"{text}; it recorded {overhead.num_recorded} steps and left {left_out} out"
     return f"{text}; one step in {overhead.every:.0f} was recorded"
 
 

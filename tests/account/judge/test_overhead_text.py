@@ -30,6 +30,19 @@ def test_the_cost_is_said_with_its_interval_its_limit_and_how_many_steps_were_re
     ]
 
 
+def test_a_short_run_says_how_many_steps_were_left_out():
+    short = OverheadRecord(
+        limit=0.01,
+        cost=0.05,
+        interval=(-0.01, 0.25),
+        always_on=0.001,
+        every=None,
+        num_steps=38,
+        num_recorded=22,
+    )
+    assert texts(short) == ["aorta cost 5 % [0, 25] of this run; it recorded 22 steps and left 16 out"]
+
+
 def test_nothing_is_said_where_it_is_not_known():
     assert texts(UNKNOWN) == []
     assert texts(None) == []

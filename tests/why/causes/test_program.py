@@ -72,6 +72,12 @@ def broadcasts(rank, step, noise):
             "fused=True is in force",
             id="fused-in-force",
         ),
+        pytest.param(
+            slow_optimizer,
+            {"optimizers": ADAM | {"kind": "SGD"}},
+            "fused=True where the optimizer has it (Adam, AdamW, SGD and Adagrad, also on a CPU)",
+            id="fused-of-any-optimizer",
+        ),
         pytest.param(broadcasts, {"wrappers": DDP}, "at train.py:50 (2 buffers, 3 MiB)", id="buffers"),
         pytest.param(broadcasts, {"wrappers": DDP | {"num_buffers": 0}}, "has no buffers", id="no-buffers"),
     ],
