@@ -259,6 +259,11 @@ def _never_measured(model: Model, plan: Plan, hardware: Hardware) -> list[Wideni
     if (hardware.vendor, kind) not in MEASURED_FAMILIES:
         text = f"{NOT_KNOWN}: no step of a {kind} was measured on a part of {hardware.vendor.upper()}"
         reasons.append(Widening(text, WIDTHS.new_vendor, False))
+    for one in plan.rests_on:
+        text = f"the software's {one.setting} rests on one model ({one.model})"
+        told_by_this = one.model == model.name
+        width = 0.0 if told_by_this else 2 * one.left_out / (WIDTHS.skew_low + WIDTHS.skew_high)
+        reasons.append(Widening(text, width, told_by_this))
     if kind != "dense" and model.name not in MEASURED_MIXTURES and plan.software != "aorta":
         with_what = ", ".join(_features(model))
         text = f"{NOT_KNOWN}: no step of {model.name} was measured ({kind} with {with_what})"

@@ -45,6 +45,15 @@ class MeshAxis(NamedTuple):
     """Ranks from one member of a group to the next."""
 
 
+class RestsOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A setting that rows of one model told."""
+
+    setting: str
+    model: str
+    left_out: float
+    """Log error that 87 % of the model's rows stay below without the setting."""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything about a job but its model and its hardware; options.py and software.py make one."""
 
@@ -149,6 +158,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     software: str = ""
     """Framework and release that the settings are of, as in nemo@25.04. Says how sure a projection is, and
     changes no time."""
+    rests_on: tuple[RestsOn, ...] = ()
+    """Settings of the software that rows of one model told. They widen the interval, and change no time."""
     weights: Literal["mixed", "fp32", "bf16"] | None = None
     """mixed: bf16 weights, fp32 gradients and fp32 masters with the optimizer; fp32: fp32 shards that are
     gathered as bf16; bf16: everything. None: mixed for megatron, else fp32 when sharded and bf16 when not."""

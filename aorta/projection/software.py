@@ -17,7 +17,7 @@ from aorta.config.yaml_files import convert, near, read_yaml
 from aorta.errors import ConfigError
 from aorta.hardware import Hardware
 from aorta.projection.model import Model
-from aorta.projection.plan import Plan
+from aorta.projection.plan import Plan, RestsOn
 
 STACK_DIR = Path(__file__).resolve().parent / "stacks"
 RELEASE = r"(2\d)\.(0[1-9]|1[0-2])(?:\.(\d\d?))?"
@@ -36,6 +36,8 @@ class StackRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """First release, as year.month; a patch of it comes after it."""
     before: str | None = None
     """Release from which it holds no longer."""
+    rests_on: RestsOn | None = None
+    """The one model whose rows told it, where it was not read from the software."""
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,13 +139,16 @@ def settings_of(release: Release, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a Plan that the release makes for a job."""
     version = release.version or release.stack.newest
     chosen = dict(release.stack.set)
+    told: dict[str, RestsOn | None] = {}
     for rule in (*stacks()[EVERY].rules, *release.stack.rules):
         in_time = (rule.since is None or version >= rule.since) and (
             rule.before is None or version < rule.before
         )
         if in_time and _meets(rule.when, facts, release.stack.name):
             chosen |= rule.set
-    return chosen
+            told |= dict.fromkeys(rule.set, rule.rests_on)
+    of_one_model = tuple(one for one in told.values() if one is not None)
+    return chosen | ({"rests_on": of_one_model} if of_one_model else {})
 
 
 def _meets(conditions: Mapping[str, Any], facts: Mapping[str, Any], name: str) -> bool:
@@ -192,6 +197,7 @@ def planned(
         inside = min(int(hardware.scale_out.gpus_per_node), ranks)
         settings["replicas"] = max(1, ranks // inside)
     settings |= applicable(settings_of(release, facts), resolved, model) | dict(overrides)
+    settings["rests_on"] = [one for one in settings.get("rests_on", ()) if one.setting not in overrides]
     if settings.get("sequence_parallel") and resolved["tp"] == 1:
         settings["sequence_parallel"] = False
     try:

@@ -167,3 +167,30 @@ def test_experts_overlap_in_an_nvl72_where_recipes_say_so(model, scaling, overla
     facts = job_facts(load_model(model), load_hardware("gb300"), layout)
     assert settings_of(load_stack("megatron-bridge@26.08"), facts).get("ep_overlap", False) is overlaps
     assert not settings_of(load_stack("megatron-bridge@26.04"), facts).get("ep_overlap", False)
+
+
+def test_a_setting_that_one_model_told_widens_the_interval_of_others():
+    """Nemotron-4 340B told that bf16 on Blackwell is slow before 25.06, gpt-oss 120B how windows run."""
+
+    def told(*arguments):
+        job = ("--nodes", 8, "--gpus-per-node", 4, "--global-batch-size", 64, "--json")
+        result = CliRunner().invoke(main, [str(one) for one in ("performance", *arguments, *job)])
+        reasons = json.loads(result.stdout)["widened_by"]
+        return {
+            one["reason"]: (round(one["factor"], 2), one["measured"])
+            for one in reasons
+            if "one model" in one["reason"]
+        }
+
+    on_gb200 = ("--gpu-arch", "gb200", "--stack")
+    slow = "the software's slowdown rests on one model (nemotron4-340b)"
+    dense = ("--model", "llama3-70b", "--tp", 4, *on_gb200)
+    assert told(*dense, "nemo@25.05") == {slow: (1.29, False)}  # e to the power of 0.19 over 0.74
+    assert told(*dense, "nemo@25.07") == {}
+    assert told("--model", "nemotron4-340b", "--tp", 4, "--pp", 8, *on_gb200, "nemo@25.05") == {
+        slow: (1.0, True)
+    }
+    windows = "the software's attention rests on one model (gpt-oss-120b)"
+    sinks = ("--model", "gpt-oss-20b", "--ep", 8, *on_gb200, "megatron-bridge@26.04")
+    assert set(told(*sinks)) == {windows}
+    assert told(*sinks, "--attention", "cudnn") == {}
