@@ -2,6 +2,8 @@
 
 import textwrap
 
+import numpy as np
+
 from aorta.account.judge.alike import is_window
 from aorta.account.judge.answer import losses_text
 from aorta.account.judge.cells import (
@@ -34,7 +36,7 @@ def title(dataset: Dataset) -> str:
     num_steps = account.step_ms.shape[1]
     steps = counted(num_steps, "judged step")
     if num_steps < account.num_judged:
-        steps = f"{num_steps:,} of {counted(account.num_judged, 'judged step')}"
+        steps = f"{num_steps:,} of {counted(account.num_judged, 'judged step')}{_all_steps(dataset, account)}"
     ranks = counted(len(account.ranks), "rank")
     if not account.mean_step_ms > 0:
         source = source_text(dataset)
@@ -48,6 +50,14 @@ def title(dataset: Dataset) -> str:
         f"{dataset.label}: a step takes {quantity(account.mean_step_ms, 'ms')}"
         f" (mean of {steps}, {ranks}, source: {source_text(dataset)})"
     )
+
+
+def _all_steps(dataset: Dataset, account: Account) -> str:
+    """The mean of all judged steps, where those of the account took clearly longer or shorter."""
+    mean_ms = float(np.mean(dataset.first.values("step_ms")))
+    if not abs(mean_ms - account.mean_step_ms) > LARGE_SHARE * account.mean_step_ms > 0:
+        return ""
+    return f", all {account.num_judged:,}: {quantity(mean_ms, 'ms')}"
 
 
 def causes_text(explained: Explanation, dataset: Dataset) -> str:

@@ -15,6 +15,7 @@ from aorta.page.html import page
 from aorta.page.table import dataset_table
 from aorta.page.write import make_report
 from aorta.records.schema import CollectiveRecord
+from aorta.why.causes.run_text import title
 from tests.account.calibrated_runs import numbers, row_of, sparse_run
 from tests.records.run_folders import sealed_again
 
@@ -220,3 +221,17 @@ def test_steps_that_were_timed_are_no_warm_up_of_those_that_were_not(tmp_path):
     judged = judge(run)
     assert (judged.num_warmup, judged.num_steps) == (1, 79)
     assert int(np.isfinite(judged.values("compute_ms")).all(axis=0).sum()) == 23
+
+
+@pytest.mark.parametrize(
+    ("untimed_ms", "steps"),
+    [
+        pytest.param(30.0, "8 of 32 judged steps, all 32: 25.0 ms", id="longer"),  # (8 * 10 + 24 * 30) / 32
+        pytest.param(10.5, "8 of 32 judged steps", id="alike"),
+    ],
+)
+def test_the_title_has_the_mean_of_all_steps_where_the_recorded_ones_are_unlike_them(
+    tmp_path, untimed_ms, steps
+):
+    text = title(alone(sparse_run(tmp_path, untimed_ms=untimed_ms)))
+    assert f"a step takes 10.0 ms (mean of {steps}, 2 ranks" in text
