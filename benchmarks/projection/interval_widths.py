@@ -9,12 +9,14 @@ and what share lies inside as shipped; then the same of parts and releases with 
 """
 
 import csv
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -24,8 +26,10 @@ from projection.leave_out import left_out_residuals
 from projection.published import read_published
 from projection.validate import judge, published_tables
 
-from aorta.projection.interval import SCALES, WIDTHS, family, scale_of, width_of
+from aorta.projection.calibrate import pricer_of
+from aorta.projection.interval import NOT_KNOWN, SCALES, WIDTHS, Widening, family, scale_of, width_of
 from aorta.projection.measured_runs import Row, files_below
+from aorta.projection.step import Projection, project
 
 ASKED = 0.87
 DRAWN_BY = 20
@@ -74,9 +78,27 @@ def judged(folder: Path) -> list[Judged]:
         for sensitivity, error, _ in left_out_residuals(slopes, group_of):
             row = sensitivity.row
             projection = projections[id(row)]
+            if name == "model":
+                without = without_own_settings(row, projection)
+                error += math.log(without.step_s / projection.step_s)
+                projection = without
             scale = scale_of(row.model, projection.plan, row.hardware)
-            found.append(Judged(row, name, -error, width_of(list(projection.widenings)), scale))
+            reasons = list(projection.widenings)
+            if projection is not projections[id(row)]:  # with what it told, nothing of the model was measured
+                width = WIDTHS.new_hybrid if family(row.model) == "hybrid" else WIDTHS.new_mixture
+                reasons.append(Widening(NOT_KNOWN, width, False))
+            found.append(Judged(row, name, -error, width_of(reasons), scale))
     return found
+
+
+def without_own_settings(row: Row, projection: Projection) -> Projection:
+    """The row's projection without kinds of kernels that its own model alone told (numbers have priors)."""
+    plan = projection.plan
+    own = [one.setting for one in plan.rests_on if one.model == row.model.name]
+    kinds = {name: None for name in own if isinstance(getattr(plan, name), str)}
+    if not kinds:
+        return projection
+    return project(row.model, msgspec.structs.replace(plan, rests_on=(), **kinds), pricer_of(row))
 
 
 def summary(title: str, rows: list[Judged]) -> dict[str, Any]:
