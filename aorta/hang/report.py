@@ -121,7 +121,9 @@ def read_reports(output_dir: Path | str) -> list[HangReport]:
         raise RecordError(f"cannot read {folder}: {error.strerror}") from error
     reports = [_read(path) for path in paths]
     if not reports:
-        raise RecordError(f"{folder} holds no rank<n>.json: no rank has reported a hang")
+        raise RecordError(
+            f"{folder} holds no rank<n>.json: no rank has reported a hang; the watchdog is on with --hang"
+        )
     sizes = sorted({report.world_size for report in reports})
     if len(sizes) > 1:
         raise RecordError(f"{folder} mixes runs of {' and '.join(map(str, sizes))} ranks")

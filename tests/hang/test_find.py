@@ -373,7 +373,7 @@ def test_the_command_names_rank_and_collective_first(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        pytest.param(None, b"", "no rank has reported a hang", id="none"),
+        pytest.param(None, b"", "no rank has reported a hang; the watchdog is on with --hang", id="none"),
         pytest.param("rank0.json", b"{}", "is no report of a hang", id="not-one"),
         pytest.param("rank0.json", b'{"schema": 1', "is no report of a hang", id="cut"),
     ],

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from aorta.account.load.rank.columns import RankFile
+from aorta.account.numbers import counted
 from aorta.records.deaths import ending_of_status
 from aorta.records.endings import attempt_ending, ending_text, why_of
 from aorta.records.launches import LaunchNote, died_early
@@ -87,7 +88,7 @@ def _earlier(attempt: AttemptRecord) -> str:
     ending = "how it ended was not recorded" if attempt.ending is None else ending_text(attempt.ending)
     if attempt.attempt and attempt.position_by is None and attempt.first_step is not None:
         reach += ", position unknown: counted on"
-    return f"attempt {attempt.attempt} ({attempt.world_size} ranks{reach}): {ending}"
+    return f"attempt {attempt.attempt} ({counted(attempt.world_size, 'rank')}{reach}): {ending}"
 
 
 def _lost(run: RunRecord, states: Iterable[RankState]) -> Iterator[str]:

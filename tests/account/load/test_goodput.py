@@ -78,6 +78,7 @@ def test_the_report_says_it_of_a_run_of_several_attempts(tmp_path: Path) -> None
     written(tmp_path)
     loaded = load_run(tmp_path, "run")
     assert any(text.startswith("goodput 24% of 40 s") for text in loaded.story)
+    assert loaded.story[0] == "attempt 0 (1 rank): crashed"
     assert loaded.goodput[0].num_counted == 5
 
 
