@@ -2,10 +2,12 @@
 
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +20,8 @@ from aorta.cli.options import output_option
 from aorta.command_line import OneScreenCommand, discard_output, rare
 from aorta.errors import BAD_INPUT
 from aorta.launcher import is_first_launch
+
+_STEP_AT = re.compile(r"[^\s./:]+(\.[^\s./:]+)*:[^\s./:]+(\.[^\s./:]+)*")
 
 
 @click.command("run", cls=OneScreenCommand, context_settings={"allow_interspersed_args": False})
@@ -128,7 +132,7 @@ def _check(options: dict[str, Any]) -> None:
     from aorta.errors import ConfigError
 
     target = options["step_at"]
-    if target is not None and not all(target.partition(":")):
+    if target is not None and _STEP_AT.fullmatch(target) is None:
         raise ConfigError(f"--step-at must look like module:function, got {target!r}")
     if not math.isfinite(options["max_mb"]):
         raise ConfigError(f"--max-mb must be a number of MiB, or 0 for no limit, got {options['max_mb']}")
@@ -155,8 +159,13 @@ def check_output(folder: Path) -> None:
         place = place.parent
     if not place.is_dir():
         raise ConfigError(f"cannot record into {folder}: {place} is no folder; choose another with -o")
+    refusal = ConfigError(f"cannot record into {folder}: {place} cannot be written; choose another with -o")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise ConfigError(f"cannot record into {folder}: {place} cannot be written; choose another with -o")
+        raise refusal
+    try:  # access() tells root that it may write into /proc. A full disk refuses no job.
+        tempfile.TemporaryDirectory(dir=place, prefix=".aorta_").cleanup()
+    except (PermissionError, FileNotFoundError):
+        raise refusal from None
 
 
 def check_module(target: str, command: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.cli.run import check_module, check_output
+from aorta.cli.run import check_module, check_output, run_command
 from aorta.errors import ConfigError
 
 
@@ -14,7 +14,18 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no folder; choose another with -o"):
         check_output(tmp_path / "file" / "run")
     check_output(tmp_path / "a" / "b")
-    assert not (tmp_path / "a").exists()
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_a_file_system_that_makes_no_folders_is_refused() -> None:
+    with pytest.raises(ConfigError, match="/proc cannot be written; choose another with -o"):
+        check_output(Path("/proc/aorta_run"))
+
+
+@pytest.mark.parametrize("target", ["../loop:step", "loop:", ".loop:step", "loop:a..b", "a:b:c", "loop"])
+def test_a_place_of_steps_in_another_form_is_refused(target: str) -> None:
+    with pytest.raises(ConfigError, match="--step-at must look like module:function"):
+        run_command.main(["--step-at", target, "true"], standalone_mode=False)
 
 
 def test_a_module_that_is_not_there_is_refused(tmp_path: Path) -> None:
