@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aorta.cli.options import json_option, matters_option, output_option
+from aorta.cli.options import NumberRange, json_option, matters_option, output_option
 from aorta.command_line import OneScreenCommand
 from aorta.errors import CANNOT_TELL, FINE, VIOLATED, ConfigError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--rev", "revisions", metavar="A,B", help="Run COMMAND at these git revisions.")
 @click.option("-n", "most_pairs", type=click.IntRange(3, 500), default=20, help="Pairs at most; default: 20.")
 @matters_option
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), default=60.0, help="Budget; default: 60.")
+@click.option("--minutes", type=NumberRange(0, min_open=True), default=60.0, help="Budget; default: 60.")
 @click.option(
     "--metric",
     type=click.Choice(["step_ms", "p10_step_ms", "cpu_ms", "wall_s"]),
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="step_ms (default), p10_step_ms, cpu_ms, wall_s.",
 )
-@click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), default=1800.0, help="Seconds of one run."
-)
+@click.option("--timeout", type=NumberRange(0, min_open=True), default=1800.0, help="Seconds of one run.")
 @output_option(file_okay=False, help="Folder; default: artifacts/ab/NUMBER.")
 @json_option
 def ab_command(

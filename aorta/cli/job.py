@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aorta.cli.options import PATH, comm_rules_option, json_option
+from aorta.cli.options import PATH, NumberRange, comm_rules_option, json_option
 from aorta.command_line import OneScreenCommand, rare
 from aorta.errors import CANNOT_TELL, FINE, ConfigError, RecordError
 
@@ -26,7 +26,7 @@ run_folder = click.argument("run", metavar="[RUN]", default="artifacts", type=PA
 @json_option
 @rare(
     "--every-s",
-    type=click.FloatRange(0.1),
+    type=NumberRange(0.1),
     metavar="SECONDS",
     default=1.0,
     show_default=True,
@@ -112,7 +112,7 @@ def _top_json(shown: "Newest") -> str:
 )
 @click.option(
     "--timeout-s",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     metavar="SECONDS",
     default=300.0,
     help="Wait that long (300); 0: ask and leave.",

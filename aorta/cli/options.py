@@ -5,6 +5,7 @@
 that reads traces has comm_rules_option.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,16 @@ PATH = click.Path(path_type=Path, readable=False)
 
 
 # ---- values --------------------------------------------------------------------------------------
+
+
+class NumberRange(click.FloatRange):
+    """A FloatRange that refuses nan: it is below no bound, and no wait of that length ends."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is no number.", param, ctx)
+        return number
 
 
 def step_span(text: str | None) -> tuple[int, int] | None:

@@ -1,10 +1,13 @@
-"""What `aorta run` refuses before the command runs: it could not be recorded."""
+"""What `aorta run` and its neighbours refuse before anything runs."""
 
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from aorta.cli.ab import ab_command
+from aorta.cli.job import capture_command, top_command
 from aorta.cli.run import check_module, check_output, run_command
 from aorta.errors import ConfigError
 
@@ -37,3 +40,20 @@ def test_a_module_that_is_not_there_is_refused(tmp_path: Path) -> None:
     check_module("json.decoder:step", [sys.executable, script])
     check_module("__main__:step", [sys.executable, script])
     check_module("nosuch_module:step", ["/usr/bin/env", script])
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (ab_command, "--minutes"),
+        (ab_command, "--timeout"),
+        (capture_command, "--timeout-s"),
+        (top_command, "--every-s"),
+    ],
+)
+def test_a_duration_that_is_no_number_is_refused(command: click.Command, option: str) -> None:
+    with pytest.raises(click.BadParameter, match="nan is no number"):
+        command.main(
+            [option, "nan", *(["true"] if command is ab_command else [])],
+            standalone_mode=False,
+        )
