@@ -124,7 +124,7 @@ class Attachment:
         elif name == FSDP_MODULE:
             self._call_after(module.FSDPParamGroup, "__init__", lambda args: self._made("unit", args[0]))
         if self.pending_targets:
-            self._look_for_target()
+            self._look_for_target(name)
 
     def _install(self, torch: Any) -> None:
         """Put all hooks on: torch was imported just now, so nothing of it has run yet."""
@@ -557,11 +557,16 @@ class Attachment:
 
     # -- --step-at -----------------------------------------------------------------------------
 
-    def _look_for_target(self) -> None:
-        """Replace the function that --step-at names, once its module is imported."""
+    def _look_for_target(self, imported: str = "") -> None:
+        """Replace the function that --step-at names, once its module is imported: `imported` just now was.
+
+        What is half imported is left alone: it goes on to use its own functions, and torch to describe them.
+        """
         for target in list(self.pending_targets):
             module_name, _, path = target.partition(":")
             owner: Any = sys.modules.get(module_name)
+            if module_name != imported and getattr(getattr(owner, "__spec__", None), "_initializing", False):
+                continue
             *parents, name = path.split(".")
             for parent in parents:
                 owner = getattr(owner, parent, None)

@@ -250,7 +250,8 @@ def _run(
     if status == -1:
         failure = f"took longer than {timeout_s:g} s (--timeout)"
     elif status != 0:
-        failure = first_failing_line(place / LOG) or f"exit status {status}"
+        line = first_failing_line(place / LOG)
+        failure = f"exit status {status}: {line}" if line else f"exit status {status}"
     elif series.metric != WALL:
         times, failure = _steps(place)
     return TurnRun(pair, variant.name, is_first, status, wall_s=round(wall_s, 3), failure=failure, **times)
@@ -288,8 +289,9 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def first_failing_line(log: Path) -> str:
-    """The first line of an output that names an error; the last line where none does."""
+    """The first line of the command's own output that names an error; the last line where none does."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("aorta")]
     words = ("error", "exception", "abort", "fault", "killed", "assert", "traceback")
     named = [line for line in lines if any(word in line.lower() for word in words)]
     errors = [line for line in named if not line.startswith("Traceback")]

@@ -40,6 +40,18 @@ def test_a_finder_that_asks_all_finders_goes_on_working(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_a_step_at_names_a_function_of_torch_without_harm(tmp_path: Path) -> None:
+    """torch describes its functions while it is imported; a replaced one could not be described."""
+    settings = AttachSettings(output=str(tmp_path), step_at="torch:randn")
+    environment = environment_for(settings, dict(os.environ))
+    code = "import torch; print(tuple(torch.randn(2).shape))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "(2,)\n", "")
+
+
+@pytest.mark.processes
 def test_hooks_and_closing_lines_load_neither_torch_nor_the_recorder() -> None:
     """Every process below `aorta run` that imports torch loads the hooks; few of them ever train."""
     code = (

@@ -163,7 +163,7 @@ def test_a_run_that_fails_is_a_result(tmp_path):
     done = run_series(wanted(command, 10, F="1"), tmp_path / "ab", 60, 600)
     failed = done.failed(done.variants[1])
     assert len(failed) == len(done.done(done.variants[1])) == 2, "nothing more is tried"
-    assert (failed[0].status, failed[0].failure) == (3, "RuntimeError: no luck")
+    assert (failed[0].status, failed[0].failure) == (3, "exit status 3: RuntimeError: no luck")
     assert done.look().outcome == "cannot tell"
 
 
