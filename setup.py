@@ -4,10 +4,11 @@ A wheel with built libraries is for this platform, and any Python: ctypes opens 
 wheel has their sources alone, and says what that means.
 """
 
-import platform
+import shutil
 import sys
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from setuptools import Distribution, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -16,38 +17,39 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from aorta.device.native.build import LIBRARIES, NativeError, build, built_name, find_compiler, source_text  # noqa: E402
+from aorta.device.native.build import LIBRARIES, NativeError, build, built_name, source_text  # noqa: E402
 
 
 @cache
-def builds_libraries() -> bool:
+def built() -> TemporaryDirectory[str] | None:
+    """A folder with all libraries, or None where this machine cannot build them."""
+    folder = TemporaryDirectory(prefix="aorta-")
     try:
-        find_compiler()
+        for name in LIBRARIES:
+            source = source_text(name)
+            build(source, Path(folder.name) / built_name(name, source))
     except NativeError as error:
         print(
             f"aorta: {error}. This installation has no built C libraries: without a compiler where it runs, "
             "GPUs are timed by events, without kernels, and NCCL's own events are not read.",
             file=sys.stderr,
         )
-        return False
-    return platform.system() == "Linux"
+        return None
+    return folder
 
 
-class BuildLibraries(build_py):
+class BringLibraries(build_py):
     def run(self) -> None:
         super().run()
-        if self.editable_mode or not builds_libraries():
-            return
-        folder = Path(self.build_lib) / "aorta" / "device" / "native"
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in LIBRARIES:
-            source = source_text(name)
-            build(source, folder / built_name(name, source))
+        if not self.editable_mode and (folder := built()) is not None:
+            shutil.copytree(
+                folder.name, Path(self.build_lib) / "aorta" / "device" / "native", dirs_exist_ok=True
+            )
 
 
 class OfThisPlatform(Distribution):
     def has_ext_modules(self) -> bool:
-        return builds_libraries()
+        return built() is not None
 
 
 class WheelForAnyPython(bdist_wheel):
@@ -59,5 +61,5 @@ setup(
     packages=[*find_packages(include=["aorta*"]), "aorta.examples", "aorta.docs"],
     package_dir={"aorta.examples": "examples", "aorta.docs": "docs"},
     distclass=OfThisPlatform,
-    cmdclass={"build_py": BuildLibraries, "bdist_wheel": WheelForAnyPython},
+    cmdclass={"build_py": BringLibraries, "bdist_wheel": WheelForAnyPython},
 )

@@ -44,9 +44,8 @@ def load_library(name: str) -> ctypes.CDLL:
     Built when neither the package nor the cache holds one of this source, machine and compiler flags; where
     the cache cannot be written, in a temporary folder. Raises NativeError.
     """
-    with suppress(
-        NativeError
-    ):  # none came with the package, or it is of another C library than this machine's
+    # Where none came with the package, or it is of another C library than this machine's, one is built.
+    with suppress(NativeError):
         return load_path(_path_in_package(name))
     try:
         path = _path_in_cache(name)
