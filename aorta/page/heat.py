@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.leading import metric_of
 from aorta.account.judge.ranks import RankRow, rank_rows
-from aorta.account.judge.selection import last_holds_the_end
+from aorta.account.judge.selection import last_holds_the_end, stretches
 from aorta.account.model import Dataset, JudgedRun, Report
 from aorta.page.parts import (
     Column,
@@ -121,10 +120,7 @@ def heat_metrics(dataset: Dataset) -> list[HeatMetric]:
     run = dataset.first.run
     metrics = []
     # What the others are exposed in waiting, as in the table: waits of overlapping collectives would add up.
-    exposed = exposed_of(msgspec.structs.replace(dataset.first, num_warmup=0), dataset.lead)
-    if run.arrivals is not None and exposed is not None and exposed.caused_ms.any():
-        is_known = np.isfinite(run.metrics[metric_of(dataset.lead, "exposed_ms")])
-        caused = np.where(is_known, exposed.caused_ms, np.nan)
+    if run.arrivals is not None and np.nan_to_num(caused := _caused(dataset)).any():
         if last_holds_the_end(dataset.first):
             caused[:, -1] = np.nan
         metrics.append(HeatMetric("caused_ms", "others wait for this rank", "ms", False, caused))
@@ -139,6 +135,19 @@ def heat_metrics(dataset: Dataset) -> list[HeatMetric]:
         if values is not None and np.isfinite(values).any():
             metrics.append(HeatMetric(name, title(name), unit(name), is_low_worse, values))
     return metrics
+
+
+def _caused(dataset: Dataset) -> Floats:
+    """[rank, step]: what each of the others is exposed in waiting for the rank; NaN where nobody knows."""
+    name = metric_of(dataset.lead, "exposed_ms")
+    parts = []
+    for judged in stretches(dataset.first):
+        exposed = exposed_of(judged, dataset.lead)
+        if exposed is None:
+            parts.append(np.full((len(judged.run.ranks), judged.run.num_steps), np.nan))
+        else:
+            parts.append(np.where(np.isfinite(judged.run.metrics[name]), exposed.caused_ms, np.nan))
+    return np.concatenate(parts, axis=1)
 
 
 def _packed(metric: HeatMetric, edges: NDArray[np.int64], judged: JudgedRun) -> dict[str, Any]:

@@ -70,6 +70,14 @@ def last_holds_the_end(judged: JudgedRun) -> bool:
     return len(longest) > FEWEST_STEPS and float(longest[-1]) > TWICE * float(longest[:-1].max())
 
 
+def stretches(judged: JudgedRun) -> Iterator[JudgedRun]:
+    """The whole run in order, its warm-up too, MOST_NUMBERS of all ranks at a time."""
+    num_steps = max(MOST_NUMBERS // len(judged.run.ranks), 1)
+    for first in range(0, judged.run.num_steps, num_steps):
+        columns = np.arange(first, min(first + num_steps, judged.run.num_steps))
+        yield msgspec.structs.replace(judged, num_warmup=0, run=_part(judged.run, ALL, columns))
+
+
 ALL = slice(None)
 
 
