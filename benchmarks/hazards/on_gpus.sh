@@ -5,7 +5,7 @@ set -u
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 python=${2:-python3}
 cd "$(dirname "$0")/../.." || exit 1
-export PYTHONPATH=$PWD NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 OMP_NUM_THREADS=2
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 OMP_NUM_THREADS=2
 programs=benchmarks/hazards/programs.py
 
 torchrun=("$python" -m torch.distributed.run --standalone --nproc-per-node 2)
