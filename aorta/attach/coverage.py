@@ -17,8 +17,11 @@ from aorta.records.schema import Ending, RunRecord
 from aorta.records.state import read_states
 
 
-def coverage_lines(run: RunRecord, folder: Path) -> Iterator[str]:
-    """Yield one line when all is covered; more where something is missing, with what to do."""
+def coverage_lines(run: RunRecord, folder: Path, kernels_asked: bool = False) -> Iterator[str]:
+    """Yield one line when all is covered; more where something is missing, with what to do.
+
+    kernels_asked: say why there are no kernel records, where there are none.
+    """
     coverage = run.coverage
     num_steps, num_recorded = _num_steps(folder)
     groups = coverage.get("groups") or {}
@@ -32,7 +35,10 @@ def coverage_lines(run: RunRecord, folder: Path) -> Iterator[str]:
                 f"aorta: group {name}: {group['backend'] - group['seen']} collectives were called on the "
                 "backend itself and not seen"
             )
-    yield from _kernel_lines(coverage.get("kernel_records") or {})
+    kernels = coverage.get("kernel_records") or {}
+    if kernels_asked and kernels.get("reason"):
+        yield f"aorta: --kernels on: events timed the steps: {kernels['reason']}"
+    yield from _kernel_lines(kernels)
     ending = _ending(run, folder)
     if ending is not None and ending.kind != "finished":
         yield f"aorta: {ending_text(ending)}"

@@ -108,6 +108,7 @@ class AttachedSession:
             "overhead": settings.overhead,
             "detail_every": settings.detail_every,
             "max_mb": settings.max_mb,
+            "kernels": "off" if settings.kernels == "off" else "auto",  # what cannot be had ends no job
             "collectives": settings.collectives,
             "stacks": settings.stacks,
             "device": self._device,

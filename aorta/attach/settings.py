@@ -42,6 +42,8 @@ class AttachSettings:
     max_mb: float | None = 1024.0
     placement: str = "native"
     hang: bool = False
+    kernels: str = "auto"
+    """auto, off: events time the steps. on: the driver's kernel records on ROCm too."""
     kernels_every: int = 0
     collectives: str = "calls"
     stacks: bool = True

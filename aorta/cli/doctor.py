@@ -259,7 +259,7 @@ def _kernel_times() -> DoctorCheck:
 
     activities = supported_activities()
     if ProfilerActivity.CUDA in activities:
-        return DoctorCheck("kernel traces", "works", "torch.profiler traces the GPU (CUPTI or roctracer)")
+        return DoctorCheck("kernel traces", "works", "torch.profiler traces the GPU")
     return DoctorCheck("kernel traces", "not needed", "this torch is built without GPU support")
 
 
@@ -272,6 +272,8 @@ def _cupti() -> DoctorCheck:
     from aorta.device.cupti_faults import known_faults, version_text
     from aorta.device.kernel_records import KernelRecordsUnavailable, cupti_path
 
+    if torch.version.hip is not None:
+        return _rocprofiler()
     if torch.version.cuda is None:
         return DoctorCheck("CUPTI", "not needed", "this torch is built without CUDA")
     version = ctypes.c_uint32()
@@ -282,6 +284,23 @@ def _cupti() -> DoctorCheck:
         return DoctorCheck("CUPTI", "missing", f"{error}: GPUs are timed by events", "reinstall torch")
     faults = "".join(f"; known: {fault}" for fault in known_faults(version.value))
     return DoctorCheck("CUPTI", "works", f"version {version_text(version.value)}{faults}")
+
+
+def _rocprofiler() -> DoctorCheck:
+    """rocprofiler-sdk's version; no tool is registered."""
+    import ctypes
+
+    from aorta.device.kernel_records import rocprofiler_path
+
+    parts = [ctypes.c_uint32() for _ in range(3)]
+    try:
+        library = ctypes.CDLL(rocprofiler_path())
+        library.rocprofiler_get_version(*(ctypes.byref(part) for part in parts))
+    except (AttributeError, OSError) as error:
+        remedy = "install rocprofiler-sdk, part of ROCm 6.2 and later"
+        return DoctorCheck("rocprofiler-sdk", "missing", f"{error}: GPUs are timed by events", remedy)
+    version = ".".join(str(part.value) for part in parts)
+    return DoctorCheck("rocprofiler-sdk", "works", f"version {version}; aorta run --kernels on reads it")
 
 
 def _tool(command: str, use: str, remedy: str, *version: str) -> Callable[[], DoctorCheck]:

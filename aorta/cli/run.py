@@ -21,6 +21,8 @@ from aorta.command_line import OneScreenCommand, discard_output, rare
 from aorta.errors import BAD_INPUT
 from aorta.launcher import is_first_launch
 
+AMD_DRIVER = "/dev/kfd"
+"""Device of AMD's driver: only where it is can HIP run."""
 _STEP_AT = re.compile(r"[^\s./:]+(\.[^\s./:]+)*:[^\s./:]+(\.[^\s./:]+)*")
 
 
@@ -71,6 +73,13 @@ _STEP_AT = re.compile(r"[^\s./:]+(\.[^\s./:]+)*:[^\s./:]+(\.[^\s./:]+)*")
     help="Size above which a rank's file drops its oldest details and steps; 0: no limit.",
 )
 @rare(
+    "--kernels",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    section="Sources and sinks",
+    help="The driver's kernel records: auto on CUDA, on for ROCm too, off for events alone.",
+)
+@rare(
     "--collectives",
     type=click.Choice(["calls", "plugin"]),
     default="calls",
@@ -119,10 +128,12 @@ def run_command(output: Path, report: bool, open_page: bool, command: tuple[str,
     environment[VARIABLE] = str(notes)
     if settings.collectives == "plugin":
         _name_plugin(environment)
+    if settings.kernels == "on" and os.path.exists(AMD_DRIVER):
+        _name_tool(environment)
     status = run_to_end(list(command), environment, notes=notes)
     if is_first_launch():
         try:
-            _conclude(output, report, open_page, began_ns)
+            _conclude(output, report, open_page, began_ns, settings.kernels == "on")
         except BrokenPipeError:
             discard_output()
     return status
@@ -196,6 +207,16 @@ def _name_plugin(environment: dict[str, str]) -> None:
         click.echo(f"aorta: --collectives plugin has no effect: {error}", err=True)
 
 
+def _name_tool(environment: dict[str, str]) -> None:
+    """Name aorta's tool to rocprofiler-sdk, before a process initialises HIP."""
+    from aorta.device.kernel_records import KernelRecordsUnavailable, name_tool
+
+    try:
+        name_tool(environment)
+    except KernelRecordsUnavailable as error:
+        click.echo(f"aorta: --kernels on has no effect: {error}", err=True)
+
+
 def run_to_end(command: list[str], environment: dict[str, str], notes: Path | None = None) -> int:
     """Run the command, pass signals on to it, and return its exit status: 128 + n after signal n.
 
@@ -242,7 +263,7 @@ def passed_on(
             signal.signal(number, handler)
 
 
-def _conclude(output: Path, report: bool, open_page: bool, began_ns: int) -> None:
+def _conclude(output: Path, report: bool, open_page: bool, began_ns: int, kernels_asked: bool) -> None:
     """Report what was recorded. Mistakes here do not change the command's exit status."""
     from aorta.attach.coverage import coverage_lines, other_runs
     from aorta.errors import AortaError, not_installed
@@ -261,7 +282,7 @@ def _conclude(output: Path, report: bool, open_page: bool, began_ns: int) -> Non
 
             labels = [output.resolve().name]
             write_and_print([output], labels, report_folder(output), open_page=open_page)
-        for line in coverage_lines(read_run(output), output):
+        for line in coverage_lines(read_run(output), output, kernels_asked):
             click.echo(line, err=True)
         for line in other_runs(output, began_ns):
             click.echo(line, err=True)

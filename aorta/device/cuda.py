@@ -6,6 +6,7 @@ them, and nothing here calls them there.
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -19,7 +20,7 @@ from torch.profiler import ProfilerActivity
 
 from aorta.device.backend import Backend, MemoryUse, QueueLimit
 from aorta.device.event_clock import DeviceStream, Elapsed, runtime_elapsed
-from aorta.device.kernel_records import KernelRecords, mapped_files
+from aorta.device.kernel_records import KernelRecords, is_tool_named, mapped_files
 from aorta.errors import InstrumentError
 from aorta.records.schema import DeviceKind
 
@@ -246,11 +247,17 @@ class HipBackend(CudaBackend):
     """AMD's devices, where they differ from NVIDIA's."""
 
     kind = "hip"
-    kernels_unasked = "kernel records of ROCm have not been run on a device: ask for them with kernels='on'"
     kernels_note = (
-        "read through roctracer, a path that has not been run on a device: compare with kernels='off'"
+        "read through rocprofiler-sdk, a path that has not been run on a device: compare with kernels='off'"
     )
     queue_limit = QueueLimit("GPU_MAX_HW_QUEUES", default=4, most=128)
+
+    @property
+    def kernels_unasked(self) -> str | None:  # type: ignore[override]  # settled by the environment here
+        """Why kernel records are not read unless asked for; None where HIP registered their tool."""
+        if is_tool_named(os.environ):
+            return None
+        return "kernel records of ROCm have not been run on a device: ask for them with --kernels on"
 
     def architecture(self, properties: Any) -> str:
         architecture: str = properties.gcnArchName

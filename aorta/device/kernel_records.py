@@ -8,12 +8,13 @@ import contextlib
 import ctypes
 import os
 import time
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from aorta.device.native.build import NativeError, load_library
+from aorta.device.native.build import NativeError, library_path, load_library, load_path
 from aorta.errors import AortaError
 from aorta.steps.raw import RECORD_DTYPE, What
 
@@ -29,9 +30,10 @@ NUM_MARKS = 1 << 28
 CUPTI_MAJORS = (12, 13)
 """CUPTI versions whose records have the layout in kernel_records.c: checked against the headers of 12.1,
 12.4, 12.6, 12.8 and 13.0."""
-ROCTRACER_MAJOR = 4
-"""roctracer's interface since ROCm 4.1, unchanged up to 7."""
-
+ROCPROFILER_MAJORS = (0, 1)
+"""rocprofiler-sdk versions whose records are known: 0.4 (ROCm 6.2) to 1.x (ROCm 7)."""
+TOOLS = "ROCP_TOOL_LIBRARIES"
+"""Libraries that rocprofiler-sdk registers while HIP initialises, the only time at which it takes any."""
 
 _TEST_CYCLES = 200_000
 _TEST_KERNEL = "spin_kernel"
@@ -104,7 +106,7 @@ class KernelRecords:
     @classmethod
     def open(cls, device: torch.device) -> "KernelRecords":
         """Records of a device, on and proved. Synchronises the device. Raises KernelRecordsUnavailable."""
-        library = _cupti_library() if torch.version.hip is None else _roctracer_library()
+        library = _cupti_library() if torch.version.hip is None else _rocprofiler_library()
         records = cls(library, device)
         if library.aorta_kernels_prepare_marks():
             raise KernelRecordsUnavailable(_error_of(library))
@@ -261,8 +263,6 @@ def _cupti_library() -> ctypes.CDLL:
     """kernel_records.c over the CUPTI that torch uses. Raises KernelRecordsUnavailable."""
     library = _native_library("kernel_records")
     _open(library, "CUPTI", str(cupti_path()), "libcuda.so.1")
-    if library.aorta_kernels_record_bytes() != RECORD_DTYPE.itemsize:
-        raise KernelRecordsUnavailable("the library was built from another version of its source")
     version: int = library.aorta_kernels_version()
     if major_of(version) not in CUPTI_MAJORS:
         raise KernelRecordsUnavailable(
@@ -271,26 +271,46 @@ def _cupti_library() -> ctypes.CDLL:
     return library
 
 
-def _roctracer_library() -> ctypes.CDLL:
-    """kernel_records_rocm.c over the process's roctracer. Raises KernelRecordsUnavailable."""
-    library = _native_library("kernel_records_rocm")
-    sizes = library.aorta_kernels_record_bytes(), library.aorta_kernels_taken_bytes()
-    if sizes != (RECORD_DTYPE.itemsize, ctypes.sizeof(_Taken)):
-        raise KernelRecordsUnavailable("kernel_records_rocm.c has other records than the rest of aorta")
-    _open(library, "roctracer", _loaded_path("libroctracer64.so"), _loaded_path("libamdhip64.so"))
+def _rocprofiler_library() -> ctypes.CDLL:
+    """kernel_records_rocm.c, the tool of the process's rocprofiler-sdk. Raises KernelRecordsUnavailable."""
+    named = os.environ.get(TOOLS) if is_tool_named(os.environ) else None
+    library = _native_library("kernel_records_rocm", named)
+    _open(library, "rocprofiler-sdk", rocprofiler_path(), _loaded_path("libamdhip64.so"))
     version: int = library.aorta_kernels_version()
-    if version != ROCTRACER_MAJOR:
+    if version // 10_000 not in ROCPROFILER_MAJORS:
         raise KernelRecordsUnavailable(
-            f"roctracer's version {version} is not the one whose records are known ({ROCTRACER_MAJOR})"
+            f"rocprofiler-sdk's version {version} is not one whose records are known (0.4 to 1.x)"
         )
     return library
 
 
-def _native_library(name: str) -> ctypes.CDLL:
+def name_tool(environ: MutableMapping[str, str]) -> None:
+    """Name the tool of kernel_records_rocm.c in an environment, for programs that initialise HIP under it.
+
+    Raises KernelRecordsUnavailable where it cannot be built or another tool is named, which keeps its place.
+    """
     try:
-        library = load_library(name)
+        path = str(library_path("kernel_records_rocm"))
     except NativeError as error:
         raise KernelRecordsUnavailable(str(error)) from None
+    if environ.get(TOOLS, path) != path:
+        raise KernelRecordsUnavailable(f"{TOOLS} names another tool, {environ[TOOLS]}")
+    environ[TOOLS] = path
+
+
+def is_tool_named(environ: Mapping[str, str]) -> bool:
+    """Return True where HIP, initialised under an environment, registers the tool."""
+    return Path(environ.get(TOOLS, "")).name.startswith("kernel_records_rocm-")
+
+
+def _native_library(name: str, path: str | None = None) -> ctypes.CDLL:
+    try:
+        library = load_library(name) if path is None else load_path(Path(path))
+    except NativeError as error:
+        raise KernelRecordsUnavailable(str(error)) from None
+    sizes = library.aorta_kernels_record_bytes(), library.aorta_kernels_taken_bytes()
+    if sizes != (RECORD_DTYPE.itemsize, ctypes.sizeof(_Taken)):
+        raise KernelRecordsUnavailable("the library was built from another version of its source")
     library.aorta_kernels_error.restype = ctypes.c_char_p
     library.aorta_kernels_version.restype = ctypes.c_uint32
     return library
@@ -332,6 +352,14 @@ def cupti_path() -> Path:
     if candidates:
         return candidates[-1]
     raise KernelRecordsUnavailable("CUPTI is not there: this torch has no libcupti")
+
+
+def rocprofiler_path() -> str:
+    """The librocprofiler-sdk that the process has loaded, else torch's own, else a name for the loader."""
+    name = "librocprofiler-sdk.so"
+    own = sorted((Path(torch.__file__).parent / "lib").glob(f"{name}*"))
+    loaded = _loaded_path(name)
+    return str(own[-1]) if own and loaded == name else loaded
 
 
 def _loaded_path(name: str) -> str:

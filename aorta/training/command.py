@@ -2,12 +2,17 @@
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import NoReturn
 
+import torch
+
 from aorta.config import load_config, validate
+from aorta.device.kernel_records import KernelRecordsUnavailable, name_tool
 from aorta.errors import AortaError
 from aorta.launcher import is_first_of_machine, is_first_rank, launched_rank, rank_text
 from aorta.training import AgreedError, Summary, train
@@ -48,6 +53,9 @@ def main(arguments: list[str] | None = None, prog: str = "train.py") -> int:
         validate(config, num_ranks)
     except AortaError as error:
         return fail(prog, str(error), says=is_first_of_machine())
+    if config.recording.kernels == "on" and torch.version.hip is not None:
+        with suppress(KernelRecordsUnavailable):  # the recorder says why
+            name_tool(os.environ)  # before HIP initialises: any question about devices does that
     try:
         summary = train(config, rocm_metrics=options.enable_rocm_metrics)
     except AgreedError as error:

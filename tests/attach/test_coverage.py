@@ -31,6 +31,15 @@ def test_records_without_times_are_said_with_what_is_known_of_their_tracer(tmp_p
     assert fault.startswith("aorta: known of this CUPTI: times end early")
 
 
+def test_kernel_records_that_were_asked_for_and_are_not_there_are_said(tmp_path: Path) -> None:
+    (tmp_path / "rank_0_metrics.jsonl").write_bytes(b'{"global_step":0}\n')
+    coverage = {"kernel_records": {"reason": "HIP has initialised"}}
+    record = SimpleNamespace(coverage=coverage, finished_unix_ns=1, overhead=None, run_id=None)
+    said = "aorta: --kernels on: events timed the steps: HIP has initialised"
+    assert list(coverage_lines(record, tmp_path, kernels_asked=True))[1:] == [said]
+    assert list(coverage_lines(record, tmp_path))[1:] == []
+
+
 def test_steps_that_the_overhead_left_out_are_not_called_recorded(tmp_path: Path) -> None:
     some = [step(number, run_id="a", is_recorded=number < 2) for number in range(5)]
     write_run(tmp_path, some, run(run_id="a"))

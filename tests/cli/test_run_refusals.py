@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 import pytest
 
+from aorta.cli import run
 from aorta.cli.ab import ab_command
 from aorta.cli.job import capture_command, top_command
 from aorta.cli.run import check_module, check_output, run_command
@@ -57,3 +58,16 @@ def test_a_duration_that_is_no_number_is_refused(command: click.Command, option:
             [option, "nan", *(["true"] if command is ab_command else [])],
             standalone_mode=False,
         )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("has_driver", [True, False], ids=["AMD", "none"])
+def test_the_tool_of_rocprofiler_is_named_where_amds_driver_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_driver: bool
+) -> None:
+    monkeypatch.setattr(run, "AMD_DRIVER", str(tmp_path) if has_driver else "/no/driver")
+    monkeypatch.delenv("ROCP_TOOL_LIBRARIES", raising=False)
+    out = tmp_path / "variables"
+    command = ["sh", "-c", f"env > {out}"]
+    run_command.main(["--kernels", "on", "-o", str(tmp_path / "run"), "--", *command], standalone_mode=False)
+    assert ("ROCP_TOOL_LIBRARIES=" in out.read_text()) == has_driver

@@ -8,6 +8,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -24,6 +25,7 @@ FLAGS = ("-O2", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-pthre
 TIMEOUT_S = 60.0
 """Seconds that a compiler may take, and that others wait for what it builds."""
 POLL_S = 0.1
+_INCLUDE = re.compile(r'^#include "([a-z_]+\.h)"$', re.MULTILINE)
 
 
 class NativeError(AortaError):
@@ -136,10 +138,15 @@ def _wait_for(claim: Path) -> None:
 
 
 def source_text(name: str) -> str:
+    """<name>.c with what it includes of this folder, so that one text is what the library is built from."""
+    return _INCLUDE.sub(lambda line: _text_of_file(line.group(1)), _text_of_file(f"{name}.c"))
+
+
+def _text_of_file(name: str) -> str:
     try:
-        return resources.files(__package__).joinpath(f"{name}.c").read_text(encoding="utf-8")
+        return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
     except OSError as error:
-        raise NativeError(f"the source {name}.c is not installed: {error.strerror}") from None
+        raise NativeError(f"the source {name} is not installed: {error.strerror}") from None
 
 
 def build(source: str, path: Path) -> None:

@@ -8,17 +8,7 @@
  * Marks: a 32-bit set of a word of pinned host memory, whose value is the mark's number. Its record says when the
  * stream reached the mark, and the word tells the host how far the device has got.
  */
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <pthread.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-#define EXPORT __attribute__((visibility("default")))
+#include "kernel_ring.h"
 
 /* -- the driver's side ----------------------------------------------------------------------------------------- */
 
@@ -82,67 +72,18 @@ static struct {
   int (*set_word)(uint64_t, uint32_t, size_t, void *);
 } driver;
 
-/* -- what Python reads ----------------------------------------------------------------------------------------- */
-
-enum { IS_KERNEL = 0, IS_COPY = 1, IS_SET = 2, IS_MARK = 3, IS_PEER_COPY = 4 };
-
-typedef struct {
-  int64_t start, end;   /* monotonic ns */
-  uint32_t correlation; /* of the call that launched it: counts up with every call */
-  uint32_t stream;
-  uint32_t name;   /* index into the names; of a mark its number */
-  uint32_t buffer; /* the buffer that it came in */
-  uint16_t device;
-  uint8_t what;     /* IS_... */
-  uint8_t in_graph; /* a node of a graph */
-  uint32_t unused;
-} Record;
-
-typedef struct {
-  uint64_t num_taken;    /* records copied out by this call */
-  uint64_t num_lost;     /* records that found the ring full, since the start */
-  int64_t lost_start;    /* the stretch of time they cover */
-  int64_t lost_end;
-  uint64_t num_dropped;  /* records that CUPTI had no room for, since the start */
-  uint32_t settled;      /* every buffer before this one has come back */
-  uint32_t num_names;
-  uint64_t num_no_time;  /* records without times, since the start */
-} Taken;
-
 /* -- state ------------------------------------------------------------------------------------------------------ */
 
-#define MOST_NAMES 65536
-#define NAME_SLOTS (2 * MOST_NAMES)
 #define MOST_BUFFERS 4096
 #define MOST_SPARE 64
-#define MARK_VALUES 0xA0000000u /* the upper four bits of a mark's number: sets of others rarely have them */
 
-static pthread_mutex_t ring_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t buffers_lock = PTHREAD_MUTEX_INITIALIZER; /* taken in launches: held for a few words only */
-static Record *ring;
-static uint64_t capacity, head, tail;
-static Taken totals;
-
-static const char **names;
-static uint32_t num_names;
-static struct { const char *address; uint32_t index; } recent[4096]; /* by the upper bits of its hash */
-static uint32_t *name_slots; /* index + 1 of a name, by the hash of its text */
-
 static size_t buffer_bytes;
 static uint8_t *spare[MOST_SPARE];
 static int num_spare;
 static struct { uint8_t *data; uint32_t number; } lent[MOST_BUFFERS];
 static int num_lent;
 static uint32_t next_buffer;
-
-static volatile uint32_t *progress;
-static char error_text[256];
-
-static uint64_t monotonic_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
-}
 
 /* -- buffers ---------------------------------------------------------------------------------------------------- */
 
@@ -198,48 +139,6 @@ static uint32_t settled(void) {
 
 /* -- records ---------------------------------------------------------------------------------------------------- */
 
-static uint32_t index_by_text(const char *text) {
-  uint64_t hash = 1469598103934665603ull;
-  for (const char *c = text; *c; c++) hash = (hash ^ (uint8_t)*c) * 1099511628211ull;
-  uint32_t slot = (uint32_t)(hash % NAME_SLOTS);
-  while (name_slots[slot]) {
-    if (!strcmp(names[name_slots[slot] - 1], text)) return name_slots[slot] - 1;
-    slot = (slot + 1) % NAME_SLOTS;
-  }
-  if (num_names == MOST_NAMES) return 0; /* the empty name */
-  char *copy = strdup(text);
-  if (!copy) return 0;
-  names[num_names] = copy;
-  name_slots[slot] = ++num_names;
-  return num_names - 1;
-}
-
-/* The index of a name. A kernel's name has one address as a rule, which may be given away again: it is looked up
- * by the address, and the text decides. */
-static uint32_t index_of_name(const char *text) {
-  if (!text) return 0;
-  uint64_t key = (uint64_t)(uintptr_t)text * 0x9E3779B97F4A7C15ull;
-  uint32_t slot = (uint32_t)(key >> 52);
-  if (recent[slot].address != text || strcmp(names[recent[slot].index], text)) {
-    recent[slot].index = index_by_text(text);
-    recent[slot].address = text;
-  }
-  return recent[slot].index;
-}
-
-static void keep(const Record *record) {
-  if (!record->start || record->end < record->start) {
-    totals.num_no_time++;
-    return;
-  }
-  if (head - tail == capacity) {
-    if (!totals.num_lost++ || record->start < totals.lost_start) totals.lost_start = record->start;
-    if (record->end > totals.lost_end) totals.lost_end = record->end;
-    return;
-  }
-  ring[head++ % capacity] = *record;
-}
-
 static void read_buffer(uint8_t *data, size_t size, uint32_t number) {
   void *next = NULL;
   while (cupti.next_record(data, size, &next) == 0) {
@@ -261,7 +160,7 @@ static void read_buffer(uint8_t *data, size_t size, uint32_t number) {
         record.correlation = copy->correlation, record.in_graph = copy->graph_node != 0;
         record.what = kind == KIND_MEMCPY ? IS_COPY : IS_SET;
         if (kind == KIND_MEMSET && copy->bytes == 4 && (copy->value & 0xF0000000u) == MARK_VALUES)
-          record.what = IS_MARK, record.name = copy->value & 0x0FFFFFFFu;
+          record.what = IS_MARK, record.name = copy->value & MARK_BITS;
       }
     } else {
       continue;
@@ -284,29 +183,12 @@ static void completed(void *context, uint32_t stream, uint8_t *data, size_t size
 
 /* -- calls from Python ------------------------------------------------------------------------------------------- */
 
-static int fail(const char *what, int code) {
-  snprintf(error_text, sizeof error_text, "%s (error %d)", what, code);
-  return 1;
-}
-
-static int look_up(void *library, const char *name, void *function) {
-  *(void **)function = dlsym(library, name);
-  if (*(void **)function) return 0;
-  snprintf(error_text, sizeof error_text, "%s is not in the library", name);
-  return 1;
-}
-
-EXPORT const char *aorta_kernels_error(void) { return error_text; }
-
 /* Loads CUPTI and the driver; 0, or 1 and a text in aorta_kernels_error. */
 EXPORT int aorta_kernels_open(const char *cupti_path, const char *driver_path, uint64_t num_records, size_t bytes) {
   if (ring) return 0;
-  void *library = dlopen(cupti_path, RTLD_LAZY | RTLD_LOCAL);
-  void *cuda = dlopen(driver_path, RTLD_LAZY | RTLD_LOCAL);
-  if (!library || !cuda) {
-    snprintf(error_text, sizeof error_text, "%s", dlerror());
-    return 1;
-  }
+  void *library = open_library(cupti_path);
+  void *cuda = library ? open_library(driver_path) : NULL;
+  if (!cuda) return 1;
   if (look_up(library, "cuptiGetVersion", &cupti.get_version) ||
       look_up(library, "cuptiActivityRegisterCallbacks", &cupti.register_callbacks) ||
       look_up(library, "cuptiActivityRegisterTimestampCallback", &cupti.register_clock) ||
@@ -319,14 +201,8 @@ EXPORT int aorta_kernels_open(const char *cupti_path, const char *driver_path, u
       look_up(cuda, "cuMemAllocHost_v2", &driver.alloc_host) ||
       look_up(cuda, "cuMemsetD32Async", &driver.set_word))
     return 1;
-  Record *records = calloc(num_records, sizeof *records);
-  names = calloc(MOST_NAMES, sizeof *names);
-  name_slots = calloc(NAME_SLOTS, sizeof *name_slots);
-  if (!records || !names || !name_slots) return fail("no memory for the ring", 0);
-  index_by_text("");
-  capacity = num_records, buffer_bytes = bytes;
-  ring = records;
-  return 0;
+  buffer_bytes = bytes;
+  return open_ring(num_records);
 }
 
 EXPORT uint32_t aorta_kernels_version(void) {
@@ -378,37 +254,7 @@ EXPORT int aorta_kernels_flush(int forced) { return cupti.flush(forced ? FLUSH_F
 
 /* Copies up to `most` records out of the ring, oldest first. */
 EXPORT void aorta_kernels_take(Record *out, uint64_t most, Taken *taken) {
-  uint32_t before = settled(); /* asked first: what is settled by then is in the ring */
-  pthread_mutex_lock(&ring_lock);
-  uint64_t n = head - tail < most ? head - tail : most;
-  uint64_t at = tail % capacity, first = n < capacity - at ? n : capacity - at;
-  memcpy(out, ring + at, first * sizeof *out);
-  memcpy(out + first, ring, (n - first) * sizeof *out);
-  tail += n;
-  if (head != tail) before = 0; /* not all that has come was taken */
-  else head = tail = 0;         /* the same pages again: a run that keeps up never touches the whole ring */
-  *taken = totals;
-  taken->num_taken = n;
-  taken->num_names = num_names;
-  pthread_mutex_unlock(&ring_lock);
-  taken->settled = before;
-}
-
-/* A name as C++ spells it, where the C++ library of the process can demangle it. */
-EXPORT const char *aorta_kernels_name(uint32_t index) {
-  static char *(*demangle)(const char *, char *, size_t *, int *);
-  static int looked;
-  if (index >= num_names) return "";
-  if (!looked++) {
-    *(void **)&demangle = dlsym(RTLD_DEFAULT, "__cxa_demangle");
-    void *library = demangle ? NULL : dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_LOCAL);
-    if (library) *(void **)&demangle = dlsym(library, "__cxa_demangle");
-  }
-  static char *last; /* until the next call */
-  int status = 1;
-  free(last);
-  last = demangle && names[index][0] == '_' ? demangle(names[index], NULL, NULL, &status) : NULL;
-  return last && !status ? last : names[index];
+  take_from_ring(out, most, taken, settled()); /* what is settled now is in the ring, or was taken */
 }
 
 /* Puts mark `number` (below 2^28) on a stream; 0 or an error of the driver. */
@@ -416,9 +262,4 @@ EXPORT int aorta_kernels_mark(void *stream, uint32_t number) {
   return driver.set_word((uint64_t)(uintptr_t)progress, MARK_VALUES | number, 1, stream);
 }
 
-/* The number of the last mark that the device has passed; 0 before the first. */
-EXPORT uint32_t aorta_kernels_passed(void) { return progress ? *progress & 0x0FFFFFFFu : 0; }
-
-EXPORT size_t aorta_kernels_record_bytes(void) { return sizeof(Record); }
 EXPORT int aorta_kernels_num_lent(void) { return num_lent; }
-EXPORT uint64_t aorta_kernels_now(void) { return monotonic_ns(); }

@@ -12,11 +12,12 @@ typedef struct {
 #define SIZE 216
 static void (*request)(uint8_t **, size_t *, size_t *);
 static void (*complete)(void *, uint32_t, uint8_t *, size_t, size_t);
-static uint8_t *buffers[64];
-static size_t filled[64];
+static uint8_t *buffers[4096];
+static size_t filled[4096];
 static int num_buffers, num_enabled;
 static uint32_t version = 130001;
 static int refuses;
+static size_t dropped; /* since it was last asked */
 static uint64_t (*now)(void);
 
 int cuptiGetVersion(uint32_t *v) { *v = version; return 0; }
@@ -24,7 +25,7 @@ int cuptiActivityRegisterCallbacks(void *r, void *c) { request = r, complete = c
 int cuptiActivityRegisterTimestampCallback(uint64_t (*f)(void)) { now = f; return 0; }
 int cuptiActivityEnable(int kind) { (void)kind; num_enabled++; return 0; }
 int cuptiActivityDisable(int kind) { (void)kind; num_enabled--; return 0; }
-int cuptiActivityGetNumDroppedRecords(void *c, uint32_t s, size_t *n) { (void)c, (void)s; *n = 0; return 0; }
+int cuptiActivityGetNumDroppedRecords(void *c, uint32_t s, size_t *n) { (void)c, (void)s; *n = dropped, dropped = 0; return 0; }
 int cuptiActivitySetAttribute(int a, size_t *n, void *v) { (void)a, (void)n, (void)v; return 0; }
 int cuptiActivityGetNextRecord(uint8_t *b, size_t valid, void **r) {
   uint8_t *next = *r ? (uint8_t *)*r + SIZE : b;
@@ -45,6 +46,8 @@ int cuMemsetD32Async(uint64_t p, uint32_t value, size_t n, void *stream) {
 
 void play_version(uint32_t v) { version = v; }
 void play_refusal(int code) { refuses = code; }
+void play_dropped(size_t num) { dropped = num; }
+int play_num_enabled(void) { return num_enabled; }
 uint64_t play_now(void) { return now(); }
 
 /* Fills a buffer of the library's with records; its number among those that are out. */
@@ -71,5 +74,9 @@ int play_buffer(const Planned *records, int num) {
   return num_buffers++;
 }
 
+/* When the only record of a buffer that is out began and ended. */
+void play_times(int buffer, uint64_t start, uint64_t end) {
+  memcpy(buffers[buffer] + 16, &start, 8), memcpy(buffers[buffer] + 24, &end, 8);
+}
 void play_return(int buffer) { complete(NULL, 0, buffers[buffer], filled[buffer], filled[buffer]); }
 void play_foreign(uint8_t *data, size_t n) { complete(NULL, 0, data, n, n); }

@@ -1,224 +1,206 @@
-"""The library that takes ROCm's kernel records, beside a stand-in for roctracer built from rocm_tracer.c.
-
-Each test runs in a process of its own: the library holds one ring per process.
-"""
+"""What is rocprofiler-sdk's alone of its library of kernel records: registration, streams, RCCL, versions."""
 
 import json
-import subprocess
-from pathlib import Path
 
 import pytest
 
-from aorta.device.native.build import NativeError, find_compiler
+from aorta.device.cuda import HipBackend
+from aorta.device.kernel_records import TOOLS, KernelRecordsUnavailable, is_tool_named, name_tool
+from aorta.device.native.build import NativeError, load_library
+from tests.device.native.stand_ins import build_stand_in
 from tests.dist.launch import run_python
 
-HERE = Path(__file__).parent
-
-
-@pytest.fixture(scope="module")
-def tracer(tmp_path_factory):
-    """Path of the stand-in."""
-    try:
-        command = find_compiler()
-    except NativeError as error:
-        pytest.skip(str(error))
-    path = tmp_path_factory.mktemp("tracer") / "libroctracer64.so"
-    subprocess.run([*command, "-shared", "-fPIC", str(HERE / "rocm_tracer.c"), "-o", str(path)], check=True)
-    return path
-
-
 PREAMBLE = """
-import ctypes, json, sys, time
-import numpy as np
-from aorta.device.native.build import load_library
-from aorta.steps.raw import RECORD_DTYPE, What
+import json, os, sys, time
+from aorta.device.native.build import library_path
+from tests.device.native.stand_ins import Rocm, GRAPH
+source = Rocm(sys.argv[1])
+library, vendor = source.library, source.vendor
 
-class Taken(ctypes.Structure):
-    _fields_ = [("num_taken", ctypes.c_uint64), ("num_lost", ctypes.c_uint64), ("lost_start", ctypes.c_int64)]
-    _fields_ += [("lost_end", ctypes.c_int64), ("num_dropped", ctypes.c_uint64), ("settled", ctypes.c_uint32)]
-    _fields_ += [("num_names", ctypes.c_uint32), ("num_no_time", ctypes.c_uint64)]
-
-class Planned(ctypes.Structure):
-    _fields_ = [("op", ctypes.c_uint32), ("correlation", ctypes.c_uint64), ("begin", ctypes.c_uint64)]
-    _fields_ += [("end", ctypes.c_uint64), ("device", ctypes.c_int), ("queue", ctypes.c_uint64)]
-    _fields_ += [("name", ctypes.c_char_p)]
-
-path = sys.argv[1].encode()
-tracer = ctypes.CDLL(sys.argv[1])
-tracer.play_call.restype = tracer.play_last.restype = ctypes.c_uint64
-tracer.play_ahead.argtypes = (ctypes.c_int64,)
-library = load_library("kernel_records_rocm")
-library.aorta_kernels_name.restype = ctypes.c_char_p
-library.aorta_kernels_error.restype = ctypes.c_char_p
-assert library.aorta_kernels_taken_bytes() == ctypes.sizeof(Taken)
-LAUNCH, COPY, SET, GRAPH = range(4)
-
-def opened(capacity=100):
-    assert library.aorta_kernels_open(path, path, ctypes.c_uint64(capacity), ctypes.c_size_t(8192)) == 0
-    assert library.aorta_kernels_prepare_marks() == 0
-    assert library.aorta_kernels_claim() == 0
-    assert library.aorta_kernels_start() == 0
-
-def mark(number):
-    assert library.aorta_kernels_mark(ctypes.c_void_p(0), number) == 0
-    return tracer.play_last()
-
-def done(correlation, begin=1000, end=2000, name=b"gemm", op=0, queue=3):
-    planned = Planned(op=op, correlation=correlation, begin=begin, end=end, name=name, queue=queue, device=1)
-    tracer.play_records(ctypes.byref(planned), 1)
-
-def take(most=1000):
-    rows, taken = np.zeros(most, RECORD_DTYPE), Taken()
-    library.aorta_kernels_take(ctypes.c_void_p(rows.ctypes.data), ctypes.c_uint64(most), ctypes.byref(taken))
-    return rows[: taken.num_taken], taken
-
-def name(index):
-    return library.aorta_kernels_name(index).decode()
+def streams(*tokens):
+    for token in tokens:
+        source.done(token)
+    return [int(row["stream"]) for row in source.take()[0]]
 """
 
 
-def run(tracer, body):
+@pytest.fixture(scope="module")
+def sdk(tmp_path_factory):
+    """Path of the stand-in."""
+    try:
+        return build_stand_in("rocm", tmp_path_factory.mktemp("sdk"))
+    except NativeError as error:
+        pytest.skip(str(error))
+
+
+def run(sdk, body):
     # One cache for all: the library is compiled once.
-    done = run_python("-c", f"{PREAMBLE}\n{body}", tracer, AORTA_CACHE_DIR=str(tracer.parent))
+    done = run_python("-c", f"{PREAMBLE}\n{body}", sdk, AORTA_CACHE_DIR=str(sdk.parent))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_kernels_copies_and_marks_are_told_apart(tracer):
+def test_a_tool_that_the_environment_names_is_registered_while_hip_initialises(sdk):
     result = run(
-        tracer,
+        sdk,
         """
-opened()
-first, kernel, copy = mark(7), tracer.play_call(LAUNCH), tracer.play_call(COPY)
-done(first, name=b"__amd_rocclr_fillBufferAligned")
-done(kernel, name=b"_ZN2at4gemmEi")
-done(copy, name=None, op=1)
-rows, taken = take()
-shown = [[int(r[f]) for f in ("what", "correlation", "stream", "device")] for r in rows]
-names = [int(rows[0]["name"]), name(int(rows[1]["name"])), library.aorta_kernels_passed()]
-print(json.dumps([shown, names]))
+os.environ["ROCP_TOOL_LIBRARIES"] = str(library_path("kernel_records_rocm"))
+vendor.play_initialisation()
+source.kernel(b"gemm")  # its code is loaded before anything is recorded
+source.opened()
+source.run(b"gemm")
+print(json.dumps([source.name(source.take()[0]["name"][0]), source.is_recording()]))
 """,
     )
-    (first, kernel, copy), names = result
-    assert (first, kernel, copy) == ([3, 1, 3, 1], [0, 2, 3, 1], [1, 3, 3, 1])
-    assert names == [7, "at::gemm(int)", 7]
+    assert result == ["gemm", True]
 
 
-def test_a_fill_of_the_program_is_no_mark(tracer):
+def test_after_hip_has_initialised_it_is_refused_with_a_reason(sdk):
     result = run(
-        tracer,
+        sdk,
         """
-opened()
-done(tracer.play_call(SET), name=b"fill")
-rows, _ = take()
-print(json.dumps(int(rows[0]["what"])))
+vendor.play_initialisation()
+print(json.dumps([source.open(), source.error()]))
 """,
     )
-    assert result == 0
+    reason = "HIP has initialised, and rocprofiler-sdk takes no tool after that (error 16)"
+    assert result == [1, reason]
 
 
-def test_a_launch_is_settled_when_all_before_it_have_records(tracer):
+def test_a_tool_that_cannot_set_itself_up_says_what_failed(sdk):
     result = run(
-        tracer,
+        sdk,
         """
-opened()
-first, second, third = (tracer.play_call(LAUNCH) for _ in range(3))
-settled = []
-for launch in (second, first, third):
-    done(launch)
-    rows, taken = take()
-    settled.append([taken.settled, rows["buffer"].tolist(), library.aorta_kernels_num_lent()])
-print(json.dumps(settled))
+vendor.play_refusal(10)
+print(json.dumps([source.open(), source.error()]))
 """,
     )
-    assert result == [[1, [2], 1], [3, [1], 1], [4, [3], 0]]
+    assert result == [1, "rocprofiler_create_context (error 10)"]
 
 
-def test_a_launch_without_a_record_is_given_up_after_a_later_mark(tracer):
-    result = run(
-        tracer,
+def test_it_is_registered_once(sdk):
+    again = run(
+        sdk,
         """
-opened()
-captured = tracer.play_call(LAUNCH)
-done(mark(1))
-before = [library.aorta_kernels_num_lent(), take()[1].settled]
+source.opened()
+library.rocprofiler_configure.restype = __import__("ctypes").c_void_p
+print(json.dumps(library.rocprofiler_configure(10000, b"1.0", 0, None)))
+""",
+    )
+    assert again is None
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["around", "within"])
+def test_a_launch_has_its_stream_whether_it_is_told_around_or_within_the_call(sdk, within):
+    result = run(
+        sdk,
+        f"""
+{"vendor.play_within()" if within else ""}
+source.opened()
+a, b = source.launch(stream=5, queue=9), source.launch(stream=0, queue=9)  # two streams share a queue
+print(json.dumps(streams(a, b, source.mark(1, stream=5))))
+""",
+    )
+    assert result == [5, 0, 5]
+
+
+def test_a_version_without_streams_and_with_other_numbers_has_queues_instead(sdk):
+    result = run(
+        sdk,
+        """
+vendor.play_old(); vendor.play_shift(3)
+source.opened()
+tokens = [source.launch(b"gemm", stream=5, queue=9), source.launch(b"gemm", stream=6, queue=4)]
+version = library.aorta_kernels_version()
+print(json.dumps([version, *streams(*tokens)]))
+""",
+    )
+    assert result == [500, 0x80000009, 0x80000004]
+
+
+def test_kernels_of_rccl_have_the_operation_of_their_call(sdk):
+    names = run(
+        sdk,
+        """
+source.opened()
+RCCL = b"ncclDevKernel_Generic_1"
+def within(*calls):
+    for call in calls[:-1]:
+        source.rccl(call)
+    source.rccl(calls[-1], source.ENTER)
+    source.run(RCCL); source.run(b"gemm")
+    source.rccl(calls[-1], source.EXIT)
+within("ncclAllReduce")
+within("ncclGroupStart", "ncclSend", "ncclSend", "ncclGroupEnd")
+within("ncclGroupStart", "ncclSend", "ncclAllReduce", "ncclGroupEnd")
+source.run(RCCL)  # launched by nobody that is known
+print(json.dumps([source.name(row["name"]) for row in source.take()[0]]))
+""",
+    )
+    alone, compute = "ncclDevKernel_Generic_1", "gemm"
+    assert names == [
+        f"{alone} for ncclAllReduce", compute, f"{alone} for ncclSendRecv", compute, alone, compute, alone,
+    ]  # fmt: skip
+
+
+def test_a_launch_without_a_record_is_given_up_after_a_later_mark(sdk):
+    result = run(
+        sdk,
+        """
+source.opened()
+captured = source.launch()
+source.done(source.mark(1))
+before = [library.aorta_kernels_num_lent(), source.take()[1].settled]
 time.sleep(1.1)
-after = [library.aorta_kernels_num_lent(), take()[1].settled]
-print(json.dumps([before, after]))
+print(json.dumps([before, [library.aorta_kernels_num_lent(), source.take()[1].settled]]))
 """,
     )
     assert result == [[1, 1], [0, 3]]
 
 
-def test_kernels_of_a_graph_are_marked_as_such(tracer):
+def test_all_kernels_of_a_graph_are_marked_as_such(sdk):
     result = run(
-        tracer,
+        sdk,
         """
-opened()
-graph = tracer.play_call(GRAPH)
-done(graph); done(graph)
-rows, _ = take()
-print(json.dumps(rows["in_graph"].tolist()))
+source.opened()
+graph = source.launch(b"node", GRAPH)
+source.done(graph); source.done(graph)
+print(json.dumps(source.take()[0]["in_graph"].tolist()))
 """,
     )
     assert result == [1, 1]
 
 
-def test_times_are_put_on_the_hosts_monotonic_clock(tracer):
+def test_times_are_put_on_the_hosts_monotonic_clock(sdk):
     result = run(
-        tracer,
+        sdk,
         """
-tracer.play_ahead(5_000_000_000)
-opened()
+vendor.play_ahead(5_000_000_000)
+source.opened()
 now = time.monotonic_ns()
-done(tracer.play_call(LAUNCH), begin=now + 5_000_000_000, end=now + 5_000_000_100)
-rows, _ = take()
-print(json.dumps([int(rows[0]["start"]) - now, int(rows[0]["end"] - rows[0]["start"])]))
+source.run(start=now + 5_000_000_000, end=now + 5_000_000_100)
+row = source.take()[0][0]
+print(json.dumps([int(row["start"]) - now, int(row["end"] - row["start"])]))
 """,
     )
     assert abs(result[0]) < 1_000_000  # what the bracket of the two clocks may be off on a busy machine
     assert result[1] == 100
 
 
-def test_a_full_ring_loses_records_and_says_so(tracer):
-    result = run(
-        tracer,
-        """
-opened(2)
-for i in range(4):
-    done(tracer.play_call(LAUNCH))
-rows, taken = take()
-print(json.dumps([len(rows), taken.num_lost]))
-""",
-    )
-    assert result == [2, 2]
+@pytest.mark.processes
+def test_a_program_that_has_a_tool_keeps_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("AORTA_CACHE_DIR", str(tmp_path))
+    environ: dict[str, str] = {}
+    name_tool(environ)
+    assert is_tool_named(environ)
+    name_tool(environ)  # under a launcher of ours again
+    with pytest.raises(KernelRecordsUnavailable, match="names another tool, /opt/tool.so"):
+        name_tool({TOOLS: "/opt/tool.so"})
+    assert load_library("kernel_records_rocm").aorta_kernels_record_bytes() == 40
 
 
-def test_what_is_stopped_is_not_traced(tracer):
-    result = run(
-        tracer,
-        """
-opened()
-on = tracer.play_enabled()
-library.aorta_kernels_stop()
-print(json.dumps([on, tracer.play_enabled(), tracer.play_call(LAUNCH)]))
-""",
-    )
-    assert result == [3, 0, 0]
-
-
-def test_a_tracer_that_refuses_and_one_that_is_not_there_have_a_reason(tracer):
-    result = run(
-        tracer,
-        """
-absent = library.aorta_kernels_open(b"/no/tracer.so", path, ctypes.c_uint64(10), ctypes.c_size_t(4096))
-reasons = [library.aorta_kernels_error().decode()]
-tracer.play_refusal(-6)
-assert library.aorta_kernels_open(path, path, ctypes.c_uint64(10), ctypes.c_size_t(4096)) == 0
-refused = library.aorta_kernels_claim()
-print(json.dumps([absent, refused, *reasons, library.aorta_kernels_error().decode()]))
-""",
-    )
-    assert result[:2] == [1, 1]
-    assert "/no/tracer.so" in result[2]
-    assert result[3] == "roctracer_open_pool_expl (error -6)"
+def test_kernel_records_are_read_where_hip_registered_their_tool_and_else_not(monkeypatch):
+    monkeypatch.delenv(TOOLS, raising=False)
+    assert "ask for them with --kernels on" in HipBackend().kernels_unasked
+    monkeypatch.setenv(TOOLS, "/cache/native/kernel_records_rocm-0123.so")
+    assert HipBackend().kernels_unasked is None
