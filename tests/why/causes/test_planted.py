@@ -82,6 +82,13 @@ def bare_gathers(rank, step, noise):
     return host
 
 
+def small_bare_gathers(rank, step, noise):
+    host = Host()
+    for _ in range(20):
+        host.comm(1.0, "all_gather", 64).work(3.0 * noise.gauss(1, 0.01)).comm(1.0, "reduce_scatter", 64)
+    return host
+
+
 def stands_behind(rank, step, noise):
     host = Host().work(20.0 * noise.gauss(1, 0.01))
     host.comm(9.0, size=64 * MIB, is_async=True, start=host.at)
@@ -143,6 +150,13 @@ def test_the_first_cause_is_the_planted_one_with_its_milliseconds(tmp_path, make
     assert first.evidence
     assert first.change
     assert first.check
+
+
+def test_merging_small_gathers_and_hiding_them_save_their_time_only_once(tmp_path):
+    causes = found(tmp_path / "run", small_bare_gathers)
+    assert causes[0].kind == "small_messages"
+    of_gathers = [cause.ms for cause in causes if cause.kind in ("small_messages", "no_prefetch")]
+    assert sum(of_gathers) <= 20 * 1.0  # 20 gathers of 1 ms, all exposed
 
 
 @pytest.mark.parametrize(

@@ -69,11 +69,14 @@ def transfer(
     left = exposed.moving_ms.mean(axis=0)
     if not left.any():
         return
+    small = _small_messages(judged, left, details)
+    # What merging small calls of an operation saves cannot be hidden or waited for a second time.
+    taken = {} if small is None else {str(small.facts["op"]): small.ms}
     for finding in (
-        _small_messages(judged, left, details),
+        small,
         _shared_communicator(details, left),
-        _no_prefetch(judged, parts, left),
-        _bubble(judged, left),
+        _no_prefetch(judged, parts, left, taken),
+        _bubble(judged, left, taken),
     ):
         if finding is not None:
             finding.ms = np.minimum(finding.ms, left)
@@ -145,7 +148,7 @@ def _small_messages(judged: JudgedRun, exposed: Floats, details: Exposure | None
     return CauseFinding("small_messages", saved, MOVING, facts=facts)
 
 
-def _bubble(judged: JudgedRun, exposed: Floats) -> CauseFinding | None:
+def _bubble(judged: JudgedRun, exposed: Floats, taken: dict[str, Floats]) -> CauseFinding | None:
     """Sends and receives that take longer than their bytes would: they wait for a neighbour in a pipeline."""
     run, judged_steps = judged.run, slice(judged.num_warmup, None)
     best = _best_busbw(judged)
@@ -158,6 +161,7 @@ def _bubble(judged: JudgedRun, exposed: Floats) -> CauseFinding | None:
             continue
         comm, bare, size = (positive(run.metrics[name][:, judged_steps]).mean(axis=0) for name in names)
         ideal_ms = size / best / 1e6
+        bare = np.maximum(bare - taken.get(op, 0.0), 0.0)
         waited += bare * np.clip(1 - ideal_ms / np.maximum(comm, 1e-9), 0.0, 1.0)
         if float(bare.mean()) > longest:
             longest = float(bare.mean())
@@ -175,7 +179,9 @@ def _num_ranks(judged: JudgedRun, op: str) -> int:
     return max(sizes, default=len(judged.run.ranks))
 
 
-def _no_prefetch(judged: JudgedRun, parts: Parts, exposed: Floats) -> CauseFinding | None:
+def _no_prefetch(
+    judged: JudgedRun, parts: Parts, exposed: Floats, taken: dict[str, Floats]
+) -> CauseFinding | None:
     """Gathers that nothing hides, though there is as much compute as they take."""
     run, judged_steps = judged.run, slice(judged.num_warmup, None)
     if not {f"{name}.all_gather" for name in ("comm_ms", "exposed_ms", "count")} <= run.metrics.keys():
@@ -187,7 +193,8 @@ def _no_prefetch(judged: JudgedRun, parts: Parts, exposed: Floats) -> CauseFindi
     if count < MIN_GATHERS or total <= 0 or 1 - alone / total >= HIDDEN_ENOUGH:
         return None
     compute = parts.compute_ms.mean(axis=0)
-    hideable = np.minimum(np.minimum(bare, exposed) * (1 - 1 / count), compute)
+    left = np.maximum(bare - taken.get("all_gather", 0.0), 0.0)
+    hideable = np.minimum(np.minimum(left, exposed) * (1 - 1 / count), compute)
     facts = {
         "count": count,
         "gather_ms": float(gather.mean()),
