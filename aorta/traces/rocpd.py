@@ -59,6 +59,25 @@ read."""
 NEEDED = ("start", "end", "name")
 """Fields that a view must have; the others are NULL where it lacks them."""
 
+_RPD_JOINS = """ FROM rocpd_op O JOIN rocpd_string T ON T.id = O.opType_id
+    LEFT JOIN rocpd_string N ON N.id = O.description_id LEFT JOIN rocpd_api_ops L ON L.op_id = O.id
+    LEFT JOIN rocpd_api A ON A.id = L.api_id"""
+_RPD_PROCESS = "coalesce(A.pid, (SELECT min(pid) FROM rocpd_api))"
+_RPD_KERNELS = f"""SELECT O.start, O.end, N.string, {_RPD_PROCESS}, O.gpuId, O.queueId, K.stream, A.id, NULL
+    {_RPD_JOINS} LEFT JOIN rocpd_kernelapi K ON K.api_ptr_id = A.id
+    WHERE T.string = 'KernelExecution' GROUP BY O.id"""
+_RPD_COPIES = f"""SELECT O.start, O.end,
+    CASE T.string WHEN 'CopyDeviceToHost' THEN 'MEMORY_COPY_DEVICE_TO_HOST'
+        WHEN 'CopyHostToDevice' THEN 'MEMORY_COPY_HOST_TO_DEVICE' ELSE T.string END,
+    {_RPD_PROCESS}, O.gpuId, O.gpuId, K.stream, A.id
+    {_RPD_JOINS} LEFT JOIN rocpd_copyapi K ON K.api_ptr_id = A.id
+    WHERE T.string LIKE 'Copy%' OR T.string = 'FillBuffer' GROUP BY O.id"""
+_RPD_REGIONS = """SELECT A.start, A.end, CASE N.string WHEN 'UserMarker' THEN M.string ELSE N.string END,
+    CASE N.string WHEN 'UserMarker' THEN 'MARKER' ELSE 'HIP' END, A.pid, A.tid, A.id, NULL, NULL
+    FROM rocpd_api A JOIN rocpd_string N ON N.id = A.apiName_id
+    LEFT JOIN rocpd_string M ON M.id = A.args_id"""
+"""The columns of _Kernel, _Copy and _Region of rocmProfileData's tables."""
+
 
 class _Kernel(NamedTuple):
     """A dispatch; fields in the order of KERNEL_VIEW."""
@@ -146,7 +165,13 @@ def is_rocpd(database: Database) -> bool:
     return any(name.startswith("rocpd_") for name in database.names)
 
 
+def _is_rpd(database: Database) -> bool:
+    return bool(database.columns("rocpd_op")) and bool(database.columns("rocpd_api_ops"))
+
+
 def _kernels(database: Database) -> tuple[list[_Kernel], list[str]]:
+    if _is_rpd(database):
+        return [_Kernel(*row) for row in database.rows(_RPD_KERNELS)], []
     tables = _tables(database, "rocpd_kernel_dispatch")
     num_kernels = sum(database.count(table) for table in tables)
     rows = _from_view(database, "kernels", KERNEL_VIEW)
@@ -183,6 +208,8 @@ def _kernels_of_table(database: Database, table: str) -> list[_Kernel]:
 
 
 def _copies(database: Database) -> list[_Copy]:
+    if _is_rpd(database):
+        return [_Copy(*row) for row in database.rows(_RPD_COPIES)]
     tables = _tables(database, "rocpd_memory_copy")
     rows = _from_view(database, "memory_copies", COPY_VIEW)
     if rows is not None and (not tables or len(rows) == sum(map(database.count, tables))):
@@ -206,6 +233,8 @@ def _copies(database: Database) -> list[_Copy]:
 
 
 def _regions(database: Database, notes: list[str]) -> list[_Region]:
+    if _is_rpd(database):
+        return [_Region(*row) for row in database.rows(_RPD_REGIONS)]
     rows = _from_view(database, "regions", REGION_VIEW)
     if rows is None:
         if _tables(database, "rocpd_region"):

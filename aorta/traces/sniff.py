@@ -21,13 +21,18 @@ from aorta.traces.rocprof import kind_of_header
 
 Format = Literal[
     "kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd", "nsys", "xplane", "tar", "records", "drawing",
-    "json", "other",
+    "rocprofv3-sums", "rocprofv3-agents", "json", "other",
 ]  # fmt: skip
-"""Formats of files. drawing: what a report draws of a run. json: JSON that is no trace. other: nothing that
-is known."""
+"""Formats of files. drawing: what a report draws of a run. rocprofv3-sums: its statistics by name, without
+times; rocprofv3-agents: its list of devices. json: JSON that is no trace. other: nothing that is known."""
 
 HEAD_BYTES = 1 << 17
 """Bytes at the start of a file that are looked at."""
+HEADERS: dict[Format, set[str]] = {
+    "rocprofv3-sums": {"Name", "Calls", "TotalDurationNs"},
+    "rocprofv3-agents": {"Node_Id", "Agent_Type"},
+}
+"""Columns of rocprofv3's CSV files that hold no times: *_kernel_stats, *_domain_stats and *_agent_info."""
 KEYS: dict[Format, bytes] = {"rocprofv3-json": b'"rocprofiler-sdk-tool"', "kineto": b'"traceEvents"'}
 """Keys at the top of the JSON formats."""
 DRAWN = b'"written_by":"aorta '
@@ -74,7 +79,9 @@ def _sniff_text(head: bytes, is_whole: bool, read: Callable[[], bytes], location
     if text[:1] not in b"{[":
         line = text.split(b"\n", 1)[0].decode("utf-8", "replace")
         header = [field.strip().strip('"') for field in line.split(",")]
-        return Content("rocprofv3-csv" if kind_of_header(header) else "other")
+        if kind_of_header(header):
+            return Content("rocprofv3-csv")
+        return Content(next((name for name, columns in HEADERS.items() if columns <= set(header)), "other"))
     if re.match(rb'\{\s*"schema":\s*\d+,\s*"(rank|started_unix_ns)":\s*\d+', text):
         return Content("records")
     format = _first_key(text)

@@ -28,7 +28,7 @@ from aorta.traces.model import RANK_ASSUMED, RankTrace, rank_in_name
 from aorta.traces.nsys import nsys_processes, read_nsys
 from aorta.traces.rocpd import read_rocpd, rocpd_processes
 from aorta.traces.rocprof import parse_rocprofv3_json, read_rocprofv3_csv
-from aorta.traces.sniff import Content, Format, archive_members, read_member, sniff
+from aorta.traces.sniff import HEADERS, Content, Format, archive_members, read_member, sniff
 
 Kind = Literal["records", "kineto", "rocprofv3", "nsys"]
 KIND_OF_FORMAT: dict[str, Kind] = {
@@ -41,7 +41,7 @@ KIND_OF_FORMAT: dict[str, Kind] = {
 }
 KNOWN = "Kineto or JAX traces, rocprofv3 output (JSON, CSV, rocpd) or an Nsight Systems SQLite export"
 CANDIDATE = re.compile(
-    r"\.(json|json\.gz|xplane\.pb|tar|tar\.gz|tgz|db|sqlite|sqlite3|csv|csv\.gz)$", re.IGNORECASE
+    r"\.(json|json\.gz|xplane\.pb|tar|tar\.gz|tgz|db|rpd|sqlite|sqlite3|csv|csv\.gz)$", re.IGNORECASE
 )
 CSV_NAME = re.compile(r"^(?P<capture>.*?)_?(kernel|memory_copy|(hip|hsa|rccl|marker)\w*)_trace\.csv(\.gz)?$")
 RESULTS_NAME = re.compile(r"^(?P<capture>.*?)(_results)?\.(json|json\.gz|db)$")
@@ -240,6 +240,8 @@ def _file_contents(path: Path) -> Contents:
             raise TraceError(f"{path} belongs to step records; give the folder that it is in")
         case "drawing":
             raise TraceError(f"{path} is a drawing of a report; give the run or the traces that it shows")
+        case "rocprofv3-sums" | "rocprofv3-agents":
+            raise _without_times(path, content.format)
         case "json":
             raise TraceError(
                 f"{path} is JSON but no trace: it has neither traceEvents nor rocprofiler-sdk-tool"
@@ -269,6 +271,8 @@ def _folder_contents(folder: Path) -> Contents:
                 contents += _archive(path)
             elif content.format in KIND_OF_FORMAT:
                 contents += _processes(path, content)
+            elif content.format in HEADERS:
+                rejected.insert(0, _without_times(path, content.format))
             else:
                 rejected.append(TraceError(f"{path} is none"))
         except TraceError as error:
@@ -284,6 +288,18 @@ def _folder_contents(folder: Path) -> Contents:
         hint = f"; {[*faults, *rejected][0]}" if rejected or faults else ""
         raise TraceError(f"{folder} is no run: it holds neither rank_<n>_metrics.jsonl nor {KNOWN}{hint}")
     return contents
+
+
+def _without_times(path: Path, format: Format) -> TraceError:
+    """Say what rocprofv3 has to be asked for instead of a file of it that holds no times."""
+    if format == "rocprofv3-agents":
+        return TraceError(
+            f"{path} lists devices alone: no kernel ran under rocprofv3 there, or it was not asked for"
+            " --kernel-trace"
+        )
+    return TraceError(
+        f"{path} holds rocprofv3's sums by name, and no times: ask it for --kernel-trace --memory-copy-trace"
+    )
 
 
 def _walk(folder: Path) -> Iterator[Path]:

@@ -17,6 +17,7 @@ from aorta.traces.sources import open_source
 from tests.traces.trace_writers import (
     KERNELS,
     NSYS_EPOCH_NS,
+    PID,
     WRITERS,
     ns,
     rocprofv3_json,
@@ -24,6 +25,7 @@ from tests.traces.trace_writers import (
     write_nsys,
     write_rocpd,
     write_rocpd_normalised,
+    write_rpd,
 )
 
 
@@ -139,6 +141,32 @@ def test_kernels_that_the_rocpd_view_leaves_out_are_read(tmp_path, normalised):
     assert total(trace.timeline).num_kernels == 5
     assert any("has 3 rows for 5 kernels" in note for note in trace.quality.notes)
     assert len(trace.steps) == 2
+
+
+def test_rocm_profile_data_is_read_through_its_own_tables(tmp_path):
+    path = tmp_path / "x.rpd"
+    write_rpd(path)
+    assert rocpd_processes(path) == [PID]
+    trace = open_source(path).read(0)
+    result = total(trace.timeline)
+    assert (result.num_kernels, result.num_collectives) == (2, 1)
+    # gemm 1 to 3 ms, the collective 2 to 5 ms, the copy 5 to 6 ms
+    assert (result.compute_ms, result.comm_ms, result.hidden_ms, result.span_ms) == (2.0, 3.0, 1.0, 5.0)
+    assert len(trace.steps) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "said"),
+    [
+        ("run_kernel_stats.csv", "Name,Calls,TotalDurationNs,AverageNs,Percentage", "sums by name, and no"),
+        ("run_agent_info.csv", "Node_Id,Logical_Node_Id,Agent_Type", "no kernel ran under rocprofv3 there"),
+    ],
+)
+def test_what_rocprofv3_wrote_without_times_is_said(tmp_path, name, header, said):
+    (tmp_path / name).write_text(header + "\n")
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(TraceError, match=said):
+            open_source(path)
 
 
 def test_a_rocpd_without_times_says_what_it_has(tmp_path):

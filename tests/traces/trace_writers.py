@@ -493,3 +493,41 @@ WRITERS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "nsys": ("report1.sqlite", write_nsys),
 }
 """Per format the name of a file and what writes it."""
+
+
+def write_rpd(path: Path) -> None:
+    """A file of rocmProfileData: two kernels and a copy, launched in a marked step."""
+    db = sqlite3.connect(path)
+    for table, columns in (
+        ("string", "string"),
+        ("op", "gpuId, queueId, start, end, description_id, opType_id"),
+        ("api", "pid, tid, start, end, apiName_id, args_id"),
+        ("api_ops", "api_id, op_id"),
+        ("kernelapi", "api_ptr_id, stream"),
+        ("copyapi", "api_ptr_id, stream"),
+    ):
+        db.execute(f"CREATE TABLE rocpd_{table} (id INTEGER PRIMARY KEY, {columns})")
+    texts = ("", "gemm", "ncclDevKernel_Generic_1", "KernelExecution", "CopyDeviceToHost", "hipLaunchKernel")
+    texts += ("hipMemcpyAsync", "UserMarker", "ProfilerStep#1")
+    number = {text: place for place, text in enumerate(texts)}
+    db.executemany("INSERT INTO rocpd_string VALUES (?, ?)", [(i, text) for text, i in number.items()])
+    kernel, launch = number["KernelExecution"], number["hipLaunchKernel"]
+    ops = (
+        (1, 2, 0, 1_000_000, 3_000_000, number["gemm"], kernel),
+        (2, 2, 1, 2_000_000, 5_000_000, number["ncclDevKernel_Generic_1"], kernel),
+        (3, 2, 0, 5_000_000, 6_000_000, number[""], number["CopyDeviceToHost"]),
+    )
+    db.executemany("INSERT INTO rocpd_op VALUES (?, ?, ?, ?, ?, ?, ?)", ops)
+    calls = [
+        (10 + place, PID, 7, 100_000 * place, 100_000 * place + 50_000, name, number[""])
+        for place, name in enumerate((launch, launch, number["hipMemcpyAsync"]), 1)
+    ]
+    calls.append((20, PID, 7, 50_000, 900_000, number["UserMarker"], number["ProfilerStep#1"]))
+    db.executemany("INSERT INTO rocpd_api VALUES (?, ?, ?, ?, ?, ?, ?)", calls)
+    db.executemany("INSERT INTO rocpd_api_ops (api_id, op_id) VALUES (?, ?)", [(11, 1), (12, 2), (13, 3)])
+    db.executemany(
+        "INSERT INTO rocpd_kernelapi (api_ptr_id, stream) VALUES (?, ?)", [(11, "0x0"), (12, "0x9")]
+    )
+    db.execute("INSERT INTO rocpd_copyapi (api_ptr_id, stream) VALUES (13, '0x0')")
+    db.commit()
+    db.close()
