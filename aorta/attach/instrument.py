@@ -86,9 +86,9 @@ def instrument(
     max_mb: size in MiB above which a rank's file of lines is made smaller. Old lines lose their lists of
         segments and collectives first, then the oldest go, with their sums kept in rank_<n>_dropped.json.
         None: no limit.
-    stacks: sample the stack of the thread that trains, so that causes name lines of the program: 100 times
-        in the first two seconds, then at most 20 times a second, and more rarely where that takes more than
-        0.2 % of a core. Arguments and locals are not read.
+    stacks: sample the stack of the thread that trains, so that causes name lines of the program: 50
+        times a second at first, then 20 times, and more rarely where that takes more than 0.2 % of a core.
+        Arguments and locals are not read.
     hang: a watchdog on every rank, which writes to output_dir/hang where the rank stands once no step begins
         any more. HangConfig or its fields, such as {"timeout_s": 60}. Give the same on all ranks.
     profiling: windows of torch.profiler over the steps, in output_dir/torch_profiler, whose kernels are read

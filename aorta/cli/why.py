@@ -146,10 +146,11 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
     """Print why the steps take their time; of traces also the critical path, where they can be replayed."""
     from aorta.account.judge.judged import dataset, judge
     from aorta.account.judge.leading import settled
+    from aorta.account.judge.profiles import told_differences
     from aorta.account.judge.selection import selected
     from aorta.timeline.types import TRACE_SOURCES
     from aorta.why.causes.rank import explanation_of
-    from aorta.why.causes.run_text import causes_text, nothing_text
+    from aorta.why.causes.run_text import causes_text, late_rank, nothing_text
 
     path = paths[0] if len(paths) == 1 else paths[0].parent
     label = path.resolve().name or "run"
@@ -175,6 +176,7 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
             "unexplained_ms": explained.unexplained_ms,
             "cannot_tell": explained.cannot_tell,
             "account": explained.account.rows(),
+            "differences": told_differences(judged, late_rank(explained)),
             "nothing": None if explained.causes else nothing_text(settled_dataset, explained),
             "notes": judged.run.notes,
             **path_json,

@@ -1,24 +1,9 @@
-// Distributions, drawn by the plotting library. It is packed in the page and started when first needed.
+// Distributions, drawn by the plotting library.
 (() => {
   const holder = document.getElementById("distribution-chart"), choice = document.getElementById("distribution-metric");
   const said = document.getElementById("distribution-said");
   const data = aorta.data("distribution-data");
   let plotly = null;
-
-  async function load() {
-    const packed = atob(document.getElementById("plotly-packed").textContent);
-    const bytes = Uint8Array.from(packed, (character) => character.charCodeAt(0));
-    const source = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-    // A part for maps that is not used here would add a style of its own, which the page's policy refuses,
-    // unless it finds the element it made before.
-    for (const [, id] of source.matchAll(/getElementById\("([0-9a-f]{40,})"\)/g)) {
-      if (!document.getElementById(id)) document.head.append(aorta.element("meta", undefined, { id }));
-    }
-    const script = document.createElement("script");
-    script.textContent = source;
-    document.head.append(script);
-    return window.Plotly;
-  }
 
   const sides = () => {
     const rest = ["compute", "hidden", "exposed", "wait"].map(aorta.colour);
@@ -33,9 +18,7 @@
   };
   const faint = (colour) => `${colour}2e`; // #rrggbb and an alpha of 18 %
 
-  // A label is text: the library would read <b>, <a href> and the like in names as markup.
-  const short = (text, most) => plain([...text].length > most ? `${[...text].slice(0, most - 1).join("")}\u2026` : text);
-  const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const short = (text, most) => aorta.plain([...text].length > most ? `${[...text].slice(0, most - 1).join("")}\u2026` : text);
 
   function traces(metric) {
     const colours = sides(), dashes = ["solid", "dash", "dot", "dashdot"], made = [];
@@ -145,18 +128,15 @@
   aorta.themed.push(draw);
   said.textContent = summarise(data.metrics[0]);
 
-  const start = async () => {
-    near.disconnect();
+  aorta.whenNear(holder, async () => {
     try {
-      plotly = await load();
+      plotly = await aorta.plotly();
       holder.replaceChildren(); // the still picture
     } catch (error) {
       said.textContent = `The chart cannot be drawn by this browser (${error.message}). ${said.textContent}`;
       return;
     }
     await draw();
-  };
-  const near = new IntersectionObserver((seen) => { if (seen.some((one) => one.isIntersecting)) start(); }, { rootMargin: "600px" });
-  near.observe(holder);
+  });
   addEventListener("beforeprint", () => { if (plotly) draw(); });
 })();

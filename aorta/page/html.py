@@ -27,10 +27,11 @@ from aorta.page.hazards import hazards
 from aorta.page.heat import heat_data, ranks_by_steps
 from aorta.page.parts import Markup, empty, hatches, json_script, legend, section, tag
 from aorta.page.sections import collectives, definitions, kernels, longest_exposed, notes, what_ran
+from aorta.page.stacks import stack_data, stacks
 from aorta.page.timeline import Steps, steps_to_show, timeline_data
 from aorta.page.where_time_goes import account_data, where_time_goes
 
-SCRIPTS = ("page.js", "timeline.js", "account.js", "heat.js", "distributions.js")
+SCRIPTS = ("page.js", "timeline.js", "account.js", "heat.js", "stacks.js", "distributions.js")
 KEYS_HELP = (
     "Drag to move, Shift and drag to select a range, Ctrl and wheel to zoom, double-click for the whole step;"
     " a click tells of a call. With the chart focused: arrow keys move, + and \u2212 zoom, 0 shows all,"
@@ -41,6 +42,7 @@ LINKS = {
     "changes": "Changes",
     "time": "Time",
     "causes": "Causes",
+    "stacks": "Program",
     "hazards": "Hazards",
     "ranks": "Ranks",
     "timeline": "Timeline",
@@ -76,6 +78,7 @@ def page(report: Report, shown: Shown | None = None) -> str:
         ("changes", changes(comparison) if comparison else None),
         ("time", where_time_goes(report)),
         ("causes", causes(report)),
+        ("stacks", stacks(report)),
         ("hazards", hazards(report)),
         ("ranks", ranks_by_steps(report)),
         ("timeline", _timeline(report, steps_shown)),
@@ -107,6 +110,7 @@ def page(report: Report, shown: Shown | None = None) -> str:
             hatches(),
             json_script("timeline-data", msgspec.json.encode(timeline_data(steps_shown))),
             json_script("account-data", msgspec.json.encode(account_data(report))),
+            json_script("stack-data", msgspec.json.encode(stack_data(report))),
             json_script("heat-data", msgspec.json.encode(heat_data(report))),
             json_script("distribution-data", msgspec.json.encode(distributions)),
             tag("script", Markup(plotly_packed()), type="application/octet-stream", id="plotly-packed"),

@@ -56,6 +56,31 @@ const aorta = {
 };
 document.documentElement.classList.add("scripted");
 
+// A label is text: the plotting library would read <b>, <a href> and the like in names as markup.
+aorta.plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+aorta.plotly = (() => { // the plotting library is packed in the page, and started when a chart first needs it
+  let started = null;
+  const start = async () => {
+    const packed = atob(document.getElementById("plotly-packed").textContent);
+    const bytes = Uint8Array.from(packed, (character) => character.charCodeAt(0));
+    const source = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+    // A part for maps that is not used here would add a style of its own, which the page's policy refuses,
+    // unless it finds the element it made before.
+    for (const [, id] of source.matchAll(/getElementById\("([0-9a-f]{40,})"\)/g)) {
+      if (!document.getElementById(id)) document.head.append(aorta.element("meta", undefined, { id }));
+    }
+    const script = document.createElement("script");
+    script.textContent = source;
+    document.head.append(script);
+    return window.Plotly;
+  };
+  return () => (started ??= start());
+})();
+aorta.whenNear = (element, start) => { // calls start once, before the element is scrolled to
+  const near = new IntersectionObserver((seen) => { if (seen.some((one) => one.isIntersecting)) { near.disconnect(); start(); } }, { rootMargin: "600px" });
+  near.observe(element);
+};
+
 (() => { // ---- theme
   const root = document.documentElement, button = document.getElementById("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");

@@ -33,7 +33,7 @@ from aorta.records.stacks import (
 
 PERIOD_S = 0.05
 FIRST_PERIOD_S, NUM_FIRST = 0.02, 100
-"""A short run needs an answer too: its first samples come faster."""
+"""A short run needs an answer too: its first samples come faster, as far as CPU_SHARE allows."""
 CPU_SHARE = 0.002
 """Part of a core that sampling may take; where a sample takes longer, samples come more rarely."""
 MANY = 36_000
@@ -244,10 +244,11 @@ class StackSampler:
             self._sums.clear()  # training goes on without stacks; the file says how far they reach
 
     def _period_s(self) -> float:
-        if self._num_samples < NUM_FIRST:
+        if not self._num_samples:
             return FIRST_PERIOD_S
-        cost_s = self._cpu_s / self._num_samples
-        return max(PERIOD_S, cost_s / CPU_SHARE, self._elapsed_s / MANY)
+        period_s = FIRST_PERIOD_S if self._num_samples < NUM_FIRST else PERIOD_S
+        # The mean of all so far: first samples, which learn the functions of the program, are paid for too.
+        return max(period_s, self._cpu_s / self._num_samples / CPU_SHARE, self._elapsed_s / MANY)
 
     def _sample(self, weight_s: float, stopping: threading.Event) -> None:
         step = self._journal.current

@@ -107,7 +107,7 @@ def test_markup_from_outside_is_text():
     source = page(hostile_report())
     elements = Elements(source)
     assert elements.named("img") == []
-    assert len(elements.named("script")) == 6
+    assert len(elements.named("script")) == 7
     assert "window.hit" in source
     assert "<!--" not in source
     assert "\u2028" not in source.split('id="timeline-data"')[1].split("</script>")[0]

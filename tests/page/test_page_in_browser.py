@@ -9,7 +9,9 @@ import pytest
 
 from aorta.page.html import write_page
 from aorta.page.parts import DARK, LIGHT, number
+from aorta.records.stacks import StackFrame
 from aorta.timeline.types import Segment
+from tests.account.judge.sampled_runs import BACKWARD, MAIN, SLEEP, sampled, sampled_dataset
 from tests.account.reports_in_memory import dataset_of, records_of, report_of
 from tests.chromium import ABSENT, browser, executable
 from tests.page.hostile_report import HOSTILE, hostile_report
@@ -48,6 +50,7 @@ def files(tmp_path_factory):
         "single": report_of(a),
         "hostile": hostile_report(),
         "large": report_of(dataset_of("a", records_of(num_steps=50, num_ranks=8, num_collectives=100))),
+        "sampled": report_of(sampled_ranks()),
         "without-details": report_of(dataset_of("a", plain)),
         "dense": report_of(
             dataset_of("few", records_of(num_steps=4)), dataset_of("many", dense_records(), num_warmup=0)
@@ -56,6 +59,14 @@ def files(tmp_path_factory):
     for name, report in reports.items():
         write_page(folder / f"{name}.html", report)
     return {name: folder / f"{name}.html" for name in reports}
+
+
+def sampled_ranks():
+    """Rank 1 sleeps in augment(), in a file whose name is markup."""
+    hostile = StackFrame("/job/<img src=x onerror=alert(1)>.py", 5, "augment", is_program=True)
+    work = [(step, 20_000, "runs", MAIN, BACKWARD) for step in range(2, 12)]
+    sleep = [(step, 10_000, "sleeps", MAIN, hostile, SLEEP) for step in range(2, 12)]
+    return sampled_dataset([sampled(*work), sampled(*work, *sleep)])
 
 
 def dense_records():
@@ -116,6 +127,19 @@ def test_charts_are_drawn(shown, name):
     assert page.js("document.querySelectorAll('#time svg rect').length") > 4
     scroll_to(page, CHART)
     page.wait(MARKS.format(CHART) + " > 10")
+
+
+def test_stacks_are_drawn_for_each_rank_against_the_others(shown):
+    page = shown("sampled")
+    scroll_to(page, "#stacks-chart")
+    page.wait(MARKS.format("#stacks-chart") + " == 5")
+    choose(page, "#stacks-view", "0")
+    choose(page, "#stacks-view", "2")
+    said = page.js("document.querySelector('#stacks-said').textContent")
+    assert said.startswith("Rank 1 against the others: ")
+    assert page.js("document.querySelectorAll('#stacks img').length") == 0
+    labels = "[...document.querySelectorAll('#stacks-chart .slicetext')].map(text => text.textContent)"
+    page.wait(f"{labels}.some(text => text.startsWith('augment(), <img src'))")
 
 
 def test_the_canvas_holds_the_colours_of_the_states(shown):

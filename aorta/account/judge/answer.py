@@ -6,6 +6,7 @@ from typing import Any
 from aorta.account.judge.alike import is_window
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, IDLE_CELLS, account_of
 from aorta.account.judge.leading import partly_timed
+from aorta.account.judge.profiles import told_differences
 from aorta.account.judge.ranks import alerts, rank_rows, straggler
 from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.measures import peak_text
@@ -69,7 +70,8 @@ def add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | Non
         "not_measured": account.reasons,
     }
     summary["alerts"] = alerts(dataset)
-    summary["straggler"] = late_rank(dataset, causes)
+    summary["straggler"] = late = late_rank(dataset, causes)
+    summary["differences"] = [asdict(entry) for entry in told_differences(dataset.first, late)]
     for row in rank_rows(dataset.first, dataset.lead):
         fields = asdict(row)
         del fields["rank"]

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.judge.occasional import Floats as Floats
+from aorta.account.judge.occasional import Occasions
 from aorta.why.causes.cause import CauseKind, CauseSource
-from aorta.why.causes.occasional import Floats as Floats
-from aorta.why.causes.occasional import Occasions
 
 MANY_RANKS = 16
 """One rank more or less is no matter to the median of so many."""

@@ -14,11 +14,12 @@ from aorta.account.judge.cells import (
     account_of,
 )
 from aorta.account.judge.leading import source_text
+from aorta.account.judge.profiles import line_text, told_differences
 from aorta.account.load.measures import peak_text
 from aorta.account.model import Dataset
 from aorta.account.numbers import counted, number, percent, quantity
 from aorta.why.causes.rank import Explanation
-from aorta.why.causes.text import WIDTH, cause_lines
+from aorta.why.causes.text import WIDTH, cause_lines, wrapped
 
 BUSY = 0.2
 """Part of the step without a core, from which on it is said."""
@@ -27,6 +28,8 @@ WORTH_NOTING = 0.02
 LEAST_NAMED = 0.005
 NOTHING = "Nothing worth changing: no single loss is large enough to name."
 MOST_NAMED = 3
+MOST_LINES = 4
+"""Of a difference of stacks."""
 
 
 def title(dataset: Dataset) -> str:
@@ -69,7 +72,16 @@ def causes_text(explained: Explanation, dataset: Dataset) -> str:
         lines += ["", *textwrap.wrap(nothing_text(dataset, explained), WIDTH)]
     for note in notes(explained):
         lines += ["", *textwrap.wrap(note, WIDTH)]
+    for difference in told_differences(dataset.first, late_rank(explained)):
+        lines += ["", f"Sampled, ms of a step: {difference.title}."]
+        for line in difference.lines[:MOST_LINES]:
+            lines += wrapped(line_text(line))
     return "\n".join(lines)
+
+
+def late_rank(explained: Explanation) -> int | None:
+    """The rank that the others wait for most."""
+    return next((cause.rank for cause in explained.causes if cause.is_waited_for), None)
 
 
 def notes(explained: Explanation) -> list[str]:

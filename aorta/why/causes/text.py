@@ -3,13 +3,12 @@
 import textwrap
 from collections.abc import Sequence
 
+from aorta.account.judge.profiles import DOING_WORDS
 from aorta.account.judge.stacks import CodeLine
 from aorta.account.numbers import counted, number, percent, quantity
-from aorta.records.stacks import Doing
 from aorta.why.causes.cause import Cause
 
 WIDTH = 100
-DOING_WORDS: dict[Doing, str] = {"runs": "runs", "ready": "waits for a core", "sleeps": "sleeps"}
 
 
 def cause_lines(causes: Sequence[Cause]) -> list[str]:

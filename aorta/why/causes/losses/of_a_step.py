@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.cells import Account
 from aorta.account.judge.exposed import exposed_of
+from aorta.account.judge.occasional import are_alike, without_traces
 from aorta.account.model import JudgedRun, Lead
 from aorta.why.causes.finding import CauseFinding, Floats, steps_with, together
 from aorta.why.causes.losses.parts import Parts, parts_of
@@ -26,7 +27,6 @@ from aorta.why.causes.losses.waiting import (
     unbalanced_stages,
     waiting,
 )
-from aorta.why.causes.occasional import are_alike, without_traces
 
 MIN_OTHER_STEPS = 3
 WORTH_SAYING = 0.1

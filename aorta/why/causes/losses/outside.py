@@ -3,10 +3,10 @@
 import numpy as np
 
 from aorta.account.judge.cells import LARGE_SHARE, Account
+from aorta.account.judge.occasional import half_width
 from aorta.account.judge.stacks import CodeLine
 from aorta.account.numbers import percent, quantity
 from aorta.why.causes.cause import Cause
-from aorta.why.causes.occasional import half_width
 from aorta.why.causes.rules import CauseRule
 from aorta.why.causes.worth import ratio_interval
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.judge.occasional import occasions
 from aorta.account.metrics import WORK
 from aorta.account.model import JudgedRun
 from aorta.account.rows import positive
 from aorta.why.causes.finding import ANY_CELL, CauseFinding
 from aorta.why.causes.losses.parts import Parts
-from aorta.why.causes.occasional import occasions
 
 MOST_OF_ALL = 0.8
 """Part of the optimizer's time, or of all bytes, in the slow steps: then a batch ends in them that was

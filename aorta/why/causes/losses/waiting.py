@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS
 from aorta.account.judge.exposed import Exposed, has_point_to_point
+from aorta.account.judge.occasional import Occasions, occasions
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import quantity
 from aorta.account.rows import positive
@@ -26,7 +27,6 @@ from aorta.why.causes.finding import (
     steps_with,
 )
 from aorta.why.causes.losses.parts import Parts
-from aorta.why.causes.occasional import Occasions, occasions
 
 IN_TURN = "different ranks in turn"
 ASLEEP = "host asleep within the step"

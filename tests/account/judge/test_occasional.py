@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aorta.why.causes.occasional import are_alike, occasions
+from aorta.account.judge.occasional import are_alike, occasions
 
 NUM = 40
 TRIALS = 150

@@ -1,0 +1,301 @@
+"""Sampled stacks of a run as trees of time: each rank, slow steps against usual ones, and in which lines they
+differ."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.account.judge.occasional import occasions
+from aorta.account.judge.stacks import MOST_RANKS, Samples, samples_of
+from aorta.account.model import JudgedRun
+from aorta.account.numbers import counted, number, quantity
+from aorta.records.stacks import DOING, Doing, StackFrame
+
+Floats = NDArray[np.float64]
+LEAST_DIFFERENCE = 0.02
+"""Of a step, from which on a line's difference is told."""
+SURE = 2.0
+"""Standard errors that a difference must be above 0."""
+FEWEST = 3
+"""Samples of a line in which sides differ."""
+DOING_WORDS: dict[Doing, str] = {"runs": "runs", "ready": "waits for a core", "sleeps": "sleeps"}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Samples of some steps of one rank, in ms of the mean of these steps."""
+
+    samples: Samples
+    rows: NDArray[np.int64]
+    """Places of its samples among those of the rank."""
+    ms: Floats
+    """[sample]: they add up to the mean step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the program, and the time of a step in which it is the innermost one."""
+
+    text: str
+    """'augment(), train.py:5'"""
+    calls: str
+    """The library's function in which it is there most: 'sleep of time'; '' where it is in none."""
+    doing: Doing
+    ms: float
+    against_ms: float
+    """The same of the other side; 0 where there is none."""
+    num_samples: int
+
+    @property
+    def difference_ms(self) -> float:
+        return self.ms - self.against_ms
+
+
+def part_of(judged: JudgedRun, rank: int, is_meant: NDArray[np.bool_] | None = None) -> Part | None:
+    """Of a rank's judged steps, or those of them that are meant; None where nothing was sampled there."""
+    samples = samples_of(judged, rank)
+    if samples is None:
+        return None
+    which = samples.is_judged.copy()
+    lengths = judged.values("step_ms")[judged.run.ranks.index(rank)]
+    if is_meant is not None:
+        which &= is_meant[samples.column]
+        lengths = lengths[is_meant]
+    rows = np.flatnonzero(which)
+    us = samples.rows[rows, 6].astype(np.float64)
+    if not us.sum() > 0:
+        return None
+    return Part(samples, rows, us * (float(np.nanmean(lengths)) / us.sum()))
+
+
+def sampled_ranks(judged: JudgedRun, named: Sequence[int] = ()) -> list[int]:
+    """Ranks that stand for all: those named, then the first ones."""
+    ranks = [*dict.fromkeys([*(rank for rank in named if rank in judged.run.ranks), *judged.run.ranks])]
+    return sorted(ranks[:MOST_RANKS])
+
+
+def rank_parts(judged: JudgedRun, named: Sequence[int] = ()) -> dict[int, Part]:
+    """By rank, of those that were sampled."""
+    parts = {rank: part_of(judged, rank) for rank in sampled_ranks(judged, named)}
+    return {rank: part for rank, part in parts.items() if part is not None}
+
+
+def slow_and_usual(judged: JudgedRun, named: Sequence[int] = ()) -> tuple[list[Part], list[Part], str] | None:
+    """The steps that stand apart as slow, on each rank, the others, and which they are ('every tenth step');
+    None where there are none, or they were not sampled."""
+    lengths = judged.values("step_ms")
+    if not lengths.size:
+        return None
+    found = occasions(np.nanmean(lengths, axis=0), judged.run.global_step[judged.num_warmup :])
+    if found is None:
+        return None
+    both = [
+        (part_of(judged, rank, found.is_slow), part_of(judged, rank, ~found.is_slow))
+        for rank in sampled_ranks(judged, named)
+    ]
+    pairs = [(slow, usual) for slow, usual in both if slow is not None and usual is not None]
+    if not pairs:
+        return None
+    return [slow for slow, _ in pairs], [usual for _, usual in pairs], found.often
+
+
+# ---- lines -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What one side does and the other does not, line by line."""
+
+    title: str
+    """'what rank 1 does and the others do not'"""
+    lines: list[Line]
+    """Of a step; first those in which the first side spends more."""
+
+
+def told_differences(judged: JudgedRun, late: int | None) -> list[Difference]:
+    """Of the late rank against the others, and of slow steps against usual ones; only what has lines.
+
+    late: the rank that the others wait for.
+    """
+    found = []
+    step_ms = float(np.nanmean(judged.values("step_ms"))) if judged.num_steps else 0.0
+    named = [] if late is None else [late]
+    parts = rank_parts(judged, named)
+    others = [part for rank, part in parts.items() if rank != late]
+    if late in parts and others:
+        title = f"what rank {late} does and the others do not"
+        found.append(Difference(title, differences([parts[late]], others, step_ms)))
+    slow = slow_and_usual(judged, named)
+    if slow is not None:
+        title = f"slow steps ({slow[2]}) against usual ones"
+        found.append(Difference(title, differences(slow[0], slow[1], step_ms)))
+    return [difference for difference in found if difference.lines]
+
+
+def line_text(line: Line) -> str:
+    """'+13.4 ms in push(), train.py:22 (the thread sleeps): 13.4 against 0.00, 42 samples'"""
+    calls = f" in {line.calls}" if line.calls else ""
+    return (
+        f"{quantity(line.difference_ms, 'ms', sign=True)} in {line.text} (the thread"
+        f" {DOING_WORDS[line.doing]}{calls}): {number(line.ms)} against {number(line.against_ms)},"
+        f" {counted(line.num_samples, 'sample')}"
+    )
+
+
+@dataclass(slots=True)
+class _Sum:
+    ms: float = 0.0
+    variance: float = 0.0
+    num: int = 0
+    by_doing: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    by_callee: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+def differences(parts: Sequence[Part], others: Sequence[Part], step_ms: float) -> list[Line]:
+    """Lines in which one side spends clearly more than the other; those in which `parts` spend more come
+    first, the largest difference of each kind first.
+
+    Sides are means of their parts. A difference counts from LEAST_DIFFERENCE of the step on, and from SURE
+    standard errors, those of a count of samples (binomial).
+    """
+    mine, theirs = _sums(parts), _sums(others)
+    found = []
+    for key in {*mine, *theirs}:
+        own, other = mine.get(key, _Sum()), theirs.get(key, _Sum())
+        difference, error = own.ms - other.ms, (own.variance + other.variance) ** 0.5
+        if abs(difference) >= max(LEAST_DIFFERENCE * step_ms, SURE * error) and own.num + other.num >= FEWEST:
+            found.append(_line(key, own, other))
+    return sorted(found, key=lambda line: (line.difference_ms < 0, -abs(line.difference_ms)))
+
+
+def most(parts: Sequence[Part], num: int) -> list[Line]:
+    """Lines of the program that most time is in, the largest first."""
+    sums = sorted(_sums(parts).items(), key=lambda entry: -entry[1].ms)[:num]
+    return [_line(key, own, _Sum()) for key, own in sums]
+
+
+def _line(frame: StackFrame, own: _Sum, other: _Sum) -> Line:
+    larger = own if own.ms >= other.ms else other
+    doing = max(larger.by_doing, key=lambda name: larger.by_doing[name])
+    callee = max(larger.by_callee, key=lambda name: larger.by_callee[name])
+    return Line(frame.text, callee, DOING[doing], own.ms, other.ms, own.num + other.num)
+
+
+def _sums(parts: Sequence[Part]) -> dict[StackFrame, _Sum]:
+    """By the innermost line of the program; what has none is left out."""
+    sums: dict[StackFrame, _Sum] = defaultdict(_Sum)
+    for part in parts:
+        stacks = part.samples.stacks
+        innermost: list[StackFrame | None] = []
+        for parent, place in stacks.nodes:  # a caller comes before what it calls
+            frame = stacks.frames[place]
+            above = innermost[parent] if parent >= 0 else None
+            innermost.append(frame if frame.is_program else above)
+        for row, ms in zip(
+            part.samples.rows[part.rows].tolist(), (part.ms / len(parts)).tolist(), strict=True
+        ):
+            line = innermost[row[5]]
+            if line is None:
+                continue
+            leaf = stacks.frames[stacks.nodes[row[5]][1]]
+            entry = sums[line]
+            entry.ms += ms
+            entry.variance += ms * ms
+            entry.num += 1
+            entry.by_doing[row[3]] += ms
+            entry.by_callee["" if leaf.is_program else leaf.text] += ms
+    step_ms = sum(float(part.ms.sum()) for part in parts) / max(len(parts), 1)
+    for entry in sums.values():
+        entry.variance *= max(1.0 - entry.ms / step_ms, 0.0)  # what all samples are in is no chance
+    return dict(sums)
+
+
+# ---- trees -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Tree:
+    """Frames under their callers, of several parts at once. Node 0 is the whole step."""
+
+    frames: list[StackFrame | None]
+    """None of node 0."""
+    parents: list[int]
+    """A caller comes before what it calls."""
+    ms: Floats
+    """[part, node]: time in which the node's frame is the innermost one."""
+    asleep_ms: Floats
+    """[node]: of all parts together, the time in which the thread slept there."""
+
+    @property
+    def total_ms(self) -> Floats:
+        """[part, node]: with all that is below."""
+        return _with_below(self.ms, self.parents)
+
+
+def tree(parts: Sequence[Part], most_nodes: int) -> Tree:
+    """Nodes with least time are left out, and count as their callers."""
+    frames: list[StackFrame | None] = [None]
+    parents = [-1]
+    ids: dict[tuple[int, StackFrame], int] = {}
+    placed: list[tuple[Part, NDArray[np.int64]]] = []
+    for part in parts:
+        stacks = part.samples.stacks
+        needed = np.zeros(len(stacks.nodes), dtype=bool)
+        needed[part.samples.rows[part.rows, 5]] = True
+        for node in range(len(stacks.nodes) - 1, -1, -1):
+            if needed[node] and stacks.nodes[node][0] >= 0:
+                needed[stacks.nodes[node][0]] = True
+        node_of = np.zeros(len(stacks.nodes), dtype=np.int64)
+        for node in np.flatnonzero(needed).tolist():
+            parent, place = stacks.nodes[node]
+            key = (int(node_of[parent]) if parent >= 0 else 0, stacks.frames[place])
+            if key not in ids:
+                ids[key] = len(frames)
+                frames.append(key[1])
+                parents.append(key[0])
+            node_of[node] = ids[key]
+        placed.append((part, node_of))
+    ms, asleep = np.zeros((len(parts), len(frames))), np.zeros(len(frames))
+    for i, (part, node_of) in enumerate(placed):
+        nodes = node_of[part.samples.rows[part.rows, 5]]
+        ms[i] = np.bincount(nodes, part.ms, len(frames))
+        sleeps = part.samples.rows[part.rows, 3] == DOING.index("sleeps")
+        asleep += np.bincount(nodes, np.where(sleeps, part.ms, 0.0), len(frames))
+    return _pruned(Tree(frames, parents, ms, asleep), most_nodes)
+
+
+def _pruned(whole: Tree, most_nodes: int) -> Tree:
+    num = len(whole.frames)
+    if num <= most_nodes:
+        return whole
+    # A caller has at least the time of what it calls, and comes first among equals.
+    order = np.argsort(-whole.total_ms.max(axis=0), kind="stable")
+    kept = np.sort(order[:most_nodes])
+    place = np.zeros(num, dtype=np.int64)
+    place[kept] = np.arange(len(kept))
+    is_kept = np.zeros(num, dtype=bool)
+    is_kept[kept] = True
+    for node in range(num):
+        if not is_kept[node]:
+            place[node] = place[whole.parents[node]]
+    ms = np.stack([_summed(row, place, len(kept)) for row in whole.ms])
+    return Tree(
+        [whole.frames[node] for node in kept.tolist()],
+        [-1, *(int(place[whole.parents[node]]) for node in kept[1:].tolist())],
+        ms,
+        _summed(whole.asleep_ms, place, len(kept)),
+    )
+
+
+def _summed(ms: Floats, place: NDArray[np.int64], num: int) -> Floats:
+    return np.asarray(np.bincount(place, ms, num), dtype=np.float64)
+
+
+def _with_below(ms: Floats, parents: list[int]) -> Floats:
+    total = ms.copy()
+    for node in range(len(parents) - 1, 0, -1):
+        total[:, parents[node]] += total[:, node]
+    return total

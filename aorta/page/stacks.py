@@ -1,0 +1,164 @@
+"""The page's section "In the program": sampled stacks as flame graphs, of ranks against the others and of
+slow steps against usual ones (stacks.js draws them), and the lines that differ as tables."""
+
+from typing import Any
+
+import numpy as np
+
+from aorta.account.judge.answer import late_rank
+from aorta.account.judge.profiles import (
+    DOING_WORDS,
+    Difference,
+    Line,
+    Part,
+    most,
+    rank_parts,
+    slow_and_usual,
+    told_differences,
+    tree,
+)
+from aorta.account.model import Dataset, Report
+from aorta.page.parts import Column, Markup, cell, section, sentence, table, tag
+
+MAX_NODES = 1200
+"""Of a run's tree in the page; nodes with least time count as their callers."""
+MAX_LINES = 8
+HELP = (
+    "A click on a box shows what is below it, one on the topmost box goes back. Below a line is what it"
+    " calls; frames of torch and other libraries are folded to the function that the program calls and the"
+    " innermost one."
+)
+
+
+def stacks(report: Report) -> Markup | None:
+    """None where no run has samples in its judged steps."""
+    tables = [_tables(dataset, report) for dataset in report.datasets.values()]
+    if not any(tables):
+        return None
+    controls = tag(
+        "div",
+        tag("label", "Run ", tag("select", id="stacks-run")),
+        tag("label", "Show ", tag("select", id="stacks-view")),
+        class_="controls needs-script",
+    )
+    chart = tag(
+        "div",
+        id="stacks-chart",
+        class_="needs-script",
+        role="img",
+        aria_label="Flame graph of sampled stacks",
+    )
+    return section(
+        "stacks",
+        "In the program",
+        controls,
+        chart,
+        tag("p", id="stacks-said", class_="note", aria_live="polite"),
+        tag("p", HELP, class_="note needs-script"),
+        tables,
+        lead="Where the thread that trains is, by stacks sampled a few times a second in the judged steps:"
+        " each box is as wide as its part of a mean step.",
+    )
+
+
+def stack_data(report: Report) -> list[dict[str, Any]]:
+    """Data that stacks.js draws, per run with samples: a tree, and the us of a step in each of its nodes, on
+    each rank and in slow and usual steps."""
+    found = (_of_run(dataset, report) for dataset in report.datasets.values())
+    return [data for data in found if data is not None]
+
+
+def _of_run(dataset: Dataset, report: Report) -> dict[str, Any] | None:
+    judged = dataset.first
+    late, parts = _late_and_parts(dataset, report)
+    if not parts:
+        return None
+    slow, usual, often = slow_and_usual(judged, [*parts]) or ([], [], "")
+    whole = tree([*parts.values(), *slow, *usual], MAX_NODES)
+    us = np.round(1e3 * whole.ms)
+    num = len(parts)
+    sides = [] if not slow else [us[num : num + len(slow)].mean(axis=0), us[num + len(slow) :].mean(axis=0)]
+    frames = [*dict.fromkeys(frame for frame in whole.frames if frame is not None)]
+    place = {frame: i for i, frame in enumerate(frames)}
+    files = [*dict.fromkeys(frame.file for frame in frames)]
+    return {
+        "label": dataset.label,
+        "ranks": [*parts],
+        "late": late if late in parts else None,
+        "often": often,
+        "num_samples": [len(part.rows) for part in parts.values()],
+        "files": files,
+        "frames": [[frame.text, files.index(frame.file), int(frame.is_program)] for frame in frames],
+        "nodes": [-1 if frame is None else place[frame] for frame in whole.frames],
+        "parents": whole.parents,
+        "asleep": [
+            int(2 * ms > total) for ms, total in zip(whole.asleep_ms, whole.ms.sum(axis=0), strict=True)
+        ],
+        "us": [row.astype(np.int64).tolist() for row in us[:num]],
+        "sides": [np.round(row).astype(np.int64).tolist() for row in sides],
+    }
+
+
+def _late_and_parts(dataset: Dataset, report: Report) -> tuple[int | None, dict[int, Part]]:
+    """The rank that the others wait for, and samples by rank, its own among them."""
+    if dataset.first.run.stacks is None:
+        return None, {}
+    late = late_rank(dataset, report.causes.get(dataset.label))
+    return late, rank_parts(dataset.first, [] if late is None else [late])
+
+
+def _tables(dataset: Dataset, report: Report) -> list[Markup]:
+    late, parts = _late_and_parts(dataset, report)
+    if not parts:
+        return []
+    name = f"{dataset.label}: " if len(report.datasets) > 1 else ""
+    drawn = [_difference_table(name, difference) for difference in told_differences(dataset.first, late)]
+    return [*drawn, _line_table(name, [*parts.values()])]
+
+
+def _difference_table(name: str, difference: Difference) -> Markup:
+    title = f"{name}{difference.title}, ms of a step"
+    columns: list[Column] = [
+        ("Line", "", False), ("More", "ms", True), ("Here", "ms", True), ("There", "ms", True),
+        ("Samples", "", True), ("The thread", "", False),
+    ]  # fmt: skip
+    rows = [
+        tag(
+            "tr",
+            tag("th", line.text, scope="row"),
+            cell(line.difference_ms, sign=True),
+            cell(line.ms),
+            cell(line.against_ms),
+            cell(line.num_samples, text=f"{line.num_samples:,}"),
+            tag("td", _doing(line)),
+        )
+        for line in difference.lines[:MAX_LINES]
+    ]
+    return _headed(title, table(title, columns, rows))
+
+
+def _line_table(name: str, parts: list[Part]) -> Markup:
+    title = f"{name}lines of the program with most time, mean over ranks"
+    columns: list[Column] = [
+        ("Line", "", False), ("In a step", "ms", True), ("Samples", "", True), ("The thread", "", False),
+    ]  # fmt: skip
+    rows = [
+        tag(
+            "tr",
+            tag("th", line.text, scope="row"),
+            cell(line.ms),
+            cell(line.num_samples, text=f"{line.num_samples:,}"),
+            tag("td", _doing(line)),
+        )
+        for line in most(parts, MAX_LINES)
+    ]
+    return _headed(title, table(title, columns, rows))
+
+
+def _headed(title: str, drawn: Markup) -> Markup:
+    return tag("div", tag("h3", sentence(title).removesuffix(".")), drawn)
+
+
+def _doing(line: Line) -> str:
+    """'sleeps in sleep of time'"""
+    return DOING_WORDS[line.doing] + (f" in {line.calls}" if line.calls else "")

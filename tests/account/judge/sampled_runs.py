@@ -1,0 +1,39 @@
+"""Judged runs in memory with sampled stacks beside their steps."""
+
+import msgspec
+
+from aorta.records.stacks import DOING, PLACES, STACK_PHASES, StackFrame, Stacks, StackSample
+from tests.account.reports_in_memory import dataset_of, records_of
+
+MAIN = StackFrame("/job/train.py", 20, "main", is_program=True)
+BACKWARD = StackFrame("torch", 0, "Tensor.backward", is_program=False)
+AUGMENT = StackFrame("/job/data.py", 5, "augment", is_program=True)
+SLEEP = StackFrame("time", 0, "sleep", is_program=False)
+
+
+def sampled(*samples):
+    """samples: (global step, us, what the thread does, frames from the outermost on)."""
+    stacks = Stacks()
+    ids = {}
+    for step, us, doing, *path in samples:
+        node = -1
+        for frame in path:
+            if frame not in stacks.frames:
+                stacks.frames.append(frame)
+            key = (node, stacks.frames.index(frame))
+            if key not in ids:
+                ids[key] = len(stacks.nodes)
+                stacks.nodes.append(key)
+            node = ids[key]
+        places = PLACES.index("body"), STACK_PHASES.index("rest"), DOING.index(doing)
+        stacks.samples.append(StackSample(step, *places, False, node, us))
+    return stacks
+
+
+def sampled_dataset(by_rank, label="run", num_warmup=2, **options):
+    """by_rank: stacks of each rank."""
+    records = records_of(num_ranks=len(by_rank), **options)
+    made = dataset_of(label, records, num_warmup=num_warmup)
+    judged = made.first
+    run = msgspec.structs.replace(judged.run, stacks=lambda rank: by_rank[rank])
+    return msgspec.structs.replace(made, runs=[msgspec.structs.replace(judged, run=run)])

@@ -1,0 +1,112 @@
+"""Sampled stacks: the late rank against the others, slow steps against usual ones, trees that are drawn."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from aorta.account.judge.profiles import (
+    differences,
+    line_text,
+    most,
+    rank_parts,
+    slow_and_usual,
+    told_differences,
+    tree,
+)
+from tests.account.judge.sampled_runs import AUGMENT, BACKWARD, MAIN, SLEEP, sampled, sampled_dataset
+
+STEPS = range(2, 12)
+"""The judged ones of twelve."""
+
+
+def backward(us, *steps):
+    return [(step, us, "runs", MAIN, BACKWARD) for step in steps]
+
+
+def asleep(us, *steps):
+    return [(step, us, "sleeps", MAIN, AUGMENT, SLEEP) for step in steps]
+
+
+@pytest.fixture
+def late_rank():
+    """Both ranks run backward; rank 1 sleeps for a third of its samples."""
+    by_rank = [
+        sampled(*backward(30_000, *STEPS)),
+        sampled(*backward(20_000, *STEPS), *asleep(10_000, *STEPS)),
+    ]
+    return sampled_dataset(by_rank).first
+
+
+def step_ms(judged, rank):
+    return float(judged.values("step_ms")[rank].mean())
+
+
+def test_what_the_late_rank_does_and_the_others_do_not(late_rank):
+    (told,) = told_differences(late_rank, 1)
+    assert told.title == "what rank 1 does and the others do not"
+    more, less = told.lines
+    assert (more.text, more.doing, more.calls) == ("augment(), data.py:5", "sleeps", "sleep of time")
+    assert more.difference_ms == pytest.approx(step_ms(late_rank, 1) / 3)
+    assert less.text == "main(), train.py:20"
+    assert less.difference_ms == pytest.approx(2 / 3 * step_ms(late_rank, 1) - step_ms(late_rank, 0))
+    assert line_text(more).startswith(
+        f"+{more.ms:.1f} ms in augment(), data.py:5 (the thread sleeps in sleep"
+    )
+
+
+def test_without_a_late_rank_there_is_no_difference(late_rank):
+    assert told_differences(late_rank, None) == []
+
+
+def test_a_difference_that_chance_can_make_is_not_told():
+    """One sample in ten more or less on either side."""
+    by_rank = [
+        sampled(*backward(10_000, *STEPS), *asleep(10_000, 3, 4, 5, 6)),
+        sampled(*backward(10_000, *STEPS), *asleep(10_000, 3, 4, 5, 6, 7, 8)),
+    ]
+    parts = rank_parts(sampled_dataset(by_rank).first)
+    assert differences([parts[1]], [parts[0]], 40.0) == []
+
+
+def test_slow_steps_against_usual_ones():
+    """Every fourth step takes 30 ms more, in augment()."""
+    num = 40
+    slow = range(0, num, 4)
+    stacks = sampled(*backward(40_000, *range(num)), *asleep(30_000, *slow))
+    judged = sampled_dataset([stacks], num_steps=num).first
+    lengths = np.array(judged.run.metrics["step_ms"])
+    lengths[:, list(slow)] += 30.0
+    metrics = {**judged.run.metrics, "step_ms": lengths}
+    judged = msgspec.structs.replace(judged, run=msgspec.structs.replace(judged.run, metrics=metrics))
+    told = told_differences(judged, None)[0]
+    assert told.title == "slow steps (every fourth step) against usual ones"
+    assert told.lines[0].text == "augment(), data.py:5"
+    of_slow = lengths[:, [step for step in slow if step >= judged.num_warmup]].mean()
+    assert told.lines[0].ms == pytest.approx(30 / 70 * of_slow)
+    parts, usual, often = slow_and_usual(judged)
+    assert (len(parts), len(usual), often) == (1, 1, "every fourth step")
+
+
+def test_lines_with_most_time_add_up_to_the_step(late_rank):
+    parts = rank_parts(late_rank)
+    lines = most([*parts.values()], 10)
+    assert sum(line.ms for line in lines) == pytest.approx(
+        (step_ms(late_rank, 0) + step_ms(late_rank, 1)) / 2
+    )
+
+
+def test_a_tree_holds_each_part_s_step_and_joins_alike_stacks(late_rank):
+    parts = rank_parts(late_rank)
+    whole = tree([*parts.values()], most_nodes=100)
+    assert whole.frames == [None, MAIN, BACKWARD, AUGMENT, SLEEP]
+    assert whole.parents == [-1, 0, 1, 1, 3]
+    assert whole.total_ms[:, 0] == pytest.approx([step_ms(late_rank, 0), step_ms(late_rank, 1)])
+    assert whole.ms[:, 4] == pytest.approx([0.0, step_ms(late_rank, 1) / 3])
+    assert whole.asleep_ms[4] == pytest.approx(whole.ms[:, 4].sum())
+
+
+def test_nodes_that_do_not_fit_count_as_their_callers(late_rank):
+    whole = tree([*rank_parts(late_rank).values()], most_nodes=3)
+    assert whole.frames == [None, MAIN, BACKWARD]
+    assert whole.total_ms[:, 0] == pytest.approx([step_ms(late_rank, 0), step_ms(late_rank, 1)])
+    assert whole.ms[1, 1] == pytest.approx(step_ms(late_rank, 1) / 3)
