@@ -120,7 +120,9 @@ def _collectives(run: RunRecord) -> str:
         overhead = run.overhead
         left_out = overhead is not None and overhead.num_recorded < overhead.num_steps
         where = " while recording" if left_out else ""
-        return f"{num_seen} of {counted} collectives seen{where}, {outside} of them outside of steps"
+        learned = sum((run.coverage.get("learned") or {}).values())
+        more = f"; {learned} more in steps that were like those" if learned else ""
+        return f"{num_seen} of {counted} collectives seen{where}, {outside} of them outside of steps{more}"
     if run.finished_unix_ns is None:
         return (
             "the process left without closing its records (killed, or os._exit): the last step may be "

@@ -163,6 +163,17 @@ class MarkedRange:
         self.end: Mark | None = None
 
 
+class LearnedCalls:
+    """The collectives of a step in which none was seen: those of a step like it, in which all were."""
+
+    __slots__ = ("first_numbers", "like")
+
+    def __init__(self, like: "RecordedStep", first_numbers: dict[str, int]) -> None:
+        self.like = like
+        self.first_numbers = first_numbers
+        """By the group's key: number of the step's first call in it."""
+
+
 class RecordedStep:
     """Everything noted between the start of one step and the start of the next."""
 
@@ -172,14 +183,18 @@ class RecordedStep:
         "by_library",
         "calls",
         "compute_raw_stream",
+        "counts",
         "epoch",
         "final_waits",
+        "first_numbers",
         "gap",
         "global_step",
         "host_end_ns",
         "host_notes",
         "host_start_ns",
+        "is_unseen",
         "kernels_lost",
+        "learned",
         "left_out",
         "logged",
         "lost_futures",
@@ -226,6 +241,14 @@ class RecordedStep:
         """In a step that is not recorded: once it has passed, what was logged has reached the host."""
         self.own_ns = 0
         """CPU time of the recorder's own code at the step's ends."""
+        self.is_unseen = False
+        """True: the step is recorded, and nothing was called for its collectives: `learned` has them."""
+        self.learned: LearnedCalls | None = None
+        """None in an unseen step: its collectives are not known."""
+        self.counts: dict[str, int] | None = None
+        """The backends' numbers of collectives at the step's start, by the group's key; None: not read."""
+        self.first_numbers: dict[str, int] = {}
+        """In an unseen step: number that the next call of a group has, by its key."""
         self.kernels_lost: str | None = None
         """Reason why the kernel records of this step are not whole; None: they are, as far as is known."""
         self.thread = threading.get_ident()

@@ -14,6 +14,7 @@ import msgspec
 from aorta.device.environment import collect_devices, collect_environment, collect_versions
 from aorta.errors import AortaError
 from aorta.record.journal import Journal
+from aorta.record.learned_calls import Learner
 from aorta.record.run_folder import Claim, states_of, with_ending
 from aorta.record.settings import RecorderSettings
 from aorta.records.schema import GPU_KINDS, AttemptRecord, Ending, PeakRecord, RunRecord
@@ -138,12 +139,13 @@ def finish_run(output_dir: Path, run: RunRecord, ending: Ending) -> None:
     run.attempts = [*run.attempts[:-1], attempt]
 
 
-def collectives_seen(journal: Journal, groups: Any) -> dict[str, Any]:
+def collectives_seen(journal: Journal, groups: Any, learner: Learner) -> dict[str, Any]:
     """Count collectives by operation, in steps and outside. groups: the backends' own counts."""
     return {
         "interception": "c10d dispatcher kernels",
         "seen": dict(journal.num_seen),
         "outside_step": dict(journal.num_outside),
+        "learned": dict(learner.num_learned),
         "groups": groups,
     }
 

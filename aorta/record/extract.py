@@ -4,18 +4,31 @@ The sending thread calls `ready`, then `extract`. On a GPU this is all that is d
 one question to the device per mark. What the numbers mean is worked out elsewhere (aorta.steps).
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from aorta.device.marks import Mark, MarkClock, NotPassedError
-from aorta.record.calls import CollectiveCall, RecordedStep
+from aorta.record.calls import CollectiveCall, LearnedCalls, RecordedStep
 from aorta.record.host import Phases, use_ms
 from aorta.record.kernel_source import KernelSource
 from aorta.record.scalars import read_scalars
 from aorta.records.schema import DeviceRecord
-from aorta.steps.raw import CallId, RawCall, RawGroup, RawHostNote, RawMark, RawMember, RawStep
+from aorta.steps.raw import (
+    CallId,
+    RawCall,
+    RawGroup,
+    RawHostNote,
+    RawMark,
+    RawMember,
+    RawSequence,
+    RawStep,
+)
+
+MOST_LIKES = 32
+"""Sequences of collectives that are remembered as sent."""
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +48,11 @@ class Extractor:
         """first_mark: the run's first mark, from which EventSteps counts the device's time."""
         self._clock = clock
         self._kernels = kernels
+        self._sequences: dict[int, tuple[RecordedStep, RawSequence]] = {}
+        """The latest steps that unseen ones were like, by their ids, and what was sent of them."""
+        self._num_sequences = 0
+        self.new_sequences: list[RawSequence] = []
+        """Sequences that the steps extracted since refer to: to be sent before them, and cleared."""
         self._last_end: Mark | None = first_mark
         """End of the window before; this step starts there, unless the recorder was paused."""
 
@@ -128,12 +146,14 @@ class Extractor:
             self._clock.recycle([mark for mark in passed_marks if mark is not window_end])
         return result
 
-    @staticmethod
-    def _by_kernels(step: RecordedStep, notes: "_Notes", telemetry: Telemetry) -> RawStep:
+    def _by_kernels(self, step: RecordedStep, notes: "_Notes", telemetry: Telemetry) -> RawStep:
         """Return the host's numbers of a step whose times are in the kernel records."""
         groups = {id(call.group): call.group for call in notes.calls}
         index = {group: i for i, group in enumerate(groups)}
         return RawStep(
+            is_unseen=step.is_unseen,
+            learned=None if step.learned is None else self._learned(step.learned),
+            num_calls=0 if step.is_unseen and step.learned is None else None,
             **_numbers_without_times(step),
             groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
             calls=[_raw_call_by_kernels(call, index[id(call.group)], notes) for call in notes.calls],
@@ -146,6 +166,18 @@ class Extractor:
             modules=list(notes.modules),
             host_notes=_host_notes(step),
         )
+
+    def _learned(self, learned: LearnedCalls) -> tuple[int, list[int]]:
+        """Return what RawStep.learned holds."""
+        if id(learned.like) not in self._sequences:
+            if len(self._sequences) == MOST_LIKES:
+                del self._sequences[next(iter(self._sequences))]
+            self._num_sequences += 1
+            sequence = _sequence(self._num_sequences, learned.like)
+            self._sequences[id(learned.like)] = learned.like, sequence
+            self.new_sequences.append(sequence)
+        sequence = self._sequences[id(learned.like)][1]
+        return sequence.number, [learned.first_numbers.get(group.key, 0) for group in sequence.groups]
 
     def _left_out(self, step: RecordedStep, telemetry: Telemetry) -> RawStep:
         """Return what is known of a step that is not recorded: the host's times, and what was logged."""
@@ -178,7 +210,7 @@ def host_only(step: RecordedStep, reason: str) -> RawStep:
         rocm_smi_output=None,
         not_measured=dict.fromkeys(missing, reason),
         kernels_lost=reason,
-        num_calls=len(step.calls),
+        num_calls=len(step.calls if step.learned is None else step.learned.like.calls),
     )
 
 
@@ -232,6 +264,26 @@ def _host_numbers(step: RecordedStep) -> dict[str, Any]:
         "host_use": use_ms(step.use_at_start, step.use_at_end),
         "own_ms": step.own_ns / 1e6,
     }
+
+
+def _sequence(number: int, like: RecordedStep) -> RawSequence:
+    """Return the collectives of a step that was seen, for those that are like it."""
+    notes = _Notes(like)
+    groups = {id(call.group): call.group for call in notes.calls}
+    index = {group: i for i, group in enumerate(groups)}
+    num_of_group: Counter[int] = Counter()
+    calls = []
+    for call in notes.calls:
+        group = index[id(call.group)]
+        raw = _raw_call_by_kernels(call, group, notes)
+        calls.append(msgspec.structs.replace(raw, seq=num_of_group[group], launched_ns=0))
+        num_of_group[group] += 1
+    return RawSequence(
+        number,
+        [RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
+        calls,
+        list(notes.modules),
+    )
 
 
 class _Notes:

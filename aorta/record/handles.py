@@ -25,7 +25,16 @@ profiler_is_on = torch._C._autograd._profiler_enabled
 _LISTS = ("calls", "host_notes", "waits", "stalls", "final_waits", "lost_futures", "ranges")
 """Lists of a step that are divided where it is split."""
 
-_SHARED = ("thread", "compute_raw_stream", "untimed", "left_out", "by_kernels", "by_library", "kernels_lost")
+_SHARED = (
+    "thread",
+    "compute_raw_stream",
+    "untimed",
+    "left_out",
+    "by_kernels",
+    "by_library",
+    "is_unseen",
+    "kernels_lost",
+)
 """What both parts of a step that is split have in common."""
 
 
@@ -149,6 +158,7 @@ def split(journal: Journal, place: Cut, following: RecordedStep) -> None:
     following.use_at_start = step.use_at_end = place.use
     for name in _SHARED:
         setattr(following, name, getattr(step, name))
+    step.counts = step.learned = None  # those of both parts together: neither is known, nor learned from
     step.body_end = step.window_end = place.mark
     step.host_end_ns = place.host_ns
     journal.current = following

@@ -150,6 +150,11 @@ class KernelSource:
         return {"tracer_version": self._version, "known_faults": self._faults}
 
     @property
+    def is_ready(self) -> bool:
+        """True where a step that begins now would be timed by the records, as far as is known."""
+        return self._records is not None and not (self._yielded and self._profiler.is_busy)
+
+    @property
     def is_open(self) -> bool:
         """True while there are kernel records, on or at rest."""
         return self._records is not None

@@ -86,6 +86,7 @@ class OpenSteps:
             self._leave_out()
             return
         began_ns = time.thread_time_ns()
+        counts = self._end_calls(previous)
         if previous is None or any(note.kind in RARE for note in previous.host_notes):
             self._sampling.interrupted()
         step.left_out = None if self._is_recorded(step) else LEFT_OUT
@@ -95,6 +96,8 @@ class OpenSteps:
         step.use_at_start = sources.thread_use.read()
         if sources.device is not None:
             self._choose_clock(step, sources.device.index)
+            if step.by_kernels:
+                sources.learner.begin(step, sources.learner.read() if counts is None else counts)
         # The window of the step before ends at this mark, so it has to be of the kind that times that step.
         needs_event = _is_timed_by_events(step) or (previous is not None and _is_timed_by_events(previous))
         step.start = clock.mark() if needs_event else Mark(time.monotonic_ns())
@@ -113,17 +116,32 @@ class OpenSteps:
         if step.left_out is not None:
             self._sampling.took(step.own_ns)
 
+    def _end_calls(self, previous: RecordedStep | None) -> dict[str, int] | None:
+        """Learn or tell the collectives of the step before; return the backends' counts if they were read."""
+        if previous is None or previous.counts is None or previous.window_end is not None:
+            return None
+        learner = self._sources.learner
+        counts = learner.read()
+        learner.end(previous, counts)
+        return counts
+
     def _is_recorded(self, step: RecordedStep) -> bool:
         """Choose, and put on or take off what sees the program."""
         sources = self._sources
         # A step that a profiler traces is recorded: the other steps are calibrated with it.
+        traced = profiler_is_on()
         planned = self._sampling.begin(step.global_step)
-        recorded = planned or profiler_is_on()
-        if recorded and not sources.looks:
+        recorded = planned or traced
+        sees = recorded and (traced or not sources.can_look_away or self._sampling.is_seen())
+        if sees and not sources.looks:
             sources.look()
-        elif not recorded and sources.looks:
-            self._sampling.switched()
-            recorded = not sources.look_away()
+        elif not sees and sources.looks:
+            if not recorded:
+                self._sampling.switched()
+            sees = not sources.look_away()
+            recorded = recorded or sees
+        sources.watch_waits(recorded)
+        step.is_unseen = recorded and not sees
         if recorded and not planned:
             self._sampling.interrupted()  # its length is neither that of a plain step nor of a planned one
         return recorded
@@ -148,6 +166,10 @@ class OpenSteps:
         )
         if not recorded and (was_on or sources.kernels.is_on):
             self._sampling.switched()
+        if step.is_unseen and not step.by_kernels:  # the records were not to be had after all
+            sources.look()
+            step.is_unseen = False
+        sources.watch_streams(recorded and not step.by_kernels)
 
     def _note_order(self, step: RecordedStep) -> None:
         """Note in the step whether it follows the one before, and how often the run was rolled back."""
@@ -200,7 +222,9 @@ class OpenSteps:
         step.body_end = self._mark_for(step, clock)
         step.host_end_ns = time.monotonic_ns()
         began_ns = time.thread_time_ns()
-        if step.left_out is None:
+        if step.is_unseen:
+            sources.learner.end_body(step)
+        elif step.left_out is None:
             sources.module_names.end_body(step)
         elif any(isinstance(value, DeviceScalar) for value in step.scalars.values()):
             step.logged = clock.mark()  # behind the copies to the host

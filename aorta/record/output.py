@@ -82,7 +82,7 @@ class Output:
             max_bytes=settings.max_bytes,
         )
         self._on_device = clock.is_device
-        sink = self._sink = self._open_sink(resolver_settings)
+        sink = self._sink = self._open_sink(resolver_settings, sources.learner.refute)
         sink.calibrate(self.calibration)
         self._start_telemetry(sources.device, settings)
         self._sending = SendingThread(
@@ -97,14 +97,14 @@ class Output:
             self.standing.beat,
         )
 
-    def _open_sink(self, settings: ResolverSettings) -> RecordSink:
+    def _open_sink(self, settings: ResolverSettings, refuted: Callable[[], None]) -> RecordSink:
         writer = self.folder.steps
         state = self.path / state_name(self.rank)
         self._unwritten = UnwrittenSteps(self.path / unwritten_name(self.rank), settings)
         if not settings.on_device:
             return ThreadSink(settings, writer, self._tell, Tally(state, settings.attempt))
         writer.close()  # the file exists and is ours; the other process writes it from here on
-        sink = ProcessSink(settings, writer.path, self._tell, state)
+        sink = ProcessSink(settings, writer.path, self._tell, state, refuted)
         self.standing.written_by(sink.pid)
         return sink
 

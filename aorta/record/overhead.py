@@ -32,6 +32,8 @@ NUM_FIRST_LEFT_OUT = 2
 FIRST_EVERY = 64
 """`every` until the first cost is known."""
 MOST_EVERY = 1024
+SEEN_EVERY = 16
+"""Of so many recorded blocks one is seen, on average: names and sizes of collectives are as old as that."""
 LOOKS = 64
 """Where every block is recorded, one of so many is not: otherwise the cost would not be known any more."""
 LEAST_BESIDE, MOST_BESIDE = 4, 16
@@ -60,6 +62,17 @@ def is_recorded(place: int, every: int) -> bool:
     if 0 <= block < NUM_FIRST_LEFT_OUT:
         return False
     return block % LOOKS != 0 if every == 1 else (block + 1) % every == 0
+
+
+def is_seen(place: int) -> bool:
+    """True for a step in which collectives are noted one by one if it is recorded, whatever is known of them.
+
+    One block of SEEN_EVERY, drawn by its number: so `every`, whichever it is, has its share of them, and what
+    they cost more is in the differences that choose it.
+    """
+    block = block_of(place)
+    drawn = (block ^ block >> 5) * 0x9E3779B1 % 2**32 >> 16
+    return place < NUM_FIRST or drawn < 2**16 // SEEN_EVERY
 
 
 def share_recorded(every: int) -> float:

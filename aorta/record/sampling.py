@@ -16,7 +16,17 @@ from typing import Any, Protocol
 import msgspec
 
 from aorta.files import read_regular, write_whole
-from aorta.record.overhead import BLOCK, FIRST_EVERY, NUM_FIRST, SLOW, Meter, Pair, block_of, is_recorded
+from aorta.record.overhead import (
+    BLOCK,
+    FIRST_EVERY,
+    NUM_FIRST,
+    SLOW,
+    Meter,
+    Pair,
+    block_of,
+    is_recorded,
+    is_seen,
+)
 from aorta.records.files import overhead_name
 from aorta.records.schema import OverheadRecord
 
@@ -99,6 +109,7 @@ class Sampling:
         place = global_step - self._first
         now_ns = self._clock()
         if self.limit is None:
+            self._place = place
             self.meter.num_steps += 1
             self.meter.num_recorded += 1
             return True
@@ -122,6 +133,10 @@ class Sampling:
         """True if the step after the one that has begun is recorded, as far as is known."""
         place = self._place + 1
         return self.limit is None or self._is_planned(place)
+
+    def is_seen(self) -> bool:
+        """True if collectives are noted one by one in the step that has begun, also where they are known."""
+        return is_seen(self._place)
 
     def _is_planned(self, place: int) -> bool:
         return is_recorded(place, self._plan.every) or (place >= NUM_FIRST and block_of(place) == self._extra)

@@ -39,7 +39,15 @@ from aorta.records.writer import LineWriter, next_line_number
 from aorta.steps.calibration import Calibration
 from aorta.steps.event_steps import EventSteps
 from aorta.steps.process import Closed, Reply, frame_bytes, packed, read_frame
-from aorta.steps.raw import RECORD_DTYPE, CollectiveChunk, Frame, KernelChunk, RawStep, ResolverSettings
+from aorta.steps.raw import (
+    RECORD_DTYPE,
+    CollectiveChunk,
+    Frame,
+    KernelChunk,
+    RawSequence,
+    RawStep,
+    ResolverSettings,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -186,6 +194,9 @@ class SendingThread:
             raw = self._extractor.extract(step, self._telemetry())
             if raw is None:
                 return
+            for sequence in self._extractor.new_sequences:
+                self._sink.put_sequence(sequence)
+            self._extractor.new_sequences.clear()
             self._sink.put(raw, self._wants_records())
             closed.popleft()
 
@@ -195,6 +206,9 @@ class RecordSink(Protocol):
 
     def put(self, step: RawStep, reply: bool) -> None:
         """Take a step. reply: the listener wants its record."""
+
+    def put_sequence(self, sequence: RawSequence) -> None:
+        """Take collectives that steps from here on refer to."""
 
     def put_kernels(self, chunk: KernelChunk) -> None:
         """Take kernel records; they may come before the step that they time or after it."""
@@ -223,10 +237,17 @@ class ProcessSink:
     """
 
     def __init__(
-        self, settings: ResolverSettings, path: Path, listener: Listener, state: Path | None = None
+        self,
+        settings: ResolverSettings,
+        path: Path,
+        listener: Listener,
+        state: Path | None = None,
+        refuted: Callable[[], None] = lambda: None,
     ) -> None:
-        """state: the rank's file, into which the other process writes how many lines it has written."""
+        """state: the rank's file, into which the other process writes how many lines it has written. refuted:
+        called where the kernels of an unseen step were not those of its collectives."""
         self._listener = listener
+        self._refuted = refuted
         self._encoder = msgspec.msgpack.Encoder()
         self._closed: Closed | None = None
         self._num_steps = 0
@@ -257,6 +278,9 @@ class ProcessSink:
     def put(self, step: RawStep, reply: bool) -> None:
         self._num_steps += 1
         self._send(Frame(step=step, reply=reply))
+
+    def put_sequence(self, sequence: RawSequence) -> None:
+        self._send(Frame(sequence=sequence))
 
     def put_kernels(self, chunk: KernelChunk) -> None:
         self._send(Frame(kernels=chunk))
@@ -337,6 +361,8 @@ class ProcessSink:
             reply = decoder.decode(body)
             if reply.record is not None:
                 self._listener(reply.record)
+            if reply.is_refuted:
+                self._refuted()
             if reply.closed is not None:
                 self._closed = reply.closed
 
@@ -360,6 +386,9 @@ class ThreadSink:
             self._tally.add(record, None if written else self._writer.why_lost)
         if reply:
             self._listener(record)
+
+    def put_sequence(self, sequence: RawSequence) -> None:
+        raise NotImplementedError("every collective of a CPU is seen")
 
     def put_kernels(self, chunk: KernelChunk) -> None:
         raise NotImplementedError("a CPU has no kernel records")

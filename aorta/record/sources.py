@@ -23,6 +23,7 @@ from aorta.record.interception.stalls import CaptureWatch, StreamWaitPatch
 from aorta.record.interception.switch import BackendCounts, Interception
 from aorta.record.journal import Journal
 from aorta.record.kernel_source import KernelSource
+from aorta.record.learned_calls import Learner
 from aorta.record.settings import RecorderSettings
 from aorta.record.stacks import StackSampler
 
@@ -44,13 +45,14 @@ class Sources:
         self.host_watch = HostWatch(journal)
         self.module_names = ModuleNames(journal)
         self.counts = BackendCounts(journal)
+        self.learner = Learner(self.counts.read, self.counts.next_numbers)
         self.thread_use = ThreadUse()
         self.stacks = StackSampler(journal, settings.stacks)
         self.device: torch.device | None = None
         """The device that is recorded; None on a CPU, and before the first step."""
         self.is_on = False
         self.looks = False
-        """True while collectives and waits are seen: in steps that are recorded."""
+        """True while collectives are seen: in steps that are recorded and whose collectives are not known."""
         self._interception: Interception | None = None
         self._observers: dict[str, Observer] = {}
         self._wrap: Callable[[Observer], Observer] | None = None
@@ -76,6 +78,7 @@ class Sources:
         self.captures.install()
         self.host_watch.install()
         self._look()
+        self.watch_waits(True)
         self.stacks.start()
         self.kernels.wake()
         self.collectives.wake()
@@ -84,6 +87,8 @@ class Sources:
         if self.looks:
             self._look_away()
         self.is_on = False
+        self.watch_waits(False)
+        self.watch_streams(False)
         self.kernels.pause()
         self.collectives.sleep()
         if self._interception is not None:
@@ -93,14 +98,26 @@ class Sources:
         self.stacks.stop()
         self.host_watch.uninstall()
 
+    @property
+    def can_look_away(self) -> bool:
+        """True where a step can be recorded without seeing its collectives: they are known, and kernels
+        time them."""
+        return (
+            self.kernels.is_ready
+            and self._settings.placement == "native"
+            and self._wrap is None
+            and self.collectives.reason is not None  # else its events ask when each call was launched
+            and self.learner.is_sure
+        )
+
     def look(self) -> None:
-        """See collectives and waits again, in a step that is recorded."""
+        """See collectives again."""
         if self._interception is not None:
             self._interception.wake()
         self._look()
 
     def look_away(self) -> bool:
-        """Take off, between two steps, whatever runs in the threads that launch. False: not possible now."""
+        """Take off, between two steps, what is called for each collective. False: not possible now."""
         if self._interception is not None:
             if self._interception.is_entered:
                 return False
@@ -108,13 +125,21 @@ class Sources:
         self._look_away()
         return True
 
+    def watch_waits(self, on: bool) -> None:
+        """See waits of the host for the device, in steps that are recorded, or see them no more."""
+        if not on:
+            self.host_watch.leave_waits()
+        elif self.accelerator.is_available():
+            self.host_watch.watch_waits()
+
+    def watch_streams(self, on: bool) -> None:
+        """See waits of streams, in steps that events time."""
+        if self._stream_patch is not None:
+            (self._stream_patch.install if on else self._stream_patch.uninstall)()
+
     def _look(self) -> None:
         self.looks = True
         self.counts.begin()
-        if self._stream_patch is not None:
-            self._stream_patch.install()
-        if self.accelerator.is_available():
-            self.host_watch.watch_waits()
         self.module_names.install()
 
     def _look_away(self) -> None:
@@ -122,9 +147,6 @@ class Sources:
         if self._journal.trail_ends is not None:
             self._journal.trail_ends()
         self.counts.end()
-        if self._stream_patch is not None:
-            self._stream_patch.uninstall()
-        self.host_watch.leave_waits()
         self.module_names.uninstall()
 
     def _make_observers(self) -> None:
@@ -152,7 +174,6 @@ class Sources:
         assert self._event_observer is not None
         self._event_observer.attach(events)
         self._stream_patch = StreamWaitPatch(self._journal, events, device.index, self.captures)
-        self._stream_patch.install()
         return events, (first_mark, lower_ns, upper_ns)
 
     def device_in_use(self, was_used_before: bool) -> torch.device:

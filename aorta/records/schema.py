@@ -310,6 +310,10 @@ class KernelCoverage(msgspec.Struct, frozen=True, kw_only=True):
     """Records that the driver had no room for."""
     num_no_time: int = 0
     """Records of kernels, copies and sets without times: no step's numbers have them."""
+    num_unseen: int = 0
+    """Steps among them whose collectives were learned in others (calls_learned)."""
+    num_refuted: int = 0
+    """Steps in which these did not fit: they have no list of collectives."""
     leftovers: list[str]
     """The first few of either side."""
 
@@ -400,6 +404,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_recorded: bool = msgspec.field(name="recorded", default=True)
     """False: a step that the overhead left out. It has its times by the host's clock, its host spans and what
     the program logged; the rest was not measured, and num_collectives is 0."""
+    calls_learned: bool = False
+    """True: the collectives were not seen one by one. They are those of steps in which they were: the number
+    by group and the operations of the kernels agree. Sizes and modules are as of those steps."""
     instrument_ms: float | None = None
     """CPU time of aorta's own code at the step's ends, in the thread that trains. None: not measured."""
     position: int | None = None

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,6 +43,9 @@ _MOST_ROWS = 4_000_000
 """Records kept while no step asks for them."""
 _SHOWN = 5
 """Leftovers that are named; all are counted."""
+
+UNLIKE_COUNT = "not seen one by one, and their number is not that of the steps in which they were"
+UNLIKE_KERNELS = "not seen one by one, and their kernels are not those of the steps in which they were"
 
 _KERNEL_OF_OP = {
     "barrier": "all_reduce",
@@ -116,6 +120,8 @@ class KernelSteps:
         self._resolved_ns = 0
         """End of the window that was resolved last."""
         self._coverage: Counter[str] = Counter()
+        self.num_refuted = 0
+        """Unseen steps whose kernels were not those of the collectives that they were taken to have."""
         self._leftovers: list[str] = []
 
     @property
@@ -134,6 +140,8 @@ class KernelSteps:
             num_lost=self._num_lost,
             num_dropped=self._num_dropped,
             num_no_time=self._num_no_time,
+            num_unseen=self._coverage["unseen"],
+            num_refuted=self._coverage["unknown"],
             leftovers=self._leftovers,
         )
 
@@ -239,7 +247,10 @@ class KernelSteps:
         # What the step launched is matched to its calls; what ran in its window is what its time went to.
         launched = rows[is_work & (rows["correlation"] - window.first_call < np.uint32(window.num_calls))]
         launched.sort(order="correlation")  # by launch, as the calls are
-        matched = self._match(step, launched)
+        unknown = None
+        if step.is_unseen:
+            step, unknown = self._checked(step, launched)
+        matched = self._match(step, launched) if unknown is None else MatchedCalls([], [], [])
         inside = rows[is_work & (rows["end"] > start_ns) & (rows["start"] < end_ns)]
         timeline = self._timeline(step, inside, window, _ops_by_launch(step, launched, matched))
         detailed = step.global_step % settings.detail_every == 0
@@ -250,7 +261,9 @@ class KernelSteps:
             not_measured["active_segments"] = not_measured["collectives"] = NO_DETAILS
         elif not spans:
             not_measured["active_segments"] = f"kept in one step of {SPANS_EVERY}"
-        if matched.lone_calls:
+        if unknown is not None:
+            not_measured["collectives"] = unknown
+        elif matched.lone_calls:
             not_measured["collectives"] = (
                 f"{len(matched.lone_calls)} of {len(step.calls)} have no kernel that is theirs for certain"
             )
@@ -265,24 +278,46 @@ class KernelSteps:
             streams=stream_uses(timeline),
             overlap=overlap(timeline),
             active_segments=active_segments(timeline) if spans else None,
-            collectives=_collectives(step, launched, matched, start_ns, exposed) if detailed else None,
+            collectives=_collectives(step, launched, matched, start_ns, exposed)
+            if detailed and unknown is None
+            else None,
+            calls_learned=step.is_unseen and unknown is None,
             exposed_run_lengths_ns=run_lengths_ns(exposed) if detailed else None,
             kernels=self._sums(inside, window, spans),
             host_spans=host_spans(step, lambda ns: (ns - start_ns) / 1e6),
             not_measured=not_measured,
         )
 
+    def _checked(self, step: RawStep, launched: Rows) -> tuple[RawStep, str | None]:
+        """Return an unseen step with its collectives if its kernels are theirs; else without, and the reason.
+
+        Their number is then that of the kernels.
+        """
+        self._coverage.update(unseen=1)
+        kernels = self._kernels_of_calls(launched)
+        expected = [place for place, call in enumerate(step.calls) if has_kernel(call, step.groups)]
+        if step.num_calls is None and _in_order(step.calls, expected, kernels):
+            return step, None
+        self._coverage.update(steps=1, unknown=1)
+        reason = UNLIKE_COUNT
+        if step.num_calls is None:
+            self.num_refuted += 1
+            reason = UNLIKE_KERNELS
+        return msgspec.structs.replace(step, calls=[], num_calls=len(kernels)), reason
+
     def _match(self, step: RawStep, launched: Rows) -> MatchedCalls:
         """Match the step's calls to rows of `launched`. Kernels in graphs have no call of their own."""
-        is_comm = self._is_comm(launched)
-        in_graph = launched["in_graph"] != 0
-        kernels = [
-            LaunchedKernel(self._comm_ops[launched["name"][row]] or "", row)
-            for row in np.flatnonzero(is_comm & ~in_graph).tolist()
-        ]
-        matched = match_calls(step.calls, step.groups, kernels)
-        self._count(step, launched, matched, int(np.count_nonzero(is_comm & in_graph)))
+        matched = match_calls(step.calls, step.groups, self._kernels_of_calls(launched))
+        in_graph = self._is_comm(launched) & (launched["in_graph"] != 0)
+        self._count(step, launched, matched, int(np.count_nonzero(in_graph)))
         return matched
+
+    def _kernels_of_calls(self, launched: Rows) -> list[LaunchedKernel]:
+        """Return the communication kernels in the order of their launch, without those in graphs."""
+        return [
+            LaunchedKernel(self._comm_ops[launched["name"][row]] or "", row)
+            for row in np.flatnonzero(self._is_comm(launched) & (launched["in_graph"] == 0)).tolist()
+        ]
 
     def _count(self, step: RawStep, launched: Rows, matched: MatchedCalls, num_in_graphs: int) -> None:
         self._coverage.update(

@@ -31,12 +31,15 @@ from aorta.steps.calibration import Calibration
 from aorta.steps.collective_steps import CollectiveSteps
 from aorta.steps.event_steps import EventSteps
 from aorta.steps.kernel_steps import KernelSteps, without_kernels
-from aorta.steps.raw import CollectiveChunk, Frame, KernelChunk, RawStep, ResolverSettings
+from aorta.steps.raw import CollectiveChunk, Frame, KernelChunk, RawSequence, RawStep, ResolverSettings
 from aorta.steps.record import left_out_record
 from aorta.timeline.types import Source
 
 MOST_WAITING = 2048
 """Steps that may wait for kernel records; beyond that the oldest is written without them."""
+
+MOST_SEQUENCES = 64
+"""Sequences of collectives that are kept: more than the recorder refers to (record/extract.py)."""
 
 _LATER = 8
 """Steps whose marks may show that a step is complete: as a rule the next one or two do."""
@@ -68,6 +71,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     record: StepRecord | None = None
     closed: Closed | None = None
+    is_refuted: bool = False
+    """The kernels of an unseen step were not those of the collectives that it was taken to have."""
 
 
 def main() -> None:
@@ -118,11 +123,14 @@ def serve(
 
     last_sent: tuple[int, int] | None = None
     is_closed = False
+    num_refuted = 0
     while (body := read_frame(frames)) is not None:
         frame = decoder.decode(body)
         if frame.step is not None:
             last_sent = (frame.step.rollbacks, frame.step.global_step)
             write(steps.put(frame.step, frame.reply))
+        elif frame.sequence is not None:
+            steps.add_sequence(frame.sequence)
         elif frame.kernels is not None:
             write(steps.add_kernels(frame.kernels))
         elif frame.collectives is not None:
@@ -132,6 +140,9 @@ def serve(
         elif frame.close:
             is_closed = True
             break
+        if steps.num_refuted > num_refuted:
+            num_refuted = steps.num_refuted
+            answers.send(Reply(is_refuted=True))
     ending = None if is_closed or bystander is None else bystander.ending()
     write(steps.finish())
     if not is_closed and unwritten is not None:  # killed: its last steps may be in the journal alone
@@ -200,6 +211,12 @@ class StepQueue:
         self._library = CollectiveSteps()
         self._unix_minus_monotonic_ns = settings.unix_minus_monotonic_ns
         self._waiting: deque[tuple[RawStep, bool]] = deque()
+        self._sequences: dict[int, RawSequence] = {}
+
+    @property
+    def num_refuted(self) -> int:
+        """Unseen steps so far whose kernels were not those of their collectives."""
+        return self._by_kernels.num_refuted
 
     @property
     def kernel_names(self) -> list[str]:
@@ -219,8 +236,16 @@ class StepQueue:
 
     def put(self, step: RawStep, reply: bool) -> Iterator[tuple[StepRecord, bool]]:
         """Take a step; yields the records that are ready now, each with its `reply`."""
+        if step.learned is not None:
+            number, first_numbers = step.learned
+            step = self._sequences[number].of_step(step, first_numbers)
         self._waiting.append((step, reply))
         return self._ready()
+
+    def add_sequence(self, sequence: RawSequence) -> None:
+        """Take collectives that steps which come from now on refer to."""
+        self._sequences[sequence.number] = sequence
+        self._sequences.pop(sequence.number - MOST_SEQUENCES, None)
 
     def add_kernels(self, chunk: KernelChunk) -> Iterator[tuple[StepRecord, bool]]:
         """Take kernel records; yields the records that are ready now."""

@@ -120,6 +120,33 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Why the step is not recorded: it has the host's times alone. None: it is recorded."""
     num_calls: int | None = None
     """Number of collectives where `calls` does not hold them; None: it does."""
+    is_unseen: bool = False
+    """The step's collectives were not seen one by one."""
+    learned: tuple[int, list[int]] | None = None
+    """Of an unseen step: number of the RawSequence that its collectives are taken for, and the number of the
+    first one of each of its groups. None: they are not known, or `calls` holds them already."""
+
+
+class RawSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The collectives of a step, sent once, for the unseen steps that are like it."""
+
+    number: int
+    groups: list[RawGroup]
+    calls: list[RawCall]
+    """seq counts from the group's first call of the step."""
+    modules: list[str]
+
+    def of_step(self, step: RawStep, first_numbers: list[int]) -> RawStep:
+        """Return the unseen step with these collectives."""
+        return msgspec.structs.replace(
+            step,
+            groups=self.groups,
+            calls=[
+                msgspec.structs.replace(call, seq=first_numbers[call.group] + call.seq) for call in self.calls
+            ],
+            modules=self.modules,
+            learned=None,
+        )
 
 
 class ResolverSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,9 +278,10 @@ class CollectiveChunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message to the process; exactly one of the first five fields is set."""
+    """A message to the process; exactly one of the first six fields is set."""
 
     step: RawStep | None = None
+    sequence: RawSequence | None = None
     kernels: KernelChunk | None = None
     collectives: CollectiveChunk | None = None
     calibration: Any = None

@@ -5,7 +5,7 @@ import pytest
 from aorta.records.schema import StepRecord
 from aorta.steps.kernel_steps import KernelSteps
 from aorta.steps.process import StepQueue
-from aorta.steps.raw import RawMember, RawStep, What
+from aorta.steps.raw import RawGroup, RawMember, RawSequence, RawStep, What
 from tests.steps.kernel_rows import (
     GATHER,
     GEMM,
@@ -121,6 +121,50 @@ def test_calls_that_run_no_kernel_of_their_own_are_not_expected_to():
     assert [c.start_ms for c in record.collectives] == [0.0, 1.0, None, 7.0, None]
     assert steps.coverage().num_matched == 2
     assert steps.coverage().num_calls_without_kernel == 0
+
+
+def test_an_unseen_step_has_its_learned_calls_where_the_kernels_are_theirs():
+    queue = StepQueue(SETTINGS)
+    learned = [call("all_gather", launched_ns=0), call("reduce_scatter", 1, launched_ns=0, module=0)]
+    queue.add_sequence(RawSequence(4, [RawGroup("0", "default", [0, 1])], learned, ["layers.3"]))
+    list(queue.add_kernels(chunk(ROWS)))
+    ((record, _),) = queue.put(step([], is_unseen=True, learned=(4, [20])), False)
+
+    assert record.calls_learned
+    gather, reduce = record.collectives
+    assert (gather.seq, gather.start_ms, gather.end_ms) == pytest.approx((20, 1.0, 5.0))
+    assert (reduce.seq, reduce.start_ms, reduce.end_ms) == pytest.approx((21, 7.0, 9.0))
+    assert record.module_of(reduce) == "layers.3"
+    assert (gather.launch_ms, gather.bytes) == (None, 8 * 10**6)
+    assert queue.num_refuted == 0
+
+
+@pytest.mark.parametrize(
+    "learned",
+    [
+        pytest.param([call("all_gather")], id="one-less"),
+        pytest.param([call("all_gather"), call("reduce_scatter", 1), call("all_gather", 2)], id="one-more"),
+        pytest.param([call("reduce_scatter"), call("all_gather", 1)], id="another-order"),
+        pytest.param([call("all_gather"), call("all_reduce", 1)], id="another-operation"),
+    ],
+)
+def test_an_unseen_step_whose_kernels_are_others_has_no_list_of_collectives(learned):
+    queue = StepQueue(SETTINGS)
+    queue.add_sequence(RawSequence(1, [RawGroup("0", "default", [0, 1])], learned, []))
+    list(queue.add_kernels(chunk(ROWS)))
+    ((record, _),) = queue.put(step([], is_unseen=True, learned=(1, [0])), False)
+
+    assert record.collectives is None
+    assert "kernels" in record.not_measured["collectives"]
+    assert (record.num_collectives, record.calls_learned) == (2, False)
+    assert record.overlap.comm_ms == pytest.approx(6.0)  # the kernels ran, whosever they are
+    assert queue.num_refuted == 1
+
+
+def test_an_unseen_step_of_another_number_says_so():
+    record = resolved(step([], is_unseen=True, num_calls=0), ROWS)
+    assert "number" in record.not_measured["collectives"]
+    assert record.num_collectives == 2
 
 
 def test_what_cannot_be_told_apart_is_left_over_on_both_sides():

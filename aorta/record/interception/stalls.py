@@ -35,11 +35,15 @@ class StreamWaitPatch:
         self._device_index = device_index
         self._captures = captures
         self._devices = accelerator()
+        self._is_on = False
         self._events = ReplacedMethods(self._devices.event_type)
         self._streams = ReplacedMethods(self._devices.stream_type)
 
     def install(self) -> None:
-        """Replace Event.wait and Stream.wait_event; what they use is looked up once, here."""
+        """Replace Event.wait and Stream.wait_event, once; what they use is looked up here."""
+        if self._is_on:
+            return
+        self._is_on = True
         devices = self._devices
         plain_event = devices.event_type
         event_wait = plain_event.wait
@@ -109,6 +113,7 @@ class StreamWaitPatch:
         self._streams.replace("wait_event", lambda _: wait_event)
 
     def uninstall(self) -> None:
+        self._is_on = False
         self._events.restore()
         self._streams.restore()
 

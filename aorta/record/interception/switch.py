@@ -173,6 +173,24 @@ class BackendCounts:
                 found.append((noted, max(0, (_sequence_number(group) or 0) - left_at)))
         return found
 
+    @staticmethod
+    def read() -> dict[str, int]:
+        """Return what the backends have counted so far, by the group's key; some do not count."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return {}
+        numbers = {
+            group.group_name: _sequence_number(group) for group in list(dist.distributed_c10d._world.pg_map)
+        }
+        return {key: number for key, number in numbers.items() if number is not None}
+
+    def next_numbers(self, counts: dict[str, int]) -> dict[str, int]:
+        """Return our number of each group's next call, while the instrument is off. counts: of `read`."""
+        return {
+            group.key: group.next_seq + max(0, counts[group.key] - self._left_at[group.key])
+            for group in self._journal.groups()
+            if group.key in counts and group.key in self._left_at
+        }
+
     def end(self) -> None:
         """Add up the growth of the counts: the instrument is taken off."""
         self._left_at = {}
