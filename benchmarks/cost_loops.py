@@ -5,12 +5,13 @@
 
 Loops: `buckets`, DDP with 98 small buckets; `item`, each gradient is read by .item(); `foreach`, AdamW one
 tensor at a time; and the cases of cases.py. Kinds of blocks: `without`, the recorder is paused; `recorded`,
-every step is recorded; `left_out`, no step is, and the recorder is on; `records`, the driver's records alone,
-by the C library, without steps. Their order changes from round to round, and `without` comes twice: the ratio
-of the two is what the method makes of nothing. Then the loop runs on with the overhead of 1 % and without any
-of this, and what run.json says is printed beside: `every`, and the cost that the recorder measured itself.
-Rows: median over rounds of block / block without, with a bootstrap interval. at_limit combines `recorded` and
-`left_out` by the share of steps that were recorded.
+every step is recorded, and its collectives are not seen one by one (on a GPU, once they are known); `seen`,
+they are; `left_out`, no step is recorded, and the recorder is on; `records`, the driver's records alone, by
+the C library, without steps. Their order changes from round to round, and `without` comes twice: the ratio of
+the two is what the method makes of nothing. Then the loop runs on with the overhead of 1 % and without any of
+this, and what run.json says is printed beside: `every`, and the cost that the recorder measured itself.
+Rows: median over rounds of block / block without, with a bootstrap interval. every_step combines `recorded`
+and `seen` by the share of steps that are seen, at_limit this and `left_out` by the share that were recorded.
 """
 
 import random
@@ -30,12 +31,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import aorta
-from aorta.record.overhead import NUM_FIRST
+from aorta.record.overhead import NUM_FIRST, SEEN_EVERY
 from aorta.records.reader import read_run
 from aorta.timeline.statistics import median_interval
 
 HOST_BOUND = ("buckets", "item", "foreach")
-KINDS = ("without", "again", "recorded", "left_out", "records")
+KINDS = ("without", "again", "recorded", "seen", "left_out", "records")
 WARM_STEPS = 6
 
 
@@ -130,11 +131,15 @@ def measured(name: str, device: torch.device, options: Any, folder: Path) -> dic
     for kind in KINDS[1:]:
         ratio = blocks[kind] / (blocks["without"] if kind == "again" else base)
         row[kind], row[f"{kind}_low"], row[f"{kind}_high"] = median_interval(ratio)
+    for end in ("", "_low", "_high"):
+        row[f"every_step{end}"] = (
+            row[f"recorded{end}"] + (row[f"seen{end}"] - row[f"recorded{end}"]) / SEEN_EVERY
+        )
     row |= at_limit(loop, folder / "limit", float(np.median(base)), options)
     if row["every"]:
         share = 1 / row["every"]
         for end in ("", "_low", "_high"):
-            row[f"at_limit{end}"] = share * row[f"recorded{end}"] + (1 - share) * row[f"left_out{end}"]
+            row[f"at_limit{end}"] = share * row[f"every_step{end}"] + (1 - share) * row[f"left_out{end}"]
     loop.close()
     return row
 
@@ -144,25 +149,27 @@ def in_turn(loop: Any, options: Any, folder: Path) -> dict[str, Any]:
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     order, began = random.Random(0), time.perf_counter()
     with aorta.instrument(folder, overhead="off") as recorder:
-        recorded = [True]
+        recorded, seen = [True], [False]
         sampling, sources = recorder._sampling, recorder._sources
         sampling.begin = lambda global_step: recorded[0]  # type: ignore[method-assign]
         sampling.comes_next = lambda: recorded[0]  # type: ignore[method-assign]
+        sampling.is_seen = lambda: seen[0]  # type: ignore[method-assign]
         for _ in range(30):
             loop.step(recorder)
         for _ in range(options.rounds):
             for kind in order.sample(KINDS, len(KINDS)):
-                recorded[0] = kind == "recorded"
+                recorded[0], seen[0] = kind in ("recorded", "seen"), kind == "seen"
                 if kind in ("without", "again"):
                     recorder.pause()
                 elif kind == "records":
                     recorder.resume()
                     if sources.looks:
                         sources.look_away()
+                    sources.watch_waits(False)
                     sources.kernels.wake()
                 else:
                     recorder.resume()
-                step = (lambda: loop.step(recorder)) if kind in ("recorded", "left_out") else loop.step
+                step = loop.step if kind in ("without", "again", "records") else lambda: loop.step(recorder)
                 times[kind].append(block(step, options.steps))
                 if kind == "records":
                     recorder.pause()
@@ -227,7 +234,7 @@ def show(row: dict[str, Any]) -> None:
         return
     text = "  ".join(
         f"{kind} {row[kind]:.3f} [{row[f'{kind}_low']:.3f}, {row[f'{kind}_high']:.3f}]"
-        for kind in (*KINDS[1:], "at_limit")
+        for kind in (*KINDS[1:], "every_step", "at_limit")
         if kind in row
     )
     print(f"{row['loop']:11s} {row['step_ms']:7.2f} ms x {row['rounds']}  {text}", flush=True)

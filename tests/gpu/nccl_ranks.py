@@ -1,7 +1,9 @@
 """What the rank processes of the GPU tests run: each on its own GPU, in an NCCL group."""
 
 import faulthandler
+import math
 import os
+import pickle
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,12 +16,15 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
 from aorta.calibration.kernel_lines import match_kernels
+from aorta.hang.standing import OPS_OF_TORCH
 from aorta.record.interception.stalls import ASK_EVERY
+from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord
 from aorta.traces.kineto import read_kineto
 from tests.record.sampled import record_every
@@ -477,3 +482,91 @@ def a_graph_is_captured_beside(placement: Any) -> float:
     graph.replay()
     torch.cuda.synchronize()
     return float(x)
+
+
+def _tensor_parallel() -> nn.Module:
+    mesh = init_device_mesh("cuda", (_size(),))
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(512, 1024), nn.GELU(), nn.Linear(1024, 512)) for _ in range(3))
+    ).cuda()
+    for block in model.children():
+        parallelize_module(block, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return model
+
+
+def _model_of(kind: str) -> tuple[nn.Module, int]:
+    """The model and the width of its inputs."""
+    if kind == "tp":
+        return _tensor_parallel(), 512
+    model = _network()
+    if kind == "ddp":
+        return DistributedDataParallel(model, bucket_cap_mb=4), 1024
+    for layer in model.children():
+        fully_shard(layer)
+    fully_shard(model)
+    return model, 1024
+
+
+NUM_LEARNED_STEPS = 100
+CHANGES_AT = 60
+
+
+def learned_collectives(kind: str) -> dict[str, Any]:
+    """Train with every step recorded; what the lines say of each collective, and torch's flight recorder.
+
+    kind: ddp, fsdp, tp; `changes` is ddp with a reduction of its own more from step CHANGES_AT on.
+    """
+    model, width = _model_of("ddp" if kind == "changes" else kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step(number: int) -> None:
+        model(torch.ones(64, width, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if kind == "changes" and number >= CHANGES_AT:
+            dist.all_reduce(ones(64))
+
+    for _ in range(3):
+        step(0)
+    seen = []
+    with tempfile.TemporaryDirectory() as folder:
+        with aorta.instrument(folder, overhead="off", kernels="on") as recorder:
+            for number in range(NUM_LEARNED_STEPS):
+                with recorder.step():
+                    step(number)
+                    seen.append(recorder._sources.looks)
+                if number % 20 == 0:
+                    time.sleep(0.6)  # the lines come, and with them what refutes
+            torch.cuda.synchronize()
+            keys = {group.name: group.key for group in recorder.journal.groups()}
+            entries = pickle.loads(torch._C._distributed_c10d._dump_nccl_trace())["entries"]
+        lines = list(read_steps(Path(folder) / f"rank_{dist.get_rank()}_metrics.jsonl", []))
+        matched = read_run(Path(folder)).coverage["kernel_records"]["matched"]
+    happened = {
+        name: [
+            (OPS_OF_TORCH.get(op := entry["profiling_name"].partition(":")[2], op), _most_bytes(entry))
+            for entry in sorted(entries, key=lambda entry: entry["collective_seq_id"])
+            if entry["process_group"][0] == key
+        ]
+        for name, key in keys.items()
+    }
+    return {
+        "seen": seen,
+        "matched": matched,
+        "happened": happened,
+        "lines": [
+            (
+                line.calls_learned,
+                None
+                if line.collectives is None
+                else [(c.group, c.op, c.bytes, c.start_ms is not None) for c in line.collectives],
+            )
+            for line in lines
+        ],
+    }
+
+
+def _most_bytes(entry: dict[str, Any]) -> int:
+    sizes = [*entry["input_sizes"], *entry["output_sizes"]]
+    return max(math.prod(size) for size in sizes) * 4  # float32

@@ -117,3 +117,28 @@ def test_captured_collectives_are_named_and_have_no_times(placement):
 @placements
 def test_graphs_can_be_captured_while_steps_are_read(placement):
     assert on_two_gpus(nccl_ranks.a_graph_is_captured_beside, placement) == [30.0, 30.0]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp"])
+def test_learned_collectives_are_those_of_torchs_flight_recorder(kind):
+    for rank in on_two_gpus(nccl_ranks.learned_collectives, kind):
+        learned = [is_learned for is_learned, _ in rank["lines"]]
+        assert not any(rank["seen"][32:64]), rank["matched"]
+        assert learned.count(True) >= nccl_ranks.NUM_LEARNED_STEPS - 32 - 16
+        assert rank["matched"]["num_refuted"] == rank["matched"]["num_calls_without_kernel"] == 0
+        calls = [call for _, calls in rank["lines"] for call in calls]
+        assert all(has_times for *_, has_times in calls)
+        for name, happened in rank["happened"].items():
+            told = [(op, num_bytes) for group, op, num_bytes, _ in calls if group == name]
+            assert told
+            assert told == happened[-len(told) :]
+
+
+def test_collectives_that_change_are_never_called_by_the_old_names():
+    for rank in on_two_gpus(nccl_ranks.learned_collectives, "changes"):
+        before, after = rank["lines"][: nccl_ranks.CHANGES_AT], rank["lines"][nccl_ranks.CHANGES_AT :]
+        assert any(is_learned for is_learned, _ in before)
+        usual = len(before[-1][1])
+        assert after[0] == (False, None)
+        assert all(calls is None or len(calls) == usual + 1 for _, calls in after)
+        assert len(after[-1][1]) == usual + 1
