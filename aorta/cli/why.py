@@ -146,6 +146,7 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
     """Print why the steps take their time; of traces also the critical path, where they can be replayed."""
     from aorta.account.judge.judged import dataset, judge
     from aorta.account.judge.leading import settled
+    from aorta.account.judge.phases import phases_of
     from aorta.account.judge.profiles import told_differences
     from aorta.account.judge.selection import selected
     from aorta.timeline.types import TRACE_SOURCES
@@ -176,6 +177,7 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
             "unexplained_ms": explained.unexplained_ms,
             "cannot_tell": explained.cannot_tell,
             "account": explained.account.rows(),
+            "phases": phases_of(judged),
             "differences": told_differences(judged, late_rank(explained)),
             "nothing": None if explained.causes else nothing_text(settled_dataset, explained),
             "notes": judged.run.notes,

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from aorta.account.judge.answer import late_rank
+from aorta.account.judge.phases import phases_of
 from aorta.account.judge.profiles import (
     DOING_WORDS,
     Difference,
@@ -18,11 +19,16 @@ from aorta.account.judge.profiles import (
     tree,
 )
 from aorta.account.model import Dataset, Report
-from aorta.page.parts import Column, Markup, cell, section, sentence, table, tag
+from aorta.page.parts import Column, Markup, cell, counted, percent, section, sentence, table, tag
+from aorta.page.table import rank_range
 
 MAX_NODES = 1200
 """Of a run's tree in the page; nodes with least time count as their callers."""
 MAX_LINES = 8
+PHASES_LEAD = (
+    "Phases of the thread that trains in the judged steps, by the host's clock and with all that it waits"
+    " for; they add up to the step."
+)
 HELP = (
     "A click on a box shows what is below it, one on the topmost box goes back. Below a line is what it"
     " calls; frames of torch and other libraries are folded to the function that the program calls and the"
@@ -32,9 +38,12 @@ HELP = (
 
 def stacks(report: Report) -> Markup | None:
     """None where no run has samples in its judged steps."""
+    phases = [_phase_table(dataset, report) for dataset in report.datasets.values()]
     tables = [_tables(dataset, report) for dataset in report.datasets.values()]
-    if not any(tables):
+    if not any(tables) and not any(phases):
         return None
+    if not any(tables):
+        return section("stacks", "In the program", phases, lead=PHASES_LEAD)
     controls = tag(
         "div",
         tag("label", "Run ", tag("select", id="stacks-run")),
@@ -51,13 +60,14 @@ def stacks(report: Report) -> Markup | None:
     return section(
         "stacks",
         "In the program",
+        phases,
         controls,
         chart,
         tag("p", id="stacks-said", class_="note", aria_live="polite"),
         tag("p", HELP, class_="note needs-script"),
         tables,
-        lead="Where the thread that trains is, by stacks sampled a few times a second in the judged steps:"
-        " each box is as wide as its part of a mean step.",
+        lead=f"{PHASES_LEAD} Below, where it is by stacks sampled a few times a second: each box is as wide"
+        " as its part of a mean step.",
     )
 
 
@@ -97,6 +107,31 @@ def _of_run(dataset: Dataset, report: Report) -> dict[str, Any] | None:
         "us": [row.astype(np.int64).tolist() for row in us[:num]],
         "sides": [np.round(row).astype(np.int64).tolist() for row in sides],
     }
+
+
+def _phase_table(dataset: Dataset, report: Report) -> Markup | None:
+    rows = phases_of(dataset.first)
+    if not rows:
+        return None
+    several = len(dataset.first.run.ranks) > 1
+    columns: list[Column] = [
+        ("Phase", "", False), ("In a step", "ms", True), ("Of it", "", True),
+        *([("Ranks", "ms", True)] if several else []), ("Most of it in", "", False),
+    ]  # fmt: skip
+    drawn = [
+        tag(
+            "tr",
+            tag("th", row.title, scope="row"),
+            cell(row.ms),
+            cell(row.share, text=percent(row.share)),
+            tag("td", rank_range(row), class_="num") if several else None,
+            tag("td", "" if row.line is None else row.line.text),
+        )
+        for row in rows
+    ]
+    name = f"{dataset.label}: " if len(report.datasets) > 1 else ""
+    title = f"{name}phases of a step, mean of {counted(rows[0].num_steps, 'judged step')}"
+    return _headed(title, table(title, columns, drawn))
 
 
 def _late_and_parts(dataset: Dataset, report: Report) -> tuple[int | None, dict[int, Part]]:

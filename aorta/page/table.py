@@ -17,6 +17,7 @@ from aorta.account.judge.leading import (
     timed_step_ms,
     with_word,
 )
+from aorta.account.judge.phases import PhaseRow, phases_of
 from aorta.account.judge.ranks import alerts
 from aorta.account.judge.sentences import PART_WORDS
 from aorta.account.judge.timed_steps import host_bound_text
@@ -135,6 +136,9 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: 
     lines += ["", _title(dataset)]
     lines += [f"warning: {text}" for text in alerts(dataset)]
     lines += ["", *_aligned([("", "mean", "of step", "ranks"), *account_rows(dataset)])]
+    if phases := phase_rows(dataset):
+        head = f"phase ({counted(phases_of(dataset.first)[0].num_steps, 'step')})"
+        lines += ["", *_aligned([(head, "mean", "of step", "ranks", "most of it in"), *phases])]
     if ops := _operation_rows(dataset):
         lines += ["", *_aligned([("", "mean", "exposed"), *ops])]
     if beside := list(_beside_rows(dataset)):
@@ -216,6 +220,28 @@ def account_rows(dataset: Dataset) -> list[tuple[str, ...]]:
     if statistic.median is not None:
         spread += f"{'   ' if spread else ''}median {number(statistic.median)}, p95 {number(statistic.p95)}"
     return [*rows, ("step", _ms(account.mean_step_ms or None), "", spread)]
+
+
+def phase_rows(dataset: Dataset) -> list[tuple[str, ...]]:
+    """Phases of the host, which add up to the step, each with the line that most of it is in; of the first
+    run."""
+    several = len(dataset.first.run.ranks) > 1
+    return [
+        (
+            row.title,
+            _ms(row.ms),
+            percent(row.share),
+            rank_range(row) if several else "",
+            "" if row.line is None else row.line.text,
+        )
+        for row in phases_of(dataset.first)
+        if row.share >= LEAST_SHOWN
+    ]
+
+
+def rank_range(row: PhaseRow) -> str:
+    """'12.3 to 25.7'"""
+    return f"{number(min(row.by_rank_ms))} to {number(max(row.by_rank_ms))}"
 
 
 def _operation_rows(dataset: Dataset) -> list[tuple[str, ...]]:

@@ -51,7 +51,6 @@ __all__ = [
     "OverlapRecord",
     "PeakRecord",
     "Phase",
-    "PhaseSpan",
     "PositionSource",
     "RunRecord",
     "Segment",
@@ -96,21 +95,12 @@ Phase = Literal["data", "forward", "backward", "optimizer"]
 """Phase of the program at a collective's launch. optimizer: all that follows the last backward pass."""
 
 StepPhase = Literal["data", "forward", "backward", "optimizer", "logging", "evaluation", "checkpoint", "rest"]
-"""Phases of a step's window. logging: callbacks and logs. rest: in none of the others."""
+"""Phases of a step's window, which readers work out from host_spans (aorta.account.load.rank.phases).
+logging: callbacks and logs behind an update. rest: in none of the others."""
 
 PositionSource = Literal["optimizer", "scheduler", "sampler", "loader", "program"]
 """What told the position of a step: optimizer: `step` in its state. scheduler: its last_epoch. program: a
 counter of its own."""
-
-
-class PhaseSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A stretch of the window in which the thread that trains was in one phase."""
-
-    phase: StepPhase
-    start_ms: float
-    end_ms: float
-    module: str = ""
-    """The module whose forward or backward pass it is; '' where phases are not kept by module."""
 
 
 class HostSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -419,12 +409,6 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     idle device meanwhile (idle.data). What is 0 is left out. None: not noted."""
     calls_by_op: dict[str, CallSums] | None = None
     """Collectives by operation. None: not told apart."""
-    phase_ms: dict[StepPhase, float] = {}
-    """Time of the thread that trains by phase; {} where phases were not told apart."""
-    phase_peak_bytes: dict[StepPhase, int] = {}
-    """Most memory that torch's allocator had handed out in a phase."""
-    phase_spans: list[PhaseSpan] | None = None
-    """With the other details."""
     gap: str | None = None
     """Why this line does not follow the one before it: a pause, a rollback, a step that raised an error."""
     not_measured: dict[str, str] = {}

@@ -60,7 +60,6 @@ NOT_MEASURED, THROTTLING = "not_measured", "device.throttling"
 ListName = Literal[
     "collectives", "active_segments", "exposed_run_lengths_ns", "host_spans", "kernels.top",
     "kernels.classes", "hidden_by_op", "exposed_by_op", "scalars", "host_parts",
-    "phase_ms", "phase_peak_bytes",
 ]  # fmt: skip
 
 LISTS: dict[ListName, dict[str, type]] = {
@@ -74,7 +73,7 @@ LISTS: dict[ListName, dict[str, type]] = {
     "kernels.top": {"name": int, "ms": float, "count": int},
     "kernels.classes": {"key": str, "ms": float, "count": int},
     **{name: {"key": str, "value": float} for name in (
-        "hidden_by_op", "exposed_by_op", "scalars", "host_parts", "phase_ms", "phase_peak_bytes",
+        "hidden_by_op", "exposed_by_op", "scalars", "host_parts",
     )},
 }  # fmt: skip
 """Fields of the items by list. ranks: JSON, of the first call of a group among the lines alone.

@@ -3,9 +3,12 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
+
 from aorta.account.judge.alike import is_window
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, IDLE_CELLS, account_of
 from aorta.account.judge.leading import partly_timed
+from aorta.account.judge.phases import phases_of
 from aorta.account.judge.profiles import told_differences
 from aorta.account.judge.ranks import alerts, rank_rows, straggler
 from aorta.account.load.evidence import comm_evidence
@@ -71,6 +74,7 @@ def add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | Non
     }
     summary["alerts"] = alerts(dataset)
     summary["straggler"] = late = late_rank(dataset, causes)
+    summary["phases"] = [msgspec.to_builtins(row) for row in phases_of(dataset.first)]
     summary["differences"] = [asdict(entry) for entry in told_differences(dataset.first, late)]
     for row in rank_rows(dataset.first, dataset.lead):
         fields = asdict(row)

@@ -31,6 +31,6 @@ def causes_lines(dataset: Dataset) -> Causes:
         nothing_text(dataset, explained),
         whatifs_of(dataset),
         title(dataset),
-        notes(explained),
+        notes(explained, dataset.first),
         explained.unexplained_ms,
     )

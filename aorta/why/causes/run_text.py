@@ -14,9 +14,10 @@ from aorta.account.judge.cells import (
     account_of,
 )
 from aorta.account.judge.leading import source_text
+from aorta.account.judge.phases import largest_text
 from aorta.account.judge.profiles import line_text, told_differences
 from aorta.account.load.measures import peak_text
-from aorta.account.model import Dataset
+from aorta.account.model import Dataset, JudgedRun
 from aorta.account.numbers import counted, number, percent, quantity
 from aorta.why.causes.rank import Explanation
 from aorta.why.causes.text import WIDTH, cause_lines, wrapped
@@ -70,7 +71,7 @@ def causes_text(explained: Explanation, dataset: Dataset) -> str:
         lines += cause_lines(explained.causes)
     else:
         lines += ["", *textwrap.wrap(nothing_text(dataset, explained), WIDTH)]
-    for note in notes(explained):
+    for note in notes(explained, dataset.first):
         lines += ["", *textwrap.wrap(note, WIDTH)]
     for difference in told_differences(dataset.first, late_rank(explained)):
         lines += ["", f"Sampled, ms of a step: {difference.title}."]
@@ -84,9 +85,10 @@ def late_rank(explained: Explanation) -> int | None:
     return next((cause.rank for cause in explained.causes if cause.is_waited_for), None)
 
 
-def notes(explained: Explanation) -> list[str]:
-    """What cannot be told, what no cause explains, and what lies outside of the judged steps."""
-    texts = (_unexplained_text(explained) if explained.causes else "", _outside_text(explained.account))
+def notes(explained: Explanation, judged: JudgedRun) -> list[str]:
+    """What cannot be told, the largest phase, what no cause explains, and what lies outside of steps."""
+    unexplained = _unexplained_text(explained) if explained.causes else ""
+    texts = (largest_text(judged), unexplained, _outside_text(explained.account))
     return [*explained.cannot_tell, *(text for text in texts if text)]
 
 

@@ -11,6 +11,7 @@ from aorta.account.load.rank.calls import ROUNDING_MS, CallsBuilder, few_sizes, 
 from aorta.account.load.rank.columns import Floats, Passes, RankColumns
 from aorta.account.load.rank.host import carry_waits, host_metrics, reason_name
 from aorta.account.load.rank.kernels import NamedKernels, kernel_metrics
+from aorta.account.load.rank.phases import phase_metrics
 from aorta.account.metrics import (
     CALIBRATED_METRICS,
     COMPUTE_STREAM_METRICS,
@@ -57,7 +58,8 @@ class ColumnsBuilder:
         self._place(block)
         self._parts.append(_always(block))
         self._note_reasons(block)
-        metrics = overlap_metrics(block) | telemetry_metrics(block) | host_metrics(block)
+        metrics = overlap_metrics(block) | telemetry_metrics(block)
+        metrics |= host_metrics(block) | phase_metrics(block)
         self._metrics.append((first_row, metrics | kernel_metrics(block)))
         self._kernels.add(first_row, block)
         self._calls.add(self._path, first_row, block)

@@ -1,0 +1,123 @@
+"""Phases of a step by the host's clock, each with the line of the program that most of it is in."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.account.judge.profiles import sampled_ranks
+from aorta.account.judge.stacks import CodeLine, Samples, heaviest, samples_of
+from aorta.account.load.rank.phases import PHASES, PREFIX
+from aorta.account.model import JudgedRun
+from aorta.account.numbers import percent, quantity
+from aorta.account.rows import positive
+from aorta.records.schema import StepPhase
+
+FEWEST = 3
+"""Samples from which on a phase has a line."""
+TITLES: dict[StepPhase, str] = {
+    "data": "data",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "logging": "logging, callbacks",
+    "evaluation": "evaluation, pauses",
+    "checkpoint": "checkpoint",
+    "rest": "rest",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRow:
+    """A phase over the judged steps, in ms of the mean step."""
+
+    phase: StepPhase
+    ms: float
+    share: float
+    by_rank_ms: list[float]
+    num_steps: int
+    """Judged steps that show their phases."""
+    line: CodeLine | None
+    """None where too few samples are in it, or most of them in no line of the program."""
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.phase]
+
+
+def phases_of(judged: JudgedRun) -> list[PhaseRow]:
+    """In the order of a step; they add up to it. Nothing where no step shows its phases."""
+    return judged.once("phases", lambda: _phases_of(judged))
+
+
+def largest_text(judged: JudgedRun) -> str:
+    """'The largest phase is backward: 12.2 ms, 35 % of the step, most of it in train(), train.py:45.'
+
+    '' where phases are not known.
+    """
+    rows = phases_of(judged)
+    if not rows:
+        return ""
+    row = max(rows, key=lambda row: row.ms)
+    line = "" if row.line is None else f", most of it in {row.line.text}"
+    return (
+        f"The largest phase is {row.title}: {quantity(row.ms, 'ms')}, {percent(row.share)} of the step{line}."
+    )
+
+
+def _phases_of(judged: JudgedRun) -> list[PhaseRow]:
+    run = judged.run
+    columns = {
+        phase: run.host_parts[f"{PREFIX}{phase}"][:, judged.num_warmup :]
+        for phase in PHASES
+        if f"{PREFIX}{phase}" in run.host_parts
+    }
+    if not columns or not judged.num_steps:
+        return []
+    step = judged.values("step_ms")
+    is_known = np.isfinite(step) & np.logical_and.reduce([np.isfinite(part) for part in columns.values()])
+    is_known &= is_known.all(axis=0)  # every rank's, so that ranks are of the same steps
+    if not is_known.any():
+        return []
+    chosen = is_known[0]
+    by_rank = {phase: part[:, chosen].mean(axis=1) for phase, part in columns.items()}
+    step_ms = step[:, chosen].mean(axis=1)
+    by_rank["rest"] = positive(step_ms - sum(by_rank.values()))
+    samples = [one for rank in sampled_ranks(judged) if (one := samples_of(judged, rank)) is not None]
+    return [
+        PhaseRow(
+            phase,
+            float(by_rank[phase].mean()),
+            float(by_rank[phase].mean() / step_ms.mean()),
+            by_rank[phase].tolist(),
+            int(chosen.sum()),
+            _line(samples, phase),
+        )
+        for phase in PHASES
+        if phase in by_rank and by_rank[phase].any()
+    ]
+
+
+def _line(samples: list[Samples], phase: StepPhase) -> CodeLine | None:
+    stacks = [stack for one in samples for stack in one.chosen(_which(one, phase), 1 / len(samples))]
+    found = heaviest(stacks)
+    return found if found is not None and found.num_samples >= FEWEST else None
+
+
+def _which(samples: Samples, phase: StepPhase) -> NDArray[np.bool_]:
+    """Samples of a phase. Where several of a step are accumulated, code between a backward pass and the next
+    forward pass counts as rest, though the spans have it as forward."""
+    judged = samples.is_judged
+    own = judged & samples.in_phase("rest", "communication")
+    in_body = samples.at("body")
+    match phase:
+        case "forward":
+            return (judged & samples.in_phase("forward")) | (own & in_body & ~samples.is_behind)
+        case "rest":
+            return own & in_body & samples.is_behind
+        case "logging":
+            return own & ~in_body
+        case "evaluation":
+            return np.zeros(len(judged), dtype=bool)
+        case _:
+            return judged & samples.in_phase(phase)

@@ -1,0 +1,53 @@
+"""Phases of the judged steps with their lines, and the largest in a sentence."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from aorta.account.judge.phases import largest_text, phases_of
+from aorta.account.load.rank.phases import PREFIX
+from tests.account.judge.sampled_runs import AUGMENT, MAIN, sampled, sampled_dataset
+
+
+def judged_with(**phases):
+    """Two ranks; ms of each phase in every step, twice as much on rank 1. Steps take 40 ms."""
+    stacks = sampled(*((step, 10_000, "runs", MAIN, AUGMENT) for step in range(2, 12)))
+    judged = sampled_dataset([stacks, stacks]).first
+    shape = judged.run.metrics["step_ms"].shape
+    run = msgspec.structs.replace(
+        judged.run,
+        metrics={**judged.run.metrics, "step_ms": np.full(shape, 40.0)},
+        host_parts={
+            f"{PREFIX}{name}": np.full(shape, ms) * np.array([[1.0], [2.0]]) for name, ms in phases.items()
+        },
+    )
+    return msgspec.structs.replace(judged, run=run)
+
+
+def test_phases_add_up_to_the_step_and_are_in_its_order():
+    rows = phases_of(judged_with(backward=8.0, data=2.0, forward=4.0))
+    assert [(row.phase, row.ms) for row in rows] == [
+        ("data", 3.0), ("forward", 6.0), ("backward", 12.0), ("rest", 40.0 - 21.0),
+    ]  # fmt: skip
+    assert rows[2].by_rank_ms == [8.0, 16.0]
+    assert rows[2].share == pytest.approx(0.3)
+    assert {row.num_steps for row in rows} == {10}
+
+
+def test_the_largest_phase_is_said_with_its_line():
+    """Samples of no known phase before a backward pass are what the loop does for the forward pass."""
+    text = largest_text(judged_with(forward=16.0, backward=4.0))
+    assert (
+        text == "The largest phase is forward: 24.0 ms, 60 % of the step, most of it in augment(), data.py:5."
+    )
+
+
+def test_steps_that_do_not_show_their_phases_are_left_out():
+    judged = judged_with(forward=16.0, backward=4.0)
+    judged.run.host_parts[f"{PREFIX}forward"][1, -4:] = np.nan
+    assert phases_of(judged)[0].num_steps == 6
+
+
+def test_a_run_without_spans_has_no_phases():
+    judged = judged_with()
+    assert (phases_of(judged), largest_text(judged)) == ([], "")
