@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aorta.check.delays import DeviceDelay, HostDelay, Suspect
+from aorta.check.delays import DeviceTrial, HostTrial, Suspect
 from aorta.check.device_order import DeviceOrder
 from aorta.check.graphs import Entries, Graphs
 from aorta.check.launches import Launches
@@ -33,7 +33,7 @@ FIRST_STEP = 2
 WINDOW_STEPS = 2
 MAX_NUMBERED = 80
 """Checked steps whose fingerprints are kept."""
-MAX_TRIES = 3
+MAX_TRIALS = 4
 MAX_SUSPECTS = 24
 """Findings of a process that are delayed."""
 EARLY = "the event was recorded too early, at {}"
@@ -67,7 +67,8 @@ class HazardWatch(Companion):
         self._graphs = Graphs(self._capture_begins, self._capture_ended, self._replayed)
         self._capture_at: int | None = None
         """Place in the window's log where a capture began."""
-        self._delay: DeviceDelay | HostDelay | None = None
+        self._trial: DeviceTrial | HostTrial | None = None
+        self._trial_began = 0
         self._suspects: list[Suspect] = []
         self._findings: dict[Any, tuple[Finding, Suspect]] = {}
         self._last_stream: Hashable = HOST
@@ -99,11 +100,15 @@ class HazardWatch(Companion):
                 self.checked.steps.append(global_step)
                 return
             self._end_window()
-        elif self._delay is not None:
-            self._end_delay()
+        elif self._trial is not None:
+            # Ranks stay in step where one of them is late for the others.
+            may_end = self._trial.is_done and self._order is not None
+            if number - self._trial_began < WINDOW_STEPS and not may_end:
+                return
+            self._end_trial()
         self._thread = thread
         if self._suspects:
-            self._begin_delay()
+            self._begin_trial(number)
         elif number >= self._next:
             self._next = number + self._every
             self._begin_window(number, global_step)
@@ -111,8 +116,8 @@ class HazardWatch(Companion):
     def closing(self, cause: Cause) -> None:
         if self._first_of_window is not None:
             self._end_window()
-        elif self._delay is not None:
-            self._end_delay()
+        elif self._trial is not None:
+            self._end_trial()
         self._graphs.uninstall()
         self._numbering.unhook()
         if self._num_steps:
@@ -137,7 +142,7 @@ class HazardWatch(Companion):
             entries = self._log if self._order is None else None
             self._works = Works(entries, self._numbering.waited, self._numbering.promised)
         self._works.listen()
-        self._numbering.is_on = self._first_of_window is not None and self._delay is None
+        self._numbering.is_on = self._first_of_window is not None and self._trial is None
         self._launches.listen()
         self._mode = OperatorMode(self._around, self._record_stream, self._waited)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
@@ -165,6 +170,7 @@ class HazardWatch(Companion):
         self.checked.num_operations += check.num_operations
         for hazard in check.hazards.values():
             self._found(hazard)
+        self._suspects.sort(key=lambda suspect: suspect.following >= 0)  # races first
         self._keep_numbers()
         write_checked(self._folder, self.checked)
 
@@ -184,7 +190,7 @@ class HazardWatch(Companion):
 
     def _capture_begins(self) -> bool:
         """Log a capture, in a window or outside of one."""
-        if self._delay is not None:
+        if self._trial is not None:
             return False
         if self._first_of_window is None:
             self._log.clear()
@@ -206,7 +212,7 @@ class HazardWatch(Companion):
         if self._order is None or self._mode is None:
             return replay()
         site = self._sites.number("replay of a graph")
-        if self._delay is None:
+        if self._trial is None:
             self._log.append(["replay", graph, self._order.stream(), site])
             self._count("exactly" if graph in self._graphs.captured else "not at all")
             return replay()
@@ -214,8 +220,9 @@ class HazardWatch(Companion):
         issued.site = site
         for entry in self._graphs.captured.get(graph, ()):
             if entry[0] == "launch":
-                issued.reads += [(None, access) for access in (*entry[2], *entry[3])]
-        return self._delay.issue(issued, replay)
+                issued.reads += [(None, access) for access in entry[2]]
+                issued.writes += [(None, access) for access in entry[3]]
+        return self._trial.issue(issued, replay)
 
     def _found(self, hazard: Hazard) -> None:
         key = (hazard.kind, hazard.earlier[1], hazard.later[1])
@@ -280,26 +287,28 @@ class HazardWatch(Companion):
 
     # -- confirming ----------------------------------------------------------------------------
 
-    def _begin_delay(self) -> None:
-        suspect = self._suspects[0]
+    def _begin_trial(self, number: int) -> None:
+        suspect, self._trial_began = self._suspects[0], number
         if self._order is not None:
-            self._delay = DeviceDelay(suspect, self._order.stream)
+            self._trial = DeviceTrial(suspect, self._order.stream)
         else:
-            is_late = suspect.tries % max(self._world_size, 1) == self._rank
-            self._delay = HostDelay(suspect, is_late, self._is_done, lambda: self._last_stream)
+            is_late = suspect.num_trials % max(self._world_size, 1) == self._rank
+            self._trial = HostTrial(suspect, is_late, self._is_done, lambda: self._last_stream)
         self._log.clear()
         self._listen()
 
     def _is_done(self, stream: Hashable) -> bool | None:
         return None if self._works is None else self._works.is_done(stream)
 
-    def _end_delay(self) -> None:
-        self._delay = None
+    def _end_trial(self) -> None:
+        trial, self._trial = self._trial, None
+        assert trial is not None
+        trial.end()
         self._stop()
         self._log.clear()
         suspect = self._suspects[0]
-        tries = max(MAX_TRIES, self._world_size) if self._order is None else MAX_TRIES
-        if not suspect.is_confirmed and suspect.tries < tries and suspect.tries > 0:
+        most = max(MAX_TRIALS, self._world_size) if self._order is None else MAX_TRIALS
+        if not suspect.is_confirmed and suspect.num_delayed and suspect.num_trials < most:
             return
         self._suspects.pop(0)
         finding = next(f for f, s in self._findings.values() if s is suspect)
@@ -309,8 +318,8 @@ class HazardWatch(Companion):
                 self._say(f"confirmed: {finding.later.site} {finding.rule} by {finding.earlier.site}")
         elif suspect.is_overtaken:
             finding.reason = "the later operation overtook the delayed one; no value changed"
-        elif suspect.tries:
-            finding.reason = f"delayed {suspect.tries} times, the later operation never came first"
+        elif suspect.num_delayed:
+            finding.reason = f"delayed {suspect.num_delayed} times, the later operation never came first"
         else:
             finding.reason = "the operations did not come again to be delayed"
         write_checked(self._folder, self.checked)
@@ -323,20 +332,20 @@ class HazardWatch(Companion):
         touched = issued.writes or issued.reads
         tensor = touched[0][0] if touched else None
         issued.site = site = self._sites.number(issued.name, tensor, issued.is_collective)
-        delay = self._delay
-        if delay is None and self._first_of_window is not None:
+        trial = self._trial
+        if trial is None and self._first_of_window is not None:
             if not self._numbering.is_hooked:
                 self._numbering.hook_optimizers()
             run = self._numbered(issued, run)
         if order is None:
-            return self._on_host(issued, run if delay is None else lambda: delay.issue(issued, run))
+            return self._on_host(issued, run if trial is None else lambda: trial.issue(issued, run))
         outer, order.current = order.current, site
         at = len(self._log)
         try:
-            result = run() if delay is None else delay.issue(issued, run)
+            result = run() if trial is None else trial.issue(issued, run)
         finally:
             order.current = outer
-        if delay is None:
+        if trial is None:
             self._on_device(issued, order, at)
         return result
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 SIZE = 1 << 22
-STEPS = 12
+STEPS = 20
 
 
 def stream() -> Any:

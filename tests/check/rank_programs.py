@@ -1,4 +1,5 @@
-"""A loop of two gloo ranks with DDP, and a collective of its own that it does not wait for in time."""
+"""A loop of two gloo ranks with DDP, and two collectives of its own that it does not wait for in time: one is
+used in the same step, one in the next."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +16,15 @@ from aorta.check.watch import HazardWatch
 def checked_loop(folder: str) -> None:
     model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    total = torch.ones(1 << 16)
+    total, across = torch.ones(1 << 16), torch.ones(1 << 16)
+    pending = dist.all_reduce(across, async_op=True)
     recorder = instrument(Path(folder))
     recorder.companions.add(HazardWatch(every=100))
     with recorder:
-        for number in range(9):
+        for number in range(13):
             with recorder.step(global_step=number):
+                across.add_(1)
+                pending.wait()
                 model(torch.ones(4, 64)).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -28,6 +32,7 @@ def checked_loop(folder: str) -> None:
                 work = dist.all_reduce(total, async_op=True)
                 total.mul_(0.5)
                 work.wait()
+                pending = dist.all_reduce(across, async_op=True)
 
 
 def spoilt_loops(folder: str) -> None:
