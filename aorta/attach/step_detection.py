@@ -104,6 +104,9 @@ class OptimizerCycle:
         """Judge the first calls at once, without waiting longer for an optimizer that may never be called."""
         assert self._first is not None
         first, self._first = self._first, None
+        if not any(behind for _, behind in first[1:]):
+            # Backward passes were only before the loop: what they did is replayed, as a captured graph.
+            first, self._num_behind = [(key, True) for key, _ in first], 0
         last = len(first) - 1
         ends: list[int] = []
         for place, (key, behind) in enumerate(first):

@@ -26,8 +26,9 @@ from torch.distributed.device_mesh import init_device_mesh
 Tensor = Any
 """Of torch, which annotates them; what a parameter's gradient is, a reader of these loops knows."""
 WIDTH = 1024
-WARM_UP = 4
-"""Steps before the ones that are timed."""
+PARTS = (4, 200, 203, 206)
+"""Steps that begin parts which are timed: with `--every 200`, 203 and 204 are checked, and what they logged
+is looked through before 205."""
 
 
 class Block(nn.Module):
@@ -248,6 +249,37 @@ def pp(arguments: Any) -> Callable[[int], Tensor]:
     return step
 
 
+def accelerated(arguments: Any) -> Callable[[int], Tensor]:
+    """What Hugging Face's accelerate makes of a model, an optimizer and a loader."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(mixed_precision="bf16")
+    data = torch.utils.data.TensorDataset(torch.randn(4096, WIDTH), torch.randint(0, 64, (4096,)))
+    model, optimizer, loader = accelerator.prepare(
+        net := Net(),
+        torch.optim.AdamW(net.parameters(), lr=1e-3),
+        torch.utils.data.DataLoader(data, batch_size=64, pin_memory=True),
+    )
+    batches = iter(loader)
+
+    def step(n: int) -> Tensor:
+        nonlocal batches
+        try:
+            x, y = next(batches)
+        except StopIteration:
+            batches = iter(loader)
+            x, y = next(batches)
+        with accelerator.accumulate(model):
+            loss = F.cross_entropy(model(x).float(), y)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    return step
+
+
 # -- loaders and optimizers with streams of their own, whole or without one order ----------------------------
 
 
@@ -256,12 +288,12 @@ def loader(arguments: Any) -> Callable[[int], Tensor]:
     model = nn.parallel.DistributedDataParallel(Net().cuda(), device_ids=[torch.cuda.current_device()])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     side = torch.cuda.Stream()
-    source = [torch.randn(8192, WIDTH).pin_memory() for _ in range(2)]
+    source = [torch.randn(8192, WIDTH).pin_memory() for _ in range(3)]  # unlike the two buffers, three
     ahead: list[Tensor] = []
 
     def fetch(n: int) -> None:
         with torch.cuda.stream(side):
-            ahead.append(source[n % 2].to("cuda", non_blocking=True))
+            ahead.append(source[n % 3].to("cuda", non_blocking=True))
 
     def step(n: int) -> Tensor:
         if not ahead:
@@ -286,7 +318,7 @@ def host_optimizer(arguments: Any) -> Callable[[int], Tensor]:
     """Gradients go to pinned memory on a stream, the update is on the host, parameters come back."""
     model, mutant = Net().cuda(), arguments.mutant
     parameters = list(model.parameters())
-    side = torch.cuda.Stream()
+    side, stepper = torch.cuda.Stream(), _Stepper([nn.Parameter(torch.zeros(1))], lr=0.0)
     grads = [torch.empty_like(p, device="cpu", pin_memory=True) for p in parameters]
     weights = [p.detach().cpu().pin_memory() for p in parameters]
 
@@ -310,7 +342,7 @@ def host_optimizer(arguments: Any) -> Callable[[int], Tensor]:
             torch.cuda.current_stream().wait_stream(side)
         for parameter in parameters:
             parameter.grad.zero_()
-        STEPPER.step()
+        stepper.step()
         return loss
 
     return step
@@ -320,7 +352,6 @@ class _Stepper(torch.optim.SGD):
     """Stands for the library's optimizer, at whose step an iteration ends."""
 
 
-STEPPER: Any = None
 HOOK_STREAM: Any = None
 
 
@@ -423,12 +454,12 @@ def leave_out(mutant: str) -> None:
 KINDS: dict[str, Callable[[Any], Callable[[int], Tensor]]] = {
     "ddp": ddp, "ddp_hook": ddp, "compile": ddp, "fsdp2": fsdp2, "fsdp2_offload": fsdp2, "tp": tp, "cp": cp,
     "pp": pp, "graphs": graphs, "offload": offload, "checkpoint": checkpoint, "loader": loader,
-    "host_optimizer": host_optimizer,
+    "host_optimizer": host_optimizer, "accelerate": accelerated,
 }  # fmt: skip
 
 
 def main() -> None:
-    global HOOK_STREAM, STEPPER
+    global HOOK_STREAM
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--mutant")
@@ -439,7 +470,6 @@ def main() -> None:
     dist.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
     torch.manual_seed(0)
     HOOK_STREAM = torch.cuda.Stream()
-    STEPPER = _Stepper([nn.Parameter(torch.zeros(1))], lr=0.0)
     if arguments.mutant in LINES:
         leave_out(arguments.mutant)
     if arguments.csan:
@@ -447,11 +477,11 @@ def main() -> None:
 
         _sanitizer.enable_cuda_sanitizer()
     step = KINDS[arguments.kind](arguments)
-    losses, alarms, began = [], 0, time.perf_counter()
+    losses, alarms, times = [], 0, list[float]()
     for n in range(arguments.steps):
-        if n == WARM_UP:
+        if n in PARTS:
             torch.cuda.synchronize()
-            began = time.perf_counter()
+            times.append(time.perf_counter())
         try:
             losses.append(step(n).detach())
         except Exception as error:
@@ -459,11 +489,18 @@ def main() -> None:
                 raise
             alarms += 1
     torch.cuda.synchronize()
-    step_ms = 1e3 * (time.perf_counter() - began) / (arguments.steps - WARM_UP)
+    times.append(time.perf_counter())
+    bounds = [*(n for n in PARTS if n < arguments.steps), arguments.steps]
+    step_ms = 1e3 * (times[-1] - times[0]) / (bounds[-1] - bounds[0])
+    parts = " ".join(
+        f"{1e3 * (end - begin) / (last - first):.3f}"
+        for begin, end, first, last in zip(times, times[1:], bounds, bounds[1:], strict=False)
+    )
     if dist.get_rank() == 0:
         bits = b"".join(loss.float().cpu().numpy().tobytes() for loss in losses)
         digest = hashlib.sha256(bits).hexdigest()[:16]
         print(f"losses {digest} step_ms {step_ms:.3f} csan {alarms} of {arguments.steps}", flush=True)
+        print(f"parts {parts}", flush=True)
     dist.destroy_process_group()
 
 

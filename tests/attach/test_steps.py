@@ -35,6 +35,8 @@ def iterations(calls: str, optimizers: str = "") -> list[int]:
         pytest.param("A" * 70 + "B" + "A" * 80, [*range(1, 71), *range(136, 152)], id="a-stranger-late"),
         pytest.param("AAAABABAB", [1, 2, 3, 4, 5, 7, 9], id="the-second-joins-later"),
         pytest.param("AAA" + "B" + 80 * "A", [1, 2, 3, 4, 7, 10, *range(13, 85)], id="a-stranger-once"),
+        pytest.param("A" + "a" * 11, list(range(1, 13)), id="a-captured-backward-is-replayed"),
+        pytest.param("Db" + "db" * 5, [2, 4, 6, 8, 10, 12], id="two-optimizers-and-replayed-graphs"),
         pytest.param("A", [], id="one-call-is-no-pattern"),
     ],
 )
