@@ -4,7 +4,7 @@ around the optimizer's step. They are read once, behind the window."""
 import gc
 import os
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import wraps
 from math import isfinite
 from types import FrameType
@@ -195,7 +195,7 @@ class Numbering:
         if not self.is_on:
             return
         if self._names is None:
-            self._names = names_of_parameters()
+            self._names = {id(parameter): name for name, parameter in named_parameters()}
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for moment in moments:
             for number, parameter in enumerate(parameters[:MAX_PARAMETERS]):
@@ -224,17 +224,30 @@ def _in_optimizer() -> bool:
     return False
 
 
-def names_of_parameters() -> dict[int, str]:
-    """Names of all modules' parameters, by id; the outermost module's name of each. Takes a look at every
+def named_parameters() -> Iterator[tuple[str, nn.Parameter]]:
+    """All modules' parameters, each once, with the outermost module's name of it. Takes a look at every
     object."""
     modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
     inner = {id(child) for module in modules for child in module.children()}
-    names: dict[int, str] = {}
+    seen = set[int]()
     for module in modules:
         if id(module) not in inner:
             for name, parameter in module.named_parameters():
-                names.setdefault(id(parameter), name.removeprefix("module."))
-    return names
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield name.removeprefix("module."), parameter
+
+
+def places_of_parameters() -> list[tuple[int, int, str]]:
+    """Start and end of the bytes of each parameter and gradient of this process, and what they are."""
+    places = []
+    for name, parameter in named_parameters():
+        for tensor, words in ((parameter, f"parameter {name}"), (parameter.grad, f"gradient of {name}")):
+            local: Any = getattr(tensor, "_local_tensor", tensor)  # of a sharded one, this rank's part
+            if type(local) in (Tensor, nn.Parameter) and local.layout is torch.strided:
+                start = local.data_ptr()
+                places.append((start, start + local.nbytes, words))
+    return places
 
 
 def _group(values: dict[str, Any]) -> Any:

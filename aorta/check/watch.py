@@ -16,7 +16,7 @@ from aorta.check.delays import DeviceTrial, HostTrial, Suspect
 from aorta.check.device_order import DeviceOrder
 from aorta.check.graphs import Entries, Graphs
 from aorta.check.launches import Launches
-from aorta.check.numbering import FirstBad, Numbering
+from aorta.check.numbering import FirstBad, Numbering, places_of_parameters
 from aorta.check.operators import Issued, OperatorMode
 from aorta.check.sites import Sites
 from aorta.check.works import Works, finished
@@ -168,8 +168,12 @@ class HazardWatch(Companion):
         check = play([*captured, *self._log], HazardCheck())
         self._log.clear()
         self.checked.num_operations += check.num_operations
+        if self._order is None:
+            self._cannot_see("streams and memory of a device: the process has used none")
+        places = places_of_parameters() if check.hazards else []
         for hazard in check.hazards.values():
-            self._found(hazard)
+            at = hazard.address
+            self._found(hazard, next((words for start, end, words in places if start <= at < end), ""))
         self._suspects.sort(key=lambda suspect: suspect.following >= 0)  # races first
         self._keep_numbers()
         write_checked(self._folder, self.checked)
@@ -179,8 +183,8 @@ class HazardWatch(Companion):
         if len(self.checked.steps) <= MAX_NUMBERED:
             self.checked.calls += taken.calls
             self.checked.parameters += taken.parameters
-        elif not self.checked.blind:
-            self.checked.blind.append(f"wrong numbers after {MAX_NUMBERED} checked steps")
+        else:
+            self._cannot_see(f"wrong numbers after {MAX_NUMBERED} checked steps")
         numbers = [n for call in taken.calls for n in (*call.inputs, *call.outputs)]
         numbers += [parameter.numbers for parameter in taken.parameters]
         if not all(numbers) and self._first_bad is None:
@@ -214,7 +218,10 @@ class HazardWatch(Companion):
         site = self._sites.number("replay of a graph")
         if self._trial is None:
             self._log.append(["replay", graph, self._order.stream(), site])
-            self._count("exactly" if graph in self._graphs.captured else "not at all")
+            is_known = graph in self._graphs.captured
+            self._count("exactly" if is_known else "not at all")
+            if not is_known:
+                self._cannot_see("what graphs do that were captured before aorta saw the process train")
             return replay()
         issued = Issued("replay of a graph", False)
         issued.site = site
@@ -224,12 +231,12 @@ class HazardWatch(Companion):
                 issued.writes += [(None, access) for access in entry[3]]
         return self._trial.issue(issued, replay)
 
-    def _found(self, hazard: Hazard) -> None:
+    def _found(self, hazard: Hazard, parameter: str) -> None:
         key = (hazard.kind, hazard.earlier[1], hazard.later[1])
         if key in self._findings:
             self._findings[key][0].count += hazard.count
             return
-        finding = self._finding(hazard)
+        finding = self._finding(hazard, parameter)
         suspect = Suspect(
             earlier=hazard.earlier[1],
             later=hazard.later[1],
@@ -249,7 +256,7 @@ class HazardWatch(Companion):
         if self._say is not None and finding.status != "known":
             self._say(f"{finding.kind}: {finding.later.site} {finding.rule} by {finding.earlier.site}")
 
-    def _finding(self, hazard: Hazard) -> Finding:
+    def _finding(self, hazard: Hazard, parameter: str) -> Finding:
         earlier, later = self._place(*hazard.earlier), self._place(*hazard.later)
         hint, at = hazard.hint
         where = "" if not isinstance(at, int) or at < 0 else str(self._sites.sites[at])
@@ -263,6 +270,7 @@ class HazardWatch(Companion):
             else self._sites.sites[hazard.following],
             rule=hazard.rule,
             num_bytes=hazard.num_bytes,
+            parameter=parameter,
             missing=missing_order(later.stream, earlier.stream, earlier.site, later.site, hazard.kind),
             hint={"": "", "early": EARLY, "itself": ITSELF}[hint].format(where),
             count=hazard.count,
@@ -452,6 +460,8 @@ class HazardWatch(Companion):
             is_seen = works.issued(stream, result, [access[0] for access in writes], is_from_python)
         self._log.append(["launch", stream if is_seen else HOST, reads, writes, issued.site])
         self._count("exactly" if is_seen else "without their order")
+        if not is_seen:
+            self._cannot_see("who waits for collectives that C++ issues on the CPU, such as DDP's")
         return result
 
     def _record_stream(self, tensor: Tensor, stream: Any) -> None:
@@ -464,6 +474,10 @@ class HazardWatch(Companion):
     def _waited(self, tensor: Tensor) -> None:
         if self._works is not None:
             self._works.waited_for_tensor(tensor.data_ptr())
+
+    def _cannot_see(self, what: str) -> None:
+        if what not in self.checked.blind:
+            self.checked.blind.append(what)
 
     def _count(self, how: str) -> None:
         seen = self.checked.seen

@@ -68,6 +68,7 @@ def check_command(
     """
     from aorta.attach.settings import AttachSettings, environment_for
     from aorta.hazards.exceptions import Exceptions
+    from aorta.records.deaths import signal_name
 
     Exceptions.shipped(exceptions)  # a mistake in the file is told before anything runs
     if shutil.which(command[0]) is None:
@@ -84,6 +85,9 @@ def check_command(
     status = run_to_end(list(command), environment_for(settings, dict(os.environ)))
     if not is_first_launch():
         return status
+    if status:
+        by = f" ({signal_name(status - 128)})" if status > 128 else ""
+        click.echo(f"aorta: the command ended with exit code {status}{by}", err=True)
     try:
         found = show(output, began_ns, show_all, as_json, fail_on)
     except BrokenPipeError:

@@ -54,6 +54,8 @@ class Finding(msgspec.Struct, kw_only=True):
     """Of memory that was freed too early: its next allocation."""
     rule: str
     num_bytes: int
+    parameter: str = ""
+    """The parameter or gradient that has these bytes, in words; empty where none has."""
     missing: str
     """Code that would order the two."""
     hint: str = ""

@@ -54,9 +54,8 @@ def _finding(number: int, finding: Finding) -> list[str]:
         if place.site.inside and place.site.where:
             lines.append(f"   {'':9}by {place.site.inside}")
         lines.append(f"   {'':9}on {place.stream}")
-    lines.append(
-        f"   the later one {finding.rule}: {finding.num_bytes:,} bytes{f' of {tensor}' if tensor else ''}"
-    )
+    of = (f" of {tensor}" if tensor else "") + (f", {finding.parameter}" if finding.parameter else "")
+    lines.append(f"   the later one {finding.rule}: {finding.num_bytes:,} bytes{of}")
     if finding.following is not None:
         lines.append(f"   the memory then goes to {finding.following}")
     lines.append(f"   missing  {finding.missing}")

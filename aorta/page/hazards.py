@@ -43,7 +43,7 @@ def _of_run(checked: list[Checked]) -> list[Any]:
 
 def _row(finding: Finding) -> Markup:
     words = f"{finding.status}: {WORDS[finding.kind]}, {finding.num_bytes:,} bytes"
-    notes = [text for text in (finding.hint, finding.reason) if text]
+    notes = [text for text in (finding.parameter, finding.hint, finding.reason) if text]
     return tag(
         "tr",
         tag("th", [words, *(tag("div", note) for note in notes)], scope="row"),

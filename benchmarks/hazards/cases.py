@@ -3,7 +3,7 @@
 torchrun --nproc-per-node 2 benchmarks/hazards/cases.py OUT     one line a case; OUT/cases.csv
 torchrun --nproc-per-node 2 benchmarks/hazards/cases.py OUT --csan
 
-A case is a function that makes a step; tests/hazards/planted.py has the same twenty as logs of operations.
+A case is a function that makes a step; tests/hazards/planted.py has the first twenty as logs of operations.
 """
 
 import argparse
@@ -375,6 +375,25 @@ def stream_cached_at_construction(mended: bool) -> Any:
     return step
 
 
+def batched_receive_read_before_its_wait(mended: bool) -> Any:
+    peer = (dist.get_rank() + 1) % dist.get_world_size()
+    x, out = full(0), full(0)
+
+    def step(n: int) -> None:
+        x.fill_(n)
+        out.zero_()
+        operations = [dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, out, peer)]
+        works = dist.batch_isend_irecv(operations)
+        if mended:
+            for work in works:
+                work.wait()
+        out.sum()
+        for work in works:
+            work.wait()
+
+    return step
+
+
 CASES = [
     collective_before_its_input, output_before_wait, freed_under_copy, freed_under_copy_without_pressure,
     bucket_refilled_while_reduced, bucket_of_two_streams, hybrid_output_freed_on_its_stream, waits_for_itself,
@@ -382,6 +401,7 @@ CASES = [
     pinned_buffer_refilled, optimizer_against_the_next_gather, slice_by_another_pointer,
     captured_graph_against_an_eager_writer, kernel_on_a_side_stream, checkpoint_against_the_optimizer,
     loader_without_record_stream, work_dropped, stream_cached_at_construction,
+    batched_receive_read_before_its_wait,
 ]  # fmt: skip
 
 

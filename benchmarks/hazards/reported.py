@@ -39,7 +39,7 @@ class Training:
 
     def __init__(self, reduce: Callable[[int, Tensor], None], finish: Callable[[], None]) -> None:
         self.model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(DEPTH))).cuda()
-        self.parameters = list(self.model.parameters())
+        self.parameters: list[Any] = list(self.model.parameters())
         self.reduced = [torch.zeros_like(p) for p in self.parameters]
         self.finish = finish
         for number, parameter in enumerate(self.parameters):
@@ -397,6 +397,9 @@ class Passed(torch.autograd.Function):
         return scale.view(grads[0].shape), None
 
 
+passed: Any = Passed.apply
+
+
 def torchtune_1867(mended: bool, packages: Path) -> Step:
     """A restored tensor whose view the backward pass goes on with is freed when its node is done."""
     folder = packages / ("torchtune-0.4.0" if mended else "torchtune-0.3.1")
@@ -405,7 +408,7 @@ def torchtune_1867(mended: bool, packages: Path) -> Step:
 
     def forward(model: nn.Module, x: Tensor) -> Tensor:
         for layer in layers:
-            x = Passed.apply(layer(x).tanh(), torch.rand_like(x))
+            x = passed(layer(x).tanh(), torch.rand_like(x))
         return x.square().mean()
 
     return offloading(context, forward, layers)

@@ -149,6 +149,22 @@ def test_the_checked_program_computes_the_same(tmp_path):
     assert losses(check=True) == losses(check=False)
 
 
+def test_a_gradient_that_is_used_early_has_its_name_and_the_cpu_is_said(tmp_path):
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4))
+
+    def step():
+        model(torch.ones(2, 16)).sum().backward()
+        work = dist.all_reduce(model[1].weight.grad, async_op=True)
+        model[1].weight.grad.mul_(0.5)
+        work.wait()
+
+    checked = watched(step, tmp_path)
+    assert [finding.parameter for finding in checked.findings] == ["gradient of 1.weight"]
+    text = checked_text([checked])
+    assert "256 bytes of float32[4, 16], gradient of 1.weight" in text
+    assert "not seen: streams and memory of a device: the process has used none" in text
+
+
 def test_a_users_exception_makes_a_finding_known(tmp_path):
     path = tmp_path / "known.yaml"
     path.write_text("- {operation: 'aten::mul_', reason: the factor is one}\n")

@@ -88,6 +88,13 @@ def test_the_page_has_a_section_for_checked_runs_alone(folder):
     assert "aten::mm at train.py:9 in Block.forward, on default stream" in source
 
 
+def test_a_command_that_died_is_said_with_its_code(tmp_path):
+    for script, code, words in (("exit 5", 5, "5"), ("kill -9 $$", 137, "137 (SIGKILL)")):
+        result = run("check", "-o", str(tmp_path / "out"), "--", "sh", "-c", script)
+        assert result.exit_code == code
+        assert f"the command ended with exit code {words}" in result.output
+
+
 def test_memory_freed_too_early_asks_for_record_stream():
     text = missing_order("copy stream", "default stream", USE, Site(operation="free"), "reuse")
     assert text == (
