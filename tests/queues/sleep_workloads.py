@@ -55,6 +55,7 @@ class Sleeps(Workload):
     def _nap(self, index: int, stream: int) -> Callable[[], None]:
         def nap() -> None:
             self.order.append((index, stream, "start"))
+            torch.zeros(1)  # so that a profiler sees work
             time.sleep(self.options.sleep_ms / 1e3)
             self.order.append((index, stream, "end"))
 

@@ -11,6 +11,7 @@ import click
 from aorta.errors import ConfigError, RecordError
 from aorta.launcher import rank_text
 from aorta.queues.cli.options import stream_count
+from aorta.queues.cli.run import run_command
 
 Profiler = Literal["rocprofv3", "nsys", "torch"]
 PROFILERS: tuple[Profiler, ...] = ("rocprofv3", "nsys", "torch")
@@ -79,8 +80,17 @@ def profile_command(
         profile_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RecordError(f"--profile-dir {profile_dir} cannot be written: {error.strerror}") from None
-    run = [sys.executable, "-m", "aorta.hw_queue_eval", "run", kind.name, "--streams", str(count)]
-    run += ["--iterations", str(iterations), "--no-switch", *context.args]
+    options = [
+        kind.name,
+        "--streams",
+        str(count),
+        "--iterations",
+        str(iterations),
+        "--no-switch",
+        *context.args,
+    ]
+    run_command.make_context("run", list(options))  # refuses what `run` would, before a profiler starts
+    run = [sys.executable, "-m", "aorta.hw_queue_eval", "run", *options]
     run += ["--overwrite"] if overwrite else []
     click.echo(f"profiling with {chosen}", err=True)
     status = subprocess.run(command_line(chosen, profile_dir, stem, run), check=False).returncode

@@ -10,6 +10,8 @@ from rich.table import Table
 
 from aorta.account.results.schema import Document, Metric, Point, Scaling, Setting
 
+LONGEST_TITLE = 11
+"""Characters of a column's title that leave room for the others on a terminal of 80 columns."""
 _BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
@@ -46,6 +48,8 @@ def show_sweep(result: Document, output: Path | None, pictures: Sequence[Path]) 
         console.print(_sweep(points, scaling))
         if scaling is not None:
             console.print(_knee(scaling), markup=False, soft_wrap=True)
+            for line in questions(points, scaling):
+                console.print(f"  {line}", markup=False, style="yellow", soft_wrap=True)
         for note in dict.fromkeys(note for point in points for note in (*_reasons(point), *point.notes)):
             console.print(f"  {note}", markup=False, style="yellow", soft_wrap=True)
         console.print()
@@ -142,7 +146,21 @@ def _power(point: Point) -> list[str]:
 def _sweep(points: Sequence[Point], scaling: Scaling | None) -> Table:
     table = Table(box=None, pad_edge=False)
     unit = next((p.metrics["units_per_s"].unit for p in points if p.metrics), "units/s")
-    for name in ("streams", unit, "± 95 %", "speed-up", "bound", "effic.", "p50 ms", "p99 ms", "at once"):
+    rate_title = unit
+    if len(unit) > LONGEST_TITLE:
+        rate_title = "rate"
+        table.caption, table.caption_justify = f"rate: {unit}", "left"
+    for name in (
+        "streams",
+        rate_title,
+        "± 95 %",
+        "speed-up",
+        "bound",
+        "effic.",
+        "p50 ms",
+        "p99 ms",
+        "at once",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for point in points:
         streams = str(point.configuration["streams"])
@@ -156,11 +174,11 @@ def _sweep(points: Sequence[Point], scaling: Scaling | None) -> Table:
             plain(rate.value),
             _half_width(rate),
             plain(scaling.speedup[place]) if scaling and place is not None else "",
-            plain(scaling.bound[place]) if scaling and place is not None else "",
-            plain(scaling.efficiency[place]) if scaling and place is not None else "",
-            plain(point.metrics["latency_p50_ms"].value),
-            plain(point.metrics["latency_p99_ms"].value),
-            plain(point.metrics["achieved_concurrency"].value),
+            plain(scaling.bound[place], digits=3) if scaling and place is not None else "",
+            plain(scaling.efficiency[place], digits=2) if scaling and place is not None else "",
+            plain(point.metrics["latency_p50_ms"].value, digits=3),
+            plain(point.metrics["latency_p99_ms"].value, digits=3),
+            plain(point.metrics["achieved_concurrency"].value, digits=3),
             style="red" if point.status == "failed" else "",
         )
     return table
@@ -177,7 +195,7 @@ def _half_width(metric: Metric) -> str:
     if metric.interval is None or not metric.value:
         return ""
     low, high = metric.interval.low, metric.interval.high
-    return "" if low is None or high is None else f"{50 * (high - low) / metric.value:.2g} %"
+    return "" if low is None or high is None else f"{plain(50 * (high - low) / metric.value, digits=2)} %"
 
 
 def _knee(scaling: Scaling) -> str:
@@ -189,6 +207,40 @@ def _knee(scaling: Scaling) -> str:
     work = "the same work at every point" if scaling.total_work == "constant" else scaling.total_work
     base = "" if scaling.baseline_streams == 1 else f"; speed-up is over {scaling.baseline_streams} streams"
     return f"  95 % of the best throughput from {scaling.knee} streams{span}; {work}{base}"
+
+
+def questions(points: Sequence[Point], scaling: Scaling) -> list[str]:
+    """What to make of a speed-up above its bound, for each kind: the bound is what placement alone allows."""
+    rate_of = {
+        int(point.configuration["streams"]): point.metrics["units_per_s"] for point in points if point.metrics
+    }
+    first = rate_of.get(scaling.baseline_streams)
+    above: dict[str, list[str]] = {}
+    for count, speedup, bound in zip(scaling.streams, scaling.speedup, scaling.bound, strict=True):
+        if bound is None or speedup <= bound:
+            continue
+        least = _least_ratio(rate_of.get(count), first)
+        if least is None:
+            why = "no interval tells it from scatter"
+        elif least <= bound:
+            why = "within the scatter of the rates"
+        else:
+            why = (
+                f"beyond the scatter: at {scaling.baseline_streams} streams more than the placement of work"
+                " held it up (launches, waiting, a clock); compare with more streams"
+            )
+        above.setdefault(why, []).append(str(count))
+    return [
+        f"speed-up above its bound at {', '.join(counts)} streams: {why}" for why, counts in above.items()
+    ]
+
+
+def _least_ratio(rate: Metric | None, first: Metric | None) -> float | None:
+    """Low end of a rate over the first one's high end; None where either is not bounded."""
+    if rate is None or first is None or rate.interval is None or first.interval is None:
+        return None
+    low, high = rate.interval.low, first.interval.high
+    return None if low is None or not high else low / high
 
 
 def _footer(console: Console, notes: Sequence[str], setting: Setting, files: Sequence[Path]) -> None:
@@ -223,8 +275,8 @@ def _bytes(value: float) -> str:
     return f"{value:.0f} bytes"
 
 
-def plain(value: Any, missing: str = "") -> str:
-    """Four digits, without an exponent for large numbers."""
+def plain(value: Any, missing: str = "", digits: int = 4) -> str:
+    """A number of so many digits, without an exponent for large ones."""
     if value is None:
         return missing
-    return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return f"{value:.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"

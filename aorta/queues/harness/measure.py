@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, record_function
 
 from aorta.account.results.metrics import not_measured
 from aorta.account.results.schema import Checked, Document, Memory, Metric, Point, RankRun, Setting
@@ -38,6 +38,8 @@ NO_HOST_MEMORY = "DefaultCPUAllocator"
 """Part of torch's message, a plain RuntimeError, when the host has too little memory."""
 TELEMETRY_INTERVAL_S = 0.05
 NOT_CALIBRATED = "pieces are not calibrated; --profile traces the kernels themselves"
+ALL_THREADS = _ExperimentalConfig(profile_all_threads=True)
+"""Worker threads stand for streams on a CPU, and work in no thread that the profiler knows by itself."""
 PROFILED_ITERATIONS = 5
 """Iterations that --profile traces, beside those that are timed."""
 
@@ -237,8 +239,13 @@ def profiled(bench: WorkloadBench, folder: Path) -> Path:
     path = folder / trace_name(plan.workload.name, plan.streams, bench.ranks.rank)
     bench.ranks.barrier()
     label = record_function(f"{plan.workload.name}::{plan.sync_mode}")
-    with profile(activities=activities) as profiler, label:
+    threads = ALL_THREADS if bench.ranks.device.type == "cpu" else None
+    with profile(activities=activities, experimental_config=threads) as profiler, label:
         bench.run(PROFILED_ITERATIONS)
+    if not any(event.name != label.name for event in profiler.events() or ()):
+        raise RecordError(
+            f"--profile: the profiler saw nothing of {plan.workload.name}, whose work is in other threads"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(path))
     if not path.exists():  # a write that fails in Kineto is not raised

@@ -72,6 +72,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         ("fly", "fly is not a command; commands: list, run,"),
         ("lst", "lst is not a command, did you mean 'list'?"),
         ("run sleeps --streams 2 --stop no_compiler", "there is no compiler here"),
+        ("profile sleeps --streams 2 --nosuch", "No such option"),
+        ("profile sleeps --streams 2 stream=3", "stream is not a setting"),
         ("profile sleeps --streams 2 --profile-dir /dev/null", "--profile-dir /dev/null is a file"),
         ("profile sleeps --streams 2 --profile-dir /proc/a/b", "/proc/a/b cannot be written"),
     ],

@@ -1,5 +1,6 @@
 """Which profiler runs, and how it is called."""
 
+import json
 import stat
 from pathlib import Path
 
@@ -63,6 +64,8 @@ def test_profile_leaves_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "tiny_kernel_stress_streams2_rank0.pt.trace.json"
     assert path.exists()
     assert f"wrote {path}" in result.stdout
+    operations = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("cat") == "cpu_op"]
+    assert len({event["tid"] for event in operations}) == 2  # of the two workers that stand for streams
     again = CliRunner().invoke(main, arguments)
     assert again.exit_code == 2
     assert "already exists" in again.stderr
