@@ -212,7 +212,7 @@ def _knee(scaling: Scaling) -> str:
 def questions(points: Sequence[Point], scaling: Scaling) -> list[str]:
     """What to make of a speed-up above its bound, for each kind: the bound is what placement alone allows."""
     rate_of = {
-        int(point.configuration["streams"]): point.metrics["units_per_s"] for point in points if point.metrics
+        point.configuration["streams"]: point.metrics["units_per_s"] for point in points if point.metrics
     }
     first = rate_of.get(scaling.baseline_streams)
     above: dict[str, list[str]] = {}

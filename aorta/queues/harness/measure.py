@@ -14,7 +14,8 @@ from typing import Literal
 
 import msgspec
 import torch
-from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, record_function
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from aorta.account.results.metrics import not_measured
 from aorta.account.results.schema import Checked, Document, Memory, Metric, Point, RankRun, Setting
