@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.schema import RunRecord, StepRecord
+from aorta.records.schema import CallSites, RunRecord, StepRecord
 from aorta.records.stacks import Stacks
 from aorta.records.table import StepTable
 from aorta.timeline.types import Source
@@ -217,6 +217,8 @@ class Run(msgspec.Struct, frozen=True):
     """[rank, step]: columns of account/load/rank/host.py; empty where records do not tell."""
     stacks: Callable[[int], Stacks] | None = None
     """Reads the stacks that were sampled in one rank's process; empty where none were."""
+    sites: Callable[[int], CallSites | None] | None = None
+    """Reads who issues the collectives of one rank; None where nobody looked."""
     columns: Callable[[int], Iterator[StepTable]] | None = None
     """Reads the numbers of one rank's records again, many records at a time; None where records must do."""
     other_sources: dict[str, "Run"] = msgspec.field(default_factory=dict)

@@ -149,6 +149,7 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
     from aorta.account.judge.phases import phases_of
     from aorta.account.judge.profiles import told_differences
     from aorta.account.judge.selection import selected
+    from aorta.account.judge.sites import sites_of
     from aorta.timeline.types import TRACE_SOURCES
     from aorta.why.causes.rank import explanation_of
     from aorta.why.causes.run_text import causes_text, late_rank, nothing_text
@@ -178,6 +179,7 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
             "cannot_tell": explained.cannot_tell,
             "account": explained.account.rows(),
             "phases": phases_of(judged),
+            "sites": sites_of(judged),
             "differences": told_differences(judged, late_rank(explained)),
             "nothing": None if explained.causes else nothing_text(settled_dataset, explained),
             "notes": judged.run.notes,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from aorta.account.judge.leading import remarks, source_text
+from aorta.account.judge.sites import sites_of
 from aorta.account.judge.timed_steps import host_bound_text
 from aorta.account.load.rank.kernels import KernelTimeRow, kernel_name
 from aorta.account.model import CollectiveRow, Dataset, Report
@@ -177,8 +178,34 @@ def collectives(report: Report) -> Markup:
     if not rows:
         return section("collectives", "Collectives", empty("No collective was recorded."))
     return section(
-        "collectives", "Collectives", filterable("collective", "Collectives", columns, rows), lead=lead
+        "collectives",
+        "Collectives",
+        filterable("collective", "Collectives", columns, rows),
+        [_sites(dataset, len(report.datasets) > 1) for dataset in report.datasets.values()],
+        lead=lead,
     )
+
+
+def _sites(dataset: Dataset, named: bool) -> Markup | None:
+    """Who issues them, where the recorder looked."""
+    found = sites_of(dataset.first)
+    if not found:
+        return None
+    title = f"{dataset.label}: by the line that issues them" if named else "By the line that issues them"
+    columns: list[Column] = [
+        ("line", "", False), ("collective", "", False), ("moves", "", False), ("per step", "", True),
+        ("bytes per step", "", True), ("ranks", "", False),
+    ]  # fmt: skip
+    rows = [
+        tag(
+            "tr",
+            tag("th", row.place, scope="row"), tag("td", row.op), tag("td", row.moves),
+            cell(row.per_step), cell(row.bytes_per_step, text=byte_text(row.bytes_per_step)),
+            tag("td", ", ".join(map(str, row.ranks))),
+        )
+        for row in found
+    ]  # fmt: skip
+    return tag("div", tag("h3", title), table(title, columns, rows, sortable=True))
 
 
 def _collective_row(label: str, row: CollectiveRow) -> Markup:

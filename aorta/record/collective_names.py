@@ -251,12 +251,17 @@ def _name_updates(step: RecordedStep) -> None:
 
 
 def _names_of_buckets(replica: Any) -> list[str]:
-    """Return names such as 'bucket 0: head.weight and 3 more', by bucket; [] where torch does not tell."""
+    """Return names such as 'bucket 0: head.weight and 3 more', by the largest tensor of each bucket.
+
+    [] where torch does not tell.
+    """
     with suppress(Exception):  # a prototype of torch's, made for people
         data = replica._get_ddp_logging_data()
         indices = data.get("rebuilt_per_bucket_param_indices") or data.get("initial_per_bucket_param_indices")
         parameters = [
-            name for name, parameter in replica.module.named_parameters() if parameter.requires_grad
+            (name, parameter.numel())
+            for name, parameter in replica.module.named_parameters()
+            if parameter.requires_grad
         ]
         if not indices:
             return []
@@ -267,8 +272,10 @@ def _names_of_buckets(replica: Any) -> list[str]:
     return []
 
 
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+def _listed(parameters: list[tuple[str, int]]) -> str:
+    """Named by its largest tensor, the first of equals. parameters: names and numbers of elements."""
+    largest = max(parameters, key=lambda parameter: parameter[1])[0]
+    return largest if len(parameters) == 1 else f"{largest} and {len(parameters) - 1} more"
 
 
 class CallOrigins:

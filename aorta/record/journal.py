@@ -45,6 +45,8 @@ class Journal:
         """The unit of fully_shard that communicates now."""
         self.look_at: Callable[[CollectiveCall], None] | None = None
         """Called with each call, in the few steps in which collective_names.py looks for its origin."""
+        self.note_site: Callable[[CollectiveCall], None] | None = None
+        """Called with each call, in the few steps in which sites.py looks who issues it."""
         self.trail: Callable[[RecordedStep, CollectiveCall], None] | None = None
         """Called with each call of a step by a watchdog that writes it down outside of this process."""
         self.trail_ends: Callable[[], None] | None = None
@@ -129,6 +131,8 @@ class Journal:
             step.calls.append(call)
             if self.look_at is not None:
                 self.look_at(call)
+            if self.note_site is not None:
+                self.note_site(call)
             if self.trail is not None:
                 self.trail(step, call)
 

@@ -91,6 +91,7 @@ class OpenSteps:
             self._sampling.interrupted()
         step.left_out = None if self._is_recorded(step) else LEFT_OUT
         sources.module_names.begin_step()
+        sources.sites.begin_step(sources.looks and step.left_out is None)
         sources.host_watch.look_for_checkpoints()
         step.host_start_ns = time.monotonic_ns()
         step.use_at_start = sources.thread_use.read()
@@ -226,6 +227,7 @@ class OpenSteps:
             sources.learner.end_body(step)
         elif step.left_out is None:
             sources.module_names.end_body(step)
+            sources.sites.end_step()
         elif any(isinstance(value, DeviceScalar) for value in step.scalars.values()):
             step.logged = clock.mark()  # behind the copies to the host
         if sources.device is not None and step.left_out is None:
@@ -239,6 +241,7 @@ class OpenSteps:
     def drop(self, step: RecordedStep) -> None:
         """Drop a step whose body raised: its times are not those of a step."""
         self._sources.module_names.leave_step()
+        self._sources.sites.leave_step()
         self._sampling.interrupted()
         if self._journal.current is step and step.body_end is None:
             self._journal.current, self._journal.failed = None, step
@@ -248,6 +251,7 @@ class OpenSteps:
     def forget(self, step: RecordedStep) -> None:
         """Drop what was no step; the next one may have its number."""
         self._sources.module_names.leave_step()
+        self._sources.sites.leave_step()
         self._sampling.interrupted()
         if self._journal.current is step and step.body_end is None:
             self._journal.current = None

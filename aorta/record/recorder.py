@@ -43,7 +43,7 @@ from aorta.record.run_folder import claim_folder, ending_of
 from aorta.record.sampling import Sampling, Store, state_path
 from aorta.record.settings import RecorderSettings, is_int, value_text
 from aorta.record.sources import Sources
-from aorta.records.files import stacks_name
+from aorta.records.files import sites_name, stacks_name
 from aorta.records.schema import Ending, RunRecord, StepRecord
 from aorta.steps.calibration import Calibration
 
@@ -256,6 +256,7 @@ class Recorder:
             if self.rank == 0:
                 logger.warning("%s", warning)
         self._anchors.append(clock_anchor())
+        self._sources.sites.write_to(self.output_dir / sites_name(self.rank))
         self._sources.stacks.write_to(self.output_dir / stacks_name(self.rank), claim.attempt)
         self._sources.kernels.watch(self.steps.make_room_for_profiler)
         try:

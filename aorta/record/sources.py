@@ -25,6 +25,7 @@ from aorta.record.journal import Journal
 from aorta.record.kernel_source import KernelSource
 from aorta.record.learned_calls import Learner
 from aorta.record.settings import RecorderSettings
+from aorta.record.sites import Sites
 from aorta.record.stacks import StackSampler
 
 FirstMark = tuple[Mark | None, int, int]
@@ -44,6 +45,7 @@ class Sources:
         self.captures.listener = self.collectives.capturing
         self.host_watch = HostWatch(journal)
         self.module_names = ModuleNames(journal)
+        self.sites = Sites(journal)
         self.counts = BackendCounts(journal)
         self.learner = Learner(self.counts.read, self.counts.next_numbers)
         self.thread_use = ThreadUse()
@@ -148,6 +150,7 @@ class Sources:
             self._journal.trail_ends()
         self.counts.end()
         self.module_names.uninstall()
+        self.sites.leave_step()
 
     def _make_observers(self) -> None:
         self._observers[CPU.dispatch_key] = CpuObserver(self._journal, HostClock())

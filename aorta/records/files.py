@@ -42,7 +42,7 @@ def kernels_name(rank: int) -> str:
 
 
 def sites_name(rank: int) -> str:
-    """The file of the call sites that a rank's lines refer to."""
+    """The file of the places that issue a rank's collectives."""
     return f"rank_{rank}_sites.json"
 
 

@@ -9,7 +9,7 @@ from aorta.errors import RecordError
 from aorta.files import open_regular, read_regular
 from aorta.records.files import files_beside
 from aorta.records.lines import LineReader, single_lines, version_error, version_of
-from aorta.records.schema import READABLE_VERSIONS, KernelNames, RunRecord, StepRecord
+from aorta.records.schema import READABLE_VERSIONS, CallSites, KernelNames, RunRecord, StepRecord
 from aorta.records.writer import tail
 
 OP_OF_STREAM = {
@@ -76,6 +76,14 @@ def read_kernel_names(path: Path | str) -> list[str]:
         return msgspec.json.decode(read_regular(path), type=KernelNames).names
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
+
+
+def read_sites(path: Path | str) -> CallSites | None:
+    """Who issues a rank's collectives; None where the file is missing or broken."""
+    try:
+        return msgspec.json.decode(read_regular(path), type=CallSites)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def kernel_names_beside(path: Path) -> list[str]:

@@ -230,26 +230,31 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     module: int | None = None
     """Index into the line's modules: what it is for. None where that is not certain."""
     phase: Phase | None = None
-    site: int | None = None
-    """Index into the sites of rank_<n>_sites.json: who calls it."""
 
 
 class CallSite(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A place in the program that issues a collective, or waits."""
+    """A place that issues collectives of one operation, and what they move."""
 
     file: str
+    """Path; of a library the name of its package."""
     line: int
+    """0 of a library's."""
     function: str
     is_program: bool = True
     """False: a library's own, such as a signal check; then no line of the program is among its callers."""
-    op: str | None = None
-    moves: str | None = None
-    """What it moves: gradients (by their largest tensors), parameters, a buffer, an object, a metric."""
+    op: str
+    moves: str
+    """Gradients (by their largest tensors), parameters, buffers, an object, a metric, a value."""
+    num_calls: int
+    """In all steps that were looked at."""
+    bytes: int
+    """Of these calls together."""
 
 
 class CallSites(msgspec.Struct, frozen=True, kw_only=True):
-    """rank_<n>_sites.json: the sites that a rank's lines refer to by index."""
+    """rank_<n>_sites.json: who issues a rank's collectives, of the steps that were looked at."""
 
+    num_steps: int
     sites: list[CallSite]
 
 

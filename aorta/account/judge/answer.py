@@ -11,6 +11,7 @@ from aorta.account.judge.leading import partly_timed
 from aorta.account.judge.phases import phases_of
 from aorta.account.judge.profiles import told_differences
 from aorta.account.judge.ranks import alerts, rank_rows, straggler
+from aorta.account.judge.sites import sites_of
 from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.measures import peak_text
 from aorta.account.model import Causes, Dataset
@@ -74,6 +75,7 @@ def add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | Non
     }
     summary["alerts"] = alerts(dataset)
     summary["straggler"] = late = late_rank(dataset, causes)
+    summary["sites"] = [msgspec.to_builtins(row) for row in sites_of(dataset.first)]
     summary["phases"] = [msgspec.to_builtins(row) for row in phases_of(dataset.first)]
     summary["differences"] = [asdict(entry) for entry in told_differences(dataset.first, late)]
     for row in rank_rows(dataset.first, dataset.lead):

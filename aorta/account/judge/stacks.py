@@ -99,6 +99,7 @@ class CodeLine(msgspec.Struct, frozen=True, kw_only=True):
     part: float
     """Of what was sampled of the loss."""
     num_samples: int
+    """0: the line that issues the loss's collectives, as call sites tell; ms and part are 0 then."""
 
 
 def samples_of(judged: JudgedRun, rank: int) -> Samples | None:

@@ -23,10 +23,10 @@ from aorta.account.load.waits import busbw_by_transfer
 from aorta.account.model import NamedSpan, Progress, Run
 from aorta.errors import ReportError, TraceError
 from aorta.processes import parallel_map, usual_jobs
-from aorta.records.files import STEPS_FILE, stacks_name
+from aorta.records.files import STEPS_FILE, sites_name, stacks_name
 from aorta.records.launches import read_notes
-from aorta.records.reader import kernel_names_beside, read_run
-from aorta.records.schema import Source, StepRecord
+from aorta.records.reader import kernel_names_beside, read_run, read_sites
+from aorta.records.schema import CallSites, Source, StepRecord
 from aorta.records.stacks import Stacks, joined, read_stacks
 from aorta.records.state import read_states
 from aorta.records.table import StepTable
@@ -124,7 +124,9 @@ def _load_records(
         loaded.goodput[:] = goodput(ranks[0].path, run, last_ending(run, states, launch_notes))
         if len(run.attempts) > 1 and loaded.goodput:
             loaded.story.append(goodput_text(loaded.goodput[0]))
-    loaded = msgspec.structs.replace(loaded, stacks=partial(_stacks_of, files))
+    loaded = msgspec.structs.replace(
+        loaded, stacks=partial(_stacks_of, files), sites=partial(_sites_of, files)
+    )
     if loaded.source != "kernels":
         return loaded
     return msgspec.structs.replace(loaded, kernels=partial(_kernels_of, files))
@@ -132,6 +134,10 @@ def _load_records(
 
 def _stacks_of(files: dict[int, RankFile], rank: int) -> Stacks:
     return joined(read_stacks(files[rank].path.with_name(stacks_name(rank))))
+
+
+def _sites_of(files: dict[int, RankFile], rank: int) -> CallSites | None:
+    return read_sites(files[rank].path.with_name(sites_name(rank)))
 
 
 def _kernels_of(files: dict[int, RankFile], rank: int) -> Iterator[tuple[int, list[NamedSpan]]]:

@@ -1,11 +1,21 @@
 """The line of the program that a cause is in, by the stacks sampled in its steps and on its rank."""
 
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.judge.stacks import MOST_RANKS, CodeLine, Samples, WeightedStack, heaviest, samples_of
+from aorta.account.judge.sites import SiteRow, sites_of
+from aorta.account.judge.stacks import (
+    MOST,
+    MOST_RANKS,
+    CodeLine,
+    Samples,
+    WeightedStack,
+    heaviest,
+    samples_of,
+)
 from aorta.account.model import JudgedRun
 from aorta.records.stacks import StackPhase
 from aorta.why.causes.cause import CauseKind
@@ -18,6 +28,9 @@ LEAST = 0.3
 """Of a loss, that the samples in its line must account for: fewer are of something else."""
 WAITS_IN: tuple[StackPhase, ...] = ("communication", "data", "checkpoint")
 MODULE_CALLS = ("Module._wrapped_call_impl", "Module._call_impl")
+OF_COLLECTIVES: tuple[CauseKind, ...] = ("small_messages", "transfer", "no_prefetch", "shared_communicator")
+"""Kinds whose line is the one that issues."""
+MOST_ISSUED = 3
 NO_LINE: tuple[CauseKind, ...] = ("core_taken", "clock", "imbalance", "bubble", "contention")
 """Kinds that no line of the program is the reason of."""
 OF_PHASE: dict[CauseKind, StackPhase] = {
@@ -42,10 +55,67 @@ def line_of(finding: CauseFinding, judged: JudgedRun) -> CodeLine | None:
             stacks = [stack for one in several for stack in of_group(one, group, 1 / len(several))]
         else:
             stacks = [stack for one in several for stack in _chosen(finding, one, 1 / len(several))]
+    site = _issuing_most(finding, judged)
+    if site is not None:
+        stacks = [stack for stack in stacks if _is_in(stack, site)]
     found = heaviest(stacks)
     if found is None or found.num_samples < FEWEST or found.ms < LEAST * finding.mean_ms:
-        return None
+        return None if site is None else _line_of_site(site)
     return found
+
+
+def issued_text(finding: CauseFinding, judged: JudgedRun) -> str:
+    """'all_reduce is issued in main(), train.py:50 (gradients, bucket 0: head.weight, 4 times a step)'
+
+    '' where nobody looked, or more than MOST_ISSUED places issue it.
+    """
+    rows = _issuing(finding, judged)
+    if not 0 < len(rows) <= MOST_ISSUED:
+        return ""
+    places = [f"in {row.place} ({row.moves}, {row.often})" for row in rows]
+    return f"{rows[0].op} is issued {', '.join(places)}"
+
+
+def _issuing(finding: CauseFinding, judged: JudgedRun) -> list[SiteRow]:
+    op = str(finding.facts.get("op", "")).partition(" ")[0]
+    if finding.kind not in OF_COLLECTIVES or not op:
+        return []
+    rows = [row for row in sites_of(judged) if row.op == op]
+    name = str(finding.facts["op"]).partition(" of ")[2].partition(" (")[0]
+    return [row for row in rows if name and name in row.moves] or rows
+
+
+def _issuing_most(finding: CauseFinding, judged: JudgedRun) -> SiteRow | None:
+    """A place of the program that issues most of the calls; where sizes matter, most of the bytes."""
+    rows = _issuing(finding, judged)
+    weights = [row.per_step if finding.kind == "small_messages" else row.bytes_per_step for row in rows]
+    by_place: dict[str, float] = defaultdict(float)
+    for row, weight in zip(rows, weights, strict=True):
+        by_place[row.place] += weight
+    most = max(rows, key=lambda row: by_place[row.place], default=None)
+    if most is None or not most.is_program or by_place[most.place] <= MOST * sum(weights):
+        return None
+    return most
+
+
+def _is_in(stack: WeightedStack, site: SiteRow) -> bool:
+    return any((frame.file, frame.line) == (site.file, site.line) for frame in stack.frames)
+
+
+def _line_of_site(site: SiteRow) -> CodeLine:
+    """Without samples: what a device does meanwhile, no stack shows."""
+    return CodeLine(
+        file=site.file,
+        line=site.line,
+        function=site.function,
+        text=site.place,
+        caller="",
+        calls="",
+        doing="runs",
+        ms=0.0,
+        part=0.0,
+        num_samples=0,
+    )
 
 
 def line_of_evaluation(judged: JudgedRun) -> CodeLine | None:
@@ -112,7 +182,7 @@ def _which(finding: CauseFinding, samples: Samples) -> NDArray[np.bool_]:
             return ~judged & samples.at("no_step")
         case "between_steps":
             return own & (samples.at("behind_body") | (samples.in_phase("rest") & samples.is_behind))
-        case "small_messages" | "transfer" | "no_prefetch" | "shared_communicator":
+        case _ if kind in OF_COLLECTIVES:
             return judged & samples.in_phase("communication")
         case "garbage_collection" | "synchronisation" | "copy" | "memory":
             return own & samples.in_phase("rest")

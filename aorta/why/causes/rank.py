@@ -13,7 +13,7 @@ from aorta.account.model import JudgedRun, Lead
 from aorta.account.numbers import byte_text, number, percent, quantity
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.cause import Cause
-from aorta.why.causes.code_lines import line_of, line_of_evaluation
+from aorta.why.causes.code_lines import issued_text, line_of, line_of_evaluation
 from aorta.why.causes.contradictions import without_contradictions
 from aorta.why.causes.finding import WAIT, CauseFinding
 from aorta.why.causes.ledger import Ledger
@@ -160,8 +160,10 @@ def cause_of(
         and _filled(change.set, facts)
     )
     interval, why_no_interval = value.printed(step, more_ms)
-    if line is not None:
+    if line is not None and line.num_samples:
         evidence.append(seen_text(line))
+    if issued := issued_text(finding, judged):
+        evidence.append(issued)
     example = finding.facts.get("example")
     rank, global_step, at_ms = finding.rank, _example_step(finding, account), None
     if example is not None:

@@ -16,6 +16,7 @@ from aorta.account.judge.cells import (
 from aorta.account.judge.leading import source_text
 from aorta.account.judge.phases import largest_text
 from aorta.account.judge.profiles import line_text, told_differences
+from aorta.account.judge.sites import sites_of
 from aorta.account.load.measures import peak_text
 from aorta.account.model import Dataset, JudgedRun
 from aorta.account.numbers import counted, number, percent, quantity
@@ -29,6 +30,7 @@ WORTH_NOTING = 0.02
 LEAST_NAMED = 0.005
 NOTHING = "Nothing worth changing: no single loss is large enough to name."
 MOST_NAMED = 3
+MOST_SITES = 6
 MOST_LINES = 4
 """Of a difference of stacks."""
 
@@ -77,6 +79,10 @@ def causes_text(explained: Explanation, dataset: Dataset) -> str:
         lines += ["", f"Sampled, ms of a step: {difference.title}."]
         for line in difference.lines[:MOST_LINES]:
             lines += wrapped(line_text(line))
+    if sites := sites_of(dataset.first):
+        lines += ["", "Collectives of a rank by the line that issues them, those that move most first."]
+        for row in sites[:MOST_SITES]:
+            lines += wrapped(row.text)
     return "\n".join(lines)
 
 

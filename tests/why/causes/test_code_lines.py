@@ -5,7 +5,8 @@ import pytest
 
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
-from aorta.records.files import stacks_name
+from aorta.records.files import sites_name, stacks_name
+from aorta.records.schema import CallSite, CallSites
 from aorta.records.stacks import DOING, PLACES, STACK_PHASES, StackChunk, StackFrame, StackSample
 from aorta.why.causes.text import headline
 from tests.records.run_folders import run_record
@@ -125,3 +126,30 @@ def test_work_of_one_rank_alone_is_not_that_of_all(tmp_path):
     write_stacks(folder, 0, COMMON, ("augment", "rest", "runs", 6.0))
     write_stacks(folder, 1, COMMON)
     assert causes(judge(load_run(folder, "run"))) == []
+
+
+def test_small_messages_are_named_with_the_line_that_issues_them(tmp_path):
+    """Samples show another line, of broadcasts; on a device there would be none."""
+
+    def many_small(rank, step, noise):
+        host = Host().work(10.0 * noise.gauss(1, 0.01))
+        for _ in range(12):
+            host.comm(1.5, size=1 << 12)
+        return host
+
+    folder = run_of(tmp_path, many_small)
+    for rank in (0, 1):
+        write_stacks(folder, rank, ("getitem", "communication", "runs", 18.0))
+        site = CallSite(
+            file=TRAIN,
+            line=33,
+            function="main",
+            op="all_reduce",
+            moves="gradients",
+            num_calls=48,
+            bytes=1 << 20,
+        )
+        (folder / sites_name(rank)).write_bytes(msgspec.json.encode(CallSites(num_steps=4, sites=[site])))
+    cause = next(cause for cause in causes(judge(load_run(folder, "run"))) if cause.kind == "small_messages")
+    assert cause.line.text == "main(), train.py:33"
+    assert "all_reduce is issued in main(), train.py:33 (gradients, 12 times a step)" in cause.evidence

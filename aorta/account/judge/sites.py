@@ -1,0 +1,72 @@
+"""Who issues the collectives of a step, and what these move: places that were looked at in a few steps."""
+
+import msgspec
+
+from aorta.account.judge.profiles import sampled_ranks
+from aorta.account.model import JudgedRun
+from aorta.account.numbers import byte_text, percent
+from aorta.records.stacks import StackFrame
+
+
+class SiteRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Collectives of one operation that one place issues, on one rank, a mean over the looked-at steps."""
+
+    op: str
+    moves: str
+    file: str
+    line: int
+    function: str
+    place: str
+    """'train(), train.py:45'; of a library 'reduce_boolean_decision of lightning'."""
+    is_program: bool
+    per_step: float
+    bytes_per_step: float
+    ranks: list[int]
+    """Those that have it alike, of the ranks that were read."""
+
+    @property
+    def text(self) -> str:
+        """'all_reduce of gradients, bucket 0: head.weight in main(), train.py:50: 4 times a step, 8.0 MiB'"""
+        if not self.bytes_per_step:
+            return f"{self.op} in {self.place}: {self.often}"
+        size = byte_text(self.bytes_per_step)
+        return f"{self.op} of {self.moves} in {self.place}: {self.often}, {size}"
+
+    @property
+    def often(self) -> str:
+        """'once a step', '4 times a step', 'in 25 % of steps'"""
+        if self.per_step < 1:
+            return f"in {percent(self.per_step)} of steps"
+        return "once a step" if self.per_step == 1 else f"{self.per_step:.3g} times a step"
+
+
+def sites_of(judged: JudgedRun) -> list[SiteRow]:
+    """Those that move most first; rows of several ranks that are alike are one."""
+    return judged.once("sites", lambda: _sites_of(judged))
+
+
+def _sites_of(judged: JudgedRun) -> list[SiteRow]:
+    if judged.run.sites is None:
+        return []
+    rows: dict[tuple[str, str, str, float, float], tuple[SiteRow, list[int]]] = {}
+    for rank in sampled_ranks(judged):
+        told = judged.run.sites(rank)
+        if told is None or told.num_steps < 1:
+            continue
+        for site in told.sites:
+            row = SiteRow(
+                op=site.op,
+                moves=site.moves,
+                file=site.file,
+                line=site.line,
+                function=site.function,
+                place=StackFrame(site.file, site.line, site.function, site.is_program).text,
+                is_program=site.is_program,
+                per_step=site.num_calls / told.num_steps,
+                bytes_per_step=site.bytes / told.num_steps,
+                ranks=[],
+            )
+            key = row.op, row.moves, row.place, row.per_step, row.bytes_per_step
+            rows.setdefault(key, (row, []))[1].append(rank)
+    found = [msgspec.structs.replace(row, ranks=ranks) for row, ranks in rows.values()]
+    return sorted(found, key=lambda row: (-row.bytes_per_step, -row.per_step, row.place))
