@@ -122,15 +122,7 @@ def cases(folder: Path, data: Path, larger: Path | None) -> Iterator[tuple[str, 
         yield " ".join(("projection", *arguments)), projection(arguments)
     for operation in ("ag_gemm", "gemm_rs", "gemm_ar"):
         yield f"program {operation}", simulation(folder, operation)
-    documents = sweep_documents(folder)
-    for first, second in (
-        ("old", "same"),
-        ("old", "slow"),
-        ("old", "mixed"),
-        ("raw", "raw_slow"),
-        ("queues", "queues_slow"),
-    ):
-        yield f"results {first} {second}", results(documents[first], documents[second])
+    yield "results queues queues_slow", results(*documents_of_queues(folder))
 
 
 def trace_cases(folder: Path, data: Path) -> Iterator[tuple[str, Json]]:
@@ -357,55 +349,27 @@ def timed_rarely(place: int, record: Json, detail: Json) -> None:
             record[key] = None
 
 
-def sweep_documents(folder: Path) -> dict[str, Path]:
-    """Documents of sweeps of training, and of queues, as the commands write them."""
-    documents = {
-        "old": document("training", 1.0, True),
-        "same": document("training", 1.004, True),
-        "slow": document("training", 1.3, True),
-        "mixed": document("training", 1.3, False),
-        "raw": document("training", 1.0, False),
-        "raw_slow": document("training", 1.2, False),
-        "queues": document("queues", 1.0, False),
-        "queues_slow": document("queues", 1.4, False),
-    }
-    paths = {name: folder / f"{name}.json" for name in documents}
-    for name, path in paths.items():
-        path.write_text(json.dumps(documents[name]))
+def documents_of_queues(folder: Path) -> tuple[Path, Path]:
+    """Results as `aorta queues` writes them, the second slower."""
+    paths = (folder / "queues.json", folder / "queues_slow.json")
+    for path, factor in zip(paths, (1.0, 1.4), strict=True):
+        path.write_text(json.dumps(document(factor)))
     return paths
 
 
-def document(kind: str, factor: float, is_calibrated: bool) -> Json:
+def document(factor: float) -> Json:
     def metric(value: float, unit: str = "ms", better: str = "lower") -> Json:
         interval = {"low": 0.99 * value, "high": 1.01 * value}
         error = {"interval": interval, "error": 0.005 * value, "freedom": 20.0, "num": 40}
         return {"value": value, "unit": unit, "better": better, **error}
 
     points = []
-    for bucket in (1, 25):
-        if kind == "queues":
-            configuration: Json = {
-                "workload": "tiny_kernels",
-                "streams": bucket,
-                "sync_mode": "per_iteration",
-            }
-            metrics = {
-                "latency_p50_ms": metric(2.0 * factor),
-                "units_per_s": metric(900.0 / factor, "kernels/s", "higher"),
-            }
-        else:
-            configuration = {"training.bucket_mb": bucket}
-            metrics = {
-                "step_ms": metric(100.0 * factor),
-                "comm_ms": metric(30.0),
-                "exposed_ms": metric(8.0 * factor + bucket / 25),
-            }
-        if is_calibrated:
-            metrics |= {
-                f"calibrated.{name}": metric(0.8 * metrics[name]["value"])
-                for name in ("comm_ms", "exposed_ms")
-            }
-            metrics |= {"accuracy.exposed_ms": {"value": 1.2, "unit": "ms"}}
+    for streams in (1, 25):
+        configuration = {"workload": "tiny_kernels", "streams": streams, "sync_mode": "per_iteration"}
+        metrics = {
+            "latency_p50_ms": metric(2.0 * factor),
+            "units_per_s": metric(900.0 / factor, "kernels/s", "higher"),
+        }
         points.append(
             {"configuration": configuration, "status": "measured", "metrics": metrics, "source": "events"}
         )
@@ -416,7 +380,7 @@ def document(kind: str, factor: float, is_calibrated: bool) -> Json:
         "backend": "nccl",
     }
     setting |= {"versions": {}, "environment": {}, "queues": "8"}
-    return {"schema": SCHEMA, "kind": kind, "created_unix_ns": 1, "setting": setting, "points": points}
+    return {"schema": SCHEMA, "kind": "queues", "created_unix_ns": 1, "setting": setting, "points": points}
 
 
 SCHEMA = 1

@@ -37,7 +37,6 @@ LONGEST = (
     "account/test_report.py",
     "programs/test_executor.py",
     "training/parallel/test_forms_match_one_process.py",
-    "sweep/test_run.py",
     "account/load/test_ways_to_read.py",
     "account/judge/test_leading.py",
     "test_wheel.py",

@@ -24,7 +24,7 @@ SECTIONS = {
         "capture": ("aorta.cli.job:capture_command", "Trace the kernels of a running job's next steps."),
         "merge": ("aorta.cli.job:merge_command", "Add the numbers of kernel traces to a run's records."),
         "ab": ("aorta.cli.ab:ab_command", "Tell two variants of a command apart: runs in turn."),
-        "sweep": ("aorta.cli.train:sweep_command", "Train once per combination of settings; find the best."),
+        "sweep": ("aorta.cli.sweep:sweep_command", "Run a command under settings x environments x trials."),
         "demo": ("aorta.cli.train:demo_command", "Train two ranks on this machine and report."),
     },
     "Systems": {

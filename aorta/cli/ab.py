@@ -2,8 +2,9 @@
 
 import subprocess
 import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +13,9 @@ from aorta.command_line import OneScreenCommand
 from aorta.errors import CANNOT_TELL, FINE, VIOLATED, ConfigError
 
 if TYPE_CHECKING:
-    from aorta.sweep.turns import Series, TurnRun
+    from aorta.sweep.series import RoundRun, Series, Variant
+
+metric_help = "step_ms (default), wall_s, others; NAME=REGEX."
 
 
 @click.command("ab", cls=OneScreenCommand, context_settings={"allow_interspersed_args": False})
@@ -23,13 +26,7 @@ if TYPE_CHECKING:
 @click.option("-n", "most_pairs", type=click.IntRange(3, 500), default=20, help="Pairs at most; default: 20.")
 @matters_option
 @click.option("--minutes", type=NumberRange(0, min_open=True), default=60.0, help="Budget; default: 60.")
-@click.option(
-    "--metric",
-    type=click.Choice(["step_ms", "p10_step_ms", "cpu_ms", "wall_s"]),
-    default="step_ms",
-    metavar="NAME",
-    help="step_ms (default), p10_step_ms, cpu_ms, wall_s.",
-)
+@click.option("--metric", default="step_ms", metavar="NAME", help=metric_help)
 @click.option("--timeout", type=NumberRange(0, min_open=True), default=1800.0, help="Seconds of one run.")
 @output_option(file_okay=False, help="Folder; default: artifacts/ab/NUMBER.")
 @json_option
@@ -56,64 +53,86 @@ def ab_command(
     stops. The same command goes on with an interrupted series. Exit code 1: B is slower, 3: cannot tell.
     """
     from aorta.account.results.schema import to_json
-    from aorta.sweep.command import ended_by_sigterm, goes_on_later
-    from aorta.sweep.turns import Series, run_series, summary_of, variants_of
+    from aorta.sweep.metrics import parsed_metric
+    from aorta.sweep.series import Series, goes_on_later, run_series
+    from aorta.sweep.spreads import note_spread
 
     if sum(one is not None for one in (setting, variable, revisions)) > 1:
         raise ConfigError("--set, --env and --rev: give one of them, or two commands")
     identity = zlib.crc32("\0".join([*command, setting or "", variable or "", revisions or ""]).encode())
     folder = output or Path("artifacts") / "ab" / f"{identity:08x}"
-    checkouts, names = _checkouts(revisions, folder.parent / f"{folder.name}-checkouts")
-    variants = variants_of(command, setting, variable, checkouts, names)
-    wanted = Series(variants, most_pairs, matters, identity, metric)
-
-    def print_run(series: "Series", done: "TurnRun") -> None:
-        if as_json:
-            return
-        number = series.most_pairs
-        value = f"{done.wall_s:.1f} s" if done.step_ms is None else f"step {done.step_ms:.2f} ms"
-        fault = (
-            f"  failed: {done.failure}" if done.status != 0 else f"  {done.failure}" if done.failure else ""
+    if revisions is not None:
+        variants = _of_revisions(command, revisions, folder.parent / f"{folder.name}-checkouts")
+    else:
+        variants = _variants(command, setting, variable)
+    wanted = Series("ab", variants, most_pairs, matters, identity, [parsed_metric(metric)])
+    with goes_on_later("ab"):
+        series = run_series(
+            wanted, folder, timeout, 60 * minutes, None if as_json else printing("pair", wanted)
         )
-        click.echo(f"pair {done.pair + 1}/{number}  {done.variant}  {value}{fault}", err=True)
-
-    with ended_by_sigterm(), goes_on_later():
-        series = run_series(wanted, folder, timeout, 60 * minutes, print_run)
+    note_spread(series, folder)
     outcome = series.look().outcome
     if as_json:
         click.echo(to_json(summary_of(series)).decode())
     else:
         click.echo("\n".join(answer(series)))
-        click.echo(f"wrote {folder / 'ab.json'}")
+        click.echo(f"wrote {folder / series.document}")
     return {"slower": VIOLATED, "cannot tell": CANNOT_TELL}.get(outcome, FINE)
+
+
+def printing(word: str, wanted: "Series") -> "Callable[[Series, RoundRun], None]":
+    """A line on stderr for each run that is done; word: what a round is called."""
+    metric = wanted.metrics[0]
+
+    def print_run(series: "Series", done: "RoundRun") -> None:
+        value = done.values.get(metric.name)
+        wall_s = done.values.get("wall_s")
+        text = f"{metric.name} {value:.4g} {metric.unit}".rstrip() if value is not None else ""
+        if value is None and wall_s is not None:
+            text = f"{wall_s:.1f} s"
+        fault = f"failed: {done.failure}" if done.is_failed else done.failure
+        parts = "  ".join(filter(None, (done.variant, text, fault)))
+        click.echo(f"{word} {done.round + 1}/{series.most_rounds}  {parts}", err=True)
+
+    return print_run
 
 
 def answer(series: "Series") -> list[str]:
     """The verdict with its size, then the two sides and what failed."""
     from aorta.account.judge.sentences import percent
-    from aorta.sweep.turns import shown
+    from aorta.sweep.series import shown
+    from aorta.timeline.sequential import FIRST_LOOK
 
     now = series.look()
     a, b = (variant.name for variant in series.variants)
+    metric = series.metrics[0]
     what = {
         "step_ms": "step time",
         "p10_step_ms": "step time of the fastest tenth",
         "cpu_ms": "CPU time of a step",
-    }.get(series.metric, "time of the command")
-    change = "" if now.ratio is None else f": {what} {percent(now.ratio)}"
+        "wall_s": "time of the command",
+    }.get(metric.name, metric.name)
+    change = "" if now.ratio is None or now.interval is None else f": {what} {percent(now.ratio)}"
     if now.interval is not None:
         low, high = now.interval
         change += f" [{100 * (low - 1):+.1f}, {100 * (high - 1):+.1f}]"
     pairs = f"{now.num_pairs} pair{'s' * (now.num_pairs != 1)} of runs in turn"
+    is_time = metric.unit in ("ms", "s")
     match now.outcome:
         case "same":
-            head = f"{b} is as fast as {a} within {100 * series.matters:g} %{change}; {pairs}"
+            as_much = "as fast as" if is_time else f"like {a} in {metric.name}:"
+            head = f"{b} is {as_much} {a} within {100 * series.matters:g} %{change}; {pairs}"
+            if not is_time:
+                head = f"{b} is the same as {a} within {100 * series.matters:g} %{change}; {pairs}"
         case "cannot tell":
             head = f"cannot tell whether {b} differs from {a}{change}; {pairs}"
-            if now.pairs_needed is not None:
+            if now.num_pairs < FIRST_LOOK:
+                head += f", {FIRST_LOOK} are the least that tell anything"
+            elif now.pairs_needed is not None:
                 head += f"; about {max(now.pairs_needed, now.num_pairs + 1)} pairs would tell"
         case _:
-            head = f"{b} is {now.outcome} than {a}{change}; {pairs}"
+            word = now.outcome if is_time else {"slower": "higher", "faster": "lower"}[now.outcome]
+            head = f"{b} is {word} than {a}{change}; {pairs}"
     lines = [head]
     for variant in series.variants:
         place = f" in {variant.folder}" if variant.folder else ""
@@ -122,19 +141,13 @@ def answer(series: "Series") -> list[str]:
         failed, done = series.failed(variant), series.done(variant)
         if failed:
             lines.append(f"{variant.name} failed in {len(failed)} of {len(done)} runs: {failed[0].failure}")
-    unread = [run for run in series.runs if run.status == 0 and run.failure]
+    unread = [run for run in series.runs if not run.is_failed and run.failure]
     if unread:
-        lines.append(
-            f"{len(unread)} runs ended well and have no step time ({unread[0].failure});"
-            " --metric wall_s compares whole commands"
-        )
+        advice = "; --metric wall_s compares whole commands" if metric.needs_records else ""
+        lines.append(f"{len(unread)} runs ended well and have no value ({unread[0].failure}){advice}")
     spread = series.run_spread()
     if spread is not None:
-        lines.append(
-            f"runs of one side differ by {100 * spread:.2g} % (standard deviation):"
-            " aorta compare --run-spread"
-            f" {100 * spread:.2g}% judges single runs by it"
-        )
+        lines.append(f"runs of one side differ by {100 * spread[0]:.2g} % (standard deviation)")
     lines.append(
         "error rate: at most 5 % of series without a difference are called, whenever they stop; the interval"
         " allows for every look"
@@ -142,14 +155,71 @@ def answer(series: "Series") -> list[str]:
     return lines
 
 
-def _checkouts(revisions: str | None, folder: Path) -> tuple[list[Path], list[str]]:
-    """Worktrees of two revisions of the repository here, and their names."""
-    if revisions is None:
-        return [], []
+def summary_of(series: "Series") -> dict[str, Any]:
+    """What --json prints."""
+    from aorta.sweep.series import shown
+
+    now = series.look()
+    return {
+        "outcome": now.outcome,
+        "ratio": None if now.interval is None else now.ratio,
+        "interval": None if now.interval is None else list(now.interval),
+        "matters": series.matters,
+        "num_pairs": now.num_pairs,
+        "most_pairs": series.most_rounds,
+        "metric": series.metrics[0].name,
+        "pairs_needed": now.pairs_needed,
+        "variants": {
+            variant.name: {
+                "command": shown(variant),
+                "folder": variant.folder,
+                "num_runs": len(series.done(variant)),
+                "num_failed": len(series.failed(variant)),
+            }
+            for variant in series.variants
+        },
+    }
+
+
+# ---- the two sides -----------------------------------------------------------------------------
+
+
+def _variants(command: Sequence[str], setting: str | None, variable: str | None) -> "list[Variant]":
+    from aorta.sweep.matrix import check_variable, parsed_values, with_setting
+    from aorta.sweep.series import Variant
+
+    if setting is None and variable is None:
+        if "--" not in command:
+            raise ConfigError(
+                "nothing differs between A and B: give two commands (-- A -- B), --set, --env or --rev"
+            )
+        place = list(command).index("--")
+        sides = [list(command[:place]), list(command[place + 1 :])]
+        if not all(sides):
+            raise ConfigError("one of the two commands is empty: -- A -- B")
+        return [Variant("A", sides[0]), Variant("B", sides[1])]
+    option, text = ("--set", setting) if setting is not None else ("--env", variable)
+    assert text is not None
+    key, values = parsed_values(option, text)
+    if len(values) != 2:
+        raise ConfigError(f"{option} {text}: runs in turn have two values; `aorta sweep` takes more")
+    if setting is not None:
+        commands = [with_setting(command, key, value) for value in values]
+        return [Variant(side, words) for side, words in zip("AB", commands, strict=True)]
+    check_variable(key)
+    return [
+        Variant(side, list(command), {key: value or None}) for side, value in zip("AB", values, strict=True)
+    ]
+
+
+def _of_revisions(command: Sequence[str], revisions: str, folder: Path) -> "list[Variant]":
+    """The command in worktrees of two revisions of the repository here."""
+    from aorta.sweep.series import Variant
+
     names = revisions.split(",")
     if len(names) != 2 or names[0] == names[1] or not all(names):
         raise ConfigError(f"--rev {revisions}: must be two revisions, A,B")
-    folders = []
+    variants = []
     for side, revision in zip("AB", names, strict=True):
         place = (folder / side).resolve()
         if not place.exists():
@@ -162,5 +232,5 @@ def _checkouts(revisions: str | None, folder: Path) -> tuple[list[Path], list[st
             if done.returncode != 0:
                 reason = (done.stderr.strip().splitlines() or ["git failed"])[-1]
                 raise ConfigError(f"--rev {revision}: {reason}")
-        folders.append(place)
-    return folders, ["A", "B"]
+        variants.append(Variant(side, list(command), folder=str(place)))
+    return variants

@@ -371,7 +371,6 @@ _TOOLS = (
 )
 
 _PACKAGES = (
-    ("optuna", "aorta sweep with method: optuna"),
     ("dask", "aorta report --dask"),
     ("opentelemetry.sdk", "aorta run --to opentelemetry=URL"),
     ("wandb", "aorta run --to wandb=PROJECT"),

@@ -1,4 +1,4 @@
-"""aorta train, demo and sweep: runs of aorta's own training loop, with settings as KEY=VALUE."""
+"""aorta train and demo: runs of aorta's own training loop, with settings as KEY=VALUE."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from aorta.cli.options import json_option, output_option
+from aorta.cli.options import output_option
 from aorta.command_line import OneScreenCommand, module_environment, rare
 
 settings_argument = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
@@ -122,31 +122,3 @@ def _demo_of_a_mistake(output: Path) -> int:
     if status == 0:
         click.echo(f"next: aorta why {output}")
     return status
-
-
-# ---- sweep ---------------------------------------------------------------------------------------
-
-
-@click.command("sweep", cls=OneScreenCommand)
-@click.argument("sweep", metavar="SWEEP.yaml", type=click.Path(path_type=Path))
-@settings_argument
-@output_option(help="Folder; default: artifacts/sweeps/<name>.")
-@click.option("--list", "only_list", is_flag=True, help="List the trials and run none.")
-@click.option("--retry-failed", is_flag=True, help="Run failed trials again.")
-@json_option
-def sweep_command(
-    sweep: Path,
-    settings: tuple[str, ...],
-    output: Path | None,
-    retry_failed: bool,
-    only_list: bool,
-    as_json: bool,
-) -> int:
-    """Train once per combination of settings and environment variables, and name the best.
-
-    Settings of all trials follow as section.key=value. The same command again continues an interrupted
-    sweep. Exit code 1: some trials failed.
-    """
-    from aorta.sweep.command import sweep as run
-
-    return run(sweep, output, retry_failed, only_list, as_json, settings)

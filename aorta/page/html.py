@@ -5,9 +5,6 @@ sort and filter. The browser runs only the two scripts whose hashes are in the p
 and the plotting library), and it may not load anything.
 """
 
-import base64
-import hashlib
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +16,10 @@ from aorta.account.load.rank.kernels import KernelTimeRow, kernels_of_dataset, n
 from aorta.account.model import Report
 from aorta.errors import ReportError
 from aorta.files import write_whole
-from aorta.page import parts as palette
 from aorta.page.answer import answer, causes
 from aorta.page.changes import changes
 from aorta.page.distributions import distribution_data, plotly_packed, plotly_source, static_picture
+from aorta.page.frame import asset, hash_of, style_text
 from aorta.page.hazards import hazards
 from aorta.page.heat import heat_data, ranks_by_steps
 from aorta.page.parts import Markup, empty, hatches, json_script, legend, section, tag
@@ -68,8 +65,8 @@ def page(report: Report, shown: Shown | None = None) -> str:
     """The source of report.html. shown: ranks and steps of its timeline."""
     steps_shown = steps_to_show(report, shown)
     distributions = distribution_data(report)
-    style = Markup(_colours() + _asset("style.css"))
-    script = Markup("\n".join(map(_asset, SCRIPTS)))
+    style = style_text()
+    script = Markup("\n".join(map(asset, SCRIPTS)))
     labels = list(report.datasets)
     comparison = report.comparison
     heading = f"{comparison.candidate} against {comparison.reference}" if comparison else ", ".join(labels)
@@ -219,30 +216,8 @@ def _distributions(data: dict[str, Any]) -> Markup:
 
 def _policy(style: str, script: str) -> str:
     """Content security policy: the page loads nothing and runs only its own styles and scripts."""
-    empty_style = _hash("")  # the plotting library makes an empty style element and fills it by its rules
+    empty_style = hash_of("")  # the plotting library makes an empty style element and fills it by its rules
     return (
         "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:;"
-        f" style-src {_hash(style)} {empty_style}; script-src {_hash(script)} {_hash(plotly_source())}"
+        f" style-src {hash_of(style)} {empty_style}; script-src {hash_of(script)} {hash_of(plotly_source())}"
     )
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _colours() -> str:
-    def rules(colours: dict[str, str]) -> str:
-        return "".join(f"--{name}:{value};" for name, value in colours.items())
-
-    light = f"color-scheme:light;{rules(palette.LIGHT)}"
-    dark = f"color-scheme:dark;{rules(palette.DARK)}"
-    return (
-        f":root{{{light}}}\n"
-        f"@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
-        f':root[data-theme="light"]{{{light}}}\n:root[data-theme="dark"]{{{dark}}}\n'
-        f"@media print{{:root,:root[data-theme]{{{light}}}}}\n"
-    )
-
-
-def _asset(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -27,9 +27,6 @@ def inputs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(runs)
     (runs / "program.txt").write_text(run("program", "emit", "--tiles", "4").output)
     (runs / "alone.txt").write_text(run("program", "emit", "--tiles", "4", "--ranks", "1").output)
-    (runs / "sweep.yaml").write_text(
-        "name: s\nobjective: step_ms\nranks: 2\nenvironment: {NCCL_MAX_CTAS: [4, 8]}\n"
-    )
     write_hang(runs / "stuck" / "hang")
     write_document(runs / "queues.json", document(point()))
     write_running(runs / "fsdp", runs / "running")

@@ -18,7 +18,6 @@ JSON = {
     "why": ("why", "fsdp"),
     "top": ("top", "fsdp"),
     "doctor": ("doctor",),
-    "sweep": ("sweep", "sweep.yaml", "--list"),
     "queues list": ("queues", "list"),
     "program lint": ("program", "lint", "program.txt"),
     "program simulate": ("program", "simulate", "program.txt", "--comm-us", "10", "--gemm-us", "10"),
@@ -28,8 +27,8 @@ JSON = {
 """Commands that print results, with arguments for them; the others are in NO_RESULTS or ELSEWHERE."""
 NO_RESULTS = {"run", "capture", "merge", "train", "demo", "queues profile", "program emit", "program rewrite"}
 """Say what they did, or write a program."""
-ELSEWHERE = {"ab", "check", "hang", "queues run", "queues sweep", "queues run-priority", "queues compare",
-             "queues probe",
+ELSEWHERE = {"ab", "sweep", "check", "hang", "queues run", "queues sweep", "queues run-priority",
+             "queues compare", "queues probe",
              "program run", "program compare", "project explain", "project search",
              "project calibrate", "project compare", "project sweep"}  # fmt: skip
 """Their JSON is tested beside them: tests/hang, tests/queues, tests/programs, tests/projection."""
@@ -39,6 +38,7 @@ QUEUE_SIZES = ("--iterations", "3", "--warmup", "0", "--no-pieces", "--no-switch
 OTHERS = {
     "run": ("run", "-o", "recorded", "--no-report", "--", "true"),
     "ab": ("ab", "-n", "3", "--metric", "wall_s", "-o", "tried", "--", "true", "--", "true"),
+    "sweep": ("sweep", "--env", "X=1,2", "--metric", "wall_s", "-o", "swept", "--", "true"),
     "check": ("check", "-o", "checked", "--", "true"),
     "capture": ("capture", "running", "--timeout-s", "0"),
     "merge": ("merge", "fsdp"),

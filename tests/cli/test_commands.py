@@ -53,7 +53,7 @@ for words in commands(main):
         (("capture", "nowhere"), BAD_INPUT, "nowhere"),
         (("merge", "nowhere"), BAD_INPUT, "nowhere"),
         (("hang", "nowhere"), BAD_INPUT, "nowhere"),
-        (("sweep", "nowhere.yaml"), BAD_INPUT, "nowhere.yaml: cannot be read: No such file"),
+        (("sweep", "--recipe", "nowhere.yaml"), BAD_INPUT, "nowhere.yaml: cannot be read: No such file"),
         (("run",), BAD_INPUT, "Missing argument 'COMMAND...'"),
         (("run", "--", "no-such-program"), BAD_INPUT, "no-such-program: no such command"),
         (("run", "--step-at", "train_step", "--", "true"), BAD_INPUT, "must look like module:function"),
@@ -203,14 +203,6 @@ def test_why_reads_records_as_report_does(runs: Path) -> None:
     chosen = run("why", runs / "fsdp", "--json", "--jobs", "1", "--no-cache")
     assert (plain.exit_code, chosen.exit_code) == (FINE, FINE)
     assert chosen.stdout == plain.stdout
-
-
-def test_settings_of_all_trials_follow_the_sweep(inputs: Path) -> None:
-    assert run("sweep", "sweep.yaml", "training.max_steps=3", "--list").exit_code == FINE
-    wrong = run("sweep", "sweep.yaml", "training.max_step=3", "--list")
-    assert (wrong.exit_code, "did you mean 'max_steps'?" in wrong.stderr) == (BAD_INPUT, True)
-    folder = run("sweep", "sweep.yaml", "training.output_dir=x", "--list")
-    assert (folder.exit_code, "is a folder of the sweep" in folder.stderr) == (BAD_INPUT, True)
 
 
 @pytest.mark.parametrize("option", ["--nproc-per-node", "--nproc_per_node"])

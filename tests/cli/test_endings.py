@@ -23,7 +23,7 @@ from aorta.errors import FINE, INTERRUPTED, VIOLATED
 from tests.cli.examples import ELSEWHERE, EXAMPLES, JSON, NO_RESULTS, QUIET, ROOT, run
 from tests.limits import LIMIT_S
 
-STARTS_PROCESSES = {"ab", "check", "run", "train", "demo", "queues profile"}
+STARTS_PROCESSES = {"ab", "sweep", "check", "run", "train", "demo", "queues profile"}
 """What they print on stdout comes from other processes, or is tried as a process below."""
 NOTHING_PRINTED = {"queues probe", "program compare", "merge", "project calibrate"}
 """Without GPUs, kernel traces and enough measured steps they print nothing on stdout."""
@@ -31,6 +31,7 @@ TORCH = {"queues run", "queues sweep", "queues run-priority", "program run", "do
 PRINTS = sorted(EXAMPLES.keys() - STARTS_PROCESSES - NOTHING_PRINTED)
 LINES_AHEAD = (
     "0 GPUs: two ranks on the CPU, over gloo",
+    "ab: interrupted; run the same command again to continue",
     "sweep: interrupted; run the same command again to continue",
 )
 """What a command says anyway, and where it goes on."""

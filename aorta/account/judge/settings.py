@@ -31,12 +31,13 @@ def setting_differences(reference: Dataset, candidate: Dataset) -> Iterator[Sett
 
 def programs(reference: Dataset, candidate: Dataset) -> tuple[str, str] | None:
     """Names of the scripts of both sides, where these are two; None where they are one, or not known."""
-    names = [_program(side.first.run.run) for side in (reference, candidate)]
+    names = [program_of(side.first.run.run) for side in (reference, candidate)]
     return None if None in names or names[0] == names[1] else (str(names[0]), str(names[1]))
 
 
-def _program(run: RunRecord | None) -> str | None:
-    """The first word of the command that is a program: the script, or the module behind -m."""
+def program_of(run: RunRecord | None) -> str | None:
+    """The first word of the command that is a program: the script, or the module behind -m. None of aorta's
+    own training, and where it is not known."""
     if run is None or run.config is not None or not run.command:
         return None
     words = run.command
@@ -48,7 +49,7 @@ def _program(run: RunRecord | None) -> str | None:
 def _settings(run: RunRecord) -> dict[str, dict[str, str]]:
     """Settings by group, the most telling first."""
     return {
-        "devices": _devices(run.devices),
+        "devices": {"devices": text} if (text := devices_text(run.devices)) else {},
         "layout": dict(_flat(run.layout or {})),
         "model": dict(_flat(run.model or {})),
         "config": {k: v for k, v in _flat(run.config or {}) if k not in SPARE_SETTINGS},
@@ -64,10 +65,11 @@ def _of_run(run: RunRecord) -> dict[str, str]:
     return {name: value for name, value in named.items() if value}
 
 
-def _devices(devices: Sequence[dict[str, Any]]) -> dict[str, str]:
+def devices_text(devices: Sequence[dict[str, Any]]) -> str:
+    """'2 x NVIDIA H200'; '' where no name is known."""
     names = [str(device.get("name")) for device in devices if device.get("name")]
     counts = {name: names.count(name) for name in dict.fromkeys(names)}
-    return {"devices": ", ".join(f"{num} x {name}" for name, num in counts.items())} if counts else {}
+    return ", ".join(f"{num} x {name}" for name, num in counts.items())
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -14,13 +14,13 @@ from typing import Literal
 import msgspec
 
 from aorta.account.results.schema import Document, Interval, Metric, Point, Value
-from aorta.errors import EXIT_CODES, ReportError
+from aorta.errors import EXIT_CODES
 from aorta.timeline.statistics import Estimate, contrast
 
 Verdict = Literal["regression", "no regression", "cannot tell", "not judged"]
 
 JUDGED = ("units_per_s", "latency_p50_ms", "latency_p95_ms", "overlap_efficiency")
-"""Of runs on queues; of other documents every metric that has a direction and an error. Others are shown."""
+"""Others are shown."""
 ABSOLUTE = ("overlap_efficiency",)
 """Judged by the difference instead of the ratio: it may be 0."""
 
@@ -67,9 +67,6 @@ def compare(
     baseline: Sequence[Document], test: Sequence[Document], threshold: float, any_device: bool = False
 ) -> ResultComparison:
     """Matches points by configuration, wherever they stand."""
-    kinds = {document.kind for document in (*baseline, *test)}
-    if len(kinds) > 1:
-        raise ReportError("results of queues and of training cannot be compared with each other")
     old, new = _points(baseline, any_device), _points(test, any_device)
     shared = [key for key in old if key in new]
     missing = [old[key][0].configuration for key in old if key not in new]
@@ -134,13 +131,12 @@ def _overall(rows: Sequence[Compared], missing: bool, broken: bool) -> Verdict:
 
 def _rows(old: Sequence[Point], new: Sequence[Point], threshold: float) -> list[Compared]:
     names = dict.fromkeys((*old[0].metrics, *new[0].metrics))
-    training = "workload" not in old[0].configuration
     rows = []
     for name in names:
         sides = [[point.metrics[name] for point in side if name in point.metrics] for side in (old, new)]
-        single = not training and min(len(side) for side in sides) == 1
+        single = min(len(side) for side in sides) == 1
         allowance = RUNS_DIFFER.get(old[0].source, RUNS_DIFFER["events"]) if single else 0.0
-        row = _row(old[0].configuration, name, sides[0], sides[1], threshold, training)
+        row = _row(old[0].configuration, name, sides[0], sides[1], threshold)
         rows.append(_allowed(row, threshold, allowance, _is_lower(sides)))
     return rows
 
@@ -175,7 +171,6 @@ def _row(
     old: Sequence[Metric],
     new: Sequence[Metric],
     threshold: float,
-    training: bool,
 ) -> Compared:
     first = next(iter((*old, *new)))
     values = [_mean(side) for side in (old, new)]
@@ -184,7 +179,7 @@ def _row(
         configuration=configuration, metric=name, unit=first.unit, baseline=values[0], test=values[1],
         ratio=ratio, interval=None, verdict="not judged",
     )  # fmt: skip
-    if first.better == "neither" or not (training or name in JUDGED):
+    if first.better == "neither" or name not in JUDGED:
         return row
     if values[0] is None and values[1] is None:
         return row
@@ -199,7 +194,7 @@ def _row(
         for estimates_known, side in zip(measured, estimates, strict=True)
     ):
         reason = next((m.reason for m in (*old, *new) if m.error is None and m.reason), "no interval")
-        verdict: Verdict = "not judged" if name == "latency_p95_ms" or training else "cannot tell"
+        verdict: Verdict = "not judged" if name == "latency_p95_ms" else "cannot tell"
         return msgspec.structs.replace(row, verdict=verdict, reason=reason)
     return _judged(row, measured[0], measured[1], first.better == "lower", threshold)
 

@@ -1,4 +1,4 @@
-"""What a run leaves: one schema for a single run, a sweep over stream counts and a sweep of training runs.
+"""What a run leaves: one schema for a single run of queues and a sweep over stream counts.
 
 A document is a list of points; a point is a configuration (what was asked for, by which points of two
 documents are matched), its metrics with intervals, and what the ranks measured.
@@ -221,7 +221,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     schema: int = SCHEMA_VERSION
-    kind: Literal["queues", "training"]
+    kind: Literal["queues"]
     created_unix_ns: int
     setting: Setting
     points: list[Point]

@@ -50,12 +50,12 @@ def compare_command(
 def compare_files(
     baseline: tuple[Path, ...], test: tuple[Path, ...], threshold: str, any_device: bool
 ) -> ResultComparison:
-    """Compares files as the command line names them: results of queues, or of training sweeps."""
-    from aorta.account.results.compare_sweeps import compare_sweeps
+    """Compares files as the command line names them: results of queues."""
+    from aorta.account.results.compare import compare
 
     share = threshold_of(threshold)
     old, new = ([read_document(path) for path in paths] for paths in (baseline, test))
-    return compare_sweeps(old, new, share, any_device)
+    return compare(old, new, share, any_device)
 
 
 def threshold_of(text: str) -> float:

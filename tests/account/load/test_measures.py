@@ -1,4 +1,4 @@
-"""Work per time, memory and telemetry: in the numbers, the words, the comparison, the gate and the sweep."""
+"""Work per time, memory and telemetry: in the numbers, the words, the comparison and the gate."""
 
 import json
 import re
@@ -11,13 +11,11 @@ from aorta.account.judge.gate import check_budget, load_budget
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.judge.ranks import alerts, rank_rows, straggler
 from aorta.account.load.open import load_run
-from aorta.errors import ConfigError
 from aorta.page.html import page
 from aorta.page.table import comparison_table, dataset_table
 from aorta.page.timeline import steps_to_show, timeline_data
 from aorta.page.write import make_report
 from aorta.records.schema import CollectiveRecord, DeviceRecord, MemoryRecord, OverlapRecord, PeakRecord
-from aorta.sweep.spec import SweepSpec, check_spec
 from tests.records.run_folders import run_record, step_record, step_timeline, write_run
 
 PEAK = PeakRecord(flops_per_s=1e15, precision="bf16", hardware="Invented GPU", origin="a data sheet, 2024-11")
@@ -191,23 +189,6 @@ def test_the_gate_takes_rates_and_memory(tmp_path):
     )
     states = {one.limit.metric: one.state for one in check_budget(load_budget(budget), report).checked}
     assert states == {"tokens_per_s": "met", "mfu": "violated", "peak_memory_bytes": "met", "power_w": "met"}
-
-
-@pytest.mark.parametrize(
-    ("objective", "maximizes"), [("tokens_per_s", True), ("mfu", True), ("energy_per_token_mj", False)]
-)
-def test_a_sweep_takes_rates_as_its_objective(objective, maximizes):
-    spec = SweepSpec(
-        name="x", config="config/fsdp.yaml", objective=objective, parameters={"training.batch_size": [1, 2]}
-    )
-    check_spec(spec, "x.yaml")
-    assert spec.maximizes() == maximizes
-
-
-def test_a_sweep_asks_for_a_goal_where_none_is_better():
-    spec = SweepSpec(name="x", objective="power_w", parameters={"training.batch_size": [1, 2]})
-    with pytest.raises(ConfigError, match="give a goal"):
-        check_spec(spec, "x.yaml")
 
 
 # ---- telemetry beside the steps

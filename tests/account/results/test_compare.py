@@ -5,7 +5,6 @@ import pytest
 
 from aorta.account.results.compare import compare
 from aorta.account.results.schema import Metric, Point
-from aorta.errors import ReportError
 from tests.queues.documents import document, point
 
 
@@ -139,27 +138,6 @@ def test_several_runs_are_judged_by_their_spread() -> None:
 def test_what_differs_about_the_machines_is_listed() -> None:
     found = compare([document(point(), torch="2.11")], [document(point(), torch="2.13")], 0.05)
     assert found.differences == {"versions.torch": ["2.11", "2.13"]}
-
-
-def training_point(world_size: int, tokens_per_s: float) -> Point:
-    return Point(
-        configuration={"training.precision": "bf16", "world_size": world_size},
-        status="measured",
-        metrics={
-            "tokens_per_s": Metric(value=tokens_per_s, unit="tokens/s", better="higher", error=10, freedom=9),
-            "loss": Metric(value=2.0, unit=""),
-        },
-    )
-
-
-def test_sweeps_of_training_runs_are_served_too() -> None:
-    def sweep(rate: float) -> object:
-        return msgspec.structs.replace(document(training_point(2, rate)), kind="training")
-
-    assert compare([sweep(1000)], [sweep(1010)], 0.05).exit_status == 0  # type: ignore[list-item]
-    assert compare([sweep(1000)], [sweep(700)], 0.05).exit_status == 1  # type: ignore[list-item]
-    with pytest.raises(ReportError, match="cannot be compared"):
-        compare([sweep(1000)], [document(point())], 0.05)  # type: ignore[list-item]
 
 
 def test_efficiency_is_judged_by_its_difference() -> None:

@@ -1,17 +1,33 @@
-"""`aorta ab`: when a series stops, what it says, and how it goes on."""
+"""Runs in rounds: `aorta ab` stops when two are told apart, a matrix after its trials; both go on."""
 
 import json
 import math
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from aorta.account.judge import spreads
 from aorta.cli import main
+from aorta.cli.ab import _variants, answer
 from aorta.errors import AortaError
-from aorta.sweep.turns import Series, TurnRun, Variant, _next, first_failing_line, run_series, variants_of
+from aorta.sweep.metrics import RunMetric
+from aorta.sweep.series import (
+    RoundRun,
+    Series,
+    Variant,
+    _end_left_behind,
+    _note_process,
+    first_failing_line,
+    run_series,
+    shown,
+    stored,
+)
 from aorta.timeline.sequential import FIRST_LOOK, level_of_looks, look
+from tests.records.run_folders import run_record
 
 # ---- looks -------------------------------------------------------------------------------------
 
@@ -64,31 +80,33 @@ def test_series_are_wrong_as_seldom_as_stated():
     assert outcomes(math.log(1.03), 0.01, seed=3)["slower"] > 0.9
 
 
-# ---- variants ----------------------------------------------------------------------------------
+# ---- two variants ------------------------------------------------------------------------------
 
 
 def test_variants_of_a_setting_a_variable_and_two_commands():
-    a, b = variants_of(["train.py", "--lr={lr}"], setting="lr=1,2")
+    a, b = _variants(["train.py", "--lr={lr}"], "lr=1,2", None)
     assert (a.command, b.command) == (["train.py", "--lr=1"], ["train.py", "--lr=2"])
-    a, b = variants_of(["train.py"], setting="lr=1,2")
+    a, b = _variants(["train.py"], "lr=1,2", None)
     assert b.command == ["train.py", "lr=2"]
-    a, b = variants_of(["train.py"], variable="X=,1")
+    a, b = _variants(["train.py"], None, "X=,1")
     assert (a.environment, b.environment) == ({"X": None}, {"X": "1"})
-    a, b = variants_of(["a.py", "--", "b.py", "-x"])
+    a, b = _variants(["a.py", "--", "b.py", "-x"], None, None)
     assert (a.command, b.command) == (["a.py"], ["b.py", "-x"])
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("setting", "variable", "words"),
     [
-        ({}, "nothing differs"),
-        ({"setting": "lr"}, "KEY=A,B"),
-        ({"variable": "X=1,1"}, "two values that differ"),
+        (None, None, "nothing differs"),
+        ("lr", None, "KEY=A,B"),
+        (None, "X=1,1", "two or more values that differ"),
+        (None, "X=1,2,3", "`aorta sweep` takes more"),
+        (None, "X-Y=1,2", "name of an environment variable"),
     ],
 )
-def test_what_does_not_differ_is_refused(options, words):
+def test_what_cannot_take_turns_is_refused(setting, variable, words):
     with pytest.raises(AortaError, match=words):
-        variants_of(["train.py"], **options)
+        _variants(["train.py"], setting, variable)
 
 
 # ---- a series ----------------------------------------------------------------------------------
@@ -100,38 +118,50 @@ def script(folder: Path, text: str) -> list[str]:
     return ["sh", str(path)]
 
 
-def wanted(command, most_pairs=3, **environment):
+def wanted(command, most_rounds=3, kind="ab", **environment):
     sides = [Variant("A", command), Variant("B", command, environment=environment)]
-    return Series(sides, most_pairs, 0.03, 7, "wall_s")
+    return Series(kind, sides, most_rounds, 0.03, 7, [RunMetric("wall_s")])
+
+
+def done_run(number, name, value):
+    return RoundRun(number, name, 0, 0, {"wall_s": value})
 
 
 @pytest.mark.processes
 def test_a_slower_command_is_found_and_runs_take_turns(tmp_path):
     done = run_series(wanted(script(tmp_path, "sleep ${S:-0.02}"), 8, S="0.4"), tmp_path / "ab", 60, 600)
     assert done.look().outcome == "slower"
-    pairs = [[run.variant for run in done.runs if run.pair == pair] for pair in range(len(done.runs) // 2)]
-    assert all(sorted(pair) == ["A", "B"] for pair in pairs)
+    rounds = [[run.variant for run in done.runs if run.round == one] for one in range(len(done.runs) // 2)]
+    assert all(sorted(names) == ["A", "B"] for names in rounds)
 
 
-def test_the_order_within_pairs_is_drawn_and_kept():
+def test_the_order_within_rounds_is_drawn_and_kept():
     series = wanted(["x"], 40)
     firsts = []
-    for pair in range(40):
-        _, first, is_first = _next(series)
-        assert is_first
+    for number in range(40):
+        found, first, place = series.next_run()
+        assert (found, place) == (number, 0)
         firsts.append(first.name)
         for name in (first.name, {"A": "B", "B": "A"}[first.name]):
-            series.runs.append(TurnRun(pair, name, False, 0, 1.0, 1.0, 1.0, 1.0))
+            series.runs.append(done_run(number, name, 1.0))
     assert 10 <= firsts.count("A") <= 30
 
 
 def test_the_spread_of_runs_by_hand():
     """A at log 0, 0.02, 0.04 and B at 0.1, 0.1, 0.1: squares 0.0008 over 4 degrees of freedom."""
     series = wanted(["x"])
-    for pair, values in enumerate(zip((0.0, 0.02, 0.04), (0.1, 0.1, 0.1), strict=True)):
+    for number, values in enumerate(zip((0.0, 0.02, 0.04), (0.1, 0.1, 0.1), strict=True)):
         for name, value in zip("AB", values, strict=True):
-            series.runs.append(TurnRun(pair, name, False, 0, None, None, None, math.exp(value)))
-    assert series.run_spread() == pytest.approx(math.sqrt(0.0008 / 4))
+            series.runs.append(done_run(number, name, math.exp(value)))
+    assert series.run_spread() == (pytest.approx(math.sqrt(0.0008 / 4)), 4)
+
+
+def test_no_percentage_is_named_of_fewer_pairs_than_tell_anything():
+    series = wanted(["x"])
+    series.runs += [done_run(0, "A", 1.0), done_run(0, "B", 2.0)]
+    head = answer(series)[0]
+    assert "%" not in head
+    assert "3 are the least that tell anything" in head
 
 
 @pytest.mark.processes
@@ -158,6 +188,20 @@ def test_a_series_goes_on_where_it_stopped(tmp_path):
 
 
 @pytest.mark.processes
+def test_a_run_that_a_killed_series_left_behind_is_ended(tmp_path):
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        signal.pause()
+    while os.getpgid(child) != child:  # until it has its own session
+        pass
+    _note_process(tmp_path, child)
+    _end_left_behind(tmp_path)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    _end_left_behind(tmp_path)  # nobody is there
+
+
+@pytest.mark.processes
 def test_a_run_that_fails_is_a_result(tmp_path):
     command = script(tmp_path, 'if [ "$F" ]; then echo hello; echo "RuntimeError: no luck"; exit 3; fi')
     done = run_series(wanted(command, 10, F="1"), tmp_path / "ab", 60, 600)
@@ -167,12 +211,24 @@ def test_a_run_that_fails_is_a_result(tmp_path):
     assert done.look().outcome == "cannot tell"
 
 
-def test_the_first_failing_line(tmp_path):
-    log = tmp_path / "log"
-    log.write_text("start\nTraceback (most recent call last):\nValueError: x\nKilled\n")
-    assert first_failing_line(log) == "ValueError: x"
-    log.write_text("start\nend\n")
-    assert first_failing_line(log) == "end"
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("start\nTraceback (most recent call last):\nValueError: x\nKilled\n", "ValueError: x"),
+        ("start\nend\n", "end"),
+        ('Traceback\n  File "a.py"\n    raise RuntimeError("y")\nRuntimeError: y\n', "RuntimeError: y"),
+        ('[rank0]:     raise RuntimeError("y")\n[rank0]: RuntimeError: y\n', "[rank0]: RuntimeError: y"),
+    ],
+)
+def test_the_first_failing_line(tmp_path, text, line):
+    (tmp_path / "log").write_text(text)
+    assert first_failing_line(tmp_path / "log") == line
+
+
+def test_the_file_of_a_series_holds_no_secret():
+    side = Variant("A", ["train.py", "--token", "hf_abcdefghijkl"], {"HF_TOKEN": "hf_abcdefghijkl"})
+    series = Series("ab", [side, Variant("B", ["x"])], 3, 0.03, 7, [RunMetric("wall_s")])
+    assert "hf_" not in json.dumps(stored(series)) + shown(side)
 
 
 @pytest.mark.processes
@@ -186,3 +242,21 @@ def test_the_command_answers_first(tmp_path, monkeypatch):
     result = CliRunner().invoke(main, [arguments[0], *(one for one in arguments[1:] if one != "--json")])
     assert result.stdout.startswith("cannot tell whether B differs from A")
     assert "B failed in 2 of 2 runs: exit status 1" in result.stdout
+
+
+# ---- what runs of a program differ by, kept ----------------------------------------------------
+
+
+def test_the_spread_of_two_series_is_kept_by_program_and_devices(tmp_path, monkeypatch):
+    """1 % of 4 degrees and 2 % of 8: sqrt((4 x 1 + 8 x 4) / 12) = 1.732 %."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run = run_record(2, command=["train.py"], config=None)
+    spreads.note_spread(run, 0.01, 4)
+    spreads.note_spread(run, 0.02, 8)
+    spreads.note_spread(run_record(2, command=["other.py"], config=None), 0.5, 8)
+    lines = spreads._lines()
+    assert [line.program for line in lines] == ["train.py", "train.py", "other.py"]
+    spreads.spreads_file().write_bytes(spreads.spreads_file().read_bytes() + b"{half")
+    found = spreads.spread_of(run)
+    assert found is not None
+    assert (found.value, found.freedom) == (pytest.approx(0.01 * math.sqrt(3)), 12)
