@@ -99,7 +99,9 @@ THROTTLED = "throttled"
 MEASURES = (WORK, *RATES, ENERGY, *MEMORY, *TELEMETRY, THROTTLED)
 """Measures of every run, null if unknown. If the device reports that something held its clocks down there
 is also throttled.<reason>: 1 in steps for which it did, else 0."""
-MEASURED = ("tokens", "alloc_retries", *MEMORY, *TELEMETRY)
+COUNTED = ("alloc_retries", "device_frees")
+"""Counted since the process began; by the step in a run's metrics."""
+MEASURED = ("tokens", *COUNTED, *MEMORY, *TELEMETRY)
 """Read from records as they are; none of them is negative."""
 
 
@@ -155,6 +157,7 @@ MEANINGS = {
     "reserved_memory_bytes": Meaning("lower", "bytes"),
     "device_memory_bytes": Meaning("lower", "bytes"),
     "alloc_retries": Meaning("lower", ""),
+    "device_frees": Meaning("lower", ""),
     "power_w": Meaning("neither", "W"),
     "sm_clock_mhz": Meaning("higher", "MHz"),
     "memory_clock_mhz": Meaning("higher", "MHz"),

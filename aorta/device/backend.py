@@ -32,9 +32,9 @@ from aorta.device.marks import HostClock, MarkClock
 from aorta.errors import InstrumentError
 from aorta.records.schema import DeviceKind
 
-MemoryUse = tuple[int, int, int, int | None]
-"""Allocated, reserved and peak allocated bytes of torch's allocator, and how often it freed its cache to
-allocate."""
+MemoryUse = tuple[int, int, int, int | None, int | None]
+"""Allocated, reserved and peak allocated bytes of torch's allocator, how often it freed its cache to
+allocate, and how many segments it has given back to the driver."""
 
 
 class QueueLimit(NamedTuple):

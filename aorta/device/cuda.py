@@ -57,7 +57,8 @@ def memory_of(index: int) -> MemoryUse | None:
         return None
     allocated = stats["allocated_bytes"]["all"]
     reserved = stats["reserved_bytes"]["all"]["current"]
-    return allocated["current"], reserved, allocated["peak"], stats.get("num_alloc_retries")
+    num_retries, num_frees = stats.get("num_alloc_retries"), stats.get("num_device_free")
+    return allocated["current"], reserved, allocated["peak"], num_retries, num_frees
 
 
 class CudaBackend(Backend):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.leading import LED, is_raw_part, with_word
-from aorta.account.metrics import MEASURES, metric_key, without_source
+from aorta.account.metrics import COUNTED, MEASURES, metric_key, without_source
 from aorta.account.model import JudgedRun, Report
 from aorta.page.parts import Markup, number, tag, title, unit
 
@@ -73,7 +73,7 @@ def _group(name: str) -> str:
     kind, op, _ = metric_key(name)
     if without_source(name) in FIRST:
         return "The step and its parts"
-    if kind in MEASURES or kind == "alloc_retries":
+    if kind in MEASURES or kind in COUNTED:
         return "Work, memory and telemetry"
     return op if op else "More of the step"
 

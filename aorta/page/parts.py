@@ -88,6 +88,7 @@ TITLES = {
     "reserved_memory_bytes": "reserved memory",
     "device_memory_bytes": "device memory in use",
     "alloc_retries": "allocator retries",
+    "device_frees": "memory segments given back",
     "power_w": "power",
     "sm_clock_mhz": "SM clock",
     "memory_clock_mhz": "memory clock",

@@ -261,7 +261,7 @@ class RecordedStep:
         """Calls whose future Python dropped in this step without a wait that was seen."""
         self.ranges: list[MarkedRange] = []
         self.scalars: dict[str, Any] = {}
-        self.memory: tuple[int, int, int, int | None] | None = None
+        self.memory: tuple[int, int, int, int | None, int | None] | None = None
         self.rollbacks = 0
         self.gap: str | None = None
         """Reason why the step does not follow the one before it; None: it does."""

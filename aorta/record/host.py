@@ -93,6 +93,7 @@ class HostWatch:
         from torch.utils.data import dataloader
 
         self._around(dataloader._BaseDataLoaderIter, "__next__", "data")
+        self._around(dataloader.DataLoader, "__iter__", "data")  # starts the workers of an epoch
         original = torch.autograd.graph._engine_run_backward
         for module in (torch.autograd, torch.autograd.graph):
             if getattr(module, "_engine_run_backward", None) is original:

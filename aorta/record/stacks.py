@@ -58,7 +58,7 @@ _RUNS, _READY, _SLEEPS = range(len(DOING))
 _BODY, _BEHIND_BODY, _NO_STEP = range(len(PLACES))
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _MARKERS: tuple[tuple[str, tuple[str, ...], StackPhase], ...] = (
-    ("utils/data/dataloader.py", ("__next__",), "data"),
+    ("utils/data/dataloader.py", ("__next__", "__iter__"), "data"),
     ("autograd/graph.py", ("_engine_run_backward",), "backward"),
     ("autograd/__init__.py", ("backward", "grad"), "backward"),
     ("_tensor.py", ("backward",), "backward"),

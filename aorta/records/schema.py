@@ -321,6 +321,9 @@ class MemoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     device_used_bytes: int | None = None
     num_alloc_retries: int | None = None
     """Since the process began: allocations that had to free the allocator's cache, and waited for that."""
+    num_device_frees: int | None = None
+    """Since the process began: segments that the allocator gave back to the driver, for such an allocation or
+    because the program asked for it (empty_cache)."""
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

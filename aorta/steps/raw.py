@@ -90,8 +90,8 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """(before, after, calls): the compute stream waits for the last of the calls."""
     ranges: list[tuple[str, RawMark, RawMark]]
     scalars: dict[str, float]
-    memory: tuple[int, int, int, int | None] | None
-    """Allocated, reserved, peak allocated bytes."""
+    memory: tuple[int, int, int, int | None, int | None] | None
+    """Allocated, reserved, peak allocated bytes; retries and segments given back, since the process began."""
     device: DeviceRecord | None
     rocm_smi_output: str | None
     not_measured: dict[str, str]

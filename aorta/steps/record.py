@@ -164,12 +164,13 @@ def other_scalars(step: RawStep) -> dict[str, float]:
 def memory_record(step: RawStep) -> MemoryRecord | None:
     if step.memory is None:
         return None
-    allocated, reserved, peak, num_retries = step.memory
+    allocated, reserved, peak, num_retries, num_frees = step.memory
     return MemoryRecord(
         allocated_bytes=allocated,
         reserved_bytes=reserved,
         peak_allocated_bytes=peak,
         num_alloc_retries=num_retries,
+        num_device_frees=num_frees,
     )
 
 

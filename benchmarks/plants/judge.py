@@ -11,9 +11,9 @@ The programs are written as users write them and know nothing of aorta; table.ya
 should be called, and whether the account's cells can know it. A plant runs once under `aorta run`, and
 without aorta in turn with its mended program (--repeats times): the difference of their steps is the truth.
 A plant is right where the first cause has an expected kind and rank; its size is right where the cause's
-interval meets the truth's repeats. A plant that costs nothing in one of the repeats is not judged: there is
-nothing to name. A clean program is right where nothing is named. OUT keeps the records
-and truth.json; judged.json is what came out. Programs whose library is not there are left out.
+interval meets the truth's repeats. A plant that costs less than a hundredth of the step in one repeat
+is not judged: there is nothing to name. A clean program is right where nothing is named. OUT keeps the
+records and truth.json; judged.json is what came out. Programs whose library is not there are left out.
 """
 
 import importlib.util
@@ -44,6 +44,8 @@ LIBRARIES = {
     "sensors_lightning": "lightning",
     "words_trainer": "transformers",
 }
+COSTS = 0.01
+"""Of the step, below which a plant costs nothing."""
 ENOUGH = 0.85
 """Share of the plants that cells can tell whose kind, and whose size, has to be right."""
 
@@ -250,6 +252,7 @@ def row(
         "truth_ms": mean(differences) if differences else None,
         "truth_least_ms": min(differences, default=None),
         "truth_most_ms": max(differences, default=None),
+        "planted_ms": mean(ms for ms in truth["planted_ms"] if ms) if differences and truth else None,
         "named_ms": first["ms"] if first else None,
         "low_ms": low,
         "high_ms": high,
@@ -306,8 +309,8 @@ def within(found: dict[str, Any]) -> bool:
 
 
 def costs(found: dict[str, Any]) -> bool:
-    """The plant takes time in each of the truth's repeats, as far as these are there."""
-    return found["truth_least_ms"] is None or bool(found["truth_least_ms"] > 0)
+    """The plant takes time worth a name in each of the truth's repeats, as far as these are there."""
+    return found["truth_least_ms"] is None or bool(found["truth_least_ms"] > COSTS * found["planted_ms"])
 
 
 def show(rows: list[dict[str, Any]]) -> int:

@@ -83,7 +83,7 @@ class FakeBackend(Backend):
         self.current_index = lambda: 0
         self.is_capturing = lambda: False
         self.holds = lambda tensor: False
-        self.memory_of = lambda index: (100, 300, 200, 0)
+        self.memory_of = lambda index: (100, 300, 200, 0, 0)
 
     def run(self, ms: float) -> None:
         """Queue work of so many milliseconds on the current stream."""

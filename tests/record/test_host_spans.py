@@ -48,10 +48,11 @@ def test_parts_of_a_step_are_noted_in_order(journal, tmp_path):
     gc.collect()
     assert kinds(journal)[-1] == "garbage_collection"
     notes = [note for note in journal.current.host_notes if note.kind != "garbage_collection"]
-    assert [note.kind for note in notes] == ["data", "backward", "optimizer", "checkpoint"]
+    # Making the iterator, which starts the workers of an epoch, and taking a batch.
+    assert [note.kind for note in notes] == ["data", "data", "backward", "optimizer", "checkpoint"]
     assert all(note.start_ns < note.end_ns for note in notes)
-    assert "foreach=False" in notes[2].where
-    assert notes[2].bytes == 4 * (16 + 4)
+    assert "foreach=False" in notes[3].where
+    assert notes[3].bytes == 4 * (16 + 4)
 
 
 def test_a_step_with_a_closure_is_the_optimizers_only_after_the_backward_pass(journal):

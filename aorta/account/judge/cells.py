@@ -112,8 +112,12 @@ class Account:
     num_judged: int
     """Judged steps of the run; more than there are columns where some were not timed, or left out."""
     gaps_ms: Floats = field(default_factory=lambda: np.zeros(0))
-    """[step]: mean over ranks of the time after a judged step until the next one began, which is in no step:
-    an evaluation, a pause. NaN after the last one."""
+    """Of all judged steps, whether their times were taken or not: mean over ranks of the time after one until
+    the next one began, which is in no step: an evaluation, a pause. NaN where no step came next."""
+    gap_step: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """The global steps behind which gaps_ms are."""
+    judged_ms: float = 0.0
+    """All judged steps together, mean over ranks."""
     outside: dict[str, float] = field(default_factory=dict)
     """Means over ranks of the run's wall time in ms, by OUTSIDE_WORDS; judged: the judged steps. Empty where
     the run's wall time is not known."""
@@ -250,7 +254,9 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
         knows_host=bool(run.host_parts),
         on_device=on_device,
         num_judged=judged.num_steps,
-        gaps_ms=_gaps(judged, looked),
+        gaps_ms=_gaps(judged),
+        gap_step=judged.run.global_step[judged.num_warmup :],
+        judged_ms=float(np.nan_to_num(judged.values("step_ms")).sum() / len(run.ranks)),
         outside=_outside(judged),
         reasons=reasons,
         contradiction=reasons["compute"] if wrong is not None else "",
@@ -411,14 +417,13 @@ def _outside(judged: JudgedRun) -> dict[str, float]:
     return {name: max(ms, 0.0) for name, ms in means.items()}
 
 
-def _gaps(judged: JudgedRun, looked: JudgedRun) -> Floats:
-    run = judged.run
+def _gaps(judged: JudgedRun) -> Floats:
+    run, judged_steps = judged.run, slice(judged.num_warmup, None)
     if run.source in TRACE_SOURCES or run.source == "projected" or not run.num_steps:
-        return np.full(looked.num_steps, np.nan)
-    starts = run.start_unix_ns / 1e6
-    gaps = starts[:, 1:] - starts[:, :-1] - run.metrics["step_ms"][:, :-1]
-    is_next = np.diff(run.global_step) == 1
+        return np.full(judged.num_steps, np.nan)
+    starts = run.start_unix_ns[:, judged_steps] / 1e6
+    gaps = starts[:, 1:] - starts[:, :-1] - judged.values("step_ms")[:, :-1]
+    is_next = np.diff(run.global_step[judged_steps]) == 1
     after = np.append(np.where(is_next, gaps.mean(axis=0), np.nan), np.nan)
-    columns = np.searchsorted(run.global_step, looked.run.global_step[looked.num_warmup :])
-    result: Floats = np.maximum(after[columns], 0.0)
+    result: Floats = np.maximum(after, 0.0)
     return result

@@ -7,7 +7,7 @@ follow one another, as they do where something else was going on for a while.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,10 @@ MOST_STEPS = 1 << 14
 ALIKE = 0.75
 """Of the largest loss, from which on another one is of its kind."""
 NEXT_TO_NOTHING = 0.05
+APART = 1.0
+"""Widths of the usual steps, by which a loss of known slow steps is above them."""
+MOST = 0.6
+"""Of a loss, that is in the known slow steps."""
 SCATTERED = 0.5
 """Runs of neighbouring slow steps over slow steps, below which they are one stretch of the run."""
 
@@ -44,6 +48,9 @@ class Occasions:
     """Standard error of the median of the usual steps."""
     period: int | None
     """Steps from one slow step to the next; None where they come at random."""
+    half_width: float | None = None
+    """Of the 95 % interval of the slow steps' mean excess, over that mean, from more steps than these. None:
+    as these have it."""
 
     @property
     def each_ms(self) -> float:
@@ -54,8 +61,8 @@ class Occasions:
         number, else of all."""
         values = self.excess_ms if self.period is None else self.excess_ms[self.is_slow]
         part = len(values) / len(self.excess_ms)
-        half = half_width(values, self.usual_error_ms)
         mean = float(values.mean())
+        half = half_width(values, self.usual_error_ms) if self.half_width is None else self.half_width * mean
         return part * mean, (part * max(mean - half, 0.0), part * (mean + half))
 
     @property
@@ -80,9 +87,44 @@ def half_width(values: Floats, other_error: float = 0.0) -> float:
     return float(stdtrit(len(values) - 1, 0.975)) * error
 
 
-def occasions(values_ms: Floats, global_step: NDArray[np.int64]) -> Occasions | None:
-    """None where no steps are slow apart from chance. values_ms and global_step: one per step."""
+def occasions(
+    values_ms: Floats, global_step: NDArray[np.int64], known: Occasions | None = None
+) -> Occasions | None:
+    """None where no steps are slow apart from chance. values_ms and global_step: one per step. known: slow
+    steps that more steps than these have shown."""
     values = np.nan_to_num(np.asarray(values_ms, dtype=np.float64))
+    found = None if known is None else _as_known(values, known)
+    return found if found is not None else _occasions(values, global_step)
+
+
+def of_all_steps(
+    step_ms: Floats, global_step: NDArray[np.int64], chosen: NDArray[np.int64]
+) -> Occasions | None:
+    """Slow steps by the length of all steps, for a choice of them of which more was recorded: a few of a loss
+    that comes every 20th step are among these, and tell how large it is."""
+    slow = occasions(step_ms, global_step)
+    if slow is None or len(chosen) < MIN_STEPS:
+        return None
+    excess = slow.excess_ms[slow.is_slow]
+    is_slow = np.isin(chosen, global_step[slow.is_slow])
+    if not is_slow.any() or is_slow.all() or not excess.mean() > 0:
+        return None
+    part = half_width(excess, slow.usual_error_ms) / float(excess.mean())
+    return Occasions(is_slow, np.zeros(len(chosen)), 0.0, slow.period, part)
+
+
+def _as_known(values: Floats, known: Occasions) -> Occasions | None:
+    """None where it is not these steps that have the loss."""
+    slow, usual = values[known.is_slow], values[~known.is_slow]
+    usual_ms = float(np.median(usual))
+    excess = np.where(known.is_slow, values - usual_ms, 0.0)
+    is_apart = slow.min() > usual_ms + APART * max(_width(usual), 0.0)
+    if not is_apart or not excess.sum() >= MOST * np.maximum(values - usual_ms, 0.0).sum():
+        return None
+    return replace(known, excess_ms=excess)
+
+
+def _occasions(values: Floats, global_step: NDArray[np.int64]) -> Occasions | None:
     num = len(values)
     if num < MIN_STEPS or not np.ptp(values) > 0:
         return None

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from aorta.account.load.arrays import Arrays
 from aorta.account.load.sides import Sides
 from aorta.account.metrics import (
+    COUNTED,
     ENERGY,
     MEMORY,
     METRIC_SOURCES,
@@ -69,8 +70,9 @@ def add_measures(sides: Sides, run: RunRecord | None) -> dict[str, str]:
     for name in (*MEMORY, *TELEMETRY, THROTTLED):
         if name not in metrics:
             metrics[name] = unknown
-    if "alloc_retries" in metrics:  # counted since the process began
-        metrics["alloc_retries"] = np.diff(metrics["alloc_retries"], axis=1, prepend=np.nan)
+    for name in COUNTED:
+        if name in metrics:
+            metrics[name] = np.diff(metrics[name], axis=1, prepend=np.nan)
     energy_mj = _sum_of_products(metrics["power_w"], metrics["step_ms"])  # watts times milliseconds
     per_token = np.divide(energy_mj, total, out=np.full(total.shape, np.nan), where=total > 0)
     metrics[ENERGY] = np.broadcast_to(per_token, metrics.shape)

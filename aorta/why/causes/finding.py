@@ -39,6 +39,8 @@ class CauseFinding:
     source: CauseSource = "records"
     occasions: Occasions | None = None
     """Where it is in some steps alone: its mean over all steps then counts."""
+    slow_steps: Occasions | None = None
+    """Those of all steps, of which the loss may be a part."""
     is_sure: bool = False
     """It lasts all along the run, and chance would not have it in so many steps: however the level drifts."""
     is_risk: bool = False
@@ -80,3 +82,12 @@ def of_the_others(values: Floats) -> Floats:
     if len(values) > MANY_RANKS:
         return np.broadcast_to(np.median(values, axis=0), values.shape)
     return np.stack([np.median(np.delete(values, i, axis=0), axis=0) for i in range(len(values))])
+
+
+def of_the_least(by_rank: Floats) -> Floats:
+    """[step]: the ranks' mean, as far as the rank with least of it has it."""
+    means = by_rank.mean(axis=1)
+    if not means.mean() > 0:
+        return np.zeros(by_rank.shape[1])
+    part: Floats = by_rank.mean(axis=0) * (means.min() / means.mean())
+    return part

@@ -1,5 +1,6 @@
 """From findings to causes: what each takes out of the account, with an interval; the largest first."""
 
+import math
 import re
 from dataclasses import dataclass, field, replace
 
@@ -7,10 +8,12 @@ import numpy as np
 
 from aorta.account.judge.alike import is_whole_trace
 from aorta.account.judge.cells import LOSSES, Account, account_of
-from aorta.account.judge.selection import looked_at
+from aorta.account.judge.occasional import Occasions, of_all_steps
+from aorta.account.judge.selection import MOST_NUMBERS, last_holds_the_end, looked_at
 from aorta.account.judge.stacks import CodeLine
 from aorta.account.model import JudgedRun, Lead
 from aorta.account.numbers import byte_text, number, percent, quantity
+from aorta.account.rows import positive
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.cause import Cause
 from aorta.why.causes.code_lines import issued_text, line_of, line_of_evaluation
@@ -23,7 +26,7 @@ from aorta.why.causes.program import program_of
 from aorta.why.causes.rules import CauseRule, rules
 from aorta.why.causes.stack import stack_of
 from aorta.why.causes.text import seen_text
-from aorta.why.causes.worth import Worth, worth
+from aorta.why.causes.worth import MENDED_ERROR, Worth, worth
 
 MOST_SHOWN = 5
 FEW_STEPS_FACTOR = 2
@@ -69,11 +72,14 @@ def _explanation(judged: JudgedRun, lead: Lead, path: str) -> Explanation:
     rule_of, stack = rules(), stack_of(looked)
     ledger = Ledger(account)
     named: list[tuple[Cause, dict[str, float]]] = []
-    found = [(finding, ledger.take(finding)) for finding in findings(looked, account, lead)]
+    found = [
+        (finding, ledger.take(finding))
+        for finding in findings(looked, account, lead, _slow_steps(judged, looked))
+    ]
     for finding, taken in found:
         _keep(finding, sum(taken.values()))
-        more_ms = _may_go_too(finding, taken, ledger)
-        cause = cause_of(finding, rule_of[finding.kind], looked, account, stack, path, more_ms)
+        room = _Room(_may_go_too(finding, taken, ledger), _most_ms(account, ledger))
+        cause = cause_of(finding, rule_of[finding.kind], looked, account, stack, path, room)
         if cause is not None:
             named.append((cause, taken))
     outside = outside_cause(account, rule_of["between_steps"], path, line_of_evaluation(looked))
@@ -92,6 +98,17 @@ def _explanation(judged: JudgedRun, lead: Lead, path: str) -> Explanation:
         dict(sorted(left.items(), key=lambda entry: -entry[1])),
         cannot_tell,
     )
+
+
+def _slow_steps(judged: JudgedRun, looked: JudgedRun) -> Occasions | None:
+    """Slow steps among those of the account, where that has some of the judged steps alone."""
+    if looked.num_steps == judged.num_steps or judged.num_steps * len(judged.run.ranks) > MOST_NUMBERS:
+        return None
+    step_ms = positive(judged.values("step_ms")).mean(axis=0)
+    if last_holds_the_end(judged):
+        step_ms = step_ms[:-1]
+    global_step = judged.run.global_step[judged.num_warmup :][: len(step_ms)]
+    return of_all_steps(step_ms, global_step, looked.run.global_step[looked.num_warmup :])
 
 
 def _keep(finding: CauseFinding, mean_ms: float) -> None:
@@ -118,6 +135,21 @@ def _may_go_too(finding: CauseFinding, taken: dict[str, float], ledger: Ledger) 
     return sum(ledger.left.get(name, 0.0) for name in names)
 
 
+def _most_ms(account: Account, ledger: Ledger) -> float:
+    """What mending may save at most: the mean step but for the work in it that no finding has taken, which
+    may shrink as well."""
+    work_ms = ledger.left.get("compute", 0.0) + ledger.left.get("hidden", 0.0)
+    return account.mean_step_ms - work_ms * math.exp(-MENDED_ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """For the upper end of an interval."""
+
+    more_ms: float
+    most_ms: float
+
+
 def cause_of(
     finding: CauseFinding,
     rule: CauseRule,
@@ -125,7 +157,7 @@ def cause_of(
     account: Account,
     stack: frozenset[str],
     path: str,
-    more_ms: float = 0.0,
+    room: _Room,
 ) -> Cause | None:
     """None where the loss is too small, or chance."""
     value = worth(finding, account.global_step)
@@ -145,6 +177,8 @@ def cause_of(
     evidence = [*filter(None, (_filled(text, facts) for text in rule.evidence)), *finding.evidence]
     if value.is_rare:
         evidence.append(value.text(finding.ms))
+    if len(judged.run.ranks) == 1:
+        evidence, subject = [of_one_rank_text(text) for text in evidence], of_one_rank_text(subject)
     is_of_trace = is_whole_trace(judged.run)
     if is_of_trace:
         evidence, subject = [of_trace(text) for text in evidence], of_trace(subject)
@@ -159,7 +193,7 @@ def cause_of(
         and (change.rare is None or change.rare == value.is_rare)
         and _filled(change.set, facts)
     )
-    interval, why_no_interval = value.printed(step, more_ms)
+    interval, why_no_interval = value.printed(max(room.most_ms, value.ms), room.more_ms)
     if line is not None and line.num_samples:
         evidence.append(seen_text(line))
     if issued := issued_text(finding, judged):
@@ -199,6 +233,11 @@ def _in_line(line: CodeLine | None, finding: CauseFinding) -> str:
     return f", which {'sleeps' if line.doing == 'sleeps' else 'is'} in {line.text}"
 
 
+def of_one_rank_text(text: str) -> str:
+    """A sentence on a run of one rank, which needs not be said."""
+    return text.replace(" on the rank", "")
+
+
 def of_trace(text: str) -> str:
     """A sentence on a step, of a trace that marks none and counts as one."""
     for words, instead in OF_TRACE:
@@ -208,6 +247,8 @@ def of_trace(text: str) -> str:
 
 def _least_share(rule: CauseRule, finding: CauseFinding, judged: JudgedRun) -> float:
     """Part of the step from which on it is named."""
+    if finding.facts.get("is_proven") and rule.least_share_proven is not None:
+        return rule.least_share_proven
     by_op = rule.least_share_by_op.get(str(finding.facts.get("op")))
     if by_op is not None:
         return by_op
@@ -244,7 +285,7 @@ def _texts(finding: CauseFinding, judged: JudgedRun, step: float, path: str) -> 
             texts[name] = quantity(value, "ms")
         elif name in ("hidden", "part"):
             texts[name] = percent(value)
-        elif name in ("count", "merged", "num_retries"):
+        elif name in ("count", "merged", "num_retries", "num_frees"):
             texts[name] = f"{value:,.0f}"
         else:
             texts[name] = number(value)

@@ -20,11 +20,12 @@ from aorta.account.judge.sites import sites_of
 from aorta.account.load.measures import peak_text
 from aorta.account.model import Dataset, JudgedRun
 from aorta.account.numbers import counted, number, percent, quantity
+from aorta.timeline.statistics import MIN_STEPS
 from aorta.why.causes.rank import Explanation
 from aorta.why.causes.text import WIDTH, cause_lines, wrapped
 
-BUSY = 0.2
-"""Part of the step without a core, from which on it is said."""
+LARGE_LOSS = 0.15
+"""Part of the step, from which on a cell is no small loss, though no cause takes it."""
 WORTH_NOTING = 0.02
 """Part of the step, from which on what no cause explains is said."""
 LEAST_NAMED = 0.005
@@ -127,16 +128,24 @@ def _seconds(ms: float) -> str:
     return quantity(ms / 1e3, "s")
 
 
+def _too_few(account: Account) -> str:
+    num = account.step_ms.shape[1]
+    return f": {counted(num, 'judged step')} are too few to tell it from chance" if num < MIN_STEPS else ""
+
+
 def nothing_text(dataset: Dataset, explained: Explanation) -> str:
     """That nothing is worth changing, or none can be told, with what the step does reach, as far as known."""
     account = explained.account
-    text = "No cause is named." if explained.cannot_tell else NOTHING
+    largest = max(explained.unexplained_ms, key=lambda name: explained.unexplained_ms[name], default="")
+    is_large = bool(largest) and account.share(largest) >= LARGE_LOSS
+    text = "No cause is named." if explained.cannot_tell or is_large else NOTHING
     lost = losses_text(dataset)
     text += f" {lost[0].upper()}{lost[1:].removesuffix('.')}."
-    if account.share("core_taken") >= BUSY:
+    if is_large:
         text += (
-            f" The host is overloaded: for {percent(account.share('core_taken'))} of the step the training"
-            " threads were ready to run, but other threads or programs had the cores."
+            f" The largest part without compute is {CELLS[largest].title}: {CELLS[largest].meaning} for"
+            f" {quantity(account.mean_ms(largest), 'ms')} of the step, {percent(account.share(largest))}. Its"
+            f" reason is not certain{_too_few(account)}."
         )
     mfu, rate = (dataset.statistics.get(name) for name in ("mfu", "model_tflops_per_gpu"))
     if mfu is not None and mfu.median is not None and rate is not None:

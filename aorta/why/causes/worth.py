@@ -48,13 +48,13 @@ class Worth:
         finite = values[np.isfinite(values)]
         return bool((finite >= least_ms / 2).mean() >= NEARLY_ALL)
 
-    def printed(self, step_ms: float, more_ms: float = 0.0) -> tuple[tuple[float, float] | None, str]:
-        """The interval of what mending saves, on a scale of ratios, which never reaches 0, and within the
-        step; or why there is none. more_ms: what may go with the loss and is not in it."""
+    def printed(self, most_ms: float, more_ms: float = 0.0) -> tuple[tuple[float, float] | None, str]:
+        """The interval of what mending saves, on a scale of ratios, which never reaches 0; or why there is
+        none. most_ms: that it may come to. more_ms: what may go with the loss and is not in it."""
         if self.interval_ms is None or not self.ms > 0:
             return None, self.why_no_interval
         half = max(self.interval_ms[1] - self.ms, self.ms - self.interval_ms[0])
-        interval = ratio_interval(self.ms, half, step_ms, more_ms)
+        interval = ratio_interval(self.ms, half, most_ms, more_ms)
         return interval, "" if interval else "the loss differs too much from step to step for an interval"
 
     @property
@@ -95,7 +95,7 @@ def worth(finding: CauseFinding, global_step: NDArray[np.int64]) -> Worth:
         return Worth(*finding.occasions.mean_ms(), is_rare=True, occasions=finding.occasions, lasts=True)
     median, mean = float(np.median(finite)), finding.mean_ms
     is_rare = median < RARE * mean or mean < UNLIKE * median
-    slow_steps = occasions(values, global_step) if is_rare else None
+    slow_steps = occasions(values, global_step, finding.slow_steps) if is_rare else None
     if slow_steps is not None:
         slow_ms, interval = slow_steps.mean_ms()
         low, high = (mean - slow_ms + edge for edge in interval)

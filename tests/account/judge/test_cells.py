@@ -7,7 +7,7 @@ import pytest
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, account_of
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
-from aorta.records.schema import HostUse
+from aorta.records.schema import HostUse, OverlapRecord
 from tests.records.plain_records import step as plain_step
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, run_of
@@ -178,3 +178,19 @@ def test_a_cost_within_the_scatter_of_steps_has_no_cell(tmp_path):
     )
     assert "instrument" not in cells_of(found)
     assert found.reasons["instrument"] == "within the scatter of steps, at most 1.3 ms a step"
+
+
+def test_gaps_behind_steps_that_were_not_timed_count_as_well(tmp_path):
+    """Every eighth of 24 steps is followed by 80 ms in no step; a step in two was timed."""
+
+    def make(rank, step, noise):
+        start = 10**18 + int((22.0 * step + 80.0 * (step // 8)) * 1e6)
+        left_out = {"overlap": OverlapRecord(), "is_recorded": False} if step % 2 else {}
+        return Host().work(20.0).comm(2.0), {"start_unix_ns": start, **left_out}
+
+    found = account(tmp_path / "run", make)
+    assert found.step_ms.shape[1] == 11
+    gaps = dict(zip(found.gap_step.tolist(), found.gaps_ms.tolist(), strict=True))
+    assert {step for step, ms in gaps.items() if ms > 1} == {7, 15}
+    assert gaps[7] == pytest.approx(80.0, abs=0.01)
+    assert found.judged_ms == pytest.approx(23 * 22.0)

@@ -111,6 +111,9 @@ def expected_parts(record):
     if tells_idle:
         cost = cost_of_waits(waiting_ms(record), idle)
         sums |= {"host.idle.synchronisation": cost, "host.idle.other": sums["host.idle.other"] - cost}
+    updates = [span.end_ms for span in record.host_spans if span.kind == "optimizer"]
+    if updates:
+        sums["host.behind_update"] = max(WINDOW_MS - max(updates), 0)
     sizes = [span.bytes for span in record.host_spans if span.kind == "optimizer" and span.bytes is not None]
     return sums | ({"host.optimizer_bytes": sum(sizes)} if sizes else {})
 

@@ -37,10 +37,10 @@ class Host:
         self.at += ms
         return self
 
-    def comm(self, ms, op="all_reduce", size=MIB, is_async=False, hidden=False, start=None):
+    def comm(self, ms, op="all_reduce", size=MIB, is_async=False, hidden=False, start=None, module=None):
         begin = self.at if start is None else start
         self.spans.append(Span(begin, begin + ms, Kind.COMM, op, "host"))
-        self.calls.append((op, begin, begin + ms, size, is_async))
+        self.calls.append((op, begin, begin + ms, size, is_async, module))
         if start is None:
             self.at += ms
         return self
@@ -70,12 +70,13 @@ def line(host, rank, step, origin_ns, first_seq, source="host", **changes):
             dtype="float32",
             seq=first_seq + i,
             is_async=is_async,
+            module=module,
             start_ms=start,
             end_ms=end,
             algbw_gb_s=None,
             busbw_gb_s=size / (end - start) / 1e6,
         )
-        for i, (op, start, end, size, is_async) in enumerate(host.calls)
+        for i, (op, start, end, size, is_async, module) in enumerate(host.calls)
     ]
     fields = dict(
         streams=stream_uses(timeline),

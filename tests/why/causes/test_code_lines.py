@@ -6,7 +6,7 @@ import pytest
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.files import sites_name, stacks_name
-from aorta.records.schema import CallSite, CallSites
+from aorta.records.schema import CallSite, CallSites, HostSpan, HostUse
 from aorta.records.stacks import DOING, PLACES, STACK_PHASES, StackChunk, StackFrame, StackSample
 from aorta.why.causes.text import headline
 from tests.records.run_folders import run_record
@@ -153,3 +153,47 @@ def test_small_messages_are_named_with_the_line_that_issues_them(tmp_path):
     cause = next(cause for cause in causes(judge(load_run(folder, "run"))) if cause.kind == "small_messages")
     assert cause.line.text == "main(), train.py:33"
     assert "all_reduce is issued in main(), train.py:33 (gradients, 12 times a step)" in cause.evidence
+
+
+def sleeps_while_others_have_the_cores(rank, step, noise):
+    host = Host().work(40.0 * noise.gauss(1, 0.01)).comm(2.0)
+    return host, {"host_use": HostUse(15.0, 15.0)}
+
+
+@pytest.mark.parametrize(
+    ("phase", "taken_ms", "kinds"),
+    [
+        # Half of the thread's time on its way went to others, and so did half of the 10 ms that it slept.
+        pytest.param("forward", 15.0 + 5.0, ["core_taken"], id="for-threads-of-torch"),
+        pytest.param("rest", 15.0, ["core_taken", "pause"], id="of-its-own"),
+    ],
+)
+def test_a_thread_that_sleeps_in_torch_lacks_the_cores_of_its_threads(tmp_path, phase, taken_ms, kinds):
+    folder = run_of(tmp_path, sleeps_while_others_have_the_cores)
+    for rank in (0, 1):
+        write_stacks(folder, rank, ("backward", phase, "sleeps", 12.0), COMMON)
+    found = [
+        cause for cause in causes(judge(load_run(folder, "run"))) if cause.kind in ("core_taken", "pause")
+    ]
+    assert [cause.kind for cause in found] == kinds
+    assert found[0].ms == pytest.approx(taken_ms, rel=0.06)
+
+
+def reads_each_norm(rank, step, noise):
+    """Eight reads of a value, each with a wait and then idle launches."""
+    host = Host()
+    for _ in range(8):
+        host.host.append(HostSpan("synchronisation", host.at, host.at + 0.5, "item in straggler.py:5"))
+        host.work(0.5).idle(1.0 * noise.gauss(1, 0.01))
+    return host.work(20.0).comm(2.0), {"source": "kernels", "host_use": HostUse(30.0, 0.0)}
+
+
+def test_a_line_that_reads_value_after_value_waits_for_the_device(tmp_path):
+    """What is sampled there is launching, and its reason is the waits that were noted in the same line."""
+    folder = run_of(tmp_path, reads_each_norm)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("augment", "rest", "runs", 12.0))
+    first = first_cause(folder)
+    assert first.kind == "synchronisation"
+    assert first.line.text == "augment(), straggler.py:5"
+    assert first.ms == pytest.approx(8.0, rel=0.1)

@@ -1,5 +1,6 @@
 """What the host does while a device idles: it launches, sleeps, or works for itself."""
 
+import msgspec
 import pytest
 
 from aorta.account.judge.answer import dataset_answer
@@ -8,13 +9,14 @@ from aorta.account.judge.leading import settled
 from aorta.account.load.open import load_run
 from aorta.records.schema import HostSpan, HostUse
 from aorta.why.causes.lines import causes_lines
-from tests.why.causes.runs import Host, causes, run_of
+from tests.why.causes.runs import Host, causes, run_of, sampled
 
 pytestmark = pytest.mark.heavy
 
 STEPS = 33
 LONG_MS = 90.0
 KERNELS = {"source": "kernels"}
+MEMORY = sampled()["memory"]
 
 
 def named(folder, make, steps=STEPS):
@@ -108,3 +110,37 @@ def test_a_batch_behind_the_body_counts_where_lines_keep_no_segments(tmp_path):
     first = named(tmp_path / "run", make)[0]
     assert first.kind == "data_loading"
     assert first.ms == pytest.approx(LONG_MS / 6, rel=0.1)
+
+
+def evaluates_in_the_step(rank, step, noise):
+    """The step's function goes on behind the optimizer's update: every fifth step holds an evaluation."""
+    host = usual(noise).idle(0.5, "optimizer")
+    return (host.work(40.0).idle(20.0) if step % 5 == 4 else host.work(0.5)), used(3.0)
+
+
+def test_work_behind_the_update_in_some_steps_is_none_of_the_step(tmp_path):
+    first = named(tmp_path / "run", evaluates_in_the_step)[0]
+    assert (first.kind, first.subject) == ("between_steps", "slow steps on all ranks, every fifth step")
+    assert first.ms == pytest.approx(60.0 / 5, rel=0.1)
+    assert any(text.startswith("in these steps 60") for text in first.evidence)
+
+
+def gives_memory_back(rank, step, noise):
+    host = Host().idle(6.0 * noise.gauss(1, 0.01)).work(28.0).comm(2.0)
+    return host, used(40.0) | {"memory": msgspec.structs.replace(MEMORY, num_device_frees=7 * step)}
+
+
+def test_idle_launches_are_of_the_memory_that_each_step_gives_back(tmp_path):
+    first = named(tmp_path / "run", gives_memory_back)[0]
+    assert (first.kind, first.ms) == ("memory", pytest.approx(6.0, rel=0.05))
+    assert "empty_cache" in first.change
+    assert any("gives 7 segments back" in text for text in first.evidence)
+
+
+def all_reduces_at_the_end(rank, step, noise):
+    return Host().work(28.0 * noise.gauss(1, 0.01)).comm(2.0), used(3.0)
+
+
+def test_communication_that_nothing_hides_is_named_from_a_smaller_share_on(tmp_path):
+    first = named(tmp_path / "run", all_reduces_at_the_end)[0]
+    assert (first.kind, first.ms) == ("transfer", pytest.approx(1.8, rel=0.02))

@@ -6,6 +6,7 @@ from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.why.causes.rules import rules
 from aorta.why.causes.text import headline
+from tests.records.run_folders import run_record
 from tests.why.causes.runs import GPU_RUN, MIB, Host, causes, plain, run_of, sampled, waited
 
 
@@ -240,3 +241,29 @@ def test_a_pipelines_longest_stage_is_asked_to_give_layers_away(tmp_path):
     first = found(tmp_path / "run", unequal_stages)[0]
     assert "move layers" in first.change
     assert any("if they were equal" in sentence for sentence in first.evidence)
+
+
+def reduces_each_micro_batch(rank, step, noise):
+    """Three micro-batches, each with a reduction of the same bucket of which 1 ms sticks out."""
+    host = Host()
+    for _ in range(3):
+        host.work(12.0 * noise.gauss(1, 0.005)).comm(1.0, module=0)
+    return host, {"modules": ["bucket 0: head.weight"]}
+
+
+def test_the_same_bucket_reduced_three_times_is_named_with_two_thirds_of_it(tmp_path):
+    first = found(tmp_path / "run", reduces_each_micro_batch)[0]
+    assert first.kind == "transfer"
+    assert first.ms == pytest.approx(2.0, rel=0.15)
+    assert "no_sync()" in first.change
+
+
+def test_one_process_needs_no_words_on_its_rank(tmp_path):
+    folder = run_of(tmp_path / "run", lambda rank, step, noise: _with_data(noise), run_record(1), width=1)
+    first = causes(judge(load_run(folder, "run")))[0]
+    assert first.subject == "data loading"
+    assert not any("on the rank" in text for text in first.evidence)
+
+
+def _with_data(noise):
+    return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)), {"world_size": 1}

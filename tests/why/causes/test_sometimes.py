@@ -5,7 +5,7 @@ import pytest
 
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
-from aorta.records.schema import HostUse
+from aorta.records.schema import HostUse, OverlapRecord
 from tests.why.causes.runs import MIB, Host, causes, plain, run_of, waited
 
 STEPS = 42
@@ -165,3 +165,29 @@ def test_four_evaluations_of_a_short_run_are_seen(tmp_path):
         return plain(noise, compute=150.0 if step % 10 == 3 else 30.0)
 
     assert named(tmp_path / "run", make)[0].subject == "slow steps on all ranks, every 10th step"
+
+
+def saves_every_tenth(rank, step, noise):
+    """Times are taken in the first 24 steps alone, as with --overhead: two of them save, for 60 ms, and what
+    was saved is touched anew for 12 ms more."""
+    host = plain(noise)
+    if step % 10 == 9:
+        host.work(60.0, "checkpoint").work(12.0)
+    return host, ({} if step < 24 else UNTIMED)
+
+
+UNTIMED = {
+    "overlap": OverlapRecord(),
+    "streams": {},
+    "active_segments": None,
+    "collectives": None,
+    "is_recorded": False,
+}
+
+
+def test_a_loss_that_few_of_the_timed_steps_have_is_sure_by_the_length_of_all(tmp_path):
+    first = named(tmp_path / "run", saves_every_tenth, steps=80)[0]
+    assert first.subject == "checkpoint on all ranks, every 10th step"
+    low, high = first.interval_ms
+    assert low < 7.2 < high < 2 * low
+    assert first.ms == pytest.approx(72 * 2 / 23, rel=0.05)

@@ -240,6 +240,7 @@ OF_MEMORY = {
     "peak_allocated_bytes": "peak_memory_bytes",
     "reserved_bytes": "reserved_memory_bytes",
     "num_alloc_retries": "alloc_retries",
+    "num_device_frees": "device_frees",
     "device_used_bytes": "device_memory_bytes",
 }
 OF_DEVICE = {**{name: name for name in TELEMETRY}, "memory_used_bytes": "device_memory_bytes"}

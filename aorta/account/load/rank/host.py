@@ -28,6 +28,8 @@ IDLE = "host.idle."
 BETWEEN = "between_steps"
 """Behind the body, in none of the kinds."""
 OTHER = "other"
+BEHIND_UPDATE = "host.behind_update"
+"""ms from the end of the last optimizer to the end of the window."""
 BYTES = "host.optimizer_bytes"
 CPU = "host.use.cpu"
 """ms of a core that the thread which trains had, in the whole window."""
@@ -113,6 +115,11 @@ def host_metrics(block: StepTable) -> dict[str, Floats]:
         if "synchronisation" not in unseen:
             metrics[f"{IDLE}synchronisation"] = no_idle + behind_waits_ms
         metrics[f"{IDLE}{OTHER}"] = no_idle + np.maximum(lengths_ms(left, num) - behind_waits_ms, 0.0)
+    updates = _of_kind(host_spans, "optimizer", is_noted)
+    if len(updates):
+        ends = np.full(num, -np.inf)
+        np.maximum.at(ends, updates.row, updates.end)
+        metrics[BEHIND_UPDATE] = np.where(np.isfinite(ends), np.maximum(window_ms - ends, 0.0), np.nan)
     bytes_by_row = {row: float(size) for row, size in host_spans.optimizer_bytes.items() if is_noted[row]}
     if bytes_by_row:
         num_bytes = np.full(num, np.nan)

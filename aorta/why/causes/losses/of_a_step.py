@@ -11,16 +11,27 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.cells import Account
 from aorta.account.judge.exposed import exposed_of
-from aorta.account.judge.occasional import are_alike, without_traces
+from aorta.account.judge.occasional import Occasions, are_alike, occasions, without_traces
 from aorta.account.model import JudgedRun, Lead
-from aorta.why.causes.finding import CauseFinding, Floats, steps_with, together
+from aorta.account.rows import positive
+from aorta.why.causes.cause import CauseKind
+from aorta.why.causes.finding import (
+    ANY_CELL,
+    WAIT,
+    CauseFinding,
+    Floats,
+    of_the_least,
+    steps_with,
+    together,
+)
 from aorta.why.causes.losses.parts import Parts, parts_of
 from aorta.why.causes.losses.program_code import program_code
 from aorta.why.causes.losses.slow_steps import slow_steps
-from aorta.why.causes.losses.telemetry import clocks, memory_limit, retries
+from aorta.why.causes.losses.telemetry import clocks, given_back, memory_limit, retries
 from aorta.why.causes.losses.transfer import exposure, small_calls, transfer
 from aorta.why.causes.losses.waiting import (
     ASLEEP,
+    BETWEEN_STEPS,
     CELLS_OF_PART,
     IN_TURN,
     PART_KINDS,
@@ -35,13 +46,35 @@ IN_MODEL = (
     "meanwhile the host runs the program's own code: no data loading, optimizer, checkpoint or wait for the"
     " device"
 )
+SEEN: tuple[CauseKind, ...] = (
+    "checkpoint",
+    "garbage_collection",
+    "data_loading",
+    "between_steps",
+    "synchronisation",
+    "memory",
+)
+"""Kinds that the program was seen to do."""
+HOST_BOUND: tuple[CauseKind, ...] = ("launch_bound", "synchronisation", "idle", "pause")
+"""Kinds of which slow steps have no more than usual, where they are slow for a reason of their own."""
+MOST_OF_STEPS = 0.5
+"""Of what slow steps take longer, from which on a loss is their reason."""
+ALIKE_STEPS = 0.8
+"""Of the slow steps, that are the same ones."""
+RARE = 0.5
+"""Median over mean, below which a loss is in few steps."""
 ANNOUNCED = "pause announced by the program"
 NOT_RECORDED = "these records do not show what the host does meanwhile"
 
 
-def findings(judged: JudgedRun, account: Account, lead: Lead) -> list[CauseFinding]:
+def findings(
+    judged: JudgedRun, account: Account, lead: Lead, slow: Occasions | None = None
+) -> list[CauseFinding]:
     """What is lost; some of it too little to name. Where two would explain the same ms of a cell, the first
-    has them. judged: the steps of the account."""
+    has them.
+
+    judged: the steps of the account. slow: those of them that are slow by the length of all steps.
+    """
     details = exposure(judged)
     launching_ms = 0.0 if details is None or small_calls(judged) is None else details.small_launch_ms
     parts = parts_of(judged, account, lead, launching_ms)
@@ -53,8 +86,16 @@ def findings(judged: JudgedRun, account: Account, lead: Lead) -> list[CauseFindi
         losses += [finding for finding in waiting(judged, parts, exposed) if finding.kind != "clock"]
         losses += unbalanced_stages(judged, parts, exposed)
         losses += transfer(judged, parts, exposed, details)
+    losses += given_back(judged, parts)
     losses = _with_common(losses, [*program_code(judged, account), *_of_all_ranks(parts)])
-    losses += slow_steps(judged, parts)
+    for finding in slow_steps(judged, parts, slow):
+        assert finding.occasions is not None
+        if parts.on_device:
+            _leave_to(finding.occasions.is_slow, [one for one in losses if one.kind in HOST_BOUND])
+        losses.append(finding)
+    for finding in losses:
+        finding.slow_steps = slow if finding.kind in SEEN else None
+    losses = _whole_steps(losses, step_ms, account.global_step)
     losses = _one_of_small_messages(judged, losses)
     losses += clocks(judged, parts)
     for finding, is_retry in retries(judged, step_ms):
@@ -72,7 +113,7 @@ def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
         by_rank = parts.ms_by_kind.get(name)
         if by_rank is None:
             continue
-        common = without_traces(_of_the_least(by_rank))
+        common = without_traces(of_the_least(by_rank))
         if not (common > 0).any():
             continue
         steps = steps_with(common)
@@ -95,17 +136,10 @@ def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
         )
 
 
-def _of_the_least(by_rank: Floats) -> Floats:
-    """[step]: the ranks' mean, as far as the rank with least of it has it."""
-    means = by_rank.mean(axis=1)
-    if not means.mean() > 0:
-        return np.zeros(by_rank.shape[1])
-    part: Floats = by_rank.mean(axis=0) * (means.min() / means.mean())
-    return part
-
-
 def _with_common(losses: list[CauseFinding], common: list[CauseFinding]) -> list[CauseFinding]:
-    """Where all ranks lose to one kind, and wait in turn for one that loses more, that is the same loss."""
+    """Where all ranks lose to one kind, and wait in turn for one that loses more, that is the same loss. So
+    is what the program's own code does, as samples show, where the cells show the kind too."""
+    merged: list[CauseFinding] = []
     for finding in common:
         of_kind = [
             other
@@ -114,11 +148,61 @@ def _with_common(losses: list[CauseFinding], common: list[CauseFinding]) -> list
             and other.facts.get("who") == IN_TURN
             and other.facts.get("op") == finding.facts.get("op")
         ]
-        for other in of_kind:
+        is_sampled = "group" in finding.facts or finding.kind in ("synchronisation", "copy")
+        sampled = [
+            other
+            for other in merged
+            if is_sampled and other.kind == finding.kind != "program_code" and "group" in other.facts
+        ]
+        for other in [*of_kind, *sampled]:
             finding.takes = together([finding, other])
             finding.ms = finding.ms + other.ms
-            losses.remove(other)
-    return [*losses, *common]
+        if sampled:
+            finding.facts["group"] = sampled[0].facts["group"]
+        gone = {id(other) for other in (*of_kind, *sampled)}
+        losses = [other for other in losses if id(other) not in gone]
+        merged = [*(other for other in merged if id(other) not in gone), finding]
+    return [*losses, *merged]
+
+
+def _whole_steps(
+    losses: list[CauseFinding], step_ms: Floats, global_step: NDArray[np.int64]
+) -> list[CauseFinding]:
+    """Where a loss that the program was seen to make is most of what some steps take longer than the others,
+    all of that is its: memory touched anew, ranks that wait for each other, code around the span. So is the
+    finding of slow steps, where it is of the same ones."""
+    kept = losses
+    for finding in losses:
+        if finding.kind not in SEEN or finding.facts.get("op") == "slow_steps":
+            continue
+        slow = _slow_steps_of(finding, global_step)
+        if slow is None:
+            continue
+        excess = np.where(slow.is_slow, positive(step_ms - np.median(step_ms[~slow.is_slow])), 0.0)
+        own = np.where(slow.is_slow, np.nan_to_num(finding.ms), 0.0)
+        if not MOST_OF_STEPS * excess.sum() <= own.sum() < excess.sum():
+            continue
+        part = float(own.sum() / excess.sum())
+        finding.takes = {cells: part * share for cells, share in finding.takes.items()}
+        finding.takes[(*WAIT, "transfer", *ANY_CELL)] = 1 - part
+        finding.ms = np.where(slow.is_slow, np.maximum(excess, own), finding.ms)
+        finding.facts["beside_ms"] = float((excess - own)[slow.is_slow].mean())
+        kept = [
+            other
+            for other in kept
+            if other.facts.get("op") != "slow_steps"
+            or other.occasions is None
+            or not (other.occasions.is_slow & slow.is_slow).sum()
+            >= ALIKE_STEPS * other.occasions.is_slow.sum()
+        ]
+    return kept
+
+
+def _slow_steps_of(finding: CauseFinding, global_step: NDArray[np.int64]) -> Occasions | None:
+    """The steps that have the loss, where it is in a few that come with a period or stand apart."""
+    if finding.occasions is not None or not np.median(np.nan_to_num(finding.ms)) < RARE * finding.mean_ms:
+        return finding.occasions
+    return occasions(finding.ms, global_step, finding.slow_steps)
 
 
 def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
@@ -126,6 +210,8 @@ def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
     if name == "asleep":
         return {"op": "asleep", "what": ASLEEP, "asleep_ms": part_ms}
     facts: dict[str, object] = {"part_ms": part_ms}
+    if name == "between_steps":
+        facts["what"] = BETWEEN_STEPS
     if name == "pause":
         facts["what"] = ANNOUNCED
     if name == "launch" and parts.taken_ms is not None:

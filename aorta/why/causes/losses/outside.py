@@ -1,9 +1,10 @@
 """What a program does between steps that is in no step: it costs the run, and not the step."""
 
+import math
+
 import numpy as np
 
 from aorta.account.judge.cells import LARGE_SHARE, Account
-from aorta.account.judge.occasional import half_width
 from aorta.account.judge.stacks import CodeLine
 from aorta.account.numbers import percent, quantity
 from aorta.why.causes.cause import Cause
@@ -13,20 +14,23 @@ from aorta.why.causes.worth import ratio_interval
 LEAST_MS = 1.0
 """Of a gap between two steps: clocks and rounding make shorter ones."""
 FEWEST = 2
+NORMAL_95 = 1.96
 
 
 def outside_cause(account: Account, rule: CauseRule, path: str, line: CodeLine | None = None) -> Cause | None:
     """Gaps between judged steps, where they are a tenth of steps and gaps together and come twice or more.
+    All of them are known, so that the interval is of what other runs may have.
 
     line: of the program, in which most of it is.
     """
     gaps = account.gaps_ms[np.isfinite(account.gaps_ms)]
     long = gaps[gaps >= LEAST_MS]
-    steps_ms = account.step_ms.mean(axis=0).sum()
+    steps_ms = account.judged_ms
     if len(long) < FEWEST or not long.sum() >= LARGE_SHARE * (steps_ms + long.sum()):
         return None
     each, part = float(long.mean()), len(long) / len(gaps)
-    interval = ratio_interval(part * each, part * half_width(long))
+    half = NORMAL_95 * float(long.std(ddof=1)) / math.sqrt(len(long))
+    interval = ratio_interval(part * each, part * half, (steps_ms + float(long.sum())) / len(gaps))
     share = float(long.sum() / (steps_ms + long.sum()))
     return Cause(
         kind="between_steps",
@@ -46,5 +50,5 @@ def outside_cause(account: Account, rule: CauseRule, path: str, line: CodeLine |
         check=f"aorta compare {path} NEW; between of account.wall_ms should fall",
         source="records",
         is_in_step=False,
-        global_step=int(account.global_step[int(np.nanargmax(account.gaps_ms))]),
+        global_step=int(account.gap_step[int(np.nanargmax(account.gaps_ms))]),
     )

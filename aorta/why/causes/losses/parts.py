@@ -7,10 +7,12 @@ and counts there; an optimizer counts for what it takes beyond its memory traffi
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aorta.account.judge.cells import HOST_PARTS, Account, Host
+from aorta.account.judge.cells import EXPOSED_CELLS, HOST_PARTS, Account, Host
 from aorta.account.judge.leading import metric_of
 from aorta.account.judge.ranks import HARMLESS
+from aorta.account.judge.stacks import MOST_RANKS, Samples, samples_of
 from aorta.account.load.rank.host import BYTES
 from aorta.account.metrics import THROTTLED
 from aorta.account.model import JudgedRun, Lead
@@ -99,8 +101,7 @@ def parts_of(judged: JudgedRun, account: Account, lead: Lead, small_launch_ms: f
         ms_by_kind["optimizer"] = positive(optimizer - OPTIMIZER_PASSES * size / rate * 1e3 * stretch)
         work = cells.get("compute", zero) + cells.get("hidden", zero) + cells.get("blocked", zero)
         compute = work + cells.get("core_taken", zero) + positive(optimizer - ms_by_kind["optimizer"])
-    ms_by_kind["asleep"] = cells.get("blocked", zero)
-    ms_by_kind["core_taken"] = cells.get("core_taken", zero)
+    ms_by_kind["asleep"], ms_by_kind["core_taken"] = _own_threads(judged, account, host)
     clock, usual, loss = _clocks(judged, compute)
     return Parts(
         account=account,
@@ -116,6 +117,31 @@ def parts_of(judged: JudgedRun, account: Account, lead: Lead, small_launch_ms: f
         cpu_ms=None if host.use is None else host.use[0],
         taken_ms=None if host.use is None else host.use[1],
     )
+
+
+def _own_threads(judged: JudgedRun, account: Account, host: Host) -> tuple[Floats, Floats]:
+    """What the thread sleeps, and what others take of its cores. A thread that sleeps within an operator of
+    torch on a CPU waits for torch's other threads. Where others take its cores they take those of these
+    threads too, and as much of them; the rest of that sleep is work, done by several."""
+    zero = np.zeros_like(account.step_ms)
+    blocked, taken = (account.cells.get(name, zero) for name in ("blocked", "core_taken"))
+    ranks = judged.run.ranks[:MOST_RANKS]
+    samples = [one for rank in ranks if (one := samples_of(judged, rank)) is not None]
+    if account.on_device or host.use is None or not samples or not blocked.any():
+        return blocked, taken
+    within_ms = np.mean([one.ms[_sleeps_in_torch(one)].sum() for one in samples])
+    # In a backward pass the thread also sleeps until gradients are reduced, which is exposed time.
+    within_ms -= account.mean_ms(*EXPOSED_CELLS)
+    part = min(max(float(within_ms) / float(blocked.mean()), 0.0), 1.0)
+    cpu, ready = host.use
+    ratio = np.divide(ready, cpu + ready, out=np.zeros_like(zero), where=cpu + ready > 0)
+    return (1 - part) * blocked, taken + part * ratio * blocked
+
+
+def _sleeps_in_torch(samples: Samples) -> NDArray[np.bool_]:
+    within = samples.in_phase("forward", "backward", "optimizer") & samples.leaf_in("torch")
+    result: NDArray[np.bool_] = samples.is_judged & samples.that("sleeps") & within
+    return result
 
 
 def _delayed(values: Floats) -> Floats:

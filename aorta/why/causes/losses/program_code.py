@@ -4,8 +4,11 @@ Averages of weights, metrics, logging, checks of gradients. The loop's own lines
 well, so that they are named from a larger share on.
 """
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from aorta.account.judge.cells import Account
 from aorta.account.judge.stacks import MOST_RANKS, Samples, WeightedStack, samples_of
 from aorta.account.model import JudgedRun
 from aorta.records.stacks import StackFrame
+from aorta.why.causes.cause import CauseKind
 from aorta.why.causes.finding import CauseFinding, Floats
 from aorta.why.causes.program import program_of
 
@@ -23,12 +27,24 @@ Group = tuple[str, str, int]
 CPU_CELLS: tuple[str, ...] = ("compute", "core_taken", "blocked")
 DEVICE_CELLS: tuple[str, ...] = ("launch", "synchronisation", "blocked", "core_taken", "copy", "idle")
 MOST_GROUPS = 3
+LARGE = 0.1
+"""Of a step, from which on a group is called by what it does to the device."""
+MOSTLY = 0.4
+"""Of the largest group, from which on exposed copies are what it does."""
+MANY_WAITS = 4
+"""A step: a value that is read once or twice does not make the code around it wait."""
+DETAILED_STEPS = 24
+WHERE = re.compile(r" in (.+):(\d+)$")
+"""File and line of a noted wait: 'item in train.py:88'."""
 LEAST = 0.02
 """Of a step."""
 STRETCHES = 8
 """Of the run, whose spread gives the interval."""
 LOSS_FUNCTIONS = ("loss", "cross_entropy")
-TRACEBACKS = ("format_stack", "extract_stack", "StackSummary", "walk_stack", "format_list", "FrameSummary")
+TRACEBACKS = (
+    *("format_stack", "extract_stack", "StackSummary", "walk_stack", "format_list", "FrameSummary"),
+    *("checkcache", "lazycache", "updatecache", "getline"),
+)
 """Functions in which autograd's anomaly detection keeps the stack of each operator."""
 
 
@@ -51,9 +67,38 @@ def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
         ms = _common(samples, [groups[group] for groups in grouped], account)
         if ms.mean() >= LEAST * account.mean_step_ms:
             found.append((group, ms))
-    for group, ms in sorted(found, key=lambda entry: -entry[1].mean())[:MOST_GROUPS]:
+    waits = _waits(judged) if found and account.on_device else set()
+    for place, (group, ms) in enumerate(sorted(found, key=lambda entry: -entry[1].mean())[:MOST_GROUPS]):
         facts = {**who, "op": "loop" if group[2] else "", "part_ms": float(ms.mean()), "group": group}
-        yield CauseFinding("program_code", ms, {cells: 1.0}, facts=facts)
+        kind: CauseKind = "program_code"
+        if account.on_device and ms.mean() >= LARGE * account.mean_step_ms:
+            lines = set().union(
+                *(_lines(one, groups[group]) for one, groups in zip(samples, grouped, strict=True))
+            )
+            is_copying = place == 0 and account.mean_ms("copy") >= MOSTLY * ms.mean()
+            kind = "synchronisation" if waits & lines else "copy" if is_copying else kind
+        yield CauseFinding(kind, ms, {cells: 1.0}, facts=facts)
+
+
+def _waits(judged: JudgedRun) -> set[tuple[str, int]]:
+    """File and line of the program where the host waits for the device, MANY_WAITS times a step or more."""
+    run = judged.run
+    steps = set(run.global_step[judged.num_warmup :].tolist())
+    records = (record for record in run.records(run.ranks[0]) if record.global_step in steps)
+    noted = [record.host_spans for record in islice(records, DETAILED_STEPS) if record.host_spans is not None]
+    num = Counter(
+        (Path(found[1]).name, int(found[2]))
+        for spans in noted
+        for span in spans
+        if span.kind == "synchronisation" and (found := WHERE.search(span.where))
+    )
+    return {line for line, count in num.items() if count >= MANY_WAITS * len(noted)}
+
+
+def _lines(samples: Samples, rows: list[int]) -> set[tuple[str, int]]:
+    """Lines of the program that the thread was in."""
+    paths = (samples.stacks.path(node) for node in {int(samples.rows[row, 5]) for row in rows})
+    return {(Path(frame.file).name, frame.line) for path in paths for frame in path if frame.is_program}
 
 
 def of_group(samples: Samples, group: Group, factor: float) -> list[WeightedStack]:

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.judge.occasional import occasions
+from aorta.account.judge.occasional import Occasions, occasions
+from aorta.account.load.rank.host import BEHIND_UPDATE
 from aorta.account.metrics import WORK
 from aorta.account.model import JudgedRun
 from aorta.account.rows import positive
+from aorta.why.causes.cause import CauseKind
 from aorta.why.causes.finding import ANY_CELL, CauseFinding
 from aorta.why.causes.losses.parts import Parts
 
@@ -17,27 +19,52 @@ MOST_OF_ALL = 0.8
 """Part of the optimizer's time, or of all bytes, in the slow steps: then a batch ends in them that was
 accumulated over several steps."""
 MORE_TOKENS = 1.05
+IDLE_PARTS = ("launch", "asleep", "synchronisation", "idle")
+"""Of a device: what it waits for in slow steps may be any of them."""
+BEHIND = 0.8
+"""Of what slow steps take longer, from which on it lies behind the optimizer's update."""
 
 
-def slow_steps(judged: JudgedRun, parts: Parts) -> Iterator[CauseFinding]:
-    """Of the rank that works least in each step, so that nothing of it is waiting for a rank."""
+def slow_steps(judged: JudgedRun, parts: Parts, known: Occasions | None) -> Iterator[CauseFinding]:
+    """Of the rank that works least in each step, so that nothing of it is waiting for a rank.
+
+    known: slow ones of all steps.
+    """
     common = parts.work_ms.min(axis=0)
-    slow = occasions(common, judged.run.global_step[judged.num_warmup :])
+    if parts.on_device:
+        idle = [parts.ms_by_kind[name] for name in IDLE_PARTS if name in parts.ms_by_kind]
+        common = np.sum([parts.work_ms, *idle], axis=0).min(axis=0)
+    slow = occasions(common, judged.run.global_step[judged.num_warmup :], known)
     if slow is None or _has_more_to_do(judged, parts, slow.is_slow):
         return
+    facts = {
+        "who": "all ranks" if len(judged.run.ranks) > 1 else "the rank",
+        "slow_ms": float(np.median(common[slow.is_slow])),
+        "usual_ms": float(np.median(common[~slow.is_slow])),
+    }
+    kind: CauseKind = "pause"
+    behind = _behind_update(judged, slow.is_slow)
+    if behind is not None and behind[0] - behind[1] >= BEHIND * float(slow.excess_ms[slow.is_slow].mean()):
+        kind, (behind_ms, usual_ms) = "between_steps", behind
+        facts |= {"behind_ms": behind_ms, "usual_behind_ms": usual_ms}
     yield CauseFinding(
-        "pause",
+        kind,
         slow.excess_ms,
         takes={("compute", *ANY_CELL): 1.0},
-        facts={
-            "op": "slow_steps",
-            "what": "slow steps",
-            "who": "all ranks" if len(judged.run.ranks) > 1 else "the rank",
-            "slow_ms": float(np.median(common[slow.is_slow])),
-            "usual_ms": float(np.median(common[~slow.is_slow])),
-        },
+        facts={"op": "slow_steps", "what": "slow steps", **facts},
         occasions=slow,
     )
+
+
+def _behind_update(judged: JudgedRun, is_slow: NDArray[np.bool_]) -> tuple[float, float] | None:
+    """ms behind the optimizer's update in slow steps and in the others; None where some step lacks it."""
+    values = judged.run.host_parts.get(BEHIND_UPDATE)
+    if values is None:
+        return None
+    behind = values[:, judged.num_warmup :].min(axis=0)
+    if not np.isfinite(behind).all():
+        return None
+    return float(behind[is_slow].mean()), float(np.median(behind[~is_slow]))
 
 
 def _has_more_to_do(judged: JudgedRun, parts: Parts, is_slow: NDArray[np.bool_]) -> bool:

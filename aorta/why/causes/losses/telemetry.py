@@ -10,7 +10,7 @@ from aorta.account.metrics import THROTTLED
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import percent
 from aorta.account.rows import positive
-from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats
+from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_the_least
 from aorta.why.causes.losses.parts import Parts
 
 MIN_OTHER_STEPS = 3
@@ -85,6 +85,35 @@ def retries(judged: JudgedRun, step_ms: Floats) -> Iterator[tuple[CauseFinding, 
             is_risk=bool(has.mean() >= RETRY_SHARE),
         ),
         has.astype(np.float64),
+    )
+
+
+def given_back(judged: JudgedRun, parts: Parts) -> Iterator[CauseFinding]:
+    """Launches that take longer where the allocator gives memory back to the driver without being short of
+    it, and asks for it again: the program empties its cache."""
+    counts = judged.run.metrics.get("device_frees")
+    launch_ms = parts.ms_by_kind.get("launch")
+    if counts is None or launch_ms is None:
+        return
+    counts = positive(counts[:, judged.num_warmup :])
+    retried = positive(judged.run.metrics["alloc_retries"][:, judged.num_warmup :]).sum(axis=0) > 0
+    has = (counts > 0).all(axis=0) & ~retried
+    if not has.any():
+        return
+    common = of_the_least(launch_ms)
+    usual_ms = float(np.median(common[~has])) if (~has).sum() >= MIN_OTHER_STEPS else 0.0
+    yield CauseFinding(
+        "memory",
+        np.where(has, positive(common - usual_ms), 0.0),
+        takes={("launch", "synchronisation", "blocked"): 1.0},
+        facts={
+            "op": "given_back",
+            "what": "memory given back to the driver",
+            "who": "all ranks" if len(judged.run.ranks) > 1 else "the rank",
+            "num_frees": float(counts[:, has].mean()),
+            "in_steps": int(has.sum()),
+            "num_steps": len(has),
+        },
     )
 
 

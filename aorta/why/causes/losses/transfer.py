@@ -20,7 +20,7 @@ from aorta.timeline.collective import POINT_TO_POINT, busbw_factor
 from aorta.timeline.intervals import Intervals, intersect, length_ms, subtract, union
 from aorta.timeline.matching import UNKNOWN_OP
 from aorta.timeline.types import TRACE_SOURCES
-from aorta.why.causes.finding import CauseFinding, Floats
+from aorta.why.causes.finding import WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.parts import Parts
 
 MOVING: dict[tuple[str, ...], float] = {("transfer", "communication"): 1.0}
@@ -44,6 +44,8 @@ HIDDEN_ENOUGH = 0.6
 MIN_GATHERS = 3
 MOST_OF_ALL = 0.9
 """Part of exposed time above which an operation is named without the others."""
+UNHIDDEN = 0.05
+"""Hidden part of communication, below which nothing hides it."""
 QUEUED_RATIO = 4
 """Bytes of the call in front over those of the call that waits behind it."""
 
@@ -86,7 +88,39 @@ def transfer(
     facts["kind_of_loss"] = "transfer" if exposed.is_split else "communication"
     if not exposed.is_split:
         facts["unsplit"] = "this includes waiting for late ranks: the ranks could not be matched"
+    repeats = int(str(facts.get("repeats", 1)))
+    if facts.get("origin") == "accumulated" and repeats > 1:
+        repeated = _repeated(exposed, left, repeats, facts)
+        left = left / repeats
+        yield repeated
+        facts = {**facts, "origin": "bucket"}
+    hidden_ms = parts.account.mean_ms("hidden")
+    facts["is_proven"] = parts.on_device and hidden_ms < UNHIDDEN * (hidden_ms + float(left.mean()))
     yield CauseFinding("transfer", left, MOVING, facts=facts)
+
+
+def _repeated(exposed: Exposed, left: Floats, repeats: int, facts: dict[str, object]) -> CauseFinding:
+    """Reductions of the same gradients before the last one of a step: their transfer, and the waiting for
+    ranks in turn. Of that more is left than of the transfer: what ranks vary by adds up over micro-batches as
+    a sum of chances does."""
+    transfer_ms = left * (1 - 1 / repeats)
+    wait_ms = _in_turn(exposed) * (1 - 1 / np.sqrt(repeats))
+    total = float((transfer_ms + wait_ms).mean())
+    part = float(transfer_ms.mean()) / total if total > 0 else 1.0
+    return CauseFinding(
+        "transfer",
+        transfer_ms + wait_ms,
+        {("transfer", "communication"): part, WAIT: 1 - part},
+        facts={**facts, "is_proven": True, "is_repeated": True},
+    )
+
+
+def _in_turn(exposed: Exposed) -> Floats:
+    """[step]: waiting of the mean rank, as far as the ranks wait for each other alike."""
+    by_rank = exposed.caused_ms.sum(axis=1)
+    even = float(by_rank.min() * len(by_rank) / by_rank.sum()) if by_rank.sum() > 0 else 0.0
+    result: Floats = even * exposed.wait_ms.mean(axis=0)
+    return result
 
 
 def small_calls(judged: JudgedRun) -> dict[str, object] | None:

@@ -30,6 +30,7 @@ from aorta.why.causes.losses.parts import Parts
 
 IN_TURN = "different ranks in turn"
 ASLEEP = "host asleep within the step"
+BETWEEN_STEPS = "time between steps"
 ONE_RANK = 0.6
 """Part of a loss from which on it is that of one rank."""
 LEAST_SIGNS = 3.3
@@ -69,6 +70,7 @@ CELLS_OF_PART: dict[str, tuple[str, ...]] = {
     "checkpoint": ("checkpoint", "copy"),
     "small_messages": ("launch", "compute"),
     "asleep": ("blocked",),
+    "core_taken": ("core_taken", "blocked"),
 }
 """Where they are not the one of the part's own name."""
 MOST_OF_ALL = 0.5
@@ -197,6 +199,7 @@ def _explained(
             "in_steps": int((explained.sum(axis=0) > 0).sum()),
             "num_steps": explained.shape[1],
             "waits": is_one,
+            **({"what": BETWEEN_STEPS} if kind == "between_steps" else {}),
             **(facts or {}),
         },
         rank=ranks[worst] if is_one else None,

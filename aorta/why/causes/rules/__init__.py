@@ -37,6 +37,9 @@ class CauseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The same for ranks on a CPU, whose cores other processes use too; None: as least_share."""
     least_share_by_op: dict[str, float] = {}
     """Instead of both, of findings of this operation."""
+    least_share_proven: float | None = None
+    """Instead of all three, where records prove that the loss need not be: gradients that are reduced several
+    times between two updates, communication of devices of which nothing is hidden."""
     needs_interval: bool = True
     """Whether the loss must be sure: its interval, or four of five steps, above half of least_share. Not
     where the program was seen to do it."""
