@@ -19,7 +19,7 @@ from aorta.check.launches import Launches
 from aorta.check.numbering import FirstBad, Numbering, places_of_parameters
 from aorta.check.operators import Issued, OperatorMode
 from aorta.check.sites import Sites
-from aorta.check.works import Works, finished
+from aorta.check.works import Works
 from aorta.hazards.check import HOST, Hazard, HazardCheck
 from aorta.hazards.exceptions import Exceptions
 from aorta.hazards.findings import Checked, Finding, Place, Site, missing_order, write_checked
@@ -367,8 +367,8 @@ class HazardWatch(Companion):
             pending = self._numbering.called(issued, issued.values)
             result = run()
             works = self._works
-            if self._order is None and not issued.is_async:
-                finished(result)
+            if self._order is None and not issued.is_async and works is not None:
+                works.finish(result)
             if pending is not None and works is not None:
                 stream = self._last_stream if self._order is None else works.stream()
                 if self._order is not None and issued.is_async:

@@ -36,21 +36,21 @@ class Works:
         """Streams of functional collectives, whose output is waited for, by its address."""
         self._methods = [ReplacedMethods(Work), ReplacedMethods(TimedWork)]
         self._num = 0
+        self._finished: list[Any] = []
+        """Works of synchronous collectives, which their callers wait for once more."""
 
     def listen(self) -> None:
         for methods, owner in zip(self._methods, (Work, TimedWork), strict=True):
-            for name in WAITS:
+            makers = {"is_completed": self._asking, "get_future": self._promising}
+            for name, make in (dict.fromkeys(WAITS, self._following) | makers).items():
                 if name in vars(owner):
-                    methods.replace(name, self._following)
-            if "is_completed" in vars(owner):
-                methods.replace("is_completed", self._asking)
-            if "get_future" in vars(owner):
-                methods.replace("get_future", self._promising)
+                    methods.replace(name, _named(name, make))
 
     def stop(self) -> None:
         for methods in self._methods:
             methods.restore()
         self._works.clear()
+        self._finished.clear()
         self._of_tensor.clear()
 
     def stream(self) -> Hashable:
@@ -73,6 +73,16 @@ class Works:
             return False
         self._works[id(work)] = (work, stream)
         return True
+
+    def finish(self, result: Any) -> None:
+        """Wait for what a synchronous collective returned: gloo returns before it has ended."""
+        boxed = result[-1] if isinstance(result, tuple) else result
+        try:
+            work = Work.unbox(boxed)
+        except (TypeError, RuntimeError):
+            return  # of a functional one, which is waited for by its output
+        self._finished.append(work)  # the caller gets it from C++, which keeps one half of it alone
+        work.wait()
 
     def waited_for_tensor(self, address: int) -> None:
         stream = self._of_tensor.pop(address, None)
@@ -125,10 +135,16 @@ class Works:
         return is_completed
 
 
-def finished(result: Any) -> None:
-    """Wait for what a synchronous collective returned: gloo returns before it has ended."""
-    boxed = result[-1] if isinstance(result, tuple) else result
-    try:
-        Work.unbox(boxed).wait()
-    except (TypeError, RuntimeError):
-        return  # of a functional one, which is waited for by its output
+def _named(name: str, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Make replacements whose code has the method's name.
+
+    C++ asks a work that was made in Python for a method of this name in Python, unless that is what calls it,
+    which pybind11 tells by the name of the caller's code. Else a call of the original would come back.
+    """
+
+    def make_named(original: Any) -> Any:
+        replacement = make(original)
+        replacement.__code__ = replacement.__code__.replace(co_name=name)
+        return replacement
+
+    return make_named

@@ -28,6 +28,7 @@ def checked_loop(folder: str) -> None:
                 model(torch.ones(4, 64)).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
+                dist.all_reduce(torch.ones(64))  # its work is waited for by us, and then by torch
                 total.fill_(dist.get_rank() + 1)
                 work = dist.all_reduce(total, async_op=True)
                 total.mul_(0.5)

@@ -8,15 +8,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import Work
 
 from aorta.check.device_order import completed
 from aorta.check.operators import accessed
 from aorta.check.watch import HazardWatch
+from aorta.check.works import Works
 from aorta.hazards.check import HazardCheck
 from aorta.hazards.exceptions import Exceptions
 from aorta.hazards.findings import Checked, merged, read_checked
 from aorta.hazards.log import play
 from aorta.hazards.text import checked_text
+from aorta.record.interception.works import TimedWork
 from tests.check.rank_programs import checked_loop
 from tests.dist.launch import run_ranks
 
@@ -97,6 +100,19 @@ def test_reading_the_input_of_a_gather_is_no_race_and_reading_its_output_is(tmp_
     assert edges(watched(step, tmp_path)) == {
         ("aten::sum", "reads what is still written", "c10d::_allgather_base_")
     }
+
+
+def test_cpp_can_tell_that_a_replaced_method_called_it():
+    """pybind11 asks a work that was made in Python for its wait(), unless the caller's code has that name."""
+    works = Works([], print, print)
+    works.listen()
+    try:
+        for owner in (Work, TimedWork):
+            for name in ("wait", "synchronize", "is_completed", "get_future"):
+                code = vars(owner)[name].__code__
+                assert (code.co_name, code.co_varnames[0]) == (name, "work")
+    finally:
+        works.stop()
 
 
 def test_a_work_that_was_seen_to_be_completed_needs_no_wait(tmp_path):
