@@ -185,6 +185,9 @@ class CompileConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     enabled: bool = False
     """torch.compile each block; where that fails the run goes on without and says why."""
 
+    backend: str = "inductor"
+    """As in torch.compile."""
+
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
     """As in torch.compile."""
 

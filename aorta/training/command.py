@@ -25,8 +25,8 @@ LATE_S = 2.0
 the rank that prints the error may have started later."""
 
 
-def main(arguments: list[str] | None = None, prog: str = "train.py") -> int:
-    """Train as one of the ranks that the environment names; return the exit status."""
+def training_parser(prog: str = "train.py") -> "Parser":
+    """The options of one rank."""
     parser = Parser(prog=prog, description=DESCRIPTION)
     parser.add_argument(
         "--config", default=DEFAULT_CONFIG, help="default, ddp, fsdp, fsdp_tp, moe, tp, or a YAML file"
@@ -42,7 +42,12 @@ def main(arguments: list[str] | None = None, prog: str = "train.py") -> int:
     parser.add_argument(
         "--enable-rocm-metrics", action="store_true", help="add rocm-smi's readings to the step records"
     )
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None, prog: str = "train.py") -> int:
+    """Train as one of the ranks that the environment names; return the exit status."""
+    options = training_parser(prog).parse_args(arguments)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     try:
         num_ranks = launched_rank().world_size

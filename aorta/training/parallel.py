@@ -196,7 +196,7 @@ def _compile_blocks(blocks: Sequence[nn.Module], config: CompileConfig, device: 
         return (x * 2).sin().sum()
 
     try:
-        torch.compile(probe, mode=config.mode)(torch.ones(8, device=device))
+        torch.compile(probe, backend=config.backend, mode=config.mode)(torch.ones(8, device=device))
     except Exception as error:  # whatever the compiler's own tools raise: the run goes on in eager mode
         reason = str(error).strip().splitlines() or [type(error).__name__]
         log.warning("compile.enabled: torch.compile does not work here, running eager: %s", reason[0])
@@ -206,7 +206,9 @@ def _compile_blocks(blocks: Sequence[nn.Module], config: CompileConfig, device: 
     # This would split graphs so that DDP's buckets start early; blocks are small, and it fails on them.
     torch._dynamo.config.optimize_ddp = False
     for block in blocks:
-        block.forward = torch.compile(block.forward, mode=config.mode, dynamic=config.dynamic)
+        block.forward = torch.compile(
+            block.forward, backend=config.backend, mode=config.mode, dynamic=config.dynamic
+        )
 
 
 def _fully_shard(
