@@ -24,7 +24,7 @@ from aorta.timeline.types import Source
 LOGGED_FIELDS = ("loss", "lr", "grad_norm")
 """Logged values that have a field of their own in a record; all others go into `scalars`."""
 
-NO_DETAILS = "left out (recording.detail_every)"
+NO_DETAILS = "kept in some steps"
 """Reason in `not_measured` of steps that are written without their details."""
 
 NO_OVERLAP = OverlapRecord()
