@@ -21,6 +21,7 @@ from aorta.records.schema import (
 )
 from aorta.steps.raw import RECORD_DTYPE, KernelChunk, RawCall, RawGroup, RawStep, ResolverSettings, What
 from aorta.steps.record import (
+    DIGITS,
     NO_DETAILS,
     NO_OVERLAP,
     collective_record,
@@ -394,7 +395,7 @@ class KernelSteps:
         return KernelSums(
             num_kernels=int(np.count_nonzero(is_kernel)),
             num_graph_nodes=int(np.count_nonzero(rows["in_graph"])),
-            classes=classes,
+            classes={name: (round(ms, DIGITS), num) for name, (ms, num) in classes.items()},
             top=[
                 (self._line_index_of(name), round(float(ms_by_name[name]), 6), int(num_by_name[name]))
                 for name in top.tolist()
