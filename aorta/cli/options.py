@@ -100,6 +100,12 @@ def steps_and_ranks(verb: str, rest: str, option: Callable[..., Any]) -> Callabl
 
 reading_options = option_group(
     rare(
+        "--strict",
+        is_flag=True,
+        section="Reading",
+        help="Refuse a run with damaged or missing files, instead of reading what is left.",
+    ),
+    rare(
         "--jobs",
         type=click.IntRange(1),
         metavar="N",

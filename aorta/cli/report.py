@@ -137,19 +137,21 @@ def write_and_print(
     step_kernel: str | None = None,
     step_period: int | None = None,
     cache: bool = True,
+    strict: bool = False,
     **outputs: Any,
 ) -> int:
     """Write the report of runs into output, print it, and return the exit code.
 
     sides: labels of the reference and the candidate, where two of the runs are compared. comm_rules,
-    step_kernel, step_period, cache: for runs that are traces (trace_reading). outputs: other fields of
-    aorta.page.write.Outputs.
+    step_kernel, step_period, cache: for runs that are traces (trace_reading). strict: refuse a damaged run,
+    as every gate does. outputs: other fields of aorta.page.write.Outputs.
     """
     from aorta.page.write import Outputs, write_report
     from aorta.processes import usable_cores
     from aorta.why.causes.lines import causes_lines
 
     reference, candidate = sides or (None, None)
+    strict = strict or fail_on_difference or outputs.get("budget") is not None
     with progress_bar() as progress:
         written = write_report(
             runs,
@@ -163,7 +165,7 @@ def write_and_print(
             jobs=jobs,
             dask=dask,
             progress=progress,
-            reading=trace_reading(comm_rules, step_kernel, step_period, cache),
+            reading=trace_reading(comm_rules, step_kernel, step_period, cache, strict),
             outputs=Outputs(jobs=jobs or usable_cores(), **outputs),
             explain=causes_lines,
         )
@@ -220,13 +222,14 @@ def trace_reading(
     step_kernel: str | None = None,
     step_period: int | None = None,
     cache: bool = True,
+    strict: bool = True,
 ) -> "Reading":
-    """The rules by which traces are read. comm_rules: a file for aorta.traces.classify.load_rules."""
+    """How runs and traces are read. comm_rules: a file for aorta.traces.classify.load_rules."""
     from aorta.traces.cache import Reading
     from aorta.traces.classify import load_rules
     from aorta.traces.steps import StepRule
 
-    return Reading(rules=load_rules(comm_rules), cache=cache, steps=StepRule(step_kernel, step_period))
+    return Reading(load_rules(comm_rules), cache, StepRule(step_kernel, step_period), strict)
 
 
 def report_folder(run: Path, name: str = "report") -> Path:

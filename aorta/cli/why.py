@@ -56,6 +56,7 @@ class RecordsReading:
     dask: str | None
     cache: bool
     comm_rules: Path | None
+    strict: bool
 
     @cached_property
     def rules(self) -> "tuple[CommRule, ...]":
@@ -67,7 +68,7 @@ class RecordsReading:
         from aorta.account.load.open import load_run
         from aorta.traces.cache import Reading
 
-        reading = Reading(rules=self.rules, cache=self.cache)
+        reading = Reading(rules=self.rules, cache=self.cache, strict=self.strict)
         return load_run(paths, label, jobs=self.jobs, dask=self.dask, reading=reading)
 
 
@@ -95,6 +96,7 @@ def why_command(
     dask: str | None,
     cache: bool,
     comm_rules: Path | None,
+    strict: bool,
     **selected: Any,
 ) -> int:
     """The long form of `aorta report`: why a step of RUN takes its time, and what would help.
@@ -105,7 +107,7 @@ def why_command(
     if of_hazards:
         return _hazards(runs, as_json)
     selection = Selection(**selected)
-    reading = RecordsReading(jobs=jobs, dask=dask, cache=cache, comm_rules=comm_rules)
+    reading = RecordsReading(jobs=jobs, dask=dask, cache=cache, comm_rules=comm_rules, strict=strict)
     is_run = _is_run(runs)
     if is_run and len(runs) > 1:
         raise ReportError(f"aorta why takes one run, got {len(runs)}; aorta compare takes two")

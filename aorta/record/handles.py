@@ -32,7 +32,6 @@ _SHARED = (
     "left_out",
     "by_kernels",
     "by_library",
-    "is_detailed",
     "is_unseen",
     "kernels_lost",
 )

@@ -109,12 +109,14 @@ class StepNumbers(msgspec.Struct, kw_only=True, gc=False):
     line: int
 
 
-def read_blocks(path: Path, notes: list[str], *, whole: bool = False) -> Iterator[StepTable]:
+def read_blocks(
+    path: Path, notes: list[str], *, whole: bool = False, left_out: list[str] | None = None
+) -> Iterator[StepTable]:
     """The records of a file in order, as read_steps reads them.
 
     whole: all columns instead of those that a report reads.
     """
-    reader = LineReader(path, notes)
+    reader = LineReader(path, notes, left_out)
     decoder = msgspec.json.Decoder(StepNumbers)
     with opened_lines(path) as file:
         columns = columns_of(path, None if whole else OF_STATISTICS)

@@ -39,9 +39,13 @@ _SHOWN = 4
 
 
 class LineReader:
-    """Lines of a file one after the other, each decoded whole and checked."""
+    """Lines of a file one after the other, each decoded whole and checked.
 
-    def __init__(self, path: Path | str, notes: list[str] | None) -> None:
+    A line that is no record, was changed or does not belong raises RecordError, or with a list left_out is
+    left out: close() tells it there.
+    """
+
+    def __init__(self, path: Path | str, notes: list[str] | None, left_out: list[str] | None = None) -> None:
         self.order = LineOrder(path)
         self.num_lines = 0
         self.is_cut_off = False
@@ -49,12 +53,24 @@ class LineReader:
         self._path = path
         self._notes = notes
         self._decoder = msgspec.json.Decoder(StepRecord)
+        self._left_out = left_out
+        self._faults: list[str] = []
+        """Of each line that is left out, the first with its words."""
 
     def record(self, line: bytes) -> StepRecord | None:
-        """The record of the next line; None for an empty line and one that was cut off.
+        """The record of the next line; None for an empty line and one that was cut off or is left out.
 
         RecordError names the file and the line.
         """
+        try:
+            return self._checked(line)
+        except RecordError as error:
+            if self._left_out is None or _is_of_other_version(line):
+                raise
+            self._faults.append("" if self._faults else str(error).removeprefix(f"{self._path}:"))
+            return None
+
+    def _checked(self, line: bytes) -> StepRecord | None:
         self.num_lines += 1
         number = self.num_lines
         if not line.strip():
@@ -89,6 +105,9 @@ class LineReader:
         """Note what the lines lack as a whole."""
         for note in self.order.notes():
             _note(self._notes, note)
+        if self._faults and self._left_out is not None:
+            lines = "1 line is" if len(self._faults) == 1 else f"{len(self._faults)} lines are"
+            self._left_out.append(f"{self._path}: {lines} left out, the first is line {self._faults[0]}")
 
 
 class LineOrder:
@@ -271,6 +290,12 @@ def _line_error(path: Path | str, number: int, line: bytes, error: Exception) ->
     if version is not None and version not in READABLE_VERSIONS:
         return version_error(path, number, version)
     return RecordError(f"{path}:{number}: not a step record: {error}")
+
+
+def _is_of_other_version(line: bytes) -> bool:
+    """Return True for a whole line of a schema that is not read here: nothing is damaged."""
+    version, seal = version_of(line), seal_of(line)
+    return version is not None and version not in READABLE_VERSIONS and (seal is None or seal.is_whole)
 
 
 def version_error(path: Path | str, number: int | None, version: int | None) -> RecordError:

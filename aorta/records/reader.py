@@ -22,14 +22,17 @@ OP_OF_STREAM = {
 """Collective that each of aorta's named streams carries."""
 
 
-def read_steps(path: Path | str, notes: list[str] | None = None) -> Iterator[StepRecord]:
+def read_steps(
+    path: Path | str, notes: list[str] | None = None, *, left_out: list[str] | None = None
+) -> Iterator[StepRecord]:
     """The step records of a file, one at a time.
 
     A last line that was cut off, as a killed process leaves it, is left out, and lines may be missing; that
     is appended to notes, or logged where no notes are given. Lines that were changed after they were written,
-    are in another order or of another run raise RecordError.
+    are in another order or of another run raise RecordError, or are left out too
+    where a list is given that tells them.
     """
-    reader = LineReader(path, notes)
+    reader = LineReader(path, notes, left_out)
     for line in single_lines(path):
         record = reader.record(line)
         if record is not None:

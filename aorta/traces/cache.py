@@ -35,11 +35,13 @@ KEY = b"aorta"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Settings of how traces are read. Travels to other processes."""
+    """Settings of how runs and traces are read. Travels to other processes."""
 
     rules: Sequence[CommRule] = COMM_RULES
     cache: bool = True
     steps: StepRule = StepRule()
+    strict: bool = True
+    """Refuse a run with damaged or missing files, instead of reading what is left."""
 
     def read(self, source: Source, rank: int) -> RankTrace:
         """Trace of one rank, cut into steps."""

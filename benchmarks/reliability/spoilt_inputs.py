@@ -21,10 +21,12 @@ from harness import ROOT
 from reliability.limited import Ended, Input, aorta_report
 
 from aorta.account.load.open import load_run
+from aorta.account.model import Run
 from aorta.errors import AortaError
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.writer import LineWriter, RunFolder, write_json
+from aorta.traces.cache import Reading
 
 EXAMPLE = ROOT / "docs" / "example" / "ddp"
 NUM_STEPS = 6
@@ -82,11 +84,15 @@ def spoilt_inputs() -> Iterator[Input]:
 
 
 def damaged_records() -> Iterator[Input]:
-    """Each must be refused in one line, or noted beside the numbers."""
-    for what, change in OF_LINES.items():
-        yield Input("damage", what, partial(damaged, change=partial(damage_lines, change=change)), unnoticed)
-    yield Input("damage", "lost_lines: 7", partial(damaged, change=lose_lines), unnoticed)
-    yield Input("damage", "run.json of another run", partial(damaged, change=exchange_run), unnoticed)
+    """Each must be refused in one line, or noted beside the numbers. Salvaged, each must leave numbers that
+    the whole run has, with a note, or be refused in one line."""
+    changes: dict[str, Callable[[Path, Path], None]] = {
+        what: partial(damage_lines, change=change) for what, change in OF_LINES.items()
+    }
+    changes |= {"lost_lines: 7": lose_lines, "run.json of another run": exchange_run}
+    for kind, read in (("damage", damaged), ("salvage", salvaged)):
+        for what, change in changes.items():
+            yield Input(kind, what, partial(read, change=change), unnoticed)
 
 
 # ---- good inputs ---------------------------------------------------------------------------------
@@ -363,6 +369,37 @@ def damaged(folder: Path, change: Callable[[Path, Path], None]) -> Call:
         usual = notes(good)
         for text in found:
             if text not in usual:
+                print(f"note: {text}")
+
+    return read
+
+
+def salvaged(folder: Path, change: Callable[[Path, Path], None]) -> Call:
+    """Read what is left of a run after a change of its folder; no number may be another than before."""
+    good, run, other = (made(folder / name, name[:3]) for name in ("one_good", "one", "two"))
+    change(run, other)
+    left = Reading(strict=False)
+
+    def numbers(loaded: Run) -> dict[tuple[int, int], tuple[float, ...]]:
+        names = ("step_ms", "comm_ms", "exposed_ms", "compute_ms")
+        return {
+            (rank, step): tuple(loaded.metrics[name][i, k] for name in names)
+            for i, rank in enumerate(loaded.ranks)
+            for k, step in enumerate(loaded.global_step.tolist())
+        }
+
+    def read() -> None:
+        whole = load_run(good, "damaged")
+        try:
+            found = load_run(run, "damaged", reading=left)
+        except AortaError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+        wrong = numbers(found).items() - numbers(whole).items()
+        assert not wrong, f"numbers that the run never had: {list(wrong)[:3]}"
+        usual = [text.replace(str(good), "RUN") for text in (*whole.story, *whole.notes)]
+        for text in (*found.story, *found.notes):
+            if text.replace(str(run), "RUN") not in usual:
                 print(f"note: {text}")
 
     return read

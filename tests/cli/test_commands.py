@@ -112,6 +112,19 @@ def test_a_budget_decides_the_exit_code(runs: Path, limit: float, exit_code: int
     assert run("report", runs / "fsdp", *QUIET, "--budget", runs / "budget.yaml").exit_code == exit_code
 
 
+def test_a_damaged_run_is_read_in_part_but_not_by_strict_and_not_for_a_gate(tmp_path: Path) -> None:
+    folder = noisy_run(tmp_path / "run")
+    (folder / "run.json").write_text('{"schema": 2, "wor')
+    left = run("report", str(folder), *QUIET)
+    assert left.exit_code == FINE
+    assert left.stdout.splitlines()[1].startswith(
+        "damaged or missing: run.json. The numbers are of what is left"
+    )
+    (tmp_path / "budget.yaml").write_text("step_ms: {max: 1000}")
+    for more in (["--strict"], ["--budget", str(tmp_path / "budget.yaml")]):
+        assert run("report", str(folder), *QUIET, *more).exit_code == BAD_INPUT
+
+
 def test_every_command_that_prints_results_has_json() -> None:
     leaves = {
         " ".join(words) for words in commands(main) if words not in (("queues",), ("program",), ("project",))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.rank.columns import Passes, RankColumns, RankFile, SourceColumns
+from aorta.account.load.rank.columns import IMPOSSIBLE, RankFile, SourceColumns, chosen_passes, chosen_rows
 from aorta.account.load.rank.scratch import StoredColumns
 from aorta.errors import ReportError
 from aorta.records.files import STEPS_FILE
@@ -23,11 +23,12 @@ OF_ANOTHER_SIZE = "done by another number of ranks"
 
 
 def ranks_of_run(
-    folder: Path, label: str, ranks: list[RankFile], run: RunRecord | None, notes: list[str]
+    folder: Path, ranks: list[RankFile], run: RunRecord | None, notes: list[str], strict: bool
 ) -> list[RankFile]:
-    """The ranks in order, with the steps that count. ReportError where they are not all ranks of one run."""
+    """The ranks in order, with the steps that count. ReportError where they are not of one run or, if strict,
+    not all of its ranks."""
     ranks = _one_size(sorted(ranks, key=lambda rank: rank.rank), notes)
-    _check_ranks(folder, label, ranks, run)
+    _check_ranks(folder, ranks, run, strict)
     notes += _history(ranks)
     return ranks
 
@@ -63,49 +64,17 @@ def _chosen(columns: SourceColumns, rows: NDArray[np.bool_]) -> SourceColumns:
     if rows.all():
         return columns
     if not isinstance(columns, StoredColumns):
-        return _chosen_in_memory(columns.load(), rows)
+        return chosen_rows(columns.load(), rows, OF_ANOTHER_SIZE)
     return replace(
         columns,
         global_step=columns.global_step[rows],
-        passes=_chosen_passes(columns.passes, rows, columns.global_step),
+        passes=chosen_passes(columns.passes, rows, columns.global_step, OF_ANOTHER_SIZE),
         has_collectives=columns.has_collectives[rows],
-        choose=(*columns.choose, partial(_chosen_in_memory, rows=rows)),
+        choose=(*columns.choose, partial(chosen_rows, rows=rows, reason=OF_ANOTHER_SIZE)),
     )
 
 
-def _chosen_passes(passes: Passes, rows: NDArray[np.bool_], steps: Ints) -> Passes:
-    """With the reason why steps are missing before a row that is chosen and follows one that is not."""
-    after_others = steps[1:][rows[1:] & ~rows[:-1]].tolist()
-    return replace(
-        passes,
-        attempt=passes.attempt[rows],
-        rollbacks=passes.rollbacks[rows],
-        world_size=passes.world_size[rows],
-        gaps=[*passes.gaps, *((step, OF_ANOTHER_SIZE) for step in after_others)],
-    )
-
-
-def _chosen_in_memory(columns: RankColumns, rows: NDArray[np.bool_]) -> RankColumns:
-    place = np.where(rows, np.cumsum(rows) - 1, -1).astype(np.int32)
-    return replace(
-        columns,
-        global_step=columns.global_step[rows],
-        start_ns=columns.start_ns[rows],
-        end_ns=columns.end_ns[rows],
-        tolerance_ns=columns.tolerance_ns[rows],
-        metrics={name: values[rows] for name, values in columns.metrics.items()},
-        num_collectives=columns.num_collectives[rows],
-        host_bound=columns.host_bound[rows],
-        has_details=columns.has_details[rows],
-        has_collectives=columns.has_collectives[rows],
-        has_exposed=columns.has_exposed[rows],
-        collectives={key: (a[rows], b[rows]) for key, (a, b) in columns.collectives.items()},
-        calls=None if columns.calls is None else columns.calls.moved(place),
-        passes=_chosen_passes(columns.passes, rows, columns.global_step),
-    )
-
-
-def _check_ranks(folder: Path, label: str, ranks: list[RankFile], run: RunRecord | None) -> None:
+def _check_ranks(folder: Path, ranks: list[RankFile], run: RunRecord | None, strict: bool) -> None:
     names = sorted({rank.run_id for rank in ranks if rank.run_id is not None})
     if run is not None and run.run_id is not None and names and run.run_id not in names:
         names.append(run.run_id)
@@ -131,7 +100,7 @@ def _check_ranks(folder: Path, label: str, ranks: list[RankFile], run: RunRecord
             raise ReportError(f"{rank_file.path} holds records of rank {rank_file.rank}")
         by_rank[rank_file.rank] = rank_file.path
     missing = [rank for rank in range(min(sizes[0], 1_000_000)) if rank not in by_rank]
-    if missing:
+    if missing and strict:
         missing_text = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         raise ReportError(f"{folder} lacks rank {missing_text} of {sizes[0]}")
     if max(by_rank) >= sizes[0]:
@@ -187,7 +156,7 @@ def _gaps(columns: SourceColumns, own_steps: Ints) -> Iterator[str]:
     for step, reason in columns.passes.gaps:
         if reason.startswith(DROPPED):
             yield f"before step {step} {reason}"
-        elif reason != OF_ANOTHER_SIZE and not reason.startswith("rolled back"):
+        elif reason not in (OF_ANOTHER_SIZE, IMPOSSIBLE) and not reason.startswith("rolled back"):
             causes[reason] = causes.get(reason, 0) + 1
     for reason, num in list(causes.items())[:_MOST_NAMED]:
         yield f"steps are missing on purpose: {reason}" + (f" ({num} times)" if num > 1 else "")

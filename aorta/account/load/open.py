@@ -15,22 +15,31 @@ from aorta.account.load.goodput import goodput, goodput_text
 from aorta.account.load.rank.calls import MAX_CALLS
 from aorta.account.load.rank.columns import RankColumns, RankFile
 from aorta.account.load.rank.kernels import named_spans
-from aorta.account.load.rank.reduce import blocks_with_unwritten, reduce_file, with_unwritten
+from aorta.account.load.rank.reduce import (
+    LostRank,
+    blocks_with_unwritten,
+    reduce_file,
+    salvage,
+    with_unwritten,
+)
 from aorta.account.load.rank.scratch import scratch_folder, scratch_of
 from aorta.account.load.run import RunFiles, assemble
 from aorta.account.load.traces.open import load_traces
 from aorta.account.load.waits import busbw_by_transfer
 from aorta.account.model import NamedSpan, Progress, Run
-from aorta.errors import ReportError, TraceError
+from aorta.errors import RecordError, ReportError, TraceError
 from aorta.processes import parallel_map, usual_jobs
 from aorta.records.files import STEPS_FILE, sites_name, stacks_name
 from aorta.records.launches import read_notes
 from aorta.records.reader import kernel_names_beside, read_run, read_sites
-from aorta.records.schema import CallSites, Source, StepRecord
+from aorta.records.schema import CallSites, RunRecord, Source, StepRecord
 from aorta.records.stacks import Stacks, joined, read_stacks
 from aorta.records.state import read_states
 from aorta.records.table import StepTable
 from aorta.traces.cache import Reading
+
+MOST_NAMED = 4
+"""Damaged files, and missing ranks, that the first line names."""
 
 
 def load_run(
@@ -46,7 +55,8 @@ def load_run(
     line where it cannot be used.
 
     jobs: processes that read ranks at the same time, None for as many as pay; dask: the address of a
-    scheduler that does, or local for one with workers on this machine. reading: how traces are read.
+    scheduler that does, or local for one with workers on this machine. reading: how traces are read, and
+    whether what is left of a damaged run is (as a rule it is refused).
     """
     several = () if isinstance(path, Path | str) or len(path) < 2 else tuple(path)
     path = several[0].parent if several else Path(path if isinstance(path, Path | str) else path[0])
@@ -63,7 +73,8 @@ def load_run(
         raise ReportError(f"cannot read {path}: {error.strerror}") from error
     if files:
         jobs = usual_jobs(files) if jobs is None else jobs
-        return _load_records(path, label, files, jobs, dask, progress)
+        strict = reading is None or reading.strict
+        return _load_records(path, label, files, jobs, dask, progress, strict)
     try:
         run = load_traces(path, label, jobs=jobs, dask=dask, progress=progress, reading=reading or Reading())
     except TraceError as error:
@@ -80,19 +91,24 @@ def _load_records(
     jobs: int,
     dask: str | None,
     progress: Progress | None,
+    strict: bool,
 ) -> Run:
-    run = read_run(folder) if (folder / "run.json").exists() else None
     notes: list[str] = []
-    if run is None:
-        notes.append("run.json is missing: device and configuration are not known")
+    run, damage = _run_record(folder, notes, strict)
     ranks: list[RankFile] = []
     num_calls = 0
     with scratch_of(paths if dask is None or scratch_folder() else ()) as scratch:
         reduce = reduce_file if scratch is None else scratch.reduce
-        results = parallel_map(reduce, paths, jobs=jobs, dask=dask, error=ReportError)
+        read = reduce if strict else partial(salvage, reduce)
+        results = parallel_map(read, paths, jobs=jobs, dask=dask, error=ReportError)
         for num_read, rank in enumerate(results, start=1):
             if progress is not None:
                 progress(label, num_read, len(paths))
+            if isinstance(rank, LostRank):
+                notes.append(f"left out: {rank.reason}")
+                continue
+            if rank.left_out:
+                damage.append(f"parts of {rank.path.name}")
             ranks.append(rank.sharing(ranks))
             notes += rank.notes
             num_calls += sum(columns.num_calls for columns in rank.columns.values())
@@ -100,7 +116,9 @@ def _load_records(
                 _forget_calls(ranks)
         if num_calls > MAX_CALLS:
             notes.append(f"{num_calls} collectives are too many to match across ranks: waits are unknown")
-        ranks = ranks_of_run(folder, label, ranks, run, notes)
+        if not ranks:
+            raise ReportError(f"{folder}: nothing is left to read: {notes[-1]}")
+        ranks = ranks_of_run(folder, ranks, run, notes, strict)
         files = {rank.rank: rank for rank in ranks}
         loaded = assemble(
             RunFiles(
@@ -119,7 +137,7 @@ def _load_records(
     if unsure := comm_evidence(loaded).note:
         loaded.notes.append(unsure)
     states, launch_notes = list(read_states(folder).values()), read_notes(folder)
-    loaded.story[:] = story(run, states, ranks, launch_notes)
+    loaded.story[:] = [*_damage_text(damage, loaded, ranks), *story(run, states, ranks, launch_notes)]
     if run is not None and run.attempts and ranks:
         loaded.goodput[:] = goodput(ranks[0].path, run, last_ending(run, states, launch_notes))
         if len(run.attempts) > 1 and loaded.goodput:
@@ -130,6 +148,39 @@ def _load_records(
     if loaded.source != "kernels":
         return loaded
     return msgspec.structs.replace(loaded, kernels=partial(_kernels_of, files))
+
+
+def _run_record(folder: Path, notes: list[str], strict: bool) -> tuple[RunRecord | None, list[str]]:
+    """run.json, None where there is none or (not strict) none that can be read; and what is damaged."""
+    path = folder / "run.json"
+    if not path.exists():
+        notes.append("run.json is missing: device and configuration are not known")
+        return None, []
+    try:
+        return read_run(folder), []
+    except RecordError as error:
+        if strict:
+            raise
+        notes.append(f"device and configuration are not known: {error}")
+        return None, ["run.json"]
+
+
+def _damage_text(damage: list[str], run: Run, ranks: list[RankFile]) -> list[str]:
+    """The line that stands before all numbers of a damaged run: what is damaged, and how much is left."""
+    size = max(rank.world_size for rank in ranks)
+    absent = sorted(set(range(size)) - set(run.ranks))
+    if absent:
+        some = ", ".join(map(str, absent[:MOST_NAMED])) + (", ..." if len(absent) > MOST_NAMED else "")
+        damage = [f"all of rank{'s' if len(absent) > 1 else ''} {some}", *damage]
+    if not damage:
+        return []
+    steps = max(len(columns.global_step) for rank in ranks for columns in rank.columns.values())
+    more = f" and {len(damage) - MOST_NAMED} more" if len(damage) > MOST_NAMED else ""
+    left = f"{len(run.ranks)} of {size} ranks and {run.num_steps} of at least {steps} steps"
+    return [
+        f"damaged or missing: {'; '.join(damage[:MOST_NAMED])}{more}. The numbers are of what is left, {left}"
+        " (--strict refuses it)"
+    ]
 
 
 def _stacks_of(files: dict[int, RankFile], rank: int) -> Stacks:
@@ -162,7 +213,7 @@ def _forget_calls(ranks: list[RankFile]) -> None:
 def _columns_of(files: dict[int, RankFile], source: Source, rank: int) -> Iterator[StepTable]:
     """The numbers of _records_of, from columns where there are some."""
     columns = files[rank].columns[source]
-    for block in blocks_with_unwritten(files[rank].path, [], whole=True):
+    for block in blocks_with_unwritten(files[rank].path, [], whole=True, left_out=files[rank].left_out):
         if source not in block.sources():
             continue
         of_source = block.of_source(source)
@@ -187,6 +238,6 @@ def _records_of(files: dict[int, RankFile], source: Source, rank: int) -> Iterat
     )
     return (
         record
-        for record in with_unwritten(files[rank].path, [])
+        for record in with_unwritten(files[rank].path, [], left_out=files[rank].left_out)
         if record.source == source and passes.get(record.global_step) == (record.attempt, record.rollbacks)
     )

@@ -12,6 +12,8 @@ from aorta.account.load.rank.calls import Kind, RecordedCalls
 from aorta.records.schema import Source
 
 Floats = NDArray[np.float64]
+IMPOSSIBLE = "impossible, and left out"
+"""Why steps are missing; a note has named the first."""
 
 
 @dataclass(slots=True)
@@ -127,6 +129,8 @@ class RankFile:
     columns: Mapping[Source, SourceColumns]
     run_id: str | None = None
     notes: list[str] = field(default_factory=list)
+    left_out: list[str] | None = None
+    """What is damaged, and was left out; None where it would have been refused."""
 
     def sharing(self, ranks: Sequence["RankFile"]) -> "RankFile":
         """The same with the steps of the last of the ranks where they are alike: as a rule all ranks did the
@@ -136,3 +140,36 @@ class RankFile:
         shared = ranks[-1].columns
         columns = {source: part.sharing(shared.get(source)) for source, part in self.columns.items()}
         return replace(self, columns=columns)
+
+
+def chosen_passes(passes: Passes, rows: NDArray[np.bool_], steps: NDArray[np.int64], reason: str) -> Passes:
+    """With the reason why steps are missing before a row that is chosen and follows one that is not."""
+    after_others = steps[1:][rows[1:] & ~rows[:-1]].tolist()
+    return replace(
+        passes,
+        attempt=passes.attempt[rows],
+        rollbacks=passes.rollbacks[rows],
+        world_size=passes.world_size[rows],
+        gaps=[*passes.gaps, *((step, reason) for step in after_others)],
+    )
+
+
+def chosen_rows(columns: RankColumns, rows: NDArray[np.bool_], reason: str) -> RankColumns:
+    """The steps of these rows. reason: why the others are missing."""
+    place = np.where(rows, np.cumsum(rows) - 1, -1).astype(np.int32)
+    return replace(
+        columns,
+        global_step=columns.global_step[rows],
+        start_ns=columns.start_ns[rows],
+        end_ns=columns.end_ns[rows],
+        tolerance_ns=columns.tolerance_ns[rows],
+        metrics={name: values[rows] for name, values in columns.metrics.items()},
+        num_collectives=columns.num_collectives[rows],
+        host_bound=columns.host_bound[rows],
+        has_details=columns.has_details[rows],
+        has_collectives=columns.has_collectives[rows],
+        has_exposed=columns.has_exposed[rows],
+        collectives={key: (a[rows], b[rows]) for key, (a, b) in columns.collectives.items()},
+        calls=None if columns.calls is None else columns.calls.moved(place),
+        passes=chosen_passes(columns.passes, rows, columns.global_step, reason),
+    )

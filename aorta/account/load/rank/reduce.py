@@ -1,6 +1,7 @@
 """Reduces the record file of one rank to its columns, block by block."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from aorta.account.load.rank.builder import ColumnsBuilder
 from aorta.account.load.rank.calls import ROUNDING_MS
-from aorta.account.load.rank.columns import Floats, RankFile
+from aorta.account.load.rank.columns import IMPOSSIBLE, Floats, RankColumns, RankFile, chosen_rows
 from aorta.account.load.rank.impossible import MOST_MS, check_block, impossible_record
 from aorta.account.load.rank.kernels import GRAPH_NODES, NAME_COUNT, NamedKernels
 from aorta.account.metrics import (
@@ -33,11 +34,14 @@ BLOCK_RECORDS = 512
 
 
 @no_garbage_collection()  # nothing of a record refers to itself
-def reduce_file(path: Path) -> RankFile:
-    """The numbers of one rank_<n>_metrics.jsonl."""
+def reduce_file(path: Path, strict: bool = True) -> RankFile:
+    """The numbers of one rank_<n>_metrics.jsonl. strict: raise RecordError for what is damaged, instead of
+    leaving it out with a note."""
     notes: list[str] = []
-    reduced = _reduce(path, blocks_with_unwritten(path, notes))
-    reduced.notes = notes
+    left_out: list[str] | None = None if strict else []
+    reduced = _reduce(path, blocks_with_unwritten(path, notes, left_out=left_out), left_out)
+    reduced.notes = [*notes, *(left_out or ())]
+    reduced.left_out = left_out
     return reduced
 
 
@@ -47,26 +51,47 @@ def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
     return _reduce(path, (LineTable(block) for block in iter(lambda: list(islice(left, BLOCK_RECORDS)), [])))
 
 
-def with_unwritten(path: Path, notes: list[str]) -> Iterator[StepRecord]:
+@dataclass(frozen=True, slots=True)
+class LostRank:
+    """A rank's file of which nothing can be used."""
+
+    path: Path
+    reason: str
+
+
+def salvage(reduce: Callable[[Path, bool], RankFile], path: Path) -> RankFile | LostRank:
+    """What is left of a rank's file. reduce: reduce_file, or one that does the same."""
+    try:
+        return reduce(path, False)
+    except (RecordError, ReportError) as error:
+        return LostRank(path, str(error))
+
+
+def with_unwritten(
+    path: Path, notes: list[str], *, left_out: list[str] | None = None
+) -> Iterator[StepRecord]:
     """The records of a file, and the steps that a killed process had closed and not written."""
     last: StepRecord | None = None
-    for record in read_steps(path, notes):
+    for record in read_steps(path, notes, left_out=left_out):
         last = record
         yield record
     yield from unwritten_after(path, last)
 
 
-def blocks_with_unwritten(path: Path, notes: list[str], *, whole: bool = False) -> Iterator[StepTable]:
+def blocks_with_unwritten(
+    path: Path, notes: list[str], *, whole: bool = False, left_out: list[str] | None = None
+) -> Iterator[StepTable]:
     """The numbers of with_unwritten, many records at a time. whole: as in read_blocks."""
     last: LineKey | None = None
-    for block in read_blocks(path, notes, whole=whole):
+    for block in read_blocks(path, notes, whole=whole, left_out=left_out):
         last = block.last
         yield block
     if records := unwritten_after(path, last):
         yield LineTable(records)
 
 
-def _reduce(path: Path, blocks: Iterable[StepTable]) -> RankFile:
+def _reduce(path: Path, blocks: Iterable[StepTable], left_out: list[str] | None = None) -> RankFile:
+    """left_out: take what is impossible out and tell it there, instead of RecordError."""
     builders: dict[Source, ColumnsBuilder] = {}
     first: LineKey | None = None
     sizes: dict[int, int] = {}
@@ -81,7 +106,12 @@ def _reduce(path: Path, blocks: Iterable[StepTable]) -> RankFile:
         for source in block.sources():
             part = block.of_source(source)
             if isinstance(part, LineTable):  # columns hold nothing that does not fit
-                check_block(path, part)
+                if left_out is None:
+                    check_block(path, part)
+                else:
+                    part = _possible(path, part, left_out)
+            if not len(part):
+                continue
             if source not in builders:
                 builders[source] = ColumnsBuilder(path, source, NamedKernels())
             builders[source].add(part)
@@ -93,11 +123,37 @@ def _reduce(path: Path, blocks: Iterable[StepTable]) -> RankFile:
     except OverflowError as error:
         raise impossible_record(path, None) from error
     for source, rank_columns in columns.items():
-        for wrong, describe in contradictions(rank_columns.metrics):
-            if wrong.any():
-                row = int(np.argmax(wrong))
-                raise impossible_record(path, (source, int(rank_columns.global_step[row])), describe(row))
+        columns[source] = _without_contradictions(path, source, rank_columns, left_out)
     return RankFile(path, first.rank, sizes[max(sizes)], columns, first.run_id)
+
+
+def _possible(path: Path, block: LineTable, left_out: list[str]) -> LineTable:
+    """The block without records that no run writes."""
+    kept = []
+    for record in block.records:
+        try:
+            check_block(path, LineTable([record]))
+            kept.append(record)
+        except RecordError as error:
+            left_out.append(f"left out: {error}")
+    return block if len(kept) == len(block.records) else LineTable(kept)
+
+
+def _without_contradictions(
+    path: Path, source: Source, columns: RankColumns, left_out: list[str] | None
+) -> RankColumns:
+    """RecordError for a step whose numbers contradict each other; with a list left_out, the other steps."""
+    is_possible = np.ones(len(columns.global_step), dtype=bool)
+    for wrong, describe in contradictions(columns.metrics):
+        if not (wrong & is_possible).any():
+            continue
+        row = int(np.argmax(wrong & is_possible))
+        error = impossible_record(path, (source, int(columns.global_step[row])), describe(row))
+        if left_out is None:
+            raise error
+        left_out.append(f"left out with {int((wrong & is_possible).sum()) - 1} more: {error}")
+        is_possible &= ~wrong
+    return columns if is_possible.all() else chosen_rows(columns, is_possible, IMPOSSIBLE)
 
 
 # -- columns that contradict each other -----------------------------------------------------------------

@@ -39,9 +39,9 @@ class Scratch:
 
     path: Path
 
-    def reduce(self, path: Path) -> RankFile:
-        """The numbers of a rank's file, left in a file."""
-        rank = reduce_file(path)
+    def reduce(self, path: Path, strict: bool = True) -> RankFile:
+        """The numbers of a rank's file, left in a file. strict: as in reduce_file."""
+        rank = reduce_file(path, strict)
         stored: dict[Source, SourceColumns] = {}
         for source, columns in rank.columns.items():
             target = self.path / f"{path.name}.{source}"
