@@ -32,7 +32,9 @@ FIRST_STEP = 2
 """Steps before the first window: the first ones allocate and compile."""
 WINDOW_STEPS = 2
 MAX_NUMBERED = 80
-"""Checked steps whose fingerprints are kept."""
+"""Checked steps whose fingerprints are kept: half of them the first, half the last."""
+MAX_PRINTS = 40_000
+"""Fingerprints that are kept, if those of four steps are not more."""
 MAX_TRIALS = 4
 MAX_SUSPECTS = 24
 """Findings of a process that are delayed."""
@@ -180,11 +182,19 @@ class HazardWatch(Companion):
 
     def _keep_numbers(self) -> None:
         taken = self._numbering.take(self.checked.rank)
-        if len(self.checked.steps) <= MAX_NUMBERED:
-            self.checked.calls += taken.calls
-            self.checked.parameters += taken.parameters
-        else:
-            self._cannot_see(f"wrong numbers after {MAX_NUMBERED} checked steps")
+        checked = self.checked
+        checked.calls += taken.calls
+        checked.parameters += taken.parameters
+        steps = sorted({one.step for one in (*checked.calls, *checked.parameters)})
+        per_step = (len(checked.calls) + len(checked.parameters)) / max(len(steps), 1)
+        half = int(min(MAX_NUMBERED, max(4.0, MAX_PRINTS / max(per_step, 1.0)))) // 2
+        dropped = set(steps[half:-half])
+        if dropped:
+            checked.calls = [call for call in checked.calls if call.step not in dropped]
+            checked.parameters = [one for one in checked.parameters if one.step not in dropped]
+            self._cannot_see(
+                "wrong numbers in the middle of the run: the first and last checked steps are kept"
+            )
         numbers = [n for call in taken.calls for n in (*call.inputs, *call.outputs)]
         numbers += [parameter.numbers for parameter in taken.parameters]
         if not all(numbers) and self._first_bad is None:

@@ -41,7 +41,7 @@ def summary(
     num_steps = max((len(checked.steps) for checked in all_checked), default=0)
     words = [f"{number} {status}" for status, number in num.items() if number] or ["no finding"]
     if differences:
-        words.append(_count(len(differences), "wrong number"))
+        words.append(_count(len({(one.rank, one.name) for one in differences}), "wrong number"))
     return f"{', '.join(words)} in {_count(num_steps, 'checked step')} of {_count(len(all_checked), 'rank')}"
 
 
@@ -68,10 +68,16 @@ def _finding(number: int, finding: Finding) -> list[str]:
 
 def _differences(differences: Sequence[Difference], show_all: bool) -> list[str]:
     ordered = sorted(differences, key=lambda d: (d.step, d.place, d.rank))
+    of_name: dict[tuple[int, str], list[Difference]] = {}
+    for difference in ordered:
+        of_name.setdefault((difference.rank, difference.name), []).append(difference)
     lines = ["wrong numbers, the first first:"]
-    for difference in ordered if show_all else ordered[:MAX_SHOWN]:
-        where = f"step {difference.step}, rank {difference.rank}"
-        lines.append(f"   {where}: {difference.name}: {difference.detail}")
+    for (rank, name), same in list(of_name.items())[: None if show_all else MAX_SHOWN]:
+        later = len({difference.step for difference in same}) - 1
+        more = f"; wrong in {_count(later, 'later checked step')} too" if later else ""
+        lines.append(f"   step {same[0].step}, rank {rank}: {name}: {same[0].detail}{more}")
+    if len(of_name) > MAX_SHOWN and not show_all:
+        lines.append(f"   {len(of_name) - MAX_SHOWN} more places; --all shows them")
     return lines
 
 

@@ -212,6 +212,21 @@ def test_findings_of_ranks_are_one_and_the_text_says_what_is_missing(tmp_path):
     assert "missing  work.wait() on host before aten::sum" in text
 
 
+def test_of_a_long_run_the_first_and_the_last_fingerprints_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr("aorta.check.watch.MAX_NUMBERED", 4)
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = HazardWatch(every=2)
+    watch.opened(SimpleNamespace(output_dir=tmp_path, rank=0, world_size=1, store_prefix=""))
+    for number in range(12):
+        watch.step_begins(number)
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+    watch.closing(None)
+    assert {parameter.step for parameter in watch.checked.parameters} == {2, 3, 10, 11}
+    assert any("in the middle of the run" in text for text in watch.checked.blind)
+
+
 @pytest.mark.parametrize(
     ("tensor", "size", "has_gaps"),
     [

@@ -7,7 +7,7 @@ import pytest
 
 from aorta.errors import BAD_INPUT, FINE, VIOLATED
 from aorta.hazards.findings import Checked, Finding, Place, Site, missing_order, write_checked
-from aorta.hazards.numbers import Call
+from aorta.hazards.numbers import Call, Difference
 from aorta.page.html import page
 from aorta.page.write import make_report
 from tests.cli.examples import run
@@ -64,6 +64,16 @@ def test_wrong_numbers_violate(folder):
     assert "no finding, 1 wrong number in 2 checked steps of 2 ranks" in result.output
     assert "step 2, rank 1: all_reduce at train.py:8: what comes out is off by 5" in result.output
     assert "fingerprints compared: 2" in result.output
+
+
+def test_what_stays_wrong_is_told_once(folder):
+    one = {"rank": 1, "place": 1, "what": "nan", "name": "head.weight", "detail": "its value is not finite"}
+    checked(folder, differences=[Difference(step=step, **one) for step in (2, 3, 8)])
+    lines = run("why", str(folder), "--hazards").output.splitlines()
+    assert lines[0] == "no finding, 1 wrong number in 2 checked steps of 1 rank"
+    assert (
+        "   step 2, rank 1: head.weight: its value is not finite; wrong in 2 later checked steps too" in lines
+    )
 
 
 def test_a_run_that_was_not_checked_is_one_line(folder):
