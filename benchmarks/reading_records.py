@@ -47,8 +47,8 @@ from aorta.timeline.types import Kind, Span, Timeline
 SIZE = 1 << 26
 GROUP_SIZE = 8
 LEFT_OUT = {
-    "active_segments": "left out (recording.detail_every)",
-    "collectives": "left out (recording.detail_every)",
+    "active_segments": "kept in some steps",
+    "collectives": "kept in some steps",
 }
 MEASURED = (
     "floor, plain", "floor, needed", "floor, fewest", "reading", "reading of lines", "report",

@@ -38,7 +38,6 @@ def instrument(
     output_dir: str | Path = "artifacts",
     *,
     placement: Placement = "native",
-    detail_every: int = 1,
     overhead: float | str | None = "1%",
     telemetry_interval_s: float = 1.0,
     rocm_metrics: bool = False,
@@ -65,7 +64,6 @@ def instrument(
     output_dir: receives run.json (rank 0) and rank_<n>_metrics.jsonl. A finished run is moved aside.
     placement: "native" moves nothing; "dedicated" runs synchronous all-reduce, reduce-scatter, all-gather and
         all-to-all on streams of their own, fully ordered with the caller's.
-    detail_every: keep the lists of segments and collectives in one step of N. Sums are in every line.
     overhead: what recording may cost of the step time, such as "1%" or 0.01. The first 24 steps are recorded
         whatever that costs; then some are left out, on all ranks the same, if need be: these have the host's
         times alone. "off" records every step. run.json says what it has cost.
@@ -101,7 +99,6 @@ def instrument(
     """
     settings = RecorderSettings(
         placement=placement,
-        detail_every=detail_every,
         overhead=overhead,
         telemetry_interval_s=telemetry_interval_s,
         rocm_metrics=rocm_metrics,

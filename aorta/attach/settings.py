@@ -38,7 +38,6 @@ class AttachSettings:
     step_at: str | None = None
     """module:function whose calls are the steps; None: steps are found at the optimizer."""
     overhead: str = "1%"
-    detail_every: int = 1
     max_mb: float | None = 1024.0
     placement: str = "native"
     hang: bool = False

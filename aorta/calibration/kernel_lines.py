@@ -212,7 +212,7 @@ def traced_steps(records: Iterable[StepRecord], trace: RankTrace, coverage: Cove
 def coverage_of(trace: RankTrace, rows: Sequence[StepRecord]) -> Coverage:
     """How the rows' collectives and the trace's kernels fit together.
 
-    Empty where steps were recorded without their collectives (detail_every).
+    Empty where steps were recorded without their collectives.
     """
     if any(row.collectives is None for row in rows):
         rows = []

@@ -56,14 +56,6 @@ _STEP_AT = re.compile(r"[^\s./:]+(\.[^\s./:]+)*:[^\s./:]+(\.[^\s./:]+)*")
     help="What recording may cost of the step time; off: record every step.",
 )
 @rare(
-    "--detail-every",
-    type=click.IntRange(1),
-    metavar="N",
-    default=1,
-    section="Cost and size",
-    help="Keep lists of collectives in one step of N.",
-)
-@rare(
     "--max-mb",
     type=click.FloatRange(0),
     metavar="MIB",

@@ -297,9 +297,6 @@ class RecordingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     placement: Literal["dedicated", "native"] = "dedicated"
     """dedicated: synchronous collectives run on named streams of their own. native: nothing is moved."""
 
-    detail_every: PositiveInt = 1
-    """Keep the lists of collectives and segments for one step in this many."""
-
     overhead: str = "1%"
     """What recording may cost of the step time. off: record every step, as dedicated placement does, which
     moves collectives. Steps that a profiler traces are always recorded."""

@@ -140,9 +140,7 @@ def _steps(judged: JudgedRun, of_causes: dict[str, int], shown: Shown, further_m
     steps = Steps(run.label, run.source, telling_ranks(judged, shown), chosen)
     if not chosen:
         which = "no step" if shown.steps is None else f"none of steps {shown.steps[0]} to {shown.steps[1]}"
-        steps.why_empty = (
-            f"{which} has its details from every rank (recording.detail_every, recording.max_mb)"
-        )
+        steps.why_empty = f"{which} has its details from every rank"
         return steps
     global_steps = set(chosen.values())
     further = _further(judged, shown, global_steps)

@@ -192,6 +192,7 @@ class RecordedStep:
         "host_end_ns",
         "host_notes",
         "host_start_ns",
+        "is_detailed",
         "is_unseen",
         "kernels_lost",
         "learned",
@@ -241,6 +242,8 @@ class RecordedStep:
         """In a step that is not recorded: once it has passed, what was logged has reached the host."""
         self.own_ns = 0
         """CPU time of the recorder's own code at the step's ends."""
+        self.is_detailed = True
+        """True: the step's line has its details."""
         self.is_unseen = False
         """True: the step is recorded, and nothing was called for its collectives: `learned` has them."""
         self.learned: LearnedCalls | None = None

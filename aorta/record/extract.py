@@ -263,6 +263,7 @@ def _host_numbers(step: RecordedStep) -> dict[str, Any]:
         "gap": step.gap,
         "host_use": use_ms(step.use_at_start, step.use_at_end),
         "own_ms": step.own_ns / 1e6,
+        "is_detailed": step.is_detailed,
     }
 
 

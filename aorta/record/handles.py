@@ -32,6 +32,7 @@ _SHARED = (
     "left_out",
     "by_kernels",
     "by_library",
+    "is_detailed",
     "is_unseen",
     "kernels_lost",
 )

@@ -106,6 +106,7 @@ class OpenSteps:
         self._note_order(step)
         journal.current, journal.failed = step, None
         if previous is not None:
+            previous.is_detailed = previous.is_detailed or self._sampling.was_slow
             if previous.window_end is None:
                 previous.window_end = step.start
                 previous.use_at_end = step.use_at_start
@@ -143,6 +144,7 @@ class OpenSteps:
             recorded = recorded or sees
         sources.watch_waits(recorded)
         step.is_unseen = recorded and not sees
+        step.is_detailed = traced or self._sampling.has_details()
         if recorded and not planned:
             self._sampling.interrupted()  # its length is neither that of a plain step nor of a planned one
         return recorded
@@ -170,6 +172,10 @@ class OpenSteps:
         if step.is_unseen and not step.by_kernels:  # the records were not to be had after all
             sources.look()
             step.is_unseen = False
+        if recorded and not step.by_kernels:
+            step.is_detailed = (
+                True  # a calibration by kernels that are traced later corrects what has details
+            )
         sources.watch_streams(recorded and not step.by_kernels)
 
     def _note_order(self, step: RecordedStep) -> None:

@@ -73,7 +73,6 @@ class Output:
             rank=self.rank,
             world_size=self.world_size,
             on_device=clock.is_device,
-            detail_every=settings.detail_every,
             clock_lower_ns=lower_ns,
             clock_upper_ns=upper_ns,
             unix_minus_monotonic_ns=anchor["unix_ns"] - anchor["monotonic_ns"],

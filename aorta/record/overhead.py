@@ -32,6 +32,10 @@ NUM_FIRST_LEFT_OUT = 2
 FIRST_EVERY = 64
 """`every` until the first cost is known."""
 MOST_EVERY = 1024
+DETAILED = ((256, 1), (4096, 8), (65536, 64))
+"""(place, rate): up to this place, the lines of recorded steps have details in one block of so many."""
+DETAILED_LATER = 256
+"""Rate after that: details of 20 kB then come to 80 bytes a step."""
 SEEN_EVERY = 16
 """Of so many recorded blocks one is seen, on average: names and sizes of collectives are as old as that."""
 LOOKS = 64
@@ -73,6 +77,15 @@ def is_seen(place: int) -> bool:
     block = block_of(place)
     drawn = (block ^ block >> 5) * 0x9E3779B1 % 2**32 >> 16
     return place < NUM_FIRST or drawn < 2**16 // SEEN_EVERY
+
+
+def has_details(place: int) -> bool:
+    """True for a step whose line has details if it is recorded: in a long run, fewer and fewer.
+
+    Rates are powers of two, as `every` is, so what is recorded rarely has details as long as it can.
+    """
+    rate = next((rate for end, rate in DETAILED if place < end), DETAILED_LATER)
+    return rate == 1 or (block_of(place) + 1) % rate == 0
 
 
 def share_recorded(every: int) -> float:

@@ -24,6 +24,7 @@ from aorta.record.overhead import (
     Meter,
     Pair,
     block_of,
+    has_details,
     is_recorded,
     is_seen,
 )
@@ -91,6 +92,8 @@ class Sampling:
         self._was_recorded = self._was_switched = False
         self._own_ns = 0
         self._usual_ms = 0.0
+        self.was_slow = False
+        """True: the step before the one that has begun took several usual lengths."""
         self._talk: _Talk | None = None
 
     def open(self, rank: int, world_size: int, store: Callable[[], Store | None], state: Path | None) -> None:
@@ -108,14 +111,16 @@ class Sampling:
             self._first = global_step
         place = global_step - self._first
         now_ns = self._clock()
+        follows = self._began_ns > 0 and place == self._place + 1
+        self.was_slow = follows and self._judge_length((now_ns - self._began_ns) / 1e6)
         if self.limit is None:
-            self._place = place
+            self._began_ns, self._place = now_ns, place
             self.meter.num_steps += 1
             self.meter.num_recorded += 1
             return True
         cpu_ns = self._cpu_clock()
         if self._began_ns:
-            self._ended(now_ns, cpu_ns, follows=place == self._place + 1)
+            self._ended(now_ns, cpu_ns, follows)
         if place >= NUM_FIRST:
             self._look_for_plan(place, now_ns)
         recorded = self._is_planned(place)
@@ -137,6 +142,10 @@ class Sampling:
     def is_seen(self) -> bool:
         """True if collectives are noted one by one in the step that has begun, also where they are known."""
         return is_seen(self._place)
+
+    def has_details(self) -> bool:
+        """True if the line of the step that has begun has details."""
+        return has_details(self._place)
 
     def _is_planned(self, place: int) -> bool:
         return is_recorded(place, self._plan.every) or (place >= NUM_FIRST and block_of(place) == self._extra)
@@ -167,18 +176,19 @@ class Sampling:
             self._own_ns / 1e6,
             (cpu_ns - self._began_cpu_ns) / 1e6,
         )
-        if self._place >= NUM_FIRST:
-            is_slow = self._usual_ms > 0 and step_ms > SLOW * self._usual_ms
-            # A running middle: it moves by a share of itself, however long one step was.
-            if self._usual_ms == 0:
-                self._usual_ms = step_ms
-            else:
-                self._usual_ms *= 1.02 if step_ms > self._usual_ms else 1 / 1.02
-            block = block_of(self._place)
-            if is_slow and block > self._extra and self.meter.has_room(self.limit or 0.0):
-                self._extra = block + 1
-        else:
-            self._usual_ms = step_ms if self._usual_ms == 0 else min(self._usual_ms * 1.05, step_ms)
+        block = block_of(self._place)
+        if self.was_slow and block > self._extra and self.meter.has_room(self.limit or 0.0):
+            self._extra = block + 1
+
+    def _judge_length(self, step_ms: float) -> bool:
+        """Note the length of the step that has just ended; True where it was slow."""
+        usual_ms = self._usual_ms
+        if self._place < NUM_FIRST:
+            self._usual_ms = step_ms if usual_ms == 0 else min(usual_ms * 1.05, step_ms)
+            return False
+        # A running middle: it moves by a share of itself, however long one step was.
+        self._usual_ms = step_ms if usual_ms == 0 else usual_ms * (1.02 if step_ms > usual_ms else 1 / 1.02)
+        return 0 < SLOW * usual_ms < step_ms
 
     # -- decisions -------------------------------------------------------------------------------------
 

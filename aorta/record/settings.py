@@ -22,7 +22,6 @@ class RecorderSettings:
     """Options of a recorder; aorta.instrument says what each does. InstrumentError for a wrong value."""
 
     placement: Placement = "native"
-    detail_every: int = 1
     overhead: float | str | None = "1%"
     telemetry_interval_s: float = 1.0
     rocm_metrics: bool = False
@@ -41,8 +40,6 @@ class RecorderSettings:
     def __post_init__(self) -> None:
         if self.placement not in ("native", "dedicated"):
             raise InstrumentError(f"placement must be 'native' or 'dedicated', got {self.placement!r}")
-        if type(self.detail_every) is not int or self.detail_every < 1:
-            raise InstrumentError(f"detail_every must be an integer at least 1, got {self.detail_every!r}")
         try:
             overhead_limit(self.overhead)
         except ConfigError as error:

@@ -371,7 +371,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     streams: dict[str, StreamUse]
     overlap: OverlapRecord
     active_segments: list[Segment] | None
-    """None in steps whose details were left out (recording.detail_every)."""
+    """None in steps whose details were left out: in long runs most."""
     collectives: list[CollectiveRecord] | None
     num_collectives: int
     exposed_run_lengths_ns: list[int] | None = None

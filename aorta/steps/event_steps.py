@@ -347,7 +347,7 @@ class EventSteps:
         )
         not_measured = self._not_measured(step)
         calibrator = self._calibrator
-        detailed = step.global_step % settings.detail_every == 0
+        detailed = step.is_detailed
         timed = step.untimed is None
         segmented = timed and (detailed or calibrator is not None)
         if not detailed:

@@ -21,6 +21,7 @@ from aorta.records.schema import (
 )
 from aorta.steps.raw import RECORD_DTYPE, KernelChunk, RawCall, RawGroup, RawStep, ResolverSettings, What
 from aorta.steps.record import (
+    DIGITS,
     NO_DETAILS,
     NO_OVERLAP,
     collective_record,
@@ -36,7 +37,7 @@ from aorta.traces.classify import COMM_RULES, COMMUNICATION, COPY, classifier, k
 SPANS_EVERY = 20
 """Lists of segments and of kernels, some 50 kB a step, are kept in one step of this many."""
 NUM_TOP = 64
-"""Kernels by name in each line: those with most time. Most programs have fewer names in all."""
+"""Kernels by name in a line with details: those with most time. Most programs have fewer names in all."""
 CLOCK_ERROR_US = 10.0
 """How far the driver's records were seen outside of a host's bracket (docs/evidence.md)."""
 _MOST_ROWS = 4_000_000
@@ -253,7 +254,7 @@ class KernelSteps:
         matched = self._match(step, launched) if unknown is None else MatchedCalls([], [], [])
         inside = rows[is_work & (rows["end"] > start_ns) & (rows["start"] < end_ns)]
         timeline = self._timeline(step, inside, window, _ops_by_launch(step, launched, matched))
-        detailed = step.global_step % settings.detail_every == 0
+        detailed = step.is_detailed
         spans = detailed and step.global_step % SPANS_EVERY == 0
         exposed = exposed_intervals(timeline)
         not_measured = scalar_reasons(step)
@@ -283,7 +284,7 @@ class KernelSteps:
             else None,
             calls_learned=step.is_unseen and unknown is None,
             exposed_run_lengths_ns=run_lengths_ns(exposed) if detailed else None,
-            kernels=self._sums(inside, window, spans),
+            kernels=self._sums(inside, window, NUM_TOP if detailed else 0, spans),
             host_spans=host_spans(step, lambda ns: (ns - start_ns) / 1e6),
             not_measured=not_measured,
         )
@@ -376,8 +377,8 @@ class KernelSteps:
             sees_copies=True,
         )
 
-    def _sums(self, rows: Rows, window: _Window, with_spans: bool) -> KernelSums:
-        """Time and number of what ran in the window, by class and by name."""
+    def _sums(self, rows: Rows, window: _Window, num_top: int, with_spans: bool) -> KernelSums:
+        """Time and number of what ran in the window, by class and by name, of the num_top with most time."""
         starts_ns: NDArray[np.int64] = rows["start"]
         ends_ns: NDArray[np.int64] = rows["end"]
         ms = (np.minimum(ends_ns, window.end_ns) - np.maximum(starts_ns, window.start_ns)) / 1e6
@@ -390,11 +391,11 @@ class KernelSteps:
             _add(classes, self._classes[name], float(ms_by_name[name]), int(num_by_name[name]))
         if not is_kernel.all():
             _add(classes, COPY, float(ms[~is_kernel].sum()), int(np.count_nonzero(~is_kernel)))
-        top = np.argsort(-ms_by_name, kind="stable")[:NUM_TOP]
+        top = np.argsort(-ms_by_name, kind="stable")[:num_top]
         return KernelSums(
             num_kernels=int(np.count_nonzero(is_kernel)),
             num_graph_nodes=int(np.count_nonzero(rows["in_graph"])),
-            classes=classes,
+            classes={name: (round(ms, DIGITS), num) for name, (ms, num) in classes.items()},
             top=[
                 (self._line_index_of(name), round(float(ms_by_name[name]), 6), int(num_by_name[name]))
                 for name in top.tolist()

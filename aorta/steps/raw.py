@@ -120,6 +120,8 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Why the step is not recorded: it has the host's times alone. None: it is recorded."""
     num_calls: int | None = None
     """Number of collectives where `calls` does not hold them; None: it does."""
+    is_detailed: bool = True
+    """The step's line has details: lists of collectives and segments, kernels by name."""
     is_unseen: bool = False
     """The step's collectives were not seen one by one."""
     learned: tuple[int, list[int]] | None = None
@@ -155,7 +157,6 @@ class ResolverSettings(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     world_size: int
     on_device: bool
-    detail_every: int
     clock_lower_ns: int
     clock_upper_ns: int
     """The device's first mark passed between these monotonic host times."""

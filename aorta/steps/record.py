@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from aorta.records.schema import (
     CollectiveMember,
     CollectiveRecord,
@@ -24,7 +26,10 @@ from aorta.timeline.types import Source
 LOGGED_FIELDS = ("loss", "lr", "grad_norm")
 """Logged values that have a field of their own in a record; all others go into `scalars`."""
 
-NO_DETAILS = "left out (recording.detail_every)"
+DIGITS = 6
+"""Of ms: ns."""
+
+NO_DETAILS = "kept in some steps"
 """Reason in `not_measured` of steps that are written without their details."""
 
 NO_OVERLAP = OverlapRecord()
@@ -38,6 +43,8 @@ UNMEASURED: dict[str, Any] = {
 
 def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> StepRecord:
     """The record of a raw step: what the host noted, and `measured`, the fields of what timed it."""
+    for name in ("step_ms", "between_steps_ms", "overlap", "streams"):
+        measured[name] = rounded(measured[name])
     return StepRecord(
         rank=settings.rank,
         world_size=settings.world_size,
@@ -63,6 +70,17 @@ def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> S
         gap=step.gap,
         **measured,
     )
+
+
+def rounded(value: Any) -> Any:
+    """Return numbers, a struct or dict of them too, with as many digits as clocks have."""
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    if isinstance(value, dict):
+        return {name: rounded(of_name) for name, of_name in value.items()}
+    if isinstance(value, msgspec.Struct):
+        return type(value)(**{name: rounded(getattr(value, name)) for name in value.__struct_fields__})
+    return value
 
 
 def left_out_record(step: RawStep, settings: ResolverSettings, source: Source) -> StepRecord:

@@ -223,7 +223,6 @@ class TrainingRun:
             output_dir=training.output_dir,
             placement=recording.placement,
             device=self.device,
-            detail_every=recording.detail_every,
             overhead=recording.overhead,
             max_mb=recording.max_mb,
             telemetry_interval_s=recording.telemetry_interval_s,

@@ -64,6 +64,15 @@ PLANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "extra_layers": ({"extra_on_rank": 1}, {}),
     "reduce_each": ({"biases": 300, "parallel": "each"}, {"biases": 300}),
     "samples": ({"sample_every": 10}, {}),
+    # A third set, written when the rules had been mended on the first two.
+    "histograms": ({"histograms": True}, {}),
+    "mask": ({"mask": "host"}, {"mask": "device"}),
+    "summary": ({"summary": True}, {}),
+    "lock_fifth": ({"lock_on_rank": 0, "lock_every": 5, "lock_ms": 60}, {}),
+    "empty_on_rank": ({"empty_on_rank": 0}, {}),
+    "reduced_twice": ({"reduced_twice": True}, {}),
+    "buffers": ({"buffer_mb": 256}, {"buffer_mb": 256, "broadcast_buffers": False}),
+    "chosen_rows": ({"choose": "index"}, {"choose": "where"}),
     "clean_workers": ({"data": "augmented", "workers": 6}, {"data": "augmented", "workers": 6}),
     "clean_average": ({"average": "device"}, {"average": "device"}),
     "clean_ddp": ({}, {}),
@@ -100,6 +109,16 @@ def settings(**changed: Any) -> argparse.Namespace:
         "average": None,
         "flush_on_rank": None,
         "lock_on_rank": None,
+        "lock_every": 1,
+        "lock_ms": 12,
+        "histograms": False,
+        "mask": None,
+        "summary": False,
+        "empty_on_rank": None,
+        "reduced_twice": False,
+        "buffer_mb": 0,
+        "broadcast_buffers": True,
+        "choose": None,
         "save_every": 1,
         "collect_every": 1,
         "share_mb": 0,
@@ -126,8 +145,12 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, biases: int, recurrence: str | None) -> None:
+    def __init__(
+        self, biases: int, recurrence: str | None, buffer_mb: int = 0, choose: str | None = None
+    ) -> None:
         super().__init__()
+        self.choose = choose
+        self.register_buffer("table", torch.zeros(buffer_mb << (18 if ON_GPU else 8)) if buffer_mb else None)
         self.tokens = nn.Embedding(VOCAB, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
         self.head = nn.Linear(WIDTH, VOCAB)
@@ -142,6 +165,10 @@ class Decoder(nn.Module):
             x = x + self.decayed(x)
         for block in self.blocks:
             x = block(x)
+            if self.choose == "index":  # the number of rows is known to the device alone
+                x = x + x[x.detach().abs().amax(-1) > 1e4].sum()
+            elif self.choose == "where":
+                x = x + torch.where(x.detach().abs().amax(-1, keepdim=True) > 1e4, x, 0.0).sum()
         loss: Tensor = F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
         return loss
 
@@ -196,11 +223,14 @@ class Job:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given, self.rank = given, dist.get_rank()
         torch.manual_seed(0)
-        model = Decoder(given.biases, given.recurrence).to(DEVICE, torch.float32 if given.float32 else DTYPE)
+        model = Decoder(given.biases, given.recurrence, given.buffer_mb, given.choose)
+        model = model.to(DEVICE, torch.float32 if given.float32 else DTYPE)
         self.inner, self.model = model, cast(Any, model)
         self.is_ddp = given.parallel == "ddp" and dist.get_world_size() > 1
         if self.is_ddp:
-            self.model = DistributedDataParallel(model, bucket_cap_mb=given.bucket_mb)
+            self.model = DistributedDataParallel(
+                model, bucket_cap_mb=given.bucket_mb, broadcast_buffers=given.broadcast_buffers
+            )
         elif given.parallel == "fsdp":
             from torch.distributed.fsdp import fully_shard
 
@@ -225,6 +255,7 @@ class Job:
         self.shared = (
             torch.ones(given.share_mb << (18 if ON_GPU else 8), device=DEVICE) if given.share_mb else None
         )
+        self.mask = torch.ones(2048, 2048, device=DEVICE).tril()
         self.objects = [[str(i), {"id": [i]}] for i in range(given.objects)]
 
     def step(self, number: int) -> None:
@@ -236,8 +267,10 @@ class Job:
             images.mean()
         if given.sort_on_rank == self.rank:
             np.sort(np.random.default_rng(number).random(300_000))
-        if given.lock_on_rank == self.rank:
-            time.sleep(0.012)  # another process of the machine holds the file
+        if given.lock_on_rank == self.rank and number % given.lock_every == 0:
+            time.sleep(given.lock_ms / 1000)  # another process of the machine holds the file
+        if given.mask == "host":
+            self.mask = torch.ones(2048, 2048).tril().to(DEVICE)
         for micro, part in enumerate(ids.chunk(given.micro)):
             last = micro == given.micro - 1
             silent = self.is_ddp and not last and not given.sync_each_micro
@@ -253,6 +286,10 @@ class Job:
                 gradient.copy_(part.view_as(gradient))
         if given.parallel == "each":
             for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+        if given.reduced_twice:
+            for parameter in self.inner.blocks.parameters():
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= dist.get_world_size()
         if given.extra_on_rank == self.rank:
@@ -281,6 +318,14 @@ class Job:
         given, model = self.given, self.model
         if given.empty_cache:
             torch.cuda.empty_cache()
+        if given.empty_on_rank == self.rank:
+            torch.cuda.empty_cache()
+        if given.histograms:
+            for parameter in list(self.inner.parameters())[:40]:
+                torch.histc(parameter.detach().float(), 64).tolist()
+        if given.summary:
+            text = json.dumps({f"weight.{i}": [i, i / 7, str(i)] for i in range(12_000)})
+            json.loads(text)
         if given.average is not None:
             current = [parameter.detach() for parameter in model.parameters()]
             if given.average == "device":

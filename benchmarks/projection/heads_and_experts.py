@@ -5,10 +5,8 @@
 Cases run in order of use; what is left over after --seconds of wall time is listed as not run.
 """
 
-import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,43 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from harness import arguments, need_gpus, write  # noqa: E402
-
-DEVICE = torch.device("cuda")
-BF16 = torch.bfloat16
-
-
-def median_ms(call: Callable[[], Any], at_most_s: float = 0.25) -> tuple[float, int]:
-    """Median of three batches, each event-timed over as many calls as fit."""
-    for _ in range(2):
-        call()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    one = time.perf_counter() - begin
-    iters = max(3, min(50, int(at_most_s / 3 / max(one, 1e-5))))
-    times = []
-    for _ in range(3):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(iters):
-            call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / iters)
-    return statistics.median(times), iters
-
-
-def host_us(call: Callable[[], Any], iters: int = 20) -> float:
-    """Host time of one call, the device far behind."""
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(iters):
-        call()
-    seconds = time.perf_counter() - begin
-    torch.cuda.synchronize()
-    return seconds / iters * 1e6
+from harness import arguments, need_gpus  # noqa: E402
+from projection.kernel_cases import BF16, DEVICE, Case, host_us, measure, median_ms  # noqa: E402
 
 
 def sdpa(
@@ -134,7 +97,7 @@ def offload(megabytes: int, gemm_size: int) -> dict[str, Any]:
     }
 
 
-def cases() -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
+def cases() -> Iterator[Case]:
     flash, cudnn = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
     for dim in (64, 128):
         for batch, seq, heads, kv_heads, causal in (
@@ -197,21 +160,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=55.0, help="no case begins after that")
     options = parser.parse_args()
     need_gpus()
-    began_s = time.monotonic()
-    rows: list[dict[str, Any]] = []
-    for case, run in cases():
-        if time.monotonic() - began_s > options.seconds:
-            rows.append(case | {"not_run": f"{options.seconds:g} s were over"})
-            continue
-        try:
-            rows.append(case | run())
-        except Exception as error:  # a case says what failed and spares the others
-            rows.append(case | {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"})
-        torch.cuda.empty_cache()
-        print(
-            " ".join(str(round(v, 4) if isinstance(v, float) else v) for v in rows[-1].values()), flush=True
-        )
-    write(options.output, rows)
+    measure(cases(), options.output, options.seconds)
 
 
 if __name__ == "__main__":

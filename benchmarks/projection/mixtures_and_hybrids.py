@@ -9,7 +9,6 @@ kinds take turns, so that a run cut short by --seconds has some of each; what is
 
 import itertools
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,10 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from harness import arguments, need_gpus, write  # noqa: E402
-from projection.heads_and_experts import BF16, DEVICE, host_us, median_ms  # noqa: E402
-
-Case = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
+from harness import arguments, need_gpus  # noqa: E402
+from projection.kernel_cases import BF16, DEVICE, Case, host_us, measure, median_ms  # noqa: E402
 
 EXPERTS = (
     # experts of a rank, columns and rows of one
@@ -242,29 +239,12 @@ def cases() -> Iterator[Case]:
         yield from (case for case in turn if case is not None)
 
 
-def shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--seconds", type=float, default=200.0, help="no case begins after that")
     options = parser.parse_args()
     need_gpus()
-    began_s = time.monotonic()
-    rows: list[dict[str, Any]] = []
-    for case, run in cases():
-        if time.monotonic() - began_s > options.seconds:
-            rows.append(case | {"not_run": f"{options.seconds:g} s were over"})
-            continue
-        try:
-            rows.append(case | run())
-        except Exception as error:  # a case says what failed and spares the others
-            rows.append(case | {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"})
-        rows[-1]["gpu"] = torch.cuda.get_device_name()
-        torch.cuda.empty_cache()
-        print(*(f"{name}={shown(value)}" for name, value in rows[-1].items() if name != "gpu"), flush=True)
-    write(options.output, rows)
+    measure(cases(), options.output, options.seconds)
 
 
 if __name__ == "__main__":

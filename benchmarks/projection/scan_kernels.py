@@ -218,6 +218,29 @@ def sum_rows(source, index, weight, out, D, K: tl.constexpr, BLOCK: tl.constexpr
 
 
 @triton.jit
+def scatter_rows(source, index, out, D, BLOCK: tl.constexpr):
+    """out[index[i]] = source[index[i]]: tokens into another rank's memory, each at its own number."""
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.load(index + tl.program_id(0)).to(tl.int64) * D + column
+    tl.store(out + at, tl.load(source + at, mask=column < D), mask=column < D)
+
+
+@triton.jit
+def sum_places(first, second, goes, out, D, TWO: tl.constexpr, BLOCK: tl.constexpr):
+    """out[t] = sum of first[t] and second[t] as far as token t went there."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = row * D + column
+    # goes holds 0 or 1: none of the columns is read of a place where the token did not go
+    inside = column < D * tl.load(goes + row * (1 + TWO)).to(tl.int32)
+    total = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)
+    if TWO:
+        inside = column < D * tl.load(goes + row * 2 + 1).to(tl.int32)
+        total += tl.load(second + at, mask=inside, other=0.0)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=column < D)
+
+
+@triton.jit
 def convolve(x, w, out, S, D, TAPS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr):
     """out[t] = silu(sum over taps of w x[t - tap]), each channel for itself, never across sequences."""
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -240,6 +263,19 @@ def unpermute(source_RD: Tensor, index_TK: Tensor, weight_TK: Tensor, out_TD: Te
     width, (tokens, active) = source_RD.shape[1], index_TK.shape
     grid = (tokens, triton.cdiv(width, 1024))
     sum_rows[grid](source_RD, index_TK, weight_TK, out_TD, width, K=active, BLOCK=1024)
+
+
+def scatter_to(source_TD: Tensor, index_R: Tensor, out_TD: Tensor) -> None:
+    width = source_TD.shape[1]
+    if len(index_R):
+        scatter_rows[(len(index_R), triton.cdiv(width, 1024))](source_TD, index_R, out_TD, width, BLOCK=1024)
+
+
+def sum_from(places: list[Tensor], goes: Tensor, out_TD: Tensor) -> None:
+    """places: of one rank or two."""
+    tokens, width = out_TD.shape
+    grid = (tokens, triton.cdiv(width, 1024))
+    sum_places[grid](places[0], places[-1], goes, out_TD, width, TWO=len(places) == 2, BLOCK=1024)
 
 
 def convolution(x_TD: Tensor, w_DJ: Tensor, out_TD: Tensor, S: int) -> None:

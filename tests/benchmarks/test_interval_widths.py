@@ -1,5 +1,6 @@
 """Rows left out by model take along what their model alone told."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from projection.interval_widths import without_own_settings
+from projection.interval_widths import WIDTHS, Judged, without_own_settings
 from projection.published import read_published
 from projection.validate import judge
 
@@ -32,3 +33,13 @@ def test_a_model_left_out_takes_its_own_rule_along(model, faster):
     without = without_own_settings(row, projection)
     assert (without.step_s < 0.8 * projection.step_s) is faster
     assert (without is projection) is not faster
+
+
+def test_a_mixture_left_out_is_judged_by_what_is_printed_for_a_new_one():
+    """Widths of what is known and of what is not known are added as squares; an interval ends at `needed`."""
+    row = Judged(None, "model", math.log(1.6), 0.3, 0.4, 1.0)
+    assert row.width == pytest.approx(0.5)
+    assert row.needed == pytest.approx(math.log(1.6) / WIDTHS.skew_high)
+    assert not row.inside
+    assert row._replace(new_width=0.6).inside
+    assert row._replace(log_error=-0.3).inside

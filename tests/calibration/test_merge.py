@@ -31,7 +31,6 @@ def write_run(folder: Path, start_unix_ns: int, anchor_ns: int = UNIX_MINUS_BOOT
         rank=0,
         world_size=1,
         on_device=True,
-        detail_every=1,
         clock_lower_ns=0,
         clock_upper_ns=0,
         unix_minus_monotonic_ns=start_unix_ns,

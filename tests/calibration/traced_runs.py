@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from aorta.records.files import steps_name
 from aorta.records.schema import RunRecord
 from aorta.records.writer import LineWriter, write_json
@@ -24,7 +26,6 @@ def write_records(folder: Path, num_steps: int, detail_every: int = 1) -> None:
         rank=0,
         world_size=2,
         on_device=True,
-        detail_every=detail_every,
         clock_lower_ns=0,
         clock_upper_ns=0,
         unix_minus_monotonic_ns=EPOCH_NS,
@@ -35,7 +36,8 @@ def write_records(folder: Path, num_steps: int, detail_every: int = 1) -> None:
             step = Made(STEP_MS, STEP_MS, number=number, origin=STEP_MS * number)
             call = step.call("all_reduce", 2, 6, is_async=True)
             step.wait(4, call)
-            writer.write(event_steps.resolve(step.raw()))
+            raw = msgspec.structs.replace(step.raw(), is_detailed=number % detail_every == 0)
+            writer.write(event_steps.resolve(raw))
     run = RunRecord(
         started_unix_ns=0,
         world_size=2,

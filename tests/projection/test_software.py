@@ -194,3 +194,35 @@ def test_a_setting_that_one_model_told_widens_the_interval_of_others():
     sinks = ("--model", "gpt-oss-20b", "--ep", 8, *on_gb200, "megatron-bridge@26.04")
     assert set(told(*sinks)) == {windows}
     assert told(*sinks, "--attention", "cudnn") == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "factors"),
+    [
+        # what the recipes and the notes of releases 0.5 to 0.6 name: fused on GB200 from 26.06, on B300 a
+        # patch later, and for gpt-oss slow again in between
+        pytest.param(
+            "gpt-oss-120b", "gb200", {"26.06": 0.75, "26.06.01": 1.5, "26.08": 0.75}, id="regressed"
+        ),
+        pytest.param("deepseek-v3", "b300", {"26.06": 1.0, "26.06.01": 0.75}, id="a-patch-later"),
+        pytest.param("deepseek-v3", "gb200", {"26.04": 1.0, "26.06": 0.75}, id="first"),
+    ],
+)
+def test_fused_experts_come_and_go_with_releases(model, gpu, factors):
+    facts = job_facts(load_model(model), load_hardware(gpu), {"dtype": "fp8", "fp8_scaling": "mx", "ep": 64})
+    found = {
+        version: settings_of(load_stack(f"megatron-bridge@{version}"), facts)["expert_factor"]
+        for version in factors
+    }
+    assert found == factors
+
+
+def test_nano_recomputes_its_experts_on_hopper_alone():
+    """Its recipe for H100 in FP8 recomputes whole layers of experts, those for Blackwell nothing."""
+
+    def recomputed(gpu):
+        facts = job_facts(load_model("nemotron-3-nano-30b-a3b"), load_hardware(gpu), {"dtype": "fp8"})
+        return settings_of(load_stack("megatron-bridge@26.04"), facts).get("recompute_modules", [])
+
+    assert "experts" in recomputed("h100")
+    assert recomputed("gb200") == []

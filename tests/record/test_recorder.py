@@ -15,7 +15,7 @@ import torch
 import aorta
 from aorta.account.load.open import load_run
 from aorta.errors import InstrumentError, RecordError
-from aorta.record import Recorder
+from aorta.record import Recorder, overhead
 from aorta.records.reader import read_run
 from aorta.records.state import read_states
 from tests.dist.launch import RankFailure, run_ranks
@@ -426,15 +426,19 @@ def test_a_second_run_moves_the_first_aside(tmp_path):
 
 
 @pytest.mark.heavy
-def test_details_are_left_out_with_a_reason(tmp_path):
-    with aorta.instrument(tmp_path, detail_every=2) as recorder:
-        for _ in range(2):
+def test_details_are_left_out_with_a_reason_but_not_of_slow_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(overhead, "DETAILED", ((8, 1),))
+    with aorta.instrument(tmp_path, overhead="off") as recorder:
+        for number in range(40):
             with recorder.step():
-                pass
-    full, brief = rank_programs.records(str(tmp_path), 0)
-    assert full["collectives"] == []
-    assert brief["collectives"] is None
-    assert "detail_every" in brief["not_measured"]["collectives"]
+                time.sleep(0.2 if number == 30 else 0.001)
+    lines = rank_programs.records(str(tmp_path), 0)
+    detailed = {line["global_step"] for line in lines if line["collectives"] is not None}
+    assert detailed >= {*range(8), 30}
+    assert len(detailed) < 30
+    brief = next(line for line in lines if line["collectives"] is None)
+    assert "kept in some steps" in brief["not_measured"]["collectives"]
+    assert brief["overlap"]["comm_ms"] == 0
 
 
 @pytest.mark.heavy
@@ -484,10 +488,8 @@ def test_tokens_are_a_number_that_the_host_knows(tmp_path, tokens):
     ("misuse", "message"),
     [
         (lambda folder: aorta.instrument(folder, placement="sideways"), "placement must be"),
-        (lambda folder: aorta.instrument(folder, detail_every=0), "detail_every must be"),
         (lambda folder: aorta.instrument(folder, overhead=0), "overhead must be"),
         (lambda folder: aorta.instrument(folder, overhead="1 percent"), "overhead must be"),
-        (lambda folder: aorta.instrument(folder, detail_every="2"), "detail_every must be an integer"),
         (lambda folder: aorta.instrument(folder, telemetry_interval_s=0), "telemetry_interval_s must be"),
         (lambda folder: aorta.instrument(folder, device="foo"), "device must be one of torch's"),
         (lambda folder: aorta.instrument(folder).step(), "outside of 'with"),

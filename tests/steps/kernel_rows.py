@@ -19,7 +19,7 @@ ORIGIN_NS = 5_000 * MS
 """Monotonic ns of time 0 of these tests."""
 
 SETTINGS = ResolverSettings(
-    rank=0, world_size=2, on_device=True, detail_every=1, clock_lower_ns=0, clock_upper_ns=0,
+    rank=0, world_size=2, on_device=True, clock_lower_ns=0, clock_upper_ns=0,
     unix_minus_monotonic_ns=10**18,
 )  # fmt: skip
 

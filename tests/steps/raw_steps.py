@@ -22,7 +22,6 @@ def event_steps() -> EventSteps:
             rank=0,
             world_size=2,
             on_device=True,
-            detail_every=1,
             clock_lower_ns=0,
             clock_upper_ns=0,
             unix_minus_monotonic_ns=0,

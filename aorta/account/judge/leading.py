@@ -185,7 +185,7 @@ def few_calibrated(dataset: Dataset) -> str:
     )
     details = least.run.has_details[least.num_warmup :][timed_steps(least)]
     if details.sum() < ENOUGH * len(details):
-        return f"{text}; most steps were recorded without details (recording.detail_every, recording.max_mb)"
+        return f"{text}; most steps were recorded without details"
     num_traced = _num_traced(least)
     if num_traced:
         return f"{text}; {num_traced} of them had their kernels traced, and traced steps get none"

@@ -128,10 +128,10 @@ def test_a_run_without_any_times_leads_with_raw_numbers(tmp_path):
 
 @pytest.mark.heavy
 def test_a_missing_calibration_is_not_blamed_on_left_out_details(tmp_path):
-    """Steps that were not timed have no segments, without recording.detail_every having a part in it."""
+    """Steps that were not timed have no segments, without the choice of details having a part in it."""
     found = alone(sparse_run(tmp_path, numbers(), lacks=lambda rank, step: step % 8))
     assert "4 of 8 judged steps that were timed" in dataset_table(found)
-    assert "detail_every" not in dataset_table(found)
+    assert "without details" not in dataset_table(found)
 
 
 # ---- two of them, and what the page says --------------------------------------------------------
