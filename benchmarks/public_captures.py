@@ -121,12 +121,60 @@ def nsys(path: Path) -> Iterator[Work]:
     yield from (Work(devices.index(device), *row) for device, *row in rows)
 
 
+def xplane(path: Path) -> Iterator[Work]:
+    """JAX's XSpace: planes of devices, their lines and events (tsl/profiler/protobuf/xplane.proto)."""
+    planes = {}
+    for number, plane in fields(path.read_bytes()):
+        parts = list(fields(plane)) if number == 1 else []
+        device = re.match(rb"/device:(?:GPU|ROCM):(\d+)", next((v for n, v in parts if n == 2), b""))
+        lines = [dict(fields(v)).get(2, b"") for n, v in parts if n == 3]
+        if device and any(line.startswith(b"Stream #") and b"Memcpy" not in line for line in lines):
+            planes[int(device[1])] = parts  # a device that only copies is no rank
+    for rank, (_, parts) in enumerate(sorted(planes.items())):
+        metadata = [dict(fields(entry)) for n, entry in parts if n == 4]
+        names = {entry[1]: dict(fields(entry[2])).get(2, b"").decode() for entry in metadata}
+        for line in (list(fields(v)) for n, v in parts if n == 3):
+            if not next((v for n, v in line if n == 2), b"").startswith(b"Stream #"):
+                continue
+            base_ns = next((v for n, v in line if n == 3), 0)
+            for event in (dict(fields(v)) for n, v in line if n == 4):
+                name, start_ns = names[event[1]], base_ns + event.get(2, 0) / 1000
+                is_kernel = not re.match("mem(cpy|set)", name, re.IGNORECASE)
+                yield Work(rank, name, start_ns, start_ns + event.get(3, 0) / 1000, is_kernel)
+
+
+def fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Numbers and values of a protobuf message's fields."""
+    place = 0
+
+    def varint() -> int:
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = data[place]
+            place += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while place < len(data):
+        number, kind = divmod(varint(), 8)
+        if kind == 0:
+            yield number, varint()
+        else:
+            size = varint() if kind == 2 else {1: 8, 5: 4}[kind]
+            yield number, data[place : place + size]
+            place += size
+
+
 READERS: dict[str, Callable[[Path], Iterator[Work]]] = {
     "kineto": kineto,
     "rocprofv3 json": rocprofv3_json,
     "rocprofv3 csv": rocprofv3_csv,
     "rpd": rpd,
     "nsys": nsys,
+    "xplane": xplane,
 }
 
 
