@@ -205,11 +205,13 @@ def widenings(
     shares = {name: seconds / total for name, seconds in breakdown_s.items()} if total else {}
     host = shares.get("host", 0.0)
     if host > 0.02:
-        reasons.append(Widening(f"{host:.0%} of the step waits for the host", WIDTHS.host * math.sqrt(host)))
+        reasons.append(
+            Widening(f"{100 * host:.0f} % of the step waits for the host", WIDTHS.host * math.sqrt(host))
+        )
     exposed = sum(share for name, share in shares.items() if name.startswith("exposed_"))
     if exposed > 0.05:
         reasons.append(
-            Widening(f"{exposed:.0%} of the step is exposed communication", WIDTHS.exposed * exposed)
+            Widening(f"{100 * exposed:.0f} % of the step is exposed communication", WIDTHS.exposed * exposed)
         )
     attention = shares.get("attention", 0.0)
     if plan.cp > 1:
@@ -219,7 +221,7 @@ def widenings(
         reasons.append(Widening("context parallelism", width))
     if attention > 0.3:
         reasons.append(
-            Widening(f"attention is {attention:.0%} of the step", WIDTHS.long_sequence * attention)
+            Widening(f"attention is {100 * attention:.0f} % of the step", WIDTHS.long_sequence * attention)
         )
     if plan.world_size > 2560:
         reasons.append(Widening("more than 2560 GPUs", WIDTHS.large_scale))

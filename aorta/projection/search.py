@@ -293,7 +293,8 @@ def text(result: dict[str, Any]) -> str:
         lines += ["", "further along the front of speed and memory:"] + [_line(row) for row in front_only]
     lines += [
         "",
-        f"= as good as the best: a measurement alone tells layouts within {result['noise']:.0%} apart",
+        "= as good as the best: a measurement alone tells layouts within"
+        f" {100 * result['noise']:.0f} % apart",
         "* on the front of speed and memory   tight: fits with what the stack can save",
     ]
     return "\n".join(lines)

@@ -222,6 +222,6 @@ def why_vague(clock: Clock, calls: Sequence[TimedCalls], groups: Sequence[Matche
         return None
     return (
         "clocks cannot tell who came when: ranks see the same collective end up to"
-        f" {clock.residual_us:.0f} µs apart, and one takes {1e3 * usual_ms:.0f} µs; waiting is told from"
-        " transfer only where all ranks communicate in the same groups"
+        f" {clock.residual_us:.0f} µs apart, and one takes {1e3 * usual_ms:.0f} µs; where all ranks"
+        " communicate in the same groups, waiting is what a rank is exposed beyond the one that waits least"
     )

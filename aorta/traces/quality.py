@@ -62,7 +62,7 @@ def _lost(q: TraceQuality, sums: Total) -> list[Finding]:
     if q.num_launches and q.num_launches_without_kernel:
         share = q.num_launches_without_kernel / q.num_launches
         lost = q.num_launches_without_kernel
-        text = f"kernel launches without a kernel: {lost} of {q.num_launches}, {share:.1%}"
+        text = f"kernel launches without a kernel: {lost} of {q.num_launches}, {100 * share:.1f} %"
         if share > MANY:
             text += ": whole streams are missing (known of MI300X and MI350X with ROCm 7.0.1)"
         elif share > FEW:
@@ -117,7 +117,7 @@ def _classes(q: TraceQuality, sums: Total) -> list[Finding]:
             Finding(
                 "note",
                 f"the operation of {q.num_unknown_collectives} of {sums.num_collectives} collectives"
-                f" ({q.unknown_comm_share:.1%} of their time) is unknown",
+                f" ({100 * q.unknown_comm_share:.1f} % of their time) is unknown",
             )
         )
     if q.num_peer_copies:

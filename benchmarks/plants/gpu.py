@@ -289,9 +289,10 @@ class Job:
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= dist.get_world_size()
         if given.reduced_twice:
-            for parameter in self.inner.blocks.parameters():
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= dist.get_world_size()
+            gradients = [cast(Tensor, parameter.grad) for parameter in self.inner.blocks.parameters()]
+            for gradient in gradients:
+                dist.all_reduce(gradient)
+                gradient /= dist.get_world_size()
         if given.extra_on_rank == self.rank:
             with torch.no_grad():
                 for block in self.inner.blocks:

@@ -117,7 +117,9 @@ def test_rocprofv3():
     assert without.hidden_ms == pytest.approx(196.05, abs=0.0051)
     assert (len(line.streams), whole.device) == (567, "AMD Instinct MI350X")
     assert whole.steps == []
-    assert any("1310 of 1310 collectives (100.0% of their time) is unknown" in f.text for f in verdict(whole))
+    assert any(
+        "1310 of 1310 collectives (100.0 % of their time) is unknown" in f.text for f in verdict(whole)
+    )
 
 
 def test_no_communication_has_no_ratio():

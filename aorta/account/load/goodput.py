@@ -148,11 +148,13 @@ def goodput_text(whole: Goodput) -> str:
     names = ("redone", "start_up", "checkpoint", "evaluation", "hang", "restart", "other")
     rest = sorted(((getattr(whole, f"{name}_s"), name) for name in names), reverse=True)
     shares = [
-        f"{name.replace('_', '-')} {s / elapsed:.0%}" for s, name in rest if elapsed and s >= 0.005 * elapsed
+        f"{name.replace('_', '-')} {100 * s / elapsed:.0f} %"
+        for s, name in rest
+        if elapsed and s >= 0.005 * elapsed
     ]
     redone = f", {whole.num_redone} steps done again" if whole.num_redone else ""
     counted = whole.counted_s / elapsed if elapsed else 0.0
-    return f"goodput {counted:.0%} of {_duration(elapsed)}{redone}" + (
+    return f"goodput {100 * counted:.0f} % of {_duration(elapsed)}{redone}" + (
         f": {', '.join(shares)}" if shares else ""
     )
 

@@ -133,7 +133,7 @@ def conclude(count: QueueCount | None) -> Conclusion:
         f"run times fit {count.from_times} evenly filled queues",
     ]
     if not count.even:
-        reasons.append(f"but the queues are filled unevenly (times off by {count.worst_error:.0%})")
+        reasons.append(f"but the queues are filled unevenly (times off by {100 * count.worst_error:.0f} %)")
     if not count.primed:
         reasons.append("but some runs were launch-bound")
     return Conclusion(

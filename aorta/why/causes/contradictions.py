@@ -7,10 +7,36 @@ import msgspec
 
 from aorta.account.judge.cells import Account
 from aorta.account.judge.contradictions import PRINTED, ROUNDING, ROUNDING_MS, in_text, please_report
-from aorta.why.causes.cause import Cause
+from aorta.account.model import JudgedRun
+from aorta.account.rows import positive
+from aorta.why.causes.cause import Cause, CauseKind
+from aorta.why.causes.finding import CauseFinding
 
+OF_ONE_OPERATION: tuple[CauseKind, ...] = ("small_messages", "no_prefetch", "bubble")
 Taken = dict[str, float]
 """By cell, the ms of the mean step that a cause takes."""
+
+
+class Exposures:
+    """Exposed ms of each operation in the mean step, and what causes have named of it."""
+
+    def __init__(self, judged: JudgedRun) -> None:
+        self._judged = judged
+        self._named: dict[str, float] = {}
+
+    def exceeded(self, finding: CauseFinding, taken: Taken) -> str | None:
+        """Why a finding cannot be of its operation beside those before it; None where it can, or is of
+        several."""
+        op = str(finding.facts.get("op"))
+        name = f"exposed_ms.{op}"
+        if finding.kind not in OF_ONE_OPERATION or name not in self._judged.run.metrics:
+            return None
+        exposed = float(positive(self._judged.values(name)).mean())
+        named = self._named.get(op, 0.0) + taken.get("transfer", 0.0) + taken.get("communication", 0.0)
+        if named > exposed * (1 + PRINTED) + ROUNDING_MS:
+            return f"causes have {named:.3f} ms of {op}, of which {exposed:.3f} are exposed"
+        self._named[op] = named
+        return None
 
 
 def without_contradictions(

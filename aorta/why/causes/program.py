@@ -1,5 +1,6 @@
 """What the program has set, as run.json holds it, in names and facts that rules can ask for."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,10 +24,37 @@ epochs. buckets_small: DDP's are set below its default. no_buffers: the model ha
 bucket_view: gradient_as_bucket_view is set. blocks: units of fully_shard hold several weights.
 resharded_not: reshard_after_forward=False is in force. foreach_off, fused: of the optimizer with most
 parameters. anomaly: autograd's anomaly detection is on."""
+OFFERS = {
+    "fused": r"\bfused(?:=True| optimizer)",
+    "bucket_view": r"\bgradient_as_bucket_view=True",
+    "resharded_not": r"\breshard_after_forward=False",
+    "no_buffers": r"\bbroadcast_buffers=False",
+    "compile": r"\btorch\.compile\(model\)",
+}
+"""What a remedy offers, by the name that says it is set."""
+PARTS = re.compile(r"(; |, )(?![^()]*\))")
+"""Between parts of a remedy, outside of brackets."""
 USUAL_BUCKET_MB = 25.0
 WEIGHTS_OF_A_BLOCK = 4
 SHORT_EPOCH = 200
 """Batches."""
+
+
+def without_in_force(change: str, names: frozenset[str]) -> str:
+    """A remedy without the parts of it that the program has set.
+
+    names: of PROGRAM and of the run's libraries.
+    """
+    if "in force" in change:
+        return change
+    offered = [pattern for name, pattern in OFFERS.items() if name in names]
+    parts = PARTS.split(change)
+    kept = [
+        part + gap
+        for part, gap in zip(parts[::2], [*parts[1::2], ""], strict=True)
+        if not any(re.search(pattern, part) for pattern in offered)
+    ]
+    return "".join(kept).rstrip(",; ") or "what is known to help is in force"
 
 
 def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:

@@ -4,10 +4,12 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 
 from aorta.account.judge.alike import is_whole_trace
-from aorta.account.judge.cells import LOSSES, Account, account_of
+from aorta.account.judge.cells import CELLS, LOSSES, Account, account_of
+from aorta.account.judge.contradictions import please_report
 from aorta.account.judge.occasional import Occasions, of_all_steps
 from aorta.account.judge.selection import MOST_NUMBERS, last_holds_the_end, looked_at
 from aorta.account.judge.stacks import CodeLine
@@ -17,18 +19,20 @@ from aorta.account.rows import positive
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.cause import Cause
 from aorta.why.causes.code_lines import issued_text, line_of, line_of_evaluation
-from aorta.why.causes.contradictions import without_contradictions
+from aorta.why.causes.contradictions import Exposures, without_contradictions
 from aorta.why.causes.finding import WAIT, CauseFinding
 from aorta.why.causes.ledger import Ledger
 from aorta.why.causes.losses.of_a_step import findings
 from aorta.why.causes.losses.outside import outside_cause
-from aorta.why.causes.program import program_of
+from aorta.why.causes.program import program_of, without_in_force
 from aorta.why.causes.rules import CauseRule, rules
 from aorta.why.causes.stack import stack_of
 from aorta.why.causes.text import seen_text
 from aorta.why.causes.worth import MENDED_ERROR, Worth, worth
 
 MOST_SHOWN = 5
+WORTH_A_ROW = 0.1
+"""Of a cause, from which on the row of the table that it is in is said."""
 FEW_STEPS_FACTOR = 2
 """Where the steps of a run are too few for an interval, a loss must be this much larger. A trace is of few
 steps, and what was asked for."""
@@ -72,6 +76,8 @@ def _explanation(judged: JudgedRun, lead: Lead, path: str) -> Explanation:
     rule_of, stack = rules(), stack_of(looked)
     ledger = Ledger(account)
     named: list[tuple[Cause, dict[str, float]]] = []
+    cannot_tell: list[str] = []
+    exposures = Exposures(looked)
     found = [
         (finding, ledger.take(finding))
         for finding in findings(looked, account, lead, _slow_steps(judged, looked))
@@ -80,13 +86,18 @@ def _explanation(judged: JudgedRun, lead: Lead, path: str) -> Explanation:
         _keep(finding, sum(taken.values()))
         room = _Room(_may_go_too(finding, taken, ledger), _most_ms(account, ledger))
         cause = cause_of(finding, rule_of[finding.kind], looked, account, stack, path, room)
-        if cause is not None:
+        wrong = None if cause is None else exposures.exceeded(finding, taken)
+        if cause is not None and wrong is not None:
+            cannot_tell.append(please_report(f"what {cause.subject} costs", wrong))
+        elif cause is not None:
+            rows = _rows_text(taken) if finding.rank is not None else ""
+            cause = msgspec.structs.replace(cause, evidence=(*cause.evidence, *([rows] if rows else [])))
             named.append((cause, taken))
     outside = outside_cause(account, rule_of["between_steps"], path, line_of_evaluation(looked))
     if outside is not None:
         named.append((outside, {}))
     named = sorted(named, key=lambda entry: -entry[0].ms)[:MOST_SHOWN]
-    named, cannot_tell = without_contradictions(named, account)
+    named, more = without_contradictions(named, account)
     left = {name: account.mean_ms(name) for name in LOSSES if name in account.cells}
     for _, taken in named:
         for name, ms in taken.items():
@@ -96,7 +107,7 @@ def _explanation(judged: JudgedRun, lead: Lead, path: str) -> Explanation:
         account,
         [cause for cause, _ in named],
         dict(sorted(left.items(), key=lambda entry: -entry[1])),
-        cannot_tell,
+        [*cannot_tell, *more],
     )
 
 
@@ -109,6 +120,17 @@ def _slow_steps(judged: JudgedRun, looked: JudgedRun) -> Occasions | None:
         step_ms = step_ms[:-1]
     global_step = judged.run.global_step[judged.num_warmup :][: len(step_ms)]
     return of_all_steps(step_ms, global_step, looked.run.global_step[looked.num_warmup :])
+
+
+def _rows_text(taken: dict[str, float]) -> str:
+    """'of the mean rank, 4.1 ms of it are waiting for ranks and 4.0 ms launches', of what is in several rows
+    of the table; '' where it is in one."""
+    total = sum(taken.values())
+    rows = [(name, ms) for name, ms in taken.items() if ms >= WORTH_A_ROW * total > 0]
+    if len(rows) < 2:
+        return ""
+    texts = [f"{quantity(ms, 'ms')} {CELLS[name].title}" for name, ms in rows]
+    return f"of the mean rank, {', '.join(texts[:-1])} and {texts[-1]} are in it, as the table has them"
 
 
 def _keep(finding: CauseFinding, mean_ms: float) -> None:
@@ -212,7 +234,7 @@ def cause_of(
         bound_ms=max(step - value.ms, 0.0),
         share=share,
         evidence=tuple(evidence),
-        change=_filled(change.set, facts),
+        change=without_in_force(_filled(change.set, facts), stack),
         check=_filled(rule.check, facts) or rule.check,
         source=finding.source,
         line=line,

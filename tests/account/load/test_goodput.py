@@ -65,7 +65,7 @@ def test_the_parts_of_each_attempt_are_those_of_the_clock(tmp_path: Path) -> Non
     parts = ("counted", "redone", "start_up", "checkpoint", "evaluation", "hang", "restart", "other")
     assert sum(getattr(whole, f"{name}_s") for name in parts) == pytest.approx(whole.elapsed_s)
     assert goodput_text(whole).startswith(
-        "goodput 24% of 40 s, 2 steps done again: restart 25%, start-up 18%"
+        "goodput 24 % of 40 s, 2 steps done again: restart 25 %, start-up 18 %"
     )
 
 
@@ -77,7 +77,7 @@ def test_the_end_of_an_attempt_that_hung_is_the_hangs(tmp_path: Path) -> None:
 def test_the_report_says_it_of_a_run_of_several_attempts(tmp_path: Path) -> None:
     written(tmp_path)
     loaded = load_run(tmp_path, "run")
-    assert any(text.startswith("goodput 24% of 40 s") for text in loaded.story)
+    assert any(text.startswith("goodput 24 % of 40 s") for text in loaded.story)
     assert loaded.story[0] == "attempt 0 (1 rank): crashed"
     assert loaded.goodput[0].num_counted == 5
 

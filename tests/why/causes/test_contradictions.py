@@ -20,7 +20,8 @@ from aorta.page.table import dataset_table
 from aorta.page.write import make_report
 from aorta.records.schema import HostUse
 from aorta.why.causes import rank as rank_of_causes
-from aorta.why.causes.contradictions import without_contradictions
+from aorta.why.causes.contradictions import Exposures, without_contradictions
+from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.lines import causes_lines
 from aorta.why.causes.rank import explanation_of
 from aorta.why.causes.run_text import causes_text
@@ -266,3 +267,22 @@ SLOW = [f"traces/{name}" for name in OF_TRACES] + [
 @needs_data(FOLDER / "traces_foreign")
 def test_outputs_of_foreign_programs_agree(name):
     agree(*outputs(FOLDER / name))
+
+
+def test_causes_cannot_have_more_of_an_operation_than_is_exposed(tmp_path):
+    """24 small gathers, 0.5 ms each, 12 ms exposed: what merging them saves, and hiding them on top of it."""
+
+    def gathers(rank, step, noise):
+        host = Host().work(30.0)
+        for _ in range(24):
+            host.comm(0.5, op="all_gather", size=64)
+        return host
+
+    exposures = Exposures(judge(load_run(run_of(tmp_path / "run", gathers), "run")))
+    facts = {"op": "all_gather"}
+    merging = CauseFinding("small_messages", np.full(20, 8.0), {("transfer",): 1.0}, facts=facts)
+    hiding = CauseFinding("no_prefetch", np.full(20, 8.0), {("transfer",): 1.0}, facts=facts)
+    assert exposures.exceeded(merging, {"transfer": 8.0}) is None
+    assert exposures.exceeded(hiding, {"transfer": 8.0}) == (
+        "causes have 16.000 ms of all_gather, of which 12.000 are exposed"
+    )

@@ -1,11 +1,14 @@
 """Remedies name what the program has set, and do not offer what is in force."""
 
+import re
+
 import msgspec
 import pytest
 
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
-from aorta.why.causes.program import program_of
+from aorta.why.causes.program import OFFERS, program_of, without_in_force
+from aorta.why.causes.rules import rules
 from aorta.why.causes.stack import STACKS, stack_of
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import MIB, Host, causes, run_of
@@ -120,3 +123,25 @@ def test_any_json_is_read_as_a_program():
 def test_a_loader_in_the_program_is_a_dataloader_of_the_stack(tmp_path):
     folder = run_of(tmp_path, slow_optimizer, run_with(loaders=LOADER))
     assert "dataloader" in stack_of(judge(load_run(folder, "run")))
+
+
+@pytest.mark.parametrize("name", OFFERS)
+def test_no_rule_offers_what_is_in_force(name):
+    for rule in rules().values():
+        for change in rule.change:
+            text = without_in_force(change.set, frozenset([name, "any"]))
+            assert text
+            assert "in force" in text or not re.search(OFFERS[name], text)
+
+
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        ("torch.compile(model) (mode='x, y'), larger micro-batches", "larger micro-batches"),
+        ("larger micro-batches, fused optimizer; pin", "larger micro-batches, fused optimizer; pin"),
+        ("torch.compile(model)", "what is known to help is in force"),
+        ("torch.compile(model): it is in force", "torch.compile(model): it is in force"),
+    ],
+)
+def test_a_remedy_loses_the_parts_that_are_set(change, left):
+    assert without_in_force(change, frozenset(["compile"])) == left

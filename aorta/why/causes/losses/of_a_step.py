@@ -76,7 +76,7 @@ def findings(
     judged: the steps of the account. slow: those of them that are slow by the length of all steps.
     """
     details = exposure(judged)
-    launching_ms = 0.0 if details is None or small_calls(judged) is None else details.small_launch_ms
+    launching_ms = 0.0 if details is None or not small_calls(judged) else details.small_launch_ms
     parts = parts_of(judged, account, lead, launching_ms)
     step_ms = parts.step_ms.mean(axis=0)
     exposed = exposed_of(judged, lead)
@@ -222,11 +222,18 @@ def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
 
 
 def _one_of_small_messages(judged: JudgedRun, losses: list[CauseFinding]) -> list[CauseFinding]:
-    """Their time on the device, what launching them costs the host, and who waits for that: one remedy."""
-    small = [finding for finding in losses if finding.kind == "small_messages"]
+    """Of the operation with most of them, their time on the device, what launching them costs the host, and
+    who waits for that: one remedy. Those of other operations stay apart."""
+    known = small_calls(judged)
+    op = known[0]["op"] if known else None
+    small = [
+        finding
+        for finding in losses
+        if finding.kind == "small_messages" and finding.facts.get("op", op) in (op, None)
+    ]
     if not small:
         return losses
-    facts = small_calls(judged) or {}
+    facts = known[0] if known else {}
     for finding in small:
         facts |= {name: value for name, value in finding.facts.items() if name in ("per_call_ms", "origin")}
     host_ms = [finding.mean_ms for finding in small if "per_call_ms" not in finding.facts]
@@ -235,7 +242,8 @@ def _one_of_small_messages(judged: JudgedRun, losses: list[CauseFinding]) -> lis
     merged = CauseFinding(
         "small_messages", np.sum([finding.ms for finding in small], axis=0), together(small), facts=facts
     )
-    return [merged, *(finding for finding in losses if finding.kind != "small_messages")]
+    gone = {id(finding) for finding in small}
+    return [merged, *(finding for finding in losses if id(finding) not in gone)]
 
 
 def _leave_to(steps: NDArray[np.bool_], losses: list[CauseFinding]) -> None:

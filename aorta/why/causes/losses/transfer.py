@@ -71,11 +71,11 @@ def transfer(
     left = exposed.moving_ms.mean(axis=0)
     if not left.any():
         return
-    small = _small_messages(judged, left, details)
+    small = [*_small_messages(judged, left, details)]
     # What merging small calls of an operation saves cannot be hidden or waited for a second time.
-    taken = {} if small is None else {str(small.facts["op"]): small.ms}
+    taken = {str(finding.facts["op"]): finding.ms for finding in small}
     for finding in (
-        small,
+        *small,
         _shared_communicator(details, left),
         _no_prefetch(judged, parts, left, taken),
         _bubble(judged, left, taken),
@@ -123,8 +123,8 @@ def _in_turn(exposed: Exposed) -> Floats:
     return result
 
 
-def small_calls(judged: JudgedRun) -> dict[str, object] | None:
-    """The operation with most small calls in a step, and what is known of them; None where there are few."""
+def small_calls(judged: JudgedRun) -> list[dict[str, object]]:
+    """Operations with many small calls in a step, that with most first, and what is known of them."""
     best = _best_busbw(judged)
     calls_of_op: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for kind in judged.run.collectives:
@@ -133,7 +133,7 @@ def small_calls(judged: JudgedRun) -> dict[str, object] | None:
             calls_of_op[kind.op].append(
                 (count, kind.bytes if kind.bytes is not None else _mean_bytes(judged, kind.op))
             )
-    worst: tuple[float, dict[str, object]] | None = None
+    found: list[tuple[float, dict[str, object]]] = []
     for op, kinds in calls_of_op.items():
         small = [
             (count, size) for count, size in kinds if (size > 0 or op == BARRIER) and size <= SMALL_BYTES
@@ -152,9 +152,8 @@ def small_calls(judged: JudgedRun) -> dict[str, object] | None:
             "merged": max(1.0, np.ceil(num_bytes / MERGED_BYTES)),
             "best": best,
         }
-        if worst is None or count > worst[0]:
-            worst = count, facts
-    return None if worst is None else worst[1]
+        found.append((count, facts))
+    return [facts for _, facts in sorted(found, key=lambda entry: -entry[0])]
 
 
 def _mean_bytes(judged: JudgedRun, op: str) -> float:
@@ -163,23 +162,24 @@ def _mean_bytes(judged: JudgedRun, op: str) -> float:
     return float(np.median(size) / max(np.median(count), 1.0))
 
 
-def _small_messages(judged: JudgedRun, exposed: Floats, details: Exposure | None) -> CauseFinding | None:
-    """Calls that take much longer than their bytes would: merged, they would pay the latency once."""
-    facts = small_calls(judged)
+def _small_messages(judged: JudgedRun, exposed: Floats, details: Exposure | None) -> Iterator[CauseFinding]:
+    """Calls that take much longer than their bytes would: merged, they would pay the latency once. One
+    finding for each operation that has many."""
     run, judged_steps = judged.run, slice(judged.num_warmup, None)
-    names = () if facts is None else [f"{name}.{facts['op']}" for name in ("comm_ms", "exposed_ms", "bytes")]
-    if facts is None or not set(names) <= run.metrics.keys():
-        return None
-    comm, bare, size = (positive(run.metrics[name][:, judged_steps]).mean(axis=0) for name in names)
-    op = str(facts["op"])
-    # The large calls of the operation have their time.
-    ideal_ms = size * busbw_factor(op, _num_ranks(judged, op)) / float(facts["best"]) / 1e6  # type: ignore[arg-type]
-    latency_share = np.clip(1 - ideal_ms / np.maximum(comm, 1e-9), 0.0, 1.0)
-    merged = float(facts["merged"]) / float(facts["count"])  # type: ignore[arg-type]
-    saved = np.minimum(bare, exposed) * latency_share * (1 - merged)
-    per_call = float(comm.mean()) / float(facts["count"])  # type: ignore[arg-type]
-    facts |= {"per_call_ms": per_call, "origin": origin_of(details, op, SMALL_BYTES)}
-    return CauseFinding("small_messages", saved, MOVING, facts=facts)
+    for facts in small_calls(judged):
+        op = str(facts["op"])
+        names = [f"{name}.{op}" for name in ("comm_ms", "exposed_ms", "bytes")]
+        if not set(names) <= run.metrics.keys():
+            continue
+        comm, bare, size = (positive(run.metrics[name][:, judged_steps]).mean(axis=0) for name in names)
+        # The large calls of the operation have their time.
+        ideal_ms = size * busbw_factor(op, _num_ranks(judged, op)) / float(facts["best"]) / 1e6  # type: ignore[arg-type]
+        latency_share = np.clip(1 - ideal_ms / np.maximum(comm, 1e-9), 0.0, 1.0)
+        merged = float(facts["merged"]) / float(facts["count"])  # type: ignore[arg-type]
+        saved = np.minimum(bare, exposed) * latency_share * (1 - merged)
+        per_call = float(comm.mean()) / float(facts["count"])  # type: ignore[arg-type]
+        facts |= {"per_call_ms": per_call, "origin": origin_of(details, op, SMALL_BYTES)}
+        yield CauseFinding("small_messages", saved, MOVING, facts=facts)
 
 
 def _bubble(judged: JudgedRun, exposed: Floats, taken: dict[str, Floats]) -> CauseFinding | None:
