@@ -185,7 +185,7 @@ class HazardWatch(Companion):
         checked = self.checked
         checked.calls += taken.calls
         checked.parameters += taken.parameters
-        steps = sorted({one.step for one in (*checked.calls, *checked.parameters)})
+        steps = sorted({one.step for one in checked.calls} | {one.step for one in checked.parameters})
         per_step = (len(checked.calls) + len(checked.parameters)) / max(len(steps), 1)
         half = int(min(MAX_NUMBERED, max(4.0, MAX_PRINTS / max(per_step, 1.0)))) // 2
         dropped = set(steps[half:-half])
