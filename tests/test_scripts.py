@@ -101,7 +101,16 @@ def test_an_interrupted_installation_starts_again(checkout: Path) -> None:
     assert not (checkout / ".venv").exists()
 
 
-WITH_HELP = ("demo", "launch_cuda", "launch_rocm", "nsys_capture", "rocprof_capture", "test", "validate_gpus")
+WITH_HELP = (
+    "amd_check",
+    "demo",
+    "launch_cuda",
+    "launch_rocm",
+    "nsys_capture",
+    "rocprof_capture",
+    "test",
+    "validate_gpus",
+)
 
 
 @pytest.mark.parametrize("script", [f"{name}.sh" for name in WITH_HELP])

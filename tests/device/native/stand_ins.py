@@ -79,6 +79,11 @@ class StandIn:
 
     def mark(self, number: int, stream: int = 3) -> Any:
         """Put a mark on a stream; a token for `done`."""
+        assert self.library.aorta_kernels_mark(ctypes.c_void_p(stream), number) == 0
+        return self.marked(number, stream)
+
+    def marked(self, number: int, stream: int = 3) -> Any:
+        """The token of a mark that was put last."""
         raise NotImplementedError
 
     def done(self, token: Any, start: int = 1000, end: int = 2000) -> None:
@@ -125,8 +130,7 @@ class Cupti(StandIn):
     def launch(self, name: bytes | None = b"gemm", what: str = KERNEL, stream: int = 3) -> int:
         return self.play(self._planned(name, what, stream))
 
-    def mark(self, number: int, stream: int = 3) -> int:
-        assert self.library.aorta_kernels_mark(ctypes.c_void_p(stream), number) == 0
+    def marked(self, number: int, stream: int = 3) -> int:
         planned = self._planned(None, FILL, stream)
         planned.bytes, planned.value = 4, 0xA0000000 | number
         return self.play(planned)
@@ -186,8 +190,7 @@ class Rocm(StandIn):
         assert number, "the call is not traced"
         return PlannedWork(what == COPY, number, 0, 0, 500, queue, self.kernel(name))
 
-    def mark(self, number: int, stream: int = 3) -> PlannedWork:
-        assert self.library.aorta_kernels_mark(ctypes.c_void_p(stream), number) == 0
+    def marked(self, number: int, stream: int = 3) -> PlannedWork:
         return PlannedWork(
             0, self.vendor.play_last(), 0, 0, 500, 9, self.kernel(b"__amd_rocclr_fillBufferAligned")
         )

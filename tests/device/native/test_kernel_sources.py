@@ -221,6 +221,38 @@ print(json.dumps([*on, num_left, source.is_recording()]))
 
 
 @both
+def test_records_are_given_up_for_a_profiler_and_taken_back(stand_ins, vendor):
+    seen = run(
+        stand_ins,
+        vendor,
+        """
+import torch
+from aorta.device.kernel_records import KernelRecords
+
+class OnStandIn(KernelRecords):
+    def synchronize(self):
+        pass
+
+source.open()
+library.aorta_kernels_prepare_marks()
+records = OnStandIn(library, torch.device("cpu"))
+records.start()
+seen = [source.is_recording()]
+number = records.mark(3)
+source.done(source.marked(number))
+seen += [records.has_passed(number), records.has_every_mark()]
+records.yield_buffers()
+seen += [source.is_recording(), len(records.take().records) > 0, records.has_every_mark()]
+records.start()
+seen.append(source.is_recording())
+records.stop()
+print(json.dumps([*seen, source.is_recording()]))
+""",
+    )
+    assert seen == [True, True, False, False, True, True, True, False]
+
+
+@both
 def test_after_a_forced_flush_nothing_is_waited_for(stand_ins, vendor):
     result = run(
         stand_ins,
