@@ -244,7 +244,8 @@ def plan_of(option_values: Mapping[str, Any], model: Model, hardware: Hardware) 
     dp, batch = option_values["dp"], option_values["global_batch_size"]
     if dp is None:
         if gpus % model_parallel:
-            raise ConfigError(f"tp x pp x cp = {model_parallel} must divide {gpus} GPUs")
+            enough = f"; {model_parallel} GPUs would do" if gpus < model_parallel else ""
+            raise ConfigError(f"tp x pp x cp = {model_parallel} must divide {gpus} GPUs{enough}")
         dp = gpus // model_parallel
     recompute, layers = _recompute(option_values["recompute"])
     layout = {name: option_values[name] for name in ("nodes", "gpus_per_node", "tp", "pp", "vpp", "cp", "ep")}

@@ -47,7 +47,10 @@ def changed(job: Job, changes: Iterable[str]) -> Job:
     previous = _outcome(job) if changes else None
     for text in changes:
         job = _with_change(job, text)
-        outcome = _outcome(job)
+        try:
+            outcome = _outcome(job)
+        except ArithmeticError:
+            raise ConfigError(f"--set {text}: no step ends with that value; a number above 0 would") from None
         if outcome == previous:
             key = text.partition("=")[0].strip()
             instead = f"; {INSTEAD[key]} is what is read" if key in INSTEAD else ""
@@ -124,6 +127,8 @@ def _value(present: Any, text: str, change_text: str) -> Any:
         return text
     if isinstance(number, int | float) and not isinstance(number, bool) and not -1e30 < number < 1e30:
         raise ConfigError(f"--set {change_text}: the value is out of any range")
+    if isinstance(present, int | float) and isinstance(number, int | float) and number < 0 <= present:
+        raise ConfigError(f"--set {change_text}: must not be negative, as {present:g} was not")
     return number
 
 

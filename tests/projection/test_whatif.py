@@ -45,6 +45,9 @@ def job(gpu="h100", **plan):
         ("gemm=2", "write hardware|plan"),
         ("model.name=x2", "only a number can be scaled"),
         ("factors.gemm=9e99", "out of any range"),
+        ("factors.gemm=-1", "must not be negative"),
+        ("hardware.memory.sustained_hbm_bytes_per_s=-1", "must not be negative"),
+        ("hardware.memory.sustained_hbm_bytes_per_s=0", "a number above 0 would"),
     ],
 )
 def test_a_change_that_nothing_reads_is_refused(change, message):
