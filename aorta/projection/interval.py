@@ -18,6 +18,7 @@ from aorta.projection.constants import constants
 from aorta.projection.model import KINDS, Model
 from aorta.projection.plan import Plan
 from aorta.projection.prices import Anchor
+from aorta.projection.software import measured_releases
 
 MEASURED_PARTS: dict[str, frozenset[str]] = {
     "h100": frozenset({"bf16", "fp8"}),
@@ -33,32 +34,8 @@ MEASURED_PARTS: dict[str, frozenset[str]] = {
 }
 """Data types in which whole steps of a part were compared."""
 SELDOM_MEASURED = ("a100", "a100-40gb", "mi300x", "mi325x", "mi350x", "mi355x", "h200", "gb300", "b300")
-MEASURED_STACKS = frozenset(
-    {
-        "nemo",
-        "nemo-mlperf",
-        "megatron-bridge",
-        "megatron-lm",
-        "llm-foundry",
-        "torchtitan",
-        "fms-fsdp",
-        "kempnerforge",
-        "nemo-automodel",
-        "amd-mlperf",
-        "aorta",
-    }
-)
-"""Frameworks of which whole steps were compared; aorta is its own training loop."""
-MEASURED_RELEASES: dict[str, tuple[str, ...]] = {
-    "nemo": ("24.05", "25.04"),
-    "nemo-mlperf": ("24.05", "25.10"),
-    "megatron-bridge": ("25.11", "26.08"),
-    "megatron-lm": ("22.05",),
-    "torchtitan": ("24.12", "25.06"),
-    "amd-mlperf": ("25.10",),
-}
-"""First and last release of which steps were compared, where they are dated; releases between lie within a
-year of one."""
+OWN = "aorta"
+"""Its own training loop."""
 UNNAMED_STACKS = frozenset({"megatron", "eager", "compiled"})
 """Kinds of kernels that runs of several measured frameworks share."""
 LAYOUT = (
@@ -97,6 +74,8 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     other_family: float
     """Width for dense models judged by runs of mixtures alone, or the other way round; unused today."""
     release_unknown: float
+    later_release: float
+    """What releases change of one job, for those after the last measured one."""
     early_software: float
     plain_kernels: float
     data_parallel_only: float
@@ -195,7 +174,7 @@ def widenings(
 ) -> list[Widening]:
     """Reasons for the width of a projected step's interval, the base first."""
     reasons = [Widening("any run", WIDTHS.base)]
-    if plan.software != "aorta":
+    if plan.software != OWN:
         reasons.append(Widening(NOT_IN_VIEW, WIDTHS.unseen))
     reasons += _hardware_reasons(plan, hardware)
     reasons += _software_reasons(plan)
@@ -238,7 +217,7 @@ def family(model: Model) -> Family:
 
 def scale_of(model: Model, plan: Plan, hardware: Hardware) -> float:
     """The factor on the width of a job's reasons."""
-    if plan.software == "aorta":
+    if plan.software == OWN:
         return SCALES.own
     if not _release_measured(plan):
         return SCALES.undescribed
@@ -266,7 +245,7 @@ def _never_measured(model: Model, plan: Plan, hardware: Hardware) -> list[Wideni
         told_by_this = one.model == model.name
         width = 0.0 if told_by_this else 2 * one.left_out / (WIDTHS.skew_low + WIDTHS.skew_high)
         reasons.append(Widening(text, width, told_by_this))
-    if kind != "dense" and model.name not in MEASURED_MIXTURES and plan.software != "aorta":
+    if kind != "dense" and model.name not in MEASURED_MIXTURES and plan.software != OWN:
         with_what = ", ".join(_features(model))
         text = f"{NOT_KNOWN}: no step of {model.name} was measured ({kind} with {with_what})"
         reasons.append(Widening(text, WIDTHS.new_hybrid if kind == "hybrid" else WIDTHS.new_mixture, False))
@@ -340,10 +319,15 @@ def with_anchor_bounds(step_s: float, model: Model, plan: Plan) -> tuple[float, 
 def _release_measured(plan: Plan) -> bool:
     """True where steps of the framework were compared, and of a release within a year of this one."""
     name, _, release = plan.software.partition("@")
-    if name not in MEASURED_STACKS and name not in UNNAMED_STACKS:
-        return not name
-    releases = MEASURED_RELEASES.get(name, ())
-    return not release or not releases or min(abs(_months(release) - _months(one)) for one in releases) <= 12
+    if name not in measured_releases() and name not in UNNAMED_STACKS:
+        return name in ("", OWN)
+    dated = _dated(name)
+    return not release or not dated or min(abs(_months(release) - _months(one)) for one in dated) <= 12
+
+
+def _dated(name: str) -> list[str]:
+    """Measured releases of a framework in order, where they are dated."""
+    return sorted(version for version in measured_releases().get(name, {}) if version != "undated")
 
 
 def _months(release: str) -> int:
@@ -363,7 +347,7 @@ def _hardware_reasons(plan: Plan, hardware: Hardware) -> list[Widening]:
         reasons.append(Widening(f"no step was measured on {name}", WIDTHS.other_part, False))
     elif plan.dtype not in dtypes:
         reasons.append(Widening(f"no {plan.dtype} step was measured on {name}", WIDTHS.other_dtype, False))
-    elif name in SELDOM_MEASURED and plan.software != "aorta":
+    elif name in SELDOM_MEASURED and plan.software != OWN:
         reasons.append(Widening(f"few steps were measured on {name}", WIDTHS.few_rows))
     if plan.dtype == "fp4":
         reasons.append(Widening("FP4", WIDTHS.fp4))
@@ -375,17 +359,21 @@ def _software_reasons(plan: Plan) -> list[Widening]:
     reasons = []
     if name in UNNAMED_STACKS:
         reasons.append(Widening("no framework is named (--stack)", WIDTHS.other_stack))
-    elif name and name not in MEASURED_STACKS:
+    elif name and name != OWN and name not in measured_releases():
         reasons.append(Widening(f"no step of {name} was measured", WIDTHS.other_stack, False))
-    elif not release and name != "aorta":
+    elif not release and name != OWN:
         reasons.append(Widening("the software's release is not known", WIDTHS.release_unknown))
+    dated = _dated(name)
+    if release and dated and release > dated[-1]:
+        reason = f"no step of {name} after {dated[-1]} was measured"
+        reasons.append(Widening(reason, WIDTHS.later_release, False))
     if plan.slowdown != 1.0:
         reasons.append(Widening("early software for the part", WIDTHS.early_software))
-    if plan.stack != "megatron" and name != "aorta":
+    if plan.stack != "megatron" and name != OWN:
         reasons.append(Widening("kernels of PyTorch", WIDTHS.plain_kernels))
         if plan.tp > 1:
             reasons.append(Widening("tensor parallelism by PyTorch", WIDTHS.dtensor))
-    elif plan.tp == plan.pp == 1 and name != "aorta":
+    elif plan.tp == plan.pp == 1 and name != OWN:
         reasons.append(Widening("neither tensor nor pipeline parallelism", WIDTHS.data_parallel_only))
     if plan.recompute_modules or plan.recompute == "selective" or plan.recompute_layers:
         reasons.append(Widening("part of the layers is recomputed", WIDTHS.recomputed_part))
@@ -395,7 +383,7 @@ def _software_reasons(plan: Plan) -> list[Widening]:
 def _model_reasons(model: Model, plan: Plan) -> list[Widening]:
     reasons = []
     if model.experts is not None:
-        is_own_software = plan.software == "aorta"
+        is_own_software = plan.software == OWN
         reasons.append(
             Widening("mixture of experts", WIDTHS.experts / 2 if is_own_software else WIDTHS.experts)
         )

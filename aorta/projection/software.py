@@ -20,6 +20,7 @@ from aorta.projection.model import Model
 from aorta.projection.plan import Plan, RestsOn
 
 STACK_DIR = Path(__file__).resolve().parent / "stacks"
+RELEASES = STACK_DIR.parent / "releases.yaml"
 RELEASE = r"(2\d)\.(0[1-9]|1[0-2])(?:\.(\d\d?))?"
 """A release by year and month, with the number of its patch where it has one: 25.04, 26.04.01."""
 EVERY = "any"
@@ -69,6 +70,23 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Sequences of a micro-batch of a pipeline, where its batch size is that of a rank."""
 
 
+class ReleaseRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What published tables hold of a release."""
+
+    rows: int
+    jobs: int = 0
+    """Jobs that the release before it ran as well."""
+    gain: tuple[float, float, float] | None = None
+    """Tokens per second over those under the release before: least, median and largest of these jobs."""
+
+
+class Releases(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file of releases."""
+
+    source: str
+    releases: dict[str, dict[str, ReleaseRows]]
+
+
 class Release(msgspec.Struct, frozen=True):
     """A framework at a release; None where it is not known."""
 
@@ -85,6 +103,12 @@ def stacks() -> dict[str, Stack]:
     """Every framework by name."""
     read = (convert(read_yaml(path), Stack, str(path)) for path in sorted(STACK_DIR.glob("*.yaml")))
     return {stack.name: stack for stack in read}
+
+
+@cache
+def measured_releases() -> dict[str, dict[str, ReleaseRows]]:
+    """Releases of which whole steps were compared, by framework; `undated` where rows name none."""
+    return convert(read_yaml(RELEASES), Releases, str(RELEASES)).releases
 
 
 def load_stack(name: str) -> Release:

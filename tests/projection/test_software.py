@@ -9,7 +9,14 @@ from aorta.projection.cli import main
 from aorta.projection.memory import memory
 from aorta.projection.model import load_model
 from aorta.projection.options import read
-from aorta.projection.software import job_facts, load_stack, settings_of, stacks
+from aorta.projection.software import (
+    job_facts,
+    load_stack,
+    measured_releases,
+    release_number,
+    settings_of,
+    stacks,
+)
 
 
 def flags(*arguments):
@@ -226,3 +233,33 @@ def test_nano_recomputes_its_experts_on_hopper_alone():
 
     assert "experts" in recomputed("h100")
     assert recomputed("gb200") == []
+
+
+def test_a_release_after_the_last_measured_one_widens():
+    """Releases change what the same job takes: 26.08 is the last one with rows."""
+
+    def widened(release):
+        job = (
+            "--model",
+            "llama3-8b",
+            "--gpu-arch",
+            "h100",
+            "--stack",
+            f"megatron-bridge@{release}",
+            "--json",
+        )
+        reasons = json.loads(CliRunner().invoke(main, ("performance", *job)).stdout)["widened_by"]
+        return [one["reason"] for one in reasons if "after" in one["reason"]]
+
+    assert widened("26.08") == widened("26.06.01") == []
+    assert widened("26.10") == ["no step of megatron-bridge after 26.08 was measured"]
+
+
+def test_releases_are_those_that_stacks_know():
+    for name, found in measured_releases().items():
+        assert name in stacks()
+        for version, rows in found.items():
+            assert version == "undated" or release_number(version) == version
+            if rows.gain is not None:
+                assert rows.jobs > 0
+                assert sorted(rows.gain) == list(rows.gain)
