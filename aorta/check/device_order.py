@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.cuda import _gpu_trace as gpu_trace
 
+from aorta.record.interception.replaced import ReplacedMethods
+
 LogEntry = list[Any]
 LOOK_AHEAD = 4096
 """Entries of the trace among which the next one of the log is looked for."""
@@ -29,6 +31,7 @@ class DeviceOrder:
         self.device = torch.cuda.current_device()
         self._callbacks: list[tuple[Any, Any]] = []
         self._our_history = False
+        self._queries = Queries(log)
         self.current = -1
         """Site of the operation in progress; -1 between operations."""
         self.is_listening = False
@@ -62,11 +65,13 @@ class DeviceOrder:
                 "all", context=None, stacks="python", max_entries=HISTORY, clear_history=True
             )
             self._our_history = True
+        self._queries.listen()
         self.is_listening = True
 
     def stop(self) -> None:
         """Stop listening, and put sizes and deferred frees of the allocator's trace into the log."""
         self.is_listening = False
+        self._queries.stop()
         for registry, callback in self._callbacks:
             registry.callback_list.remove(callback)
         self._callbacks.clear()
@@ -84,6 +89,35 @@ class DeviceOrder:
 
     def _freed(self, address: int) -> None:
         self._log.append(["free", address, self._site("free"), None, False])
+
+
+class Queries:
+    """Logs queries that say done: the host then follows an event, or a stream, without a wait."""
+
+    def __init__(self, log: list[LogEntry]) -> None:
+        self._log = log
+        self._methods = [ReplacedMethods(torch.cuda.Event), ReplacedMethods(torch.cuda.Stream)]
+
+    def listen(self) -> None:
+        events, streams = self._methods
+        events.replace("query", self._asking("synchronize_event", "cuda_event"))
+        streams.replace("query", self._asking("synchronize", "cuda_stream"))
+
+    def stop(self) -> None:
+        for methods in self._methods:
+            methods.restore()
+
+    def _asking(self, name: str, handle: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def query(asked: Any) -> bool:
+                is_done: bool = original(asked)
+                if is_done:
+                    self._log.append([name, getattr(asked, handle)])
+                return is_done
+
+            return query
+
+        return make
 
 
 def completed(log: list[LogEntry], trace: list[dict[str, Any]]) -> list[LogEntry]:

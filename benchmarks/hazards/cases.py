@@ -242,6 +242,23 @@ def pinned_buffer_refilled(mended: bool) -> Any:
     return step
 
 
+def pinned_buffer_refilled_unless_an_event_says_done(mended: bool) -> Any:
+    pinned, out, side, done = torch.empty(SIZE, pin_memory=True), full(0), stream(), torch.cuda.Event()
+    batches = [torch.full((SIZE,), float(i)) for i in range(2)]
+
+    def step(n: int) -> None:
+        for batch in batches:
+            pinned.copy_(batch)
+            with torch.cuda.stream(side):
+                out.copy_(pinned, non_blocking=True)
+                done.record()
+            while mended and not done.query():
+                pass
+        side.synchronize()
+
+    return step
+
+
 def optimizer_against_the_next_gather(mended: bool) -> Any:
     shard, whole, side = full(1), full(0, 2 * SIZE), stream()
 
@@ -401,7 +418,7 @@ CASES = [
     pinned_buffer_refilled, optimizer_against_the_next_gather, slice_by_another_pointer,
     captured_graph_against_an_eager_writer, kernel_on_a_side_stream, checkpoint_against_the_optimizer,
     loader_without_record_stream, work_dropped, stream_cached_at_construction,
-    batched_receive_read_before_its_wait,
+    batched_receive_read_before_its_wait, pinned_buffer_refilled_unless_an_event_says_done,
 ]  # fmt: skip
 
 

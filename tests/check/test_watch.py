@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import Work
 
-from aorta.check.device_order import completed
+from aorta.check.device_order import Queries, completed
 from aorta.check.operators import accessed
 from aorta.check.watch import HazardWatch
 from aorta.check.works import Works
@@ -240,6 +240,33 @@ def test_bytes_of_a_tensor(tensor, size, has_gaps):
     access = accessed(tensor)
     assert access[:2] == (tensor.data_ptr(), size)
     assert (len(access) == 3) == has_gaps
+
+
+def test_a_query_that_says_done_is_a_wait_of_the_host(monkeypatch):
+    answers = iter([False, True])
+
+    class Event:
+        cuda_event = 7
+
+        def query(self):
+            return next(answers)
+
+    class Stream:
+        cuda_stream = 3
+
+        def query(self):
+            return True
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    log = [["record", 7, 3]]
+    queries = Queries(log)
+    queries.listen()
+    assert (Event().query(), Event().query(), Stream().query()) == (False, True, True)
+    queries.stop()
+    Stream().query()
+    assert log == [["record", 7, 3], ["synchronize_event", 7], ["synchronize", 3]]
+    play(log, HazardCheck())
 
 
 def test_sizes_streams_and_deferred_frees_come_from_the_allocators_trace():
