@@ -6,6 +6,7 @@ described when they are made and not kept. Imports nothing heavy: hooks.py loads
 
 import os
 import sys
+import weakref
 from types import FrameType
 from typing import Any
 
@@ -36,6 +37,7 @@ class ProgramNotes:
         self._iterator = 0
         """The iterator that gave the last batch."""
         self._modes: dict[str, Any] = {}
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def loader_made(self, loader: Any) -> None:
         described = {name: getattr(loader, name, None) for name in LOADER_ARGUMENTS}
@@ -81,6 +83,7 @@ class ProgramNotes:
         self._kept(self._units, described)
 
     def optimizer_made(self, optimizer: Any) -> None:
+        self.optimizers.add(optimizer)
         described = {name: optimizer.defaults.get(name) for name in OPTIMIZER_ARGUMENTS}
         described["kind"] = type(optimizer).__name__
         described |= _sizes(entry for group in optimizer.param_groups for entry in group["params"])

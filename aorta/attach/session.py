@@ -24,6 +24,8 @@ from aorta.records.files import steps_name
 
 MODES_AT = 3
 """Step at whose end switches of torch are read."""
+CALLS_AT = 2
+"""Steps after which the model's calls are noted, in one step of rank 0."""
 
 if TYPE_CHECKING:
     from aorta.attach.hooks import Attachment
@@ -75,6 +77,8 @@ class AttachedSession:
         self._pause: Any = None
         """The pause that the watchdog was told of, for an evaluation."""
         self._capture: RequestedCapture | None = None
+        self._model_calls: Any = None
+        """Of the step in which they are noted, for its FLOPs."""
 
     # -- start and end -------------------------------------------------------------------------
 
@@ -165,6 +169,7 @@ class AttachedSession:
         if recorder is None:
             return
         self._open = None
+        self._model_calls_end()
         self._stop_waiting_for_training()
         if self._capture is not None:
             self._capture.close()
@@ -268,11 +273,30 @@ class AttachedSession:
             self._capture.step_begins(self._open.step.global_step)
         self._open.step.thread = self.thread  # a hook may run on one of autograd's threads
         self._open.__enter__()
+        self._note_model_calls()
         self._num_backwards = self._num_calls = self._num_signed = 0
+
+    def _note_model_calls(self) -> None:
+        """In one early step of rank 0, once it is known what a step is."""
+        recorder = self._recorder
+        assert recorder is not None
+        is_known = self._explicit or self._cycle.calls is not None
+        if recorder.flops is None and recorder.rank == 0 and is_known and self._num_steps >= CALLS_AT:
+            from aorta.attach.flops import ModelCalls
+
+            calls = self._model_calls = ModelCalls()
+            recorder.flops = calls
+            calls.begin_step(self._attachment.program.optimizers)
+
+    def _model_calls_end(self) -> None:
+        if self._model_calls is not None:
+            calls, self._model_calls = self._model_calls, None
+            calls.end_step()
 
     def _end(self) -> None:
         """End the body of the open step; its window stays open until the next step begins."""
         if self._open is not None:
+            self._model_calls_end()
             self._open.__exit__(None, None, None)
             self._ended, self._open = self._open, None
             self._num_noted = len(self._ended.step.calls)
@@ -302,6 +326,7 @@ class AttachedSession:
 
     def _drop(self) -> None:
         """Forget the open step."""
+        self._model_calls_end()
         if self._open is not None:
             self._open.drop()
             self._open = None

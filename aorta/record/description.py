@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -77,6 +77,29 @@ def _peak(
         return peak_record(devices, settings.precision or precision_of(settings.config)), {}
     except UnknownPeak as error:
         return None, {"peak_flops": str(error)}
+
+
+class FlopsOfStep(Protocol):
+    """Knows which modules a step called."""
+
+    precision: str | None
+
+    def count(self) -> tuple[float | None, str]:
+        """FLOPs of one rank's step; or None, and the reason."""
+
+
+def add_flops(run: RunRecord, flops: FlopsOfStep) -> None:
+    """Add the FLOPs of a step and the peak that they are compared with, or the reasons why not."""
+    run.flops_per_step, reason = flops.count()
+    if run.flops_per_step is None:
+        run.not_measured["flops_per_step"] = reason
+        return
+    run.not_measured.pop("flops_per_token", None)
+    if run.peak_flops is None:
+        try:
+            run.peak_flops = peak_record(run.devices, flops.precision)
+        except UnknownPeak as error:
+            run.not_measured["peak_flops"] = str(error)
 
 
 class UnknownPeak(AortaError):

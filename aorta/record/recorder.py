@@ -32,7 +32,15 @@ from aorta.launcher import rank_and_world_size
 from aorta.record.calls import Observer
 from aorta.record.collective_source import NOT_LOADED
 from aorta.record.companions import Cause, Companions
-from aorta.record.description import NOT_SEEN_BY_DESIGN, collectives_seen, describe_run, end_marks, finish_run
+from aorta.record.description import (
+    NOT_SEEN_BY_DESIGN,
+    FlopsOfStep,
+    add_flops,
+    collectives_seen,
+    describe_run,
+    end_marks,
+    finish_run,
+)
 from aorta.record.handles import Cut, RangeHandle, StepHandle
 from aorta.record.interception.replaced import uncompiled
 from aorta.record.interception.switch import Interception
@@ -84,6 +92,8 @@ class Recorder:
         """Notes that are added to the coverage in run.json."""
         self.program: dict[str, Any] | None = None
         """What the program made, for run.json; None: nobody watched it."""
+        self.flops: FlopsOfStep | None = None
+        """Counts the model FLOPs of a step when the run has ended; None: nobody watched the model."""
         self.rank = 0
         self.world_size = 1
 
@@ -347,6 +357,8 @@ class Recorder:
             self._run.coverage = self._coverage(output)
             self._run.overhead = self._sampling.record()
             self._run.program = self.program
+            if self.flops is not None and ending.kind == "finished" and self._run.flops_per_token is None:
+                add_flops(self._run, self.flops)
             if self.rank == 0:
                 finish_run(self.output_dir, self._run, ending)
             output.write_run(self._run)

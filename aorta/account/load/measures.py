@@ -64,6 +64,11 @@ def add_measures(sides: Sides, run: RunRecord | None) -> dict[str, str]:
     metrics.derive(
         "model_tflops_per_gpu", lambda per_s: per_s * flops_per_token / 1e12, "tokens_per_s_per_gpu"
     )
+    flops_per_step = (run.flops_per_step if run is not None else None) or np.nan
+    if not np.isfinite(flops_per_token) and np.isfinite(flops_per_step):
+        metrics.derive(
+            "model_tflops_per_gpu", lambda ms: _per_s(np.full(ms.shape, flops_per_step / 1e12), ms), "step_ms"
+        )
     peak = run.peak_flops if run is not None else None
     peak_flops_per_s = peak.flops_per_s if peak is not None else np.nan
     metrics.derive("mfu", lambda tflops: tflops * 1e12 / peak_flops_per_s, "model_tflops_per_gpu")
@@ -149,6 +154,7 @@ def _reasons(
         not_measured.get(name) or of_run.get(name) or NOT_GIVEN[name]
         for name in ("tokens", "flops_per_token", "peak_flops")
     )
+    flops = of_run.get("flops_per_step", flops)
     device = not_measured.get("device") or NOT_GIVEN["power_w"]
     memory = not_measured.get("memory") or NOT_GIVEN["memory"]
     has_tokens, has_flops = (np.isfinite(metrics[name]).any() for name in (WORK, "model_tflops_per_gpu"))
@@ -156,8 +162,8 @@ def _reasons(
         WORK: tokens,
         "tokens_per_s": tokens,
         "tokens_per_s_per_gpu": tokens,
-        "model_tflops_per_gpu": flops if has_tokens else tokens,
-        "mfu": tokens if not has_tokens else flops if not has_flops else peak,
+        "model_tflops_per_gpu": flops if has_tokens or "flops_per_step" in of_run else tokens,
+        "mfu": peak if has_flops else flops if has_tokens or "flops_per_step" in of_run else tokens,
         ENERGY: tokens if not has_tokens else device,
         "peak_memory_bytes": memory,
         "reserved_memory_bytes": memory,

@@ -154,5 +154,6 @@ def nothing_text(dataset: Dataset, explained: Explanation) -> str:
             f" {peak_text(dataset.first.run.run)}; the rest is in the kernels."
         )
     elif account.on_device:
-        text += " Roofline: not known (flops_per_token or the device's peak is not in run.json)."
+        reasons = dataset.first.run.not_measured
+        text += f" Roofline: not known ({reasons.get('mfu', 'FLOPs or the peak are not in run.json')})."
     return text

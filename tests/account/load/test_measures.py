@@ -298,3 +298,18 @@ def test_an_operations_comm_and_exposed_time_are_rows_of_the_table(tmp_path):
     lines = dataset_table(found).splitlines()
     (gathers,) = [line for line in lines if line.startswith("all_gather ")]
     assert gathers.split() == ["all_gather", "3.00", "ms", "1.00", "ms"]
+
+
+def test_flops_of_a_step_need_no_tokens(tmp_path):
+    """8 TFLOP take 10 ms or so: 800 TFLOP/s, four fifths of the peak."""
+    run = run_record(flops_per_step=8e12, peak_flops=PEAK)
+    loaded = load_run(run_of(tmp_path / "run", run=run), "run")
+    step_ms = loaded.metrics["step_ms"]
+    assert np.allclose(loaded.metrics["model_tflops_per_gpu"], 8e3 / step_ms)
+    assert np.allclose(loaded.metrics["mfu"], 8.0 / step_ms)
+
+
+def test_flops_that_could_not_be_counted_say_why(tmp_path):
+    run = run_record(not_measured={"flops_per_step": "the model communicates in its forward pass"})
+    loaded = load_run(run_of(tmp_path / "run", run=run), "run")
+    assert loaded.not_measured["mfu"] == "the model communicates in its forward pass"

@@ -1,0 +1,378 @@
+"""Model FLOPs of a step, counted by torch on a copy of the model that holds no data.
+
+    an early step   the outermost module of each call is noted, with the shapes of what it was called with
+    the end         copies on the meta device go forward and backward under torch's counter
+
+While that step runs, Module.__call__ is replaced, and nothing is when it has ended. A copy shares no tensor,
+no hook and no random number with the model. What cannot be counted has no number and a reason: values that
+the model reads, collectives in its forward pass, operators without a formula. Experts count as evenly used.
+"""
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import ref
+
+import torch
+from torch.nn import Module
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+MOST_KINDS = 8
+"""Of calls with different modules or shapes in a step; a step with more has no number."""
+MOST_MODULES = 20_000
+REFUSED_AXES = ("tp", "ep", "cp", "pp", "tensor", "expert", "context", "pipeline", "model")
+"""Axes of device meshes whose ranks share the work of one model."""
+KNOWN = ("aten", "prims", "prim", "profiler")
+HEAVY = ("mm", "conv", "attention", "rnn", "lstm", "gru")
+"""Parts of names of operators that have FLOPs worth counting."""
+
+
+class NotCountedError(Exception):
+    """Why there is no number."""
+
+
+class ModelCalls:
+    """Notes which modules a step calls, and counts their FLOPs later."""
+
+    def __init__(self) -> None:
+        self._error = ""
+        """What went wrong in the step; nothing is noted any more then."""
+        self._owner: type | None = None
+        self._original: Callable[..., Any] | None = None
+        self._call: Callable[..., Any] | None = None
+        self._was_own = False
+        self._kinds: dict[Any, tuple[Module, Any, Any]] = {}
+        """Copies with what they were called with."""
+        self._times: dict[Any, int] = {}
+        self._copies: dict[int, tuple[Any, Module | None]] = {}
+        self.precision: str | None = None
+        """In which most of the work is done, by autocast and the parameters' type."""
+        self._trained: set[int] = set()
+        self._depth = 0
+
+    def begin_step(self, optimizers: Iterable[Any]) -> None:
+        """Note the calls of modules that hold parameters of these, from now on, on this thread."""
+        self._trained = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+        if not self._trained or self._original is not None:
+            return
+        compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+        if compiled is not None and _compiled_frames() > 0:
+            self._replace(compiled)  # compiled code is guarded by Module's own
+        else:
+            self._replace(Module)
+
+    def end_step(self) -> None:
+        """Put everything back."""
+        if self._original is None:
+            return
+        owner, self._owner = self._owner, None
+        if owner is not None and vars(owner).get("__call__") is self._call:
+            if self._was_own:
+                owner.__call__ = self._original  # type: ignore[method-assign]
+            else:
+                del owner.__call__
+        self._original = self._call = None
+
+    def _replace(self, owner: type) -> None:
+        original: Callable[..., Any] = owner.__call__
+        thread, calls = threading.get_ident(), self
+
+        def call(module: Any, /, *args: Any, **named: Any) -> Any:
+            if calls._depth or threading.get_ident() != thread or torch.compiler.is_compiling():
+                return original(module, *args, **named)
+            # In a backward pass modules are called again, for what was not kept.
+            is_forward = torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+            if not (is_forward and calls._note(module, args, named)):
+                return original(module, *args, **named)
+            calls._depth += 1
+            try:
+                return original(module, *args, **named)
+            finally:
+                calls._depth -= 1
+
+        self._owner, self._original, self._call = owner, original, call
+        self._was_own = "__call__" in vars(owner)
+        owner.__call__ = call  # type: ignore[method-assign]
+
+    def _note(self, module: Module, args: Any, named: Any) -> bool:
+        """True where it is one whose inner modules need not be noted."""
+        if self._error:
+            return True
+        try:
+            copy = self._copy_of(module)
+            if copy is None:
+                return False
+            leaves, structure = tree_flatten((args, named))
+            shapes = [_meta(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            key = id(module), str(structure), tuple(map(_shape_text, shapes))
+            self._times[key] = self._times.get(key, 0) + 1
+            self.precision = self.precision or _precision(module)
+            if key not in self._kinds:
+                if len(self._kinds) >= MOST_KINDS:
+                    raise NotCountedError(f"a step calls modules in more than {MOST_KINDS} different ways")
+                self._kinds[key] = copy, *tree_unflatten(shapes, structure)
+        except Exception as error:
+            self._error = _text_of(error)
+            self._kinds.clear()
+            self._copies.clear()
+        return True
+
+    def _copy_of(self, module: Module) -> Module | None:
+        entry = self._copies.get(id(module))
+        if entry is None or entry[0]() is not module:
+            holds = any(id(parameter) in self._trained for parameter in module.parameters())
+            entry = self._copies[id(module)] = ref(module), copy_without_data(module) if holds else None
+        return entry[1]
+
+    def count(self) -> tuple[float | None, str]:
+        """FLOPs of the step, or None; and the reason. Drops what was noted."""
+        kinds, self._kinds = self._kinds, {}
+        self._copies.clear()
+        if not kinds:
+            return (
+                None,
+                self._error or "no module that holds the optimizer's parameters was called in the step",
+            )
+        try:
+            total = sum(self._times[key] * flops_of(*kind) for key, kind in kinds.items())
+        except Exception as error:
+            return None, _text_of(error)
+        return (float(total), "") if total > 0 else (None, "torch counts no operator of the model")
+
+
+# ---- a copy without data -----------------------------------------------------------------------------
+
+
+def copy_without_data(module: Module) -> Module:
+    """Same modules, with parameters and buffers on the meta device, and without hooks.
+
+    Wrappers are left out: what DDP and torch.compile wrap. Raises NotCountedError.
+    """
+    while type(module).__name__ in ("DistributedDataParallel", "DataParallel", "OptimizedModule"):
+        module = module._orig_mod if type(module).__name__ == "OptimizedModule" else module.module  # type: ignore[assignment]
+    if sum(1 for _ in module.modules()) > MOST_MODULES:
+        raise NotCountedError(f"the model has more than {MOST_MODULES:,} modules")
+    if any(type(inner).__name__ == "FullyShardedDataParallel" for inner in module.modules()):
+        raise NotCountedError("FSDP1 keeps parameters flat")
+    return _copied(module, {})
+
+
+def _copied(module: Module, known: dict[int, Any]) -> Module:
+    if id(module) in known:
+        found: Module = known[id(module)]
+        return found
+    made: Module = object.__new__(_plain_class(type(module)))
+    known[id(module)] = made
+    state = dict(module.__dict__)
+    for name, value in state.items():
+        if name in ("_parameters", "_buffers"):
+            state[name] = {key: _copied_tensor(tensor, known) for key, tensor in value.items()}
+        elif name == "_modules":
+            state[name] = {key: None if one is None else _copied(one, known) for key, one in value.items()}
+        elif name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")) and isinstance(
+            value, dict
+        ):
+            state[name] = type(value)()
+        elif isinstance(value, Module):
+            state[name] = _copied(value, known)
+        elif isinstance(value, (torch.Tensor, list, tuple, dict)):
+            state[name] = tree_map(
+                lambda leaf: (
+                    _copied_tensor(leaf, known)
+                    if isinstance(leaf, torch.Tensor)
+                    else _copied(leaf, known)
+                    if isinstance(leaf, Module)
+                    else leaf
+                ),
+                value,
+            )
+        elif getattr(value, "__self__", None) is module and hasattr(value, "__func__"):
+            state[name] = value.__func__.__get__(made)
+    own = state.get("forward")
+    if own is not None and (
+        getattr(own, "__self__", None) is not made or hasattr(own.__func__, "__wrapped__")
+    ):
+        del state["forward"]  # a wrapper, of autocast or of checkpoints, which would call the model itself
+    made.__dict__.update(state)
+    return made
+
+
+def _plain_class(cls: type) -> type:
+    """fully_shard puts a class of its own before the program's."""
+    return cls.__mro__[2] if cls.__mro__[1].__name__ == "FSDPModule" else cls
+
+
+def _copied_tensor(tensor: torch.Tensor | None, known: dict[int, Any]) -> torch.Tensor | None:
+    if tensor is None:
+        return None
+    if id(tensor) not in known:
+        mesh = getattr(tensor, "device_mesh", None)
+        for axis in getattr(mesh, "mesh_dim_names", None) or ():
+            if any(axis.startswith(refused) for refused in REFUSED_AXES):
+                raise NotCountedError(f"ranks of the axis {axis} share the work of one model")
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")  # of a DTensor: the whole one
+        if isinstance(tensor, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        known[id(tensor)] = made
+    found: torch.Tensor = known[id(tensor)]
+    return found
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    """What a module was called with: shape and type. A gradient goes on where one would."""
+    made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def _shape_text(leaf: Any) -> str:
+    if isinstance(leaf, torch.Tensor):
+        return f"{tuple(leaf.shape)} {leaf.dtype}"
+    return str(leaf) if isinstance(leaf, (bool, int, float, str)) else type(leaf).__name__
+
+
+# ---- the count ---------------------------------------------------------------------------------------
+
+
+def flops_of(model: Module, args: Any, named: Any) -> int:
+    """FLOPs of a forward and a backward pass, without what a checkpointed module does again.
+
+    model: a copy without data. Raises NotCountedError, and whatever the model raises.
+    """
+    counter = FlopCounterMode(
+        display=False, custom_mapping={getattr(torch.ops.aten, "_grouped_mm", None): _grouped_mm}
+    )
+    again = _Again(counter)
+    states, handles = (random.getstate(), torch.get_rng_state()), again.watch(model)
+    try:
+        with torch.enable_grad(), torch.device("meta"), _Watched(), counter:
+            outputs = [leaf for leaf in _tensors(model(*args, **named)) if leaf.requires_grad]
+            if not outputs:
+                raise NotCountedError("no output of the model has a gradient")
+            again.is_backward = True
+            torch.autograd.backward([output.real.float().sum() for output in outputs])
+    finally:
+        random.setstate(states[0])
+        torch.set_rng_state(states[1])
+        for handle in handles:
+            handle.remove()
+    return int(counter.get_total_flops()) - again.flops
+
+
+class _Again:
+    """FLOPs of modules that are called within a backward pass."""
+
+    def __init__(self, counter: FlopCounterMode) -> None:
+        self._counter = counter
+        self.is_backward = False
+        self.flops = 0
+        self._depth = self._before = 0
+
+    def watch(self, model: Module) -> list[Any]:
+        handles: list[Any] = []
+        for module in model.modules():
+            handles.append(module.register_forward_pre_hook(self._enters))
+            handles.append(module.register_forward_hook(self._leaves, always_call=True))
+        return handles
+
+    def _enters(self, *_: Any) -> None:
+        if self.is_backward:
+            if self._depth == 0:
+                self._before = int(self._counter.get_total_flops())
+            self._depth += 1
+
+    def _leaves(self, *_: Any) -> None:
+        if self._depth:
+            self._depth -= 1
+            if self._depth == 0:
+                self.flops += int(self._counter.get_total_flops()) - self._before
+
+
+class _Watched(TorchDispatchMode):
+    """Refuses what must not run, or would not be counted; routes tokens to experts evenly."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._num_experts = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        space, name = func.namespace, func._overloadpacket.__name__
+        if any(isinstance(leaf, torch.Tensor) and _is_real_parameter(leaf) for leaf in tree_leaves(args)):
+            raise NotCountedError("the forward pass uses parameters that its module does not hold")
+        if "c10d" in space:
+            raise NotCountedError("the model communicates in its forward pass")
+        packet = func._overloadpacket
+        if packet not in flop_registry and name != "_grouped_mm":
+            if space not in KNOWN:
+                raise NotCountedError(f"the operator {space}::{name} has no formula")
+            # One without a kernel of its own is taken apart into others, which are counted.
+            is_whole = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "Meta")
+            if is_whole and any(part in name for part in HEAVY) and "backward" not in name:
+                raise NotCountedError(f"the operator {space}::{name} has no formula")
+        if name == "topk" and args[0].dim():
+            self._num_experts = int(args[0].shape[-1])
+        if name == "nonzero" and args[0].is_meta:
+            return self._nonzero(args[0])
+        return func(*args, **(kwargs or {}))
+
+    def _nonzero(self, mask: torch.Tensor) -> torch.Tensor:
+        """Of a mask over the choices of tokens: those of one expert; over the experts: all of them."""
+        if not self._num_experts:
+            raise NotCountedError("the model chooses by values")
+        num = mask.numel() if mask.numel() == self._num_experts else mask.numel() // self._num_experts
+        return torch.empty((num, mask.dim()), dtype=torch.int64, device="meta")
+
+
+def _is_real_parameter(tensor: torch.Tensor) -> bool:
+    """Of the model itself: nothing may run on it."""
+    return tensor.requires_grad and not tensor.is_meta
+
+
+def _grouped_mm(a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
+    """Of experts side by side: each row of the first meets the matrix of its own expert."""
+    rows, inner = (a_shape[-2], a_shape[-1]) if len(a_shape) == 2 else (a_shape[0] * a_shape[1], a_shape[2])
+    return int(2 * rows * inner * b_shape[-1])
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    """Of tuples and dicts, and of objects that hold some."""
+    leaves = tree_leaves(output)
+    for leaf in tuple(leaves):
+        if not isinstance(leaf, torch.Tensor) and hasattr(leaf, "__dict__"):
+            leaves += vars(leaf).values()
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _precision(module: Module) -> str | None:
+    """'bf16', as peaks of devices are named; None of another type."""
+    sizes: dict[tuple[torch.dtype, str], int] = {}
+    for parameter in module.parameters():
+        key = parameter.dtype, parameter.device.type
+        sizes[key] = sizes.get(key, 0) + parameter.numel()
+    dtype, device = max(sizes, key=lambda key: sizes[key])
+    units = (
+        getattr(getattr(inner._get_fsdp_state(), "_mp_policy", None), "param_dtype", None)  # type: ignore[operator]
+        for inner in module.modules()
+        if hasattr(inner, "_get_fsdp_state")
+    )
+    dtype = next((unit for unit in units if unit is not None), dtype)
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        return "tf32"
+    return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}.get(dtype)
+
+
+def _compiled_frames() -> int:
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return sum(counters.get("frames", {}).values())
+
+
+def _text_of(error: Exception) -> str:
+    if isinstance(error, NotCountedError):
+        return str(error)
+    first = (str(error).splitlines() or [""])[0][:160]
+    return f"the model does not run without data: {type(error).__name__}: {first}"

@@ -1,0 +1,226 @@
+"""FLOPs of a step that torch counts on a copy without data, beside counts by hand."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from aorta.attach.flops import ModelCalls, NotCountedError, copy_without_data, flops_of
+
+B, S, D, HEADS, LAYERS, VOCABULARY = 2, 32, 64, 4, 2, 100
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(D)
+        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.up, self.down = nn.Linear(D, 4 * D), nn.Linear(4 * D, D)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).view(B, S, 3, HEADS, D // HEADS).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(B, S, D))
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Decoder(nn.Module):
+    def __init__(self, checkpointed=False):
+        super().__init__()
+        self.checkpointed = checkpointed
+        self.embed, self.drop = nn.Embedding(VOCABULARY, D), nn.Dropout(0.1)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.head = nn.Linear(D, VOCABULARY, bias=False)
+
+    def forward(self, ids):
+        x = self.drop(self.embed(ids))
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        return self.head(x)
+
+
+class Experts(nn.Module):
+    def __init__(self, num=8, chosen=2):
+        super().__init__()
+        self.chosen = chosen
+        self.gate = nn.Linear(D, num, bias=False)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(D, 2 * D, bias=False), nn.SiLU(), nn.Linear(2 * D, D, bias=False))
+            for _ in range(num)
+        )
+
+    def forward(self, x):
+        weights, places = self.gate(x).softmax(-1).topk(self.chosen, -1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            token, slot = torch.where(places == number)
+            out.index_add_(0, token, expert(x[token]) * weights[token, slot, None])
+        return out
+
+
+def counted(model, *inputs):
+    copy = copy_without_data(model)
+    return flops_of(copy, tuple(torch.empty_like(each, device="meta") for each in inputs), {})
+
+
+IDS = torch.zeros(B, S, dtype=torch.long)
+OF_DECODER = 3 * (2 * B * S * (LAYERS * 12 * D * D + D * VOCABULARY) + LAYERS * 4 * B * S * S * D)
+"""Forward and twice as much backward: 12 D^2 weights a layer, scores and values of full attention, a head."""
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
+def test_a_decoder(checkpointed):
+    """What a checkpointed layer does again is not the model's."""
+    assert counted(Decoder(checkpointed), IDS) == OF_DECODER
+
+
+def test_a_convolution_net():
+    """The first layer's input has no gradient: twice its forward pass, thrice of the others."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+    first, second, head = 2 * 8 * 16 * 16 * 16 * 27, 2 * 8 * 8 * 8 * 32 * 16 * 9, 2 * 8 * 32 * 10
+    assert counted(model, torch.zeros(8, 3, 16, 16)) == 2 * first + 3 * second + 3 * head
+
+
+def test_experts_count_as_evenly_used():
+    """Each token goes through two of eight experts of two matrices; the gate is small."""
+    num = 64
+    first, gate, experts = 2 * num * D * D, 2 * num * D * 8, 2 * num * 2 * 2 * D * 2 * D
+    model = nn.Sequential(nn.Linear(D, D, bias=False), Experts())
+    assert counted(model, torch.zeros(num, D)) == 2 * first + 3 * gate + 3 * experts
+
+
+class ReadsValues(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x
+
+
+BESIDE = nn.Linear(4, 4)
+
+
+class UsesAnother(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + BESIDE(x)
+
+
+class Communicates(nn.Linear):
+    def forward(self, x):
+        x = super().forward(x)
+        return torch.ops._c10d_functional.all_reduce(x, "sum", "0")
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (ReadsValues(4, 4), "the model does not run without data: RuntimeError: Tensor.item"),
+        (UsesAnother(4, 4), "the forward pass uses parameters that its module does not hold"),
+        (Communicates(4, 4), "the model communicates in its forward pass"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused_with_a_reason(model, reason):
+    calls = noted(model, torch.zeros(2, 4))
+    total, told = calls.count()
+    assert total is None
+    assert told.startswith(reason)
+
+
+def noted(model, *inputs, times=1):
+    """The calls of a step in which the model is called; on inputs without data, so that it may fail."""
+    calls = ModelCalls()
+    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)])
+    for _ in range(times):
+        try:
+            model(*inputs)
+        except RuntimeError:
+            assert isinstance(model, Communicates)
+    calls.end_step()
+    return calls
+
+
+def test_each_call_of_a_step_counts():
+    assert noted(Decoder(), IDS, times=3).count() == (3.0 * OF_DECODER, "")
+
+
+def test_what_a_backward_pass_calls_again_is_no_call_of_the_step():
+    model, calls = Decoder(checkpointed=True), ModelCalls()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    calls.begin_step([optimizer])
+    model(IDS).sum().backward()
+    calls.end_step()
+    assert calls.count() == (float(OF_DECODER), "")
+
+
+def test_a_step_of_many_different_calls_has_no_count():
+    model, calls = nn.Linear(4, 4), ModelCalls()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    calls.begin_step([optimizer])
+    for size in range(1, 20):
+        model(torch.zeros(size, 4))
+    calls.end_step()
+    assert calls.count() == (None, "a step calls modules in more than 8 different ways")
+
+
+def test_a_step_leaves_nothing_behind():
+    """Neither in torch, nor in the model and its random numbers."""
+    before = nn.Module.__call__
+    torch.manual_seed(0)
+    random.seed(0)
+    model = Decoder()
+    expected = torch.random.get_rng_state(), random.getstate(), model.head.weight.detach().clone()
+    calls = ModelCalls()
+    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)])
+    assert nn.Module.__call__ is not before
+    model.eval()(IDS)
+    calls.end_step()
+    assert nn.Module.__call__ is before
+    calls.count()
+    assert torch.equal(torch.random.get_rng_state(), expected[0])
+    assert random.getstate() == expected[1]
+    assert torch.equal(model.head.weight, expected[2])
+    assert not model.head._forward_hooks
+    assert all(parameter.device.type == "cpu" and parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_module_that_trains_nothing_is_no_model():
+    calls, optimizer = ModelCalls(), torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+    calls.begin_step([optimizer])
+    nn.Linear(4, 4)(torch.zeros(2, 4))
+    calls.end_step()
+    assert calls.count() == (None, "no module that holds the optimizer's parameters was called in the step")
+
+
+def test_hooks_of_the_model_are_not_run_by_the_copy():
+    model, ran = nn.Linear(4, 4), []
+    model.register_forward_hook(lambda *_: ran.append(1))
+    assert counted(model, torch.zeros(2, 4)) == 2 * (2 * 2 * 4 * 4)
+    assert ran == []
+
+
+def test_a_wrapped_forward_is_that_of_the_class():
+    """As accelerate wraps it for autocast: the wrapper holds the model's own method."""
+    model = nn.Linear(4, 4)
+    inner = model.forward
+    model.forward = lambda x: inner(x)
+    assert counted(model, torch.zeros(2, 4)) == 2 * (2 * 2 * 4 * 4)
+
+
+def test_tied_parameters_stay_tied():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    model[1].weight = model[0].weight
+    copy = copy_without_data(model)
+    assert copy[1].weight is copy[0].weight
+
+
+def test_ranks_that_share_a_model_have_no_count():
+    class Mesh:
+        mesh_dim_names = ("dp", "tp")
+
+    model = nn.Linear(4, 4)
+    model.weight.device_mesh = Mesh()
+    with pytest.raises(NotCountedError, match="the axis tp"):
+        copy_without_data(model)
