@@ -324,7 +324,7 @@ class Part(msgspec.Struct, frozen=True):
     """A part of the step time, in ms: means over the judged steps of the mean over ranks."""
 
     name: str
-    """compute, exposed, exposed_wait, exposed_transfer, exposed_copy, idle: each ms of a step is in one."""
+    """A cell of the account, or step: each ms of a step is in one cell."""
     reference_ms: float
     candidate_ms: float
     difference_ms: float
@@ -345,15 +345,13 @@ class StepWork(msgspec.Struct, frozen=True):
 
 
 class Decomposition(msgspec.Struct, frozen=True):
-    """Sources of the difference of the step times. The parts add up to it exactly."""
+    """Sources of the difference of the step times, by cell of the account. They add up to it exactly."""
 
     step: Part
     parts: list[Part]
     estimator: str
     """The estimator in words: which means, over what."""
     notes: list[str]
-    cells: list[Part] = []
-    """The same by cell of the account, which are finer."""
     of_work: str = ""
     """The work for which the candidate's times are given, if the work of a step differs."""
 

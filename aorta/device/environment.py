@@ -3,10 +3,12 @@
 The warnings name settings under which a run does not behave as it would without them.
 """
 
+import hashlib
 import os
 import platform
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,22 @@ _PREFIXES = (
 """Beginnings of variables that NCCL, RCCL, the GPU runtimes and torch act on."""
 _SWITCH = re.compile(r"-?\d{1,12}|true|false|on|off|yes|no|", re.IGNORECASE)
 
+_NOT_OF_USER = re.compile(
+    r"_|(AORTA|BASH|CI|CONDA|DBUS|DOCKER|GITHUB|GITLAB|GROUP|GPG|INVOCATION|JOURNAL|JOB|KUBERNETES|LC|LESS|LOCAL|LS"
+    r"|MASTER|OMPI|PALS|PBS|PMI|PMIX|PRTE|PYTEST|ROLE|RUNNER|SBATCH|SLURM|SLURMD|SSH|SUDO|SYSTEMD|TMUX|TORCHELASTIC"
+    r"|VIRTUAL|VSCODE|XDG)_"
+    r"|(COLUMNS|COLORTERM|DEBIAN_FRONTEND|DISPLAY|EDITOR|EUID|HISTFILE|HISTSIZE|HOME|HOSTNAME|HOSTTYPE|LANG"
+    r"|LANGUAGE|LINES|LOGNAME|MAIL|OLDPWD|PAGER|PATH|PPID|PS1|PWD|PYTHONPATH|RANK|SHELL|SHLVL|STY|TEMP|TERM|TMP"
+    r"|TMPDIR|UID|USER|WINDOWID|WORLD_SIZE)$"
+    r"|.*(_PORT|_PID|_SOCK|_SERVICE_HOST)$"
+)
+"""Variables that a shell, a desktop, a service or a launcher sets: they differ between any two runs."""
+_MOST_DIGITS = 6
+"""Of a number that is kept: longer ones are ids of accounts and the like."""
+_LONGEST_NAME = 80
+GIT_S = 3.0
+"""Seconds that git may take to describe the program's repository."""
+
 _FALSIFYING = (
     ("TORCH_NCCL_BLOCKING_WAIT", "the host blocks in every wait for a collective"),
     ("NCCL_BLOCKING_WAIT", "the host blocks in every wait for a collective"),
@@ -70,6 +88,24 @@ def _is_kept(name: str, value: str) -> bool:
     if is_secret_name(name) or is_secret_value(value):
         return False
     return name in KNOWN_VARIABLES or _SWITCH.fullmatch(value) is not None
+
+
+def user_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Other variables, for comparisons to name those that differ: switches and short numbers as they are, of
+    any other value a fingerprint of 16 bits. None that a shell, a desktop or a launcher sets, and none whose
+    name or value may be a secret."""
+    environ = os.environ if environ is None else environ
+    found = {}
+    for name, value in sorted(environ.items()):
+        if name.startswith(_PREFIXES) or _NOT_OF_USER.match(name):
+            continue
+        if is_secret_name(name) or is_secret_value(value) or len(name) > _LONGEST_NAME:
+            continue
+        is_plain = _SWITCH.fullmatch(value) is not None and len(value) <= _MOST_DIGITS
+        found[name] = (
+            value if is_plain else f"#{hashlib.sha256(value.encode(errors='replace')).hexdigest()[:4]}"
+        )
+    return found
 
 
 def _nccl_files(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -141,6 +177,7 @@ def collect_versions() -> dict[str, str | None]:
     return {
         "aorta": __version__,
         "aorta_commit": _checkout_commit(),
+        "program_commit": program_commit(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
@@ -157,17 +194,38 @@ def _checkout_commit() -> str | None:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
+    described = _git(root, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    return None if described is None else described.decode().strip() or None
+
+
+def program_commit() -> str | None:
+    """The commit of the repository that the program lies in; where tracked files differ with -dirty and a
+    fingerprint of what differs. None outside of a repository, and where git takes too long."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if main is None:
+        return None
+    folder = Path(main).resolve().parent
+    commit = _git(folder, "rev-parse", "HEAD")
+    changed = None if commit is None else _git(folder, "diff", "--no-ext-diff", "--no-textconv", "HEAD")
+    if commit is None or changed is None:
+        return None
+    dirty = f"-dirty-{hashlib.sha256(changed).hexdigest()[:8]}" if changed else ""
+    return f"{commit.decode().strip()}{dirty}"
+
+
+def _git(folder: Path, *arguments: str) -> bytes | None:
+    """What git prints; None where it fails. It takes no lock that the user's own git would wait for."""
     try:
-        described = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
             capture_output=True,
-            text=True,
-            timeout=10,
+            timeout=GIT_S,
             check=True,
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return described.stdout.strip() or None
+    return done.stdout
 
 
 def _nccl_version() -> str | None:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from aorta.account.judge.cells import CELLS
 from aorta.account.judge.leading import with_word
-from aorta.account.judge.sentences import PART_WORDS
 from aorta.account.metrics import metric_key
 from aorta.account.model import Comparison, ConfidenceInterval, Decomposition, MetricComparison, Part
 from aorta.page.answer import change_text, verdict_mark
@@ -64,7 +63,7 @@ def _parts(comparison: Comparison) -> list[Markup | None]:
     decomposition = comparison.decomposition
     if decomposition is None:
         return [empty(f"The difference in step time is not broken down: {_why_whole(comparison)}.")]
-    shown = [part for part in decomposition.cells or decomposition.parts if _is_shown(part, decomposition)]
+    shown = [part for part in decomposition.parts if _is_shown(part, decomposition)]
     parts = [*shown, *_smaller(shown, decomposition), decomposition.step]
     has_intervals = any(part.interval is not None for part in parts)
     longest = max(max(part.reference_ms, part.candidate_ms, *_ends(part)) for part in parts)
@@ -157,7 +156,7 @@ def _part_row(part: Part, longest: float, has_intervals: bool, is_sum: bool) -> 
         for ms in (part.reference_ms, part.candidate_ms, *_ends(part))
     )
     mark = "m-sum" if is_sum else cell_mark(part.name)
-    words = CELLS[part.name].title if part.name in CELLS else PART_WORDS.get(part.name, part.name)
+    words = CELLS[part.name].title if part.name in CELLS else part.name
     name = "step (the sum)" if is_sum else words
     marks = [bar(0, candidate, mark, 4, 12), bar(0, reference, "frame", 1, 18)]
     if ends:

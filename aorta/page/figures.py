@@ -12,8 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from aorta.account.judge.cells import CELLS
 from aorta.account.judge.leading import metric_of, source_text, with_word
-from aorta.account.judge.sentences import PART_WORDS
 from aorta.account.metrics import MEANINGS, metric_key
 from aorta.account.model import Comparison, Dataset, Decomposition, JudgedRun, Lead, MetricComparison, Part
 from aorta.account.numbers import MINUS, percent, quantity
@@ -33,11 +33,11 @@ PARTS = (
 NOT_CALIBRATED = "no calibrated numbers"
 PART_COLOURS = {
     "compute": "compute",
-    "exposed": "exposed",
-    "exposed_transfer": "exposed",
-    "exposed_wait": "wait",
-    "exposed_copy": "accent",
-    "idle": "idle",
+    "hidden": "hidden",
+    "communication": "exposed",
+    "transfer": "exposed",
+    "wait": "wait",
+    "copy": "accent",
     "not_measured": "panel",
 }
 VERDICT_COLOURS = {"better": "better", "worse": "worse", "different": "accent"}
@@ -328,12 +328,12 @@ def _draw_parts(axis: Axes, comparison: Comparison, parts: Decomposition) -> Non
     total = max(parts.step.reference_ms, parts.step.candidate_ms, 1e-9)
     for part in parts.parts:
         heights = np.array([part.reference_ms, part.candidate_ms])
-        colour = LIGHT[PART_COLOURS.get(part.name, "muted")]
+        colour = LIGHT[PART_COLOURS.get(part.name, "idle")]
         axis.bar(
             [0, 1], heights, 0.56, bottom, color=colour, linewidth=0.6, edgecolor=LIGHT["outline"],
-            label=PART_WORDS.get(part.name, part.name),
+            label=CELLS[part.name].title,
         )  # fmt: skip
-        ink = LIGHT["ink"] if part.name in ("idle", "not_measured", "exposed_wait") else LIGHT["paper"]
+        ink = LIGHT["ink"] if PART_COLOURS.get(part.name) in (None, "panel", "wait") else LIGHT["paper"]
         for x in (0, 1):
             if heights[x] > 0.045 * total:
                 middle = bottom[x] + heights[x] / 2
@@ -377,7 +377,7 @@ def _draw_shares(axis: Axes, comparison: Comparison) -> None:
         heights = 100 * np.array([metric.reference or 0.0, metric.candidate or 0.0])
         axis.bar(
             [0, 1], heights, 0.56, bottom, color=LIGHT[name], linewidth=0.6, edgecolor=LIGHT["outline"],
-            label=PART_WORDS[name],
+            label=f"{name} communication" if name == "exposed" else name,
         )  # fmt: skip
         for x in (0, 1):
             if heights[x] > 4:

@@ -51,7 +51,7 @@ MARKS = ("compute", "hidden", "exposed", "wait", "idle")
 """States of a rank in a step; wait is the part of exposed in which some rank had not arrived."""
 TITLES = {
     "step_ms": "step",
-    "compute_ms": "compute",
+    "compute_ms": "busy (compute and hidden communication)",
     "comm_ms": "communication",
     "hidden_ms": "hidden communication",
     "exposed_ms": "exposed communication",
@@ -113,12 +113,8 @@ CELL_MARKS = {
     "communication": "exposed",
     "copy": "copy",
     "not_measured": "unknown",
-    "exposed": "exposed",
-    "exposed_transfer": "transfer",
-    "exposed_wait": "wait",
-    "exposed_copy": "copy",
 }
-"""Fill of a cell of the account, or of a part of a comparison; those of the host share one."""
+"""Fill of a cell of the account; those of the host share one."""
 TIMES = "\u00d7"
 
 

@@ -19,7 +19,6 @@ from aorta.account.judge.leading import (
 )
 from aorta.account.judge.phases import PhaseRow, phases_of
 from aorta.account.judge.ranks import alerts
-from aorta.account.judge.sentences import PART_WORDS
 from aorta.account.judge.timed_steps import host_bound_text
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.load.rank.kernels import (
@@ -57,7 +56,7 @@ from aorta.timeline.types import TRACE_SOURCES
 
 ROWS = (
     ("step", "step_ms"),
-    ("compute", "compute_ms"),
+    ("busy", "compute_ms"),
     ("comm", "comm_ms"),
     ("hidden", "hidden_ms"),
     ("exposed", "exposed_ms"),
@@ -114,7 +113,7 @@ DEFINITIONS = (
 COMPUTE_OF_SOURCE = {
     "events": "compute: time in which the compute stream is neither stalled nor in a collective; gaps with"
     " nothing queued are included",
-    "host": "compute: host time outside collectives",
+    "host": "compute: host time outside collectives that no other row has",
 }
 """Definition of compute by source; for kernel sources it is the union of all kernels that are not
 communication."""
@@ -528,7 +527,7 @@ def _decomposition(parts: Decomposition, numbers: str, reference: str, candidate
     for part in (*parts.parts, parts.step):
         body.append(
             (
-                "step, the sum" if part is parts.step else PART_WORDS.get(part.name, part.name),
+                "step, the sum" if part is parts.step else CELLS[part.name].title,
                 _ms(part.reference_ms),
                 _ms(part.candidate_ms),
                 quantity(part.difference_ms, "ms", sign=True),

@@ -51,9 +51,7 @@ def where_time_goes(report: Report) -> Markup:
     lengths = [float(a.step_ms.mean(axis=1).max()) for a in accounts.values() if a.mean_step_ms > 0]
     longest = max(lengths, default=0.0)
     one_scale = longest <= APART * min(lengths, default=0.0)
-    has_sums = report.comparison is None or not (
-        report.comparison.decomposition and report.comparison.decomposition.cells
-    )
+    has_sums = report.comparison is None or report.comparison.decomposition is None
     children: list[Markup] = []
     for label, dataset in report.datasets.items():
         account = accounts[label]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from aorta.device.environment import collect_devices, collect_environment, collect_versions
+from aorta.device.environment import collect_devices, collect_environment, collect_versions, user_variables
 from aorta.errors import AortaError
 from aorta.record.journal import Journal
 from aorta.record.learned_calls import Learner
@@ -57,6 +57,7 @@ def describe_run(
         versions=collect_versions(),
         devices=devices,
         environment=collect_environment(),
+        variables=user_variables(),
         clock_anchors=clock_anchors,
         coverage={},
         placement=settings.placement,

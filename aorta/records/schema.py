@@ -554,3 +554,5 @@ class RunRecord(msgspec.Struct, kw_only=True):
     program: dict[str, Any] | None = None
     """What was in force, read once in the process: wrappers and their arguments, loaders, optimizers."""
     not_measured: dict[str, str] = {}
+    variables: dict[str, str] = {}
+    """Environment variables of the user: switches, short numbers, a mark (#3fa1) of other values."""

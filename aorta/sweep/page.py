@@ -9,9 +9,8 @@ from aorta.files import write_whole
 from aorta.page.frame import framed
 from aorta.page.parts import Markup, at_percent, bar, bullets, cell, chart, section, table, tag
 from aorta.sweep.effects import CellResult, Effect
-from aorta.sweep.metrics import RunMetric
 from aorta.sweep.series import Series
-from aorta.sweep.table import effect_text, failed_text, headline, notes_of
+from aorta.sweep.table import effect_text, failed_text, headline, notes_of, titled
 
 
 def write_page(series: Series, results: Sequence[CellResult], path: Path) -> None:
@@ -27,14 +26,10 @@ def page(series: Series, results: Sequence[CellResult]) -> str:
     answer = section("answer", headline(series, results), bullets(notes_of(series, results)))
     body = [answer, section("failures", "Failures", _failures(results))]
     for number, metric in enumerate(series.metrics):
-        body.append(section(f"metric-{number}", _title(metric), _metric(series, results, number)))
+        body.append(section(f"metric-{number}", titled(metric), _metric(series, results, number)))
     body.append(section("runs", "Runs", _runs(series)))
     links = {"answer": "Answer", "failures": "Failures", "metric-0": "Metrics", "runs": "Runs"}
     return framed(heading, body, links)
-
-
-def _title(metric: RunMetric) -> str:
-    return f"{metric.name}, {metric.unit}" if metric.unit else metric.name
 
 
 def _failures(results: Sequence[CellResult]) -> Markup:
@@ -125,7 +120,7 @@ def _runs(series: Series) -> Markup:
     columns = [
         ("trial", "", True),
         ("cell", "", False),
-        *((_title(metric), "", True) for metric in series.metrics),
+        *((titled(metric), "", True) for metric in series.metrics),
         ("", "", False),
         ("", "", False),
     ]

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from aorta.account import numbers
 from aorta.sweep.effects import CellResult, Effect
+from aorta.sweep.metrics import RunMetric
 from aorta.sweep.series import Series
 
 WIDTH = 160
@@ -18,8 +19,7 @@ def table_lines(series: Series, results: Sequence[CellResult]) -> list[str]:
     table.add_column("cell", overflow="fold")
     table.add_column("failed", justify="right", no_wrap=True)
     for metric in series.metrics:
-        unit = f", {metric.unit}" if metric.unit else ""
-        table.add_column(f"{metric.name}{unit}", justify="right", no_wrap=True)
+        table.add_column(titled(metric), justify="right", no_wrap=True)
         table.add_column("against the baseline", no_wrap=True)
     for result in results:
         cells = [result.name, failed_text(result)]
@@ -62,6 +62,15 @@ def headline(series: Series, results: Sequence[CellResult]) -> str:
     if not parts:
         parts = [f"no cell is told from the baseline by {metric.name} or failures"]
     return f"{number}: {'; '.join(parts)}"
+
+
+def titled(metric: RunMetric) -> str:
+    """step_ms, 'loss', 'mfu, %': with the unit where the name does not end in it."""
+    return (
+        metric.name
+        if metric.name.endswith(f"_{metric.unit}") or not metric.unit
+        else f"{metric.name}, {metric.unit}"
+    )
 
 
 def failed_text(result: CellResult) -> str:

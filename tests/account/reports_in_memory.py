@@ -173,8 +173,9 @@ def comparison_of(reference, candidate, differences=()):
         }
         for d in (reference, candidate)
     )
+    cells = {"exposed_ms": "communication"}
     parts = [
-        Part(name.removesuffix("_ms"), a[name], b[name], b[name] - a[name],
+        Part(cells.get(name, name.removesuffix("_ms")), a[name], b[name], b[name] - a[name],
              ConfidenceInterval(b[name] - a[name] - 0.2, b[name] - a[name] + 0.2))
         for name in a
     ]  # fmt: skip

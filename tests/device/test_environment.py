@@ -1,3 +1,6 @@
+import hashlib
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +13,8 @@ from aorta.device.environment import (
     collect_environment,
     collect_versions,
     environment_warnings,
+    program_commit,
+    user_variables,
 )
 from aorta.records.schema import DeviceKind
 
@@ -153,3 +158,60 @@ def test_gpus_say_who_they_are() -> None:
     assert device["pci_address"]
     assert device["num_compute_units"] > 0
     assert collect_versions()["driver"]
+
+
+# ---- of the user --------------------------------------------------------------------------------
+
+
+def test_variables_of_the_user_are_named_without_their_values() -> None:
+    found = user_variables(
+        {
+            "MENDED": "1",
+            "DATASET": "/data/a",
+            "COPY": "/data/a",
+            "OTHER": "/data/b",
+            "ACCOUNT": "123456789012",
+        }
+    )
+    assert found["MENDED"] == "1"
+    assert found["DATASET"] == found["COPY"] == "#" + hashlib.sha256(b"/data/a").hexdigest()[:4]
+    assert found["OTHER"] != found["DATASET"]
+    assert found["ACCOUNT"].startswith("#")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["PATH", "SLURM_JOB_ID", "RANK", "_", "GITHUB_RUN_ID", "REDIS_PORT", "AORTA_X", "NCCL_ALGO", "LC_ALL"],
+)
+def test_variables_of_shells_and_launchers_are_not_the_users(name: str) -> None:
+    assert user_variables({name: "1"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("HF_TOKEN", "1"), ("DB_PASSWORD", "hunter2"), ("X", "hf_abcdefghijklmnop"), ("Y", "https://a:b@host/")],
+)
+def test_no_mark_is_left_of_a_secret(name: str, value: str) -> None:
+    assert user_variables({name: value}) == {}
+
+
+@pytest.mark.processes
+def test_the_commit_of_the_program_has_a_mark_of_what_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("a\n")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
+    assert program_commit() is None
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "x"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    clean = program_commit()
+    assert clean is not None
+    assert len(clean) == 40
+    program.write_text("b\n")
+    first = program_commit()
+    program.write_text("c\n")
+    assert first is not None
+    assert first.startswith(f"{clean}-dirty-")
+    assert program_commit() != first

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.alike import MAIN, are_calibrated, matching_pair
-from aorta.account.judge.cells import EXPOSED_CELLS, IDLE_CELLS, Account, account_of
+from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, IDLE_CELLS, Account, account_of
 from aorta.account.judge.leading import num_calibrated, num_timed
 from aorta.account.judge.timed_steps import timed_steps
 from aorta.account.model import ConfidenceInterval, Dataset, Decomposition, Part, StepWork
@@ -22,7 +22,7 @@ PARTS = ("compute_ms", "exposed_ms", "exposed_wait_ms", "exposed_copy_ms", "idle
 
 
 def decompose(reference: Dataset, candidate: Dataset, work: StepWork | None) -> Decomposition | None:
-    """Parts of the step on both sides, as their accounts have them; None where step times or all parts are
+    """Cells of the step on both sides, as their accounts have them; None where step times or all parts are
     unknown, or do not mean the same on both sides. Where the work of a step differs, the candidate's times
     are those of the reference's tokens."""
     sides = (reference, candidate)
@@ -35,27 +35,22 @@ def decompose(reference: Dataset, candidate: Dataset, work: StepWork | None) -> 
     is_raw = all(side.lead == "raw" for side in sides)
     used = [row.name for side in accounts for account in side for row in account.rows()]
     is_split = is_raw and "communication" not in used
-    is_whole = "not_measured" not in used
+    knows_host = all(account.knows_host for side in accounts for account in side)
     scales = (1.0, 1.0 if work is None else 1 / work.ratio)
     cells = [
-        [{name: scale * values for name, values in _cells(account).items()} for account in side]
+        [_cells(account, scale, is_split, knows_host) for account in side]
         for side, scale in zip(accounts, scales, strict=True)
     ]
-    parts = [
-        [_parts(run, account.on_device, is_split, is_whole) for run, account in zip(*side, strict=True)]
-        for side in zip(cells, accounts, strict=True)
-    ]
-    rest = _differences(parts)
+    parts = _differences(cells)
     notes = [like.reason for like in [likes["compute_ms"]] if like.reason]
-    if not is_split and any(part.name == "exposed" for part in rest):
+    if not is_split and any(part.name == "communication" for part in parts):
         reason = "ranks were not matched on both sides" if is_raw else "waiting is known for raw numbers only"
         notes.append(f"exposed is not split into waiting and transfer: {reason}")
     if not is_raw:
         notes += _of_calibrated(sides)
     return Decomposition(
         step=_part("step", cells),
-        parts=rest,
-        cells=_differences(cells) if is_whole else [],
+        parts=parts,
         estimator=f"calibrated {ESTIMATOR}" if are_calibrated(reference, candidate) else ESTIMATOR,
         notes=notes,
         of_work=""
@@ -64,40 +59,26 @@ def decompose(reference: Dataset, candidate: Dataset, work: StepWork | None) -> 
     )
 
 
-def _cells(account: Account) -> dict[str, NDArray[np.float64]]:
-    """[step]: means over ranks."""
-    return {"step": account.step_ms.mean(axis=0)} | {
-        name: values.mean(axis=0) for name, values in account.cells.items()
-    }
-
-
-def _parts(
-    cells: dict[str, NDArray[np.float64]], on_device: bool, is_split: bool, is_whole: bool
+def _cells(
+    account: Account, scale: float, is_split: bool, knows_host: bool
 ) -> dict[str, NDArray[np.float64]]:
-    """Cells together, under the names that summary.json has had from the first. is_whole: no part of
-    the step is unknown on either side."""
-    none = np.zeros_like(cells["step"])
-
-    def of(*names: str) -> NDArray[np.float64]:
-        return none + sum(cells[name] for name in names if name in cells)
-
-    parts = {"step": cells["step"], "compute": of("compute", "hidden")}
-    if not on_device:  # the host's own work is compute there
-        parts["compute"] = parts["compute"] + of(*IDLE_CELLS, "instrument")
-    if is_split:
-        parts |= {"exposed_wait": of("wait"), "exposed_transfer": of("transfer")}
-    else:
-        parts["exposed"] = of(*EXPOSED_CELLS)
-    parts["exposed_copy"] = of("copy")
-    idle = of(*IDLE_CELLS, "instrument") if on_device else none
-    parts["idle" if is_whole else "not_measured"] = idle + of("not_measured")
-    return parts
+    """[step]: means over ranks, of the step and of each cell. What one side does not tell apart is not told
+    apart on the other."""
+    cells = {"step": scale * account.step_ms.mean(axis=0)}
+    for name, values in account.cells.items():
+        if name in EXPOSED_CELLS and not is_split:
+            name = "communication"
+        elif name in IDLE_CELLS and not knows_host and account.on_device:
+            name = "idle"
+        mean = scale * values.mean(axis=0)
+        cells[name] = cells[name] + mean if name in cells else mean
+    return cells
 
 
 def _differences(runs: list[list[dict[str, NDArray[np.float64]]]]) -> list[Part]:
     """The parts of the step that take time on either side."""
-    names = dict.fromkeys(name for side in runs for run in side for name in run if name != "step")
-    parts = [_part(name, runs) for name in names]
+    present = {name for side in runs for run in side for name in run}
+    parts = [_part(name, runs) for name in CELLS if name in present]
     return [part for part in parts if part.reference_ms or part.candidate_ms]
 
 

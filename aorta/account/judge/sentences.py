@@ -120,28 +120,13 @@ def _mostly(parts: Decomposition | None, lead_word: str) -> str:
     if parts is None or not parts.parts or not parts.step.difference_ms:
         return ""
     difference_ms = parts.step.difference_ms
-    largest = max(parts.cells or parts.parts, key=lambda part: np.sign(difference_ms) * part.difference_ms)
-    name = PART_WORDS.get(largest.name) or CELLS[largest.name].title
+    largest = max(parts.parts, key=lambda part: np.sign(difference_ms) * part.difference_ms)
+    name = CELLS[largest.name].title
     moved = number(largest.difference_ms, sign=True)
     if abs(largest.difference_ms) >= abs(difference_ms):
         return f", all of it {name} ({with_word(f'mean {moved} ms', lead_word)})"
     share = f"mean {moved} of {number(difference_ms, sign=True)} ms"
     return f", most of it {name} ({with_word(share, lead_word)})"
-
-
-PART_WORDS = {
-    "compute": "compute",
-    "exposed": "exposed communication",
-    "communication": "exposed communication",
-    "copy": "exposed copies",
-    "exposed_wait": "waiting for late ranks",
-    "wait": "waiting for late ranks",
-    "transfer": "exposed transfer",
-    "exposed_transfer": "exposed transfer",
-    "exposed_copy": "exposed copies",
-    "idle": "idle time",
-    "not_measured": "time that was not measured",
-}
 
 
 def percent(ratio: float) -> str:

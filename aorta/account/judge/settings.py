@@ -55,7 +55,7 @@ def _settings(run: RunRecord) -> dict[str, dict[str, str]]:
         "config": {k: v for k, v in _flat(run.config or {}) if k not in SPARE_SETTINGS},
         "run": _of_run(run),
         "versions": {name: version for name, version in run.versions.items() if version is not None},
-        "environment": dict(run.environment),
+        "environment": dict(run.environment) | dict(run.variables),
     }
 
 

@@ -129,7 +129,6 @@ def _decomposition(comparison: Comparison) -> dict[str, Any] | None:
     return {
         "step": _part_row(decomposition.step),
         "parts": {part.name: _part_row(part) for part in decomposition.parts},
-        "cells": {part.name: _part_row(part) for part in decomposition.cells},
         "estimator": decomposition.estimator,
         "of_work": decomposition.of_work,
         "notes": decomposition.notes,

@@ -174,7 +174,9 @@ def test_what_one_side_did_not_measure_is_not_judged(tmp_path):
     assert idle.reason == "b: no clock of it"
     assert [part.name for part in found.decomposition.parts] == [
         "compute",
-        "exposed",
+        "hidden",
+        "communication",
+        "idle",
         "not_measured",
     ]
 
@@ -283,12 +285,12 @@ def test_runs_of_a_label_must_be_alike(tmp_path, step, words):
 
 @pytest.mark.heavy
 def test_parts_by_hand(tmp_path):
-    """Compute + 1, exposed + 0.5, idle - 0.25 ms."""
+    """Busy + 1, exposed + 0.5, idle - 0.25 ms; of as long a collective 0.5 less is hidden."""
     found = comparison(
         run_of(tmp_path / "a"), run_of(tmp_path / "b", compute=9.0, exposed=1.5, idle=0.75)
     ).decomposition
     assert {part.name: part.difference_ms for part in found.parts} == pytest.approx(
-        {"compute": 1.0, "exposed": 0.5, "idle": -0.25}
+        {"compute": 1.5, "hidden": -0.5, "communication": 0.5, "idle": -0.25}
     )
     assert found.step.difference_ms == pytest.approx(1.25)
 
@@ -322,7 +324,9 @@ def test_exposed_copies_are_a_part_of_their_own(tmp_path):
     a = run_of(tmp_path / "a", source="kineto", change=copies)
     found = comparison(a, run_of(tmp_path / "b", source="kineto", idle=2.0)).decomposition
     parts = {part.name: part.difference_ms for part in found.parts}
-    assert parts == pytest.approx({"compute": 0, "exposed": 0, "exposed_copy": -0.25, "idle": 1.25})
+    assert parts == pytest.approx(
+        {"compute": 0, "hidden": 0, "communication": 0, "copy": -0.25, "idle": 1.25}
+    )
 
 
 @pytest.mark.heavy
@@ -367,8 +371,9 @@ def test_calibrated_events_are_compared_with_the_compute_stream(tmp_path):
     assert compute.reason == "calibrated events against the kernels of the compute stream"
     ratio = found.metrics["overlap_ratio"]
     assert (ratio.reference, ratio.candidate) == pytest.approx((3.25 / 4.5, 3.5 / 4.5))
+    # Busy 7.5 to 8.0, of which 3.25 and 3.5 hide communication.
     assert {part.name: part.difference_ms for part in found.decomposition.parts} == pytest.approx(
-        {"compute": 0.5, "exposed": -0.25, "idle": -0.25}
+        {"compute": 0.25, "hidden": 0.25, "communication": -0.25, "idle": -0.25}
     )
 
 

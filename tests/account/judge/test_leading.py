@@ -59,10 +59,11 @@ def test_a_difference_that_only_calibrated_numbers_show_is_one(tmp_path):
     assert found.metrics["exposed_ms"].verdict == "worse"
     assert found.metrics["compute_ms"].verdict in ("same", "cannot tell")
     assert found.metrics["raw.compute_ms"].difference == pytest.approx(1.0, abs=0.05)
-    assert " of it exposed communication (mean +0.99" in found.headline
+    assert " of it communication (mean +0.99" in found.headline
     assert found.headline.endswith(" ms, calibrated)")
     parts = {part.name: part.difference_ms for part in found.decomposition.parts}
-    assert parts == pytest.approx({"compute": 0.0, "exposed": 1.0, "idle": 0.0}, abs=0.05)
+    assert parts["communication"] == pytest.approx(1.0, abs=0.05)
+    assert parts["compute"] + parts["hidden"] == pytest.approx(0.0, abs=0.05)
     assert sum(parts.values()) == pytest.approx(found.decomposition.step.difference_ms)
 
 
@@ -301,7 +302,7 @@ def test_page_terminal_and_pictures_show_the_same_numbers(calibrated_pair, tmp_p
     assert row_of(compared, "exposed, calibrated").endswith("worse")
     assert row_of(compared, "exposed, raw").endswith("not judged")
     parts = {part.name: part.candidate_ms for part in found.comparison.decomposition.parts}
-    assert parts["exposed"] == pytest.approx(found.comparison.metrics["exposed_ms"].candidate, rel=0.01)
+    assert parts["communication"] == pytest.approx(found.comparison.metrics["exposed_ms"].candidate, rel=0.01)
     figure = comparison_figure(found.comparison)
     left, right = figure.axes
     assert left.get_ylabel() == "ms per step (means, calibrated)"
@@ -419,7 +420,7 @@ def test_waiting_is_raw_and_no_part_of_calibrated_exposed_time(tmp_path):
     text = dataset_table(found.datasets["a"])
     assert "waiting" not in text.partition("raw")[0]
     parts = [part.name for part in found.comparison.decomposition.parts]
-    assert parts == ["compute", "exposed", "idle"]
+    assert parts == ["compute", "hidden", "communication", "idle"]
     why = "exposed is not split into waiting and transfer: waiting is known for raw numbers only"
     assert why in found.comparison.decomposition.notes
     said = page(found)

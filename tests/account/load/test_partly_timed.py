@@ -151,7 +151,7 @@ def test_two_such_runs_are_judged_by_their_timed_steps(tmp_path):
     assert found.metrics["exposed_ms"].verdict == "worse"
     assert found.metrics["comm_ms"].verdict in ("same", "cannot tell")
     parts = {part.name: part.difference_ms for part in found.decomposition.parts}
-    assert parts["exposed"] == pytest.approx(1.0, abs=0.05)
+    assert parts["communication"] == pytest.approx(1.0, abs=0.05)
     for side in "ab":
         assert any(
             note.startswith(f"{side}: only 16 of 64 judged steps were recorded") for note in found.notes

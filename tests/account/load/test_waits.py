@@ -122,7 +122,7 @@ def test_exposed_time_is_split_in_the_comparison(tmp_path):
     found = make_report([tmp_path / "a", tmp_path / "b"], ["a", "b"]).comparison
     parts = {part.name: part.difference_ms for part in found.decomposition.parts}
     assert parts == pytest.approx(
-        {"compute": 0, "exposed_wait": 0.5, "exposed_transfer": 0, "idle": -0.5}, abs=1e-6
+        {"compute": 0, "hidden": 0, "wait": 0.5, "transfer": 0, "idle": -0.5}, abs=1e-6
     )
     assert not any("is not split" in note for note in found.decomposition.notes)
     assert found.metrics["transfer_ms.all_gather"].verdict in ("same", "cannot tell")
@@ -155,7 +155,7 @@ def test_steps_without_details_do_not_decide_what_is_compared(tmp_path):
         write_run(tmp_path / label, steps, run_record(2))
     found = make_report([tmp_path / "a", tmp_path / "b"], ["a", "b"]).comparison.decomposition
     assert {part.name: part.reference_ms for part in found.parts} == pytest.approx(
-        {"compute": 6.0, "exposed_wait": 1.0, "exposed_transfer": 2.0, "idle": 11.0}
+        {"compute": 5.5, "hidden": 0.5, "wait": 1.0, "transfer": 2.0, "idle": 11.0}
     )
     assert all(part.interval is not None for part in found.parts)
 
