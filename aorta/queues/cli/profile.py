@@ -94,6 +94,9 @@ def profile_command(
     run += ["--overwrite"] if overwrite else []
     click.echo(f"profiling with {chosen}", err=True)
     status = subprocess.run(command_line(chosen, profile_dir, stem, run), check=False).returncode
-    for path in sorted(profile_dir.glob(f"{stem}*")):
+    traces = sorted(profile_dir.glob(f"{stem}*"))
+    for path in traces:
         click.echo(f"wrote {path}", err="--json" in context.args)
+    if status == 0 and not traces:
+        raise RecordError(f"{chosen} wrote no trace into {profile_dir}: it saw no kernel, or could not write")
     sys.exit(status)

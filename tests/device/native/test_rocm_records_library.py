@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from aorta.cli.doctor import _rocprofiler
 from aorta.device.cuda import HipBackend
 from aorta.device.kernel_records import TOOLS, KernelRecordsUnavailable, is_tool_named, name_tool
 from aorta.device.native.build import NativeError, load_library
@@ -204,3 +205,11 @@ def test_kernel_records_are_read_where_hip_registered_their_tool_and_else_not(mo
     assert "ask for them with --kernels on" in HipBackend().kernels_unasked
     monkeypatch.setenv(TOOLS, "/cache/native/kernel_records_rocm-0123.so")
     assert HipBackend().kernels_unasked is None
+
+
+def test_doctor_names_the_version_of_rocprofiler(sdk, monkeypatch):
+    monkeypatch.setattr("aorta.device.kernel_records.rocprofiler_path", lambda: str(sdk))
+    found = _rocprofiler()
+    assert (found.state, found.detail) == ("works", "version 1.0.0; aorta run --kernels on reads it")
+    monkeypatch.setattr("aorta.device.kernel_records.rocprofiler_path", lambda: "/no/such.so")
+    assert (_rocprofiler().state, _rocprofiler().name) == ("missing", "rocprofiler-sdk")

@@ -78,3 +78,15 @@ def test_a_profiler_that_is_not_installed_is_one_line(
     result = CliRunner().invoke(main, ["profile", "tiny_kernel_stress", "--profiler", "nsys"])
     assert result.exit_code == 2
     assert result.stderr == "error: --profiler nsys is not on PATH\n"
+
+
+@pytest.mark.heavy
+def test_a_profiler_that_wrote_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nsys"
+    tool.write_text("#!/bin/sh\nexit 0\n")
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    arguments = ["profile", "tiny_kernel_stress", "--profiler", "nsys", "--profile-dir", str(tmp_path / "p")]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "error: nsys wrote no trace into" in result.stderr
