@@ -14,6 +14,7 @@ import numpy as np
 from aorta.account.judge.judged import statistic
 from aorta.account.judge.overhead import overhead_texts
 from aorta.account.judge.timed_steps import share_host_bound, timed_steps
+from aorta.account.judge.whole_run import whole_run_text
 from aorta.account.load.rank.kernels import graph_text
 from aorta.account.metrics import metric_key, of_source
 from aorta.account.model import Dataset, JudgedRun, Lead
@@ -210,7 +211,7 @@ def _num_traced(judged: JudgedRun) -> int:
 def remarks(dataset: Dataset) -> list[str]:
     """Remarks on the numbers that lead, and on how many steps they are of."""
     reason = why_raw(dataset) if dataset.lead == "raw" else None
-    lines = [text for text in (partly_timed(dataset), graph_text(dataset)) if text]
+    lines = [text for text in (partly_timed(dataset), *_whole_runs(dataset), graph_text(dataset)) if text]
     lines += overhead_texts(dataset)
     if dataset.lead == "compute_stream":
         text = "compute stream: the kernels of that stream alone, which calibrated events are compared with"
@@ -243,6 +244,14 @@ def _timed_step_ms(judged: JudgedRun) -> float | None:
     if is_timed.all():
         return judged.statistics["step_ms"].median
     return judged.once("timed_step_ms", lambda: statistic(judged.values("step_ms")[:, is_timed]).median)
+
+
+def _whole_runs(dataset: Dataset) -> list[str]:
+    names = {"compute": "compute_ms", "exposed communication": "exposed_ms", "neither": "idle_ms"}
+    parts = {title: metric_of(dataset.lead, name) for title, name in names.items()}
+    several = len(dataset.runs) > 1
+    texts = [(judged.run.label, whole_run_text(judged, parts)) for judged in dataset.runs]
+    return [f"{label}: {text}" if several else text for label, text in texts if text]
 
 
 def partly_timed(dataset: Dataset) -> str:
