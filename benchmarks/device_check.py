@@ -252,14 +252,14 @@ def queues(machine: Machine) -> dict[str, Fact]:
     }
 
 
-SMALL = ("training.max_steps=12", "model.num_layers=2", "logging.tensorboard=false")
+SMALL = ("training.max_steps=12", "model.num_layers=2", "logging.tensorboard=false", "recording.overhead=off")
 
 
 def launcher(machine: Machine) -> dict[str, Fact]:
     machine.needs_gpu()
     run = machine.folder / "launched"
     script = ROOT / "scripts" / f"launch_{machine.platform}.sh"
-    words = ["bash", script, "ddp", "--override", f"training.output_dir={run}", *SMALL]
+    words = ["bash", script, "config/ddp.yaml", "--override", f"training.output_dir={run}", *SMALL]
     status, _ = machine.run(*words, PYTHON=PYTHON, NPROC=str(machine.num_ranks))
     whole = sum(len(steps_of(run, rank)) >= 10 for rank in range(machine.num_ranks))
     return {"exit_status": status, "share_of_ranks": share(whole, machine.num_ranks)}
@@ -275,7 +275,7 @@ def capture(machine: Machine) -> dict[str, Fact]:
     if shutil.which(tool) is None:
         raise NotRun(f"{tool} is not on PATH")
     folder = machine.folder / "captured"
-    words = ["bash", ROOT / "scripts" / script, "ddp", "--override", *SMALL]
+    words = ["bash", ROOT / "scripts" / script, "config/ddp.yaml", "--override", *SMALL]
     machine.environment[output] = str(folder)
     status, _ = machine.run(*words, PYTHON=PYTHON, NPROC=str(machine.num_ranks), CAPTURE_RUN="run")
     source = "rocprofv3" if tool == "rocprofv3" else "nsys"
