@@ -36,6 +36,8 @@ MAX_NUMBERED = 80
 MAX_PRINTS = 40_000
 """Fingerprints that are kept, if those of four steps are not more."""
 MAX_TRIALS = 4
+MAX_SAID = 12
+"""Findings that are said while the program runs."""
 MAX_SUSPECTS = 24
 """Findings of a process that are delayed."""
 EARLY = "the event was recorded too early, at {}"
@@ -49,11 +51,12 @@ class HazardWatch(Companion):
         self, every: int, confirm: bool = True, exceptions: Exceptions | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
-        """say: takes a line for the user at each new finding."""
+        """say: takes a line for the user at new findings, on rank 0."""
         self._every = max(every, WINDOW_STEPS)
         self._confirm = confirm
         self._exceptions = Exceptions.shipped() if exceptions is None else exceptions
         self._say = say
+        self._num_said = 0
         self._num_steps = 0
         self._next = FIRST_STEP
         """Number of the step with which the next window begins, at the earliest."""
@@ -263,8 +266,15 @@ class HazardWatch(Companion):
             finding.reason = "strikes only where the next allocation gets this memory"
         elif self._confirm and len(self._findings) <= MAX_SUSPECTS:
             self._suspects.append(suspect)
-        if self._say is not None and finding.status != "known":
-            self._say(f"{finding.kind}: {finding.later.site} {finding.rule} by {finding.earlier.site}")
+        if finding.status != "known":
+            self._tell(finding.kind, finding)
+
+    def _tell(self, what: str, finding: Finding) -> None:
+        """Say it while the program runs; on one rank, since most findings are all ranks'."""
+        if self._say is not None and self.checked.rank == 0 and self._num_said <= MAX_SAID:
+            text = f"{what}: {finding.later.site} {finding.rule} by {finding.earlier.site}"
+            self._say(text if self._num_said < MAX_SAID else "there are more findings; the report has them")
+            self._num_said += 1
 
     def _finding(self, hazard: Hazard, parameter: str) -> Finding:
         earlier, later = self._place(*hazard.earlier), self._place(*hazard.later)
@@ -332,8 +342,7 @@ class HazardWatch(Companion):
         finding = next(f for f, s in self._findings.values() if s is suspect)
         if suspect.is_confirmed:
             finding.status = "confirmed"
-            if self._say is not None:
-                self._say(f"confirmed: {finding.later.site} {finding.rule} by {finding.earlier.site}")
+            self._tell("confirmed", finding)
         elif suspect.is_overtaken:
             finding.reason = "the later operation overtook the delayed one; no value changed"
         elif suspect.num_delayed:

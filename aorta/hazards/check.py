@@ -479,7 +479,9 @@ class HazardCheck:
             if is_reused or not tomb.is_told:
                 for touch in late.values():
                     later = Touch(x, 0, tomb.site, 0, True, tomb.start, tomb.end, None)
-                    rule = "frees what is still used" + (", and uses it again" if is_reused else "")
+                    rule = (
+                        "frees, and hands on, what is still used" if is_reused else "frees what is still used"
+                    )
                     kind: Kind = "reuse" if is_reused else "latent"
                     self._add(kind, touch, later, rule, tomb.start, tomb.end - tomb.start, site)
             if is_reused:
