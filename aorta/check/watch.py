@@ -247,7 +247,9 @@ class HazardWatch(Companion):
     def _found(self, hazard: Hazard, parameter: str) -> None:
         key = (hazard.kind, hazard.earlier[1], hazard.later[1])
         if key in self._findings:
-            self._findings[key][0].count += hazard.count
+            known = self._findings[key][0]
+            known.count += hazard.count
+            known.parameter = known.parameter or parameter
             return
         finding = self._finding(hazard, parameter)
         suspect = Suspect(

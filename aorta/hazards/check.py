@@ -59,6 +59,7 @@ class Hazard:
     rule: str
     """What the later one does to bytes of the earlier one."""
     address: int
+    """Of the last pair: what lives there is still known when the check is asked."""
     num_bytes: int
     first_step: int
     count: int = 1
@@ -370,6 +371,7 @@ class HazardCheck:
         known = self.hazards.get(key)
         if known is not None:
             known.count += 1
+            known.address = address
         elif len(self.hazards) < MAX_HAZARDS:
             self.hazards[key] = Hazard(
                 kind,
