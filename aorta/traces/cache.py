@@ -26,7 +26,7 @@ from aorta.traces.steps import StepRule, with_steps
 
 LARGEST_CACHE_BYTES = 4 << 30
 """Size of the folder above which the files used longest ago are removed."""
-VERSION = 7
+VERSION = 8
 """Number to raise with every change of what a reader finds in a trace."""
 CHUNK = 1 << 20
 KEY = b"aorta"

@@ -334,9 +334,13 @@ def _marks(ranges: list[KinetoEvent], processes: dict[Any, int], location: str) 
 
 
 def _device_name(trace: Trace, args: list[Args]) -> str | None:
+    """The device's name by its number; ROCm's kernels have another one, which counts the CPUs as well."""
     device = next((a.device for a in args if a.device is not None), None)
-    row = next((row for row in trace.devices if row.get("id") == device), {})
-    return None if row.get("name") is None else str(row["name"])
+    names = {str(row["name"]) for row in trace.devices if row.get("name")}
+    named = {str(row["name"]) for row in trace.devices if row.get("id") == device and row.get("name")}
+    if trace.hip_runtime_version is not None or not named:
+        named = names
+    return named.pop() if len(named) == 1 else None
 
 
 def _versions(trace: Trace) -> dict[str, str]:

@@ -309,6 +309,23 @@ def test_streams_of_several_devices_are_kept_apart():
     assert set(trace.timeline.streams) == {"0:7", "1:7"}
 
 
+@pytest.mark.parametrize(
+    ("header", "devices", "expected"),
+    [
+        pytest.param({}, ["A100", "H100"], "H100", id="by-number"),
+        # ROCm counts the host's two CPUs: its third device is the first GPU.
+        pytest.param({"hip_runtime_version": 70253211}, ["MI300X"], "MI300X", id="rocm"),
+        pytest.param({"hip_runtime_version": 70253211}, ["MI210", "MI300X"], None, id="rocm-unlike"),
+    ],
+)
+def test_the_device_is_named_whatever_its_number_counts(header, devices, expected):
+    number = 2 if header else 1
+    properties = [{"id": index, "name": name} for index, name in enumerate(devices)]
+    events = [kernel(0, 5, device=number)]
+    body = {"deviceProperties": properties, "traceEvents": events} | header
+    assert parse_kineto(json.dumps(body).encode(), "x.json").device == expected
+
+
 def test_quality_tells_what_is_missing():
     trace = parse(
         mark(0, 100, "ProfilerStep#0"),
