@@ -226,14 +226,14 @@ class LazyGroup(OneLineGroup):
         if not self._sections or SHOWS_ALL in ctx.meta:
             super().format_help(ctx, formatter)
             return
-        # Without blank lines between the sections: 24 lines hold every command.
-        formatter.write_usage(ctx.command_path, "COMMAND [ARGS]...")
+        # Without blank lines between the sections: 24 lines hold every command, and a prompt.
+        more = f"options, exit codes: {ctx.command_path} --help-all"
+        formatter.write_usage(ctx.command_path, f"COMMAND [ARGS]...   {more}")
         formatter.write(f"{self.help}\n")
         for title, names in self._sections.items():
             formatter.write_heading(title)
             with formatter.indentation():
                 formatter.write_dl(self._help_rows(names))
-        formatter.write(f"Options, exit codes, shell completion: {ctx.command_path} --help-all\n")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, names in (self._sections or {"Commands": list(self._places)}).items():

@@ -360,7 +360,7 @@ class SettingDifference(msgspec.Struct, frozen=True):
     """A setting, version, device or environment variable; None where a side lacks it."""
 
     group: str
-    """config, model, layout, versions, devices, environment or run."""
+    """config, model, layout, versions, devices, environment, variables or run."""
     name: str
     reference: str | None
     candidate: str | None

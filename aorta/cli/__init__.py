@@ -23,6 +23,7 @@ SECTIONS = {
     "Around a run": {
         "capture": ("aorta.cli.job:capture_command", "Trace the kernels of a running job's next steps."),
         "merge": ("aorta.cli.job:merge_command", "Add the numbers of kernel traces to a run's records."),
+        "gate": ("aorta.cli.gate:gate_command", "Judge a run against a blessed baseline; for CI."),
         "ab": ("aorta.cli.ab:ab_command", "Tell two variants of a command apart: runs in turn."),
         "sweep": ("aorta.cli.sweep:sweep_command", "Run a command under settings x environments x trials."),
         "demo": ("aorta.cli.train:demo_command", "Train two ranks on this machine and report."),

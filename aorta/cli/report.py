@@ -177,12 +177,12 @@ def write_and_print(
     if open_page:
         open_in_browser(output)
     if written.exit_status == FINE and fail_on_difference:
-        status = _status_of_difference(written.report.comparison)
+        status = status_of_difference(written.report.comparison)
         return FINE if allow_cannot_tell and status == CANNOT_TELL else status
     return written.exit_status
 
 
-def _status_of_difference(comparison: "Comparison | None") -> int:
+def status_of_difference(comparison: "Comparison | None") -> int:
     """Of the metric that answers the question: 0 only where it says that the candidate is no slower."""
     if comparison is None:
         return FINE

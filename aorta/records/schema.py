@@ -554,5 +554,6 @@ class RunRecord(msgspec.Struct, kw_only=True):
     program: dict[str, Any] | None = None
     """What was in force, read once in the process: wrappers and their arguments, loaders, optimizers."""
     not_measured: dict[str, str] = {}
-    variables: dict[str, str] = {}
-    """Environment variables of the user: switches, short numbers, a mark (#3fa1) of other values."""
+    variables: dict[str, str] | None = None
+    """Environment variables of the user: switches, short numbers, a mark (#3fa1) of other values. None: of an
+    earlier version, which noted none."""

@@ -27,7 +27,7 @@ JSON = {
 """Commands that print results, with arguments for them; the others are in NO_RESULTS or ELSEWHERE."""
 NO_RESULTS = {"run", "capture", "merge", "train", "demo", "queues profile", "program emit", "program rewrite"}
 """Say what they did, or write a program."""
-ELSEWHERE = {"ab", "sweep", "check", "hang", "queues run", "queues sweep", "queues run-priority",
+ELSEWHERE = {"ab", "gate", "sweep", "check", "hang", "queues run", "queues sweep", "queues run-priority",
              "queues compare", "queues probe",
              "program run", "program compare", "project explain", "project search",
              "project calibrate", "project compare", "project sweep"}  # fmt: skip
@@ -39,6 +39,7 @@ OTHERS = {
     "run": ("run", "-o", "recorded", "--no-report", "--", "true"),
     "ab": ("ab", "-n", "3", "--metric", "wall_s", "-o", "tried", "--", "true", "--", "true"),
     "sweep": ("sweep", "--env", "X=1,2", "--metric", "wall_s", "-o", "swept", "--", "true"),
+    "gate": ("gate", "ddp", "--baseline", "ddp", "--allow-cannot-tell"),
     "check": ("check", "-o", "checked", "--", "true"),
     "capture": ("capture", "running", "--timeout-s", "0"),
     "merge": ("merge", "fsdp"),

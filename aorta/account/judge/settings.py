@@ -22,6 +22,9 @@ def setting_differences(reference: Dataset, candidate: Dataset) -> Iterator[Sett
     if sides[0].run is None or sides[1].run is None:
         return
     described = [_settings(side.run) for side in sides if side.run is not None]
+    if sides[0].run.variables is None or sides[1].run.variables is None:
+        for settings in described:
+            settings["variables"] = {}
     for group in described[0]:
         r, c = (settings[group] for settings in described)
         for name in dict.fromkeys((*r, *c)):
@@ -55,7 +58,8 @@ def _settings(run: RunRecord) -> dict[str, dict[str, str]]:
         "config": {k: v for k, v in _flat(run.config or {}) if k not in SPARE_SETTINGS},
         "run": _of_run(run),
         "versions": {name: version for name, version in run.versions.items() if version is not None},
-        "environment": dict(run.environment) | dict(run.variables),
+        "environment": dict(run.environment),
+        "variables": dict(run.variables or {}),
     }
 
 
