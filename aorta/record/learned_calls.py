@@ -48,7 +48,7 @@ class Learner:
         """Seen steps in a row that were of known sequences."""
         self._num_needed = AGREE
         self._is_refuted = False
-        """True: a thread of ours has found that kernels were not those of the learned calls."""
+        """True: a thread of ours was told that kernels were not those of a step's calls."""
         self.num_unseen = self.num_refuted = 0
         """Steps whose calls were learned ones, and steps where these did not fit."""
         self.num_learned: Counter[str] = Counter()
@@ -60,7 +60,7 @@ class Learner:
         return self._num_agreed >= self._num_needed
 
     def refute(self) -> None:
-        """Note that an unseen step was not as learned. May be called on any thread."""
+        """Note that a step was not as learned, or that its kernels could not show it. Any thread may call."""
         self._is_refuted = True
 
     def _doubt(self) -> None:

@@ -245,7 +245,7 @@ class ProcessSink:
         refuted: Callable[[], None] = lambda: None,
     ) -> None:
         """state: the rank's file, into which the other process writes how many lines it has written. refuted:
-        called where the kernels of an unseen step were not those of its collectives."""
+        called where the kernels of a step were not those of its collectives, in this order."""
         self._listener = listener
         self._refuted = refuted
         self._encoder = msgspec.msgpack.Encoder()

@@ -122,7 +122,8 @@ class KernelSteps:
         """End of the window that was resolved last."""
         self._coverage: Counter[str] = Counter()
         self.num_refuted = 0
-        """Unseen steps whose kernels were not those of the collectives that they were taken to have."""
+        """Steps whose kernels are not those of their collectives in this order: unseen steps which were taken
+        to have others, and seen ones, which the kernels of an unseen step like them could not confirm."""
         self._leftovers: list[str] = []
 
     @property
@@ -296,8 +297,7 @@ class KernelSteps:
         """
         self._coverage.update(unseen=1)
         kernels = self._kernels_of_calls(launched)
-        expected = [place for place, call in enumerate(step.calls) if has_kernel(call, step.groups)]
-        if step.num_calls is None and _in_order(step.calls, expected, kernels):
+        if step.num_calls is None and _fits(step, kernels):
             return step, None
         self._coverage.update(steps=1, unknown=1)
         reason = UNLIKE_COUNT
@@ -308,7 +308,9 @@ class KernelSteps:
 
     def _match(self, step: RawStep, launched: Rows) -> MatchedCalls:
         """Match the step's calls to rows of `launched`. Kernels in graphs have no call of their own."""
-        matched = match_calls(step.calls, step.groups, self._kernels_of_calls(launched))
+        kernels = self._kernels_of_calls(launched)
+        matched = match_calls(step.calls, step.groups, kernels)
+        self.num_refuted += not step.is_unseen and not _fits(step, kernels)
         in_graph = self._is_comm(launched) & (launched["in_graph"] != 0)
         self._count(step, launched, matched, int(np.count_nonzero(in_graph)))
         return matched
@@ -558,6 +560,12 @@ def kernel_op(op: str) -> str:
 def has_kernel(call: RawCall, groups: Sequence[RawGroup]) -> bool:
     """Return True for collectives that run as kernels: not on the host, not in a group of one rank."""
     return call.stream != "host" and call.reason is None and len(groups[call.group].ranks) > 1
+
+
+def _fits(step: RawStep, kernels: Sequence[LaunchedKernel]) -> bool:
+    """True where the kernels are those of the step's calls, one each and in their order."""
+    expected = [place for place, call in enumerate(step.calls) if has_kernel(call, step.groups)]
+    return _in_order(step.calls, expected, kernels)
 
 
 def _in_order(calls: Sequence[RawCall], expected: Sequence[int], kernels: Sequence[LaunchedKernel]) -> bool:

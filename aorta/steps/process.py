@@ -72,7 +72,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     record: StepRecord | None = None
     closed: Closed | None = None
     is_refuted: bool = False
-    """The kernels of an unseen step were not those of the collectives that it was taken to have."""
+    """The kernels of a step were not those of its collectives, in this order."""
 
 
 def main() -> None:
@@ -215,7 +215,7 @@ class StepQueue:
 
     @property
     def num_refuted(self) -> int:
-        """Unseen steps so far whose kernels were not those of their collectives."""
+        """Steps so far whose kernels were not those of their collectives, in this order."""
         return self._by_kernels.num_refuted
 
     @property

@@ -161,6 +161,17 @@ def test_an_unseen_step_whose_kernels_are_others_has_no_list_of_collectives(lear
     assert queue.num_refuted == 1
 
 
+def test_a_seen_step_that_kernels_do_not_confirm_keeps_those_like_it_from_being_unseen():
+    """A library that launches a coalesced group in parts: matched all the same."""
+    members = [RawMember("all_gather", 8, "float32", None), RawMember("all_gather", 8, "float32", None)]
+    queue = StepQueue(SETTINGS)
+    list(queue.add_kernels(chunk([*ROWS[:2], kernel(GATHER, 5.0, 5.5, 12), *ROWS[2:]])))
+    ((record, _),) = queue.put(step([call("all_gather", members=members), call("reduce_scatter", 1)]), False)
+
+    assert [c.start_ms for c in record.collectives] == pytest.approx([1.0, 7.0])
+    assert queue.num_refuted == 1
+
+
 def test_an_unseen_step_of_another_number_says_so():
     record = resolved(step([], is_unseen=True, num_calls=0), ROWS)
     assert "number" in record.not_measured["collectives"]
