@@ -6,6 +6,7 @@ measured; what is left over, or all of it where only a step time is known, is on
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -61,7 +62,7 @@ class Measured(NamedTuple):
 def read_measured(path: Path) -> Measured:
     """What a run's folder or a row's file says; ConfigError where neither holds a measured step."""
     if path.is_dir():
-        return _of_run(path)
+        return _of_run(path, tuple(sorted((file.name, file.stat().st_mtime_ns) for file in path.iterdir())))
     document = read_yaml(path)
     if not isinstance(document, dict):
         raise ConfigError(
@@ -78,7 +79,10 @@ def read_measured(path: Path) -> Measured:
     return Measured(path.name, None, float(value))
 
 
-def _of_run(folder: Path) -> Measured:
+@lru_cache(maxsize=4)
+def _of_run(folder: Path, written: tuple[tuple[str, int], ...]) -> Measured:
+    """What a run's folder says. written: its files and when, so that a sweep reads it once."""
+    del written
     if not (folder / RUN).is_file():
         raise ConfigError(f"--measured {folder}: has no {RUN}; give a folder that `aorta run` left")
     run = read_run(folder)

@@ -364,7 +364,7 @@ def _software_reasons(plan: Plan) -> list[Widening]:
     elif not release and name != OWN:
         reasons.append(Widening("the software's release is not known", WIDTHS.release_unknown))
     dated = _dated(name)
-    if release and dated and release > dated[-1]:
+    if release and dated and release > dated[-1] and _release_measured(plan):  # else its scale says more
         reason = f"no step of {name} after {dated[-1]} was measured"
         reasons.append(Widening(reason, WIDTHS.later_release, False))
     if plan.slowdown != 1.0:

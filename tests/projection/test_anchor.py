@@ -1,12 +1,14 @@
 """A measured step as anchor: it is reproduced, its terms carry over, and what differs widens the interval."""
 
 import json
+import shutil
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 
 from aorta.errors import BAD_INPUT
+from aorta.projection.anchor import read_measured
 from aorta.projection.cli import main
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import KernelSums
@@ -206,3 +208,13 @@ def test_a_folder_without_a_run_is_one_line(row, tmp_path):
     assert "has no run.json" in refused("performance", "--job", row, "--measured", tmp_path)
     result = CliRunner().invoke(main, ["performance", "--job", str(row), "--measured-as", "tp=1"])
     assert result.exit_code == BAD_INPUT
+
+
+def test_a_record_written_again_is_read_again(recorded):
+    """A sweep reads a record once; who records into the same folder again gets the new step."""
+    run = recorded()
+    (first, again) = (read_measured(run) for _ in range(2))
+    assert first is again
+    shutil.rmtree(run)
+    assert recorded("factors.gemm=x2") == run
+    assert read_measured(run).step_s > 1.2 * first.step_s
