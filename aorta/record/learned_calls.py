@@ -28,8 +28,6 @@ MOST_SEQUENCES = 16
 """Limit of different sequences that are known: steps with and without a reduction, say."""
 MOST_AGREE = 4096
 """Limit to which AGREE grows, twice with each step that was not as learned."""
-NOT_LEARNED = "their number, by the backends, is not that of the steps in which they were seen"
-CUT = "not seen, and the step's end was found later"
 
 Counts = dict[str, int]
 """The backend's number of collectives so far, by the group's key."""
@@ -49,8 +47,6 @@ class Learner:
         self._num_needed = AGREE
         self._is_refuted = False
         """True: a thread of ours was told that kernels were not those of a step's calls."""
-        self.num_unseen = self.num_refuted = 0
-        """Steps whose calls were learned ones, and steps where these did not fit."""
         self.num_learned: Counter[str] = Counter()
         """Collectives of unseen steps, by operation."""
 
@@ -64,7 +60,6 @@ class Learner:
         self._is_refuted = True
 
     def _doubt(self) -> None:
-        self.num_refuted += 1
         self._num_agreed = 0
         self._num_needed = min(2 * self._num_needed, MOST_AGREE)
 
@@ -94,7 +89,6 @@ class Learner:
         if step.learned is None:
             self._doubt()
             return
-        self.num_unseen += 1
         self.num_learned.update([call.op for call in step.learned.like.calls])
 
     def _told(self, step: RecordedStep, counts: Counts) -> LearnedCalls | None:
