@@ -69,6 +69,13 @@ def source(library, monkeypatch):
     source._records = None
 
 
+def test_the_newest_mark_has_come_in_whatever_order_records_come(library, source):
+    first, second = source.mark(0), source.mark(0)
+    library.coming = [[second, first]]
+    source.poll()
+    assert source._records.has_every_mark()
+
+
 def is_complete(source):
     return source.poll(closing=True)[-1].complete_ns > 0
 

@@ -159,6 +159,45 @@ print(json.dumps([before, [library.aorta_kernels_num_lent(), source.take()[1].se
     assert result == [[1, 1], [0, 3]]
 
 
+def test_the_self_test_waits_for_records_that_come_late_and_in_any_order(sdk):
+    proved = run(
+        sdk,
+        """
+import threading, torch
+from aorta.device.kernel_records import KernelRecords
+
+source.open()
+library.aorta_kernels_prepare_marks()
+launched = []
+def note(token):
+    launched.append((token, time.monotonic_ns()))
+torch.cuda._sleep = lambda cycles: note(source.launch(b"spin_kernel(long)", stream=0))
+torch.cuda.synchronize = lambda device: None
+torch.cuda.current_stream = lambda device: type("Stream", (), {"cuda_stream": 0})
+records = KernelRecords(library, torch.device("cpu"))
+records.start()
+put = records.mark
+def mark(stream):
+    number = put(stream)
+    note(source.marked(number, 0))
+    return number
+records.mark = mark
+def deliver():
+    while len(launched) < 4:  # the kernel that loads it, the mark, the known kernel, the mark
+        time.sleep(0.001)
+    time.sleep(0.05)
+    for token, ns in reversed(launched):
+        source.done(token, ns, ns + 1)
+thread = threading.Thread(target=deliver)
+thread.start()
+records._prove()
+thread.join()
+print(json.dumps(records.is_on))
+""",
+    )
+    assert proved
+
+
 def test_all_kernels_of_a_graph_are_marked_as_such(sdk):
     result = run(
         sdk,
