@@ -31,6 +31,10 @@ HEAVY = ("mm", "conv", "attention", "rnn", "lstm", "gru")
 """Parts of names of operators that have FLOPs worth counting."""
 
 
+NO_OPTIMIZER = "no optimizer was seen in a whole step: it is not known what the model is"
+NO_CALL = "no module that holds the optimizer's parameters was called in the step"
+
+
 class NotCountedError(Exception):
     """Why there is no number."""
 
@@ -128,15 +132,17 @@ class ModelCalls:
             entry = self._copies[id(module)] = ref(module), copy_without_data(module) if holds else None
         return entry[1]
 
+    @property
+    def is_empty(self) -> bool:
+        """True where the step called no model: one that was cut short, as a rule."""
+        return not self._kinds and not self._error
+
     def count(self) -> tuple[float | None, str]:
         """FLOPs of the step, or None; and the reason. Drops what was noted."""
         kinds, self._kinds = self._kinds, {}
         self._copies.clear()
         if not kinds:
-            return (
-                None,
-                self._error or "no module that holds the optimizer's parameters was called in the step",
-            )
+            return None, self._error or (NO_CALL if self._trained else NO_OPTIMIZER)
         try:
             total = sum(self._times[key] * flops_of(*kind) for key, kind in kinds.items())
         except Exception as error:
@@ -210,6 +216,7 @@ def _copied_tensor(tensor: torch.Tensor | None, known: dict[int, Any]) -> torch.
     if tensor is None:
         return None
     if id(tensor) not in known:
+        _refuse_sparse(tensor)
         mesh = getattr(tensor, "device_mesh", None)
         for axis in getattr(mesh, "mesh_dim_names", None) or ():
             if any(axis.startswith(refused) for refused in REFUSED_AXES):
@@ -224,8 +231,14 @@ def _copied_tensor(tensor: torch.Tensor | None, known: dict[int, Any]) -> torch.
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
     """What a module was called with: shape and type. A gradient goes on where one would."""
+    _refuse_sparse(tensor)
     made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     return made.requires_grad_(tensor.requires_grad)
+
+
+def _refuse_sparse(tensor: torch.Tensor) -> None:
+    if tensor.layout != torch.strided:
+        raise NotCountedError("a tensor of the model is sparse: its shape does not tell the FLOPs")
 
 
 def _shape_text(leaf: Any) -> str:

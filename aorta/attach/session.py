@@ -24,8 +24,9 @@ from aorta.records.files import steps_name
 
 MODES_AT = 3
 """Step at whose end switches of torch are read."""
-CALLS_AT = 2
-"""Steps after which the model's calls are noted, in one step of rank 0."""
+CALLS_AT, MOST_TRIES = 2, 8
+"""Steps after which the model's calls are noted, in one step of rank 0; where that was cut short, in the next
+ones."""
 
 if TYPE_CHECKING:
     from aorta.attach.hooks import Attachment
@@ -79,6 +80,7 @@ class AttachedSession:
         self._capture: RequestedCapture | None = None
         self._model_calls: Any = None
         """Of the step in which they are noted, for its FLOPs."""
+        self._num_tries = 0
 
     # -- start and end -------------------------------------------------------------------------
 
@@ -157,6 +159,10 @@ class AttachedSession:
         self._end_pause()
         if self._capture is not None:
             self._capture.close()
+        if recorder.flops is None and recorder.rank == 0:
+            from aorta.attach.flops import ModelCalls
+
+            recorder.flops = ModelCalls()  # has the reason why there is no number
         self._describe(recorder)
         self._recorder = None
         Interception.give_way = None
@@ -284,14 +290,16 @@ class AttachedSession:
         if recorder.flops is None and recorder.rank == 0 and is_known and self._num_steps >= CALLS_AT:
             from aorta.attach.flops import ModelCalls
 
-            calls = self._model_calls = ModelCalls()
-            recorder.flops = calls
-            calls.begin_step(self._attachment.program.optimizers)
+            self._num_tries += 1
+            self._model_calls = recorder.flops = ModelCalls()
+            self._model_calls.begin_step(self._attachment.program.optimizers)
 
     def _model_calls_end(self) -> None:
         if self._model_calls is not None:
             calls, self._model_calls = self._model_calls, None
             calls.end_step()
+            if calls.is_empty and self._num_tries < MOST_TRIES and self._recorder is not None:
+                self._recorder.flops = None
 
     def _end(self) -> None:
         """End the body of the open step; its window stays open until the next step begins."""

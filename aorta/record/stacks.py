@@ -77,10 +77,10 @@ _LASTING = frozenset(_PHASE[name] for name in ("data", "checkpoint", "backward")
 class _Code:
     """What is known of a function."""
 
-    __slots__ = ("file", "is_hidden", "is_program", "name", "phase")
+    __slots__ = ("code", "file", "is_hidden", "is_program", "name", "phase")
 
     def __init__(self, code: CodeType) -> None:
-        path = code.co_filename
+        self.code, path = code, code.co_filename
         self.file, self.name, self.phase = path, code.co_qualname, -1
         package = library_of(path)
         self.is_hidden, self.is_program = package == OWN, not package
@@ -109,8 +109,10 @@ class StackTree:
         self.frames: list[StackFrame] = []
         """Of these and of nodes, what came since `taken`."""
         self.nodes: list[tuple[int, int]] = []
-        self._codes: dict[CodeType, _Code] = {}
-        self._frame_ids: dict[tuple[CodeType, int], int] = {}
+        self._codes: dict[int, _Code] = {}
+        """By id: a code object hashes its whole content, each time. An entry keeps its code alive."""
+        self._frame_ids: dict[tuple[int, int], int] = {}
+        self._num_frames = 0
         self._node_ids: dict[int, int] = {}
 
     def taken(self) -> tuple[list[StackFrame], list[tuple[int, int]]]:
@@ -119,18 +121,23 @@ class StackTree:
         self.frames, self.nodes = [], []
         return new
 
-    def add(self, frames: list[tuple[CodeType, int]]) -> tuple[int, int]:
-        """The node and the phase of a stack. frames: codes and lines, the innermost first."""
+    def known(self, code: CodeType) -> _Code:
+        """What is known of a function; learned where it is new."""
+        known = self._codes.get(id(code))
+        if known is None:
+            if len(self._codes) >= MOST_CODES:
+                self._codes.clear()
+                self._frame_ids.clear()  # their ids may be those of other functions now
+            known = self._codes[id(code)] = _Code(code)
+        return known
+
+    def add(self, frames: list[tuple[_Code, int]]) -> tuple[int, int]:
+        """The node and the phase of a stack. frames: functions and lines, the innermost first."""
         node, phase = -1, 0
-        entry: tuple[CodeType, _Code] | None = None
+        entry: _Code | None = None
         """Where the program called the library that is being walked through."""
-        last: tuple[CodeType, _Code] | None = None
-        for code, line in reversed(frames):
-            known = self._codes.get(code)
-            if known is None:
-                if len(self._codes) >= MOST_CODES:
-                    self._codes.clear()
-                known = self._codes[code] = _Code(code)
+        last: _Code | None = None
+        for known, line in reversed(frames):
             if known.phase >= 0 and phase not in _LASTING:
                 phase = known.phase
             if known.is_hidden:
@@ -138,29 +145,28 @@ class StackTree:
             if known.is_program:
                 node = self._library(node, entry, None)
                 entry = None
-                node = self._node(node, self._frame(code, line, known))
+                node = self._node(node, self._frame(known, line))
             else:
-                entry, last = entry or (code, known), (code, known)
+                entry, last = entry or known, known
         return self._library(node, entry, last), phase
 
-    def _library(
-        self, node: int, entry: tuple[CodeType, _Code] | None, last: tuple[CodeType, _Code] | None
-    ) -> int:
+    def _library(self, node: int, entry: _Code | None, last: _Code | None) -> int:
         """A library's function that the program called; of the innermost also where it has got to."""
         if entry is None:
             return node
-        node = self._node(node, self._frame(entry[0], 0, entry[1]))
-        if last is not None and last[0] is not entry[0]:
-            node = self._node(node, self._frame(last[0], 0, last[1]))
+        node = self._node(node, self._frame(entry, 0))
+        if last is not None and last is not entry:
+            node = self._node(node, self._frame(last, 0))
         return node
 
-    def _frame(self, code: CodeType, line: int, known: _Code) -> int:
-        key = (code, line)
+    def _frame(self, known: _Code, line: int) -> int:
+        key = (id(known.code), line)
         frame = self._frame_ids.get(key)
         if frame is None:
-            if len(self._frame_ids) >= MOST_NODES:
+            if self._num_frames >= MOST_NODES:
                 return -1
-            frame = self._frame_ids[key] = len(self._frame_ids)
+            frame = self._frame_ids[key] = self._num_frames
+            self._num_frames += 1
             self.frames.append(StackFrame(known.file, line, known.name, known.is_program))
         return frame
 
@@ -190,7 +196,8 @@ class StackSampler:
         self._num_bytes = 0
         self._sums: dict[tuple[int, int, int, int, bool, int], int] = {}
         self._thread: threading.Thread | None = None
-        self._stopping = threading.Event()
+        self._stopping = threading.Lock()
+        """Held while the thread shall run: to wait for a lock takes less than to wait for an event."""
         self._trains = threading.main_thread().ident or 0
         """The thread that was seen to train last."""
         self._clocks: dict[int, int] = {}
@@ -210,7 +217,8 @@ class StackSampler:
         if not self._is_wanted or self._path is None or self._thread is not None:
             return
         self._pid = os.getpid()
-        self._stopping = threading.Event()
+        self._stopping = threading.Lock()
+        self._stopping.acquire()
         self._thread = threading.Thread(target=self._run, name="aorta-stacks", daemon=True)
         self._thread.start()
 
@@ -219,7 +227,7 @@ class StackSampler:
         thread, self._thread = self._thread, None
         if thread is None or os.getpid() != self._pid:
             return
-        self._stopping.set()
+        self._stopping.release()
         thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -229,7 +237,7 @@ class StackSampler:
         last_s = flushed_s = began_s
         elapsed_before_s = self._elapsed_s
         try:
-            while not stopping.wait(self._period_s() * self._random.uniform(0.5, 1.5)):
+            while not stopping.acquire(timeout=self._period_s() * self._random.uniform(0.5, 1.5)):
                 now_s = time.monotonic()
                 self._sample(min(now_s - last_s, LONGEST_S), stopping)
                 last_s = now_s
@@ -250,10 +258,10 @@ class StackSampler:
         # The mean of all so far: first samples, which learn the functions of the program, are paid for too.
         return max(period_s, self._cpu_s / self._num_samples / CPU_SHARE, self._elapsed_s / MANY)
 
-    def _sample(self, weight_s: float, stopping: threading.Event) -> None:
+    def _sample(self, weight_s: float, stopping: threading.Lock) -> None:
         step = self._journal.current
         thread = self._trains = step.thread if step is not None else self._trains
-        frames = _frames_of(thread)
+        frames = _frames_of(thread, self._tree)
         if not frames:
             return
         place, number, is_behind = _where(step)
@@ -266,7 +274,7 @@ class StackSampler:
             after_ns, length_ns = _cpu_ns(clock), time.monotonic_ns() - began_ns
             if after_ns is not None and after_ns - before_ns < RUNNING * length_ns:
                 doing = _READY if _is_ready(clock) else _SLEEPS
-        if node >= 0 and not stopping.is_set():
+        if node >= 0 and stopping.locked():
             key = (number, place, phase, doing, is_behind, node)
             self._sums[key] = self._sums.get(key, 0) + int(1e6 * weight_s)
 
@@ -311,28 +319,33 @@ def _where(step: RecordedStep | None) -> tuple[int, int, bool]:
     return _BODY if step.body_end is None else _BEHIND_BODY, step.global_step, is_behind
 
 
-def _frames_of(thread: int) -> list[tuple[CodeType, int]]:
-    """Codes and lines of a thread, the innermost first; a backward pass goes on in autograd's own threads,
-    which have frames where a hook or a function of the program runs."""
+def _frames_of(thread: int, tree: StackTree) -> list[tuple[_Code, int]]:
+    """Functions and lines of a thread, the innermost first.
+
+    A backward pass goes on in autograd's own threads, which have frames where a hook or a function of the
+    program runs.
+    """
     stacks = sys._current_frames()
-    found: list[tuple[CodeType, int]] = []
+    found: list[tuple[_Code, int]] = []
     frame: FrameType | None = stacks.get(thread)
     if frame is not None and frame.f_code.co_name == "_engine_run_backward":
         known = {other.ident for other in threading.enumerate()}
         for ident, other in stacks.items():
             if ident not in known:
-                found = _walk(other)
+                found = _walk(other, tree)
                 break
         del ident, other
     del stacks
-    found += _walk(frame)
+    found += _walk(frame, tree)
     return found
 
 
-def _walk(frame: FrameType | None) -> list[tuple[CodeType, int]]:
-    found: list[tuple[CodeType, int]] = []
+def _walk(frame: FrameType | None, tree: StackTree) -> list[tuple[_Code, int]]:
+    """Lines of the program's functions alone: to find one out takes longer than to walk a frame."""
+    found: list[tuple[_Code, int]] = []
     while frame is not None and len(found) < DEEPEST:
-        found.append((frame.f_code, frame.f_lineno or 0))
+        known = tree.known(frame.f_code)
+        found.append((known, (frame.f_lineno or 0) if known.is_program else 0))
         frame = frame.f_back
     return found
 

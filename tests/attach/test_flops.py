@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from aorta.attach.flops import ModelCalls, NotCountedError, copy_without_data, flops_of
+from aorta.attach.flops import NO_CALL, NO_OPTIMIZER, ModelCalls, NotCountedError, copy_without_data, flops_of
 
 B, S, D, HEADS, LAYERS, VOCABULARY = 2, 32, 64, 4, 2, 100
 
@@ -108,6 +108,15 @@ class UsesAnother(nn.Linear):
         return super().forward(x) + BESIDE(x)
 
 
+class TakesSparse(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("adjacency", torch.eye(2).to_sparse())
+
+    def forward(self, x):
+        return torch.sparse.mm(self.adjacency, super().forward(x))
+
+
 class Communicates(nn.Linear):
     def forward(self, x):
         x = super().forward(x)
@@ -118,6 +127,7 @@ class Communicates(nn.Linear):
     ("model", "reason"),
     [
         (ReadsValues(4, 4), "the model does not run without data: RuntimeError: Tensor.item"),
+        (TakesSparse(4, 4), "a tensor of the model is sparse"),
         (UsesAnother(4, 4), "the forward pass uses parameters that its module does not hold"),
         (Communicates(4, 4), "the model communicates in its forward pass"),
     ],
@@ -191,7 +201,11 @@ def test_a_module_that_trains_nothing_is_no_model():
     calls.begin_step([optimizer])
     nn.Linear(4, 4)(torch.zeros(2, 4))
     calls.end_step()
-    assert calls.count() == (None, "no module that holds the optimizer's parameters was called in the step")
+    assert calls.count() == (None, NO_CALL)
+
+
+def test_without_an_optimizer_there_is_no_count():
+    assert ModelCalls().count() == (None, NO_OPTIMIZER)
 
 
 def test_hooks_of_the_model_are_not_run_by_the_copy():

@@ -26,7 +26,7 @@ def stack_of(function, tree=None):
 
     def look(*_):
         if not found:
-            found.append(tree.add(_frames_of(threading.get_ident())))
+            found.append(tree.add(_frames_of(threading.get_ident(), tree)))
 
     function(look)
     frames, nodes = tree.taken()
@@ -239,7 +239,7 @@ def test_distinct_stacks_are_bounded(monkeypatch):
     monkeypatch.setattr(sampling, "MOST_NODES", 1000)
     tree = StackTree()
     code = deep.__code__
-    nodes = {tree.add([(code, line), (code, 1)])[0] for line in range(5000)}
+    nodes = {tree.add([(tree.known(code), line), (tree.known(code), 1)])[0] for line in range(5000)}
     assert len(tree.nodes) == 1000
     assert len(nodes) <= 1000
 
