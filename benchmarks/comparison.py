@@ -45,7 +45,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=2000)
     parser.add_argument("--only", default="", help="cells whose name has this in it")
     parser.add_argument("--group", default="", choices=["", *GROUPS])
+    parser.add_argument("--states", action="store_true", help="steps with a checkpoint on one side alone")
     options = parser.parse_args()
+    if options.states:
+        states(options.pairs)
+        return
     rows: list[dict[str, Any]] = []
     for group, simulations in GROUPS.items():
         if options.group not in ("", group):
@@ -76,6 +80,36 @@ def main() -> None:
             )
             print(line_of(simulation.name, found), flush=True)
             write(options.output, rows)
+
+
+def states(pairs: int) -> None:
+    """100 quiet steps; every 10th saves a checkpoint and every 7th collects garbage (30 % longer), at places
+    of each side's own. With all steps, and without those in which one side alone did (judge/pairing.py)."""
+    number = np.arange(100)
+    for cost in (0.3, 1.5, 6.0):
+        for is_left_out in (False, True):
+            rng = np.random.default_rng(0)
+            called, found = 0, 0
+            for _ in range(pairs):
+                sides, does = [], []
+                for _ in range(2):
+                    saves = number % 10 == rng.integers(10)
+                    collects = number % 7 == rng.integers(7)
+                    noise = 1 + 0.01 * rng.standard_normal(100)
+                    sides.append(np.log(noise * (1 + cost * saves + 0.3 * collects)))
+                    does.append(saves + 2 * collects)
+                chosen = does[0] == does[1] if is_left_out else np.ones(100, dtype=bool)
+                reference, candidate = (side[None, None, chosen] for side in sides)
+                ratio = log_ratio(reference, candidate)
+                half = ratio.error.width(ALPHA)
+                called += _is_called(decided(ratio.value, half, MATTERS)[0])
+                found += _is_called(decided(ratio.value + math.log1p(PLANTED[0]), half, MATTERS)[0])
+            which = "left out" if is_left_out else "all steps"
+            print(
+                f"checkpoint + {100 * cost:.0f} %, {which}: false alarms {100 * called / pairs:.1f} %,"
+                f" 3 % found {100 * found / pairs:.1f} %",
+                flush=True,
+            )
 
 
 def line_of(name: str, found: Rates) -> str:

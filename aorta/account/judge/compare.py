@@ -10,7 +10,7 @@ from aorta.account.judge.alike import MAIN, MetricPair, are_calibrated, matching
 from aorta.account.judge.decompose import decompose
 from aorta.account.judge.judged import why_missing
 from aorta.account.judge.leading import LED, accuracy, is_raw_part
-from aorta.account.judge.pairing import Pairs, pairing_text, pairs
+from aorta.account.judge.pairing import Pairs, pairing_text, pairs, state_text
 from aorta.account.judge.sentences import comparison_notes, headline, scope_text
 from aorta.account.judge.settings import programs, setting_differences
 from aorta.account.judge.timed_steps import values_where_timed
@@ -80,8 +80,10 @@ def compare(
             *_program_notes(reference, candidate),
             *work_notes(reference, candidate, work),
             *comparison_notes(reference, candidate, metrics, parts, len(judged), main),
-            *filter(
-                None, [pairing_text(reference, candidate, of_main.pairs) if of_main and of_main.pairs else ""]
+            *(
+                text
+                for of_pairs in (pairing_text, state_text)
+                if of_main and of_main.pairs and (text := of_pairs(reference, candidate, of_main.pairs))
             ),
         ],
         main=main,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.rank.host import READY
+from aorta.account.load.rank.host import AFTER, PREFIX, READY
 from aorta.account.metrics import WORK, meaning
 from aorta.account.model import Dataset, JudgedRun
 from aorta.account.numbers import percent
@@ -22,6 +22,14 @@ ALLOWANCE_ERROR = 0.1
 MOVES_TOGETHER = 0.5
 """Correlation of the step times of two runs above which they show the same data or events."""
 FEW_DIGITS = 1e-12
+STATES = {
+    "checkpoint": "a checkpoint was saved",
+    "garbage_collection": "garbage was collected",
+    "pause": "the program paused",
+}
+"""What may happen in some steps. A step in which it happens on one side alone is compared with none."""
+LEAST_OF_STEP = 0.02
+"""Share of the step that such a thing has to take."""
 
 
 class Pairs(NamedTuple):
@@ -39,6 +47,8 @@ class Pairs(NamedTuple):
     """What explains a step, [run, step, covariate]."""
     num_varying: int
     """Sides that are runs: a projection is none."""
+    unlike: dict[str, int] = {}
+    """Steps left out, by what happened in them on one side alone (STATES)."""
     taken_apart: float = 0.0
     """By how much the logarithm of the step differs between the sides by the cores that others took."""
 
@@ -73,6 +83,9 @@ def pairs(
     common, is_by_step = _common(measured)
     if len(common) < MIN_STEPS:
         return None
+    unlike: dict[str, int] = {}
+    if is_by_step and meaning(metrics[0]).unit == "ms" and not any(fixed):
+        common, unlike = _alike(reference, candidate, common)
     values = [
         np.stack(
             [_constant(run.values, len(common)) if is_fixed else _at(run, common, is_by_step) for run in side]
@@ -94,7 +107,9 @@ def pairs(
         if all(np.isfinite(side).all() for side in taken):
             first, second = (float(taken_columns(side).mean()) for side in taken)
             taken_apart = abs(second - first)
-    return Pairs(values[0], values[1], common, is_by_step, is_log, scale, known, 2 - sum(fixed), taken_apart)
+    return Pairs(
+        values[0], values[1], common, is_by_step, is_log, scale, known, 2 - sum(fixed), unlike, taken_apart
+    )
 
 
 def _series(judged: JudgedRun, name: str) -> _Series:
@@ -126,6 +141,66 @@ def _common(series: Sequence[_Series]) -> tuple[Ints, bool]:
 def _at(series: _Series, common: Ints, is_by_step: bool) -> Floats:
     places = np.searchsorted(series.steps, common) if is_by_step else common
     return series.values[places]
+
+
+def _alike(reference: Dataset, candidate: Dataset, steps: Ints) -> tuple[Ints, dict[str, int]]:
+    """The steps without those in which a checkpoint and the like fell on some of the runs alone, and how many
+    went for each; all of them where fewer than half would be left."""
+    left = np.ones(len(steps), dtype=bool)
+    unlike: dict[str, int] = {}
+    for kind in STATES:
+        is_in = (
+            np.concatenate([_of_runs(side, steps, _in_state(kind)) for side in (reference, candidate)]) > 0
+        )
+        differs = is_in.any(axis=0) & ~is_in.all(axis=0)
+        if differs.any():
+            unlike[kind] = int(differs.sum())
+            left &= ~differs
+    if not unlike or left.sum() < max(MIN_STEPS, len(steps) / 2):
+        return steps, {}
+    return steps[left], unlike
+
+
+def _in_state(kind: str) -> Callable[[JudgedRun, Ints], Floats]:
+    """1 in the steps of a run in which it took a part worth the name of any rank's step, else 0."""
+
+    def read(judged: JudgedRun, steps: Ints) -> Floats:
+        parts = [judged.run.host_parts.get(f"{PREFIX}{kind}{end}") for end in ("", AFTER)]
+        noted = [np.nan_to_num(part) for part in parts if part is not None]
+        if not noted:
+            return np.zeros(len(steps))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.nan_to_num(sum(noted) / judged.run.metrics["step_ms"])
+        return (_column(judged, share, steps, "most") > LEAST_OF_STEP).astype(float)
+
+    return read
+
+
+def state_text(reference: Dataset, candidate: Dataset, of_step: Pairs) -> str:
+    """What was left out, and how much of all steps it took on each side: it may be what changed."""
+    if not of_step.unlike:
+        return ""
+    texts = []
+    for kind, num in of_step.unlike.items():
+        shares = " and ".join(
+            f"{side.label} {percent(_share(side, kind), digits=1)}" for side in (reference, candidate)
+        )
+        texts.append(f"{num} in which {STATES[kind]} ({shares} of all steps)")
+    return (
+        "like is compared with like: steps in which one side alone did something rare are left out:"
+        f" {'; '.join(texts)}"
+    )
+
+
+def _share(side: Dataset, kind: str) -> float:
+    """Of the judged steps of a side, the middle of its runs."""
+    shares = []
+    for judged in side.runs:
+        columns = slice(judged.num_warmup, None)
+        parts = [judged.run.host_parts.get(f"{PREFIX}{kind}{end}") for end in ("", AFTER)]
+        spent = sum(float(np.nansum(part[:, columns])) for part in parts if part is not None)
+        shares.append(spent / float(np.nansum(judged.run.metrics["step_ms"][:, columns])))
+    return float(np.median(shares))
 
 
 def _known(reference: Dataset, candidate: Dataset, steps: Ints) -> tuple[Floats, Floats] | None:

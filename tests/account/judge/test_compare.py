@@ -17,7 +17,7 @@ from aorta.errors import AortaError
 from aorta.page.figures import comparison_png
 from aorta.page.html import page
 from aorta.page.write import Outputs, make_report, write_report
-from aorta.records.schema import Calibrated
+from aorta.records.schema import Calibrated, HostSpan
 from tests.account.reports_in_memory import records_of
 from tests.records.run_folders import noisy_run, run_record, step_record, step_timeline, write_run
 
@@ -659,3 +659,38 @@ def test_nothing_is_printed_that_cannot_be(tmp_path):
     assert found.metrics["step_ms"].verdict == "cannot tell"
     for one in found.metrics.values():
         assert one.interval is None or 0 < one.interval.low <= one.interval.high < 100 * one.interval.low
+
+
+# ---- like with like: what happens in some steps ---------------------------------------------------
+
+
+def run_with_checkpoints(folder, phase, every=10, cost=60.0, slowdown=1.0, seed=0):
+    """100 steps of about 10 ms; one in `every` saves a checkpoint, which makes it `cost` ms longer."""
+    rng, records = np.random.default_rng(seed), []
+    for step in range(100):
+        compute = 8.0 * slowdown * rng.normal(1, 0.004)
+        is_saving = step % every == phase
+        line = step_timeline(step=step, compute=compute, idle=1.0 + cost * is_saving)
+        spans = [HostSpan(kind="checkpoint", start_ms=1.0, end_ms=1.0 + cost)] if is_saving else []
+        records.append(step_record(line, 1, host_spans=spans))
+    return write_run(folder, records, run_record(1))
+
+
+@pytest.mark.heavy
+def test_a_checkpoint_on_one_side_alone_is_compared_with_no_step(tmp_path):
+    """20 of the 100 steps have one on either side; they took 60 of every 160 ms on both."""
+    a = run_with_checkpoints(tmp_path / "a", 3)
+    b = run_with_checkpoints(tmp_path / "b", 7, slowdown=1.1, seed=1)
+    found = comparison(a, b)
+    step = found.metrics["step_ms"]
+    assert step.verdict == "worse"
+    assert step.ratio == pytest.approx(10.8 / 10.0, abs=0.01)
+    (note,) = [note for note in found.notes if "a checkpoint was saved" in note]
+    assert "20 in which a checkpoint was saved (a 3" in note
+
+
+@pytest.mark.heavy
+def test_where_most_steps_differ_none_is_left_out(tmp_path):
+    a = run_with_checkpoints(tmp_path / "a", 0, every=2, cost=3.0)
+    b = run_with_checkpoints(tmp_path / "b", 1, every=2, cost=3.0, seed=1)
+    assert not [note for note in comparison(a, b).notes if "left out of" in note]
