@@ -14,9 +14,9 @@ import msgspec
 from aorta.device.environment import collect_devices, collect_environment, collect_versions, user_variables
 from aorta.errors import AortaError
 from aorta.record.journal import Journal
-from aorta.record.learned_calls import Learner
 from aorta.record.run_folder import Claim, states_of, with_ending
 from aorta.record.settings import RecorderSettings
+from aorta.record.sources import Sources
 from aorta.records.schema import GPU_KINDS, AttemptRecord, Ending, PeakRecord, RunRecord
 from aorta.records.secrets import redacted_command, redacted_settings
 from aorta.steps.calibration import Calibration
@@ -163,13 +163,14 @@ def finish_run(output_dir: Path, run: RunRecord, ending: Ending) -> None:
     run.attempts = [*run.attempts[:-1], attempt]
 
 
-def collectives_seen(journal: Journal, groups: Any, learner: Learner) -> dict[str, Any]:
+def collectives_seen(journal: Journal, groups: Any, sources: Sources) -> dict[str, Any]:
     """Count collectives by operation, in steps and outside. groups: the backends' own counts."""
     return {
         "interception": "c10d dispatcher kernels",
         "seen": dict(journal.num_seen),
         "outside_step": dict(journal.num_outside),
-        "learned": dict(learner.num_learned),
+        "learned": dict(sources.learner.num_learned),
+        "why_all_seen": sources.why_all_seen,
         "groups": groups,
     }
 

@@ -391,7 +391,7 @@ class Recorder:
         kernels, library = output.matched()
         return {
             "rank": self.rank,
-            **collectives_seen(self.journal, self._sources.counts.result(), self._sources.learner),
+            **collectives_seen(self.journal, self._sources.counts.result(), self._sources),
             **self.coverage_notes,
             "end_marks": end_marks(self.journal),
             "kernel_records": self._kernel_records(kernels),

@@ -104,13 +104,28 @@ class Sources:
     def can_look_away(self) -> bool:
         """True where a step can be recorded without seeing its collectives: they are known, and kernels
         time them."""
-        return (
-            self.kernels.is_ready
-            and self._settings.placement == "native"
-            and self._wrap is None
-            and self.collectives.reason is not None  # else its events ask when each call was launched
-            and self.learner.is_sure
-        )
+        return self.kernels.is_ready and self.learner.is_sure and self._why_to_see() is None
+
+    def _why_to_see(self) -> str | None:
+        """Say why the settings of this recorder ask for every collective one by one."""
+        if self._settings.placement == "dedicated":
+            return "dedicated placement moves collectives"
+        if self._wrap is not None:
+            return "another observer of this process is told of each"
+        if self.collectives.reason is None:
+            return "events of the collective library are matched to calls by the time of their launch"
+        return None
+
+    @property
+    def why_all_seen(self) -> str | None:
+        """Reason why collectives were seen one by one in every recorded step; None: not in all."""
+        if self.learner.num_learned:
+            return None
+        if self.device is None:
+            return "there is no device: nothing else tells of collectives"
+        if self.kernels.reason is not None:
+            return f"there are no kernel records: {self.kernels.reason}"
+        return self._why_to_see() or "too few steps in a row had the same ones, by the backends' counts"
 
     def look(self) -> None:
         """See collectives again."""

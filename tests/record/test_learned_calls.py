@@ -2,9 +2,11 @@
 
 import pytest
 
+import aorta
 from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.learned_calls import AGREE, Learner
 from aorta.record.overhead import BLOCK, NUM_FIRST, SEEN_EVERY, is_seen
+from aorta.records.reader import read_run
 from tests.dist.launch import run_ranks
 from tests.record import learned_steps
 from tests.record.learned_steps import ran
@@ -158,6 +160,7 @@ def test_collectives_of_unseen_steps_have_numbers_and_times(tmp_path):
         assert [call["seq"] for call in calls] == list(range(180))
         assert all(call["start_ms"] < call["end_ms"] for call in calls)
         assert all(call["algbw_gb_s"] > 0 for call in calls)
+        assert rank["coverage"]["why_all_seen"] is None
         matched = rank["coverage"]["kernel_records"]["matched"]
         assert (matched["num_matched"], matched["num_unseen"], matched["num_refuted"]) == (180, 28, 0)
 
@@ -186,3 +189,11 @@ def test_as_many_in_another_order_are_not_called_by_the_old_names(tmp_path):
         assert all(one in changed for one in calls)
         assert "kernels" in lines[0]["not_measured"]["collectives"]
         assert calls[-1] == changed[0]  # seen again
+
+
+def test_a_run_on_a_cpu_says_why_all_are_seen(tmp_path):
+    with aorta.instrument(tmp_path) as recorder, recorder.step():
+        pass
+    assert (
+        read_run(tmp_path).coverage["why_all_seen"] == "there is no device: nothing else tells of collectives"
+    )
