@@ -126,8 +126,8 @@ class HostSpans(NamedTuple):
     """Place in HOST_KINDS."""
     start_ms: Floats
     end_ms: Floats
-    optimizer_bytes: dict[int, int]
-    """By row, of what optimizers update; without rows where none says."""
+    optimizer_bytes: Floats
+    """[row]: of what optimizers update; NaN where none says."""
 
 
 class Segments(NamedTuple):
@@ -189,6 +189,8 @@ class StepTable(ABC):
         self._num_rows = num_rows
         self._columns: dict[str, Column | None] = {}
         self._lists: dict[str, Items] = {}
+        self._host_spans: HostSpans | None = None
+        self._segments: Segments | None = None
 
     def __len__(self) -> int:
         return self._num_rows
@@ -334,11 +336,11 @@ class StepTable(ABC):
         _, firsts = np.unique(places, return_index=True)
         return [_decode_reasons(table[places[first]]) for first in np.sort(firsts) if places[first] >= 0]
 
-    def throttling(self) -> list[list[str] | None]:
-        """Reasons for which the device was throttled, a list per line, None where it does not say."""
+    def throttling(self) -> tuple[Ints, list[list[str]]]:
+        """Reasons for which the device was throttled: of each line its place in a list of them, -1 where it
+        does not say."""
         places, table = self.places(THROTTLING)
-        lists = [*map(_decode_list, table), None]
-        return [lists[place] for place in places.tolist()]
+        return places, [*map(_decode_list, table)]
 
     # -- lists ------------------------------------------------------------------------------------------
 
@@ -366,17 +368,27 @@ class StepTable(ABC):
         return TopKernels(row, items.columns["name"], items.columns["ms"], count, is_complete)
 
     def host_spans(self) -> HostSpans:
+        if self._host_spans is None:
+            self._host_spans = self._made_host_spans()
+        return self._host_spans
+
+    def _made_host_spans(self) -> HostSpans:
         items = self.items("host_spans")
         row, num_bytes = items.row, items.columns["bytes"]
         places, table = items.columns["kind"]
         kind = np.array([*map(HOST_KINDS.index, table), -1], dtype=np.int64)[places]
         chosen = (kind == HOST_KINDS.index("optimizer")) & (num_bytes != NULL)
-        sums: dict[int, int] = {}
-        for place, size in zip(row[chosen].tolist(), num_bytes[chosen].tolist(), strict=True):
-            sums[place] = sums.get(place, 0) + size
+        sums = np.full(len(self), np.nan)
+        sums[row[chosen]] = 0.0
+        np.add.at(sums, row[chosen], num_bytes[chosen])
         return HostSpans(row, kind, items.columns["start_ms"], items.columns["end_ms"], sums)
 
     def segments(self) -> Segments:
+        if self._segments is None:
+            self._segments = self._made_segments()
+        return self._segments
+
+    def _made_segments(self) -> Segments:
         items = self.items("active_segments")
         places, table = items.columns["active_streams"]
         sets = [tuple(_decode_list(text)) for text in table]

@@ -76,7 +76,7 @@ def subtract(a: RowIntervals, b: RowIntervals) -> RowIntervals:
     """Time in a and not in b; both are normalised."""
     if not len(a) or not len(b):
         return a
-    rows = distinct(np.concatenate((a.row, b.row)))
+    rows = np.flatnonzero(np.bincount(np.concatenate((a.row, b.row))))
     outermost = np.full(len(rows), np.inf)
     return _open_twice(
         np.concatenate((a.row, b.row, rows)),

@@ -263,10 +263,10 @@ def _columns(block: StepTable) -> Iterator[tuple[str, Floats | None]]:
     for part, names in (("memory", OF_MEMORY), ("device", OF_DEVICE)):
         for name, metric in names.items():
             yield metric, block.numbers(f"{part}.{name}")
-    throttling = block.throttling()
-    if any(reasons is not None for reasons in throttling):
-        is_throttled = [np.nan if reasons is None else float(bool(reasons)) for reasons in throttling]
-        yield THROTTLED, np.array(is_throttled)
-        for reason in dict.fromkeys(reason for reasons in throttling for reason in reasons or ()):
-            has_reason = [1.0 if reasons and reason in reasons else np.nan for reasons in throttling]
-            yield of_operation(THROTTLED, reason), np.array(has_reason)
+    places, lists = block.throttling()
+    if (places >= 0).any():
+        yield THROTTLED, np.array([*(float(bool(reasons)) for reasons in lists), np.nan])[places]
+        first = [lists[place] for place in dict.fromkeys(places.tolist()) if place >= 0]
+        for reason in dict.fromkeys(reason for reasons in first for reason in reasons):
+            has_reason = np.array([*(1.0 if reason in reasons else np.nan for reasons in lists), np.nan])
+            yield of_operation(THROTTLED, reason), has_reason[places]

@@ -120,10 +120,8 @@ def host_metrics(block: StepTable) -> dict[str, Floats]:
         ends = np.full(num, -np.inf)
         np.maximum.at(ends, updates.row, updates.end)
         metrics[BEHIND_UPDATE] = np.where(np.isfinite(ends), np.maximum(window_ms - ends, 0.0), np.nan)
-    bytes_by_row = {row: float(size) for row, size in host_spans.optimizer_bytes.items() if is_noted[row]}
-    if bytes_by_row:
-        num_bytes = np.full(num, np.nan)
-        num_bytes[list(bytes_by_row)] = list(bytes_by_row.values())
+    num_bytes = np.where(is_noted, host_spans.optimizer_bytes, np.nan)
+    if np.isfinite(num_bytes).any():
         metrics[BYTES] = num_bytes
     return metrics | _use(block)
 
