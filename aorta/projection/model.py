@@ -437,6 +437,9 @@ def load_model(name_or_path: str) -> Model:
     packaged_file = model_file(name_or_path)
     if packaged_file is not None:
         return convert(read_yaml(packaged_file), Model, str(packaged_file))
+    if path.is_file():
+        form = "give a YAML file of the form of aorta/projection/models, such as llama3-8b.yaml"
+        raise ConfigError(f"--model {name_or_path}: not a model file by its name; {form}")
     count = len(set(model_files().values()))
     hint = did_you_mean(
         name_or_path.lower(), known_names(), f"; config/models has {count}, such as llama3-8b"

@@ -1,4 +1,4 @@
-"""Kernels of mixtures and hybrids: what the model says beside what `mixtures_and_hybrids.py` measured.
+"""Kernels of mixtures and hybrids: the model beside what `mixtures_and_hybrids.py` or `dispatch.py` measured.
 
     python benchmarks/projection/mixture_sheets.py benchmarks/results/mixtures_and_hybrids_h100.csv --gpu h100
 
@@ -17,6 +17,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from aorta.hardware import load_hardware
+from aorta.projection.collectives import collective_time, rank_group
 from aorta.projection.layers import block
 from aorta.projection.model import ExpertShape, Model, StateSpace
 from aorta.projection.ops import AttentionOp, GemmOp, Op
@@ -61,6 +62,18 @@ def _of_line(line: dict[str, str], pricer: Pricer) -> Iterator[Compared]:
         ops = _routed(number("tokens"), number("active"), number("width"))
         yield "permute", ms(ops["permute"]), float(line["permute_ms"])
         yield "unpermute", ms(ops["unpermute"]), float(line["unpermute_ms"])
+    elif kind in ("direct", "nccl"):
+        ranks, sent = number("ranks"), number("sent_bytes")
+        exchange = collective_time(
+            "all_to_all",
+            sent * ranks / (ranks - 1),
+            rank_group(ranks, pricer.hardware),
+            pricer.hardware,
+            "pxn" if kind == "direct" else "auto",
+        )
+        for name in ("dispatch", "combine"):
+            if line.get(f"{name}_ms"):
+                yield f"{kind} {name}", exchange.time_s * 1e3, float(line[f"{name}_ms"])
     elif kind == "latent" and line["backend"] == "cudnn":
         heads, seq = number("heads"), number("seq")
         products = AttentionOp("attention", "forward", number("batch"), seq, seq, heads, heads, 192, 128)

@@ -247,3 +247,10 @@ def test_near_names_stay_apart(one, other):
 def test_a_name_that_nobody_packaged_is_no_near_model(name):
     with pytest.raises(ConfigError, match="is not known"):
         load_model(name)
+
+
+def test_a_checkpoints_config_is_no_model_file(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"hidden_size": 4096}')
+    with pytest.raises(ConfigError, match="give a YAML file of the form of"):
+        load_model(str(path))
