@@ -5,15 +5,17 @@ behind an update, until the next batch is asked for, is logging. These are times
 waits for; on a device the work itself comes later.
 """
 
-from typing import get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aorta.account.load.rank.columns import Floats
 from aorta.records.schema import HOST_KINDS, HostKind, StepPhase
 from aorta.records.table import StepTable
-from aorta.timeline.row_intervals import NONE, RowIntervals, clip, concat, lengths_ms, subtract, union
+from aorta.timeline.row_intervals import NONE, RowIntervals, concat, subtract, union
 
+Ints = NDArray[np.int64]
 PREFIX = "host.phase."
 PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
 OF_KIND: dict[HostKind, StepPhase] = {
@@ -44,38 +46,72 @@ def phase_metrics(block: StepTable) -> dict[str, Floats]:
     is_told &= is_noted
     if not is_told.any():
         return {}
-    is_known = is_told[spans.row]
-    covered, by_phase = NONE, {}
-    for kind, phase in OF_KIND.items():
-        chosen = (spans.kind == HOST_KINDS.index(kind)) & is_known
-        of_kind = union(RowIntervals(spans.row[chosen], spans.start_ms[chosen], spans.end_ms[chosen]))
-        of_kind = clip(of_kind, np.zeros(num), window_ms)
-        by_phase[phase] = subtract(of_kind, covered)
-        covered = union(concat(covered, of_kind))
-    rows = np.flatnonzero(is_told)
-    gaps = subtract(union(RowIntervals(rows, np.zeros(len(rows)), window_ms[rows])), covered)
-    before, behind = _neighbours(gaps, by_phase)
-    is_forward = behind == PHASES.index("backward")
-    is_behind_update = np.isin(before, [PHASES.index(phase) for phase in _UPDATES])
-    is_first = (before < 0) & (behind == PHASES.index("data"))
-    is_ahead = np.isin(behind, [-1, *(PHASES.index(phase) for phase in ("data", "checkpoint", "evaluation"))])
-    by_phase["forward"] = gaps.chosen(is_forward)
-    by_phase["logging"] = gaps.chosen(~is_forward & is_ahead & (is_behind_update | is_first))
+    of_kind = np.array([PHASES.index(OF_KIND[kind]) if kind in OF_KIND else -1 for kind in HOST_KINDS])
+    phase = of_kind[spans.kind]
+    chosen = (phase >= 0) & is_told[spans.row]
+    row, most = spans.row[chosen], window_ms[spans.row[chosen]]
+    start, end = np.clip(spans.start_ms[chosen], 0.0, most), np.clip(spans.end_ms[chosen], 0.0, most)
+    is_long = end > start
+    parts = _Parts(row[is_long], start[is_long], end[is_long], phase[chosen][is_long])
+    return _sums(_disjoint(parts), is_told, window_ms)
+
+
+class _Parts(NamedTuple):
+    """Stretches of windows that do not overlap, in order, each of one phase."""
+
+    row: Ints
+    start: Floats
+    end: Floats
+    phase: Ints
+    """Place in PHASES."""
+
+    def chosen(self, which: NDArray[Any]) -> "_Parts":
+        """By a mask, or in an order."""
+        return _Parts(self.row[which], self.start[which], self.end[which], self.phase[which])
+
+
+def _sums(parts: _Parts, is_told: NDArray[np.bool_], window_ms: Floats) -> dict[str, Floats]:
+    """Of the parts, and of the gaps between them: what a gap is, its neighbours tell."""
+    num = len(is_told)
+    is_first = np.append(True, parts.row[1:] != parts.row[:-1])
+    is_last = np.append(is_first[1:], True)
+    before_ms = parts.start - np.where(is_first, 0.0, np.roll(parts.end, 1))
+    before = np.where(is_first, -1, np.roll(parts.phase, 1))
+    after_ms = window_ms[parts.row] - parts.end
+    data, backward, *pauses = (
+        PHASES.index(name) for name in ("data", "backward", "checkpoint", "evaluation")
+    )
+    updates = [PHASES.index(name) for name in _UPDATES]
+    is_logging = np.isin(parts.phase, [data, *pauses]) & np.isin(before, updates)
+    is_logging |= is_first & (parts.phase == data)
+    sums = {
+        name: np.where(parts.phase == PHASES.index(name), parts.end - parts.start, 0.0)
+        for name in OF_KIND.values()
+    }
+    sums["forward"] = np.where(parts.phase == backward, before_ms, 0.0)
+    sums["logging"] = np.where(is_logging, before_ms, 0.0)
+    sums["logging"] += np.where(is_last & np.isin(parts.phase, updates), after_ms, 0.0)
     none = np.where(is_told, 0.0, np.nan)
-    return {f"{PREFIX}{phase}": none + lengths_ms(part, num) for phase, part in by_phase.items()}
+    return {f"{PREFIX}{name}": none + np.bincount(parts.row, ms, num) for name, ms in sums.items()}
 
 
-def _neighbours(
-    gaps: RowIntervals, by_phase: dict[StepPhase, RowIntervals]
-) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """[gap]: the phases before and behind it in its row, by their places in PHASES; -1: the window's end."""
-    parts = concat(*by_phase.values())
-    phases = np.concatenate([np.full(len(part), PHASES.index(name)) for name, part in by_phase.items()])
-    width = 1.0 + max(float(parts.end.max(initial=0.0)), float(gaps.end.max(initial=0.0)))
-    keys = parts.row * width + parts.start
-    order = np.argsort(keys)
-    place = np.searchsorted(keys[order], gaps.row * width + (gaps.start + gaps.end) / 2)
-    phases, rows = np.append(phases[order], -1), np.append(parts.row[order], -1)
-    before = np.where(rows[place - 1] == gaps.row, phases[place - 1], -1)
-    behind = np.where(rows[place] == gaps.row, phases[place], -1)
-    return before, behind
+def _disjoint(parts: _Parts) -> _Parts:
+    """Spans that nest belong to the innermost kind (OF_KIND); few rows have some."""
+    order = np.lexsort((parts.start, parts.row))
+    parts = parts.chosen(order)
+    # A span that reaches over several others meets the next one at least.
+    meets = (parts.row[1:] == parts.row[:-1]) & (parts.start[1:] < parts.end[:-1])
+    if not meets.any():
+        return parts
+    is_nested = np.isin(parts.row, parts.row[1:][meets])
+    apart = [parts.chosen(~is_nested)]
+    covered = NONE
+    for name in OF_KIND.values():
+        chosen = is_nested & (parts.phase == PHASES.index(name))
+        of_phase = union(RowIntervals(parts.row[chosen], parts.start[chosen], parts.end[chosen]))
+        left = subtract(of_phase, covered)
+        apart.append(_Parts(*left, np.full(len(left), PHASES.index(name))))
+        covered = union(concat(covered, of_phase))
+    row, phase = (np.concatenate([getattr(part, name) for part in apart]) for name in ("row", "phase"))
+    start, end = (np.concatenate([getattr(part, name) for part in apart]) for name in ("start", "end"))
+    return _Parts(row, start, end, phase).chosen(np.lexsort((start, row)))
