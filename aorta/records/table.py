@@ -336,7 +336,7 @@ class StepTable(ABC):
         _, firsts = np.unique(places, return_index=True)
         return [_decode_reasons(table[places[first]]) for first in np.sort(firsts) if places[first] >= 0]
 
-    def throttling(self) -> tuple[Ints, list[list[str]]]:
+    def throttling(self) -> tuple[NDArray[np.int32], list[list[str]]]:
         """Reasons for which the device was throttled: of each line its place in a list of them, -1 where it
         does not say."""
         places, table = self.places(THROTTLING)
