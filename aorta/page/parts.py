@@ -51,7 +51,7 @@ MARKS = ("compute", "hidden", "exposed", "wait", "idle")
 """States of a rank in a step; wait is the part of exposed in which some rank had not arrived."""
 TITLES = {
     "step_ms": "step",
-    "compute_ms": "busy (compute and hidden communication)",
+    "compute_ms": "busy",
     "comm_ms": "communication",
     "hidden_ms": "hidden communication",
     "exposed_ms": "exposed communication",

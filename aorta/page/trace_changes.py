@@ -3,7 +3,8 @@
 import csv
 import importlib
 import io
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ COLUMNS = (
 )  # fmt: skip
 INSTALL = f"xlsx needs openpyxl: {to_install('openpyxl')}; changes.csv has the same tables"
 LONGEST = 44
+LAYER = re.compile(r"[_.]\d+(?=$|\.)")
+"""Number of a layer in the name of a module."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -41,6 +44,7 @@ def changes_text(changes: TraceChanges, labels: Sequence[str]) -> str:
         rows = changes.of_table(table)
         if not rows:
             continue
+        rows = over_modules(rows) if table == "kernel" else rows
         cells = [(title, "before", "after", "change", "launches", "")]
         for row in rows[: SHOWN[table]]:
             cells.append(
@@ -63,12 +67,48 @@ def changes_text(changes: TraceChanges, labels: Sequence[str]) -> str:
     return "\n".join([*lines, "", *(f"- {note}" for note in changes.notes)])
 
 
+def over_modules(rows: Sequence[WorkChange]) -> list[WorkChange]:
+    """Rows of kernels that are alike but for the layer that they are in, Qwen2Attention_4 and _7, as one:
+    the sums of both sides' medians. What changed most first; changes.csv has every module."""
+    groups: dict[tuple[str, ...], list[WorkChange]] = {}
+    for row in rows:
+        sides = (row.reference_ms is None, row.candidate_ms is None)
+        module = LAYER.sub("", row.module)
+        key = (row.reference, row.candidate, row.operator, row.shapes, module, str(sides))
+        groups.setdefault(key, []).append(row)
+    found = []
+    for same in groups.values():
+        first = same[0]
+        if len(same) > 1:
+            certainties = {row.certainty for row in same}
+            first = first._replace(
+                module=f"{LAYER.sub('', first.module)} x {len(same)}",
+                reference_ms=_sum(row.reference_ms for row in same),
+                candidate_ms=_sum(row.candidate_ms for row in same),
+                difference_ms=sum(row.difference_ms for row in same),
+                reference_count=sum(row.reference_count for row in same),
+                candidate_count=sum(row.candidate_count for row in same),
+                reference_range=None,
+                candidate_range=None,
+                certainty=first.certainty if len(certainties) == 1 else "differs by module: changes.csv",
+            )
+        found.append(first)
+    return sorted(found, key=lambda row: -abs(row.difference_ms))
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
 def _what(row: WorkChange) -> str:
     name = row.reference or row.candidate
     if row.reference and row.candidate and row.reference != row.candidate:
         name = f"{_short(row.reference, LONGEST // 2)} -> {_short(row.candidate, LONGEST // 2)}"
     shapes = row.shapes if row.table in ("operator", "collective") else row.operator
     text = _short(name, LONGEST) + (f" ({_short(shapes, LONGEST // 2)})" if shapes else "")
+    if row.table == "kernel" and row.module:
+        text += f" in {_short(row.module, LONGEST // 2)}"
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

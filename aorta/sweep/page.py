@@ -45,7 +45,7 @@ def _failures(results: Sequence[CellResult]) -> Markup:
             tag(
                 "tr",
                 tag("th", result.name, scope="row"),
-                tag("td", failed_text(result)),
+                tag("td", failed_text(result), class_="num"),
                 tag("td", chart(marks, 18, failed_text(result)), class_="wide"),
                 tag("td", result.failures.first_line, class_="why"),
             )

@@ -250,12 +250,15 @@ def test_the_command_answers_first(tmp_path, monkeypatch):
 def test_the_spread_of_two_series_is_kept_by_program_and_devices(tmp_path, monkeypatch):
     """1 % of 4 degrees and 2 % of 8: sqrt((4 x 1 + 8 x 4) / 12) = 1.732 %."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    run = run_record(2, command=["train.py"], config=None)
+    program = {"optimizers": [{"parameter_bytes": 400}]}
+    run = run_record(2, command=["train.py"], config=None, program=program)
     spreads.note_spread(run, 0.01, 4)
     spreads.note_spread(run, 0.02, 8)
-    spreads.note_spread(run_record(2, command=["other.py"], config=None), 0.5, 8)
+    spreads.note_spread(run_record(2, command=["other.py"], config=None, program=program), 0.5, 8)
+    larger = {"optimizers": [{"parameter_bytes": 800}]}
+    spreads.note_spread(run_record(2, command=["train.py"], config=None, program=larger), 0.5, 8)
     lines = spreads._lines()
-    assert [line.program for line in lines] == ["train.py", "train.py", "other.py"]
+    assert [line.program for line in lines] == ["train.py", "train.py", "other.py", "train.py"]
     spreads.spreads_file().write_bytes(spreads.spreads_file().read_bytes() + b"{half")
     found = spreads.spread_of(run)
     assert found is not None

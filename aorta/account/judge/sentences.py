@@ -16,6 +16,8 @@ from aorta.account.numbers import number
 from aorta.timeline.ratio import RUN_SPREAD, LogRatio, Spread
 from aorta.timeline.statistics import ALPHA, LEVEL
 
+UNLIKE_MEDIANS = 0.05
+"""Ratio - 1 by which the ratio and that of the two medians may differ without a word."""
 UNLIKE_LENGTHS = 2
 """Ratio of the runs' lengths above which it is said."""
 
@@ -193,6 +195,13 @@ def comparison_notes(
             f" metrics in at most {100 * ALPHA:.0f} % (Holm's method). Each interval is a {LEVEL} interval"
         )
     step = metrics.get(MAIN)
+    if step is not None and step.ratio and step.reference and step.candidate and step.interval is not None:
+        of_medians = step.candidate / step.reference
+        if abs(np.log(step.ratio / of_medians)) > np.log1p(UNLIKE_MEDIANS):
+            yield (
+                f"the medians alone differ by {percent(of_medians)}: the ratio, {percent(step.ratio)}, is of"
+                " steps taken together, after what is known of them is allowed for"
+            )
     if parts is None or step is None or step.difference is None or main != MAIN or step.interval is None:
         return
     half = (step.interval.high - step.interval.low) / 2 * (step.reference or 0.0)

@@ -1,8 +1,9 @@
 """How much runs of one job differ, as runs in turn have shown on this machine: a file that later comparisons
 of single runs use.
 
-One line for each series: the program's name, the devices, the spread of the step time and its degrees of
-freedom. In $XDG_STATE_HOME/aorta/run_spread.jsonl, else below ~/.local/state; nothing else is kept there.
+One line for each series: the program's name and the size of its model, the devices, the spread of the step
+time and its degrees of freedom. In $XDG_STATE_HOME/aorta/run_spread.jsonl, else below ~/.local/state; nothing
+else is kept there.
 """
 
 import datetime
@@ -28,6 +29,8 @@ LEAST_FREEDOM = 3
 
 class SpreadLine(msgspec.Struct, frozen=True):
     program: str
+    parameter_bytes: int
+    """Of all optimizers: programs are often called train.py."""
     devices: str
     ranks: int
     spread: float
@@ -69,7 +72,7 @@ def known_spread(reference: Dataset, candidate: Dataset) -> Spread | None:
 def spread_of(run: RunRecord) -> Spread | None:
     """Of the runs of its program on such devices; None where no series is known."""
     key = _key(run)
-    lines = [line for line in _lines() if (line.program, line.devices, line.ranks) == key][-NEWEST:]
+    lines = [line for line in _lines() if _key_of(line) == key][-NEWEST:]
     if not lines:
         return None
     freedom = sum(line.freedom for line in lines)
@@ -78,9 +81,20 @@ def spread_of(run: RunRecord) -> Spread | None:
     return Spread(value, freedom, f"of {series} of runs in turn on such a machine, {lines[-1].date}")
 
 
-def _key(run: RunRecord) -> tuple[str, str, int] | None:
+Key = tuple[str, int, str, int]
+
+
+def _key(run: RunRecord) -> Key | None:
     program = program_of(run)
-    return None if program is None else (program, devices_text(run.devices), run.world_size)
+    optimizers = (run.program or {}).get("optimizers") or []
+    if program is None or not optimizers:
+        return None
+    size = sum(int(one.get("parameter_bytes") or 0) for one in optimizers)
+    return program, size, devices_text(run.devices), run.world_size
+
+
+def _key_of(line: SpreadLine) -> Key:
+    return line.program, line.parameter_bytes, line.devices, line.ranks
 
 
 def _lines() -> Sequence[SpreadLine]:
