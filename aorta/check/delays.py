@@ -26,7 +26,7 @@ from aorta.check.operators import Issued
 
 SPIN_CYCLES = 60_000_000
 """About 30 ms on a GPU of 2 GHz."""
-LONGEST = 8
+LONGEST = 64
 """Most times SPIN_CYCLES that an operation is delayed by."""
 LATE_S = 0.1
 """Delay of a rank on the CPU."""
@@ -195,7 +195,7 @@ class DeviceTrial(Trial):
         if isinstance(suspect.earlier_stream, int) and suspect.earlier_stream != self._stream():
             stream = torch.cuda.ExternalStream(suspect.earlier_stream)
         with torch.cuda.stream(stream):
-            torch.cuda._sleep(SPIN_CYCLES * min(LONGEST, 2 ** (suspect.num_delayed - 1)))
+            torch.cuda._sleep(SPIN_CYCLES * min(LONGEST, 4 ** (suspect.num_delayed - 1)))
         result = run()
         with torch.cuda.stream(stream):
             self._end = torch.cuda.Event()

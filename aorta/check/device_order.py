@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.cuda import _gpu_trace as gpu_trace
 
+from aorta.hazards.check import HOST
 from aorta.record.interception.replaced import ReplacedMethods
 
 LogEntry = list[Any]
@@ -34,6 +35,8 @@ class DeviceOrder:
         self._queries = Queries(log)
         self.current = -1
         """Site of the operation in progress; -1 between operations."""
+        self.is_in_collective = False
+        """That operation is a collective."""
         self.is_listening = False
 
     def stream(self) -> int:
@@ -88,7 +91,8 @@ class DeviceOrder:
         self._log.append(["allocate", address, 0, self.stream(), self.current])
 
     def _freed(self, address: int) -> None:
-        self._log.append(["free", address, self._site("free"), None, False])
+        # In a collective's call c10d drops what earlier ones used: its watchdog has seen them end.
+        self._log.append(["free", address, self._site("free"), None, self.is_in_collective])
 
 
 class Queries:
@@ -129,7 +133,7 @@ def completed(log: list[LogEntry], trace: list[dict[str, Any]]) -> list[LogEntry
     whole: list[LogEntry] = []
     at = 0
     for entry in log:
-        if entry[0] in ("allocate", "free"):
+        if entry[0] in ("allocate", "free") and entry[3] != HOST:
             action = "alloc" if entry[0] == "allocate" else "free_requested"
             found = next(
                 (
@@ -148,7 +152,8 @@ def completed(log: list[LogEntry], trace: list[dict[str, Any]]) -> list[LogEntry
                 if entry[0] == "allocate":
                     entry = ["allocate", entry[1], told["size"], told["stream"], entry[4]]
                 else:
-                    entry = ["free", entry[1], entry[2], told["stream"], not _is_freed(trace, at, entry[1])]
+                    waits = entry[4] or not _is_freed(trace, at, entry[1])
+                    entry = ["free", entry[1], entry[2], told["stream"], waits]
         whole.append(entry)
     return whole
 

@@ -72,7 +72,7 @@ class Numbering:
         self._pending: list[_Pending] = []
         self._of_stream: dict[Hashable, _Pending] = {}
         self._promised: list[_Pending] = []
-        """Calls whose futures C++ waits for, unseen: before the optimizer's step they have ended."""
+        """Calls whose futures C++ waits for, unseen: behind the backward pass they have ended."""
         self._counts: dict[tuple[int, str], int] = {}
         self._parameters: list[tuple[Parameter, Tensor]] = []
         self._names: dict[int, str] | None = None
@@ -162,11 +162,20 @@ class Numbering:
         if pending is not None:
             self._print(pending)
 
-    def promised(self, stream: Hashable) -> None:
-        """Note that somebody took the future of the call with this stream."""
+    def promised(self, stream: Hashable, to_cpp: bool) -> None:
+        """Note that somebody took the future of the call with this stream. In Python callbacks follow, on any
+        thread, which may change what comes out (PowerSGD's do): nothing is compared then."""
         pending = self._of_stream.pop(stream, None)
-        if pending is not None:
+        if pending is not None and to_cpp:
             self._promised.append(pending)
+
+    def settle(self) -> None:
+        """Fingerprint the outputs of calls that C++ has waited for, now that no backward pass runs: what
+        follows may change them, as clipping does where gradients are views of buckets."""
+        if self._promised and torch._C._current_graph_task_id() == -1:
+            for pending in self._promised:
+                self._print(pending)
+            self._promised.clear()
 
     @_unseen
     def _print(self, pending: _Pending) -> None:
@@ -181,9 +190,7 @@ class Numbering:
 
     @uncompiled
     def _before_optimizer(self, optimizer: Any, *_: Any) -> None:
-        for pending in self._promised:
-            self._print(pending)
-        self._promised.clear()
+        self.settle()
         self._of_parameters(optimizer, ("before", "gradient"))
 
     @uncompiled

@@ -97,11 +97,14 @@ class OperatorMode(TorchDispatchMode):
         around: Callable[[Issued, Callable[[], Any]], Any],
         record_stream: Callable[[Tensor, Any], None],
         waited: Callable[[Tensor], None],
+        pinned: Callable[[Tensor], None],
     ) -> None:
+        """pinned: told of memory that the host's allocator gives, which it has waited for if it was used."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._around = around
         self._record_stream = record_stream
         self._waited = waited
+        self._pinned = pinned
         self._plans: dict[Any, _Plan] = {}
 
     @classmethod
@@ -124,6 +127,8 @@ class OperatorMode(TorchDispatchMode):
             plan = self._plans[func] = _Plan(func)
         if plan.is_none:
             result = func(*args, **kwargs)
+            if kwargs.get("pin_memory"):
+                self._pinned(result)
             if plan.name == "aten::record_stream":
                 self._record_stream(args[0], args[1])
             elif plan.name == "_c10d_functional::wait_tensor":
@@ -139,7 +144,14 @@ class OperatorMode(TorchDispatchMode):
                 for name, is_write in plan.arguments[len(args) :]:
                     if name in kwargs:
                         _add(kwargs[name], issued.writes if is_write else issued.reads)
+        if plan.name == "aten::_pin_memory" or kwargs.get("pin_memory"):
+            return self._around(issued, lambda: self._run_pinned(func, args, kwargs, plan, issued))
         return self._around(issued, lambda: _run(func, args, kwargs, plan, issued))
+
+    def _run_pinned(self, func: Any, args: Any, kwargs: Any, plan: _Plan, issued: Issued) -> Any:
+        result = _run(func, args, kwargs, plan, issued)
+        self._pinned(result)
+        return result
 
 
 def _run(func: Any, args: Any, kwargs: Any, plan: _Plan, issued: Issued) -> Any:

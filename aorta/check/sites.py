@@ -14,9 +14,9 @@ OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 PLUMBING = tuple(
     os.path.join(TORCH, *parts)
     for parts in (
-        ("_ops.py",), ("_tensor.py",), ("_jit_internal.py",), ("_compile.py",), ("autograd", ""),
-        ("utils", ""), ("nn", "modules", "module.py"), ("nn", "functional.py"), ("_dynamo", ""),
-        ("functional.py",), ("_prims_common", ""), ("_refs", ""), ("_library", ""),
+        ("_ops.py",), ("_tensor.py",), ("_utils.py",), ("_jit_internal.py",), ("_compile.py",),
+        ("autograd", ""), ("utils", ""), ("nn", "modules", "module.py"), ("nn", "functional.py"),
+        ("_dynamo", ""), ("functional.py",), ("_prims_common", ""), ("_refs", ""), ("_library", ""),
     )
 )  # fmt: skip
 """Files of torch that say nothing about who issued an operation."""

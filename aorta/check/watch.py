@@ -149,7 +149,7 @@ class HazardWatch(Companion):
         self._works.listen()
         self._numbering.is_on = self._first_of_window is not None and self._trial is None
         self._launches.listen()
-        self._mode = OperatorMode(self._around, self._record_stream, self._waited)
+        self._mode = OperatorMode(self._around, self._record_stream, self._waited, self._got_pinned)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _stop(self) -> None:
@@ -365,15 +365,17 @@ class HazardWatch(Companion):
         if trial is None and self._first_of_window is not None:
             if not self._numbering.is_hooked:
                 self._numbering.hook_optimizers()
+            self._numbering.settle()
             run = self._numbered(issued, run)
         if order is None:
             return self._on_host(issued, run if trial is None else lambda: trial.issue(issued, run))
-        outer, order.current = order.current, site
+        outer = order.current, order.is_in_collective
+        order.current, order.is_in_collective = site, issued.is_collective
         at = len(self._log)
         try:
             result = run() if trial is None else trial.issue(issued, run)
         finally:
-            order.current = outer
+            order.current, order.is_in_collective = outer
         if trial is None:
             self._on_device(issued, order, at)
         return result
@@ -491,6 +493,12 @@ class HazardWatch(Companion):
                 stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
             ).cuda_stream
             self._log.append(["record_stream", tensor.untyped_storage().data_ptr(), handle])
+
+    def _got_pinned(self, tensor: Any) -> None:
+        """Log new memory of the host's allocator: it gives none that a stream still uses."""
+        if self._order is not None and isinstance(tensor, Tensor) and tensor.numel():
+            storage = tensor.untyped_storage()
+            self._log.append(["allocate", storage.data_ptr(), storage.nbytes(), HOST])
 
     def _waited(self, tensor: Tensor) -> None:
         if self._works is not None:

@@ -4,7 +4,10 @@ Each such collective is a stream of its own in the log, since gloo runs them in 
 from where somebody waits for its work, sees it completed or takes its future, which may be waited for unseen.
 """
 
+import os
+import sys
 from collections.abc import Callable, Hashable
+from types import FrameType
 from typing import Any
 
 from torch._C._distributed_c10d import Work
@@ -12,6 +15,7 @@ from torch._C._distributed_c10d import Work
 from aorta.record.interception.replaced import ReplacedMethods
 from aorta.record.interception.works import TimedWork
 
+AUTOGRAD = os.path.join("torch", "autograd", "graph.py")
 WAITS = ("wait", "synchronize", "block_current_stream")
 
 
@@ -22,11 +26,12 @@ class Works:
         self,
         log: list[list[Any]] | None,
         waited: Callable[[Hashable], None],
-        promised: Callable[[Hashable], None],
+        promised: Callable[[Hashable, bool], None],
     ) -> None:
         """log: gets the host's waits; None on a device, which tells of them itself.
 
-        waited: told of each wait, with the collective's stream; promised: of each future that is taken.
+        waited: told of each wait, with the collective's stream; promised: of each future that is taken, and
+        whether it is C++ that took it.
         """
         self._promised = promised
         self._log = log
@@ -118,7 +123,7 @@ class Works:
         def get_future(work: Any) -> Any:
             known = self._works.pop(id(work), None)
             if known is not None:
-                self._promised(known[1])
+                self._promised(known[1], _is_cpp(sys._getframe().f_back))
                 if self._log is not None:
                     self._log.append(["synchronize", known[1]])  # whoever waits for the future is not seen
             return original(work)
@@ -133,6 +138,11 @@ class Works:
             return done
 
         return is_completed
+
+
+def _is_cpp(caller: FrameType | None) -> bool:
+    """True for the frame in which C++ asks, in the middle of a backward pass: DDP's reducer does."""
+    return caller is None or caller.f_code.co_filename.endswith(AUTOGRAD)
 
 
 def _named(name: str, make: Callable[[Any], Any]) -> Callable[[Any], Any]:

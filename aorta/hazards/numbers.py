@@ -185,19 +185,21 @@ def _of_parameters(ranks: Sequence[Numbered]) -> Iterator[Difference]:
     for rank in ranks:
         for parameter in rank.parameters:
             by_key.setdefault((parameter.step, parameter.name, parameter.moment), {})[rank.rank] = parameter
-    agreed: dict[tuple[str, str], int] = {}
+    replicated = set[str]()
+    """Names of parameters whose gradients, not zero, were the same on all ranks in some checked step."""
     split: list[dict[int, Parameter]] = []
     for (_, name, moment), of_rank in by_key.items():
         if len(of_rank) < len(ranks) or not all(_is_finite(p.numbers) for p in of_rank.values()):
             continue
         if len(_camps(of_rank)) == 1:
-            agreed[name, moment] = agreed.get((name, moment), 0) + 1
+            if moment == "gradient" and all(_norm(p.numbers) > SMALL_NORM for p in of_rank.values()):
+                replicated.add(name)
         else:
             split.append(of_rank)
     moved = _moved(ranks)
     for of_rank in split:
         one = next(iter(of_rank.values()))
-        if (one.name, one.moment) in agreed:  # ranks had it in common in some checked step
+        if one.name in replicated:  # values alone may agree by chance, as those of two stages do at first
             for member in _odd_ranks(of_rank, moved):
                 others = [rank for rank in of_rank if rank != member]
                 detail = f"{_word(one)} differs from that of rank{'s' * (len(others) > 1)} {_listed(others)}"

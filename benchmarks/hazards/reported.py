@@ -362,7 +362,7 @@ def trl_7195_clone(mended: bool, packages: Path) -> Step:
 
     def forward(model: nn.Module, x: Tensor) -> Tensor:
         y = model(x)
-        return (y[1:] * y[:-1].sigmoid()).square().mean()
+        return (y[1:] * y[:-1].sigmoid()).mean()  # the product is the first that backward needs
 
     return offloading(trl(mended, packages)(), forward, blocks())
 

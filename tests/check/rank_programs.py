@@ -36,6 +36,26 @@ def checked_loop(folder: str) -> None:
                 pending = dist.all_reduce(across, async_op=True)
 
 
+def bucket_loops(folder: str) -> None:
+    """DDP whose buckets are filled twice a step, and whose gradients, views of them, are clipped."""
+    model = nn.parallel.DistributedDataParallel(
+        nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), gradient_as_bucket_view=True
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = instrument(Path(folder))
+    recorder.companions.add(HazardWatch(every=2, confirm=False))
+    with recorder:
+        for number in range(6):
+            with recorder.step(global_step=number):
+                for micro in range(2):
+                    model(
+                        torch.full((4, 64), 1.0 + number + micro + dist.get_rank())
+                    ).square().mean().backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                optimizer.step()
+                optimizer.zero_grad()
+
+
 def spoilt_loops(folder: str) -> None:
     """Loops of DDP in which rank 1 goes wrong in step 3, which is checked, one kind each."""
     rank = dist.get_rank()

@@ -7,7 +7,7 @@ import torch
 
 from aorta.check.fingerprints import fingerprint
 from aorta.hazards.findings import read_checked
-from tests.check.rank_programs import spoilt_loops
+from tests.check.rank_programs import bucket_loops, spoilt_loops
 from tests.dist.launch import run_ranks
 
 
@@ -38,6 +38,13 @@ def test_a_tensors_layout_and_type_do_not_matter_and_short_ones_count_too():
 
 def test_a_nan_is_in_every_number():
     assert all(map(math.isnan, fingerprint(torch.tensor([1.0, math.nan])).tolist()))
+
+
+def test_buckets_that_are_filled_again_and_clipped_are_right(tmp_path):
+    run_ranks(bucket_loops, 2, str(tmp_path))
+    found = read_checked(tmp_path)
+    assert [d for checked in found for d in checked.differences] == []
+    assert all(checked.num_compared > 40 for checked in found)
 
 
 def test_wrong_numbers_of_one_rank_are_named_and_right_ones_are_not(tmp_path):

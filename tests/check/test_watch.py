@@ -14,7 +14,7 @@ from aorta.check.device_order import Queries, completed
 from aorta.check.operators import accessed
 from aorta.check.watch import HazardWatch
 from aorta.check.works import Works
-from aorta.hazards.check import HazardCheck
+from aorta.hazards.check import HOST, HazardCheck
 from aorta.hazards.exceptions import Exceptions
 from aorta.hazards.findings import Checked, merged, read_checked
 from aorta.hazards.log import play
@@ -272,6 +272,9 @@ def test_a_query_that_says_done_is_a_wait_of_the_host(monkeypatch):
 def test_sizes_streams_and_deferred_frees_come_from_the_allocators_trace():
     log = [["allocate", 64, 0, 0, 1], ["free", 64, 2, None, False], ["free", 32, 3, None, False]]
     log.append(["allocate", 99, 0, 0, 1])  # not in the trace
+    pinned = ["allocate", 77, 8, HOST]  # of another allocator
+    dropped = ["free", 128, 4, None, True]  # in a collective's call
+    log += [pinned, dropped]
     trace = [
         {"action": "segment_alloc", "addr": 64, "size": 2048, "stream": 7},
         {"action": "alloc", "addr": 64, "size": 512, "stream": 7},
@@ -279,11 +282,15 @@ def test_sizes_streams_and_deferred_frees_come_from_the_allocators_trace():
         {"action": "free_completed", "addr": 64, "size": 512, "stream": 7},
         {"action": "free_requested", "addr": 32, "size": 512, "stream": 7},
         {"action": "alloc", "addr": 128, "size": 512, "stream": 7},
+        {"action": "free_requested", "addr": 128, "size": 512, "stream": 7},
+        {"action": "free_completed", "addr": 128, "size": 512, "stream": 7},
     ]
     assert completed(log, trace) == [
         ["allocate", 64, 512, 7, 1],
         ["free", 64, 2, 7, False],
         ["free", 32, 3, 7, True],
+        pinned,
+        ["free", 128, 4, 7, True],
     ]
     assert play(completed(log, trace), HazardCheck()).hazards == {}
 

@@ -69,8 +69,12 @@ def parameter(value, step, moment="before", name="second.weight", place=0):
     return Parameter(step=step, place=place, name=name, moment=moment, numbers=[value * value, value])
 
 
-def of_parameters(*ranks):
-    numbered = [Numbered(rank=rank, parameters=parameters) for rank, parameters in enumerate(ranks)]
+def of_parameters(*ranks, gradients=(4.0, 4.0, 4.0)):
+    """Differences of parameters on ranks with these gradients in step 0."""
+    numbered = [
+        Numbered(rank=rank, parameters=[parameter(gradient, 0, "gradient"), *parameters])
+        for rank, (parameters, gradient) in enumerate(zip(ranks, gradients, strict=False))
+    ]
     return [(d.rank, d.step, d.what, d.name) for d in differences(numbered)]
 
 
@@ -87,5 +91,8 @@ def test_of_two_ranks_the_one_is_named_whose_weights_changed_between_updates():
     assert of_parameters(still, moved) == [(1, 1, "ranks", "second.weight")]
 
 
-def test_parameters_that_ranks_never_had_in_common_are_parts_of_their_own():
-    assert of_parameters([parameter(1.0, 0), parameter(2.0, 1)], [parameter(5.0, 0), parameter(7.0, 1)]) == []
+@pytest.mark.parametrize("gradients", [(4.0, 5.0), (0.0, 0.0)])
+def test_parameters_whose_gradients_ranks_never_had_in_common_are_their_own(gradients):
+    """Two stages of a pipeline begin alike, with the same names."""
+    one, other = [parameter(1.0, 0), parameter(2.0, 1)], [parameter(1.0, 0), parameter(7.0, 1)]
+    assert of_parameters(one, other, gradients=gradients) == []
