@@ -1,9 +1,7 @@
 """What the rank processes of the GPU tests run: each on its own GPU, in an NCCL group."""
 
 import faulthandler
-import math
 import os
-import pickle
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,11 +20,11 @@ from torch.profiler import ProfilerActivity, profile
 
 import aorta
 from aorta.calibration.kernel_lines import match_kernels
-from aorta.hang.standing import OPS_OF_TORCH
 from aorta.record.interception.stalls import ASK_EVERY
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord
 from aorta.traces.kineto import read_kineto
+from tests.record.learned_steps import of_flight_recorder
 from tests.record.sampled import record_every
 
 
@@ -512,10 +510,11 @@ NUM_LEARNED_STEPS = 100
 CHANGES_AT = 60
 
 
-def learned_collectives(kind: str) -> dict[str, Any]:
+def learned_collectives(kind: str, folder: str) -> dict[str, Any]:
     """Train with every step recorded; what the lines say of each collective, and torch's flight recorder.
 
-    kind: ddp, fsdp, tp; `changes` is ddp with a reduction of its own more from step CHANGES_AT on.
+    kind: ddp, fsdp, tp; `changes` is ddp with a reduction of its own more from step CHANGES_AT on. folder: of
+    both ranks, since run.json is rank 0's.
     """
     model, width = _model_of("ddp" if kind == "changes" else kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -530,30 +529,21 @@ def learned_collectives(kind: str) -> dict[str, Any]:
     for _ in range(3):
         step(0)
     seen = []
-    with tempfile.TemporaryDirectory() as folder:
-        with aorta.instrument(folder, overhead="off", kernels="on") as recorder:
-            for number in range(NUM_LEARNED_STEPS):
-                with recorder.step():
-                    step(number)
-                    seen.append(recorder._sources.looks)
-                if number % 20 == 0:
-                    time.sleep(0.6)  # the lines come, and with them what refutes
-            torch.cuda.synchronize()
-            keys = {group.name: group.key for group in recorder.journal.groups()}
-            entries = pickle.loads(torch._C._distributed_c10d._dump_nccl_trace())["entries"]
-        lines = list(read_steps(Path(folder) / f"rank_{dist.get_rank()}_metrics.jsonl", []))
-        matched = read_run(Path(folder)).coverage["kernel_records"]["matched"]
-    happened = {
-        name: [
-            (OPS_OF_TORCH.get(op := entry["profiling_name"].partition(":")[2], op), _most_bytes(entry))
-            for entry in sorted(entries, key=lambda entry: entry["collective_seq_id"])
-            if entry["process_group"][0] == key
-        ]
-        for name, key in keys.items()
-    }
+    with aorta.instrument(folder, overhead="off", kernels="on") as recorder:
+        for number in range(NUM_LEARNED_STEPS):
+            with recorder.step():
+                step(number)
+                seen.append(recorder._sources.looks)
+            if number % 20 == 0:
+                time.sleep(0.6)  # the lines come, and with them what refutes
+        torch.cuda.synchronize()
+        keys = {group.name: group.key for group in recorder.journal.groups()}
+        happened = {name: of_flight_recorder(key) for name, key in keys.items()}
+    lines = list(read_steps(Path(folder) / f"rank_{dist.get_rank()}_metrics.jsonl", []))
+    dist.barrier()  # rank 0 has written run.json
     return {
         "seen": seen,
-        "matched": matched,
+        "matched": read_run(Path(folder)).coverage["kernel_records"]["matched"],
         "happened": happened,
         "lines": [
             (
@@ -565,8 +555,3 @@ def learned_collectives(kind: str) -> dict[str, Any]:
             for line in lines
         ],
     }
-
-
-def _most_bytes(entry: dict[str, Any]) -> int:
-    sizes = [*entry["input_sizes"], *entry["output_sizes"]]
-    return max(math.prod(size) for size in sizes) * 4  # float32

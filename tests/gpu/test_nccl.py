@@ -120,8 +120,8 @@ def test_graphs_can_be_captured_while_steps_are_read(placement):
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp"])
-def test_learned_collectives_are_those_of_torchs_flight_recorder(kind):
-    for rank in on_two_gpus(nccl_ranks.learned_collectives, kind):
+def test_learned_collectives_are_those_of_torchs_flight_recorder(kind, tmp_path):
+    for rank in on_two_gpus(nccl_ranks.learned_collectives, kind, str(tmp_path)):
         learned = [is_learned for is_learned, _ in rank["lines"]]
         assert not any(rank["seen"][32:64]), rank["matched"]
         assert learned.count(True) >= nccl_ranks.NUM_LEARNED_STEPS - 32 - 16
@@ -134,8 +134,8 @@ def test_learned_collectives_are_those_of_torchs_flight_recorder(kind):
             assert told == happened[-len(told) :]
 
 
-def test_collectives_that_change_are_never_called_by_the_old_names():
-    for rank in on_two_gpus(nccl_ranks.learned_collectives, "changes"):
+def test_collectives_that_change_are_never_called_by_the_old_names(tmp_path):
+    for rank in on_two_gpus(nccl_ranks.learned_collectives, "changes", str(tmp_path)):
         before, after = rank["lines"][: nccl_ranks.CHANGES_AT], rank["lines"][nccl_ranks.CHANGES_AT :]
         assert any(is_learned for is_learned, _ in before)
         usual = len(before[-1][1])

@@ -1,5 +1,7 @@
 """Ranks that train on a device that is not there, with kernel records: collectives by gloo."""
 
+import math
+import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch.distributed as dist
 
 import aorta
 from aorta.device import backend as seam
+from aorta.hang.standing import BYTES_OF_TORCH, OPS_OF_TORCH
 from aorta.records.reader import read_run, read_steps
 from tests.device.fake_records import RecordingBackend
 
@@ -69,6 +72,33 @@ class OtherSizes(Program):
         self.reduce(1 + number % 7)
 
 
+def of_flight_recorder(key: str) -> list[tuple[str, int]]:
+    """Operations and bytes of a group's collectives so far, as torch noted them; [] where it notes none."""
+    c10d: Any = torch._C._distributed_c10d
+    # Not its stacks: they take long, and need the interpreter lock.
+    options = {"includeCollectives": True, "includeStackTraces": False, "onlyActive": False}
+    if dist.get_backend() == "nccl":
+        record = c10d._dump_nccl_trace(**options)
+    elif hasattr(c10d, "_dump_fr_trace"):
+        record = c10d._dump_fr_trace(**options)
+    else:
+        return []
+    entries = [entry for entry in pickle.loads(record)["entries"] if entry["process_group"][0] == key]
+    return [
+        (OPS_OF_TORCH.get(op := entry["profiling_name"].partition(":")[2], op), _most_bytes(entry))
+        for entry in sorted(entries, key=lambda entry: entry["record_id"])
+    ]
+
+
+def _most_bytes(entry: dict[str, Any]) -> int:
+    sizes = zip(
+        [*entry["input_sizes"], *entry["output_sizes"]],
+        [*entry["input_dtypes"], *entry["output_dtypes"]],
+        strict=True,
+    )
+    return max(math.prod(size) * BYTES_OF_TORCH.get(dtype, 4) for size, dtype in sizes)
+
+
 def ran(folder: Path, make: Callable[[], Program], num_steps: int, overhead: str) -> dict[str, Any]:
     """The lines of this rank as built-ins, what run.json says, and the steps that Python of ours entered."""
     program = make()
@@ -83,6 +113,7 @@ def ran(folder: Path, make: Callable[[], Program], num_steps: int, overhead: str
                     program.step(number)
                     if recorder._sources.looks:
                         seen.append(number)
+            happened = of_flight_recorder("0")
     finally:
         seam.use(before)
     dist.barrier()
@@ -91,4 +122,5 @@ def ran(folder: Path, make: Callable[[], Program], num_steps: int, overhead: str
         "lines": [msgspec.to_builtins(line) for line in lines],
         "coverage": read_run(folder).coverage,
         "seen": seen,
+        "happened": happened,
     }
