@@ -2,6 +2,7 @@
 
     python benchmarks/reliability/restarts.py --trials 40 --output restarts_gloo.csv
     python benchmarks/reliability/restarts.py --trials 10 --backend nccl --output restarts_nccl.csv
+    python benchmarks/reliability/restarts.py own --trials 40 --output restarts_own.csv
     python benchmarks/reliability/restarts.py kills --trials 20 --output kills.csv
 
 In each trial one or two faults (exception, SIGKILL, out of memory, hang with hang.action=abort) strike
@@ -12,6 +13,9 @@ as one run.
 
 --against-none runs every trial without a hang once more without aorta: what does not recover there either is
 torch's own fault.
+
+`own` does so with own_training.py, which knows nothing of aorta: each trial runs it bare and under `aorta
+run`, either of them first in turn. What is lost bare is torch's own.
 
 `kills` sends SIGKILL at a random moment of a recorded loop. The loop says on its standard output which step
 it has begun; every step before that one was closed, and the report has to have it.
@@ -214,6 +218,86 @@ def wrong_endings(attempts: list[dict[str, Any]], faults: list[dict[str, Any]]) 
     ]
 
 
+# ---- a script of one's own, with and without -------------------------------------------------------
+
+
+def own() -> int:
+    parser = arguments("One own script over gloo, bare and under `aorta run` in turn: which of them recover?")
+    parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--first", type=int, default=0, help="number of the first trial, which seeds it")
+    parser.add_argument("--limit-s", type=float, default=90.0, help="for one run")
+    parser.add_argument("--total-s", type=float, default=float("inf"), help="no trial begins after that")
+    options = parser.parse_args()
+    until_s = time.monotonic() + options.total_s
+    rows: list[dict[str, Any]] = []
+    for number in range(options.first, options.first + options.trials):
+        if time.monotonic() > until_s:
+            break
+        for attached in (bool(number % 2), not number % 2):
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+                rows.append(own_trial(Path(name), number, attached, options.limit_s))
+            print(json.dumps(rows[-1]), flush=True)
+            write(options.output, rows)
+    for attached in (False, True):
+        right = [row["right"] for row in rows if row["attached"] is attached]
+        print(f"{'under aorta run' if attached else 'bare'}: {sum(right)} of {len(right)} recovered")
+    print(f"{options.trials} trials were asked for")
+    return 0
+
+
+def own_trial(folder: Path, number: int, attached: bool, limit_s: float) -> dict[str, Any]:
+    chance = random.Random(number)
+    kinds = ("_exit-7", "exception", "sigkill")
+    faults = [
+        {
+            "attempt": attempt,
+            "rank": chance.randrange(2),
+            "step": chance.randrange(1 + 5 * attempt, 6 + 5 * attempt),
+            "kind": kinds[(number + attempt) % 3],
+        }
+        for attempt in range(1 + number % 2)
+    ]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "3",
+        "--nproc_per_node", "2", str(HERE / "own_training.py"), str(folder / "c.pt"), "12", "gloo",
+    ]  # fmt: skip
+    if attached:
+        command = [
+            sys.executable, "-m", "aorta", "run", "-o", str(folder / "run"), "--no-report", "--", *command
+        ]  # fmt: skip
+    environment = {
+        **os.environ, "FAULTS": json.dumps(faults), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)
+    }  # fmt: skip
+    row: dict[str, Any] = {"trial": number, "attached": attached, "faults": faults}
+    start_s = time.monotonic()
+    with open(folder / "log", "w+") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env=environment, cwd=folder, start_new_session=True
+        )
+        try:
+            row["status"] = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            row["status"] = None
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        log.seek(0)
+        said = log.read()
+    row["s"] = round(time.monotonic() - start_s, 1)
+    wrong = [] if row["status"] == 0 else [f"status {row['status']}"]
+    if attached:
+        try:
+            run = read_run(folder / "run")
+            row["attempts"] = [attempt.ending.kind if attempt.ending else None for attempt in run.attempts]
+            steps = load_run(folder / "run", "own").global_step.tolist()
+            if row["status"] == 0 and steps != list(range(12)):
+                wrong.append(f"the report has steps {steps}")
+        except AortaError as error:
+            wrong.append(str(error))
+    if wrong:
+        row["said"] = said[-4000:]
+    return row | {"wrong": wrong, "right": not wrong}
+
+
 # ---- kills of a loop ------------------------------------------------------------------------------
 
 LOOP = """
@@ -258,4 +342,4 @@ def killed(number: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(choose(__doc__, {"restarts": restarts, "kills": kills}))
+    sys.exit(choose(__doc__, {"restarts": restarts, "own": own, "kills": kills}))
