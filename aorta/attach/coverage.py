@@ -65,10 +65,17 @@ def _kernel_lines(kernels: dict[str, Any]) -> Iterator[str]:
 
 
 def other_runs(folder: Path, began_ns: int) -> Iterator[str]:
-    """Yield lines about further runs that the same command recorded.
+    """Yield lines about further runs that the same command recorded, and about one that it moved aside.
 
     began_ns: when the command began, in ns since the epoch.
     """
+    earlier = [
+        path.parent
+        for path in folder.glob("previous-*/run.json")
+        if path.stat().st_mtime_ns < began_ns <= path.parent.stat().st_mtime_ns
+    ]
+    for moved in earlier:
+        yield f"aorta: the earlier run of {folder} is now in {moved}"
     for pattern, text in (
         ("previous-*", "the command trained more than once; earlier runs are in"),
         ("process_*", "more processes trained, each alone; their records are in"),

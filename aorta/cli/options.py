@@ -15,7 +15,17 @@ import click
 from aorta.command_line import Decorated, rare
 from aorta.errors import ReportError
 
-PATH = click.Path(path_type=Path, readable=False)
+
+class _Place(click.Path):
+    """A path that refuses the empty text, which would name the current folder where a variable is unset."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty; the current folder is '.'", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = _Place(path_type=Path, readable=False)
 """A place that the command itself opens: its message says whose it is and what is wrong."""
 
 
@@ -245,5 +255,5 @@ def label_option(**attributes: Any) -> Callable[[Decorated], Decorated]:
 
 
 def output_option(*, file_okay: bool = True, **attributes: Any) -> Callable[[Decorated], Decorated]:
-    folder = click.Path(path_type=Path, readable=False, file_okay=file_okay)
+    folder = _Place(path_type=Path, readable=False, file_okay=file_okay)
     return click.option("--output", "-o", type=folder, metavar="DIR", **attributes)

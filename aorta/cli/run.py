@@ -125,7 +125,7 @@ def run_command(output: Path, report: bool, open_page: bool, command: tuple[str,
     status = run_to_end(list(command), environment, notes=notes)
     if is_first_launch():
         try:
-            _conclude(output, report, open_page, began_ns, settings.kernels == "on")
+            _conclude(output, report, open_page, began_ns, settings.kernels == "on", status)
         except BrokenPipeError:
             discard_output()
     return status
@@ -255,18 +255,22 @@ def passed_on(
             signal.signal(number, handler)
 
 
-def _conclude(output: Path, report: bool, open_page: bool, began_ns: int, kernels_asked: bool) -> None:
-    """Report what was recorded. Mistakes here do not change the command's exit status."""
+def _conclude(
+    output: Path, report: bool, open_page: bool, began_ns: int, kernels_asked: bool, status: int
+) -> None:
+    """Report what was recorded. Mistakes here do not change the command's exit status, which is status."""
     from aorta.attach.coverage import coverage_lines, other_runs
     from aorta.errors import AortaError, not_installed
     from aorta.records.reader import read_run
 
     if not (output / "run.json").exists() or (output / "run.json").stat().st_mtime_ns < began_ns:
-        click.echo(
-            f"aorta: nothing was recorded in {output}: no process that aorta reached trained with torch. It "
-            "cannot reach python -I, -E or -S, env -i, or other machines (docs/run.md)",
-            err=True,
+        why = (
+            f"the command ended with status {status} before a step that aorta saw"
+            if status
+            else "no process that aorta reached trained with torch. It cannot reach python -I, -E or -S, "
+            "env -i, or other machines (docs/run.md)"
         )
+        click.echo(f"aorta: nothing was recorded in {output}: {why}", err=True)
         return
     try:
         if report:

@@ -1,6 +1,6 @@
 """python -m aorta.hang artifacts/ (`aorta hang`): names the rank and the collective that the others wait for.
 
-Exit status: 0 when the reports were read, 2 when there are none.
+Exit status: 0 when the reports were read, or the run has ended without one; 2 when there are none.
 """
 
 import argparse
@@ -13,10 +13,11 @@ import msgspec
 from aorta.errors import AortaError
 from aorta.hang.find import HangFinding, find, sentence
 from aorta.hang.last_calls import with_last_calls
-from aorta.hang.report import FOLDER, HangReport, read_reports
+from aorta.hang.report import FOLDER, NO_REPORT, HangReport, NoReport, read_reports
 from aorta.records.endings import attempt_ending, ending_text
 from aorta.records.launches import read_notes
-from aorta.records.state import read_states
+from aorta.records.schema import Ending
+from aorta.records.state import RankState, read_states
 
 MOST_ROWS = 64
 """Ranks in the table."""
@@ -34,9 +35,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("output_dir", help=f"folder of the run, which holds {FOLDER}/rank<n>.json")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
+    ending_lines: list[str] = []
     try:
-        ending_lines = endings(Path(options.output_dir))
-        finding = find(with_last_calls(options.output_dir, read_reports(options.output_dir)))
+        ending = ending_of(Path(options.output_dir))
+        ending_lines = endings(Path(options.output_dir), ending)
+        try:
+            finding = find(with_last_calls(options.output_dir, read_reports(options.output_dir)))
+        except NoReport:
+            if ending is None or ending.kind == "hung":
+                raise
+            print(as_json(ending_lines, None) if options.json else printable(without_report(ending)))
+            return 0
     except AortaError as error:
         if ending_lines:
             print(printable("\n".join(ending_lines)))  # the run ended, so it does not hang
@@ -53,12 +62,28 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def endings(folder: Path) -> list[str]:
+def ending_of(folder: Path) -> Ending | None:
+    """How the run ended, from the states of its ranks; None where it goes on or nothing tells."""
+    states = _states(folder)
+    return attempt_ending(states, states[0].process.world_size, notes=read_notes(folder)) if states else None
+
+
+def without_report(ending: Ending) -> str:
+    """What is said of a run that has ended and left no report."""
+    if ending.kind == "finished":
+        return f"the run finished; {NO_REPORT}"
+    return f"the run ended: {ending_text(ending)}; {NO_REPORT} (the watchdog is on with aorta run --hang)"
+
+
+def _states(folder: Path) -> list[RankState]:
+    return list((read_states(folder) or read_states(folder.parent)).values())
+
+
+def endings(folder: Path, ending: Ending | None) -> list[str]:
     """The line that says how the run ended, from the states of its ranks; [] if there are none."""
-    states = list((read_states(folder) or read_states(folder.parent)).values())
+    states = _states(folder)
     if not states:
         return []
-    ending = attempt_ending(states, states[0].process.world_size, notes=read_notes(folder))
     if ending is None:
         return [
             "the run is still going on"
@@ -73,13 +98,13 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def as_json(ending_lines: list[str], finding: HangFinding) -> str:
+def as_json(ending_lines: list[str], finding: HangFinding | None) -> str:
     """One JSON object: how the run ended, which ranks are waited for, and the reports of all ranks."""
     document = {
         "ending": ending_lines[0] if ending_lines else None,
-        "sentence": sentence(finding),
-        "ranks": sorted(finding.ranks),
-        "reports": list(finding.reports),
+        "sentence": NO_REPORT if finding is None else sentence(finding),
+        "ranks": [] if finding is None else sorted(finding.ranks),
+        "reports": [] if finding is None else list(finding.reports),
     }
     return msgspec.json.encode(document).decode()
 

@@ -3,6 +3,7 @@
 standing.py gathers what is in it, watchdog.py writes it, find.py compares the reports of all ranks.
 """
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -99,6 +100,14 @@ def report_name(rank: int) -> str:
     return f"rank{rank}.json"
 
 
+_REPORT = re.compile(r"rank\d+\.json")
+NO_REPORT = "no rank has reported a hang"
+
+
+class NoReport(RecordError):
+    """A folder without a report of a hang: of a run that did not hang, or was not watched."""
+
+
 def stacks_name(rank: int) -> str:
     return f"rank{rank}.stacks.txt"
 
@@ -109,21 +118,19 @@ def flight_recorder_name(rank: int) -> str:
 
 
 def read_reports(output_dir: Path | str) -> list[HangReport]:
-    """The reports of a run's folder, or of its hang folder, by rank; RecordError where there are none."""
+    """The reports of a run's folder, or of its hang folder, by rank; NoReport where there are none."""
     folder = Path(output_dir)
     try:
         if not folder.is_dir():
             raise RecordError(f"{folder} is no folder; give the folder of a run")
         if (folder / FOLDER).is_dir():
             folder = folder / FOLDER
-        paths = [path for path in folder.iterdir() if path.match("rank*.json")]
+        paths = [path for path in folder.iterdir() if _REPORT.fullmatch(path.name)]
     except OSError as error:
         raise RecordError(f"cannot read {folder}: {error.strerror}") from error
     reports = [_read(path) for path in paths]
     if not reports:
-        raise RecordError(
-            f"{folder} holds no rank<n>.json: no rank has reported a hang; the watchdog is on with --hang"
-        )
+        raise NoReport(f"{folder} holds no rank<n>.json: {NO_REPORT}; the watchdog is on with --hang")
     sizes = sorted({report.world_size for report in reports})
     if len(sizes) > 1:
         raise RecordError(f"{folder} mixes runs of {' and '.join(map(str, sizes))} ranks")

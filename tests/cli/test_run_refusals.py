@@ -1,11 +1,13 @@
 """What `aorta run` and its neighbours refuse before anything runs."""
 
+import os
 import sys
 from pathlib import Path
 
 import click
 import pytest
 
+from aorta.attach.coverage import other_runs
 from aorta.cli import run
 from aorta.cli.ab import ab_command
 from aorta.cli.job import capture_command, top_command
@@ -41,6 +43,31 @@ def test_a_module_that_is_not_there_is_refused(tmp_path: Path) -> None:
     check_module("json.decoder:step", [sys.executable, script])
     check_module("__main__:step", [sys.executable, script])
     check_module("nosuch_module:step", ["/usr/bin/env", script])
+
+
+def test_an_empty_path_is_not_the_current_folder() -> None:
+    with pytest.raises(click.BadParameter, match=r"the path is empty; the current folder is '\.'"):
+        run_command.main(["-o", "", "true"], standalone_mode=False)
+
+
+def test_a_command_that_fails_before_a_step_is_said_to_have_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_command.main(["-o", str(tmp_path / "run"), "--", "sh", "-c", "exit 7"], standalone_mode=False)
+    assert "the command ended with status 7 before a step" in capsys.readouterr().err
+
+
+def test_a_run_that_was_moved_aside_is_named(tmp_path: Path) -> None:
+    moved, again = tmp_path / "previous-1", tmp_path / "previous-2"
+    for folder, run_ns, folder_ns in ((moved, 1, 9), (again, 7, 9), (tmp_path / "previous-0", 1, 2)):
+        folder.mkdir()
+        (folder / "run.json").write_bytes(b"{}")
+        os.utime(folder / "run.json", ns=(run_ns, run_ns))
+        os.utime(folder, ns=(folder_ns, folder_ns))
+    assert list(other_runs(tmp_path, began_ns=5)) == [
+        f"aorta: the earlier run of {tmp_path} is now in {moved}",
+        f"aorta: the command trained more than once; earlier runs are in {again}",
+    ]
 
 
 @pytest.mark.parametrize(

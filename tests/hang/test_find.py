@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import aorta
 from aorta.errors import RecordError
 from aorta.hang.__main__ import main
 from aorta.hang.find import find, sentence
@@ -480,6 +481,20 @@ def test_a_damaged_report_is_refused_in_one_line(
     assert main([str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
+
+
+def test_a_run_that_finished_without_a_hang_is_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    with aorta.instrument(tmp_path) as recorder, recorder.step():
+        pass
+    (tmp_path / "rank_0_sites.json").write_bytes(b"{}")
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "the run finished; no rank has reported a hang\n"
+    assert main([str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "ending": "finished", "sentence": "no rank has reported a hang", "ranks": [], "reports": []
+    }  # fmt: skip
 
 
 def test_two_reports_of_one_rank_are_refused(tmp_path: Path) -> None:
