@@ -74,7 +74,7 @@
     if (!plotly) return;
     const { rows, data } = trace(view);
     const layout = {
-      height: (rows + 2) * ROW, margin: { l: 0, r: 0, t: 2, b: 2 }, paper_bgcolor: "transparent", uniformtext: { minsize: 8, mode: "hide" },
+      height: (rows + 2) * ROW, margin: { l: 0, r: 0, t: 2, b: 2 }, paper_bgcolor: "transparent", uniformtext: { minsize: 11, mode: "hide" },
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: aorta.colour("ink") },
       hoverlabel: { bgcolor: aorta.colour("paper"), bordercolor: aorta.colour("outline"), font: { color: aorta.colour("ink"), size: 12 }, align: "left" },
     };

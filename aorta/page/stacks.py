@@ -61,6 +61,7 @@ def stacks(report: Report) -> Markup | None:
         "stacks",
         "In the program",
         phases,
+        tag("h3", "Sampled stacks", class_="needs-script"),
         controls,
         chart,
         tag("p", id="stacks-said", class_="note", aria_live="polite"),
