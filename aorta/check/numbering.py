@@ -4,7 +4,7 @@ around the optimizer's step. They are read once, behind the window."""
 import gc
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import wraps
 from math import isfinite
 from types import FrameType
@@ -103,12 +103,14 @@ class Numbering:
     def take(self, rank: int) -> Numbered:
         """Fingerprints since the last take."""
         taken = Numbered(rank=rank)
+        prints = [one for pending in self._pending for one in (*pending.inputs, *pending.prints)]
+        values = iter(_plain([*prints, *(numbers for _, numbers in self._parameters)]))
         for pending in self._pending:
-            pending.call.inputs = [_plain(numbers) for numbers in pending.inputs]
-            pending.call.outputs = [_plain(numbers) for numbers in pending.prints]
+            pending.call.inputs = [next(values) for _ in pending.inputs]
+            pending.call.outputs = [next(values) for _ in pending.prints]
             taken.calls.append(pending.call)
-        for parameter, numbers in self._parameters:
-            parameter.numbers = _plain(numbers)
+        for parameter, _ in self._parameters:
+            parameter.numbers = next(values)
             taken.parameters.append(parameter)
         self._pending, self._parameters, self._place = [], [], 0
         self._of_stream.clear()
@@ -215,10 +217,15 @@ class Numbering:
                 self._parameters.append((taken, fingerprint(tensor)))
 
 
-def _plain(numbers: Tensor) -> Numbers:
-    """The fingerprint as JSON can hold it: empty where it is not finite."""
-    values: Numbers = numbers.tolist()
-    return values if all(map(isfinite, values)) else []
+def _plain(prints: Sequence[Tensor]) -> list[Numbers]:
+    """Fingerprints as JSON can hold them, read at once from each device: empty where one is not finite."""
+    found: list[Numbers] = [[] for _ in prints]
+    for device in {one.device for one in prints}:
+        places = [place for place, one in enumerate(prints) if one.device == device]
+        rows: list[Numbers] = torch.stack([prints[place] for place in places]).tolist()
+        for place, row in zip(places, rows, strict=True):
+            found[place] = row if all(map(isfinite, row)) else []
+    return found
 
 
 def _in_optimizer() -> bool:
