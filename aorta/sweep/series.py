@@ -34,6 +34,8 @@ from aorta.timeline.sequential import Look, look
 from aorta.timeline.statistics import ALPHA
 
 LOG, PROCESS = "run.log", "process.json"
+STEP = RunMetric("step_ms")
+"""Noted of every run with records: what runs differ by is kept of it."""
 GRACE_S = 45.0
 """Seconds that a run has to end after SIGTERM: torchrun gives ranks deaf to it 30 s."""
 MOST_FAILED = 2
@@ -105,12 +107,14 @@ class Series(msgspec.Struct):
             if a is not None and b is not None and a > 0 and b > 0
         ]
 
-    def run_spread(self) -> tuple[float, int] | None:
-        """Standard deviation between runs of one variant, as a part, and its degrees of freedom; None for
-        fewer than 3 runs of each of two."""
+    def run_spread(self, metric: RunMetric | None = None) -> tuple[float, int] | None:
+        """Standard deviation of a metric (by default the first) between runs of one variant, as a part, and
+        its degrees of freedom; None for fewer than 3 runs of each of two."""
         sides = []
         for variant in self.variants:
-            values = [value for value in self.values(self.metrics[0], variant) if value and value > 0]
+            values = [
+                value for value in self.values(metric or self.metrics[0], variant) if value and value > 0
+            ]
             if len(values) >= 3:
                 sides.append(np.log(values))
         if len(sides) < 2:
@@ -230,14 +234,16 @@ def _run(
 ) -> RoundRun:
     place = _new_folder(folder / f"round-{number:03d}-{series.variants.index(variant):03d}")
     command = [word.replace("{run}", str(place.resolve())) for word in variant.command]
-    if any(metric.needs_records for metric in series.metrics):
+    has_records = any(metric.needs_records for metric in series.metrics)
+    if has_records:
         attach = [sys.executable, "-m", "aorta", "run", "--no-report", "-o", str(place.resolve()), "--"]
         command = [*attach, *command]
     workplace = Path(variant.folder or ".")
     started_s, started = time.time(), time.monotonic()
     status = _status(command, variant, place, folder, timeout_s)
     wall_s = time.monotonic() - started
-    values: dict[str, float | None] = {metric.name: None for metric in series.metrics}
+    measured = [*series.metrics, *([STEP] if has_records and STEP not in series.metrics else [])]
+    values: dict[str, float | None] = {metric.name: None for metric in measured}
     failure = ""
     is_failed = status != 0
     log = place / LOG
@@ -249,7 +255,7 @@ def _run(
     elif series.fails_if is not None and (line := _line_with(series.fails_if, log)):
         failure, is_failed = line, True
     else:
-        found, failure = values_of_run(series.metrics, place, log, workplace, started_s, wall_s)
+        found, failure = values_of_run(measured, place, log, workplace, started_s, wall_s)
         values |= found
     values.setdefault("wall_s", None)
     return RoundRun(number, variant.name, turn, status, values, failure, is_failed)

@@ -5,13 +5,13 @@ from pathlib import Path
 from aorta.account.judge import spreads
 from aorta.errors import AortaError
 from aorta.records.reader import read_run
-from aorta.sweep.series import Series
+from aorta.sweep.series import STEP, Series
 
 
 def note_spread(series: Series, folder: Path) -> None:
     """The spread of the step time, where the series has it, of the program that its runs recorded."""
-    found = series.run_spread()
-    if found is None or series.metrics[0].name != "step_ms":
+    found = series.run_spread(STEP)
+    if found is None:
         return
     for place in sorted(folder.glob("round-*")):
         try:

@@ -65,7 +65,7 @@ def headline(
         return f"{c} is as fast as {r} within {_size(matters)}: {change}"
     if step.verdict == "cannot tell":
         return f"cannot tell whether {c} is {_word(step)} than {r}: {change}; {step.reason}"
-    return f"{c} is {_word(step)} than {r}: {change}{_mostly(parts, lead_word)}"
+    return f"{c} is {_word(step)} than {r}: {change}{_mostly(parts, lead_word, _word(step) == 'slower')}"
 
 
 def _size(matters: float) -> str:
@@ -102,7 +102,8 @@ def _headline_of_work(
     if parts is None:
         return f"{c} is {word} than {r}: {change}{of_step}"
     same_work_text = f"; for the same tokens {number(parts.step.difference_ms, sign=True)} ms"
-    return f"{c} is {word} than {r}: {change}{of_step}{same_work_text}{_mostly(parts, lead_word)}"
+    most_of_it = _mostly(parts, lead_word, word == "slower")
+    return f"{c} is {word} than {r}: {change}{of_step}{same_work_text}{most_of_it}"
 
 
 def _sizes(r: str, c: str, metrics: dict[str, MetricComparison]) -> str:
@@ -117,11 +118,14 @@ def _sizes(r: str, c: str, metrics: dict[str, MetricComparison]) -> str:
     return ""
 
 
-def _mostly(parts: Decomposition | None, lead_word: str) -> str:
-    """The part that moved most in the direction of the step: of means, which add up, unlike the medians."""
+def _mostly(parts: Decomposition | None, lead_word: str, is_slower: bool) -> str:
+    """The part that moved most in the direction of the step: of means, which add up, unlike the medians. ''
+    where the means moved the other way."""
     if parts is None or not parts.parts or not parts.step.difference_ms:
         return ""
     difference_ms = parts.step.difference_ms
+    if (difference_ms > 0) != is_slower:
+        return ""
     largest = max(parts.parts, key=lambda part: np.sign(difference_ms) * part.difference_ms)
     name = CELLS[largest.name].title
     moved = number(largest.difference_ms, sign=True)

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from aorta.account.judge.sentences import _mostly
 from aorta.account.metrics import MEANINGS, meaning
+from aorta.account.model import Decomposition, Part
 from aorta.errors import AortaError
 from aorta.page.figures import comparison_png
 from aorta.page.html import page
@@ -694,3 +696,11 @@ def test_where_most_steps_differ_none_is_left_out(tmp_path):
     a = run_with_checkpoints(tmp_path / "a", 0, every=2, cost=3.0)
     b = run_with_checkpoints(tmp_path / "b", 1, every=2, cost=3.0, seed=1)
     assert not [note for note in comparison(a, b).notes if "left out of" in note]
+
+
+def test_no_part_is_named_where_the_means_moved_the_other_way():
+    """The step is called slower by its ratio, and the mean of the recorded steps fell by 4 ms."""
+    fell = Part("compute", 10.0, 6.0, -4.0, None)
+    parts = Decomposition(Part("step", 10.0, 6.0, -4.0, None), [fell], "means", [])
+    assert _mostly(parts, "", is_slower=True) == ""
+    assert _mostly(parts, "", is_slower=False) == ", all of it compute (mean -4.00 ms)"
