@@ -233,7 +233,7 @@ class OpenSteps:
             sources.learner.end_body(step)
         elif step.left_out is None:
             sources.module_names.end_body(step)
-            sources.sites.end_step()
+            sources.sites.end_step(step.calls)
         elif any(isinstance(value, DeviceScalar) for value in step.scalars.values()):
             step.logged = clock.mark()  # behind the copies to the host
         if sources.device is not None and step.left_out is None:

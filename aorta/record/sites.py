@@ -5,6 +5,7 @@ call has at the step's end (a bucket, a unit). All other steps pay nothing. Argu
 """
 
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -21,6 +22,8 @@ FIRST = 2
 """Seen steps that are passed over: they connect, and synchronise what was made."""
 LOOKS_EVERY = 1024
 """Seen steps between two looks; in the beginning each power of two is looked at, too."""
+MOST_EXTRA = 64
+"""Further looks in a run, after a step that had calls of an unknown kind: what comes every tenth step."""
 MOST_CALLS = 512
 """Limit of calls of a step that are looked at."""
 MOST_SITES = 1000
@@ -61,6 +64,11 @@ class Sites:
         self._num_steps = 0
         self._num_looked = 0
         self._looked: list[tuple[CollectiveCall, _Place, frozenset[str], str]] | None = None
+        self._kinds: set[tuple[str, int]] = set()
+        """Operations and sizes (powers of two) that were looked at."""
+        self._num_extra = MOST_EXTRA
+        self._misses = False
+        """True: a step since has had calls of another kind."""
         self._sites: dict[tuple[_Place, str, str], list[int]] = {}
         """Number and bytes of calls by place, operation and what moves."""
 
@@ -78,8 +86,10 @@ class Sites:
             return
         number = self._num_steps
         self._num_steps += 1
-        if number < FIRST or (number % LOOKS_EVERY and number & (number - 1)):
+        is_extra = self._misses and self._num_extra > 0
+        if number < FIRST or (number % LOOKS_EVERY and number & (number - 1) and not is_extra):
             return
+        self._num_extra -= is_extra
         self._looked = []
         self._journal.note_site = self._note
 
@@ -109,10 +119,18 @@ class Sites:
                 return outer[0], found[1] | outer[1], found[2] or outer[2]
         return found
 
-    def end_step(self) -> None:
-        """Called at the end of a step's body, when its calls have their names."""
+    def end_step(self, calls: Sequence[CollectiveCall] = ()) -> None:
+        """Called at the end of a step's body, when its calls have their names.
+
+        calls: all of a step that is seen.
+        """
         looked = self._looked
         self.leave_step()
+        if looked is None and self._num_extra > 0 and self._num_looked:
+            self._misses |= any(_kind(call) not in self._kinds for call in calls)
+        num_kinds = len(self._kinds)
+        self._kinds.update(_kind(entry[0]) for entry in looked or ())
+        self._misses &= len(self._kinds) == num_kinds  # found, or still missed
         if not looked or self._path is None:
             return
         self._num_looked += 1
@@ -135,6 +153,10 @@ class Sites:
                 for (place, op, moves), (num, num_bytes) in self._sites.items()
             ],
         )
+
+
+def _kind(call: CollectiveCall) -> tuple[str, int]:
+    return call.op, call.bytes.bit_length()
 
 
 def _innermost(frame: FrameType | None) -> tuple[_Place, frozenset[str], str]:

@@ -117,6 +117,21 @@ def test_few_steps_are_looked_at_and_a_step_s_calls_are_bounded(sites, journal, 
     assert sum(site.num_calls for site in read_sites(tmp_path / "sites.json").sites) <= num * MOST_CALLS
 
 
+def test_what_comes_every_tenth_step_is_found(sites, journal, tmp_path):
+    """After it was missed once, steps are looked at until it comes again, and then no more."""
+    rare, num_looks = call("all_gather", 100), []
+    for number in range(80):
+        sites.begin_step(True)
+        calls = [call(), rare] if number % 10 == 9 else [call()]
+        num_looks.append(journal.note_site is not None)
+        for each in calls if journal.note_site is not None else ():
+            journal.note_site(each)
+        sites.end_step(calls)
+    assert {site.op for site in read_sites(tmp_path / "sites.json").sites} == {"all_reduce", "all_gather"}
+    assert sum(num_looks) <= 18
+    assert not any(num_looks[31:62])
+
+
 def test_no_step_is_looked_at_that_is_not_seen(sites, journal):
     sites.begin_step(False)
     assert journal.note_site is None
