@@ -148,7 +148,7 @@ def in_turn(loop: Any, options: Any, folder: Path) -> dict[str, Any]:
     """Times of the blocks of each kind, in ms a step, of the slower rank."""
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     order, began = random.Random(0), time.perf_counter()
-    with aorta.instrument(folder, overhead="off") as recorder:
+    with aorta.instrument(folder, overhead="off", collectives="learned") as recorder:
         recorded, seen = [True], [False]
         sampling, sources = recorder._sampling, recorder._sources
         sampling.begin = lambda global_step: recorded[0]  # type: ignore[method-assign]

@@ -76,8 +76,9 @@ def instrument(
     kernels: "auto" reads the driver's own kernel records where they can be had (CUDA), which is exact and
         cheaper than events; run.json says why not otherwise. "on" raises InstrumentError instead; "off"
         times by events.
-    collectives: "plugin" has NCCL or RCCL itself tell algorithm, protocol, channels, start and end of each;
-        call instrument before init_process_group then.
+    collectives: "calls" sees each in every recorded step; "learned" in some on GPUs, after which steps like
+        those get the same ones; "plugin" has NCCL or RCCL itself tell algorithm, protocol, channels, start
+        and end of each: call instrument before init_process_group then.
     flops_per_token: model FLOPs of forward and backward without what is computed again, for model FLOP/s.
     precision: "bf16", "fp16", "fp8", "tf32" or "fp32"; with flops_per_token, for the share of the device's
         peak (MFU).

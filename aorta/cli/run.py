@@ -73,10 +73,10 @@ _STEP_AT = re.compile(r"[^\s./:]+(\.[^\s./:]+)*:[^\s./:]+(\.[^\s./:]+)*")
 )
 @rare(
     "--collectives",
-    type=click.Choice(["calls", "plugin"]),
+    type=click.Choice(["calls", "learned", "plugin"]),
     default="calls",
     section="Sources and sinks",
-    help="plugin: NCCL or RCCL tells algorithm, protocol, channels, start and end of each collective.",
+    help="calls: each is seen; learned: in some steps; plugin: NCCL or RCCL tells of each.",
 )
 @rare(
     "--stacks",

@@ -308,9 +308,10 @@ class RecordingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     source: Literal["auto", "events"] = "auto"
     """events: the same as kernels=off, to compare vendors by one method."""
 
-    collectives: Literal["calls", "plugin"] = "calls"
-    """calls: what the recorder sees of collectives itself. plugin: on GPUs, beside it what NCCL or RCCL says
-    of each: algorithm, protocol, channels, start and end (its profiler interface, NCCL 2.24 and later)."""
+    collectives: Literal["calls", "learned", "plugin"] = "calls"
+    """calls: the recorder sees each. learned: on GPUs, in some steps; the others get those of the seen ones,
+    where the backends' counts and the kernels agree. plugin: on GPUs, beside each what NCCL or RCCL says of
+    it: algorithm, protocol, channels, start and end (its profiler interface, NCCL 2.24 and later)."""
 
     max_mb: PositiveFloat | None = 1024.0
     """Size in MiB above which a rank's file of lines is made smaller: old lines lose their lists of

@@ -5,7 +5,7 @@ The plugin is named to the library before it makes a communicator, and switched 
 
 import logging
 from time import monotonic_ns
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from aorta.device.collective_events import CollectiveEvents, LibraryEventsUnavailable, open_events
 from aorta.errors import InstrumentError
@@ -13,10 +13,10 @@ from aorta.steps.raw import CollectiveChunk
 
 logger = logging.getLogger(__name__)
 
-Collectives = Literal["calls", "plugin"]
+Collectives = Literal["calls", "learned", "plugin"]
 GIVEN_UP_NS = 5_000_000_000
 """Age from which on an event that has not ended is taken as it is."""
-NOT_ASKED_FOR = "not asked for (collectives='calls')"
+NOT_ASKED_FOR = "not asked for (collectives is not 'plugin')"
 NOT_LOADED = (
     "NCCL has not loaded the plugin: it made its communicators before the instrument, or is older than 2.24; "
     "call aorta.instrument before init_process_group, or use aorta run --collectives plugin"
@@ -28,8 +28,8 @@ class CollectiveSource:
 
     def __init__(self, collectives: Collectives) -> None:
         """Name the plugin to the library, which asks when it makes its first communicator."""
-        if collectives not in ("calls", "plugin"):
-            raise InstrumentError(f"collectives must be 'calls' or 'plugin', got {collectives!r}")
+        if collectives not in get_args(Collectives):
+            raise InstrumentError(f"collectives must be 'calls', 'learned' or 'plugin', got {collectives!r}")
         self._events: CollectiveEvents | None = None
         self._num_names_sent = 0
         self._is_asleep = False

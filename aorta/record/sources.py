@@ -108,12 +108,12 @@ class Sources:
 
     def _why_to_see(self) -> str | None:
         """Say why the settings of this recorder ask for every collective one by one."""
+        if self._settings.collectives != "learned":
+            return f"asked for (collectives={self._settings.collectives!r})"
         if self._settings.placement == "dedicated":
             return "dedicated placement moves collectives"
         if self._wrap is not None:
             return "another observer of this process is told of each"
-        if self.collectives.reason is None:
-            return "events of the collective library are matched to calls by the time of their launch"
         return None
 
     @property
