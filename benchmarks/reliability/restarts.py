@@ -278,8 +278,12 @@ def own_trial(folder: Path, number: int, attached: bool, limit_s: float) -> dict
             row["status"] = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             row["status"] = None
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.terminate()  # torchrun ends its ranks, which are in sessions of their own
+            try:
+                process.wait(45)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         log.seek(0)
         said = log.read()
     row["s"] = round(time.monotonic() - start_s, 1)
