@@ -22,7 +22,7 @@ from aorta.account.judge.leading import settled
 from aorta.account.judge.shown import Shown, traced
 from aorta.account.judge.spreads import known_spread
 from aorta.account.judge.summary import summary
-from aorta.account.load.open import load_run
+from aorta.account.load.open import DAMAGED, load_run
 from aorta.account.model import Causes, Comparison, Dataset, Progress, Report, Run
 from aorta.errors import FINE, ReportError
 from aorta.files import read_regular, write_whole
@@ -365,7 +365,14 @@ def _texts(report: Report, gate: Gate | None) -> Iterator[str]:
         yield gate.text
     comparison = report.comparison
     if comparison is not None:
-        yield comparison.headline
+        damaged = [
+            f"{label}: {line}"
+            for label, single in report.datasets.items()
+            for judged in single.runs
+            for line in judged.run.story
+            if line.startswith(DAMAGED)
+        ]
+        yield "\n".join([*damaged, comparison.headline])
         differences = differences_list(comparison)
         if differences:
             yield differences

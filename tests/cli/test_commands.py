@@ -120,6 +120,8 @@ def test_a_damaged_run_is_read_in_part_but_not_by_strict_and_not_for_a_gate(tmp_
     assert left.stdout.splitlines()[1].startswith(
         "damaged or missing: run.json. The numbers are of what is left"
     )
+    compared = run("compare", noisy_run(tmp_path / "whole"), folder, *QUIET)
+    assert compared.stdout.startswith("run: damaged or missing: run.json")
     (tmp_path / "budget.yaml").write_text("step_ms: {max: 1000}")
     for more in (["--strict"], ["--budget", str(tmp_path / "budget.yaml")]):
         assert run("report", str(folder), *QUIET, *more).exit_code == BAD_INPUT

@@ -9,7 +9,7 @@ from aorta.account.judge.profiles import sampled_ranks
 from aorta.account.judge.stacks import CodeLine, Samples, heaviest, samples_of
 from aorta.account.load.rank.phases import PHASES, PREFIX
 from aorta.account.model import JudgedRun
-from aorta.account.numbers import percent, quantity
+from aorta.account.numbers import quantity
 from aorta.account.rows import positive
 from aorta.records.schema import StepPhase
 
@@ -51,18 +51,18 @@ def phases_of(judged: JudgedRun) -> list[PhaseRow]:
 
 
 def largest_text(judged: JudgedRun) -> str:
-    """'The largest phase is backward: 12.2 ms, 35 % of the step, most of it in train(), train.py:45.'
+    """'The largest phase is backward: 12.2 ms of 34.9 ms (mean of 180 steps), most of it in fit(), a.py:45.'
 
-    '' where phases are not known.
+    Its steps are named, since a table of cells is of those alone that were recorded. '' where phases are not
+    known.
     """
     rows = phases_of(judged)
     if not rows:
         return ""
     row = max(rows, key=lambda row: row.ms)
     line = "" if row.line is None else f", most of it in {row.line.text}"
-    return (
-        f"The largest phase is {row.title}: {quantity(row.ms, 'ms')}, {percent(row.share)} of the step{line}."
-    )
+    of_step = f"{quantity(row.ms, 'ms')} of {quantity(row.ms / row.share, 'ms')}"
+    return f"The largest phase is {row.title}: {of_step} (mean of {row.num_steps:,} steps){line}."
 
 
 def _phases_of(judged: JudgedRun) -> list[PhaseRow]:

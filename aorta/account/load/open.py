@@ -38,6 +38,8 @@ from aorta.records.state import read_states
 from aorta.records.table import StepTable
 from aorta.traces.cache import Reading
 
+DAMAGED = "damaged or missing"
+"""Begins the line that stands before all numbers of a damaged run."""
 MOST_NAMED = 4
 """Damaged files, and missing ranks, that the first line names."""
 
@@ -178,7 +180,7 @@ def _damage_text(damage: list[str], run: Run, ranks: list[RankFile]) -> list[str
     more = f" and {len(damage) - MOST_NAMED} more" if len(damage) > MOST_NAMED else ""
     left = f"{len(run.ranks)} of {size} ranks and {run.num_steps} of at least {steps} steps"
     return [
-        f"damaged or missing: {'; '.join(damage[:MOST_NAMED])}{more}. The numbers are of what is left, {left}"
+        f"{DAMAGED}: {'; '.join(damage[:MOST_NAMED])}{more}. The numbers are of what is left, {left}"
         " (--strict refuses it)"
     ]
 

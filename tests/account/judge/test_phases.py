@@ -37,9 +37,8 @@ def test_phases_add_up_to_the_step_and_are_in_its_order():
 def test_the_largest_phase_is_said_with_its_line():
     """Samples of no known phase before a backward pass are what the loop does for the forward pass."""
     text = largest_text(judged_with(forward=16.0, backward=4.0))
-    assert (
-        text == "The largest phase is forward: 24.0 ms, 60 % of the step, most of it in augment(), data.py:5."
-    )
+    of_step = "24.0 ms of 40.0 ms (mean of 10 steps)"
+    assert text == f"The largest phase is forward: {of_step}, most of it in augment(), data.py:5."
 
 
 def test_steps_that_do_not_show_their_phases_are_left_out():
