@@ -514,6 +514,12 @@ class OverheadRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_first: int = 0
     """Steps at the start that are recorded whatever they cost."""
 
+    @property
+    def only_first(self) -> bool:
+        """True where the first steps were compared with those after them, and no block with both its sides:
+        what changes while a program or a machine warms up is in the difference."""
+        return self.limit is not None and self.every is None
+
 
 class RunRecord(msgspec.Struct, kw_only=True):
     """run.json: what ran, where, with which settings, and how complete the records are.

@@ -271,6 +271,8 @@ def _instrument_ms(run: Run) -> tuple[float, str | None]:
     low_ms, high_ms = overhead.step_interval_ms
     if low_ms <= 0:
         return 0.0, f"within the scatter of steps, at most {max(high_ms, 0.0):.3g} ms a step"
+    if overhead.only_first:
+        return 0.0, "not told apart: the first steps are longer, which recording need not have done"
     return overhead.step_ms, None
 
 

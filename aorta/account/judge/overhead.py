@@ -16,6 +16,11 @@ def overhead_texts(dataset: Dataset) -> list[str]:
 
 
 def _text(overhead: OverheadRecord, of_run: str) -> str:
+    if overhead.only_first and overhead.interval is not None and overhead.interval[0] > 0:
+        return (
+            f"what aorta cost {of_run} is not known: its first {overhead.num_first} recorded steps"
+            " took longer than the unrecorded ones after them, and other reasons for that are as likely"
+        )
     text = f"aorta cost {_share(overhead.cost, overhead.interval)} of {of_run}"
     if overhead.later_cost is not None and overhead.later_interval is not None:
         limit = "" if overhead.limit is None else f", limit {100 * overhead.limit:.3g} %"

@@ -141,13 +141,13 @@ def test_cells_add_up_to_every_step_of_every_rank(tmp_path, seed):
     assert sum(row.share for row in found.rows()) == pytest.approx(1.0)
 
 
-def told_what_aorta_cost(folder, step_ms, interval_ms):
+def told_what_aorta_cost(folder, step_ms, interval_ms, every=8.0):
     """run.json of a run whose recorded steps were found to take longer."""
     run = msgspec.json.decode((folder / "run.json").read_bytes()) if (folder / "run.json").exists() else {}
     run = msgspec.to_builtins(run_record()) | run
     run["overhead"] = {
         "limit": 0.01, "cost": 0.01, "interval": [0.0, 0.02], "step_ms": step_ms, "always_on": 0.0,
-        "step_interval_ms": interval_ms, "every": 8.0, "num_steps": 100, "num_recorded": 20,
+        "step_interval_ms": interval_ms, "every": every, "num_steps": 100, "num_recorded": 20,
     }  # fmt: skip
     (folder / "run.json").write_bytes(msgspec.json.encode(run))
     return account_of(judge(load_run(folder, "run"), 1))
@@ -170,6 +170,14 @@ def test_on_a_cpu_it_is_taken_from_the_work(tmp_path):
         run_of(tmp_path / "run", lambda rank, step, noise: Host().work(30.0).comm(5.0)), 2.0, [1.0, 3.0]
     )
     assert cells_of(found) == pytest.approx({"compute": 28.0, "instrument": 2.0, "transfer": 5.0})
+
+
+def test_first_steps_that_are_longer_are_no_work_of_aortas(tmp_path):
+    """Only the first steps were recorded: what warms up meanwhile is in the difference, too."""
+    folder = run_of(tmp_path / "run", lambda rank, step, noise: Host().work(30.0).comm(5.0))
+    found = told_what_aorta_cost(folder, 20.0, [10.0, 30.0], every=None)
+    assert cells_of(found) == pytest.approx({"compute": 30.0, "transfer": 5.0})
+    assert "the first steps are longer" in found.reasons["instrument"]
 
 
 def test_a_cost_within_the_scatter_of_steps_has_no_cell(tmp_path):

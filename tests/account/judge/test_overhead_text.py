@@ -43,6 +43,16 @@ def test_a_short_run_says_how_many_steps_were_left_out():
     assert texts(short) == ["aorta cost 5 % [0, 25] of this run; it recorded 22 steps and left 16 out"]
 
 
+def test_first_steps_that_are_longer_are_not_called_aortas_cost():
+    """A loop on a machine that was busy at its start: 299 ms a step, then 42."""
+    busy = OverheadRecord(
+        limit=0.01, cost=0.76, interval=(0.05, 1.47), step_ms=266.0, step_interval_ms=(17.0, 515.0),
+        always_on=0.003, every=None, num_steps=117, num_recorded=22, num_first=24,
+    )  # fmt: skip
+    (text,) = texts(busy)
+    assert text.startswith("what aorta cost this run is not known: its first 24 recorded steps took longer")
+
+
 def test_nothing_is_said_where_it_is_not_known():
     assert texts(UNKNOWN) == []
     assert texts(None) == []
