@@ -367,6 +367,9 @@ class Attachment:
                 )
             self.session = AttachedSession(self, device)
             self.session.start()
+            # Exit handlers run from the last one: the session's end comes before that of its recorder.
+            atexit.unregister(self._process_ends)
+            atexit.register(self._process_ends)
 
     @guarded
     def _state_loaded(self) -> None:

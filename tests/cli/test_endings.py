@@ -211,3 +211,24 @@ def test_a_pipe_that_breaks_after_the_command_leaves_its_exit_code(
 
     monkeypatch.setattr("aorta.cli.run._conclude", conclude)
     assert exit_code_of(("run", "-o", "recorded", "--", "sh", "-c", "exit 7")) == 7
+
+
+@pytest.mark.heavy
+def test_a_program_of_one_step_in_one_process_has_its_step(tmp_path: Path) -> None:
+    """No second step and no end of a process group tells where it ends: only the interpreter's exit does."""
+    script = tmp_path / "one_step.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(8, 8)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.ones(4, 8)).sum().backward()\n"
+        "optimizer.step()\n"
+    )
+    recorded = ["aorta", "run", "--no-report", "-o", tmp_path / "run"]
+    done = subprocess.run(
+        [sys.executable, "-m", *recorded, "--", sys.executable, script],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == FINE
+    assert done.stderr.startswith("aorta: rank 0: 1 step recorded, steps at torch.optim.sgd.SGD.step")
+    assert len((tmp_path / "run" / "rank_0_metrics.jsonl").read_text().splitlines()) == 1
