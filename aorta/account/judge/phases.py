@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.judge.cells import account_of
 from aorta.account.judge.profiles import sampled_ranks
 from aorta.account.judge.stacks import CodeLine, Samples, heaviest, samples_of
 from aorta.account.load.rank.phases import PHASES, PREFIX
@@ -13,6 +14,8 @@ from aorta.account.numbers import quantity
 from aorta.account.rows import positive
 from aorta.records.schema import StepPhase
 
+LEAST_SHOWN = 0.5
+"""Share of the account's steps that must show their phases."""
 FEWEST = 3
 """Samples from which on a phase has a line."""
 TITLES: dict[StepPhase, str] = {
@@ -77,9 +80,11 @@ def _phases_of(judged: JudgedRun) -> list[PhaseRow]:
     step = judged.values("step_ms")
     is_known = np.isfinite(step) & np.logical_and.reduce([np.isfinite(part) for part in columns.values()])
     is_known &= is_known.all(axis=0)  # every rank's, so that ranks are of the same steps
-    if not is_known.any():
+    # Of the steps of the account alone, so that a phase is no part of another step than the cells are.
+    of_account = np.isin(run.global_step[judged.num_warmup :], account_of(judged).global_step)
+    chosen = is_known[0] & of_account
+    if chosen.sum() < LEAST_SHOWN * of_account.sum() or not chosen.any():
         return []
-    chosen = is_known[0]
     by_rank = {phase: part[:, chosen].mean(axis=1) for phase, part in columns.items()}
     step_ms = step[:, chosen].mean(axis=1)
     by_rank["rest"] = positive(step_ms - sum(by_rank.values()))
