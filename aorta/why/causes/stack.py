@@ -1,13 +1,21 @@
 """The libraries that a run uses, as far as its records tell: what a change is spelled for."""
 
+import re
+from collections.abc import Iterable
+
 import numpy as np
 
+from aorta.account.load.rank.kernels import NAME_TIME
+from aorta.account.metrics import operations
 from aorta.account.model import JudgedRun
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.program import PROGRAM, program_of
 
 LIBRARIES = ("fsdp2", "ddp", "tp", "nccl", "rccl", "gloo", "dataloader", "compile", "moe", "pipeline", "any")
+COMPILED = re.compile(r"triton_(poi|red|per|tem|for)_")
+"""Kernels that inductor generates; a program's own Triton kernels have other names."""
+FUSED = re.compile(r"Fused(Adam|Adagrad|Sgd|SGD|Optimizer)|multi_tensor_adam")
 STACKS = (*LIBRARIES, *PROGRAM)
 """What a rule may ask for: libraries that are used, and what the program has set."""
 
@@ -41,10 +49,19 @@ def stack_of(judged: JudgedRun) -> frozenset[str]:
     program = program_of(record)[0]
     if program & {"workers_0", "workers"}:
         names.add("dataloader")
-    names |= program
+    names |= program | told_by_kernels(operations(run.metrics, NAME_TIME))
     if "host.data" in run.host_parts and np.nan_to_num(run.host_parts["host.data"]).any():
         names.add("dataloader")
     return frozenset(names)
+
+
+def told_by_kernels(kernels: Iterable[str]) -> frozenset[str]:
+    """What is in force, since its kernels ran: torch.compile's generated ones, a fused optimizer's."""
+    found = set()
+    for name in kernels:
+        found |= {"compile"} if COMPILED.match(name) else set()
+        found |= {"fused"} if FUSED.search(name) else set()
+    return frozenset(found)
 
 
 def _modules(judged: JudgedRun) -> list[str]:

@@ -9,7 +9,7 @@ from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.why.causes.program import OFFERS, program_of, without_in_force
 from aorta.why.causes.rules import rules
-from aorta.why.causes.stack import STACKS, stack_of
+from aorta.why.causes.stack import STACKS, stack_of, told_by_kernels
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import MIB, Host, causes, run_of
 
@@ -145,3 +145,11 @@ def test_no_rule_offers_what_is_in_force(name):
 )
 def test_a_remedy_loses_the_parts_that_are_set(change, left):
     assert without_in_force(change, frozenset(["compile"])) == left
+
+
+def test_kernels_that_ran_tell_what_is_in_force():
+    """A trace or an old record holds no settings of the program, and its kernels all the same."""
+    adam = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>"
+    assert told_by_kernels([adam, "sm90_xmma_gemm_bf16"]) == {"fused"}
+    assert told_by_kernels(["triton_poi_fused_add_mul_3"]) == {"compile"}
+    assert told_by_kernels(["_my_triton_kernel", "vectorized_elementwise_kernel"]) == frozenset()
