@@ -12,6 +12,8 @@ from aorta.command_line import OneScreenCommand, rare
 from aorta.errors import CANNOT_TELL, FINE, ConfigError, RecordError
 
 if TYPE_CHECKING:
+    from rich.console import Group
+
     from aorta.account.newest import Newest
 
 run_folder = click.argument("run", metavar="[RUN]", default="artifacts", type=PATH)
@@ -61,23 +63,25 @@ def top_command(run: Path, every_s: float, once: bool, as_json: bool) -> int:
     follower.poll()
 
     if as_json:
-        click.echo(_top_json(newest(follower.ranks.values(), late_rank)))
+        click.echo(_top_json(newest(follower.ranks.values(), late_rank), follower.damage()))
         return FINE if follower.ranks else CANNOT_TELL
     console = Console(highlight=False)
+
+    def screen(height: int) -> "Group":
+        shown = newest(follower.ranks.values(), late_rank)
+        return top_table(run_record(), shown, height=height, damage=follower.damage())
+
     if once or not sys.stdout.isatty():
-        console.print(top_table(run_record(), newest(follower.ranks.values(), late_rank), height=10_000))
+        console.print(screen(10_000))
         return FINE if follower.ranks else CANNOT_TELL
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
-            live.update(
-                top_table(run_record(), newest(follower.ranks.values(), late_rank), height=console.height),
-                refresh=True,
-            )
+            live.update(screen(console.height), refresh=True)
             time.sleep(every_s)
             follower.poll()
 
 
-def _top_json(shown: "Newest") -> str:
+def _top_json(shown: "Newest", damage: list[str]) -> str:
     import msgspec
 
     names = ("step_ms", "compute_ms", "exposed_ms", "idle_ms", "exposed_wait_ms", "caused_ms", "comm_ms",
@@ -93,7 +97,7 @@ def _top_json(shown: "Newest") -> str:
     ]
     late = shown.late
     straggler_row = None if late is None else {"rank": late.rank, "wait_ms": late.wait_ms}
-    return msgspec.json.encode({"ranks": ranks, "straggler": straggler_row}).decode()
+    return msgspec.json.encode({"ranks": ranks, "straggler": straggler_row, "damage": damage}).decode()
 
 
 # ---- capture -------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
             "sites": sites_of(judged),
             "differences": told_differences(judged, late_rank(explained)),
             "nothing": None if explained.causes else nothing_text(settled_dataset, explained),
-            "notes": judged.run.notes,
+            "notes": [*judged.run.story, *judged.run.notes],
             **path_json,
         }
         click.echo(_json(answer))

@@ -1,11 +1,13 @@
 """The table of `aorta top`: newest lines of every rank, a row per rank, the straggler named above."""
 
 import time
+from collections.abc import Sequence
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from aorta.account.load.open import DAMAGED, MOST_NAMED
 from aorta.account.newest import LateRank, Newest, RankMeans
 from aorta.records.schema import RunRecord
 
@@ -19,8 +21,14 @@ NUM_ALWAYS = 6
 MISSING = "-"
 
 
-def top_table(run: RunRecord | None, newest: Newest, now_ns: int | None = None, height: int = 40) -> Group:
-    """Screen of the job: one line for the run, the straggler, a row per rank."""
+def top_table(
+    run: RunRecord | None,
+    newest: Newest,
+    now_ns: int | None = None,
+    height: int = 40,
+    damage: Sequence[str] = (),
+) -> Group:
+    """Screen of the job: one line for the run, what is damaged, the straggler, a row per rank."""
     ranks, late = newest
     table = Table(box=None, pad_edge=False, header_style="bold")
     listed = _most_telling(ranks, late, max(4, height - 6))
@@ -33,6 +41,8 @@ def top_table(run: RunRecord | None, newest: Newest, now_ns: int | None = None, 
         style = "bold red" if late is not None and rank.rank == late.rank else ""
         table.add_row(*(row[i] for i in shown), style=style)
     lines: list[Text | Table] = [_headline(run, ranks, time.time_ns() if now_ns is None else now_ns)]
+    if damage:
+        lines.append(Text(f"{DAMAGED}: {'; '.join(damage[:MOST_NAMED])}", "red"))
     if late is not None:
         lines.append(Text(f"rank {late.rank} is late: it costs {late.wait_ms:.1f} ms a step", "red"))
     lines.append(table)

@@ -13,7 +13,7 @@ import msgspec
 
 from aorta.errors import NOT_JSON
 from aorta.files import open_regular
-from aorta.records.files import STEPS_FILE, STEPS_FILES
+from aorta.records.files import STEPS_FILE, STEPS_FILES, steps_name
 from aorta.records.lines import LONGEST_LINE, fault_of
 from aorta.records.schema import StepRecord
 from aorta.records.seal import seal_of
@@ -50,6 +50,14 @@ class FollowedRank:
     offset: int = 0
     inode: int | None = None
     cut_line: bytes = b""
+    num_damaged: int = 0
+    """Lines of the part that was read that are changed, missing, out of order or another rank's."""
+    number: int | None = None
+    """Of the last line, from its seal."""
+    num_unnumbered: int = 0
+    """Damaged lines since then: the gap in the numbers that they leave is counted with them."""
+    fault: str | None = None
+    """Why the file could not be read last time."""
 
     @property
     def last(self) -> StepRecord | None:
@@ -104,7 +112,31 @@ class Follower:
                 changed |= self._read_on(path, state)
         return changed
 
+    def damage(self) -> list[str]:
+        """What is damaged or missing, a text each: the means are of what is left."""
+        texts: list[str] = []
+        for rank, state in sorted(self.ranks.items()):
+            if state.fault is not None:
+                texts.append(f"{steps_name(rank)} cannot be read: {state.fault}")
+            if state.cut_line:
+                texts.append(f"{steps_name(rank)} ends within a line")
+            if state.num_damaged:
+                texts.append(f"{state.num_damaged} lines of {steps_name(rank)} are damaged or missing")
+        lasts = {rank: state.last for rank, state in sorted(self.ranks.items()) if state.last is not None}
+        if not lasts:
+            return texts
+        latest = max(lasts.values(), key=lambda record: record.end_unix_ns)
+        shown = [rank for rank, last in lasts.items() if attempt_of(last) == attempt_of(latest)]
+        if num_absent := max(0, latest.world_size - len(shown)):
+            texts.append(f"{num_absent} of {latest.world_size} ranks have no step here")
+        behind = [rank for rank in shown if lasts[rank].global_step < latest.global_step - AHEAD_STEPS]
+        if behind:
+            step = lasts[behind[0]].global_step
+            texts.append(f"rank {behind[0]} ends at step {step}, rank {latest.rank} at {latest.global_step}")
+        return texts
+
     def _read_on(self, path: Path, state: FollowedRank) -> bool:
+        is_cut = False
         try:
             with open_regular(path) as file:
                 status = os.fstat(file.fileno())
@@ -112,30 +144,44 @@ class Follower:
                     if state.last is not None and state.last.run_id is None:  # nothing tells which run it is
                         self.ranks[state.rank] = state = FollowedRank(state.rank)
                     state.inode, state.cut_line = status.st_ino, b""
+                    state.num_damaged, state.number, state.num_unnumbered = 0, None, 0
                     state.offset = max(0, status.st_size - FIRST_BYTES)
-                    state.has_first = state.has_first and state.offset == 0
+                    is_cut = state.offset > 0
+                    state.has_first = state.has_first and not is_cut
                 file.seek(state.offset)
                 data = file.read(MOST_BYTES)
                 state.offset = file.tell()
-        except OSError:
+        except OSError as error:
+            state.fault = error.strerror or str(error)
             return False
+        state.fault = None
         *lines, state.cut_line = (state.cut_line + data).split(b"\n")
         if len(state.cut_line) >= LONGEST_LINE:
             state.cut_line = b""  # no run writes such a line
-        for line in lines:
-            record = self._whole(line, state.rank)
-            if record is not None:
-                state.add(record)
+        for place, line in enumerate(lines):
+            if place == 0 and is_cut:
+                continue  # FIRST_BYTES begin within it
+            self._take(line, state)
         return bool(lines)
 
-    def _whole(self, line: bytes, rank: int) -> StepRecord | None:
-        """The record of a line of the run's own; None for one that is cut, damaged or another rank's:
-        a number that is not the run's would be believed."""
+    def _take(self, line: bytes, state: FollowedRank) -> None:
+        """Add the record of a line of the run's own, and count a line that is damaged or another rank's: a
+        number that is not the run's would be believed."""
         seal = seal_of(line)
         try:
             record = self._decoder.decode(line)
         except NOT_JSON:
-            return None  # the first one may be cut
+            state.num_damaged += 1
+            state.num_unnumbered += 1
+            return
         is_whole = seal.is_whole if seal is not None else record.run_id is None
-        is_ours = record.rank == rank and record.source in OWN_SOURCES
-        return record if is_whole and is_ours and fault_of(record) is None else None
+        if not is_whole or record.rank != state.rank or fault_of(record) is not None:
+            state.num_damaged += 1
+            state.num_unnumbered += 1
+            return
+        if seal is not None:
+            if state.number is not None:
+                state.num_damaged += abs(seal.number - state.number - 1 - state.num_unnumbered)
+            state.number, state.num_unnumbered = seal.number, 0
+        if record.source in OWN_SOURCES:
+            state.add(record)

@@ -218,3 +218,35 @@ def test_a_job_whose_steps_were_all_left_out_shows_their_length(tmp_path: Path) 
     found = shown(tmp_path)
     assert [(rank.step_ms, rank.compute_ms) for rank in found.ranks] == [(20.0, None)] * 2
     assert found.late is None
+
+
+def test_what_is_damaged_is_told_beside_the_means(tmp_path: Path) -> None:
+    written(tmp_path, [record(rank, i, 5, 5) for rank in range(2) for i in range(12)])
+    follower = Follower(tmp_path)
+    follower.poll()
+    assert follower.damage() == []
+    path = tmp_path / steps_name(1)
+    lines = path.read_bytes().splitlines(keepends=True)
+    changed = lines[4].replace(b'"step_ms":20.0', b'"step_ms":90.0')
+    path.write_bytes(b"".join([*lines[:4], changed, *lines[5:7], *lines[9:11], lines[11][:50]]))
+    follower = Follower(tmp_path)
+    follower.poll()
+    # The changed line, and the two that are gone.
+    assert follower.damage() == [
+        "rank_1_metrics.jsonl ends within a line",
+        "3 lines of rank_1_metrics.jsonl are damaged or missing",
+    ]
+
+
+def test_a_rank_without_steps_and_one_that_ends_early_are_told(tmp_path: Path) -> None:
+    written(tmp_path, [record(0, i, 5, 5) for i in range(12)] + [record(1, i, 5, 5) for i in range(3)])
+    follower = Follower(tmp_path)
+    follower.poll()
+    assert follower.damage() == ["rank 1 ends at step 2, rank 0 at 11"]
+    path = tmp_path / steps_name(1)
+    path.unlink()
+    path.mkdir()
+    follower = Follower(tmp_path)
+    follower.poll()
+    assert follower.damage()[0].startswith("rank_1_metrics.jsonl cannot be read: ")
+    assert follower.damage()[1] == "1 of 2 ranks have no step here"

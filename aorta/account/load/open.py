@@ -40,6 +40,9 @@ from aorta.traces.cache import Reading
 
 DAMAGED = "damaged or missing"
 """Begins the line that stands before all numbers of a damaged run."""
+LEAST_LEFT = 0.5
+"""Share of the longest rank's steps below which what is left of a damaged run is refused: a short stretch is
+not what the run was."""
 MOST_NAMED = 4
 """Damaged files, and missing ranks, that the first line names."""
 
@@ -177,6 +180,10 @@ def _damage_text(damage: list[str], run: Run, ranks: list[RankFile]) -> list[str
     if not damage:
         return []
     steps = max(len(columns.global_step) for rank in ranks for columns in rank.columns.values())
+    if run.num_steps < LEAST_LEFT * steps:
+        raise ReportError(
+            f"{damage[0]}: {DAMAGED}, and too little is left: {run.num_steps} of at least {steps} steps"
+        )
     more = f" and {len(damage) - MOST_NAMED} more" if len(damage) > MOST_NAMED else ""
     left = f"{len(run.ranks)} of {size} ranks and {run.num_steps} of at least {steps} steps"
     return [

@@ -141,3 +141,9 @@ def test_another_schema_is_refused_and_not_called_damage(folder):
             writer.write(msgspec.structs.replace(record, schema=99))
     left = load_run(folder, "run", reading=LEFT)
     assert any("written with record schema 99" in note for note in left.notes)
+
+
+def test_less_than_half_of_the_steps_is_too_little(folder):
+    change_lines(folder / "rank_0_metrics.jsonl", lambda lines: [*lines[:10], b"noise\n", *lines[30:]])
+    with pytest.raises(AortaError, match="too little is left"):
+        load_run(folder, "run", reading=LEFT)
