@@ -138,3 +138,14 @@ def test_the_workflow_to_copy_is_yaml_with_these_options() -> None:
     (command,) = [one for one in commands if one.startswith("aorta gate")]
     known = {name for option in gate_command.params for name in option.opts}
     assert {word for word in command.split() if word.startswith("--")} <= known
+
+
+def test_blessing_overwrites_a_baseline_and_no_other_file(tmp_path: Path) -> None:
+    run = noisy_run(tmp_path / "run")
+    script, file = tmp_path / "train.py", tmp_path / "baseline.zip"
+    script.write_text("print('mine')\n")
+    refused = gate(run, "--baseline", script, "--bless")
+    assert refused.exit_code == 2
+    assert script.read_text() == "print('mine')\n"
+    for _ in range(2):
+        assert gate(run, "--baseline", file, "--bless").exit_code == 0

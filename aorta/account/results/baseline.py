@@ -67,7 +67,12 @@ class HistoryLine(msgspec.Struct, frozen=True):
 
 
 def bless(runs: Sequence[Path], file: Path) -> None:
-    """Keep the runs as the baseline, whole or not at all. RecordError for what is no run."""
+    """Keep the runs as the baseline, whole or not at all. RecordError for what is no run, and where the file
+    is there and no baseline: it is left as it is."""
+    if file.exists() and not _is_baseline(file):
+        raise RecordError(
+            f"{file} exists and is no baseline of aorta gate: it is not overwritten; name another"
+        )
     partial = file.with_name(f".{file.name}.partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -89,6 +94,15 @@ def bless(runs: Sequence[Path], file: Path) -> None:
         raise RecordError(f"cannot write {file}: {error.strerror or error}") from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _is_baseline(file: Path) -> bool:
+    """True for a baseline of any version."""
+    try:
+        with open_regular(file) as opened, zipfile.ZipFile(opened) as packed:
+            return MANIFEST in packed.namelist()
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError):
+        return False
 
 
 @contextmanager
