@@ -97,7 +97,7 @@ class OpenSteps:
         step.use_at_start = sources.thread_use.read()
         if sources.device is not None:
             self._choose_clock(step, sources.device.index)
-            if step.by_kernels:
+            if step.by_kernels and sources.learns:
                 sources.learner.begin(step, sources.learner.read() if counts is None else counts)
         # The window of the step before ends at this mark, so it has to be of the kind that times that step.
         needs_event = _is_timed_by_events(step) or (previous is not None and _is_timed_by_events(previous))

@@ -104,7 +104,12 @@ class Sources:
     def can_look_away(self) -> bool:
         """True where a step can be recorded without seeing its collectives: they are known, and kernels
         time them."""
-        return self.kernels.is_ready and self.learner.is_sure and self._why_to_see() is None
+        return self.kernels.is_ready and self.learner.is_sure and self.learns
+
+    @property
+    def learns(self) -> bool:
+        """True where collectives are learned: nobody asks for each one."""
+        return self._why_to_see() is None
 
     def _why_to_see(self) -> str | None:
         """Say why the settings of this recorder ask for every collective one by one."""
