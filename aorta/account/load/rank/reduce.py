@@ -129,14 +129,18 @@ def _reduce(path: Path, blocks: Iterable[StepTable], left_out: list[str] | None 
 
 def _possible(path: Path, block: LineTable, left_out: list[str]) -> LineTable:
     """The block without records that no run writes."""
-    kept = []
+    try:
+        check_block(path, block)
+        return block
+    except RecordError:
+        kept = []
     for record in block.records:
         try:
             check_block(path, LineTable([record]))
             kept.append(record)
         except RecordError as error:
             left_out.append(f"left out: {error}")
-    return block if len(kept) == len(block.records) else LineTable(kept)
+    return LineTable(kept)
 
 
 def _without_contradictions(
