@@ -19,6 +19,11 @@ from aorta.timeline.types import Source
 
 Value = TypeVar("Value")
 
+DAMAGED = "damaged or missing"
+"""Begins the line of a story that stands before all numbers of a damaged run."""
+MOST_DAMAGED = 4
+"""Damaged files, and missing ranks, that it names."""
+
 Progress = Callable[[str, int, int], None]
 """Called with the name of what is being read, the number of parts read, and the number of all parts."""
 

@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from aorta.account.load.open import DAMAGED, MOST_NAMED
+from aorta.account.model import DAMAGED, MOST_DAMAGED
 from aorta.account.newest import LateRank, Newest, RankMeans
 from aorta.records.schema import RunRecord
 
@@ -42,7 +42,7 @@ def top_table(
         table.add_row(*(row[i] for i in shown), style=style)
     lines: list[Text | Table] = [_headline(run, ranks, time.time_ns() if now_ns is None else now_ns)]
     if damage:
-        lines.append(Text(f"{DAMAGED}: {'; '.join(damage[:MOST_NAMED])}", "red"))
+        lines.append(Text(f"{DAMAGED}: {'; '.join(damage[:MOST_DAMAGED])}", "red"))
     if late is not None:
         lines.append(Text(f"rank {late.rank} is late: it costs {late.wait_ms:.1f} ms a step", "red"))
     lines.append(table)

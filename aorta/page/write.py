@@ -22,8 +22,8 @@ from aorta.account.judge.leading import settled
 from aorta.account.judge.shown import Shown, traced
 from aorta.account.judge.spreads import known_spread
 from aorta.account.judge.summary import summary
-from aorta.account.load.open import DAMAGED, load_run
-from aorta.account.model import Causes, Comparison, Dataset, Progress, Report, Run
+from aorta.account.load.open import load_run
+from aorta.account.model import DAMAGED, Causes, Comparison, Dataset, Progress, Report, Run
 from aorta.errors import FINE, ReportError
 from aorta.files import read_regular, write_whole
 from aorta.page.table import comparison_table, dataset_table, differences_list

@@ -26,7 +26,7 @@ from aorta.account.load.rank.scratch import scratch_folder, scratch_of
 from aorta.account.load.run import RunFiles, assemble
 from aorta.account.load.traces.open import load_traces
 from aorta.account.load.waits import busbw_by_transfer
-from aorta.account.model import NamedSpan, Progress, Run
+from aorta.account.model import DAMAGED, MOST_DAMAGED, NamedSpan, Progress, Run
 from aorta.errors import RecordError, ReportError, TraceError
 from aorta.processes import parallel_map, usual_jobs
 from aorta.records.files import STEPS_FILE, sites_name, stacks_name
@@ -38,13 +38,9 @@ from aorta.records.state import read_states
 from aorta.records.table import StepTable
 from aorta.traces.cache import Reading
 
-DAMAGED = "damaged or missing"
-"""Begins the line that stands before all numbers of a damaged run."""
 LEAST_LEFT = 0.5
 """Share of the longest rank's steps below which what is left of a damaged run is refused: a short stretch is
 not what the run was."""
-MOST_NAMED = 4
-"""Damaged files, and missing ranks, that the first line names."""
 
 
 def load_run(
@@ -175,7 +171,7 @@ def _damage_text(damage: list[str], run: Run, ranks: list[RankFile]) -> list[str
     size = max(rank.world_size for rank in ranks)
     absent = sorted(set(range(size)) - set(run.ranks))
     if absent:
-        some = ", ".join(map(str, absent[:MOST_NAMED])) + (", ..." if len(absent) > MOST_NAMED else "")
+        some = ", ".join(map(str, absent[:MOST_DAMAGED])) + (", ..." if len(absent) > MOST_DAMAGED else "")
         damage = [f"all of rank{'s' if len(absent) > 1 else ''} {some}", *damage]
     if not damage:
         return []
@@ -184,10 +180,10 @@ def _damage_text(damage: list[str], run: Run, ranks: list[RankFile]) -> list[str
         raise ReportError(
             f"{damage[0]}: {DAMAGED}, and too little is left: {run.num_steps} of at least {steps} steps"
         )
-    more = f" and {len(damage) - MOST_NAMED} more" if len(damage) > MOST_NAMED else ""
+    more = f" and {len(damage) - MOST_DAMAGED} more" if len(damage) > MOST_DAMAGED else ""
     left = f"{len(run.ranks)} of {size} ranks and {run.num_steps} of at least {steps} steps"
     return [
-        f"{DAMAGED}: {'; '.join(damage[:MOST_NAMED])}{more}. The numbers are of what is left, {left}"
+        f"{DAMAGED}: {'; '.join(damage[:MOST_DAMAGED])}{more}. The numbers are of what is left, {left}"
         " (--strict refuses it)"
     ]
 
