@@ -420,11 +420,11 @@ def _opened(path: Path, names: Sequence[str] | None = None) -> Columns | None:
         seal = msgspec.json.decode(batches[-1].custom_metadata[KEY], type=Seal)
         before = memoryview(data)[: seal.file_bytes]
         columns = Columns(seal, [batch.batch for batch in batches[:-1]])
-        kinds = {field.name: field.type for field in arrow_schema()}
         for batch in columns.batches:
             batch.validate(full=True)  # offsets that lead elsewhere would end the process
-            if any(field.type != kinds.get(field.name, field.type) for field in batch.schema):
-                return None
+        kinds = {field.name: field.type for field in arrow_schema()}
+        if any(field.type != kinds.get(field.name, field.type) for field in columns.batches[0].schema):
+            return None
         is_whole = len(before) == seal.file_bytes and crc32(before) == seal.file_crc
         return columns if is_whole and sum(map(len, columns.batches)) == seal.num_lines else None
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, *NOT_JSON):
@@ -432,12 +432,12 @@ def _opened(path: Path, names: Sequence[str] | None = None) -> Columns | None:
 
 
 def _batches(pa: Any, data: Any, names: Sequence[str] | None) -> Iterator[Any]:
-    options = None
+    included = None
     if names is not None:
         schema = pa.ipc.read_schema(data)
-        options = pa.ipc.IpcReadOptions(
-            included_fields=[place for name in names if (place := schema.get_field_index(name)) >= 0]
-        )
+        included = [place for name in names if (place := schema.get_field_index(name)) >= 0]
+    # Batches are small: handing their columns to threads takes more than reading them.
+    options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=included)
     stream = pa.ipc.open_stream(data, options=options)
     with suppress(StopIteration, OSError, pa.ArrowException):  # the last one may have been cut off
         while True:

@@ -119,7 +119,7 @@ class Items(NamedTuple):
 
 
 class HostSpans(NamedTuple):
-    """Host spans of all lines, in their order."""
+    """Host spans of all lines, those of each in order of their starts."""
 
     row: Ints
     kind: Ints
@@ -128,6 +128,8 @@ class HostSpans(NamedTuple):
     end_ms: Floats
     optimizer_bytes: Floats
     """[row]: of what optimizers update; NaN where none says."""
+    meets: Flags
+    """[span]: it starts before the span before it, of the same row, has ended, or just then."""
 
 
 class Segments(NamedTuple):
@@ -375,13 +377,20 @@ class StepTable(ABC):
     def _made_host_spans(self) -> HostSpans:
         items = self.items("host_spans")
         row, num_bytes = items.row, items.columns["bytes"]
+        start_ms, end_ms = items.columns["start_ms"], items.columns["end_ms"]
         places, table = items.columns["kind"]
         kind = np.array([*map(HOST_KINDS.index, table), -1], dtype=np.int64)[places]
         chosen = (kind == HOST_KINDS.index("optimizer")) & (num_bytes != NULL)
-        sums = np.full(len(self), np.nan)
-        sums[row[chosen]] = 0.0
-        np.add.at(sums, row[chosen], num_bytes[chosen])
-        return HostSpans(row, kind, items.columns["start_ms"], items.columns["end_ms"], sums)
+        sums = np.where(
+            np.bincount(row[chosen], minlength=len(self)) > 0,
+            np.bincount(row[chosen], num_bytes[chosen], len(self)),
+            np.nan,
+        )
+        if ((row[1:] == row[:-1]) & (start_ms[1:] < start_ms[:-1])).any():
+            order = np.lexsort((start_ms, row))
+            kind, start_ms, end_ms = kind[order], start_ms[order], end_ms[order]
+        meets = np.append(False, (row[1:] == row[:-1]) & (start_ms[1:] <= end_ms[:-1]))[: len(row)]
+        return HostSpans(row, kind, start_ms, end_ms, sums, meets)
 
     def segments(self) -> Segments:
         if self._segments is None:

@@ -28,6 +28,7 @@ from aorta.errors import RecordError
 from aorta.records.schema import Source
 from aorta.records.table import StepTable
 
+KEYS = ("global_step", "attempt", "rollbacks", "world_size")
 TOLERANCE_NS = 100_000
 """By which windows of neighbouring steps may overlap before it is said."""
 
@@ -37,9 +38,9 @@ class ColumnsBuilder:
 
     def __init__(self, path: Path, source: Source, kernels: NamedKernels) -> None:
         self._path, self._source = path, source
-        self._row_of_step: dict[int, int] = {}
-        self._passes: list[tuple[int, int, int]] = []
-        """Attempt, rollbacks and number of ranks of every row."""
+        self._num_rows = 0
+        self._keys: list[NDArray[np.int64]] = []
+        """[of KEYS, row] of every block."""
         self._parts: list[tuple[NDArray[Any], ...]] = []
         """As _always gives them, of every block."""
         self._metrics: list[tuple[int, dict[str, Floats]]] = []
@@ -49,13 +50,14 @@ class ColumnsBuilder:
         self._not_measured: dict[str, str] = {}
         self._reasons: dict[str, str] = {}
         """The last ones, which most lines repeat."""
-        self._repeated: dict[int, list[tuple[int, int]]] = {}
         self._gaps: list[tuple[int, str]] = []
 
     def add(self, block: StepTable) -> None:
-        """Appends rows. RecordError where a record is none that a run writes, or is there twice."""
-        first_row = len(self._passes)
-        self._place(block)
+        """Appends rows. RecordError where a record is none that a run writes."""
+        first_row = self._num_rows
+        self._num_rows += len(block)
+        self._keys.append(np.stack([block.integers(name) for name in KEYS]))
+        self._gaps += block.gaps()
         self._parts.append(_always(block))
         self._note_reasons(block)
         metrics = overlap_metrics(block) | telemetry_metrics(block)
@@ -64,31 +66,22 @@ class ColumnsBuilder:
         self._kernels.add(first_row, block)
         self._calls.add(self._path, first_row, block)
 
-    def _place(self, block: StepTable) -> None:
-        """Places the rows, of new steps and of those done again by a later attempt or after a rollback."""
-        steps = block.integers("global_step").tolist()
-        columns = (block.integers(name).tolist() for name in ("attempt", "rollbacks", "world_size"))
-        passes = list(zip(*columns, strict=True))
-        if len(set(steps)) == len(steps) and self._row_of_step.keys().isdisjoint(steps):
-            num_rows = len(self._passes)
-            self._row_of_step.update(zip(steps, range(num_rows, num_rows + len(steps)), strict=True))
-            self._passes += passes
-        else:
-            for step, row_pass in zip(steps, passes, strict=True):
-                self._place_again(step, row_pass)
-        self._gaps += block.gaps()
-
-    def _place_again(self, step: int, row_pass: tuple[int, int, int]) -> None:
-        earlier_row = self._row_of_step.get(step)
-        if earlier_row is not None:
-            earlier = self._passes[earlier_row][:2]
-            if row_pass[:2] <= earlier:
+    def _last_rows(
+        self, steps: NDArray[np.int64], attempt: NDArray[np.int64], rollbacks: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], dict[int, list[tuple[int, int]]]]:
+        """The row of each step, in order of steps, and attempt and rollbacks of the earlier times that it was
+        done: by an earlier attempt or before a rollback. RecordError where it is there twice."""
+        order = np.argsort(steps, kind="stable")
+        is_repeated = steps[order][1:] == steps[order][:-1]
+        repeated: dict[int, list[tuple[int, int]]] = {}
+        for earlier, later in zip(order[:-1][is_repeated], order[1:][is_repeated], strict=True):
+            step, before = int(steps[earlier]), (int(attempt[earlier]), int(rollbacks[earlier]))
+            if (attempt[later], rollbacks[later]) <= before:
                 raise RecordError(
                     f"{self._path} mixes runs: global step {step} by {self._source} appears twice"
                 )
-            self._repeated.setdefault(step, []).append(earlier)
-        self._row_of_step[step] = len(self._passes)
-        self._passes.append(row_pass)
+            repeated.setdefault(step, []).append(before)
+        return order[np.append(~is_repeated, True)], repeated
 
     def _note_reasons(self, block: StepTable) -> None:
         for reasons in block.reasons:
@@ -98,21 +91,22 @@ class ColumnsBuilder:
                     self._not_measured.setdefault(reason_name(name), reason)
 
     def finished(self, kernel_names: Sequence[str]) -> RankColumns:
-        """The columns in order of steps. Raises OverflowError."""
-        steps = np.array(list(self._row_of_step), dtype=np.int64)
-        by_step = np.argsort(steps, kind="stable")
+        """The columns in order of steps. OverflowError, or RecordError where a step is there twice."""
+        keys = np.concatenate(self._keys, axis=1)
         # Rows of steps that were done again later are left out here.
-        order = np.array(list(self._row_of_step.values()), dtype=np.int64)[by_step]
-        attempt, rollbacks, world_size = np.array(self._passes, dtype=np.int64)[order].T
+        rows, repeated = self._last_rows(*keys[:3])
+        steps, attempt, rollbacks, world_size = keys[:, rows]
+        num_rows, num_lines = len(rows), self._num_rows
+        is_in_order = num_rows == num_lines and bool((np.diff(rows) == 1).all())
+        order = slice(None) if is_in_order else rows  # which copies nothing
         start, end, tolerance, num, host_bound, details, collectives_kept, exposed_kept = (
             np.concatenate(parts)[order] for parts in zip(*self._parts, strict=True)
         )
-        num_rows, num_lines = len(steps), len(self._passes)
         place = np.full(num_lines, -1, dtype=np.int32)
         place[order] = np.arange(num_rows, dtype=np.int32)
-        metrics: dict[str, Floats] = {name: np.full(num_rows, np.nan) for name in METRICS}
+        metrics: dict[str, Floats] = dict.fromkeys(METRICS, np.broadcast_to(np.nan, (num_rows,)))
         metrics |= {name: values[order] for name, values in _joined(self._metrics, num_lines).items()}
-        carry_waits(metrics, steps[by_step])
+        carry_waits(metrics, steps)
         named = self._kernels.columns(kernel_names, num_lines)
         metrics |= {name: values[order] for name, values in named.items()}
         calls = self._calls.finished(place)
@@ -120,7 +114,7 @@ class ColumnsBuilder:
         for op, totals in totals_by_op(calls, duration_ms, num_rows).items():
             metrics |= {of_operation(name, op): values for name, values in totals.items()}
         return RankColumns(
-            global_step=steps[by_step],
+            global_step=steps,
             start_ns=start,
             end_ns=end,
             tolerance_ns=tolerance,
@@ -133,7 +127,7 @@ class ColumnsBuilder:
             collectives=totals_by_kind(calls, duration_ms, few_sizes(calls.kinds), num_rows),
             calls=calls,
             not_measured=self._not_measured,
-            passes=Passes(attempt, rollbacks, world_size, self._repeated, self._gaps),
+            passes=Passes(attempt, rollbacks, world_size, repeated, self._gaps),
         )
 
 
@@ -159,6 +153,8 @@ def _always(block: StepTable) -> tuple[NDArray[Any], ...]:
 
 def _joined(blocks: list[tuple[int, dict[str, Floats]]], num_rows: int) -> dict[str, Floats]:
     """Columns of all rows; NaN where a block has none."""
+    if len(blocks) == 1:
+        return blocks[0][1]
     columns: dict[str, Floats] = {}
     for first_row, metrics in blocks:
         for name, values in metrics.items():

@@ -74,21 +74,24 @@ def host_metrics(block: StepTable) -> dict[str, Floats]:
     exposed, busy, has_segments = _segments(block, is_noted)
     unseen = {name.removeprefix(REASON) for name in set().union(*block.reasons) if name.startswith(REASON)}
     tells_idle = is_noted & has_segments & on_device
+    host_spans = block.host_spans()
+    plain = _plain_rows(host_spans, is_noted & ~has_segments)
+    inside_ms, after_ms = _plain_sums(host_spans, plain, body_ms, window_ms)
+    is_sparse = is_noted & ~plain
     rows = np.flatnonzero(tells_idle)
     left = subtract(union(RowIntervals(rows, no_time[rows], window_ms[rows])), busy)
     waits = NONE
-
-    host_spans = block.host_spans()
     none, no_idle = (np.where(is_known, 0.0, np.nan) for is_known in (is_noted, tells_idle))
     covered = NONE
     for kind in INNERMOST_FIRST:
         if kind in unseen:
             continue
         idles = kind not in NEVER_IDLE and bool(tells_idle.any())
-        of_kind = _of_kind(host_spans, kind, is_noted)
+        of_kind = _of_kind(host_spans, kind, is_sparse)
+        in_body_ms, behind_ms = (none + sums[:, HOST_KINDS.index(kind)] for sums in (inside_ms, after_ms))
         if not len(of_kind):
-            metrics[f"{PREFIX}{kind}"] = none
-            metrics[f"{PREFIX}{kind}{AFTER}"] = none
+            metrics[f"{PREFIX}{kind}"] = in_body_ms
+            metrics[f"{PREFIX}{kind}{AFTER}"] = behind_ms
             if idles:
                 metrics[f"{IDLE}{kind}"] = no_idle
             continue
@@ -97,16 +100,20 @@ def host_metrics(block: StepTable) -> dict[str, Floats]:
         spans = subtract(of_kind, covered)  # without what an inner kind has
         covered = union(concat(covered, of_kind))
         inside = clip(spans, no_time, body_ms)
-        metrics[f"{PREFIX}{kind}"] = none + lengths_ms(
+        metrics[f"{PREFIX}{kind}"] = in_body_ms + lengths_ms(
             inside if on_device else subtract(inside, exposed), num
         )
-        metrics[f"{PREFIX}{kind}{AFTER}"] = none + lengths_ms(clip(spans, body_ms, window_ms), num)
+        metrics[f"{PREFIX}{kind}{AFTER}"] = behind_ms + lengths_ms(clip(spans, body_ms, window_ms), num)
         if idles:
             metrics[f"{IDLE}{kind}"] = no_idle + lengths_ms(intersect(left, spans), num)
             left = subtract(left, spans)
-    windows = RowIntervals(np.flatnonzero(is_noted), *_windows(is_noted, window_ms))
+    windows = RowIntervals(np.flatnonzero(is_sparse), *_windows(is_sparse, window_ms))
     tails = subtract(clip(union(windows), body_ms, window_ms), covered)
-    metrics[f"{PREFIX}{BETWEEN}"] = none + lengths_ms(subtract(tails, exposed), num)
+    seen = [HOST_KINDS.index(kind) for kind in INNERMOST_FIRST if kind not in unseen]
+    rest_ms = np.where(plain, window_ms - body_ms - after_ms[:, seen].sum(axis=1), 0.0)
+    metrics[f"{PREFIX}{BETWEEN}"] = (
+        none + np.maximum(rest_ms, 0.0) + lengths_ms(subtract(tails, exposed), num)
+    )
     if tells_idle.any():
         behind = clip(left, body_ms, window_ms)
         metrics[f"{IDLE}{BETWEEN}"] = no_idle + lengths_ms(behind, num)
@@ -118,7 +125,8 @@ def host_metrics(block: StepTable) -> dict[str, Floats]:
     updates = _of_kind(host_spans, "optimizer", is_noted)
     if len(updates):
         ends = np.full(num, -np.inf)
-        np.maximum.at(ends, updates.row, updates.end)
+        first = np.flatnonzero(np.append(True, updates.row[1:] != updates.row[:-1]))
+        ends[updates.row[first]] = np.maximum.reduceat(updates.end, first)
         metrics[BEHIND_UPDATE] = np.where(np.isfinite(ends), np.maximum(window_ms - ends, 0.0), np.nan)
     num_bytes = np.where(is_noted, host_spans.optimizer_bytes, np.nan)
     if np.isfinite(num_bytes).any():
@@ -129,6 +137,33 @@ def host_metrics(block: StepTable) -> dict[str, Floats]:
 def reason_name(name: str) -> str:
     """The name that a run has for a name in a record's not_measured: the last part, or host.<kind>."""
     return f"{PREFIX}{name[len(REASON) :]}" if name.startswith(REASON) else name.rpartition(".")[2]
+
+
+def _plain_rows(spans: HostSpans, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Those of the rows in which each span is over before the next one starts."""
+    plain = rows.copy()
+    plain[spans.row[spans.meets]] = False
+    return plain
+
+
+def _plain_sums(
+    spans: HostSpans, plain: NDArray[np.bool_], body_ms: Floats, window_ms: Floats
+) -> tuple[Floats, Floats]:
+    """[row, kind]: ms in the body of plain rows, and behind it; intervals need no arithmetic there."""
+    chosen = plain[spans.row] & (spans.kind >= 0)
+    row, shape = spans.row[chosen], (len(plain), len(HOST_KINDS))
+    start, end = spans.start_ms[chosen], spans.end_ms[chosen]
+    place = row * shape[1] + spans.kind[chosen]
+    body_ms, window_ms = body_ms[row], window_ms[row]
+    inside_ms: Floats
+    after_ms: Floats
+    inside_ms, after_ms = (
+        np.bincount(
+            place, np.maximum(np.clip(end, low, high) - np.clip(start, low, high), 0.0), plain.size * shape[1]
+        )
+        for low, high in ((0.0, body_ms), (body_ms, window_ms))
+    )
+    return inside_ms.reshape(shape), after_ms.reshape(shape)
 
 
 def _windows(is_noted: NDArray[np.bool_], window_ms: Floats) -> tuple[Floats, Floats]:

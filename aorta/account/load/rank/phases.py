@@ -84,21 +84,22 @@ def _sums(parts: _Parts, is_told: NDArray[np.bool_], window_ms: Floats) -> dict[
     updates = [PHASES.index(name) for name in _UPDATES]
     is_logging = np.isin(parts.phase, [data, *pauses]) & np.isin(before, updates)
     is_logging |= is_first & (parts.phase == data)
-    sums = {
-        name: np.where(parts.phase == PHASES.index(name), parts.end - parts.start, 0.0)
-        for name in OF_KIND.values()
+    none = np.where(is_told, 0.0, np.nan)[:, None]
+    place = parts.row * len(PHASES) + parts.phase
+    sums = none + np.bincount(place, parts.end - parts.start, num * len(PHASES)).reshape(num, len(PHASES))
+    logging_ms = np.where(is_logging, before_ms, 0.0)
+    logging_ms += np.where(is_last & np.isin(parts.phase, updates), after_ms, 0.0)
+    forward_ms = np.where(parts.phase == backward, before_ms, 0.0)
+    for name, ms in (("forward", forward_ms), ("logging", logging_ms)):
+        sums[:, PHASES.index(name)] += np.bincount(parts.row, ms, num)
+    return {
+        f"{PREFIX}{name}": np.ascontiguousarray(sums[:, PHASES.index(name)])
+        for name in (*OF_KIND.values(), "forward", "logging")
     }
-    sums["forward"] = np.where(parts.phase == backward, before_ms, 0.0)
-    sums["logging"] = np.where(is_logging, before_ms, 0.0)
-    sums["logging"] += np.where(is_last & np.isin(parts.phase, updates), after_ms, 0.0)
-    none = np.where(is_told, 0.0, np.nan)
-    return {f"{PREFIX}{name}": none + np.bincount(parts.row, ms, num) for name, ms in sums.items()}
 
 
 def _disjoint(parts: _Parts) -> _Parts:
-    """Spans that nest belong to the innermost kind (OF_KIND); few rows have some."""
-    order = np.lexsort((parts.start, parts.row))
-    parts = parts.chosen(order)
+    """Spans, in order, that nest belong to the innermost kind (OF_KIND); few rows have some."""
     # A span that reaches over several others meets the next one at least.
     meets = (parts.row[1:] == parts.row[:-1]) & (parts.start[1:] < parts.end[:-1])
     if not meets.any():
