@@ -40,9 +40,10 @@ def gate_command(
 
     aorta gate run1 run2 run3 --baseline perf/baseline.zip --history perf/history
 
-    Exit code 0: the same within --matters, or faster; 1: slower; 3: cannot tell, also where the devices are
-    others than the baseline's. Three runs a side tell what single ones cannot.
+    Exit code 0: the same within --matters, or faster; 1: slower; 3: cannot tell, also where the program, its
+    model or the devices are others than the baseline's. Three runs a side tell what single ones cannot.
     """
+    from aorta.account.judge.settings import others_than
     from aorta.account.results.baseline import (
         baseline_runs,
         bless,
@@ -76,12 +77,11 @@ def gate_command(
     comparison = written.report.comparison
     if comparison is None:
         raise ReportError("nothing was compared")
-    status = status_of_difference(comparison)
-    devices = other_devices(comparison)
-    if devices and status != FINE:
-        status = CANNOT_TELL
+    datasets = written.report.datasets
+    other = others_than(datasets[sides[0]], datasets[sides[1]])
+    status = CANNOT_TELL if other else status_of_difference(comparison)
     if lines_file is not None:
-        lines.append(history_line(comparison, written.report.datasets[sides[1]], manifest, status))
+        lines.append(history_line(comparison, datasets[sides[1]], manifest, status))
         write_history(lines_file, lines)
         page = history_page(_stem(lines_file), lines)
         write_whole(lines_file.with_suffix(".html"), page.encode())
@@ -89,7 +89,7 @@ def gate_command(
         if as_json:
             click.echo((folder / "summary.json").read_text(), nl=False)
         else:
-            click.echo("\n".join(_lines(comparison, devices, status)))
+            click.echo("\n".join(_lines(comparison, other, status)))
             click.echo(f"wrote {folder / 'report.html'}")
             if lines_file is not None:
                 click.echo(f"wrote {lines_file}, {lines_file.with_suffix('.html')}")
@@ -100,20 +100,12 @@ def _stem(history: Path) -> str:
     return history.name.removesuffix(".jsonl").removesuffix(".html")
 
 
-def other_devices(comparison: "Comparison") -> str:
-    """'1 x NVIDIA H200, not 1 x NVIDIA H100'; '' where they are the same."""
-    for difference in comparison.differences:
-        if difference.group == "devices" or difference.name == "ranks":
-            word = " ranks" if difference.name == "ranks" else ""
-            return f"{difference.candidate}{word}, not {difference.reference}{word}"
-    return ""
-
-
-def _lines(comparison: "Comparison", devices: str, status: int) -> list[str]:
+def _lines(comparison: "Comparison", other: str, status: int) -> list[str]:
     states = {FINE: "passed", CANNOT_TELL: "cannot tell"}
-    lines = [f"gate {states.get(status, 'failed')}: {comparison.headline}"]
-    if devices:
-        lines.append(f"other devices than the baseline's: {devices}; bless one for these")
+    lines = [f"gate {states.get(status, 'failed')}: {other or comparison.headline}"]
+    if other:
+        lines[0] += "; bless a baseline for it"
+        lines.append(f"measured all the same: {comparison.headline}")
     differ = [
         f"{one.group}: {one.name} {one.reference or 'not set'} -> {one.candidate or 'not set'}"
         for one in comparison.differences

@@ -164,6 +164,8 @@ def run_series(
     RecordError where the folder holds another series."""
     series = opened(wanted, folder)
     _end_left_behind(folder)
+    # Before the first run: one that is interrupted in it goes on, too.
+    write_json(folder / series.document, stored(series))
     started = time.monotonic()
     while not series.is_over:
         if time.monotonic() - started > budget_s:
@@ -200,7 +202,7 @@ def redacted_variable(name: str, value: str) -> str:
 
 
 def opened(wanted: Series, folder: Path) -> Series:
-    """The series that the folder holds, or the one wanted."""
+    """The series that the folder holds, or the one wanted: of one that has no run yet nothing is kept."""
     path = folder / wanted.document
     if not path.exists():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -216,6 +218,8 @@ def opened(wanted: Series, folder: Path) -> Series:
         series = msgspec.json.decode(read_regular(path), type=Series)
     except (OSError, msgspec.ValidationError, *NOT_JSON) as error:
         raise RecordError(f"{path} cannot be read: {error}") from None
+    if not series.runs:
+        return wanted
     if series.variants != [_without_secrets(variant) for variant in wanted.variants]:
         raise RecordError(f"{folder} holds a comparison of other commands; give another --output")
     given = [(one.most_rounds, one.matters, one.metrics, one.fails_if, one.seed) for one in (series, wanted)]

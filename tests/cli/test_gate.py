@@ -33,6 +33,12 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def changed(folder: Path, **fields: object) -> None:
+    """run.json with other fields."""
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(run | fields))
+
+
 def three(runs: Path, name: str) -> list[Path]:
     return [runs / f"{name}{number}" for number in range(3)]
 
@@ -64,13 +70,33 @@ def test_a_short_run_and_another_device_cannot_be_told(runs: Path) -> None:
     noisy_run(runs / "short", 5)
     assert gate(runs / "short", "--baseline", file).exit_code == 3
     assert gate(runs / "short", "--baseline", file, "--allow-cannot-tell").exit_code == 0
-    for folder in three(runs, "slow"):
-        run = json.loads((folder / "run.json").read_text())
-        run["devices"] = [{"name": "Another GPU"}] * len(run["devices"])
-        (folder / "run.json").write_text(json.dumps(run))
-    other = gate(*three(runs, "slow"), "--baseline", file)
-    assert other.exit_code == 3
-    assert "other devices than the baseline's" in other.stdout
+    for name in ("slow", "b"):  # faster or the same is no answer there, either
+        for folder in three(runs, name):
+            changed(folder, devices=[{"name": "Another GPU"}] * 2)
+        other = gate(*three(runs, name), "--baseline", file)
+        assert other.exit_code == 3
+        assert other.stdout.startswith("gate cannot tell: other devices than the baseline's: 2 x Another GPU")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"command": ["other.py", "--lr", "1"]},
+            "another program than the baseline's: other.py, not train.py",
+        ),
+        ({"program": {"optimizers": [{"parameter_bytes": 900}]}}, "another model than the baseline's"),
+    ],
+)
+def test_another_program_cannot_be_told(runs: Path, change: dict[str, object], words: str) -> None:
+    for folder in (runs / "a0", runs / "b0"):
+        optimizers = [{"parameter_bytes": 1000}]
+        changed(folder, config=None, command=["train.py"], program={"optimizers": optimizers})
+    assert gate(runs / "b0", "--baseline", runs / "a0", "--matters", "50%").exit_code == 0
+    changed(runs / "b0", **change)
+    other = gate(runs / "b0", "--baseline", runs / "a0", "--matters", "50%")
+    assert (other.exit_code, words in other.stdout.splitlines()[0]) == (3, True)
 
 
 @pytest.mark.heavy

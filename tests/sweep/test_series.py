@@ -188,6 +188,18 @@ def test_a_series_goes_on_where_it_stopped(tmp_path):
 
 
 @pytest.mark.processes
+def test_a_series_goes_on_that_was_interrupted_in_its_first_run(tmp_path):
+    command = ["sh", str(tmp_path / "first_waits.sh")]
+    script_text = f"[ -e {tmp_path}/go ] || kill -INT {os.getpid()}; sleep 0.1"
+    (tmp_path / "first_waits.sh").write_text(script_text)
+    with pytest.raises(KeyboardInterrupt):
+        run_series(wanted(command), tmp_path / "ab", 60, 600)
+    assert json.loads((tmp_path / "ab" / "ab.json").read_text())["runs"] == []
+    (tmp_path / "go").touch()
+    assert run_series(wanted(command, 3), tmp_path / "ab", 60, 600).is_over
+
+
+@pytest.mark.processes
 def test_a_run_that_a_killed_series_left_behind_is_ended(tmp_path):
     child = os.fork()
     if child == 0:

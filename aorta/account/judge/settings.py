@@ -11,6 +11,8 @@ from aorta.records.schema import RunRecord
 
 SPARE_SETTINGS = frozenset(("training.output_dir", "training.resume"))
 """Settings of where, not of what."""
+UNLIKE_SIZE = 0.01
+"""Part by which the parameters of a model may differ before it is another model."""
 
 
 def setting_differences(reference: Dataset, candidate: Dataset) -> Iterator[SettingDifference]:
@@ -36,6 +38,33 @@ def programs(reference: Dataset, candidate: Dataset) -> tuple[str, str] | None:
     """Names of the scripts of both sides, where these are two; None where they are one, or not known."""
     names = [program_of(side.first.run.run) for side in (reference, candidate)]
     return None if None in names or names[0] == names[1] else (str(names[0]), str(names[1]))
+
+
+def others_than(baseline: Dataset, candidate: Dataset) -> str:
+    """What makes the candidate another thing than the baseline, so that no verdict on it is one on a change:
+    another program, a model of another size, other devices, another number of ranks; '' where nothing is
+    known to."""
+    names = programs(baseline, candidate)
+    if names is not None:
+        return f"another program than the baseline's: {names[1]}, not {names[0]}"
+    runs = [side.first.run for side in (baseline, candidate)]
+    sizes = [parameter_bytes(run.run) for run in runs]
+    if all(sizes) and abs(sizes[1] / sizes[0] - 1) > UNLIKE_SIZE:
+        r, c = (f"{size / 1e6:.4g} MB" for size in sizes)
+        return f"another model than the baseline's: {c} of parameters, not {r}"
+    ranks = [len(run.ranks) for run in runs]
+    if ranks[0] != ranks[1]:
+        return f"other ranks than the baseline's: {ranks[1]}, not {ranks[0]}"
+    devices = ["" if run.run is None else devices_text(run.run.devices) for run in runs]
+    if all(devices) and devices[0] != devices[1]:
+        return f"other devices than the baseline's: {devices[1]}, not {devices[0]}"
+    return ""
+
+
+def parameter_bytes(run: RunRecord | None) -> int:
+    """Of all optimizers; 0 where they are not known."""
+    optimizers = (run.program or {}).get("optimizers") if run is not None else None
+    return sum(int(one.get("parameter_bytes") or 0) for one in optimizers or [])
 
 
 def program_of(run: RunRecord | None) -> str | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from aorta.account.judge.settings import devices_text, program_of
+from aorta.account.judge.settings import devices_text, parameter_bytes, program_of
 from aorta.account.model import Dataset
 from aorta.files import read_regular
 from aorta.records.schema import RunRecord
@@ -86,10 +86,9 @@ Key = tuple[str, int, str, int]
 
 def _key(run: RunRecord) -> Key | None:
     program = program_of(run)
-    optimizers = (run.program or {}).get("optimizers") or []
-    if program is None or not optimizers:
+    size = parameter_bytes(run)
+    if program is None or not size:
         return None
-    size = sum(int(one.get("parameter_bytes") or 0) for one in optimizers)
     return program, size, devices_text(run.devices), run.world_size
 
 
