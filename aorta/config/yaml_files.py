@@ -25,7 +25,15 @@ _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_SafeLoader):  # type: ignore[misc]
-    """YAML loader that refuses a key that appears twice, and reads 1e9 as a number."""
+    """Loader that refuses a key that appears twice, reads 1e9 as a number, and on, off, yes and no as text.
+
+    YAML 1.2's booleans: true and false alone. `recording.kernels=off` is a word, and so is `NCCL_X: on`.
+    """
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+        for first, resolvers in _SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         names = set()
@@ -39,6 +47,9 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
         return super().construct_mapping(node, deep)
 
 
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),

@@ -40,6 +40,8 @@ def test_later_overrides_win_over_earlier_ones_and_the_file(file):
         ("optimizer.lr=1", "optimizer", "lr", 1.0),
         ("profiling.enabled=true", "profiling", "enabled", True),
         ("training.max_steps=null", "training", "max_steps", None),
+        ("recording.kernels=off", "recording", "kernels", "off"),
+        ("recording.overhead=off", "recording", "overhead", "off"),
         ("optimizer.betas=[0.8, 0.9]", "optimizer", "betas", (0.8, 0.9)),
         ("training.output_dir=a=b", "training", "output_dir", "a=b"),
     ],

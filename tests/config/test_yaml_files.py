@@ -46,6 +46,15 @@ def test_a_number_with_an_exponent_is_a_number(text):
     assert parse_yaml(text, "x") == pytest.approx(1e-3)
 
 
+@pytest.mark.parametrize("text", ["on", "off", "yes", "no", "On", "OFF"])
+def test_on_and_off_are_words(text):
+    assert parse_yaml(text, "x") == text
+
+
+def test_true_and_false_are_truth_values():
+    assert parse_yaml("[true, True, false]", "x") == [True, True, False]
+
+
 def test_a_number_of_one_type_and_a_text_are_two_keys():
     assert parse_yaml("1: a\n'1': b", "x") == {1: "a", "1": "b"}
 

@@ -89,7 +89,7 @@ def test_a_misspelt_key_names_the_near_one(job, command):
     [
         pytest.param("tp: x", "tp: 'x' is not a valid integer", id="no-number"),
         pytest.param("tp: 2.5", "tp: '2.5' is not a valid integer", id="half-a-rank"),
-        pytest.param("nodes: yes", "nodes: 'True' is not a valid integer", id="yes"),
+        pytest.param("nodes: yes", "nodes: 'yes' is not a valid integer", id="yes"),
         pytest.param("dtype: fp9", "dtype: 'fp9' is not one of", id="no-choice"),
         pytest.param("tp: {a: 1}", "tp must be one value", id="mapping"),
         pytest.param("set: [1]", "set must hold KEY: VALUE", id="set-of-a-list"),
