@@ -155,15 +155,12 @@ def _plain_sums(
     start, end = spans.start_ms[chosen], spans.end_ms[chosen]
     place = row * shape[1] + spans.kind[chosen]
     body_ms, window_ms = body_ms[row], window_ms[row]
-    inside_ms: Floats
-    after_ms: Floats
-    inside_ms, after_ms = (
-        np.bincount(
-            place, np.maximum(np.clip(end, low, high) - np.clip(start, low, high), 0.0), plain.size * shape[1]
-        )
-        for low, high in ((0.0, body_ms), (body_ms, window_ms))
-    )
-    return inside_ms.reshape(shape), after_ms.reshape(shape)
+
+    def sums(low: Floats, high: Floats) -> Floats:
+        lengths = np.maximum(np.clip(end, low, high) - np.clip(start, low, high), 0.0)
+        return np.bincount(place, lengths, plain.size * shape[1]).reshape(shape).astype(np.float64)
+
+    return sums(np.zeros(len(row)), body_ms), sums(body_ms, window_ms)
 
 
 def _windows(is_noted: NDArray[np.bool_], window_ms: Floats) -> tuple[Floats, Floats]:
