@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aorta.account import rows
 from aorta.account.load.arrays import ArrayFile, Arrays
-from aorta.account.load.rank.columns import Passes
+from aorta.account.load.rank.columns import RankColumns, RankSteps
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN")
@@ -44,9 +44,9 @@ def test_blocks_are_all_rows_once_and_one_row_at_least():
 
 
 @pytest.mark.parametrize("in_file", [False, True])
-def test_an_array_is_derived_from_others_block_by_block(tmp_path, monkeypatch, in_file):
+def test_an_array_is_derived_from_others_block_by_block(monkeypatch, in_file):
     monkeypatch.setattr(rows, "BLOCK_NUMBERS", 8)
-    arrays = Arrays((5, 4), ArrayFile(tmp_path) if in_file else None)
+    arrays = Arrays((5, 4), ArrayFile() if in_file else None)
     values = np.arange(20.0).reshape(5, 4)
     arrays["a"], arrays["b"] = values, np.full((5, 4), 2.0)
     arrays.derive("sum", np.add, "a", "b")
@@ -57,14 +57,41 @@ def test_an_array_is_derived_from_others_block_by_block(tmp_path, monkeypatch, i
     assert np.array_equal(arrays["b"], np.full((5, 4), 2.0))
 
 
+@pytest.mark.parametrize("in_file", [False, True])
+def test_first_rows_and_columns_are_chosen_of_every_array(in_file):
+    arrays = Arrays((3, 4), ArrayFile() if in_file else None)
+    arrays["a"], arrays["b"] = np.arange(12.0).reshape(3, 4), np.full((3, 4), np.nan)
+    chosen = arrays.chosen(2, np.array([0, 3]))
+    assert np.array_equal(chosen["a"], [[0.0, 3.0], [4.0, 7.0]])
+    assert np.isnan(chosen["b"]).all()
+    assert arrays.chosen(3, np.arange(4)) is arrays
+
+
 def test_columns_of_one_value_travel_as_that_value():
-    passes = Passes(
-        np.zeros(100_000, np.int64), np.arange(4), np.full(100_000, 8), {3: [(0, 0)]}, [(5, "why")]
+    num = 100_000
+    flags, ones = np.zeros(num, dtype=bool), np.ones(num, dtype=np.int64)
+    steps = RankSteps(
+        ones,
+        np.arange(num),
+        ones,
+        ones,
+        {3: [(0, 0)]},
+        [(5, "why")],
+        flags,
+        flags,
+        flags,
+        flags,
+        {},
+        None,
+        {},
     )
-    packed = pickle.dumps(passes)
+    numbers = {"unknown": np.full(num, np.nan), "step_ms": np.arange(num, dtype=float)}
+    columns = RankColumns(steps, ones, ones, np.full(num, np.nan), numbers)
+    packed = pickle.dumps(columns)
     arrived = pickle.loads(packed)
-    assert len(packed) < 2000
-    assert (arrived.repeated, arrived.gaps) == (passes.repeated, passes.gaps)
-    for name in ("attempt", "rollbacks", "world_size"):
-        assert np.array_equal(getattr(arrived, name), getattr(passes, name))
-    assert arrived.attempt.strides == (0,)
+    assert len(packed) < 16 * num + 5000
+    assert (arrived.steps.repeated, arrived.steps.gaps) == (steps.repeated, steps.gaps)
+    assert arrived.steps.rollbacks.strides == arrived.metrics["unknown"].strides == (0,)
+    for name, values in numbers.items():
+        assert np.array_equal(arrived.metrics[name], values, equal_nan=True)
+    assert np.array_equal(arrived.steps.attempt, steps.attempt)

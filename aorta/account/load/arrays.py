@@ -15,18 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.rank.scratch import no_room
 from aorta.account.rows import row_blocks
+from aorta.errors import ReportError
 
 MOST_IN_MEMORY = 1 << 20
 """Numbers of an array above which it is kept in the file: 8 MB, of some fifty metrics."""
 
 
 class ArrayFile:
-    """A file without a name in which arrays are kept."""
+    """A file below $AORTA_CACHE_DIR, else in the system's temporary folder, in which arrays are kept."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self._file: Any = None
         self._end = 0
         self._pid = os.getpid()
@@ -50,7 +49,10 @@ class ArrayFile:
                 num_bytes = os.pwrite(file.fileno(), data, place)
                 place, data = place + num_bytes, data[num_bytes:]
         except OSError as error:
-            raise no_room(self._folder or tempfile.gettempdir(), error) from error
+            raise ReportError(
+                f"cannot keep the numbers of the run in {_folder() or tempfile.gettempdir()}:"
+                f" {error.strerror}; AORTA_CACHE_DIR may name a folder with more room"
+            ) from error
 
     def read(self, place: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """The array, read only; its pages are in memory for as long as it is used."""
@@ -59,13 +61,18 @@ class ArrayFile:
 
     def _open(self) -> Any:
         if self._file is None:
-            folder = self._folder
-            if folder is not None:
-                with suppress(OSError):
-                    folder.mkdir(parents=True, exist_ok=True)
-                folder = folder if os.access(folder, os.W_OK | os.X_OK) else None
-            self._file = tempfile.TemporaryFile(dir=folder, prefix=".aorta-arrays-", buffering=0)  # noqa: SIM115
+            self._file = tempfile.TemporaryFile(dir=_folder(), prefix=".aorta-arrays-", buffering=0)  # noqa: SIM115
         return self._file
+
+
+def _folder() -> str | None:
+    """$AORTA_CACHE_DIR where it is set and can be written to; None is the system's temporary folder."""
+    folder = os.environ.get("AORTA_CACHE_DIR")
+    if not folder:
+        return None
+    with suppress(OSError):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    return folder if os.access(folder, os.W_OK | os.X_OK) else None
 
 
 class Arrays(MutableMapping[str, NDArray[Any]]):
@@ -110,15 +117,31 @@ class Arrays(MutableMapping[str, NDArray[Any]]):
             for row, of_row in enumerate(values, start=rows.start):
                 self.set_row(name, row, of_row)
 
+    def chosen(self, num_rows: int, columns: NDArray[np.intp]) -> "Arrays":
+        """The first rows and these columns, in increasing order, of every array."""
+        if (num_rows, len(columns)) == self.shape:
+            return self
+        chosen = Arrays((num_rows, len(columns)), self._file, self.dtype)
+        for name in self:
+            values = self[name]
+            for row in range(num_rows):
+                chosen.set_row(name, row, values[row, columns])
+        return chosen
+
+    def parted(self, *groups: list[str]) -> "list[Arrays]":
+        """Arrays by these names, those of each group in its order."""
+        parts = []
+        for names in groups:
+            part = Arrays(self.shape, self._file, self.dtype)
+            part._entries = {name: self._entries[name] for name in names}
+            parts.append(part)
+        return parts
+
     def _new_entry(self) -> "_InMemory | _InFile":
         empty = np.nan if self.dtype.kind == "f" else 0
         if self._file is None or not self._file.is_own:
             return _InMemory(np.full(self.shape, empty, dtype=self.dtype))
         return _InFile(self._file, self.shape, np.full(self.shape[0], empty, dtype=self.dtype))
-
-    def reorder(self, names: list[str]) -> None:
-        """Gives the names the order of these."""
-        self._entries = {name: self._entries[name] for name in names}
 
     def __delitem__(self, name: str) -> None:
         del self._entries[name]

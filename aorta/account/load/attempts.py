@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.rank.columns import IMPOSSIBLE, RankFile, SourceColumns, chosen_passes, chosen_rows
-from aorta.account.load.rank.scratch import StoredColumns
+from aorta.account.load.rank.columns import IMPOSSIBLE, RankFile, RankSteps
 from aorta.errors import ReportError
 from aorta.records.files import STEPS_FILE
 from aorta.records.rotation import DROPPED
@@ -38,11 +36,11 @@ def _one_size(ranks: list[RankFile], notes: list[str]) -> list[RankFile]:
     by two ranks and by four do not go into one median. What is left out is noted."""
     steps_of_size: dict[int, set[int]] = {}
     for rank in ranks:
-        for columns in rank.columns.values():
-            for size in np.unique(columns.passes.world_size).tolist():
-                steps = columns.global_step[columns.passes.world_size == size]
+        for done in rank.sources.values():
+            for size in np.unique(done.world_size).tolist():
+                steps = done.global_step[done.world_size == size]
                 steps_of_size.setdefault(size, set()).update(steps.tolist())
-    has_attempts = any((c.passes.attempt > 0).any() for rank in ranks for c in rank.columns.values())
+    has_attempts = any((done.attempt > 0).any() for rank in ranks for done in rank.sources.values())
     if len(steps_of_size) < 2 or not has_attempts:
         return ranks
     size = max(steps_of_size, key=lambda size: (len(steps_of_size[size]), size))
@@ -56,22 +54,12 @@ def _one_size(ranks: list[RankFile], notes: list[str]) -> list[RankFile]:
 
 
 def _of_size(rank: RankFile, size: int) -> RankFile:
-    columns = {source: _chosen(c, c.passes.world_size == size) for source, c in rank.columns.items()}
-    return replace(rank, world_size=size, columns={s: c for s, c in columns.items() if len(c.global_step)})
-
-
-def _chosen(columns: SourceColumns, rows: NDArray[np.bool_]) -> SourceColumns:
-    if rows.all():
-        return columns
-    if not isinstance(columns, StoredColumns):
-        return chosen_rows(columns.load(), rows, OF_ANOTHER_SIZE)
-    return replace(
-        columns,
-        global_step=columns.global_step[rows],
-        passes=chosen_passes(columns.passes, rows, columns.global_step, OF_ANOTHER_SIZE),
-        has_collectives=columns.has_collectives[rows],
-        choose=(*columns.choose, partial(chosen_rows, rows=rows, reason=OF_ANOTHER_SIZE)),
-    )
+    sources = {
+        source: done.chosen(done.world_size == size, OF_ANOTHER_SIZE)
+        for source, done in rank.sources.items()
+        if (done.world_size == size).any()
+    }
+    return replace(rank, world_size=size, sources=sources)
 
 
 def _check_ranks(folder: Path, ranks: list[RankFile], run: RunRecord | None, strict: bool) -> None:
@@ -110,19 +98,18 @@ def _check_ranks(folder: Path, ranks: list[RankFile], run: RunRecord | None, str
 def _history(ranks: Sequence[RankFile]) -> Iterator[str]:
     """Lines on steps that were done twice, and where steps are missing on purpose or not; in words, of rank
     0's own lines."""
-    if not ranks or not ranks[0].columns:
+    if not ranks or not ranks[0].sources:
         return
-    columns = max(ranks[0].columns.values(), key=lambda columns: len(columns.global_step))
-    passes = columns.passes
+    done = max(ranks[0].sources.values(), key=lambda done: len(done.global_step))
     by_cause: dict[tuple[str, str], list[int]] = {}
     last_passes = dict(
         zip(
-            columns.global_step.tolist(),
-            zip(passes.attempt.tolist(), passes.rollbacks.tolist(), strict=True),
+            done.global_step.tolist(),
+            zip(done.attempt.tolist(), done.rollbacks.tolist(), strict=True),
             strict=True,
         )
     )
-    for step, earlier in passes.repeated.items():
+    for step, earlier in done.repeated.items():
         if step in last_passes:
             cause = (_pass(earlier[-1], last_passes[step]), _pass(last_passes[step], earlier[-1]))
             by_cause.setdefault(cause, []).append(step)
@@ -130,14 +117,12 @@ def _history(ranks: Sequence[RankFile]) -> Iterator[str]:
         verb = "was" if len(steps) == 1 else "were"
         times = f"{verb} done {cause_before} and again {cause_after}"
         yield f"{_steps(sorted(steps))} {times}: the last time counts"
-    yield from _gaps(columns, _own_steps(ranks[0]))
+    yield from _gaps(done, _own_steps(ranks[0]))
 
 
 def _own_steps(rank: RankFile) -> Ints:
     """Steps that the run itself has a line of, whatever timed them."""
-    steps_by_source = [
-        columns.global_step for source, columns in rank.columns.items() if source in OWN_SOURCES
-    ]
+    steps_by_source = [done.global_step for source, done in rank.sources.items() if source in OWN_SOURCES]
     return np.unique(np.concatenate(steps_by_source)) if steps_by_source else np.empty(0, dtype=np.int64)
 
 
@@ -147,13 +132,13 @@ def _pass(earlier: tuple[int, int], later: tuple[int, int]) -> str:
     return "after a rollback" if earlier > later else "before it"
 
 
-def _gaps(columns: SourceColumns, own_steps: Ints) -> Iterator[str]:
+def _gaps(done: RankSteps, own_steps: Ints) -> Iterator[str]:
     """own: steps with a line of the run's own; a trace's lines are of few steps, and nothing is missing."""
-    steps = own_steps if len(own_steps) else columns.global_step
+    steps = own_steps if len(own_steps) else done.global_step
     jumps = np.diff(steps)
-    reasons = dict(columns.passes.gaps)
+    reasons = dict(done.gaps)
     causes: dict[str, int] = {}
-    for step, reason in columns.passes.gaps:
+    for step, reason in done.gaps:
         if reason.startswith(DROPPED):
             yield f"before step {step} {reason}"
         elif reason not in (OF_ANOTHER_SIZE, IMPOSSIBLE) and not reason.startswith("rolled back"):

@@ -116,7 +116,7 @@ def _cut(run: RunRecord, states: Iterable[RankState], ranks: Sequence[RankFile])
 
 def _last_common_step(ranks: Sequence[RankFile]) -> int | None:
     lasts = [
-        max((int(c.global_step[-1]) for c in rank.columns.values() if len(c.global_step)), default=None)
+        max((int(c.global_step[-1]) for c in rank.sources.values() if len(c.global_step)), default=None)
         for rank in ranks
     ]
     written = [last for last in lasts if last is not None]

@@ -5,15 +5,13 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from aorta.account.load.arrays import ArrayFile
 from aorta.account.load.attempts import ranks_of_run
 from aorta.account.load.ending import last_ending, story
 from aorta.account.load.evidence import comm_evidence, possible_of_records
 from aorta.account.load.goodput import goodput, goodput_text
 from aorta.account.load.rank.calls import MAX_CALLS
-from aorta.account.load.rank.columns import RankColumns, RankFile
+from aorta.account.load.rank.columns import RankFile
 from aorta.account.load.rank.kernels import named_spans
 from aorta.account.load.rank.reduce import (
     LostRank,
@@ -22,8 +20,8 @@ from aorta.account.load.rank.reduce import (
     salvage,
     with_unwritten,
 )
-from aorta.account.load.rank.scratch import scratch_folder, scratch_of
 from aorta.account.load.run import RunFiles, assemble
+from aorta.account.load.sides import RankRows, places_of
 from aorta.account.load.traces.open import load_traces
 from aorta.account.load.waits import busbw_by_transfer
 from aorta.account.model import DAMAGED, MOST_DAMAGED, NamedSpan, Progress, Run
@@ -68,7 +66,7 @@ def load_run(
     try:
         if not path.exists():
             raise ReportError(f"there is no folder or trace {path}")
-        files = sorted(p for p in path.iterdir() if STEPS_FILE.fullmatch(p.name)) if path.is_dir() else []
+        files = _in_order(path.iterdir()) if path.is_dir() else []
         (path / "run.json").exists()  # raises in a folder whose names may be listed, and no more
     except OSError as error:
         raise ReportError(f"cannot read {path}: {error.strerror}") from error
@@ -85,6 +83,12 @@ def load_run(
     return run
 
 
+def _in_order(paths: Iterable[Path]) -> list[Path]:
+    """Files of lines, in order of ranks."""
+    named = [(int(name[1]), path) for path in paths if (name := STEPS_FILE.fullmatch(path.name))]
+    return [path for _, path in sorted(named)]
+
+
 def _load_records(
     folder: Path,
     label: str,
@@ -96,44 +100,41 @@ def _load_records(
 ) -> Run:
     notes: list[str] = []
     run, damage = _run_record(folder, notes, strict)
-    ranks: list[RankFile] = []
+    rows = RankRows(len(paths))
     num_calls = 0
-    with scratch_of(paths if dask is None or scratch_folder() else ()) as scratch:
-        reduce = reduce_file if scratch is None else scratch.reduce
-        read = reduce if strict else partial(salvage, reduce)
-        results = parallel_map(read, paths, jobs=jobs, dask=dask, error=ReportError)
-        for num_read, rank in enumerate(results, start=1):
-            if progress is not None:
-                progress(label, num_read, len(paths))
-            if isinstance(rank, LostRank):
-                notes.append(f"left out: {rank.reason}")
-                continue
-            if rank.left_out:
-                damage.append(f"parts of {rank.path.name}")
-            ranks.append(rank.sharing(ranks))
-            notes += rank.notes
-            num_calls += sum(columns.num_calls for columns in rank.columns.values())
-            if num_calls > MAX_CALLS:
-                _forget_calls(ranks)
+    results = parallel_map(reduce_file if strict else salvage, paths, jobs=jobs, dask=dask, error=ReportError)
+    for num_read, rank in enumerate(results, start=1):
+        if progress is not None:
+            progress(label, num_read, len(paths))
+        if isinstance(rank, LostRank):
+            notes.append(f"left out: {rank.reason}")
+            continue
+        if rank.left_out:
+            damage.append(f"parts of {rank.path.name}")
+        rows.add(rank)
+        notes += rank.notes
+        num_calls += sum(steps.num_calls for steps in rank.sources.values())
         if num_calls > MAX_CALLS:
-            notes.append(f"{num_calls} collectives are too many to match across ranks: waits are unknown")
-        if not ranks:
-            raise ReportError(f"{folder}: nothing is left to read: {notes[-1]}")
-        ranks = ranks_of_run(folder, ranks, run, notes, strict)
-        files = {rank.rank: rank for rank in ranks}
-        loaded = assemble(
-            RunFiles(
-                folder,
-                label,
-                ranks,
-                run,
-                records=partial(_records_of, files),
-                columns=partial(_columns_of, files),
-                file=ArrayFile(None if scratch is None else scratch.path),
-                matches=num_calls <= MAX_CALLS,
-            ),
-            notes,
-        )
+            _forget_calls(rows.ranks)
+    if num_calls > MAX_CALLS:
+        notes.append(f"{num_calls} collectives are too many to match across ranks: waits are unknown")
+    if not rows.ranks:
+        raise ReportError(f"{folder}: nothing is left to read: {notes[-1]}")
+    ranks = ranks_of_run(folder, rows.ranks, run, notes, strict)
+    files = {rank.rank: rank for rank in ranks}
+    loaded = assemble(
+        RunFiles(
+            folder,
+            label,
+            ranks,
+            run,
+            records=partial(_records_of, files),
+            columns=partial(_columns_of, files),
+            rows=rows,
+            matches=num_calls <= MAX_CALLS,
+        ),
+        notes,
+    )
     loaded.possible_comm_ms.update(possible_of_records(loaded, partial(_kernel_names, paths)))
     if unsure := comm_evidence(loaded).note:
         loaded.notes.append(unsure)
@@ -175,7 +176,7 @@ def _damage_text(damage: list[str], run: Run, ranks: list[RankFile]) -> list[str
         damage = [f"all of rank{'s' if len(absent) > 1 else ''} {some}", *damage]
     if not damage:
         return []
-    steps = max(len(columns.global_step) for rank in ranks for columns in rank.columns.values())
+    steps = max(len(done.global_step) for rank in ranks for done in rank.sources.values())
     if run.num_steps < LEAST_LEFT * steps:
         raise ReportError(
             f"{damage[0]}: {DAMAGED}, and too little is left: {run.num_steps} of at least {steps} steps"
@@ -210,34 +211,31 @@ def _kernel_names(paths: Iterable[Path]) -> set[str]:
 
 def _forget_calls(ranks: list[RankFile]) -> None:
     for rank in ranks:
-        for columns in rank.columns.values():
-            if isinstance(columns, RankColumns):
-                columns.calls = None
+        for steps in rank.sources.values():
+            steps.calls = None
 
 
 def _columns_of(files: dict[int, RankFile], source: Source, rank: int) -> Iterator[StepTable]:
     """The numbers of _records_of, from columns where there are some."""
-    columns = files[rank].columns[source]
+    done = files[rank].sources[source]
     for block in blocks_with_unwritten(files[rank].path, [], whole=True, left_out=files[rank].left_out):
         if source not in block.sources():
             continue
         of_source = block.of_source(source)
-        steps = of_source.integers("global_step")
-        place = np.minimum(np.searchsorted(columns.global_step, steps), len(columns.global_step) - 1)
-        counts = columns.global_step[place] == steps
+        place, counts = places_of(of_source.integers("global_step"), done)
         for name in ("attempt", "rollbacks"):
-            counts &= getattr(columns.passes, name)[place] == of_source.integers(name)
+            counts &= getattr(done, name)[place] == of_source.integers(name)
         if counts.any():
             yield of_source.chosen(counts)
 
 
 def _records_of(files: dict[int, RankFile], source: Source, rank: int) -> Iterator[StepRecord]:
     """Records of a rank; of steps that were done more than once, those that count."""
-    columns = files[rank].columns[source]
+    done = files[rank].sources[source]
     passes = dict(
         zip(
-            columns.global_step.tolist(),
-            zip(columns.passes.attempt.tolist(), columns.passes.rollbacks.tolist(), strict=True),
+            done.global_step.tolist(),
+            zip(done.attempt.tolist(), done.rollbacks.tolist(), strict=True),
             strict=True,
         )
     )

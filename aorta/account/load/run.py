@@ -1,7 +1,7 @@
-"""Puts the columns of all ranks side by side: one table of numbers per source.
+"""Makes the run of its ranks' rows: one table of numbers per source.
 
-Files go by line by line and rank by rank; what stays is one float per rank, step and metric. Details of
-single steps are read again when a picture or a page asks for them.
+Files go by rank by rank; what stays is one float per rank, step and metric. Details of single steps are read
+again when a picture or a page asks for them.
 """
 
 from collections import Counter
@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.arrays import MOST_IN_MEMORY, ArrayFile
 from aorta.account.load.collectives import collectives
 from aorta.account.load.measures import add_measures, totals_of_ranks
-from aorta.account.load.rank.columns import RankFile, SourceColumns
-from aorta.account.load.sides import side_by_side
+from aorta.account.load.rank.columns import RankFile, RankSteps
+from aorta.account.load.sides import RankRows, places_of
 from aorta.account.load.waits import arrivals_of_records, match_calls, split_waits_of_records
 from aorta.account.model import Run
 from aorta.errors import ReportError
@@ -45,8 +44,8 @@ class RunFiles:
     """Their numbers, many records at a time."""
     totals: dict[int, dict[str, float | int | None]] | None = None
     """By rank; None where they are the sums of the steps."""
-    file: ArrayFile | None = None
-    """Keeps arrays of more than MOST_IN_MEMORY numbers."""
+    rows: RankRows | None = None
+    """None: those of ranks, which have their columns then."""
     matches: bool = True
     """Ranks are matched by their collectives."""
 
@@ -54,18 +53,19 @@ class RunFiles:
 def assemble(files: RunFiles, notes: list[str]) -> Run:
     """The Run of the source with the most lines, the others beside it."""
     counts: Counter[Source] = Counter()
+    rows = files.rows or RankRows.of(files.ranks)
     for rank in files.ranks:
-        counts.update({source: len(columns.global_step) for source, columns in rank.columns.items()})
+        counts.update({source: len(steps.global_step) for source, steps in rank.sources.items()})
     runs: list[Run] = []
     for source in sorted(counts, key=lambda source: (_place(source, counts), SOURCES.index(source))):
-        source_run = _one_source(files, source)
+        source_run = _one_source(files, rows, source)
         if source_run is None:
             notes.append(f"lines of source {source} are left out: no step has them from every rank")
         else:
             runs.append(source_run)
     if not runs:
         lines = ", ".join(
-            f"rank {rank.rank} {sum(len(c.global_step) for c in rank.columns.values())}"
+            f"rank {rank.rank} {sum(len(steps.global_step) for steps in rank.sources.values())}"
             for rank in files.ranks[:8]
         )
         raise ReportError(f"{files.path}: no step was recorded by every rank from one source ({lines} lines)")
@@ -82,10 +82,10 @@ def _place(source: Source, counts: dict[Source, int]) -> int:
     return -counts[source]
 
 
-def _one_source(files: RunFiles, source: Source) -> Run | None:
+def _one_source(files: RunFiles, rows: RankRows, source: Source) -> Run | None:
     """The run by one source; None where no step has it from every rank."""
     ranks = [rank.rank for rank in files.ranks]
-    per_rank = [rank.columns[source] for rank in files.ranks if source in rank.columns]
+    per_rank = [rank.sources[source] for rank in files.ranks if source in rank.sources]
     if len(per_rank) < len(ranks):
         return None
     notes: list[str] = []
@@ -95,8 +95,8 @@ def _one_source(files: RunFiles, source: Source) -> Run | None:
         steps = _undisturbed(steps, files.run, notes)
     if len(steps) == 0:
         return None
-    file = files.file if len(ranks) * len(steps) > MOST_IN_MEMORY else None
-    sides = side_by_side(per_rank, steps, file, files.matches and len(ranks) > 1 and is_own)
+    matches = files.matches and len(ranks) > 1 and is_own
+    sides = rows.by_source[source].sides(per_rank, steps, matches)
     if sides.num_overlapping:
         notes.append(
             f"{sides.num_overlapping} step windows overlap the next one: total counts that time twice"
@@ -117,7 +117,7 @@ def _one_source(files: RunFiles, source: Source) -> Run | None:
         start_unix_ns=sides.integers["start_unix_ns"],
         metrics=sides.metrics,
         num_collectives=sides.integers["num_collectives"],
-        host_bound=sides.flags["host_bound"],
+        host_bound=sides.host_bound,
         has_details=sides.has_details,
         has_collectives=sides.has_collectives,
         totals=totals,
@@ -133,38 +133,28 @@ def _one_source(files: RunFiles, source: Source) -> Run | None:
     )
 
 
-def _common_steps(per_rank: list[SourceColumns], notes: list[str]) -> NDArray[np.int64]:
+def _common_steps(per_rank: list[RankSteps], notes: list[str]) -> NDArray[np.int64]:
     """Steps that every rank did, and did together; what is left out is noted."""
-    common = per_rank[0].global_step
-    for columns in per_rank[1:]:
-        if columns.global_step is not common:
-            common = common[np.isin(common, columns.global_step, assume_unique=True)]
-    together = _done_together(per_rank, common)
+    first = per_rank[0]
+    common = first.global_step
+    together = np.ones(len(common), dtype=bool)
+    for of_rank in per_rank[1:]:
+        rows, is_there = places_of(common, of_rank)
+        if not is_there.all():
+            rows, together, common = rows[is_there], together[is_there], common[is_there]
+        of_first, _ = places_of(common, first)
+        together &= of_rank.attempt[rows] == first.attempt[of_first]
+        together &= of_rank.rollbacks[rows] == first.rollbacks[of_first]
     if not together.all():
         notes.append(
             f"{int((~together).sum())} steps are left out: the ranks' last records of them are of different "
             "attempts"
         )
         common = common[together]
-    longest = max(len(columns.global_step) for columns in per_rank)
+    longest = max(len(of_rank.global_step) for of_rank in per_rank)
     if 0 < len(common) < longest:
         notes.append(f"{longest - len(common)} of {longest} steps are left out: not every rank recorded them")
     return common
-
-
-def _done_together(per_rank: list[SourceColumns], steps: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """[step]: the ranks' numbers are of the same attempt, after as many rollbacks."""
-    alike = np.ones(len(steps), dtype=bool)
-    first = [column[np.searchsorted(per_rank[0].global_step, steps)] for column in _passes(per_rank[0])]
-    for columns in per_rank[1:]:
-        rows = np.searchsorted(columns.global_step, steps)
-        for column, of_first in zip(_passes(columns), first, strict=True):
-            alike &= column[rows] == of_first
-    return alike
-
-
-def _passes(columns: SourceColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    return columns.passes.attempt, columns.passes.rollbacks
 
 
 def _undisturbed(steps: NDArray[np.int64], run: RunRecord | None, notes: list[str]) -> NDArray[np.int64]:

@@ -1,6 +1,6 @@
-"""The ranks of a run side by side, by one source: one rank's numbers in memory at a time.
+"""The ranks of a run side by side, by one source: each rank's numbers are a row as soon as they are read.
 
-What stays is a row of every metric, and the collectives of the steps that kept them, until ranks are matched.
+What stays of a rank beside that is what is known of its steps, and its collectives, until ranks are matched.
 """
 
 from collections.abc import Sequence
@@ -9,13 +9,116 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.arrays import ArrayFile, Arrays
+from aorta.account.load.arrays import MOST_IN_MEMORY, ArrayFile, Arrays
 from aorta.account.load.rank.calls import RecordedCalls
-from aorta.account.load.rank.columns import CollectiveKey, Floats, RankColumns, SourceColumns
+from aorta.account.load.rank.columns import (
+    CollectiveKey,
+    Flags,
+    Floats,
+    RankColumns,
+    RankFile,
+    RankSteps,
+)
 from aorta.account.load.rank.host import PREFIX as HOST
 from aorta.account.metrics import METRICS
+from aorta.records.schema import Source
 
-Flags = NDArray[np.bool_]
+
+class RankRows:
+    """Ranks in order, whose numbers become rows as they come."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.ranks: list[RankFile] = []
+        self.by_source: dict[Source, Rows] = {}
+        self._num_ranks, self._file = num_ranks, ArrayFile()
+
+    @classmethod
+    def of(cls, ranks: Sequence[RankFile]) -> "RankRows":
+        rows = cls(len(ranks))
+        for rank in ranks:
+            rows.add(rank)
+        return rows
+
+    def add(self, rank: RankFile) -> None:
+        for source, columns in rank.columns.items():
+            if source not in self.by_source:
+                self.by_source[source] = Rows(self._num_ranks, self._file)
+            self.by_source[source].add(len(self.ranks), columns)
+        self.ranks.append(replace(rank, columns={}))
+
+
+class Rows:
+    """The rows by one source. Columns are the steps of the first rank: every rank did no others."""
+
+    def __init__(self, num_ranks: int, file: ArrayFile) -> None:
+        self._num_ranks, self._file = num_ranks, file
+        self._steps: NDArray[np.int64] | None = None
+        self._numbers: tuple[Arrays, Arrays] | None = None
+        """Floats, and start_unix_ns and num_collectives."""
+
+    def add(self, row: int, columns: RankColumns) -> None:
+        """The row of a rank, whose steps then are the first rank's where they are alike."""
+        of_rank = columns.steps
+        if self._steps is None or self._numbers is None:
+            self._steps = of_rank.global_step
+            shape = (self._num_ranks, len(self._steps))
+            file = self._file if shape[0] * shape[1] > MOST_IN_MEMORY else None
+            self._numbers = Arrays(shape, file), Arrays(shape, file, np.int64)
+        floats, integers = self._numbers
+        if np.array_equal(of_rank.global_step, self._steps):
+            of_rank.global_step = self._steps
+            places: NDArray[np.intp] | slice = slice(None)
+        else:
+            places, _ = places_of(self._steps, of_rank)  # what the rank has not is chosen by nobody
+        for name, values in (*columns.metrics.items(), (HOST_BOUND, columns.host_bound)):
+            floats.set_row(name, row, values[places])
+        integers.set_row("start_unix_ns", row, columns.start_ns[places])
+        integers.set_row("num_collectives", row, columns.num_collectives[places])
+
+    def sides(self, per_rank: Sequence[RankSteps], steps: NDArray[np.int64], matches: bool) -> "Sides":
+        """The first ranks, as many as there are in per_rank, in these steps, which all of them did. matches:
+        collectives are kept."""
+        assert self._numbers is not None
+        assert self._steps is not None
+        columns = np.searchsorted(self._steps, steps)
+        floats, integers = (arrays.chosen(len(per_rank), columns) for arrays in self._numbers)
+        in_order = [*METRICS, *sorted(floats.keys() - {*METRICS, HOST_BOUND})]
+        metrics, host_parts = floats.parted(
+            [name for name in in_order if not name.startswith(HOST)],
+            [name for name in in_order if name.startswith(HOST)],
+        )
+        places = [places_of(steps, of_rank)[0] for of_rank in per_rank]
+        has_details, has_collectives = (
+            np.array([getattr(of_rank, name)[place] for of_rank, place in zip(per_rank, places, strict=True)])
+            for name in ("has_details", "has_collectives")
+        )
+        sides = Sides(
+            metrics=metrics,
+            host_parts=host_parts,
+            integers=integers,
+            host_bound=floats[HOST_BOUND],
+            has_details=np.logical_and.reduce(has_details),
+            has_collectives=np.logical_and.reduce(has_collectives),
+            collectives_kept=has_collectives,
+            knows_waits=np.zeros(has_collectives.shape, dtype=bool),
+            kinds=[],
+            calls=[] if matches and all(of_rank.calls is not None for of_rank in per_rank) else None,
+            not_measured={},
+            num_overlapping=0,
+        )
+        for i, (of_rank, place) in enumerate(zip(per_rank, places, strict=True)):
+            sides.add(i, of_rank, place)
+        return sides
+
+
+HOST_BOUND = "host_bound"
+"""1, 0, or NaN where it is not known."""
+
+
+def places_of(steps: NDArray[np.int64], of_rank: RankSteps) -> tuple[NDArray[np.intp], Flags]:
+    """The row of each step among a rank's, and whether the rank has it: else the row is another one's."""
+    places = np.minimum(np.searchsorted(of_rank.global_step, steps), len(of_rank.global_step) - 1)
+    return places, of_rank.global_step[places] == steps
 
 
 @dataclass(slots=True)
@@ -26,8 +129,7 @@ class Sides:
     host_parts: Arrays
     integers: Arrays
     """start_unix_ns and num_collectives."""
-    flags: Arrays
-    """host_bound: 1, 0, or NaN where it is not known."""
+    host_bound: Floats
     has_details: Flags
     """[step]: every rank kept segments and collectives."""
     has_collectives: Flags
@@ -46,71 +148,17 @@ class Sides:
     num_overlapping: int
     """Windows that reach into the next one."""
 
-
-def side_by_side(
-    per_rank: Sequence[SourceColumns], steps: NDArray[np.int64], file: ArrayFile | None, matches: bool
-) -> Sides:
-    """steps: those that every rank did. file: keeps the arrays. matches: collectives are kept."""
-    shape = (len(per_rank), len(steps))
-    has_collectives = _kept_by_all(per_rank, steps)
-    sides = Sides(
-        metrics=Arrays(shape, file),
-        host_parts=Arrays(shape, file),
-        integers=Arrays(shape, file, np.int64),
-        flags=Arrays(shape, file),
-        has_details=np.ones(len(steps), dtype=bool),
-        has_collectives=has_collectives,
-        collectives_kept=np.zeros(shape, dtype=bool),
-        knows_waits=np.zeros(shape, dtype=bool),
-        kinds=[],
-        calls=[] if matches else None,
-        not_measured={},
-        num_overlapping=0,
-    )
-    measured: set[str] = set()
-    for i, of_source in enumerate(per_rank):
-        columns = of_source.load()
-        rows = np.searchsorted(columns.global_step, steps)
-        measured |= columns.metrics.keys()
-        _set_rows(sides, i, columns, rows)
-    in_order = [*METRICS, *sorted(measured - set(METRICS))]
-    sides.metrics.reorder([name for name in in_order if not name.startswith(HOST)])
-    sides.host_parts.reorder([name for name in in_order if name.startswith(HOST)])
-    return sides
-
-
-def _kept_by_all(per_rank: Sequence[SourceColumns], steps: NDArray[np.int64]) -> Flags:
-    kept = np.ones(len(steps), dtype=bool)
-    for columns in per_rank:
-        kept &= columns.has_collectives[np.searchsorted(columns.global_step, steps)]
-    return kept
-
-
-def _set_rows(sides: Sides, i: int, columns: RankColumns, rows: NDArray[np.intp]) -> None:
-    sides.num_overlapping += _num_overlaps(columns, rows)
-    for name, values in columns.metrics.items():
-        (sides.host_parts if name.startswith(HOST) else sides.metrics).set_row(name, i, values[rows])
-    sides.integers.set_row("start_unix_ns", i, columns.start_ns[rows])
-    sides.integers.set_row("num_collectives", i, columns.num_collectives[rows])
-    sides.flags.set_row("host_bound", i, columns.host_bound[rows])
-    sides.has_details &= columns.has_details[rows]
-    sides.collectives_kept[i] = columns.has_collectives[rows]
-    sides.knows_waits[i] = columns.has_collectives[rows] & columns.has_exposed[rows]
-    chosen = rows[sides.has_collectives]
-    sides.kinds.append(
-        {key: (num[chosen], sum_ms[chosen]) for key, (num, sum_ms) in columns.collectives.items()}
-    )
-    if columns.calls is None:
-        sides.calls = None
-    if sides.calls is not None and columns.calls is not None:
-        column = np.full(len(columns.global_step), -1, dtype=np.int32)
-        column[rows] = np.arange(len(rows), dtype=np.int32)
-        sides.calls.append(replace(columns.calls, row=column[columns.calls.row]))
-    for name, reason in columns.not_measured.items():
-        sides.not_measured.setdefault(name, reason)
-
-
-def _num_overlaps(columns: RankColumns, rows: NDArray[np.intp]) -> int:
-    rows_before, next_rows = rows[:-1], rows[1:]
-    limit = columns.start_ns[next_rows] + columns.tolerance_ns[rows_before]
-    return int(np.count_nonzero(columns.end_ns[rows_before] > limit))
+    def add(self, i: int, of_rank: RankSteps, rows: NDArray[np.intp]) -> None:
+        """What is known of a rank's steps. rows: of each column."""
+        self.num_overlapping += int(np.count_nonzero(of_rank.overlaps_next[rows[:-1]] & (np.diff(rows) == 1)))
+        self.knows_waits[i] = self.collectives_kept[i] & of_rank.has_exposed[rows]
+        kept = (np.cumsum(of_rank.has_collectives) - 1)[rows[self.has_collectives]]
+        self.kinds.append(
+            {key: (num[kept], sum_ms[kept]) for key, (num, sum_ms) in of_rank.collectives.items()}
+        )
+        if self.calls is not None and of_rank.calls is not None:
+            column = np.full(len(of_rank.global_step), -1, dtype=np.int32)
+            column[rows] = np.arange(len(rows), dtype=np.int32)
+            self.calls.append(replace(of_rank.calls, row=column[of_rank.calls.row]))
+        for name, reason in of_rank.not_measured.items():
+            self.not_measured.setdefault(name, reason)

@@ -249,7 +249,7 @@ def test_blocks_that_a_killed_writer_left_out_are_read_from_lines(tmp_path, monk
     monkeypatch.undo()
     continued(path, records(40)[25:])
     assert numbers(path) == numbers_of_lines(path)
-    assert plain(reduce_file(path))["columns"][0][1]["global_step"][1] == (40,)
+    assert plain(reduce_file(path))["sources"][0][1]["global_step"][1] == (40,)
 
 
 def test_a_process_killed_at_any_moment_leaves_what_its_lines_say(tmp_path):

@@ -9,9 +9,9 @@ import pytest
 from aorta import processes as parallel_map
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.judge.summary import summary
-from aorta.account.load import arrays, open, run, sides
+from aorta.account.load import arrays, open, sides
 from aorta.account.load.open import load_run
-from aorta.account.load.rank import reduce, scratch
+from aorta.account.load.rank import reduce
 from aorta.errors import AortaError
 from aorta.records import columns
 from aorta.records.rotation import DROPPED
@@ -114,11 +114,11 @@ def line_by_line(path):
 
 @pytest.fixture
 def in_files(tmp_path, monkeypatch):
-    """Numbers of runs of any size wait in files."""
+    """Numbers of runs of any size are in a file."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setenv("AORTA_CACHE_DIR", str(folder))
-    monkeypatch.setattr(scratch, "MOST_BYTES_IN_MEMORY", 0)
+    monkeypatch.setattr(sides, "MOST_IN_MEMORY", 0)
     return folder
 
 
@@ -153,9 +153,6 @@ def written(folder, change=plain, damage=None, **changes):
 )
 def test_every_way_to_read_a_run_gives_the_same_numbers(tmp_path, in_files, monkeypatch, change, damage):
     folder = written(tmp_path / "run", change, damage)
-    in_files_of_ranks = numbers(folder)
-    for module in (arrays, run, sides):
-        monkeypatch.setattr(module, "MOST_IN_MEMORY", 0, raising=False)
     in_file = numbers(folder)
     assert list(in_files.iterdir()) == []
     monkeypatch.undo()
@@ -171,15 +168,15 @@ def test_every_way_to_read_a_run_gives_the_same_numbers(tmp_path, in_files, monk
         )
     from_columns = numbers(folder)
     monkeypatch.setattr(open, "reduce_file", line_by_line)
-    assert numbers(folder) == in_memory == from_columns == in_files_of_ranks == in_file
+    assert numbers(folder) == in_memory == from_columns == in_file
     assert (damage in (damaged, removed)) == isinstance(in_memory, str)
 
 
 def test_a_full_disk_is_one_line(tmp_path, in_files, monkeypatch):
-    def dump(*_, **__):
+    def pwrite(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(scratch.pickle, "dump", dump)
+    monkeypatch.setattr(arrays.os, "pwrite", pwrite)
     assert re.fullmatch(r"cannot keep .*: No space left on device; .*", numbers(written(tmp_path / "run")))
     assert list(in_files.iterdir()) == []
 

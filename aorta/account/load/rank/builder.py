@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.load.rank.calls import ROUNDING_MS, CallsBuilder, few_sizes, totals_by_kind, totals_by_op
-from aorta.account.load.rank.columns import Floats, Passes, RankColumns
+from aorta.account.load.rank.columns import Floats, RankColumns, RankSteps, packed, unpacked
 from aorta.account.load.rank.host import carry_waits, host_metrics, reason_name
 from aorta.account.load.rank.kernels import NamedKernels, kernel_metrics
 from aorta.account.load.rank.phases import phase_metrics
@@ -99,7 +99,7 @@ class ColumnsBuilder:
         num_rows, num_lines = len(rows), self._num_rows
         is_in_order = num_rows == num_lines and bool((np.diff(rows) == 1).all())
         order = slice(None) if is_in_order else rows  # which copies nothing
-        start, end, tolerance, num, host_bound, details, collectives_kept, exposed_kept = (
+        start_ns, reach_ns, num, host_bound, details, collectives_kept, exposed_kept = (
             np.concatenate(parts)[order] for parts in zip(*self._parts, strict=True)
         )
         place = np.full(num_lines, -1, dtype=np.int32)
@@ -113,36 +113,42 @@ class ColumnsBuilder:
         duration_ms = calls.duration_ms
         for op, totals in totals_by_op(calls, duration_ms, num_rows).items():
             metrics |= {of_operation(name, op): values for name, values in totals.items()}
-        return RankColumns(
+        by_kind = totals_by_kind(calls, duration_ms, few_sizes(calls.kinds), num_rows)
+        rank_steps = RankSteps(
             global_step=steps,
-            start_ns=start,
-            end_ns=end,
-            tolerance_ns=tolerance,
-            metrics=metrics,
-            num_collectives=num,
-            host_bound=host_bound,
+            attempt=unpacked(packed(attempt)),
+            rollbacks=unpacked(packed(rollbacks)),
+            world_size=unpacked(packed(world_size)),
+            repeated=repeated,
+            gaps=self._gaps,
             has_details=details,
             has_collectives=collectives_kept,
             has_exposed=exposed_kept,
-            collectives=totals_by_kind(calls, duration_ms, few_sizes(calls.kinds), num_rows),
+            overlaps_next=np.append(reach_ns[:-1] > start_ns[1:], False),
+            collectives={
+                key: (count[collectives_kept], sum_ms[collectives_kept])
+                for key, (count, sum_ms) in by_kind.items()
+            },
             calls=calls,
             not_measured=self._not_measured,
-            passes=Passes(attempt, rollbacks, world_size, repeated, self._gaps),
         )
+        return RankColumns(rank_steps, start_ns, num, host_bound, metrics)
 
 
 def _always(block: StepTable) -> tuple[NDArray[Any], ...]:
-    """start_ns, end_ns, tolerance_ns, num_collectives, host_bound, has_details, has_collectives and
-    has_exposed of RankColumns."""
+    """start_ns, the start that the next window may have at the earliest, num_collectives and host_bound, and
+    has_details, has_collectives and has_exposed of RankSteps."""
     start_ns = block.integers("start_unix_ns")
     step_ms, clock_error_us = block.numbers("step_ms"), block.numbers("clock_error_us")
     host_bound = block.numbers("host_bound")
     zeros = np.zeros(len(block))
+    end_ns = start_ns + (zeros if step_ms is None else np.nan_to_num(step_ms, nan=0.0)) * 1e6
+    error_us = zeros if clock_error_us is None else np.nan_to_num(clock_error_us, nan=0.0)
+    tolerance_ns = 2000 * error_us + TOLERANCE_NS
     has_segments, has_collectives = block.has("active_segments"), block.has("collectives")
     return (
         start_ns,
-        start_ns + (zeros if step_ms is None else np.nan_to_num(step_ms, nan=0.0)) * 1e6,
-        2000 * (zeros if clock_error_us is None else np.nan_to_num(clock_error_us, nan=0.0)) + TOLERANCE_NS,
+        end_ns - tolerance_ns,
         block.integers("num_collectives"),
         np.full(len(block), np.nan) if host_bound is None else host_bound,
         has_collectives & has_segments,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aorta.account.load.rank.builder import ColumnsBuilder
 from aorta.account.load.rank.calls import ROUNDING_MS
-from aorta.account.load.rank.columns import IMPOSSIBLE, Floats, RankColumns, RankFile, chosen_rows
+from aorta.account.load.rank.columns import IMPOSSIBLE, Floats, RankColumns, RankFile
 from aorta.account.load.rank.impossible import MOST_MS, check_block, impossible_record
 from aorta.account.load.rank.kernels import GRAPH_NODES, NAME_COUNT, NamedKernels
 from aorta.account.metrics import (
@@ -59,10 +59,10 @@ class LostRank:
     reason: str
 
 
-def salvage(reduce: Callable[[Path, bool], RankFile], path: Path) -> RankFile | LostRank:
-    """What is left of a rank's file. reduce: reduce_file, or one that does the same."""
+def salvage(path: Path) -> RankFile | LostRank:
+    """What is left of a rank's file."""
     try:
-        return reduce(path, False)
+        return reduce_file(path, False)
     except (RecordError, ReportError) as error:
         return LostRank(path, str(error))
 
@@ -124,7 +124,8 @@ def _reduce(path: Path, blocks: Iterable[StepTable], left_out: list[str] | None 
         raise impossible_record(path, None) from error
     for source, rank_columns in columns.items():
         columns[source] = _without_contradictions(path, source, rank_columns, left_out)
-    return RankFile(path, first.rank, sizes[max(sizes)], columns, first.run_id)
+    steps = {source: rank_columns.steps for source, rank_columns in columns.items()}
+    return RankFile(path, first.rank, sizes[max(sizes)], steps, columns, first.run_id)
 
 
 def _possible(path: Path, block: LineTable, left_out: list[str]) -> LineTable:
@@ -147,17 +148,18 @@ def _without_contradictions(
     path: Path, source: Source, columns: RankColumns, left_out: list[str] | None
 ) -> RankColumns:
     """RecordError for a step whose numbers contradict each other; with a list left_out, the other steps."""
-    is_possible = np.ones(len(columns.global_step), dtype=bool)
+    steps = columns.steps.global_step
+    is_possible = np.ones(len(steps), dtype=bool)
     for wrong, describe in contradictions(columns.metrics):
         if not (wrong & is_possible).any():
             continue
         row = int(np.argmax(wrong & is_possible))
-        error = impossible_record(path, (source, int(columns.global_step[row])), describe(row))
+        error = impossible_record(path, (source, int(steps[row])), describe(row))
         if left_out is None:
             raise error
         left_out.append(f"left out with {int((wrong & is_possible).sum()) - 1} more: {error}")
         is_possible &= ~wrong
-    return columns if is_possible.all() else chosen_rows(columns, is_possible, IMPOSSIBLE)
+    return columns if is_possible.all() else columns.chosen(is_possible, IMPOSSIBLE)
 
 
 # -- columns that contradict each other -----------------------------------------------------------------
