@@ -194,6 +194,8 @@ class Run(msgspec.Struct, frozen=True):
     """[step]: every rank kept segments and collectives of it."""
     has_collectives: NDArray[np.bool_]
     """[step]: every rank kept its collectives; lines of kernel records have segments more rarely."""
+    left_out: NDArray[np.bool_]
+    """[step]: the overhead left it out, so that the source has no times of its own in it."""
     totals: dict[int, dict[str, float | int | None]]
     """Per rank the fields of aorta.timeline.types.Total, over everything that was read."""
     collectives: list[CollectiveKind]

@@ -136,10 +136,9 @@ def _tiles(dataset: Dataset) -> list[Markup]:
     rates = [name for name in RATE_TILES if _median(dataset.statistics.get(name)) is not None]
     if not rates:
         return []
-    step = dataset.statistics["step_ms"]
-    mean_ms = account_of(dataset.first, dataset.lead).mean_step_ms
-    spread = f"median {number(step.median)}, p95 {number(step.p95)}"
-    tiles = [_tile("step", quantity(mean_ms or None, "ms"), "mean", spread)]
+    account = account_of(dataset.first, dataset.lead)
+    spread = f"median {number(account.spread.median)}, p95 {number(account.spread.p95)}"
+    tiles = [_tile("step", quantity(account.mean_step_ms or None, "ms"), "mean", spread)]
     for name in rates:
         value = _median(dataset.statistics[name])
         text = percent(value, digits=1) if name == "mfu" else number(value)

@@ -213,11 +213,11 @@ def account_rows(dataset: Dataset) -> list[tuple[str, ...]]:
     smaller_ms = sum(row.mean_ms for row in account.rows() if row.share < LEAST_SHOWN)
     if smaller_ms >= LEAST_SHOWN / 10 * account.mean_step_ms > 0:
         rows.append(("smaller parts", _ms(smaller_ms), percent(smaller_ms / account.mean_step_ms), ""))
-    statistic = dataset.statistics["step_ms"]
     by_rank = account.step_ms.mean(axis=1)
     spread = f"{number(float(by_rank.min()))} to {number(float(by_rank.max()))}" if several else ""
-    if statistic.median is not None:
-        spread += f"{'   ' if spread else ''}median {number(statistic.median)}, p95 {number(statistic.p95)}"
+    if account.step_ms.size:
+        middle = account.spread
+        spread += f"{'   ' if spread else ''}median {number(middle.median)}, p95 {number(middle.p95)}"
     return [*rows, ("step", _ms(account.mean_step_ms or None), "", spread)]
 
 
@@ -309,7 +309,7 @@ def _memory_limit_text(dataset: Dataset) -> str:
 
 def _footer(dataset: Dataset) -> Iterable[str]:
     """Lines below the tables: warnings, the spread over ranks, what was left out, definitions."""
-    step = dataset.statistics["step_ms"]
+    step = account_of(dataset.first, dataset.lead).spread
     if step.median and step.p95 and step.p95 > WIDE_SPREAD * step.median:
         yield f"warning: step times vary widely: p95 is {times(step.p95 / step.median)} the median"
     num_steps = min(run.num_steps for run in dataset.runs)

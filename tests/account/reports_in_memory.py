@@ -114,6 +114,7 @@ def dataset_of(label, by_rank, num_warmup=1, run=None, path=None, notes=(), not_
         has_details=np.array(
             [all(by_rank[rank][i].active_segments is not None for rank in ranks) for i in range(len(steps))]
         ),
+        left_out=np.zeros(len(steps), dtype=bool),
         has_collectives=np.array(
             [all(by_rank[rank][i].active_segments is not None for rank in ranks) for i in range(len(steps))]
         ),

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.contradictions import Limits, in_cells, please_report
 from aorta.account.judge.exposed import exposed_of
+from aorta.account.judge.judged import statistic
 from aorta.account.judge.leading import metric_of
 from aorta.account.judge.selection import last_holds_the_end, looked_at
 from aorta.account.load.rank.host import AFTER, BETWEEN, CPU, IDLE, PREFIX, READY
-from aorta.account.model import JudgedRun, Lead, Run
+from aorta.account.model import JudgedRun, Lead, Run, Statistic
 from aorta.account.rows import positive
 from aorta.timeline.types import TRACE_SOURCES
 
@@ -65,6 +66,8 @@ EXPOSED_CELLS = ("transfer", "wait", "communication")
 HOST_PARTS = ("garbage_collection", "checkpoint", "data", "pause")
 """Kinds of spans of the host that are losses as a whole."""
 SPAN_KINDS = (*HOST_PARTS, "optimizer")
+INFLATED = ("between_steps", "compute", "blocked", "core_taken")
+"""Cells of a CPU that recording makes longer, the first first."""
 MAY_SLEEP = ("checkpoint", "data", "pause", "synchronisation")
 """Spans in which the host's thread may sleep."""
 LARGE_SHARE = 0.1
@@ -105,6 +108,8 @@ class Account:
     """Only cells that hold some time, or could. They add up to step_ms."""
     tails: dict[str, Floats]
     """The part of a cell that lies behind the step's body: it delays the next step."""
+    gap_ms: float
+    """What recording may have made these steps longer by, whichever cell it is in: no cause is smaller."""
     between_ms: Floats
     """Between step bodies and in no span that is known, whatever the device does then."""
     knows_host: bool
@@ -129,6 +134,16 @@ class Account:
     @property
     def mean_step_ms(self) -> float:
         return float(self.step_ms.mean()) if self.step_ms.size else 0.0
+
+    @property
+    def spread(self) -> Statistic:
+        """Median and p95 of the steps that mean_step_ms is of, for texts beside it."""
+        return statistic(self.step_ms)
+
+    @property
+    def own_step_ms(self) -> float:
+        """The mean step without what aorta itself takes of it."""
+        return self.mean_step_ms - self.mean_ms("instrument")
 
     @property
     def is_measured(self) -> bool:
@@ -196,8 +211,8 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
     compute, exposed = (host.metric(metric_of(lead, name)) for name in ("compute_ms", "exposed_ms"))
     on_device, between = run.source != "host", np.zeros_like(step)
     tails: dict[str, Floats] = {}
-    instrument_ms, why_not = _instrument_ms(run)
-    reasons = {} if why_not is None else {"instrument": why_not}
+    instrument = _instrument_of(looked)
+    reasons = {"instrument": instrument.why_not} if instrument.why_not else {}
     cells: dict[str, Floats] = {}
     is_known = np.isfinite(compute) & np.isfinite(exposed) & np.isfinite(step)
     step, unknown = positive(step), np.zeros_like(step)
@@ -227,10 +242,9 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
         between = between if noted is None else np.where(np.isfinite(noted), positive(noted), between)
         if on_device:
             cells |= {"compute": compute - hidden, "hidden": hidden}
-            cells |= _of_device(host, idle, between, instrument_ms)
+            cells |= _of_device(host, idle, between, instrument.ms)
         else:
-            cells |= _of_cpu(host, compute - hidden + idle, between, step, exposed)
-            cells["compute"] = _give_instrument(cells, instrument_ms, cells["compute"])
+            cells |= _of_cpu(host, compute - hidden + idle, between, step, exposed, instrument.ms)
             cells["hidden"] = hidden
             tails = {kind: np.minimum(host.tail(kind), cells[kind]) for kind in SPAN_KINDS}
             tails["between_steps"] = cells["between_steps"]
@@ -250,6 +264,7 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
         step_ms=step,
         cells={name: cells[name] for name in CELLS if name in cells},
         tails=tails,
+        gap_ms=instrument.gap_ms,
         between_ms=between,
         knows_host=bool(run.host_parts),
         on_device=on_device,
@@ -263,17 +278,32 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
     )
 
 
-def _instrument_ms(run: Run) -> tuple[float, str | None]:
-    """How much longer recording makes a step, as far as that is certain; 0 and the reason otherwise."""
-    overhead = None if run.run is None else run.run.overhead
+class _Instrument(NamedTuple):
+    """What aorta itself takes of a step."""
+
+    ms: float = 0.0
+    """As far as that is certain."""
+    gap_ms: float = 0.0
+    """Upper end of what recording makes the step longer by; 0 where it does not for certain."""
+    why_not: str = ""
+
+
+def _instrument_of(looked: JudgedRun) -> _Instrument:
+    """Recording makes a step longer; what runs in every step is known of those that were left out."""
+    overhead = None if looked.run.run is None else looked.run.run.overhead
+    if overhead is not None and looked.run.left_out[looked.num_warmup :].all():
+        return _Instrument((overhead.always_on or 0.0) * float(positive(looked.values("step_ms")).mean()))
     if overhead is None or overhead.step_ms is None or overhead.step_interval_ms is None:
-        return 0.0, "not told apart: it is in what the host does"
+        return _Instrument(why_not="not told apart: it is in what the host does")
     low_ms, high_ms = overhead.step_interval_ms
     if low_ms <= 0:
-        return 0.0, f"within the scatter of steps, at most {max(high_ms, 0.0):.3g} ms a step"
+        most = f"{max(high_ms, 0.0):.3g} ms"
+        return _Instrument(why_not=f"within the scatter of steps, at most {most} a step")
     if overhead.only_first:
-        return 0.0, "not told apart: the first steps are longer, which recording need not have done"
-    return overhead.step_ms, None
+        return _Instrument(
+            why_not="not told apart: the first steps are longer, which recording need not have done"
+        )
+    return _Instrument(overhead.step_ms, high_ms)
 
 
 class Host:
@@ -353,13 +383,29 @@ def _give_instrument(cells: dict[str, Floats], ms: float, left: Floats) -> Float
     return _give(cells, "instrument", np.full_like(left, ms), left) if ms > 0 else left
 
 
+def _inflated(cells: dict[str, Floats], ms: float) -> None:
+    """Take what recording costs a step on a CPU out of the cells that it makes longer, as INFLATED has them:
+    it runs behind the step's body, then beside the program's code; a thread of it that holds the interpreter
+    makes the program's sleep or wait for a core."""
+    if not ms > 0:
+        return
+    instrument = np.zeros_like(cells["compute"])
+    for name in INFLATED:
+        if name in cells:
+            taken = np.minimum(cells[name], ms - instrument)
+            cells[name], instrument = cells[name] - taken, instrument + taken
+    cells["instrument"] = instrument
+
+
 def _give(cells: dict[str, Floats], name: str, ms: Floats, left: Floats) -> Floats:
     """Make a cell of ms, as far as there is time left; what is left then."""
     cells[name] = np.minimum(ms, left)
     return positive(left - cells[name])
 
 
-def _of_cpu(host: Host, own: Floats, between: Floats, step: Floats, exposed: Floats) -> dict[str, Floats]:
+def _of_cpu(
+    host: Host, own: Floats, between: Floats, step: Floats, exposed: Floats, instrument_ms: float
+) -> dict[str, Floats]:
     """own: the step without communication. Time in which the thread neither ran nor asked for a core is
     blocked, as far as no part that is known may hold it."""
     cells: dict[str, Floats] = {}
@@ -376,7 +422,9 @@ def _of_cpu(host: Host, own: Floats, between: Floats, step: Floats, exposed: Flo
         awake = own - cells["blocked"]
         part = np.divide(left, awake, out=np.zeros_like(left), where=awake > 0)
         left = _give(cells, "core_taken", ready * part, left)
-    return cells | {"compute": left}
+    cells["compute"] = left
+    _inflated(cells, instrument_ms)
+    return cells
 
 
 def _idle_meanwhile(idle: Floats | None, span: Floats, unusual: Floats) -> Floats:

@@ -41,7 +41,7 @@ def _warmup_of(run: Run) -> int:
     """Steps of the warm-up, judged by those that were timed: the others lack what timing costs, and beside
     them all timed steps at the beginning would seem slow."""
     step_ms = run.metrics["step_ms"]
-    timed = np.flatnonzero(np.isfinite(run.metrics["compute_ms"]).any(axis=0))
+    timed = np.flatnonzero(~run.left_out)
     if len(timed) in (0, run.num_steps):
         return warmup_steps(step_ms)
     num_timed = warmup_steps(step_ms[:, timed])

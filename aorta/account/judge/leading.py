@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from aorta.account.judge.judged import statistic
 from aorta.account.judge.overhead import overhead_texts
@@ -211,7 +212,16 @@ def _num_traced(judged: JudgedRun) -> int:
 def remarks(dataset: Dataset) -> list[str]:
     """Remarks on the numbers that lead, and on how many steps they are of."""
     reason = why_raw(dataset) if dataset.lead == "raw" else None
-    lines = [text for text in (partly_timed(dataset), *_whole_runs(dataset), graph_text(dataset)) if text]
+    lines = [
+        text
+        for text in (
+            partly_timed(dataset),
+            recorded_apart(dataset),
+            *_whole_runs(dataset),
+            graph_text(dataset),
+        )
+        if text
+    ]
     lines += overhead_texts(dataset)
     if dataset.lead == "compute_stream":
         text = "compute stream: the kernels of that stream alone, which calibrated events are compared with"
@@ -260,12 +270,29 @@ def partly_timed(dataset: Dataset) -> str:
     is_timed = np.concatenate([timed_steps(judged) for judged in dataset.runs])
     if is_timed.all() or not is_timed.any():
         return ""
-    text = (
+    return (
         f"only {is_timed.sum()} of {len(is_timed)} judged steps were recorded (--overhead):"
         " compute, communication and all numbers derived from them come from these steps"
+        f"{_lengths(dataset, is_timed)}"
     )
+
+
+def recorded_apart(dataset: Dataset) -> str:
+    """Text of how many judged steps are not in the account because recording makes them longer, while all is
+    known of the others too; '' where all are in it."""
+    left_out = np.concatenate([judged.run.left_out[judged.num_warmup :] for judged in dataset.runs])
+    num = int((~left_out).sum())
+    if partly_timed(dataset) or not 0 < num <= len(left_out) / 2:
+        return ""
+    return (
+        f"{num} of {len(left_out)} judged steps were recorded with their details (--overhead), which makes"
+        f" them longer: means are of the others{_lengths(dataset, ~left_out)}"
+    )
+
+
+def _lengths(dataset: Dataset, is_recorded: NDArray[np.bool_]) -> str:
     step_ms = np.concatenate([np.median(judged.values("step_ms"), axis=0) for judged in dataset.runs])
     if np.isnan(step_ms).any():
-        return text
-    timed_ms, other_ms = np.median(step_ms[is_timed]), np.median(step_ms[~is_timed])
-    return f"{text}; their median step takes {number(timed_ms)} ms, the others' {number(other_ms)} ms"
+        return ""
+    own, others = (number(np.median(step_ms[which])) for which in (is_recorded, ~is_recorded))
+    return f"; the recorded ones' median step takes {own} ms, the others' {others} ms"

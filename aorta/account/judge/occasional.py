@@ -29,6 +29,8 @@ MOST_STEPS = 1 << 14
 ALIKE = 0.75
 """Of the largest loss, from which on another one is of its kind."""
 NEXT_TO_NOTHING = 0.05
+A_QUARTER = 0.25
+"""Of a loss: what many steps have so much of together is no trace, however long its longest step."""
 APART = 1.0
 """Widths of the usual steps, by which a loss of known slow steps is above them."""
 MOST = 0.6
@@ -162,7 +164,8 @@ def without_traces(values_ms: Floats) -> Floats:
     """Of a loss that is in few steps: 0 in those that have next to nothing of it."""
     values = np.nan_to_num(values_ms)
     is_trace = values < NEXT_TO_NOTHING * values.max(initial=0.0)
-    return np.where(is_trace, 0.0, values) if is_trace.mean() > 0.5 else values
+    is_rare = is_trace.mean() > 0.5 and values[is_trace].sum() < A_QUARTER * values.sum()
+    return np.where(is_trace, 0.0, values) if is_rare else values
 
 
 def _periodic(values: Floats, global_step: NDArray[np.int64]) -> tuple[int, int] | None:

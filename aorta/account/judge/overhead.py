@@ -28,10 +28,7 @@ def _text(overhead: OverheadRecord, of_run: str) -> str:
             f" ({_share(overhead.later_cost, overhead.later_interval)} after its first {overhead.num_first}"
             f" steps, which are all recorded{limit})"
         )
-    if overhead.every is None or overhead.every < 1.5:
-        left_out = overhead.num_steps - overhead.num_recorded
-        return f"{text}; it recorded {overhead.num_recorded} steps and left {left_out} out"
-    return f"{text}; one step in {overhead.every:.0f} was recorded"
+    return text
 
 
 def _share(cost: float | None, interval: tuple[float, float] | None) -> str:

@@ -34,9 +34,10 @@ def selected(run: Run, steps: tuple[int, int] | None, ranks: Collection[int] | N
 
 
 def looked_at(judged: JudgedRun, lead: Lead = "raw") -> JudgedRun:
-    """The judged steps that the account is made of: those that were timed on every rank, without a
+    """The judged steps that the account is made of: those whose parts are known on every rank, without a
     last one that holds the program's end; of a run of many ranks and steps the last ones, MOST_NUMBERS of all
-    ranks together. judged itself where that is all of them.
+    ranks together. Where the parts of steps that the overhead left out are known too, and these are the most,
+    those alone. judged itself where that is all of them.
     """
     return judged.once(f"looked_at.{lead}", lambda: _looked_at(judged, lead))
 
@@ -51,6 +52,9 @@ def _looked_at(judged: JudgedRun, lead: Lead) -> JudgedRun:
             if (is_known & is_finite).any():
                 is_known &= is_finite
     is_known[-1] &= not last_holds_the_end(judged)
+    is_left_out = is_known & run.left_out[first:]
+    if 2 * is_left_out.sum() >= is_known.sum():  # recording makes the others longer
+        is_known = is_left_out if is_left_out.any() else is_known
     if first == judged.num_warmup and is_known.all():
         return judged
     before = [first - 1] if first else []  # what lies behind a step's body delays the next step
@@ -110,6 +114,7 @@ def _part(run: Run, rows: NDArray[np.intp] | slice, columns: NDArray[np.intp]) -
         host_bound=part(run.host_bound),
         has_details=run.has_details[columns],
         has_collectives=run.has_collectives[columns],
+        left_out=run.left_out[columns],
         collectives=[
             msgspec.structs.replace(kind, **{name: part(getattr(kind, name), kept) for name in names})
             for kind in run.collectives

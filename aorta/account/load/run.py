@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.load.collectives import collectives
+from aorta.account.load.left_out import complete_alone, left_out_steps
 from aorta.account.load.measures import add_measures, totals_of_ranks
 from aorta.account.load.rank.columns import RankFile, RankSteps
 from aorta.account.load.sides import RankRows, places_of
@@ -101,6 +102,9 @@ def _one_source(files: RunFiles, rows: RankRows, source: Source) -> Run | None:
         notes.append(
             f"{sides.num_overlapping} step windows overlap the next one: total counts that time twice"
         )
+    left_out = left_out_steps(sides)
+    if source == "host":
+        complete_alone(sides, left_out)
     not_measured = add_measures(sides, files.run)
     totals = files.totals or totals_of_ranks(ranks, sides.metrics, sides.integers["num_collectives"])
     matched = None if sides.calls is None else match_calls(ranks, sides.calls)
@@ -120,6 +124,7 @@ def _one_source(files: RunFiles, rows: RankRows, source: Source) -> Run | None:
         host_bound=sides.host_bound,
         has_details=sides.has_details,
         has_collectives=sides.has_collectives,
+        left_out=left_out,
         totals=totals,
         collectives=collectives(sides, None if matched is None else matched.waits),
         records=partial(files.records, source),

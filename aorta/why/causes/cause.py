@@ -78,7 +78,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     why_no_interval: str = ""
     """Where interval_ms is None."""
     bound_ms: float | None
-    """Length of the step without this cause; no shorter than what remains allows."""
+    """What a mended step takes at least: without the upper end of the interval, and without what aorta itself
+    takes of it. None where there is no interval."""
     share: float
     """ms of the step."""
     evidence: tuple[str, ...]

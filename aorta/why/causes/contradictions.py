@@ -87,7 +87,7 @@ def in_cause(cause: Cause, taken: Taken, left: Taken, account: Account) -> Itera
         yield f"{cause.ms:.3f} ms of a step of {step:.3f} ms"
     if cause.interval_ms is not None and cause.interval_ms[1] > step + allowed:
         yield f"up to {cause.interval_ms[1]:.3f} ms of a step of {step:.3f} ms"
-    if cause.bound_ms is not None and not step - cause.ms - allowed <= cause.bound_ms <= step + allowed:
+    if cause.bound_ms is not None and not 0 <= cause.bound_ms <= step - cause.ms + allowed:
         yield f"without {cause.ms:.3f} ms, a step of {step:.3f} ms would take {cause.bound_ms:.3f} ms"
     if cause.ms > sum(taken.values()) + allowed:
         yield f"{cause.ms:.3f} ms, and the cells of a step hold {sum(taken.values()):.3f} of it"

@@ -161,7 +161,7 @@ def _most_ms(account: Account, ledger: Ledger) -> float:
     """What mending may save at most: the mean step but for the work in it that no finding has taken, which
     may shrink as well."""
     work_ms = ledger.left.get("compute", 0.0) + ledger.left.get("hidden", 0.0)
-    return account.mean_step_ms - work_ms * math.exp(-MENDED_ERROR)
+    return account.own_step_ms - work_ms * math.exp(-MENDED_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +183,8 @@ def cause_of(
 ) -> Cause | None:
     """None where the loss is too small, or chance."""
     value = worth(finding, account.global_step)
+    if not finding.is_risk and value.each_ms <= account.gap_ms:
+        return None
     step = account.mean_step_ms
     share = value.ms / step
     is_vague = value.interval_ms is None and judged.run.source not in TRACE_SOURCES
@@ -231,7 +233,7 @@ def cause_of(
         ms=value.ms,
         interval_ms=interval,
         why_no_interval=why_no_interval,
-        bound_ms=max(step - value.ms, 0.0),
+        bound_ms=None if interval is None else max(account.own_step_ms - interval[1], 0.0),
         share=share,
         evidence=tuple(evidence),
         change=without_in_force(_filled(change.set, facts), stack),

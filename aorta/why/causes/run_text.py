@@ -53,8 +53,11 @@ def title(dataset: Dataset) -> str:
             f"{dataset.label}: the whole trace takes {quantity(account.mean_step_ms, 'ms')}; it marks no"
             f" steps ({ranks}, source: {source_text(dataset)})"
         )
+    own = ""
+    if account.share("instrument") >= LARGE_SHARE:
+        own = f", {quantity(account.mean_ms('instrument'), 'ms')} of it aorta itself"
     return (
-        f"{dataset.label}: a step takes {quantity(account.mean_step_ms, 'ms')}"
+        f"{dataset.label}: a step takes {quantity(account.mean_step_ms, 'ms')}{own}"
         f" (mean of {steps}, {ranks}, source: {source_text(dataset)})"
     )
 

@@ -58,6 +58,11 @@ class Worth:
         return interval, "" if interval else "the loss differs too much from step to step for an interval"
 
     @property
+    def each_ms(self) -> float:
+        """Of a step that has the loss."""
+        return self.ms if self.occasions is None else self.occasions.each_ms
+
+    @property
     def often(self) -> str:
         """', every third step'; '' where no period is known."""
         period = None if self.occasions is None else self.occasions.period

@@ -1,0 +1,103 @@
+"""Steps that the overhead left out: where a process is alone, all of a CPU's step is known of them."""
+
+import numpy as np
+import pytest
+
+from aorta.account.judge.cells import account_of
+from aorta.account.judge.judged import dataset, judge
+from aorta.account.judge.leading import remarks
+from aorta.account.load.open import load_run
+from aorta.page.table import dataset_table
+from aorta.records.schema import HostUse, OverheadRecord, OverlapRecord
+from aorta.why.causes.rank import explanation_of
+from aorta.why.causes.run_text import title
+from tests.records.run_folders import run_record
+from tests.why.causes.runs import Host, run_of
+
+FIRST, LEFT_OUT = (
+    24,
+    {"overlap": OverlapRecord(), "is_recorded": False, "collectives": None, "active_segments": None},
+)
+
+
+def overhead(low_ms=0.4, high_ms=0.8, always_on=0.04, every=10.0):
+    return OverheadRecord(
+        limit=0.01, cost=0.005, interval=(0.004, 0.006), step_ms=(low_ms + high_ms) / 2,
+        step_interval_ms=(low_ms, high_ms), always_on=always_on, every=every, num_steps=80, num_recorded=24,
+    )  # fmt: skip
+
+
+def alone(folder, steps):
+    """A loop that computes 0.6 ms and reads 0.3; recorded steps take twice as long, as if the host slept."""
+
+    def make(rank, step, noise):
+        host = Host().work(0.3, "data").work(0.6 * noise.gauss(1, 0.01)).after(0.1)
+        if step >= FIRST:
+            return host, {"host_use": HostUse(host.at, 0.0), "world_size": 1, **LEFT_OUT}
+        recorded = Host().work(0.6, "data").work(0.6).idle(0.7).after(0.1)
+        return recorded, {"host_use": HostUse(1.3, 0.0), "world_size": 1}
+
+    return judge(load_run(run_of(folder, make, run_record(1, overhead=overhead()), steps, width=1), "a"))
+
+
+def test_the_account_of_a_process_that_is_alone_is_of_the_steps_that_recording_does_not_touch(tmp_path):
+    judged = alone(tmp_path / "run", steps=80)
+    account = account_of(judged)
+    assert account.step_ms.shape[1] == 80 - FIRST
+    assert account.mean_step_ms == pytest.approx(1.0, rel=0.01)
+    # 4 % of the step is aorta's own code, which runs behind the body first.
+    expected = {"data": 0.3, "between_steps": 0.06, "instrument": 0.04, "compute": 0.6}
+    found = {name: ms.mean() for name, ms in account.cells.items() if ms.any()}
+    assert found == pytest.approx(expected, rel=0.02)
+    assert not [cause for cause in explanation_of(judged).causes if cause.kind == "pause"]
+
+
+def test_one_screen_has_one_count_and_one_statistic(tmp_path):
+    judged = alone(tmp_path / "run", steps=80)
+    of_run = dataset("a", [judged])
+    assert "(mean of 56 of 79 judged steps, all 79: 1.29 ms, 1 rank" in title(of_run)
+    (text,) = [text for text in remarks(of_run) if "recorded" in text]
+    assert text.startswith("23 of 79 judged steps were recorded with their details (--overhead)")
+    assert "the recorded ones' median step takes 2.00 ms, the others' 0.999 ms" in text
+    step_row = next(line for line in dataset_table(of_run).splitlines() if line.startswith("step "))
+    assert "median 0.999, p95 1.01" in step_row
+
+
+def test_few_steps_that_were_left_out_are_no_account(tmp_path):
+    judged = alone(tmp_path / "run", steps=40)
+    assert account_of(judged).step_ms.shape[1] == judged.num_steps == 39
+
+
+def test_what_ranks_exchange_is_not_known_of_steps_that_were_left_out(tmp_path):
+    def make(rank, step, noise):
+        return Host().work(1.0).comm(0.5), LEFT_OUT if step >= FIRST else {}
+
+    judged = judge(load_run(run_of(tmp_path / "run", make, steps=80), "a"))
+    assert account_of(judged).step_ms.shape[1] <= FIRST
+    assert np.isnan(judged.values("compute_ms")[:, -1]).all()
+
+
+@pytest.mark.parametrize(
+    ("gap_ms", "is_named"), [((2.0, 6.0), False), ((0.5, 1.0), True), ((-1.0, 6.0), True)]
+)
+def test_no_cause_lies_within_what_recording_makes_steps_longer(tmp_path, gap_ms, is_named):
+    """Both ranks sleep for 5 of 35 ms in steps that are all recorded."""
+
+    def make(rank, step, noise):
+        return Host().work(28.0 + noise.gauss(0, 0.1)).idle(5.0).comm(2.0), {"host_use": HostUse(28.0, 0.0)}
+
+    run = run_record(2, overhead=overhead(*gap_ms))
+    judged = judge(load_run(run_of(tmp_path / "run", make, run), "a"), 1)
+    assert any(cause.kind == "pause" for cause in explanation_of(judged).causes) == is_named
+    assert account_of(judged).gap_ms == (gap_ms[1] if gap_ms[0] > 0 else 0.0)
+
+
+def test_a_mended_step_is_promised_without_the_instrument(tmp_path):
+    def make(rank, step, noise):
+        return Host().work(18.0 + noise.gauss(0, 0.1)).idle(10.0).comm(2.0), {"host_use": HostUse(18.0, 0.0)}
+
+    run = run_record(2, overhead=overhead(3.0, 5.0))
+    judged = judge(load_run(run_of(tmp_path / "run", make, run), "a"), 1)
+    (cause,) = explanation_of(judged).causes
+    assert cause.bound_ms == pytest.approx(max(30.0 - 4.0 - cause.interval_ms[1], 0.0), abs=0.1)
+    assert ", 4.00 ms of it aorta itself (mean of" in title(dataset("a", [judged]))
