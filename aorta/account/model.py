@@ -264,6 +264,11 @@ class JudgedRun(msgspec.Struct, frozen=True):
         result: Value = self._results[name]
         return result
 
+    def mean_of(self, metric: str) -> float | None:
+        """Over ranks and judged steps that have it; None where none has."""
+        values = self.values(metric) if metric in self.run.metrics else np.zeros(0)
+        return float(np.nanmean(values)) if np.isfinite(values).any() else None
+
     def values(self, metric: str) -> NDArray[np.float64]:
         """[rank, step] of the judged steps."""
         return self.run.metrics[metric][:, self.num_warmup :]

@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 
 from aorta._version import __version__
+from aorta.account.judge.cells import account_of
+from aorta.account.judge.kernels import kernels_by_class, kernels_by_name
 from aorta.account.judge.shown import Shown
-from aorta.account.load.rank.kernels import KernelTimeRow, kernels_of_dataset, named_kernels
+from aorta.account.load.rank.kernels import KernelTimeRow
 from aorta.account.model import Report
 from aorta.errors import ReportError
 from aorta.files import write_whole
@@ -117,11 +119,12 @@ def page(report: Report, shown: Shown | None = None) -> str:
     )  # fmt: skip
 
 
-def _kernels_by_class_and_name(report: Report) -> dict[str, tuple[list[KernelTimeRow], float | None]]:
-    tables: dict[str, tuple[list[KernelTimeRow], float | None]] = {}
+def _kernels_by_class_and_name(report: Report) -> dict[str, tuple[list[KernelTimeRow], float]]:
+    tables: dict[str, tuple[list[KernelTimeRow], float]] = {}
     for label, dataset in report.datasets.items():
-        tables[label] = kernels_of_dataset(dataset)
-        tables[f"{label}, the names with most time"] = named_kernels(dataset)
+        step_ms = account_of(dataset.first, dataset.lead).mean_step_ms
+        tables[label] = (kernels_by_class(dataset), step_ms)
+        tables[f"{label}, the names with most time"] = (kernels_by_name(dataset), step_ms)
     return tables
 
 

@@ -220,7 +220,7 @@ def _collective_row(label: str, row: CollectiveRow) -> Markup:
     )  # fmt: skip
 
 
-def kernels(tables: dict[str, tuple[list[KernelTimeRow], float | None]]) -> Markup | None:
+def kernels(tables: dict[str, tuple[list[KernelTimeRow], float]]) -> Markup | None:
     """Kernels by class or name, per label with the step that they are a part of; None where none is."""
     blocks = []
     for label, (rows, step_ms) in tables.items():

@@ -8,6 +8,7 @@ import numpy as np
 from aorta.account.judge.answer import dataset_answer, mfu_text
 from aorta.account.judge.cells import CELLS, account_of
 from aorta.account.judge.judged import missing, why_missing
+from aorta.account.judge.kernels import kernels_by_class, kernels_by_name
 from aorta.account.judge.leading import (
     BESIDE_WORDS,
     leading,
@@ -19,14 +20,13 @@ from aorta.account.judge.leading import (
 )
 from aorta.account.judge.phases import PhaseRow, phases_of
 from aorta.account.judge.ranks import alerts
+from aorta.account.judge.selection import looked_at
 from aorta.account.judge.timed_steps import host_bound_text
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.load.rank.kernels import (
     compared_kernels,
     kernel_name,
     kernel_table,
-    kernels_of_dataset,
-    named_kernels,
 )
 from aorta.account.metrics import (
     ENERGY,
@@ -145,12 +145,10 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: 
     measures = [*_measure_rows(dataset, RATE_ROWS), *_measure_rows(dataset, DEVICE_ROWS)]
     if measures:
         lines += ["", *_aligned([("", "median", "ranks", ""), *measures])]
-    kernels, step_ms = kernels_of_dataset(dataset)
-    if kernels:
-        lines += ["", kernel_table(kernels, step_ms)]
-    named, _ = named_kernels(dataset)
-    if named:
-        lines += ["", kernel_table(named, step_ms)]
+    step_ms = account_of(dataset.first, dataset.lead).mean_step_ms
+    for rows in (kernels_by_class(dataset), kernels_by_name(dataset)):
+        if rows:
+            lines += ["", kernel_table(rows, step_ms)]
     lines += ["", *_footer(dataset)]
     return "\n".join(lines)
 
@@ -246,19 +244,13 @@ def rank_range(row: PhaseRow) -> str:
 def _operation_rows(dataset: Dataset) -> list[tuple[str, ...]]:
     """Mean time of each operation in a step, and how much of it is exposed; none of one operation alone."""
     rows: list[tuple[float, tuple[str, ...]]] = []
+    looked = looked_at(dataset.first, dataset.lead)
     for op in operations(dataset.statistics, "comm_ms"):
-        comm, exposed = (_mean(dataset, of_operation(name, op)) for name in ("comm_ms", "exposed_ms"))
+        comm, exposed = (looked.mean_of(of_operation(name, op)) for name in ("comm_ms", "exposed_ms"))
         if comm:
             rows.append((comm, (op, _ms(comm), "n/a" if exposed is None else _ms(exposed))))
     ordered = [row for _, row in sorted(rows, key=lambda row: -row[0])[:MAX_OPS]]
     return ordered if len(rows) > 1 else []
-
-
-def _mean(dataset: Dataset, metric: str) -> float | None:
-    if metric not in dataset.first.run.metrics:
-        return None
-    values = dataset.first.values(metric)
-    return float(np.nanmean(values)) if np.isfinite(values).any() else None
 
 
 def _row(dataset: Dataset, name: str, metric: str, metric_used: str) -> tuple[str, ...]:

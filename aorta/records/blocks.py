@@ -64,6 +64,7 @@ class CallNumbers(msgspec.Struct, gc=False):
     seq: int
     start_ms: float | None
     end_ms: float | None
+    launch_ms: float | None = None
 
 
 class SegmentNumbers(msgspec.Struct, gc=False):

@@ -65,7 +65,7 @@ ListName = Literal[
 LISTS: dict[ListName, dict[str, type]] = {
     "collectives": {
         "op": str, "stream": str, "group": str, "num_ranks": int, "ranks": str, "bytes": int, "dtype": str,
-        "seq": int, "start_ms": float, "end_ms": float,
+        "seq": int, "launch_ms": float, "start_ms": float, "end_ms": float,
     },
     "active_segments": {"start_ms": float, "end_ms": float, "active_streams": str},
     "exposed_run_lengths_ns": {"ns": int},
@@ -482,7 +482,10 @@ class LineTable(StepTable):
     def _calls(self, calls: Sequence[Any], num: Ints) -> dict[str, Any]:
         """The columns of collectives. ranks once for each group of an attempt and source, since of large
         groups they are most of a line."""
-        names = ("op", "stream", "group", "ranks", "bytes", "dtype", "seq", "start_ms", "end_ms")
+        names = (
+            *("op", "stream", "group", "ranks", "bytes", "dtype", "seq"),
+            *("launch_ms", "start_ms", "end_ms"),
+        )
         values = _fields_of(calls, names)
         ranks = values.pop("ranks")
         kinds = LISTS["collectives"]

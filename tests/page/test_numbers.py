@@ -65,10 +65,10 @@ def test_kernels_by_class_the_longest_first():
 
 
 def test_the_pages_table_of_kernels():
-    found = kernels({"a": (kernel_rows({"gemm": (20.0, 100), "copy": (0.5, 2)}), 40.0), "b": ([], None)})
+    found = kernels({"a": (kernel_rows({"gemm": (20.0, 100), "copy": (0.5, 2)}), 40.0), "b": ([], 0.0)})
     assert found is not None
     assert found.index("gemm") < found.index("copy")
     assert "50 %" in found
     assert "200.0" in found
     assert "Kernels of b" not in found
-    assert kernels({"b": ([], None)}) is None
+    assert kernels({"b": ([], 0.0)}) is None

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.leading import metric_of
+from aorta.account.load.rank.host import AFTER, BEHIND_WAITS, PREFIX
 from aorta.account.model import JudgedRun, Lead
 from aorta.account.rows import positive
 from aorta.timeline.collective import POINT_TO_POINT
@@ -25,8 +26,24 @@ class Exposed:
     """Where arrivals are not known."""
     caused_ms: Floats
     """Waiting of each of the others for the rank; 0 where nobody knows for whom."""
+    lost_ms: Floats
+    """The part of wait_ms that delays its rank: the rest of it waits for its own host as well, which has not
+    launched what comes next, so that the device would idle if no rank were late."""
     is_split: bool
     """Waiting is known in some step."""
+
+    @property
+    def lost_to_ms(self) -> Floats:
+        """Of caused_ms, what delays the others."""
+        waited, lost = self.wait_ms.sum(axis=0), self.lost_ms.sum(axis=0)
+        part = np.divide(lost, waited, out=np.zeros_like(waited), where=waited > 0)
+        result: Floats = self.caused_ms * part
+        return result
+
+    @property
+    def idle_waits_ms(self) -> Floats:
+        """Waiting in which the rank has nothing queued behind it: launches that come late, too."""
+        return self.wait_ms - self.lost_ms
 
     @property
     def moving_ms(self) -> Floats:
@@ -68,8 +85,25 @@ def _exposed_of(judged: JudgedRun, lead: Lead) -> Exposed | None:
         caused = _blame(judged, exposed) * wait.sum(axis=0) / (num_ranks - 1)
     rest = exposed - wait
     return Exposed(
-        wait, np.where(is_known, rest, 0.0), np.where(is_known, 0.0, rest), caused, bool(is_known.any())
+        wait,
+        np.where(is_known, rest, 0.0),
+        np.where(is_known, 0.0, rest),
+        caused,
+        _lost(judged, wait),
+        bool(is_known.any()),
     )
+
+
+def _lost(judged: JudgedRun, wait: Floats) -> Floats:
+    """What the host waits for the device itself, on other ranks' account, is lost too."""
+    parts, judged_steps = judged.run.host_parts, slice(judged.num_warmup, None)
+    if judged.run.source == "host" or BEHIND_WAITS not in parts:
+        return wait
+    ahead = parts[BEHIND_WAITS][:, judged_steps]
+    for name in (f"{PREFIX}synchronisation", f"{PREFIX}synchronisation{AFTER}"):
+        if name in parts:
+            ahead = ahead + positive(parts[name][:, judged_steps])
+    return np.where(np.isnan(ahead), wait, np.minimum(ahead, wait))
 
 
 def is_one_group(judged: JudgedRun) -> bool:

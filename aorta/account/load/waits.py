@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from aorta.account.load.arrays import derive
 from aorta.account.load.rank.calls import UNKNOWN_END, Floats, RecordedCalls
+from aorta.account.load.rank.host import BEHIND_WAITS
 from aorta.account.load.sides import Sides
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Arrivals, CallWaits
@@ -113,6 +114,29 @@ def _exposed_wait_ms(calls: RecordedCalls, waits: Waits, window_ns: Intervals) -
     return length_before(waiting, edges[:, 1]) - length_before(waiting, edges[:, 0])
 
 
+def behind_waits_ms(calls: RecordedCalls, waits: Waits, num_steps: int) -> Floats:
+    """[step]: by how much earlier a rank would have come to the end of its last collective, had no rank been
+    late; NaN where that is not known.
+
+    A device that does not wait goes on as far as work is queued: it begins no collective before the host has
+    launched that. So what waits before a collective have cost it is at most the host's lead there. The
+    least over a step's collectives is what is left at its end.
+    """
+    chosen = np.flatnonzero((calls.row >= 0) & ~np.isnan(waits.wait_ms) & ~np.isnan(calls.lead_ms))
+    order = chosen[np.lexsort((calls.start_ns[chosen], calls.row[chosen]))]
+    row = calls.row[order]
+    result = np.full(num_steps, np.nan)
+    if not len(order):
+        return result
+    firsts = np.flatnonzero(np.r_[True, np.diff(row) > 0])
+    total = np.add.reduceat(waits.wait_ms[order], firsts)
+    before = np.cumsum(waits.wait_ms[order]) - waits.wait_ms[order]
+    before -= np.repeat(before[firsts], np.diff(np.r_[firsts, len(order)]))
+    left = np.minimum.reduceat(calls.lead_ms[order] - before, firsts) + total
+    result[row[firsts]] = np.minimum(left, total)
+    return result
+
+
 def _notes(
     ranks: list[int], waits: Sequence[Waits], clock: Clock, num_groups: int, matched: int, between: int
 ) -> list[str]:
@@ -157,6 +181,8 @@ def split_waits_of_records(sides: Sides, matched: MatchedRanks) -> None:
         exposed_wait = np.where(sides.knows_waits[i], wait_ms, np.nan)
         num_split += int(np.isfinite(exposed_wait).sum())
         metrics.set_row("exposed_wait_ms", i, np.minimum(exposed_wait, exposed_ms[i]))
+        if len(sides.host_parts):
+            sides.host_parts.set_row(BEHIND_WAITS, i, behind_waits_ms(columns, waits, metrics.shape[1]))
     # Lines of kernel records have segments in few steps: a split of those is none of all steps.
     is_split = num_split >= FEWEST_WITH_SEGMENTS * sides.collectives_kept.sum()
     if not is_split:

@@ -33,6 +33,7 @@ from aorta.why.causes.worth import MENDED_ERROR, Worth, worth
 MOST_SHOWN = 5
 WORTH_A_ROW = 0.1
 """Of a cause, from which on the row of the table that it is in is said."""
+ALL_OF_ROW = 0.995
 FEW_STEPS_FACTOR = 2
 """Where the steps of a run are too few for an interval, a loss must be this much larger. A trace is of few
 steps, and what was asked for."""
@@ -90,7 +91,7 @@ def _explanation(judged: JudgedRun, lead: Lead, path: str) -> Explanation:
         if cause is not None and wrong is not None:
             cannot_tell.append(please_report(f"what {cause.subject} costs", wrong))
         elif cause is not None:
-            rows = _rows_text(taken) if finding.rank is not None else ""
+            rows = _rows_text(taken, account)
             cause = msgspec.structs.replace(cause, evidence=(*cause.evidence, *([rows] if rows else [])))
             named.append((cause, taken))
     outside = outside_cause(account, rule_of["between_steps"], path, line_of_evaluation(looked))
@@ -122,15 +123,20 @@ def _slow_steps(judged: JudgedRun, looked: JudgedRun) -> Occasions | None:
     return of_all_steps(step_ms, global_step, looked.run.global_step[looked.num_warmup :])
 
 
-def _rows_text(taken: dict[str, float]) -> str:
+def _rows_text(taken: dict[str, float], account: Account) -> str:
     """'of the mean rank, 4.1 ms of it are waiting for ranks and 4.0 ms launches', of what is in several rows
-    of the table; '' where it is in one."""
+    of the table, or is a part of one; '' where it is one."""
     total = sum(taken.values())
     rows = [(name, ms) for name, ms in taken.items() if ms >= WORTH_A_ROW * total > 0]
-    if len(rows) < 2:
+    if not rows or (len(rows) == 1 and rows[0][1] >= (1 - WORTH_A_ROW) * account.mean_ms(rows[0][0])):
         return ""
-    texts = [f"{quantity(ms, 'ms')} {CELLS[name].title}" for name, ms in rows]
-    return f"of the mean rank, {', '.join(texts[:-1])} and {texts[-1]} are in it, as the table has them"
+    texts = [_part_text(ms, account.mean_ms(name), CELLS[name].title) for name, ms in rows]
+    return f"in the table it is {', '.join(texts[:-1])}{' and ' if len(texts) > 1 else ''}{texts[-1]}"
+
+
+def _part_text(ms: float, row_ms: float, row: str) -> str:
+    of_row = "all" if ms >= ALL_OF_ROW * row_ms else f"{quantity(ms, 'ms')} of the"
+    return f"{of_row} {quantity(row_ms, 'ms')} of {row}"
 
 
 def _keep(finding: CauseFinding, mean_ms: float) -> None:
@@ -142,6 +148,9 @@ def _keep(finding: CauseFinding, mean_ms: float) -> None:
         return
     part = mean_ms / claimed_ms
     finding.ms = finding.ms * part
+    for name in ("part_ms", "others_ms"):
+        if name in finding.facts:
+            finding.facts[name] *= part
     if finding.occasions is not None:
         finding.occasions = replace(
             finding.occasions,

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from aorta.account.judge.judged import judge
+from aorta.account.judge.judged import dataset, judge
+from aorta.account.judge.kernels import kernels_by_class, kernels_by_name
 from aorta.account.load.open import load_run
 from aorta.account.load.rank.kernels import NamedKernels
 from aorta.page.html import page
@@ -83,6 +84,24 @@ def test_a_report_lists_kernels_by_name(tmp_path):
     text = dataset_table(report.datasets["a"])
     assert text.index("gemm_128x256") < text.index(ADD)
     assert "gemm_128x256" in page(report)
+
+
+def test_kernels_of_a_report_are_means_as_the_cells_are(tmp_path):
+    """Two steps of three have 2 ms of a gather, one has 20: 8 ms in the mean, 2 in the median."""
+    gather = "ncclDevKernel_AllGather_RING_LL"
+    lines = [
+        step_record(
+            step_timeline(step=step, source="kernels"), 1,
+            kernels=KernelSums(num_kernels=1, classes={"communication": (ms, 1)}, top=[(1, ms, 1)]),
+        )
+        for step, ms in enumerate([2.0, 20.0, 2.0])
+    ]  # fmt: skip
+    write_run(tmp_path, lines, run_record(1))
+    write_json(tmp_path / kernels_name(0), KernelNames(names=["", gather]))
+    of_run = dataset("a", [judge(load_run(tmp_path, "a"), 0)])
+    [of_class], [of_name] = kernels_by_class(of_run), kernels_by_name(of_run)
+    assert (of_class.name, of_class.time_ms, of_class.count) == ("communication", 8.0, 1.0)
+    assert (of_name.name, of_name.time_ms, of_name.count) == (gather, 8.0, 1.0)
 
 
 @pytest.mark.heavy

@@ -6,8 +6,11 @@ import pytest
 
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
+from aorta.account.load.rank.calls import RecordedCalls
+from aorta.account.load.waits import behind_waits_ms
 from aorta.errors import RecordError
 from aorta.page.write import make_report
+from aorta.timeline.waits import Waits
 from tests.account.load.late_ranks import SIZE, step_of
 from tests.records.run_folders import run_record, write_run
 
@@ -194,3 +197,26 @@ def test_stretches_that_no_run_writes_are_named(tmp_path, lengths, reason):
     bad = msgspec.structs.replace(good[6], active_segments=None, exposed_run_lengths_ns=lengths)
     with pytest.raises(RecordError, match=f"impossible record of global step 3: .*{reason}"):
         run_of(tmp_path, [*good[:6], bad, *good[7:]])
+
+
+def test_what_a_rank_would_be_ahead_by_if_none_were_late():
+    """Step 0: 4 ms waited; the next collective was launched 2 ms before it began, so that 2 ms are gained;
+    3 ms more before a third one, launched long before. Step 1 waits in its last collective. Of step 2 no
+    launches are known."""
+    known = [(0, 10, 5.0, 4.0), (0, 20, 2.0, 0.0), (0, 30, 9.0, 3.0), (1, 40, 0.0, 6.0), (2, 50, np.nan, 1.0)]
+    row, start_ms, lead, wait = (np.array(column) for column in zip(*known, strict=True))
+    nothing = np.zeros(5, dtype=np.int64)
+    calls = RecordedCalls(
+        kinds=[],
+        groups=[],
+        row=row.astype(np.int32),
+        kind=nothing,
+        group=nothing,
+        seq=nothing,
+        start_ns=start_ms * 10**6,
+        end_ns=nothing,
+        lead_ms=lead,
+        exposed_ns=np.zeros((0, 2), dtype=np.int64),
+    )
+    waits = Waits(wait, nothing, nothing, nothing)
+    np.testing.assert_array_equal(behind_waits_ms(calls, waits, 4), [5.0, 6.0, np.nan, np.nan])

@@ -67,6 +67,33 @@ def test_all_ranks_that_idle_launch_or_sleep(tmp_path, cpu_ms, kind, idle_ms):
     assert first.ms == pytest.approx(idle_ms, rel=0.05)
 
 
+def rank_0_behind(lead_ms):
+    """Rank 1 waits 10 ms for it in every step; at the next collective its host is ahead by lead_ms."""
+
+    def make(rank, step, noise):
+        host = Host().idle(10.0).comm(2.0, lead=0.0) if rank == 0 else Host().comm(12.0, lead=0.0)
+        return host.work(20.0 * noise.gauss(1, 0.01)).comm(1.0, lead=lead_ms), used(45.0)
+
+    return make
+
+
+def test_a_wait_behind_which_work_is_queued_is_for_the_late_rank(tmp_path):
+    first, *others = named(tmp_path / "run", rank_0_behind(15.0))
+    assert (first.kind, first.rank) == ("late_rank", 0)
+    assert first.ms == pytest.approx(10.0, rel=0.05)
+    assert [cause.kind for cause in others] == ["transfer"]
+    assert any(text.startswith("launches: 10.0 ms a step there") for text in first.evidence)
+
+
+def test_a_wait_behind_which_nothing_is_launched_is_nobodys_fault(tmp_path):
+    """If rank 0 came in time, rank 1 would idle instead: its host launches what comes next only then."""
+    first, *others = named(tmp_path / "run", rank_0_behind(0.0))
+    assert (first.kind, first.rank) == ("launch_bound", None)
+    assert [cause.kind for cause in others] == ["transfer"]
+    assert first.ms == pytest.approx(10.0, rel=0.05)
+    assert any("of launches and 5.00 ms of the" in text for text in first.evidence)
+
+
 def test_lines_that_do_not_tell_the_use_of_cores_leave_idle_time_to_launches(tmp_path):
     def make(rank, step, noise):
         return Host().idle(12.0 * noise.gauss(1, 0.01)).work(28.0).comm(2.0), KERNELS

@@ -51,6 +51,8 @@ class RecordedCalls:
     seq: Ints
     start_ns: Ints
     end_ns: Ints
+    lead_ms: Floats
+    """By how much the host had launched it before it began; NaN where that is not known."""
     exposed_ns: Ints
     """[n, 2]: communication without compute."""
 
@@ -66,6 +68,7 @@ class RecordedCalls:
             seq=self.seq[is_kept],
             start_ns=self.start_ns[is_kept],
             end_ns=self.end_ns[is_kept],
+            lead_ms=self.lead_ms[is_kept],
         )
 
     @property
@@ -83,7 +86,7 @@ class CallsBuilder:
     """By name, size and attempt: within a rank these tell groups apart, and each attempt counts from 0."""
     keys: list[GroupKey] = field(default_factory=list)
     rows: list[tuple[NDArray[Any], ...]] = field(default_factory=list)
-    """row, kind, group, seq, start_ns and end_ns of the calls of each block."""
+    """row, kind, group, seq, start_ns, end_ns and lead_ms of the calls of each block."""
     exposed: list[Ints] = field(default_factory=list)
     exposed_ns: list[Ints] = field(default_factory=list)
     """The same of records that keep stretches instead of segments."""
@@ -119,7 +122,8 @@ class CallsBuilder:
             for ms, unknown in ((start_ms, 0), (end_ms, UNKNOWN_END))
         ]
         kind, group = self._kinds(calls), self._groups(block, row, calls)
-        self.rows.append((row + first_row, kind, group, calls["seq"], *times))
+        lead_ms = np.maximum(start_ms - calls["launch_ms"], 0.0)
+        self.rows.append((row + first_row, kind, group, calls["seq"], *times, lead_ms))
 
     def _kinds(self, calls: dict[str, Any]) -> Ints:
         texts = [calls[name] for name in ("op", "dtype", "stream")]
@@ -191,12 +195,12 @@ class CallsBuilder:
 
     def finished(self, place: NDArray[np.int32]) -> RecordedCalls:
         """The calls of all rows. place: new ones of the rows, -1 of those that are left out."""
-        none = (np.zeros(0, dtype=np.int64),) * 6
+        none = (*(np.zeros(0, dtype=np.int64),) * 6, np.zeros(0))
         columns = [np.concatenate(parts) for parts in zip(none, *self.rows, strict=True)]
         row, kind, group = (column.astype(np.int32) for column in columns[:3])
         exposed = np.concatenate([np.zeros((0, 2), dtype=np.int64), *self.exposed, *self.exposed_ns])
-        seq, start, end = columns[3:]
-        calls = RecordedCalls(list(self.kinds), self.keys, row, kind, group, seq, start, end, exposed)
+        seq, start, end, lead = columns[3:]
+        calls = RecordedCalls(list(self.kinds), self.keys, row, kind, group, seq, start, end, lead, exposed)
         return calls.moved(place)
 
 

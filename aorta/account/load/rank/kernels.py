@@ -45,18 +45,6 @@ def kernel_rows(classes: Mapping[str, tuple[float, float]]) -> list[KernelTimeRo
     return sorted(rows, key=lambda row: (-row.time_ms, row.name))
 
 
-def kernels_of_dataset(dataset: Dataset) -> tuple[list[KernelTimeRow], float | None]:
-    """Medians by class, and that of the step; no row where the source does not tell kernels apart."""
-    classes: dict[str, tuple[float, float]] = {}
-    for name in KERNEL_CLASSES:
-        pair = [dataset.statistics.get(of_operation(kind, name)) for kind in (TIME, COUNT)]
-        time_ms, count = (None if statistic is None else statistic.median for statistic in pair)
-        if time_ms is not None and count is not None:
-            classes[name] = (time_ms, count)
-    step = dataset.statistics.get("step_ms")
-    return kernel_rows(classes), None if step is None else step.median
-
-
 def graph_text(dataset: Dataset) -> str:
     """What kernel records cost where CUDA graphs are replayed; '' where none are."""
     nodes, step = (dataset.statistics.get(name) for name in (GRAPH_NODES, "step_ms"))
@@ -145,19 +133,6 @@ def named_spans(record: StepRecord, names: Sequence[str]) -> list[NamedSpan]:
         for span in spans
         if 0 <= span.name < len(names) and rules.comm_op(names[span.name]) is None
     ]
-
-
-def named_kernels(dataset: Dataset) -> tuple[list[KernelTimeRow], float | None]:
-    """As kernels_of_dataset, by name."""
-    pairs: dict[str, tuple[float, float]] = {}
-    for name in operations(dataset.statistics, NAME_TIME):
-        time, count = (
-            dataset.statistics.get(of_operation(metric, name)) for metric in (NAME_TIME, NAME_COUNT)
-        )
-        if time is not None and time.median is not None and count is not None:
-            pairs[name] = (time.median, count.median or 0.0)
-    step = dataset.statistics.get("step_ms")
-    return kernel_rows(pairs)[:MOST_NAMES], None if step is None else step.median
 
 
 def compared_kernels(comparison: Comparison) -> Iterator[tuple[str, MetricComparison, str]]:

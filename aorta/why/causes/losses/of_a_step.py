@@ -13,6 +13,7 @@ from aorta.account.judge.cells import Account
 from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.occasional import Occasions, are_alike, occasions, without_traces
 from aorta.account.model import JudgedRun, Lead
+from aorta.account.numbers import quantity
 from aorta.account.rows import positive
 from aorta.why.causes.cause import CauseKind
 from aorta.why.causes.finding import (
@@ -63,6 +64,7 @@ ALIKE_STEPS = 0.8
 """Of the slow steps, that are the same ones."""
 RARE = 0.5
 """Median over mean, below which a loss is in few steps."""
+IDLES_OR_WAITS = "idles, or waits for a rank in a collective behind which nothing is launched yet,"
 ANNOUNCED = "pause announced by the program"
 NOT_RECORDED = "these records do not show what the host does meanwhile"
 
@@ -121,7 +123,7 @@ def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
         yield CauseFinding(
             kind,
             common,
-            takes={CELLS_OF_PART.get(name, (name,)): 1.0},
+            takes=_takes(name, parts),
             facts={
                 "who": "all ranks" if len(by_rank) > 1 else "the rank",
                 "others_ms": part_ms,
@@ -134,6 +136,15 @@ def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
             },
             is_sure=name == "between_steps" and are_alike(common),
         )
+
+
+def _takes(name: str, parts: Parts) -> dict[tuple[str, ...], float]:
+    """The cells of what all ranks spend on a part. Late launches are in two rows: where a device waits for
+    ranks meanwhile it does not idle."""
+    cells = CELLS_OF_PART.get(name, (name,))
+    total = float(parts.ms_by_kind[name].mean())
+    waits = float(parts.idle_waits_ms.mean()) / total if name == "launch" and total > 0 else 0.0
+    return {cells: 1 - waits, tuple(reversed(cells)): waits} if waits > 0 else {cells: 1.0}
 
 
 def _with_common(losses: list[CauseFinding], common: list[CauseFinding]) -> list[CauseFinding]:
@@ -157,6 +168,11 @@ def _with_common(losses: list[CauseFinding], common: list[CauseFinding]) -> list
         for other in [*of_kind, *sampled]:
             finding.takes = together([finding, other])
             finding.ms = finding.ms + other.ms
+            if "part_ms" in finding.facts:
+                finding.facts["part_ms"] = float(finding.ms[steps_with(finding.ms)].mean())
+            if other.facts.get("who") == IN_TURN and other.mean_ms >= WORTH_SAYING * finding.mean_ms:
+                late = f"{quantity(other.mean_ms, 'ms')} of it are what {IN_TURN} need longer than the others"
+                finding.evidence.append(f"{late}, which wait for them")
         if sampled:
             finding.facts["group"] = sampled[0].facts["group"]
         gone = {id(other) for other in (*of_kind, *sampled)}
@@ -214,6 +230,9 @@ def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
         facts["what"] = BETWEEN_STEPS
     if name == "pause":
         facts["what"] = ANNOUNCED
+    if name == "launch":
+        is_waiting = float(parts.idle_waits_ms.mean()) >= WORTH_SAYING * part_ms
+        facts["state"] = IDLES_OR_WAITS if is_waiting else "idles"
     if name == "launch" and parts.taken_ms is not None:
         taken_ms = float(parts.taken_ms.mean())
         if taken_ms >= WORTH_SAYING * part_ms:

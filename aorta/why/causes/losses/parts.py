@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.cells import EXPOSED_CELLS, HOST_PARTS, Account, Host
+from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.leading import metric_of
 from aorta.account.judge.ranks import HARMLESS
 from aorta.account.judge.stacks import MOST_RANKS, Samples, samples_of
@@ -52,6 +53,8 @@ class Parts:
     """Optimizer.step on the host, all of it."""
     cpu_ms: Floats | None
     """Of the thread that trains; None where records do not tell."""
+    idle_waits_ms: Floats
+    """In `launch`: waiting for ranks in which the host has not launched what comes next."""
     asleep_ms: Floats
     """On a device, what the host's thread sleeps, also while the device is busy or waits."""
     taken_ms: Floats | None
@@ -73,6 +76,8 @@ def parts_of(judged: JudgedRun, account: Account, lead: Lead, small_launch_ms: f
     run, cells = judged.run, account.cells
     host = Host(run, slice(judged.num_warmup, None))
     zero = np.zeros_like(account.step_ms)
+    exposed = exposed_of(judged, lead)
+    idle_waits = zero if exposed is None or not account.on_device else exposed.idle_waits_ms
     ms_by_kind = {kind: cells[kind] for kind in (*HOST_PARTS, "optimizer", "copy") if kind in cells}
     ms_by_kind["between_steps"] = account.between_ms
     if account.on_device:
@@ -81,7 +86,7 @@ def parts_of(judged: JudgedRun, account: Account, lead: Lead, small_launch_ms: f
         ms_by_kind["small_messages"] = np.minimum(small_launch_ms, launch)
         counts = [host.metric(name) for name in run.metrics if name.startswith("kernel_count.")]
         gaps = KERNEL_GAP_MS * positive(np.sum(counts, axis=0)) if counts else 0.0
-        ms_by_kind["launch"] = positive(launch - ms_by_kind["small_messages"] - gaps)
+        ms_by_kind["launch"] = positive(launch - ms_by_kind["small_messages"] - gaps) + idle_waits
         if account.knows_host:  # what it writes is copied from the device meanwhile
             saving = host.span("checkpoint") + host.tail("checkpoint")
             idle, copy = cells.get("checkpoint", zero), cells.get("copy", zero)
@@ -113,6 +118,7 @@ def parts_of(judged: JudgedRun, account: Account, lead: Lead, small_launch_ms: f
         usual_clock_mhz=usual,
         work_ms=work,
         optimizer_ms=host.span("optimizer"),
+        idle_waits_ms=idle_waits,
         asleep_ms=host.asleep(account.between_ms) if account.on_device else zero,
         cpu_ms=None if host.use is None else host.use[0],
         taken_ms=None if host.use is None else host.use[1],

@@ -69,6 +69,7 @@ CELLS_OF_PART: dict[str, tuple[str, ...]] = {
     "between_steps": ("between_steps", "idle", "launch", "compute"),
     "checkpoint": ("checkpoint", "copy"),
     "small_messages": ("launch", "compute"),
+    "launch": ("launch", "wait"),
     "asleep": ("blocked",),
     "core_taken": ("core_taken", "blocked"),
 }
@@ -120,7 +121,7 @@ def _what_takes_longer(parts: Parts) -> str:
 def waiting(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[CauseFinding]:
     if not exposed.is_split or len(judged.run.ranks) < 2:
         return
-    left = exposed.caused_ms.copy()
+    left = exposed.lost_to_ms
     ranks = judged.run.ranks
     yield from _starved_rank(judged, parts, left)
     for name, kind in PART_KINDS:
@@ -130,7 +131,7 @@ def waiting(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[Cause
         is_launching = by_rank <= FREQUENT * np.median(by_rank, axis=1, keepdims=True)
         allowed = is_launching if name == "launch" else None
         cells = CELLS_OF_PART.get(name, (name,))
-        # One rank that has less queued than the others, for as many launches, has a reason of its own.
+        # One rank that has less queued than the others, for as many launches, is a late rank.
         yield from _explained(
             kind, by_rank, left, parts.step_ms, ranks, cells, allowed=allowed, only_in_turn=name == "launch"
         )
@@ -157,7 +158,7 @@ def _explained(
     only_in_turn: bool = False,
 ) -> Iterator[CauseFinding]:
     """Takes from `left` what a part explains. allowed: ranks and steps of which it may. only_in_turn: not
-    where it is one rank alone."""
+    where it is one rank's."""
     before = left.copy()
     excess = positive(by_rank_ms - of_the_others(by_rank_ms))
     if allowed is not None:
@@ -177,11 +178,8 @@ def _explained(
     worst = int(np.argmax(by_rank))
     is_one = by_rank[worst] >= ONE_RANK * total
     if is_one and only_in_turn:
-        own_ms, others = by_rank_ms[worst].mean(), of_the_others(by_rank_ms)[worst].mean()
-        if others < ALSO_OTHERS * own_ms:
-            left[:] = before
-            return
-        is_one = False
+        left[:] = before
+        return
     steps = steps_with(by_rank_ms[worst])
     part_ms = float(by_rank_ms[worst, steps].mean())
     others_ms = float(of_the_others(by_rank_ms)[worst, steps].mean())
@@ -237,6 +235,7 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseF
         facts["num_judged"] = int(arrivals.num_judged[worst, judged_steps].sum())
     on_core = _on_core(judged, parts, late)
     evidence = [] if on_core is None else [on_core.text(late)]
+    own = "blocked"
     if on_core is None:
         work, others_work = _of_rank(parts.compute_ms, late)
         asleep = _asleep(parts, late)
@@ -245,8 +244,9 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseF
             return
         if asleep is not None:
             facts["op"], evidence = "sleeps", [asleep]
-        else:
-            evidence = [*filter(None, [_has_more_of(parts, late)])]
+        elif (more := _has_more_of(parts, late)) is not None:
+            own, text = more
+            evidence = [text]
     else:
         work, others_work = on_core.cpu_ms, on_core.others_cpu_ms
         facts["op"] = "sleeps" if on_core.sleeps else "works"
@@ -254,7 +254,7 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseF
     may_be_core = not parts.on_device and late.occasions is None and facts.get("op") != "sleeps"
     if may_be_core and work < (1 + UNLIKE_CORES) * others_work:
         return
-    own = "compute" if facts.get("op") == "works" else "blocked"
+    own = "compute" if facts.get("op") == "works" else own
     yield _finding_of(late, ranks[worst], of_one_rank(len(ranks), own, *ANY_CELL), facts, evidence)
 
 
@@ -426,8 +426,8 @@ def _all_asleep(parts: Parts, late: LateRank) -> CauseFinding:
     )
 
 
-def _has_more_of(parts: Parts, late: LateRank) -> str | None:
-    """The part of its step in which it takes longest beyond the others."""
+def _has_more_of(parts: Parts, late: LateRank) -> tuple[str, str] | None:
+    """The cell of its step in which it takes longest beyond the others, and that in words."""
     own = {
         name: _of_rank(values, late)
         for name, values in parts.account.cells.items()
@@ -438,7 +438,7 @@ def _has_more_of(parts: Parts, late: LateRank) -> str | None:
     if not mine - others >= MOST_OF_ALL * float(late.ms[late.steps].mean()):
         return None
     there = f"{quantity(mine, 'ms')} {late.when} there"
-    return f"{CELLS[name].title}: {there}, {quantity(others, 'ms')} on the others"
+    return name, f"{CELLS[name].title}: {there}, {quantity(others, 'ms')} on the others"
 
 
 def _starved_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseFinding]:

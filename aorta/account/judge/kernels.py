@@ -1,0 +1,38 @@
+"""Kernels of the mean step of the account, by class and by name: beside its cells, in the same means."""
+
+from collections.abc import Iterable
+
+from aorta.account.judge.selection import looked_at
+from aorta.account.load.rank.kernels import (
+    COUNT,
+    MOST_NAMES,
+    NAME_COUNT,
+    NAME_TIME,
+    TIME,
+    KernelTimeRow,
+    kernel_rows,
+)
+from aorta.account.metrics import of_operation, operations
+from aorta.account.model import Dataset
+from aorta.traces.classify import KERNEL_CLASSES
+
+
+def kernels_by_class(dataset: Dataset) -> list[KernelTimeRow]:
+    """No row where the source does not tell kernels apart."""
+    return _rows(dataset, TIME, COUNT, KERNEL_CLASSES)
+
+
+def kernels_by_name(dataset: Dataset) -> list[KernelTimeRow]:
+    """Those that took most time."""
+    names = operations(dataset.first.run.metrics, NAME_TIME)
+    return _rows(dataset, NAME_TIME, NAME_COUNT, names)[:MOST_NAMES]
+
+
+def _rows(dataset: Dataset, time: str, count: str, names: Iterable[str]) -> list[KernelTimeRow]:
+    looked = looked_at(dataset.first, dataset.lead)
+    means = {}
+    for name in names:
+        time_ms, num = (looked.mean_of(of_operation(metric, name)) for metric in (time, count))
+        if time_ms is not None and num is not None:
+            means[name] = (time_ms, num)
+    return kernel_rows(means)
