@@ -11,12 +11,11 @@ import argparse
 import hashlib
 import inspect
 import os
-import sys
-import textwrap
 import time
 from collections.abc import Callable
 from typing import Any
 
+import mutants
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -65,13 +64,28 @@ def batch(step: int, width: int = WIDTH) -> tuple[Tensor, Tensor]:
 
 
 def ddp(arguments: Any) -> Callable[[int], Tensor]:
-    model = nn.parallel.DistributedDataParallel(Net().cuda(), device_ids=[torch.cuda.current_device()])
+    net, options = Net().cuda(), {}
+    if arguments.kind == "ddp_mixed":
+        from torch.nn.parallel.distributed import _MixedPrecision
+
+        options["mixed_precision"] = _MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float16)
+    if arguments.kind == "ddp_overlapped":
+        from torch.distributed.optim import _apply_optimizer_in_backward
+
+        _apply_optimizer_in_backward(torch.optim.SGD, net.parameters(), {"lr": 1e-3})
+    model = nn.parallel.DistributedDataParallel(net, device_ids=[torch.cuda.current_device()], **options)
     if arguments.kind == "ddp_hook":
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         hook = HOOKS[arguments.mutant] if arguments.mutant else default_hooks.bf16_compress_hook
         model.register_comm_hook(None, hook)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if arguments.kind == "zero":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.AdamW, lr=1e-3)
+    if arguments.kind == "ddp_overlapped":
+        optimizer = _Stepper([nn.Parameter(torch.zeros(1))], lr=0.0)
     forward: Any = torch.compile(model) if arguments.kind == "compile" else model
 
     def step(n: int) -> Tensor:
@@ -95,6 +109,10 @@ def fsdp2(arguments: Any) -> Callable[[int], Tensor]:
     for block in model.blocks:
         fully_shard(block, **options)
     fully_shard(model, **options)
+    if arguments.kind == "fsdp2_hook":  # gradients are averaged once more, as over the replicas of HSDP
+        hook_stream, size = torch.cuda.Stream(), dist.get_world_size()
+        for module in (*model.blocks, model):
+            module.set_all_reduce_hook(lambda grad: dist.all_reduce(grad.div_(size)), stream=hook_stream)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def step(n: int) -> Tensor:
@@ -393,67 +411,10 @@ HOOKS: dict[str, Any] = {
 }
 
 
-# -- FSDP2 without one line ----------------------------------------------------------------------------------
-
-LINES = {
-    "reduce_scatter_before_its_input": (
-        "_fsdp_collectives", None, "foreach_reduce", "reduce_scatter_stream.wait_stream(current_stream)",
-    ),
-    "all_gather_before_its_input": (
-        "_fsdp_collectives", None, "foreach_all_gather",
-        "all_gather_stream.wait_stream(all_gather_copy_in_stream)",
-    ),
-    "all_gather_output_before_wait": (
-        "_fsdp_collectives", None, "foreach_all_gather_copy_out", "wait_event(all_gather_event)",
-    ),
-    "optimizer_before_the_reduction": (
-        "_fsdp_param_group", "FSDPParamGroup", "finalize_backward|_wait_for_post_backward",
-        "wait_event(self._post_reduce_event)",
-    ),
-    "gather_before_the_optimizer": (
-        "_fsdp_state", "FSDPState", "_root_pre_forward",
-        "all_gather_copy_in_stream.wait_stream(current_stream)",
-    ),
-}  # fmt: skip
-"""By mutant: module, class, functions, and the end of the line that is left out."""
-
-
-def leave_out(mutant: str) -> None:
-    """Compile a function of FSDP2 anew without the line. Exits with 3 where this torch has no such line."""
-    import importlib
-
-    module_name, owner_name, names, line = LINES[mutant]
-    module = importlib.import_module(f"torch.distributed.fsdp._fully_shard.{module_name}")
-    owner = module if owner_name is None else getattr(module, owner_name)
-    num_left_out = 0
-    for name in names.split("|"):
-        function = getattr(owner, name, None)
-        if function is None:
-            continue
-        original = inspect.unwrap(function)
-        source = textwrap.dedent(inspect.getsource(original))
-        kept = []
-        for text in source.splitlines():
-            if text.strip().endswith(line):
-                text = text[: len(text) - len(text.lstrip())] + "pass"
-                num_left_out += 1
-            kept.append(text)
-        start = original.__code__.co_firstlineno - 1
-        code = compile("\n" * start + "\n".join(kept), original.__code__.co_filename, "exec")
-        scope: dict[str, Any] = {}
-        exec(code, original.__globals__, scope)
-        setattr(owner, name, scope[name])
-        for other in list(sys.modules.values()):
-            if getattr(other, name, None) is function and other is not owner:
-                setattr(other, name, scope[name])
-    if not num_left_out:
-        print(f"{mutant}: this torch has no such line", flush=True)
-        raise SystemExit(3)
-
-
 KINDS: dict[str, Callable[[Any], Callable[[int], Tensor]]] = {
-    "ddp": ddp, "ddp_hook": ddp, "compile": ddp, "fsdp2": fsdp2, "fsdp2_offload": fsdp2, "tp": tp, "cp": cp,
-    "pp": pp, "graphs": graphs, "offload": offload, "checkpoint": checkpoint, "loader": loader,
+    "ddp": ddp, "ddp_hook": ddp, "ddp_mixed": ddp, "ddp_overlapped": ddp, "zero": ddp, "compile": ddp,
+    "fsdp2": fsdp2, "fsdp2_offload": fsdp2, "fsdp2_hook": fsdp2, "tp": tp, "cp": cp, "pp": pp,
+    "graphs": graphs, "offload": offload, "checkpoint": checkpoint, "loader": loader,
     "host_optimizer": host_optimizer, "accelerate": accelerated,
 }  # fmt: skip
 
@@ -470,8 +431,8 @@ def main() -> None:
     dist.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
     torch.manual_seed(0)
     HOOK_STREAM = torch.cuda.Stream()
-    if arguments.mutant in LINES:
-        leave_out(arguments.mutant)
+    if arguments.mutant in mutants.MUTANTS:
+        mutants.leave_out(arguments.mutant)
     if arguments.csan:
         from torch.cuda import _sanitizer
 
