@@ -4,7 +4,9 @@ those of NCCL, DDP's reducer and autograd, and the caching allocator's trace.
 What is called here runs in the middle of torch's own calls, so it only appends to the log.
 """
 
+import ctypes
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,15 +25,14 @@ HISTORY = 1_000_000
 class DeviceOrder:
     """Fills a log with what happens on this process's device while it listens."""
 
-    _is_on = False
-    """torch's trace was switched on; it cannot be switched off again, only left without listeners."""
-
     def __init__(self, log: list[LogEntry], site: Callable[[str], int]) -> None:
         self._log = log
         self._site = site
         self.device = torch.cuda.current_device()
         self._callbacks: list[tuple[Any, Any]] = []
         self._our_history = False
+        self._trace = trace_flag()
+        self._was_traced = False
         self._queries = Queries(log)
         self.current = -1
         """Site of the operation in progress; -1 between operations."""
@@ -45,9 +46,9 @@ class DeviceOrder:
         return handle
 
     def listen(self) -> None:
-        if not DeviceOrder._is_on:
-            torch._C._activate_gpu_trace()
-            DeviceOrder._is_on = True
+        self._was_traced = self._trace.value
+        torch._C._activate_gpu_trace()  # sets the flag once in a process
+        self._trace.value = True
         log = self._log
         pairs: list[tuple[Any, Any]] = [
             (gpu_trace.EventRecordCallbacks, lambda e, s: log.append(["record", e, s, self.current])),
@@ -74,6 +75,7 @@ class DeviceOrder:
     def stop(self) -> None:
         """Stop listening, and put sizes and deferred frees of the allocator's trace into the log."""
         self.is_listening = False
+        self._trace.value = self._was_traced
         self._queries.stop()
         for registry, callback in self._callbacks:
             registry.callback_list.remove(callback)
@@ -93,6 +95,19 @@ class DeviceOrder:
     def _freed(self, address: int) -> None:
         # In a collective's call c10d drops what earlier ones used: its watchdog has seen them end.
         self._log.append(["free", address, self._site("free"), None, self.is_in_collective])
+
+
+def trace_flag() -> Any:
+    """torch's own flag of whether it calls Python for each event, allocation and free.
+
+    torch switches it on for good. Without a listener each of them still takes the GIL and comes to Python, so
+    the flag is put back behind a window. A stand-in where this torch has none: it then stays on.
+    """
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        return ctypes.c_bool.in_dll(library, "_ZN3c104impl8GPUTrace9haveStateE")
+    except (OSError, ValueError):
+        return ctypes.c_bool(True)
 
 
 class Queries:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import wraps
+from itertools import islice
 from math import isfinite
 from types import FrameType
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils._python_dispatch import _disable_current_modes
 
-from aorta.check.fingerprints import fingerprint
+from aorta.check.fingerprints import fingerprint, fingerprints
 from aorta.check.operators import Issued
 from aorta.hazards.numbers import Call, Difference, Moment, Numbered, Numbers, Parameter
 from aorta.record.interception.replaced import uncompiled
@@ -71,10 +72,10 @@ class Numbering:
         self._place = 0
         self._pending: list[_Pending] = []
         self._of_stream: dict[Hashable, _Pending] = {}
-        self._promised: list[_Pending] = []
+        self.promised_calls: list[_Pending] = []
         """Calls whose futures C++ waits for, unseen: behind the backward pass they have ended."""
         self._counts: dict[tuple[int, str], int] = {}
-        self._parameters: list[tuple[Parameter, Tensor]] = []
+        self._parameters: list[tuple[list[Parameter], Tensor]] = []
         self._names: dict[int, str] | None = None
         self._hooks: list[Any] = []
         self.is_hooked = False
@@ -103,18 +104,19 @@ class Numbering:
     def take(self, rank: int) -> Numbered:
         """Fingerprints since the last take."""
         taken = Numbered(rank=rank)
-        prints = [one for pending in self._pending for one in (*pending.inputs, *pending.prints)]
-        values = iter(_plain([*prints, *(numbers for _, numbers in self._parameters)]))
+        prints = [one.unsqueeze(0) for pending in self._pending for one in (*pending.inputs, *pending.prints)]
+        values = iter(_plain([*prints, *(rows for _, rows in self._parameters)]))
         for pending in self._pending:
             pending.call.inputs = [next(values) for _ in pending.inputs]
             pending.call.outputs = [next(values) for _ in pending.prints]
             taken.calls.append(pending.call)
-        for parameter, _ in self._parameters:
-            parameter.numbers = next(values)
-            taken.parameters.append(parameter)
+        for parameters, _ in self._parameters:
+            for parameter in parameters:
+                parameter.numbers = next(values)
+            taken.parameters += parameters
         self._pending, self._parameters, self._place = [], [], 0
         self._of_stream.clear()
-        self._promised.clear()
+        self.promised_calls.clear()
         self._counts.clear()
         return taken
 
@@ -169,15 +171,15 @@ class Numbering:
         thread, which may change what comes out (PowerSGD's do): nothing is compared then."""
         pending = self._of_stream.pop(stream, None)
         if pending is not None and to_cpp:
-            self._promised.append(pending)
+            self.promised_calls.append(pending)
 
     def settle(self) -> None:
         """Fingerprint the outputs of calls that C++ has waited for, now that no backward pass runs: what
         follows may change them, as clipping does where gradients are views of buckets."""
-        if self._promised and torch._C._current_graph_task_id() == -1:
-            for pending in self._promised:
+        if self.promised_calls and torch._C._current_graph_task_id() == -1:
+            for pending in self.promised_calls:
                 self._print(pending)
-            self._promised.clear()
+            self.promised_calls.clear()
 
     @_unseen
     def _print(self, pending: _Pending) -> None:
@@ -199,13 +201,16 @@ class Numbering:
     def _after_optimizer(self, optimizer: Any, *_: Any) -> None:
         self._of_parameters(optimizer, ("after",))
 
-    @_unseen
     def _of_parameters(self, optimizer: Any, moments: tuple[Moment, ...]) -> None:
-        if not self.is_on:
-            return
+        if self.is_on:
+            self._print_parameters(optimizer, moments)
+
+    @_unseen
+    def _print_parameters(self, optimizer: Any, moments: tuple[Moment, ...]) -> None:
         if self._names is None:
             self._names = {id(parameter): name for name, parameter in named_parameters()}
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        of_device: dict[torch.device, tuple[list[Parameter], list[Tensor]]] = {}
         for moment in moments:
             for number, parameter in enumerate(parameters[:MAX_PARAMETERS]):
                 tensor = parameter.grad if moment == "gradient" else parameter
@@ -214,18 +219,22 @@ class Numbering:
                 self._place += 1
                 name = self._names.get(id(parameter), f"parameter {number}")
                 taken = Parameter(step=self.step, place=self._place, name=name, moment=moment, numbers=[])
-                self._parameters.append((taken, fingerprint(tensor)))
+                known, tensors = of_device.setdefault(tensor.device, ([], []))
+                known.append(taken)
+                tensors.append(tensor)
+        for known, tensors in of_device.values():
+            self._parameters.append((known, fingerprints(tensors)))
 
 
-def _plain(prints: Sequence[Tensor]) -> list[Numbers]:
-    """Fingerprints as JSON can hold them, read at once from each device: empty where one is not finite."""
-    found: list[Numbers] = [[] for _ in prints]
+def _plain(prints: Sequence[Tensor]) -> Iterator[Numbers]:
+    """Rows of fingerprints as JSON can hold them, read at once from each device: empty where one is not
+    finite."""
+    rows: dict[torch.device, Iterator[Numbers]] = {}
     for device in {one.device for one in prints}:
-        places = [place for place, one in enumerate(prints) if one.device == device]
-        rows: list[Numbers] = torch.stack([prints[place] for place in places]).tolist()
-        for place, row in zip(places, rows, strict=True):
-            found[place] = row if all(map(isfinite, row)) else []
-    return found
+        rows[device] = iter(torch.cat([one for one in prints if one.device == device]).tolist())
+    for one in prints:
+        for row in islice(rows[one.device], len(one)):
+            yield row if all(map(isfinite, row)) else []
 
 
 def _in_optimizer() -> bool:
@@ -241,7 +250,15 @@ def _in_optimizer() -> bool:
 def named_parameters() -> Iterator[tuple[str, nn.Parameter]]:
     """All modules' parameters, each once, with the outermost module's name of it. Takes a look at every
     object."""
-    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    is_module = dict[type, bool]()
+    modules = []
+    for thing in gc.get_objects():
+        kind = type(thing)
+        known = is_module.get(kind)
+        if known is None:
+            known = is_module[kind] = issubclass(kind, nn.Module)
+        if known:
+            modules.append(thing)
     inner = {id(child) for module in modules for child in module.children()}
     seen = set[int]()
     for module in modules:

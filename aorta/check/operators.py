@@ -33,43 +33,96 @@ NAMES = ("all", "reduce", "broadcast", "gather", "scatter", "send", "recv", "per
 """Beginnings of the names of collectives; other operators of these libraries touch no data."""
 
 
+Accesses = list[tuple[Tensor | None, Access]]
+"""Tensors, where there are any, and their bytes."""
+
+
 def accessed(tensor: Tensor) -> Access | None:
     """Bytes that an operation on the tensor touches; None where it has none."""
-    size = tensor.numel()
-    if size == 0:
+    try:
+        address, size = tensor.data_ptr(), tensor.nbytes
+        if not (address and size):
+            return None
+        if tensor.is_contiguous():
+            return address, size
+        item = tensor.element_size()
+        sizes, strides = tuple(tensor.size()), tuple(stride * item for stride in tensor.stride())
+    except RuntimeError:  # it has no storage of its own: a sparse or fake one, or one of functorch
         return None
-    address, item = tensor.data_ptr(), tensor.element_size()
-    if address == 0:
-        return None
-    if tensor.is_contiguous():
-        return address, size * item
-    sizes, strides = tuple(tensor.size()), tuple(stride * item for stride in tensor.stride())
     span = item + sum((n - 1) * stride for n, stride in zip(sizes, strides, strict=True))
-    return (address, span) if span == size * item else (address, span, (item, sizes, strides))
+    return (address, span) if span == size else (address, span, (item, sizes, strides))
 
 
-class _Plan:
+class Plan:
     """What is known of an operator from its schema."""
 
-    __slots__ = ("arguments", "is_collective", "is_none", "name", "returns")
+    __slots__ = ("arguments", "func", "is_collective", "is_none", "name", "returns")
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
+        self.func = func
         self.name = schema.name
         namespace, _, short = schema.name.partition("::")
         self.is_collective = namespace in COLLECTIVES and short.lstrip("_").startswith(NAMES)
         self.arguments = [
-            (argument.name, argument.alias_info is not None and argument.alias_info.is_write)
-            for argument in schema.arguments
+            (
+                place,
+                argument.name,
+                argument.alias_info is not None and argument.alias_info.is_write,
+                "List" in str(argument.type),
+            )
+            for place, argument in enumerate(schema.arguments)
+            if "Tensor" in str(argument.type)
         ]
+        """Of arguments that are tensors: place, name, whether it is written, whether it is a list of them."""
         self.returns = any(value.alias_info is None for value in schema.returns)
         """True: outputs may be new tensors."""
         is_view = bool(schema.returns) and all(
             value.alias_info is not None and not value.alias_info.is_write for value in schema.returns
         )
-        writes = any(is_write for _, is_write in self.arguments)
+        writes = any(is_write for _, _, is_write, _ in self.arguments)
         is_wait = namespace in COLLECTIVES and not self.is_collective
         self.is_none = schema.name in NO_ACCESS or (is_view and not writes) or is_wait
+
+    def note(self, args: Any, kwargs: Any, reads: Accesses, writes: Accesses) -> None:
+        """Add what the operator's arguments say that it touches."""
+        num = len(args)
+        for place, name, is_write, is_list in self.arguments:
+            value = args[place] if place < num else kwargs.get(name)
+            if value is None:
+                continue
+            into = writes if is_write else reads
+            for tensor in value if is_list else (value,):
+                try:  # as accessed() does it, without a call: this is most of what a checked step costs
+                    address = tensor.data_ptr()
+                    size = tensor.nbytes
+                    if tensor.is_contiguous():
+                        if address and size:
+                            into.append((tensor, (address, size)))
+                        continue
+                except (RuntimeError, AttributeError):  # not on memory; not a tensor
+                    continue
+                access = accessed(tensor)
+                if access is not None:
+                    into.append((tensor, access))
+
+    def note_result(self, result: Any, reads: Accesses, writes: Accesses) -> None:
+        """Add the new tensors among what it returned."""
+        if not self.returns or (self.is_collective and self.name.startswith("c10d::")):
+            return
+        outputs: Accesses = []
+        _add(result, outputs)
+        if len(outputs) == 1:
+            address = outputs[0][1][0]
+            for part in (reads, writes):
+                for _, access in part:
+                    if access[0] == address:
+                        return
+            writes += outputs
+        elif outputs:
+            inputs = {access[0] for _, access in reads}
+            inputs.update([access[0] for _, access in writes])
+            writes += [output for output in outputs if output[1][0] not in inputs]
 
 
 class Issued:
@@ -79,9 +132,8 @@ class Issued:
 
     def __init__(self, name: str, is_collective: bool) -> None:
         self.name = name
-        self.reads: list[tuple[Tensor | None, Access]] = []
-        self.writes: list[tuple[Tensor | None, Access]] = []
-        """Tensors, where there are any, and their bytes."""
+        self.reads: Accesses = []
+        self.writes: Accesses = []
         self.is_collective = is_collective
         self.is_async = False
         self.site = -1
@@ -105,7 +157,8 @@ class OperatorMode(TorchDispatchMode):
         self._record_stream = record_stream
         self._waited = waited
         self._pinned = pinned
-        self._plans: dict[Any, _Plan] = {}
+        self.plain: Callable[[Plan, Any, Any], Any] | None = None
+        """Runs and logs what is no collective, in place of `around`, with as few calls as may be."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -122,51 +175,46 @@ class OperatorMode(TorchDispatchMode):
             if any(kind.__name__ in FAKE for kind in types):
                 return func(*args, **kwargs)  # nothing runs; a fake tensor refuses while a mode is above it
             return NotImplemented
-        plan = self._plans.get(func)
+        plan = _plans.get(id(func))  # an operator's own hash is made in Python
         if plan is None:
-            plan = self._plans[func] = _Plan(func)
+            plan = _plans[id(func)] = Plan(func)
         if plan.is_none:
             result = func(*args, **kwargs)
-            if kwargs.get("pin_memory"):
+            if kwargs and kwargs.get("pin_memory"):
                 self._pinned(result)
             if plan.name == "aten::record_stream":
                 self._record_stream(args[0], args[1])
             elif plan.name == "_c10d_functional::wait_tensor":
                 self._waited(args[0])
             return result
+        pins = plan.name == "aten::_pin_memory" or (kwargs and kwargs.get("pin_memory"))
+        if self.plain is not None and not (plan.is_collective or pins):
+            return self.plain(plan, args, kwargs)
         issued = Issued(plan.name, plan.is_collective)
         if plan.is_collective:
             _collective(plan, args, kwargs, issued)
         else:
-            for (_, is_write), value in zip(plan.arguments, args, strict=False):
-                _add(value, issued.writes if is_write else issued.reads)
-            if kwargs:
-                for name, is_write in plan.arguments[len(args) :]:
-                    if name in kwargs:
-                        _add(kwargs[name], issued.writes if is_write else issued.reads)
-        if plan.name == "aten::_pin_memory" or kwargs.get("pin_memory"):
-            return self._around(issued, lambda: self._run_pinned(func, args, kwargs, plan, issued))
-        return self._around(issued, lambda: _run(func, args, kwargs, plan, issued))
+            plan.note(args, kwargs, issued.reads, issued.writes)
 
-    def _run_pinned(self, func: Any, args: Any, kwargs: Any, plan: _Plan, issued: Issued) -> Any:
-        result = _run(func, args, kwargs, plan, issued)
-        self._pinned(result)
-        return result
+        def run() -> Any:
+            result = func(*args, **kwargs)
+            plan.note_result(result, issued.reads, issued.writes)
+            if pins:
+                self._pinned(result)
+            return result
+
+        return self._around(issued, run)
 
 
-def _run(func: Any, args: Any, kwargs: Any, plan: _Plan, issued: Issued) -> Any:
-    result = func(*args, **kwargs)
-    if plan.returns and not (plan.is_collective and plan.name.startswith("c10d::")):
-        inputs = {access[0] for _, access in issued.reads} | {access[0] for _, access in issued.writes}
-        outputs: list[tuple[Tensor | None, Access]] = []
-        _add(result, outputs)
-        issued.writes += [entry for entry in outputs if entry[1][0] not in inputs]
-    return result
+_plans: dict[int, Plan] = {}
+"""By the id of the operator, which the plan keeps alive."""
 
 
-def _collective(plan: _Plan, args: Any, kwargs: Any, issued: Issued) -> None:
+def _collective(plan: Plan, args: Any, kwargs: Any, issued: Issued) -> None:
     short = plan.name.partition("::")[2]
-    values = dict(zip((name for name, _ in plan.arguments), args, strict=False)) | kwargs
+    values = (
+        dict(zip((argument.name for argument in plan.func._schema.arguments), args, strict=False)) | kwargs
+    )
     issued.values = values
     is_functional = not plan.name.startswith("c10d::")
     issued.is_async = is_functional or bool(values.get("asyncOp", values.get("async_op", True)))
@@ -194,22 +242,11 @@ def _is_root(values: dict[str, Any]) -> bool | None:
     return int(torch.distributed.ProcessGroup.unbox(group).rank()) == int(root)
 
 
-def _add(value: Any, into: list[tuple[Tensor | None, Access]]) -> None:
+def _add(value: Any, into: Accesses) -> None:
     if isinstance(value, Tensor):
-        access = _of(value)
+        access = accessed(value)
         if access is not None:
             into.append((value, access))
     elif isinstance(value, (list, tuple)):
         for item in value:
             _add(item, into)
-
-
-def _of(tensor: Tensor) -> Access | None:
-    if tensor.device.type == "meta":
-        return None
-    if tensor.layout is torch.strided:
-        try:
-            return accessed(tensor)
-        except RuntimeError:  # it has no storage: a fake one, or one of functorch
-            return None
-    return None

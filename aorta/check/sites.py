@@ -29,28 +29,39 @@ class Sites:
     def __init__(self) -> None:
         self.sites: list[Site] = []
         self._numbers: dict[Any, int] = {}
-        self._kinds: dict[CodeType, int] = {}
+        self._kinds: dict[int, tuple[int, CodeType]] = {}
+        """By the id of a code, which is kept alive: its hash looks through all its constants."""
 
     def number(self, operation: str, tensor: Any = None, is_collective: bool = False) -> int:
         """Number of the site that the caller's stack and the operation are."""
         user = inside = None
+        kinds = self._kinds
         frame, depth = sys._getframe(1), 0
         while frame is not None and depth < MAX_DEPTH:
             code = frame.f_code
-            kind = self._kinds.get(code)
-            if kind is None:
-                kind = self._kinds[code] = _kind(code.co_filename)
+            known = kinds.get(id(code))
+            if known is None:
+                known = kinds[id(code)] = _kind(code.co_filename), code
+            kind = known[0]
             if kind == 0:
-                user = (code, frame.f_lineno)
+                user = frame
                 break
             if kind == 1 and inside is None:
-                inside = (code, frame.f_lineno)
+                inside = frame
             frame, depth = frame.f_back, depth + 1  # type: ignore[assignment]
-        key = (operation, user, inside)
+        key: Any = operation
+        for at in (user, inside):
+            if at is not None:
+                key = key, id(at.f_code), at.f_lasti
         number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = len(self.sites)
-            self.sites.append(_site(operation, user, inside, tensor, is_collective))
+        if number is None:  # one line has several places, such as a call and what it is called with
+            by, via = (None if at is None else (at.f_code, at.f_lineno) for at in (user, inside))
+            place = operation, by, via
+            number = self._numbers.get(place)
+            if number is None:
+                number = self._numbers[place] = len(self.sites)
+                self.sites.append(_site(operation, by, via, tensor, is_collective))
+            self._numbers[key] = number
         return number
 
 

@@ -5,6 +5,7 @@ steps confirm them, one finding a step."""
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ from aorta.check.device_order import DeviceOrder
 from aorta.check.graphs import Entries, Graphs
 from aorta.check.launches import Launches
 from aorta.check.numbering import FirstBad, Numbering, places_of_parameters
-from aorta.check.operators import Issued, OperatorMode
+from aorta.check.operators import Accesses, Issued, OperatorMode, Plan
 from aorta.check.sites import Sites
 from aorta.check.works import Works
 from aorta.hazards.check import HOST, Hazard, HazardCheck
 from aorta.hazards.exceptions import Exceptions
 from aorta.hazards.findings import Checked, Finding, Place, Site, missing_order, write_checked
 from aorta.hazards.log import play
+from aorta.hazards.numbers import Numbered
 from aorta.record.companions import Accompanied, Cause, Companion
 
 log = logging.getLogger(__name__)
@@ -34,7 +36,9 @@ WINDOW_STEPS = 2
 MAX_NUMBERED = 80
 """Checked steps whose fingerprints are kept: half of them the first, half the last."""
 MAX_PRINTS = 40_000
-"""Fingerprints that are kept, if those of four steps are not more."""
+"""Fingerprints that are kept, if those of two windows are not more."""
+WRITE_EVERY_S = 10.0
+"""Seconds between two writes of what is found where nothing new was."""
 MAX_TRIALS = 4
 MAX_SAID = 12
 """Findings that are said while the program runs."""
@@ -62,7 +66,9 @@ class HazardWatch(Companion):
         """Number of the step with which the next window begins, at the earliest."""
         self._first_of_window: int | None = None
         self._thread = 0
-        self._log: list[list[Any]] = []
+        self._log: list[Any] = []
+        self._num_exactly = 0
+        """Operations of the window whose accesses are known."""
         self._sites = Sites()
         self._order: DeviceOrder | None = None
         self._numbering = Numbering(lambda site: str(self._sites.sites[site]))
@@ -83,6 +89,8 @@ class HazardWatch(Companion):
         self._pinned: set[int] = set()
         """Addresses of storages in pinned memory that a device has copied."""
         self.checked = Checked(rank=0, steps=[])
+        self._numbered_windows: list[Numbered] = []
+        self._next_write = 0.0
         self._folder = Path()
 
     # -- a recorder's life ---------------------------------------------------------------------
@@ -126,9 +134,14 @@ class HazardWatch(Companion):
         self._graphs.uninstall()
         self._numbering.unhook()
         if self._num_steps:
-            write_checked(self._folder, self.checked)
+            self._write(is_urgent=True)
 
     # -- a window ------------------------------------------------------------------------------
+
+    @property
+    def is_in_window(self) -> bool:
+        """True in a checked step."""
+        return self._first_of_window is not None
 
     def _begin_window(self, number: int, global_step: int) -> None:
         self._first_of_window = number
@@ -150,7 +163,14 @@ class HazardWatch(Companion):
         self._numbering.is_on = self._first_of_window is not None and self._trial is None
         self._launches.listen()
         self._mode = OperatorMode(self._around, self._record_stream, self._waited, self._got_pinned)
+        self._hurry()
         self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def _hurry(self) -> None:
+        """Take the short way for operators in which nothing but their bytes is looked at."""
+        looks = self._first_bad is not None and self._first_bad.difference is None
+        if self._mode is not None and self._trial is None and self._numbering.is_hooked and not looks:
+            self._mode.plain = self._plain
 
     def _stop(self) -> None:
         mode, self._mode = self._mode, None
@@ -171,6 +191,8 @@ class HazardWatch(Companion):
         for graph in graphs & set(self._graphs.captured):
             captured += [["begin_capture", graph], *self._graphs.captured[graph], ["end_capture"]]
         check = play([*captured, *self._log], HazardCheck())
+        self._count("exactly", self._num_exactly)
+        self._num_exactly = 0
         self._log.clear()
         self.checked.num_operations += check.num_operations
         if self._order is None:
@@ -181,20 +203,23 @@ class HazardWatch(Companion):
             self._found(hazard, next((words for start, end, words in places if start <= at < end), ""))
         self._suspects.sort(key=lambda suspect: suspect.following >= 0)  # races first
         self._keep_numbers()
-        write_checked(self._folder, self.checked)
+        self._write(is_urgent=bool(check.hazards))
+
+    def _write(self, is_urgent: bool) -> None:
+        """Write what is known, unless it can wait: a file takes longer than a checked step."""
+        if is_urgent or time.monotonic() >= self._next_write:
+            self._next_write = time.monotonic() + WRITE_EVERY_S
+            self.checked.calls = [call for numbered in self._numbered_windows for call in numbered.calls]
+            self.checked.parameters = [p for numbered in self._numbered_windows for p in numbered.parameters]
+            write_checked(self._folder, self.checked)
 
     def _keep_numbers(self) -> None:
         taken = self._numbering.take(self.checked.rank)
-        checked = self.checked
-        checked.calls += taken.calls
-        checked.parameters += taken.parameters
-        steps = sorted({one.step for one in checked.calls} | {one.step for one in checked.parameters})
-        per_step = (len(checked.calls) + len(checked.parameters)) / max(len(steps), 1)
-        half = int(min(MAX_NUMBERED, max(4.0, MAX_PRINTS / max(per_step, 1.0)))) // 2
-        dropped = set(steps[half:-half])
-        if dropped:
-            checked.calls = [call for call in checked.calls if call.step not in dropped]
-            checked.parameters = [one for one in checked.parameters if one.step not in dropped]
+        kept = self._numbered_windows
+        kept.append(taken)
+        size = max(len(taken.calls) + len(taken.parameters), 1)
+        if len(kept) > max(2, min(MAX_NUMBERED // WINDOW_STEPS, MAX_PRINTS // size)):
+            del kept[len(kept) // 2]
             self._cannot_see(
                 "wrong numbers in the middle of the run: the first and last checked steps are kept"
             )
@@ -351,7 +376,7 @@ class HazardWatch(Companion):
             finding.reason = f"delayed {suspect.num_delayed} times, the later operation never came first"
         else:
             finding.reason = "the operations did not come again to be delayed"
-        write_checked(self._folder, self.checked)
+        self._write(is_urgent=True)
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -365,6 +390,7 @@ class HazardWatch(Companion):
         if trial is None and self._first_of_window is not None:
             if not self._numbering.is_hooked:
                 self._numbering.hook_optimizers()
+                self._hurry()
             self._numbering.settle()
             run = self._numbered(issued, run)
         if order is None:
@@ -378,6 +404,33 @@ class HazardWatch(Companion):
             order.current, order.is_in_collective = outer
         if trial is None:
             self._on_device(issued, order, at)
+        return result
+
+    def _plain(self, plan: Plan, args: Any, kwargs: Any) -> Any:
+        """Run an operator that is no collective, in a window, and log it: all operators but few come here."""
+        reads: Accesses = []
+        writes: Accesses = []
+        plan.note(args, kwargs, reads, writes)
+        touched = writes or reads
+        site = self._sites.number(plan.name, touched[0][0] if touched else None)
+        if self._numbering.promised_calls:
+            self._numbering.settle()
+        order = self._order
+        if order is None:
+            result = plan.func(*args, **kwargs)
+            plan.note_result(result, reads, writes)
+            self._log.append(("launch", HOST, [a for _, a in reads], [a for _, a in writes], site))
+            self._num_exactly += 1
+            return result
+        outer, order.current = order.current, site
+        try:
+            result = plan.func(*args, **kwargs)
+        finally:
+            order.current = outer
+        plan.note_result(result, reads, writes)
+        entry = self._entry(reads, writes, order, site)
+        if entry is not None:
+            self._log.append(entry)
         return result
 
     def _numbered(self, issued: Issued, run: Callable[[], Any]) -> Callable[[], Any]:
@@ -413,21 +466,36 @@ class HazardWatch(Companion):
         return result
 
     def _on_device(self, issued: Issued, order: DeviceOrder, at: int) -> None:
-        entries = (issued.reads, issued.writes)
-        if not any(tensor is not None and tensor.is_cuda for part in entries for tensor, _ in part):
-            self._of_pinned(issued)
-            return
-        sides: list[list[Any]] = []
-        for part in entries:
-            sides.append([access for tensor, access in part if self._is_of_device(tensor)])
-        entry = ["launch", order.stream(), *sides, issued.site]
-        if not issued.is_collective:
-            self._log.append(entry)
-            self._count("exactly")
-            return
-        place = self._group_stream(entry, at)
-        self._log.insert(place, entry)
-        self._count("exactly")
+        entry = self._entry(issued.reads, issued.writes, order, issued.site)
+        if entry is not None:
+            is_of_group = issued.is_collective and entry[1] != HOST
+            self._log.insert(self._group_stream(entry, at) if is_of_group else len(self._log), entry)
+
+    def _entry(self, reads: Accesses, writes: Accesses, order: DeviceOrder, site: int) -> Any:
+        """Entry of an operation of the current stream, or of the host on pinned memory that a device has
+        copied; None for what touches neither."""
+        on_host: list[tuple[int, Tensor, Any]] = []
+        sides: tuple[list[Any], list[Any]] = [], []
+        for side, part in enumerate((reads, writes)):
+            for tensor, access in part:
+                if tensor is None or tensor.is_cuda:
+                    sides[side].append(access)
+                else:
+                    on_host.append((side, tensor, access))
+        if sides[0] or sides[1]:
+            for side, tensor, access in on_host:
+                if tensor.is_pinned():  # the device copies it
+                    self._pinned.add(tensor.untyped_storage().data_ptr())
+                    sides[side].append(access)
+            self._num_exactly += 1
+            return ["launch", order.stream(), *sides, site]
+        if self._pinned:
+            for side, tensor, access in on_host:
+                if tensor.untyped_storage().data_ptr() in self._pinned:
+                    sides[side].append(access)
+            if sides[0] or sides[1]:
+                return ["launch", HOST, *sides, site]
+        return None
 
     def _group_stream(self, entry: list[Any], at: int) -> int:
         """Set the stream on which a collective runs, from what it waited for; return its place in the log."""
@@ -445,30 +513,6 @@ class HazardWatch(Companion):
 
     def _num_group_streams(self) -> int:
         return sum(name.startswith("NCCL") for name in self._stream_names.values())
-
-    def _is_of_device(self, tensor: Tensor | None) -> bool:
-        """True if the device reads or writes the tensor: its own, or one in pinned memory."""
-        if tensor is None or tensor.is_cuda:
-            return True
-        if tensor.is_pinned():
-            self._pinned.add(tensor.untyped_storage().data_ptr())
-            return True
-        return False
-
-    def _of_pinned(self, issued: Issued) -> None:
-        """Log what the host itself does to pinned memory that a device has copied."""
-        if not self._pinned:
-            return
-        sides = [
-            [
-                a
-                for tensor, a in part
-                if tensor is not None and tensor.untyped_storage().data_ptr() in self._pinned
-            ]
-            for part in (issued.reads, issued.writes)
-        ]
-        if any(sides):
-            self._log.append(["launch", HOST, *sides, issued.site])
 
     def _on_host(self, issued: Issued, run: Callable[[], Any]) -> Any:
         stream: Hashable = HOST
@@ -508,6 +552,7 @@ class HazardWatch(Companion):
         if what not in self.checked.blind:
             self.checked.blind.append(what)
 
-    def _count(self, how: str) -> None:
-        seen = self.checked.seen
-        seen[how] = seen.get(how, 0) + 1
+    def _count(self, how: str, num: int = 1) -> None:
+        if num:
+            seen = self.checked.seen
+            seen[how] = seen.get(how, 0) + num

@@ -2,6 +2,7 @@
 
 A mutant compiles a function of torch anew without the statements that match. `WRITTEN_WITH_THE_CHECK` has one
 author with it; `FROM_THE_SOURCE` was written from torch's source alone and committed before it was first run.
+Run as a program, this prints the latter with their kinds.
 """
 
 import ast
@@ -153,3 +154,7 @@ def leave_out(name: str) -> int:
         print(f"{name}: this torch has no such statement", flush=True)
         raise SystemExit(3)
     return num_left_out
+
+
+if __name__ == "__main__":
+    print(*(f"{mutant.kind}:{name}" for name, mutant in FROM_THE_SOURCE.items()))

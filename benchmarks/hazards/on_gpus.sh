@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Hazards on two GPUs: planted cases with delays, clean programs, mutants, reported races, torch's CSAN, the cost.
 # bash benchmarks/hazards/on_gpus.sh OUT [PYTHON]       about four minutes; prints a table, whatever fails
-# PARTS: some of "cases mutants reported clean csan cost" (all but csan). PACKAGES: released code, see reported.py.
+# PARTS: some of "cases mutants deletions reported clean csan cost" (all but csan). PACKAGES: released code, see
+# reported.py.
 set -u
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 python=${2:-python3}
@@ -20,7 +21,7 @@ piece() {
   (timeout -k 5 "$seconds" "$@" >"$out/$name.txt" 2>"$out/$name.err"; echo $? >"$out/$name.rc") &
 }
 
-has() { [[ " ${PARTS:-cases mutants reported clean cost} " == *" $1 "* ]]; }
+has() { [[ " ${PARTS:-cases mutants deletions reported clean cost} " == *" $1 "* ]]; }
 
 mutants="fsdp2:reduce_scatter_before_its_input fsdp2:all_gather_before_its_input
 fsdp2:all_gather_output_before_wait fsdp2:optimizer_before_the_reduction fsdp2:gather_before_the_optimizer
@@ -28,13 +29,23 @@ ddp_hook:hook_without_fork ddp_hook:hook_without_wait ddp_hook:hook_decompresses
 loader:loader_without_wait loader:loader_without_record_stream
 host_optimizer:host_optimizer_copies_before_backward host_optimizer:host_optimizer_reads_before_the_copy
 host_optimizer:host_optimizer_parameters_not_awaited"
-kinds="fsdp2 ddp ddp_hook tp cp pp graphs compile offload checkpoint fsdp2_offload loader host_optimizer accelerate"
+deletions=$("$python" benchmarks/hazards/mutants.py)
+kinds="fsdp2 fsdp2_hook ddp ddp_hook ddp_mixed ddp_overlapped zero tp cp pp graphs compile offload checkpoint fsdp2_offload loader host_optimizer accelerate"
 reported="deepspeed_8061 deepspeed_5606 deepspeed_7965 deepspeed_7805 deepspeed_7898 pytorch_180889
 pytorch_180665 torchtitan_2581 torchrec_4191 megatron_7398"
 [ -n "${PACKAGES:-}" ] && reported="$reported trl_7195_clone trl_7195_stream torchtune_1867"
 
 has cases && piece cases 150 "${torchrun[@]}" benchmarks/hazards/cases.py "$out/cases"
 has csan && piece cases_csan 100 "${torchrun[@]}" benchmarks/hazards/cases.py "$out/cases" --csan
+for mutant in $deletions; do
+  kind=${mutant%%:*} name=${mutant##*:}
+  has deletions && piece "deletion_$name" 90 "${check[@]}" --every 6 -o "$out/records/deletion_$name" -- \
+    "${torchrun[@]}" $programs "$kind" --mutant "$name" --steps 48
+done
+for kind in fsdp2_hook ddp_mixed ddp_overlapped zero; do
+  has deletions && piece "whole_$kind" 90 "${check[@]}" --every 6 -o "$out/records/whole_$kind" -- \
+    "${torchrun[@]}" $programs "$kind" --steps 36
+done
 for mutant in $mutants; do
   kind=${mutant%%:*} name=${mutant##*:}
   has mutants && piece "mutant_$name" 90 "${check[@]}" --every 6 -o "$out/records/mutant_$name" -- \
@@ -53,14 +64,24 @@ for kind in $kinds; do
     "${torchrun[@]}" $programs "$kind" --steps 36
 done
 wait
-for round in 1 2; do
-  has cost || break
+if has cost; then
   for kind in ddp fsdp2; do
-    PARALLEL=1 piece "cost_${kind}_${round}_bare" 60 "${torchrun[@]}" $programs $kind --steps 400
-    PARALLEL=1 piece "cost_${kind}_${round}_checked" 60 "${check[@]}" --every 200 --no-confirm \
-      -o "$out/records/cost_${kind}_$round" -- "${torchrun[@]}" $programs $kind --steps 400
+    for width in 64 4096; do  # the host is the bound, the device is
+      PARALLEL=1 piece "inside_${kind}_$width" 60 "${torchrun[@]}" benchmarks/hazards/cost.py $kind --cuda \
+        --width $width --rows $((width == 64 ? 32 : 4096)) --windows $((width == 64 ? 12 : 8))
+    done
   done
-done
+  PARALLEL=1 piece inside_ddp_profile 60 "${torchrun[@]}" benchmarks/hazards/cost.py ddp --cuda --profile
+  for kind in ddp fsdp2; do
+    PARALLEL=1 piece "cost_${kind}_bare" 60 "${torchrun[@]}" $programs $kind --steps 400
+    PARALLEL=1 piece "cost_${kind}_recorded" 60 "$python" -m aorta run -o "$out/records/recorded_$kind" -- \
+      "${torchrun[@]}" $programs $kind --steps 400
+    PARALLEL=1 piece "cost_${kind}_checked" 60 "${check[@]}" --every 200 --no-confirm \
+      -o "$out/records/cost_$kind" -- "${torchrun[@]}" $programs $kind --steps 400
+  done
+  wait
+  cat "$out"/inside_*.txt
+fi
 wait
 for kind in $kinds; do
   has clean && piece "bare_clean_$kind" 60 "${torchrun[@]}" $programs "$kind" --steps 36

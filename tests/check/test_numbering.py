@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from aorta.check.fingerprints import fingerprint
+from aorta.check.fingerprints import fingerprint, fingerprints
 from aorta.hazards.findings import read_checked
 from tests.check.rank_programs import bucket_loops, spoilt_loops
 from tests.dist.launch import run_ranks
@@ -57,3 +57,18 @@ def test_wrong_numbers_of_one_rank_are_named_and_right_ones_are_not(tmp_path):
         else:
             assert (first.rank, first.step) == (1, 3), kind
             assert what in {d.what for d in found if d.rank == 1}, kind
+
+
+def test_tensors_printed_together_have_the_fingerprints_that_each_has_alone():
+    sizes = [1, 63, 64, 65, 511, 512, 513, 4096, 10_000, 0]
+    tensors = [torch.randn(size) for size in sizes]
+    tensors += [torch.randn(7, 9).t(), torch.randn(33, 5).half(), torch.randn(8, dtype=torch.float64)]
+    alone = torch.stack([fingerprint(tensor) for tensor in tensors])
+    torch.testing.assert_close(fingerprints(tensors), alone, rtol=1e-5, atol=1e-5)
+
+
+def test_large_tensors_are_printed_in_several_layouts(monkeypatch):
+    tensors = [torch.randn(size) for size in (300, 700, 200, 900)]
+    together = fingerprints(tensors)
+    monkeypatch.setattr("aorta.check.fingerprints.MOST_TOGETHER", 1000)
+    torch.testing.assert_close(fingerprints(tensors), together, rtol=1e-5, atol=1e-5)

@@ -1,6 +1,7 @@
 """The check in loops as users write them: one gloo rank in this process, whose collectives run on threads of
 their own."""
 
+import ctypes
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import Work
 
-from aorta.check.device_order import Queries, completed
+from aorta.check.device_order import Queries, completed, trace_flag
 from aorta.check.operators import accessed
 from aorta.check.watch import HazardWatch
 from aorta.check.works import Works
@@ -304,3 +305,20 @@ def test_two_ranks_confirm_a_race_and_leave_ddp_alone(tmp_path):
         ("confirmed", "race", "aten::add_"),
         ("confirmed", "race", "aten::mul_"),
     ]
+
+
+def test_torch_has_the_flag_that_is_put_back_behind_a_window():
+    """A torch without it goes on to call Python for each event and allocation between windows."""
+    assert ctypes.addressof(trace_flag()) == ctypes.addressof(trace_flag())
+
+
+def test_what_changes_nothing_is_not_written_in_every_window(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr("aorta.check.watch.write_checked", lambda folder, checked: written.append(1))
+    watch = HazardWatch(every=2, confirm=False)
+    watch.opened(SimpleNamespace(output_dir=tmp_path, rank=0, world_size=1, store_prefix=""))
+    for number in range(12):
+        watch.step_begins(number)
+        torch.ones(8).mul_(2)
+    watch.closing(None)
+    assert len(written) == 2  # behind the first window, and in the end
