@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aorta.account import rows
 from aorta.account.load.arrays import ArrayFile, Arrays
-from aorta.account.load.rank.columns import RankColumns, RankSteps
+from aorta.account.load.rank.columns import RankSteps, RunRow
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN")
@@ -86,7 +86,7 @@ def test_columns_of_one_value_travel_as_that_value():
         {},
     )
     numbers = {"unknown": np.full(num, np.nan), "step_ms": np.arange(num, dtype=float)}
-    columns = RankColumns(steps, ones, ones, np.full(num, np.nan), numbers)
+    columns = RunRow(steps, ones, ones, np.full(num, np.nan), numbers)
     packed = pickle.dumps(columns)
     arrived = pickle.loads(packed)
     assert len(packed) < 16 * num + 5000

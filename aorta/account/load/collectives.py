@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.load.arrays import Sides
 from aorta.account.load.rank.calls import Floats, Ints, few_sizes, operations_of_many_sizes, shared_kind
 from aorta.account.load.rank.columns import CollectiveKey
-from aorta.account.load.sides import Sides
 from aorta.account.model import CollectiveKind
 from aorta.timeline.waits import Waits
 

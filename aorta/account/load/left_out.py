@@ -7,7 +7,7 @@ that is all there is to know on a CPU: it computes whenever it is in a step.
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.sides import Sides
+from aorta.account.load.arrays import Sides
 from aorta.account.rows import row_blocks
 
 

@@ -11,8 +11,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.arrays import Arrays
-from aorta.account.load.sides import Sides
+from aorta.account.load.arrays import Arrays, Sides
 from aorta.account.metrics import (
     COUNTED,
     ENERGY,

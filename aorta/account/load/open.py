@@ -20,8 +20,7 @@ from aorta.account.load.rank.reduce import (
     salvage,
     with_unwritten,
 )
-from aorta.account.load.run import RunFiles, assemble
-from aorta.account.load.sides import RankRows, places_of
+from aorta.account.load.run import RankRows, RunFiles, assemble, places_of
 from aorta.account.load.traces.open import load_traces
 from aorta.account.load.waits import busbw_by_transfer
 from aorta.account.model import DAMAGED, MOST_DAMAGED, NamedSpan, Progress, Run

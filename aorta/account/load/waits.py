@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.arrays import derive
+from aorta.account.load.arrays import Sides, derive
 from aorta.account.load.rank.calls import UNKNOWN_END, Floats, RecordedCalls
 from aorta.account.load.rank.host import BEHIND_WAITS
-from aorta.account.load.sides import Sides
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Arrivals, CallWaits
 from aorta.account.numbers import number

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.load.rank.calls import ROUNDING_MS, CallsBuilder, few_sizes, totals_by_kind, totals_by_op
-from aorta.account.load.rank.columns import Floats, RankColumns, RankSteps, packed, unpacked
+from aorta.account.load.rank.columns import Floats, RankSteps, RunRow, packed, unpacked
 from aorta.account.load.rank.host import carry_waits, host_metrics, reason_name
 from aorta.account.load.rank.kernels import NamedKernels, kernel_metrics
 from aorta.account.load.rank.phases import phase_metrics
@@ -90,7 +90,7 @@ class ColumnsBuilder:
                 for name, reason in reasons.items():
                     self._not_measured.setdefault(reason_name(name), reason)
 
-    def finished(self, kernel_names: Sequence[str]) -> RankColumns:
+    def finished(self, kernel_names: Sequence[str]) -> RunRow:
         """The columns in order of steps. OverflowError, or RecordError where a step is there twice."""
         keys = np.concatenate(self._keys, axis=1)
         # Rows of steps that were done again later are left out here.
@@ -132,7 +132,7 @@ class ColumnsBuilder:
             calls=calls,
             not_measured=self._not_measured,
         )
-        return RankColumns(rank_steps, start_ns, num, host_bound, metrics)
+        return RunRow(rank_steps, start_ns, num, host_bound, metrics)
 
 
 def _always(block: StepTable) -> tuple[NDArray[Any], ...]:

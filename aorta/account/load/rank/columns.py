@@ -76,8 +76,8 @@ _BY_STEP = (
 
 
 @dataclass(slots=True)
-class RankColumns:
-    """The numbers of these steps, before they are a row of the run's."""
+class RunRow:
+    """One rank's row of a run: numbers by step, which the arrays of the Run take in."""
 
     steps: RankSteps
     start_ns: NDArray[np.int64]
@@ -85,9 +85,9 @@ class RankColumns:
     host_bound: Floats
     metrics: dict[str, Floats]
 
-    def chosen(self, rows: Flags, reason: str) -> "RankColumns":
+    def chosen(self, rows: Flags, reason: str) -> "RunRow":
         """As RankSteps.chosen."""
-        return RankColumns(
+        return RunRow(
             self.steps.chosen(rows, reason),
             self.start_ns[rows],
             self.num_collectives[rows],
@@ -128,9 +128,9 @@ def _unpacked(kind: type[RankSteps], values: dict[str, Any]) -> RankSteps:
 
 def _columns(
     steps: RankSteps, start_ns: Any, num_collectives: Any, host_bound: Any, metrics: dict[str, Any]
-) -> RankColumns:
+) -> RunRow:
     numbers = {name: unpacked(values) for name, values in metrics.items()}
-    return RankColumns(steps, unpacked(start_ns), unpacked(num_collectives), unpacked(host_bound), numbers)
+    return RunRow(steps, unpacked(start_ns), unpacked(num_collectives), unpacked(host_bound), numbers)
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class RankFile:
     rank: int
     world_size: int
     sources: Mapping[Source, RankSteps]
-    columns: Mapping[Source, RankColumns]
+    columns: Mapping[Source, RunRow]
     """Empty once they are rows of the run."""
     run_id: str | None = None
     notes: list[str] = field(default_factory=list)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aorta.account.load.rank.builder import ColumnsBuilder
 from aorta.account.load.rank.calls import ROUNDING_MS
-from aorta.account.load.rank.columns import IMPOSSIBLE, Floats, RankColumns, RankFile
+from aorta.account.load.rank.columns import IMPOSSIBLE, Floats, RankFile, RunRow
 from aorta.account.load.rank.impossible import MOST_MS, check_block, impossible_record
 from aorta.account.load.rank.kernels import GRAPH_NODES, NAME_COUNT, NamedKernels
 from aorta.account.metrics import (
@@ -145,8 +145,8 @@ def _possible(path: Path, block: LineTable, left_out: list[str]) -> LineTable:
 
 
 def _without_contradictions(
-    path: Path, source: Source, columns: RankColumns, left_out: list[str] | None
-) -> RankColumns:
+    path: Path, source: Source, columns: RunRow, left_out: list[str] | None
+) -> RunRow:
     """RecordError for a step whose numbers contradict each other; with a list left_out, the other steps."""
     steps = columns.steps.global_step
     is_possible = np.ones(len(steps), dtype=bool)
