@@ -333,7 +333,7 @@ class MetricComparison(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A part of the step time, in ms: means over the judged steps of the mean over ranks."""
+    """A part of the typical step of both sides, in ms."""
 
     name: str
     """A cell of the account, or step: each ms of a step is in one cell."""
@@ -342,6 +342,13 @@ class Part(msgspec.Struct, frozen=True):
     difference_ms: float
     interval: ConfidenceInterval | None
     """Interval of the difference."""
+
+
+class PhaseChange(msgspec.Struct, frozen=True):
+    title: str
+    part: Part
+    line: str
+    """Of the program, where most of the phase is; '' where it is not known."""
 
 
 class StepWork(msgspec.Struct, frozen=True):
@@ -357,15 +364,19 @@ class StepWork(msgspec.Struct, frozen=True):
 
 
 class Decomposition(msgspec.Struct, frozen=True):
-    """Sources of the difference of the step times, by cell of the account. They add up to it exactly."""
+    """Sources of the change that is judged, by cell of the account. They add up to it exactly."""
 
     step: Part
     parts: list[Part]
     estimator: str
-    """The estimator in words: which means, over what."""
+    """What the numbers are of, in words."""
     notes: list[str]
     of_work: str = ""
     """The work for which the candidate's times are given, if the work of a step differs."""
+    phases: list[PhaseChange] = []
+    """The same step by what the host does; they add up to it, too."""
+    is_net: bool = False
+    """Without the time in which others had the cores, which the ratio allows for."""
 
 
 class SettingDifference(msgspec.Struct, frozen=True):

@@ -229,6 +229,9 @@ limit_options = option_group(
     ),
 )
 
+long_option = click.option(
+    "--long", is_flag=True, help="Of a comparison: every metric and note, both reports."
+)
 report_options = option_group(
     click.option("--open", "open_page", is_flag=True, help="Open the page in a browser."),
     json_option,

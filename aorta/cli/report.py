@@ -13,6 +13,7 @@ import click
 from aorta.cli.options import (
     PATH,
     label_option,
+    long_option,
     matters_option,
     output_option,
     report_options,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=PATH)
 @output_option(help="Folder of the report; default: RUN/report.")
 @label_option()
+@long_option
 @report_options
 def report_command(
     runs: tuple[Path, ...], label: tuple[str, ...], output: Path | None, **options: Any
@@ -61,6 +63,7 @@ def report_command(
 @matters_option
 @run_spread_option
 @label_option()
+@long_option
 @report_options
 @rare(
     "--no-changes",
@@ -71,7 +74,6 @@ def report_command(
     section="Two traces",
     help="Do not list the kernels, operators and collectives that changed.",
 )
-@rare("--xlsx", is_flag=True, section="Two traces", help="Write changes.xlsx beside changes.csv.")
 def compare_command(
     reference: Path,
     candidate: Path,
@@ -81,7 +83,6 @@ def compare_command(
     matters: float,
     run_spread: float | None,
     changes: bool,
-    xlsx: bool,
     output: Path | None,
     **options: Any,
 ) -> int:
@@ -93,10 +94,6 @@ def compare_command(
     runs = (reference, candidate)
     labels = _labels(runs, label)
     folder = output or report_folder(candidate, "comparison")
-    if xlsx:
-        from aorta.page.trace_changes import load_openpyxl
-
-        load_openpyxl()  # before anything is read
     status = write_and_print(
         runs,
         labels,
@@ -111,7 +108,7 @@ def compare_command(
     if changes:
         names = ("comm_rules", "step_kernel", "step_period", "cache")
         reading = trace_reading(*(options[name] for name in names))
-        text = _changes(runs, labels, folder, reading, options["jobs"], xlsx)
+        text = _changes(runs, labels, folder, reading, options["jobs"], options["long"])
         if text and not options["as_json"]:
             with output_of_verdict():
                 click.echo(f"\n{text}")
@@ -198,11 +195,11 @@ def _changes(
     output: Path,
     reading: "Reading",
     jobs: int | None,
-    xlsx: bool,
+    is_long: bool,
 ) -> str:
     """Write and return what changed between two traces; '' if one of the two is not a trace."""
     from aorta.account.judge.trace_changes import trace_changes
-    from aorta.page.trace_changes import changes_text, write_csv, write_xlsx
+    from aorta.page.trace_changes import changes_text, write_csv
     from aorta.traces.inventory import rank_inventory
     from aorta.traces.sources import map_ranks, open_source, recognise
 
@@ -212,9 +209,7 @@ def _changes(
     sides = [list(map_ranks(inventory, open_source(run), jobs=jobs)) for run in runs]
     changed = trace_changes(*sides)
     write_csv(changed, output / "changes.csv")
-    if xlsx:
-        write_xlsx(changed, output / "changes.xlsx")
-    return changes_text(changed, labels)
+    return changes_text(changed, labels, is_long)
 
 
 def trace_reading(
@@ -236,8 +231,12 @@ def report_folder(run: Path, name: str = "report") -> Path:
     """The folder for the report of a run: in the run's folder, or beside a trace file."""
     if run.is_dir():
         return run / name
-    stem = run.name.split(".")[0] or run.name
-    return run.parent / f"{stem}_{name}"
+    return run.parent / f"{_stem(run)}_{name}"
+
+
+def _stem(run: Path) -> str:
+    """Name of a folder, or of a file without its suffixes."""
+    return run.name if run.is_dir() else run.name.split(".")[0] or run.name
 
 
 def _labels(runs: Sequence[Path], explicit: Sequence[str]) -> list[str]:
@@ -246,7 +245,8 @@ def _labels(runs: Sequence[Path], explicit: Sequence[str]) -> list[str]:
         if len(explicit) != len(runs):
             raise ReportError(f"{len(runs)} runs need as many --label, got {len(explicit)}")
         return list(explicit)
-    parts = [Path(os.path.abspath(run)).parts for run in runs]  # resolve() raises where links go in circles
+    paths = [Path(os.path.abspath(run)) for run in runs]  # resolve() raises where links go in circles
+    parts = [(*path.parts[:-1], _stem(path)) for path in paths]
     for depth in range(1, max(map(len, parts)) + 1):
         labels = ["-".join(part.strip("/") for part in path[-depth:]) for path in parts]
         if len(set(labels)) == len(set(parts)):

@@ -31,7 +31,7 @@ from aorta.page.parts import (
     tag,
     title,
 )
-from aorta.page.table import LEAST_SHOWN
+from aorta.page.table import parts_shown
 from aorta.timeline.statistics import LEVEL
 
 
@@ -63,8 +63,7 @@ def _parts(comparison: Comparison) -> list[Markup | None]:
     decomposition = comparison.decomposition
     if decomposition is None:
         return [empty(f"The difference in step time is not broken down: {_why_whole(comparison)}.")]
-    shown = [part for part in decomposition.parts if _is_shown(part, decomposition)]
-    parts = [*shown, *_smaller(shown, decomposition), decomposition.step]
+    parts = [*parts_shown(decomposition), decomposition.step]
     has_intervals = any(part.interval is not None for part in parts)
     longest = max(max(part.reference_ms, part.candidate_ms, *_ends(part)) for part in parts)
     columns: list[Column] = [
@@ -81,25 +80,29 @@ def _parts(comparison: Comparison) -> list[Markup | None]:
         tag("p", f"Times: {decomposition.of_work}.", class_="lead") if decomposition.of_work else None,
         table(with_word("Where the difference comes from", comparison.numbers), columns, rows),
         tag("p", text, class_="note"),
+        _phases(comparison, decomposition) if decomposition.phases else None,
         bullets(decomposition.notes),
     ]
 
 
-def _is_shown(part: Part, decomposition: Decomposition) -> bool:
-    step = decomposition.step
-    return max(part.reference_ms, part.candidate_ms) >= LEAST_SHOWN * max(
-        step.reference_ms, step.candidate_ms
-    )
-
-
-def _smaller(shown: Sequence[Part], decomposition: Decomposition) -> list[Part]:
-    """What the rows lack to add up."""
-    step = decomposition.step
-    reference_ms = step.reference_ms - sum(part.reference_ms for part in shown)
-    candidate_ms = step.candidate_ms - sum(part.candidate_ms for part in shown)
-    if max(reference_ms, candidate_ms) <= 1e-6 * max(step.reference_ms, step.candidate_ms):
-        return []
-    return [Part("smaller parts", reference_ms, candidate_ms, candidate_ms - reference_ms, None)]
+def _phases(comparison: Comparison, decomposition: Decomposition) -> Markup:
+    columns: list[Column] = [
+        ("phase", "", False), (comparison.reference, "ms", True), (comparison.candidate, "ms", True),
+        ("difference", "ms", True), (LEVEL, "ms", True), ("most of it in", "", False),
+    ]  # fmt: skip
+    rows = [
+        tag(
+            "tr",
+            tag("th", phase.title, scope="row"),
+            cell(phase.part.reference_ms),
+            cell(phase.part.candidate_ms),
+            cell(phase.part.difference_ms, sign=True),
+            tag("td", interval_text(phase.part.interval), class_="num"),
+            tag("td", tag("code", phase.line) if phase.line else None),
+        )
+        for phase in decomposition.phases
+    ]
+    return table("The same step by phase", columns, rows)
 
 
 def _why_whole(comparison: Comparison) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 
 from aorta.account.judge.answer import dataset_answer, mfu_text
 from aorta.account.judge.cells import CELLS, account_of
+from aorta.account.judge.compare import CALLED
 from aorta.account.judge.judged import missing, why_missing
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name
 from aorta.account.judge.leading import (
@@ -47,6 +48,7 @@ from aorta.account.model import (
     JudgedRun,
     Lead,
     MetricComparison,
+    Part,
     Run,
 )
 from aorta.account.numbers import counted, number, percent, quantity, times
@@ -99,7 +101,8 @@ LEAST_SHOWN = 0.005
 """Part of the step from which on a cell has a row of its own."""
 MAX_OPS = 6
 """Operations with a row of their own."""
-MAX_DIFFERENCES = 12
+MAX_DIFFERENCES = 6
+SHORT_NOTES, SHORT_ROWS = 4, 5
 MAX_SETTING = 40
 MAX_KERNEL = 48
 """Letters of a kernel's name beside a comparison."""
@@ -409,8 +412,90 @@ def _short(text: str | None) -> str:
     return text if len(text) <= MAX_SETTING else text[: MAX_SETTING - 3] + "..."
 
 
+def comparison_lines(comparison: Comparison) -> list[str]:
+    """The change taken apart, what else changed, and what to know of it: less than a screen."""
+    lines = [*_taken_apart(comparison), *_also_changed(comparison)]
+    notes = comparison.notes[:SHORT_NOTES]
+    left = len(comparison.notes) - len(notes)
+    more = f"; {counted(left, 'more note')}, every metric and both reports: --long" if left else ""
+    return [*lines, "", *(f"note: {note}" for note in notes), f"{comparison.scope}{more}"]
+
+
+def _taken_apart(comparison: Comparison) -> list[str]:
+    apart = comparison.decomposition
+    if apart is None:
+        return []
+    sides = [elided(label, MAX_LABEL) for label in (comparison.reference, comparison.candidate)]
+    net = ", without cores taken" if apart.is_net else ""
+    head = with_word(f"typical step{net}", comparison.numbers)
+    body = [(head, *sides, "change", LEVEL, "")]
+    body += [
+        _part_row(part, CELLS[part.name].title if part.name in CELLS else part.name, "")
+        for part in parts_shown(apart)
+    ]
+    body.append(_part_row(apart.step, "step, the sum", ""))
+    if apart.phases:
+        body.append(("", "", "", "", "", ""))
+        body.append(("the same by phase", "", "", "", "", "most of it in"))
+        least_ms = LEAST_SHOWN * max(apart.step.reference_ms, apart.step.candidate_ms)
+        body += [
+            _part_row(phase.part, phase.title, phase.line)
+            for phase in apart.phases
+            if max(phase.part.reference_ms, phase.part.candidate_ms) >= least_ms
+        ]
+    return [*_aligned(body), *([f"times are of {apart.of_work}"] if apart.of_work else [])]
+
+
+def _part_row(part: Part, title: str, line: str) -> tuple[str, ...]:
+    return (
+        title,
+        _ms(part.reference_ms),
+        _ms(part.candidate_ms),
+        quantity(part.difference_ms, "ms", sign=True),
+        interval_text(part.interval, minus="-"),
+        line,
+    )
+
+
+def parts_shown(apart: Decomposition) -> list[Part]:
+    """The parts that are more than little on either side, and the sum of the others."""
+    step = apart.step
+    longest = max(step.reference_ms, step.candidate_ms)
+    shown = [
+        part for part in apart.parts if max(part.reference_ms, part.candidate_ms) >= LEAST_SHOWN * longest
+    ]
+    reference_ms = step.reference_ms - sum(part.reference_ms for part in shown)
+    candidate_ms = step.candidate_ms - sum(part.candidate_ms for part in shown)
+    if max(reference_ms, candidate_ms) <= 1e-6 * longest:
+        return shown
+    return [*shown, Part("smaller parts", reference_ms, candidate_ms, candidate_ms - reference_ms, None)]
+
+
+def _also_changed(comparison: Comparison) -> list[str]:
+    """Collectives and kernels that are called, the largest change first."""
+    kernels = {name for name, _, _ in compared_kernels(comparison)}
+    called = [
+        (kernel_name(name) if name in kernels else row_name(metric), metric)
+        for name, metric in comparison.metrics.items()
+        if metric.verdict in CALLED
+        and metric.ratio
+        and name != comparison.main
+        and (metric_key(name).operation or name in kernels)
+        and metric_key(name).name not in ("comm_ms", "kernel_count", "kernel_name_count")
+    ]
+    called.sort(key=lambda one: -abs(one[1].difference or 0.0) if one[1].unit == "ms" else 0.0)
+    rows = [
+        (elided(name, MAX_KERNEL), *_comparison_row(name, metric, comparison.matters)[1:])
+        for name, metric in called[:SHORT_ROWS]
+    ]
+    if not rows:
+        return []
+    more = [f"and {len(called) - SHORT_ROWS} more: --long"] if len(called) > SHORT_ROWS else []
+    return ["", *_aligned([("also changed", "", "", "ratio", LEVEL, ""), *rows]), *more]
+
+
 def comparison_table(comparison: Comparison) -> str:
-    """Medians, their ratio with its interval, the verdict; then where the step time went."""
+    """The long form: every metric with its medians, their ratio with its interval, the verdict."""
     reference, candidate = (
         elided(label, MAX_LABEL) for label in (comparison.reference, comparison.candidate)
     )
@@ -427,8 +512,9 @@ def comparison_table(comparison: Comparison) -> str:
     if reasons:
         lines += ["", *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())]
     lines += _kernel_rows(comparison, body[0])
-    if comparison.decomposition is not None:
-        lines += _decomposition(comparison.decomposition, comparison.numbers, reference, candidate)
+    apart = comparison.decomposition
+    lines += ["", *_taken_apart(comparison)]
+    lines += [] if apart is None else [*apart.notes, apart.estimator]
     lines += ["", *(f"note: {note}" for note in comparison.notes)]
     lines.append(comparison.scope)
     return "\n".join(lines)
@@ -503,32 +589,6 @@ def _kernel_rows(comparison: Comparison, head: tuple[str, ...]) -> list[str]:
         for name, metric, launches in compared_kernels(comparison)
     ]
     return ["", *_aligned([("kernels", *head[1:]), *rows])] if rows else []
-
-
-def _decomposition(parts: Decomposition, numbers: str, reference: str, candidate: str) -> list[str]:
-    body = [
-        (
-            with_word("means (these add up)", numbers),
-            reference,
-            candidate,
-            "difference",
-            f"{LEVEL} interval",
-            "",
-        )
-    ]
-    for part in (*parts.parts, parts.step):
-        body.append(
-            (
-                "step, the sum" if part is parts.step else CELLS[part.name].title,
-                _ms(part.reference_ms),
-                _ms(part.candidate_ms),
-                quantity(part.difference_ms, "ms", sign=True),
-                interval_text(part.interval, minus="-"),
-                "",
-            )
-        )
-    notes = [*([parts.of_work] if parts.of_work else []), *parts.notes]
-    return ["", *_aligned(body), *notes, parts.estimator]
 
 
 # ---- names and columns, for pictures and the page too --------------------------------------------

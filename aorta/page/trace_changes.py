@@ -1,16 +1,13 @@
-"""Changes between two traces as text, CSV and xlsx (`aorta compare` of two traces)."""
+"""Changes between two traces as text and CSV (`aorta compare` of two traces)."""
 
 import csv
-import importlib
 import io
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from aorta.account.judge.trace_changes import Table, TraceChanges, WorkChange
 from aorta.account.numbers import number
-from aorta.errors import ReportError, to_install
 from aorta.files import replacing
 
 TITLES: dict[Table, str] = {
@@ -20,51 +17,54 @@ TITLES: dict[Table, str] = {
     "collective": "collectives",
 }
 SHOWN: dict[Table, int] = {"class": 8, "kernel": 10, "operator": 6, "collective": 6}
+MOST_ROWS = 6
+"""Of a table in the short form."""
 COLUMNS = (
     "table", "class", "reference", "candidate", "operator", "shapes", "module", "matched_by", "reference_ms",
     "candidate_ms", "difference_ms", "reference_count", "candidate_count", "reference_min_ms",
     "reference_max_ms", "candidate_min_ms", "candidate_max_ms", "certainty",
 )  # fmt: skip
-INSTALL = f"xlsx needs openpyxl: {to_install('openpyxl')}; changes.csv has the same tables"
 LONGEST = 44
 LAYER = re.compile(r"[_.]\d+(?=$|\.)")
 """Number of a layer in the name of a module."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def changes_text(changes: TraceChanges, labels: Sequence[str]) -> str:
-    """The longest changes of each table, for a terminal."""
+def changes_text(changes: TraceChanges, labels: Sequence[str], is_long: bool = True) -> str:
+    """The longest changes of each table, for a terminal. Without is_long the operators take the place of the
+    kernels that they launch."""
     if changes.withheld:
         return f"what changed: not compared, {changes.withheld}"
     lines = [
         f"what changed, ms a step (medians of {changes.num_steps[0]} and {changes.num_steps[1]} steps,"
         f" {labels[0]} -> {labels[1]})"
     ]
-    for table, title in TITLES.items():
+    tables = [table for table in TITLES if changes.of_table(table)]
+    if not is_long and "operator" in tables:
+        tables.remove("kernel")
+    # What is the same of every row is in the notes.
+    is_told = len({row.certainty for row in changes.rows if row.reference_ms and row.candidate_ms}) > 1
+    for table in tables:
         rows = changes.of_table(table)
-        if not rows:
-            continue
         rows = over_modules(rows) if table == "kernel" else rows
-        cells = [(title, "before", "after", "change", "launches", "")]
-        for row in rows[: SHOWN[table]]:
-            cells.append(
-                (
-                    _what(row),
-                    "-" if row.reference_ms is None else number(row.reference_ms),
-                    "-" if row.candidate_ms is None else number(row.candidate_ms),
-                    f"{'+' if row.difference_ms > 0 else ''}{number(row.difference_ms)}",
-                    _launches(row),
-                    row.certainty,
-                )
-            )
+        shown = rows[: SHOWN[table] if is_long else MOST_ROWS]
+        cells = [(TITLES[table], "before", "after", "change", "launches", "")]
+        for row in shown:
+            told = row.certainty if is_told or not row.reference_ms or not row.candidate_ms else ""
+            sides = (_ms(row.reference_ms), _ms(row.candidate_ms), number(row.difference_ms, sign=True))
+            cells.append((_what(row), *sides, _launches(row), told))
         widths = [max(len(line[i]) for line in cells) for i in range(6)]
         lines.append("")
         for line in cells:
             middle = "   ".join(cell.rjust(width) for cell, width in zip(line[1:5], widths[1:5], strict=True))
             lines.append(f"{line[0].ljust(widths[0])}   {middle}   {line[5]}".rstrip())
-        if len(rows) > SHOWN[table]:
-            lines.append(f"... and {len(rows) - SHOWN[table]} more in changes.csv")
-    return "\n".join([*lines, "", *(f"- {note}" for note in changes.notes)])
+        if len(rows) > len(shown):
+            lines.append(f"... and {len(rows) - len(shown)} more in changes.csv")
+    return "\n".join([*lines, "", *(f"note: {note}" for note in changes.notes)])
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else number(value)
 
 
 def over_modules(rows: Sequence[WorkChange]) -> list[WorkChange]:
@@ -152,30 +152,3 @@ def write_csv(changes: TraceChanges, path: Path) -> None:
     writer.writerows(cells_of(row) for row in changes.rows)
     with replacing(path) as file:
         file.write(text.getvalue().encode("utf-8", "replace"))
-
-
-def load_openpyxl() -> Any:
-    """ReportError with what to install where it is not there."""
-    try:
-        return importlib.import_module("openpyxl")
-    except ImportError as error:
-        raise ReportError(INSTALL) from error
-
-
-def write_xlsx(changes: TraceChanges, path: Path) -> None:
-    """Write one sheet per table, sorted by milliseconds, and a sheet of notes."""
-    openpyxl = load_openpyxl()
-    book = openpyxl.Workbook(write_only=True)
-    for table, title in TITLES.items():
-        sheet = book.create_sheet(title)
-        sheet.freeze_panes = "A2"
-        sheet.append(COLUMNS[1:])
-        for row in changes.of_table(table):
-            sheet.append(cells_of(row)[1:])
-    notes = book.create_sheet("notes")
-    for note in [*([changes.withheld] if changes.withheld else []), *changes.notes]:
-        notes.append([note])
-    data = io.BytesIO()
-    book.save(data)
-    with replacing(path) as file:
-        file.write(data.getvalue())

@@ -24,9 +24,10 @@ from aorta.account.judge.spreads import known_spread
 from aorta.account.judge.summary import summary
 from aorta.account.load.open import load_run
 from aorta.account.model import DAMAGED, Causes, Comparison, Dataset, Progress, Report, Run
+from aorta.account.numbers import counted
 from aorta.errors import FINE, ReportError
 from aorta.files import read_regular, write_whole
-from aorta.page.table import comparison_table, dataset_table, differences_list
+from aorta.page.table import comparison_lines, comparison_table, dataset_table, differences_list
 from aorta.processes import forked
 from aorta.records.files import kernels_name
 from aorta.records.reader import read_kernel_names
@@ -63,6 +64,8 @@ class Outputs:
     budget: Path | str | None = None
     junit: Path | str | None = None
     markdown: Path | str | None = None
+    long: bool = False
+    """Print the long form of a comparison: both reports, every metric."""
     jobs: int = 1
     """Processes that write them at the same time: copies of this one (aorta.processes), which holds no
     thread that works and no GPU then."""
@@ -257,13 +260,19 @@ def write_report(
             progress("writing", number, len(calls))
     _write(small)
     left_out = _left_out(report, shown) if outputs.perfetto else ()
+    if report.comparison is None or outputs.long:
+        wrote = [f"wrote {path}" for path in files]
+    else:
+        first = next((path for path in files if path.suffix == ".html"), summary_path)
+        beside = f" and {counted(len(files) - 1, 'other file')}" if len(files) > 1 else ""
+        wrote = [f"wrote {first}{beside}"]
     ends = [
         *left_out,
-        *(f"wrote {path}" for path in files),
+        *wrote,
         *_removed(outdated),
         *_older_files(output, files),
     ]
-    texts = [*_texts(report, gate), "\n".join(ends)]
+    texts = [*_texts(report, gate, outputs.long), "\n".join(ends)]
     return Written(_printable("\n\n".join(texts)), report, gate)
 
 
@@ -359,7 +368,7 @@ def _write(files: dict[Path, Callable[[Path], object]]) -> None:
 # ---- what is printed -----------------------------------------------------------------------------
 
 
-def _texts(report: Report, gate: Gate | None) -> Iterator[str]:
+def _texts(report: Report, gate: Gate | None, is_long: bool) -> Iterator[str]:
     """The verdict, what differs, the tables."""
     if gate is not None:
         yield gate.text
@@ -376,6 +385,9 @@ def _texts(report: Report, gate: Gate | None) -> Iterator[str]:
         differences = differences_list(comparison)
         if differences:
             yield differences
+        if not is_long:
+            yield "\n".join(comparison_lines(comparison)).strip("\n")
+            return
     for single in report.datasets.values():
         yield dataset_table(single, report.causes.get(single.label), with_changes=len(report.datasets) == 1)
     if comparison is not None:

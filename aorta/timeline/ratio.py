@@ -160,6 +160,15 @@ def robust_level(series: Floats, known: Floats | None = None) -> tuple[Floats, F
     return level[..., 0], leverage * bounded / within
 
 
+def typical(step_ms: Floats) -> Floats:
+    """Weights [step] by which steps are of the usual length: Huber's of their logarithms, 1 at most."""
+    away = np.log(np.maximum(step_ms, 1e-300))
+    away = np.abs(away - np.median(away))
+    limit = HUBER * OF_NORMAL * float(np.median(away))
+    weights: Floats = np.minimum(1.0, limit / np.maximum(away, limit)) if limit > 0 else (away == 0) * 1.0
+    return weights
+
+
 def _deviation(series: Floats) -> Floats:
     """Standard deviation about the middle, by the median deviation; by the mean one where that is 0."""
     away = np.abs(series - np.median(series, axis=-1, keepdims=True))

@@ -3,15 +3,16 @@
 import math
 from typing import Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from aorta.account import numbers
 from aorta.account.judge.alike import MAIN, MetricPair, are_calibrated, matching_pair
-from aorta.account.judge.decompose import decompose
+from aorta.account.judge.decompose import Change, decompose
 from aorta.account.judge.judged import why_missing
 from aorta.account.judge.leading import LED, accuracy, is_raw_part
-from aorta.account.judge.pairing import Pairs, pairing_text, pairs, state_text
-from aorta.account.judge.sentences import comparison_notes, headline, scope_text
+from aorta.account.judge.pairing import Pairs, pairing_text, pairs, rare_text, state_text
+from aorta.account.judge.sentences import comparison_notes, headline, method_notes, scope_text
 from aorta.account.judge.settings import programs, setting_differences
 from aorta.account.judge.timed_steps import values_where_timed
 from aorta.account.judge.work import PER_GPU, unequal_work, work_notes
@@ -63,8 +64,11 @@ def compare(
         name: row.judged(adjusted.get(name), len(others), matters, is_main=name == main)
         for name, row in rows.items()
     }
-    parts = decompose(reference, candidate, work)
     of_main = rows.get(main)
+    change = None if of_main is None else _change(of_main, rows.get(MAIN), work)
+    parts = None if change is None else decompose(reference, candidate, work, change)
+    if main in metrics and work is None and (rare := rare_text(reference, candidate, metrics[main], matters)):
+        metrics[main] = msgspec.structs.replace(metrics[main], verdict="cannot tell", reason=rare)
     return Comparison(
         reference=reference.label,
         candidate=candidate.label,
@@ -79,12 +83,13 @@ def compare(
         notes=[
             *_program_notes(reference, candidate),
             *work_notes(reference, candidate, work),
-            *comparison_notes(reference, candidate, metrics, parts, len(judged), main),
+            *comparison_notes(reference, candidate, metrics, parts, main),
             *(
                 text
                 for of_pairs in (pairing_text, state_text)
                 if of_main and of_main.pairs and (text := of_pairs(reference, candidate, of_main.pairs))
             ),
+            *method_notes(reference, candidate, metrics, len(judged), main),
         ],
         main=main,
         work=work,
@@ -233,6 +238,18 @@ class MetricRow(NamedTuple):
     def exact(self) -> bool:
         """The same in every step of both sides, as counts and bytes are: nothing here is left to chance."""
         return self.ratio is not None and not bool((self.ratio.error.variances > 0).any())
+
+
+def _change(main: MetricRow, step: MetricRow | None, work: StepWork | None) -> Change | None:
+    """Of the typical step, for the same work: by the ratio that is judged; by the medians where none is."""
+    if step is None or not step.reference or not step.candidate:
+        return None
+    if main.ratio is None or main.pairs is None or not main.pairs.is_log:
+        of_work = 1.0 if work is None else work.ratio
+        return Change(step.reference, math.log(step.candidate / step.reference / of_work), None)
+    sign = 1 if main.name == MAIN else -1  # work per time
+    variance = 0.0 if main.exact else float(main.ratio.error.variance())
+    return Change(step.reference, sign * main.value, variance, bool(main.pairs.allowed))
 
 
 def _measured(

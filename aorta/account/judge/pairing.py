@@ -1,5 +1,6 @@
 """Which steps of two sides are taken together, and what is known of them besides their times."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -8,9 +9,10 @@ from numpy.typing import NDArray
 
 from aorta.account.load.rank.host import AFTER, PREFIX, READY
 from aorta.account.metrics import WORK, meaning
-from aorta.account.model import Dataset, JudgedRun
-from aorta.account.numbers import percent
-from aorta.timeline.ratio import LogRatio, Spread, log_ratio, taken_columns, work_columns
+from aorta.account.model import Dataset, JudgedRun, MetricComparison
+from aorta.account.numbers import number, percent
+from aorta.timeline.noise import NORMAL_95, error_of_mean
+from aorta.timeline.ratio import RUN_SPREAD, LogRatio, Spread, log_ratio, taken_columns, work_columns
 from aorta.timeline.statistics import MIN_STEPS
 
 Floats = NDArray[np.float64]
@@ -49,15 +51,16 @@ class Pairs(NamedTuple):
     """Sides that are runs: a projection is none."""
     unlike: dict[str, int] = {}
     """Steps left out, by what happened in them on one side alone (STATES)."""
-    taken_apart: float = 0.0
-    """By how much the logarithm of the step differs between the sides by the cores that others took."""
+    allowed: float = 0.0
+    """Of the cores that others took: what is allowed for in the logarithm of the step, both sides together as
+    independent amounts."""
 
     def ratio(self, spread: Spread | None) -> LogRatio:
         r, c = self.known or (None, None)
         found = log_ratio(self.reference, self.candidate, r, c, spread, self.num_varying)
-        if self.taken_apart and len(self.reference) == len(self.candidate) == 1:
-            # Who takes cores takes caches and clocks too, of which no step tells.
-            found = found._replace(error=found.error.plus((ALLOWANCE_ERROR * self.taken_apart) ** 2))
+        if self.allowed and len(self.reference) == len(self.candidate) == 1:
+            # Who takes cores takes caches and clocks too, of which no step tells; another one on each side.
+            found = found._replace(error=found.error.plus((ALLOWANCE_ERROR * self.allowed) ** 2))
         return found
 
 
@@ -100,15 +103,14 @@ def pairs(
         scale = float(np.median(np.abs(values[0]))) or float(np.median(np.abs(values[1]))) or 1.0
         values = [side / scale for side in values]
     known = None
-    taken_apart = 0.0
+    allowed = 0.0
     if explained and is_by_step and is_log and not any(fixed) and meaning(metrics[0]).unit == "ms":
         known = _known(reference, candidate, common)
         taken = [_of_runs(side, common, _taken) for side in (reference, candidate)]
-        if all(np.isfinite(side).all() for side in taken):
-            first, second = (float(taken_columns(side).mean()) for side in taken)
-            taken_apart = abs(second - first)
+        if _is_taken(taken):
+            allowed = math.hypot(*(float(taken_columns(side).mean()) for side in taken))
     return Pairs(
-        values[0], values[1], common, is_by_step, is_log, scale, known, 2 - sum(fixed), unlike, taken_apart
+        values[0], values[1], common, is_by_step, is_log, scale, known, 2 - sum(fixed), unlike, allowed
     )
 
 
@@ -192,6 +194,31 @@ def state_text(reference: Dataset, candidate: Dataset, of_step: Pairs) -> str:
     )
 
 
+def rare_text(reference: Dataset, candidate: Dataset, main: MetricComparison, matters: float) -> str:
+    """Why two sides are not the same though their typical steps are, or may be: rare slow ones move the mean
+    by more than matters, beyond its noise. '' where they do not."""
+    if main.verdict not in ("same", "cannot tell") or main.interval is None:
+        return ""
+    means, variance = [], 0.0
+    for side in (reference, candidate):
+        steps = [np.nanmean(run.values("step_ms"), axis=0) for run in side.runs]
+        if min(map(len, steps)) < MIN_STEPS:
+            return ""
+        levels = [float(np.nanmean(step)) for step in steps]
+        means.append(float(np.mean(levels)))
+        within = [
+            float(error_of_mean(np.nan_to_num(step / level - 1)).variance())
+            for step, level in zip(steps, levels, strict=True)
+        ]
+        variance += float(np.mean(within)) / len(steps)
+    half = NORMAL_95 * math.sqrt(variance + 2 * RUN_SPREAD**2)
+    change = math.log(means[1] / means[0])
+    if abs(change) - half <= math.log1p(matters):
+        return ""
+    typical = f"typical steps are the same within {100 * matters:g} %, but " if main.verdict == "same" else ""
+    return f"{typical}rare slow steps move the mean: {number(means[0])} and {number(means[1])} ms"
+
+
 def _share(side: Dataset, kind: str) -> float:
     """Of the judged steps of a side, the middle of its runs."""
     shares = []
@@ -214,7 +241,7 @@ def _known(reference: Dataset, candidate: Dataset, steps: Ints) -> tuple[Floats,
     ):
         columns.append((work_columns(tokens[0]), work_columns(tokens[1])))
     taken = _of_runs(reference, steps, _taken), _of_runs(candidate, steps, _taken)
-    if _is_known(taken) and max(float(side.mean()) for side in taken) > TAKEN:
+    if _is_taken(taken):
         columns.append((taken_columns(taken[0]), taken_columns(taken[1])))
     if not columns:
         return None
@@ -223,7 +250,11 @@ def _known(reference: Dataset, candidate: Dataset, steps: Ints) -> tuple[Floats,
     return sides[0] - middle, sides[1] - middle
 
 
-def _is_known(sides: tuple[Floats, Floats]) -> bool:
+def _is_taken(shares: Sequence[Floats]) -> bool:
+    return _is_known(shares) and max(float(side.mean()) for side in shares) > TAKEN
+
+
+def _is_known(sides: Sequence[Floats]) -> bool:
     return all(bool(np.isfinite(side).all()) and side.size > 0 for side in sides)
 
 
@@ -284,7 +315,7 @@ def pairing_text(reference: Dataset, candidate: Dataset, of_step: Pairs) -> str:
         else:
             text += ": by number alone, nothing shows whether their data are the same"
     taken = _of_runs(reference, of_step.steps, _taken), _of_runs(candidate, of_step.steps, _taken)
-    if _is_known(taken) and max(float(side.mean()) for side in taken) > TAKEN:
+    if _is_taken(taken):
         sides = " and ".join(
             f"{side.label} {percent(float(values.mean()), digits=1)}"
             for side, values in zip((reference, candidate), taken, strict=True)

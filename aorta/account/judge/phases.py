@@ -68,7 +68,13 @@ def largest_text(judged: JudgedRun) -> str:
     return f"The largest phase is {row.title}: {of_step} (mean of {row.num_steps:,} steps){line}."
 
 
-def _phases_of(judged: JudgedRun) -> list[PhaseRow]:
+def phase_steps(judged: JudgedRun) -> dict[str, NDArray[np.float64]]:
+    """The step and its phases, [step]: means over ranks. {} where no step shows its phases."""
+    return {name: values.mean(axis=0) for name, values in _of_ranks(judged).items()}
+
+
+def _of_ranks(judged: JudgedRun) -> dict[str, NDArray[np.float64]]:
+    """[rank, step]"""
     run = judged.run
     columns = {
         phase: run.host_parts[f"{PREFIX}{phase}"][:, judged.num_warmup :]
@@ -76,7 +82,7 @@ def _phases_of(judged: JudgedRun) -> list[PhaseRow]:
         if f"{PREFIX}{phase}" in run.host_parts
     }
     if not columns or not judged.num_steps:
-        return []
+        return {}
     step = judged.values("step_ms")
     is_known = np.isfinite(step) & np.logical_and.reduce([np.isfinite(part) for part in columns.values()])
     is_known &= is_known.all(axis=0)  # every rank's, so that ranks are of the same steps
@@ -84,10 +90,19 @@ def _phases_of(judged: JudgedRun) -> list[PhaseRow]:
     of_account = np.isin(run.global_step[judged.num_warmup :], account_of(judged).global_step)
     chosen = is_known[0] & of_account
     if chosen.sum() < LEAST_SHOWN * of_account.sum() or not chosen.any():
+        return {}
+    found: dict[str, NDArray[np.float64]] = {phase: part[:, chosen] for phase, part in columns.items()}
+    whole = step[:, chosen]
+    return {"step": whole, **found, "rest": whole - sum(found.values())}
+
+
+def _phases_of(judged: JudgedRun) -> list[PhaseRow]:
+    steps = _of_ranks(judged)
+    if not steps:
         return []
-    by_rank = {phase: part[:, chosen].mean(axis=1) for phase, part in columns.items()}
-    step_ms = step[:, chosen].mean(axis=1)
-    by_rank["rest"] = positive(step_ms - sum(by_rank.values()))
+    by_rank: dict[str, NDArray[np.float64]] = {name: values.mean(axis=1) for name, values in steps.items()}
+    by_rank["rest"] = positive(by_rank["rest"])
+    step_ms = by_rank["step"]
     samples = [one for rank in sampled_ranks(judged) if (one := samples_of(judged, rank)) is not None]
     return [
         PhaseRow(
@@ -95,7 +110,7 @@ def _phases_of(judged: JudgedRun) -> list[PhaseRow]:
             float(by_rank[phase].mean()),
             float(by_rank[phase].mean() / step_ms.mean()),
             by_rank[phase].tolist(),
-            int(chosen.sum()),
+            steps["step"].shape[1],
             _line(samples, phase),
         )
         for phase in PHASES

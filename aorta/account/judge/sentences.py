@@ -2,21 +2,27 @@
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from aorta.account import numbers
 from aorta.account.judge.alike import MAIN, are_calibrated, is_window, kind_of_source
 from aorta.account.judge.cells import CELLS
 from aorta.account.judge.judged import bandwidths
 from aorta.account.judge.leading import few_calibrated, has_any, own_lead, partly_timed, with_word
+from aorta.account.judge.settings import devices_text
 from aorta.account.judge.work import PER_GPU, rate_text, work_text
 from aorta.account.metrics import metric_key, of_operation
-from aorta.account.model import ConfidenceInterval, Dataset, Decomposition, MetricComparison, StepWork
+from aorta.account.model import (
+    ConfidenceInterval,
+    Dataset,
+    Decomposition,
+    MetricComparison,
+    Part,
+    StepWork,
+)
 from aorta.account.numbers import number
 from aorta.timeline.ratio import RUN_SPREAD, LogRatio, Spread
 from aorta.timeline.statistics import ALPHA, LEVEL
 
-UNLIKE_MEDIANS = 0.05
+UNLIKE_MEDIANS = 0.02
 """Ratio - 1 by which the ratio and that of the two medians may differ without a word."""
 UNLIKE_LENGTHS = 2
 """Ratio of the runs' lengths above which it is said."""
@@ -119,20 +125,37 @@ def _sizes(r: str, c: str, metrics: dict[str, MetricComparison]) -> str:
 
 
 def _mostly(parts: Decomposition | None, lead_word: str, is_slower: bool) -> str:
-    """The part that moved most in the direction of the step: of means, which add up, unlike the medians. ''
-    where the means moved the other way."""
-    if parts is None or not parts.parts or not parts.step.difference_ms:
+    """The part and the phase that moved most in the direction of the step, where these are certain to have
+    moved that way at all."""
+    if parts is None or (parts.step.difference_ms > 0) != is_slower:
         return ""
+    largest = _largest([(CELLS[part.name].title, part) for part in parts.parts], is_slower)
+    if largest is None:
+        return ""
+    name, part = largest
     difference_ms = parts.step.difference_ms
-    if (difference_ms > 0) != is_slower:
-        return ""
-    largest = max(parts.parts, key=lambda part: np.sign(difference_ms) * part.difference_ms)
-    name = CELLS[largest.name].title
-    moved = number(largest.difference_ms, sign=True)
-    if abs(largest.difference_ms) >= abs(difference_ms):
-        return f", all of it {name} ({with_word(f'mean {moved} ms', lead_word)})"
-    share = f"mean {moved} of {number(difference_ms, sign=True)} ms"
-    return f", most of it {name} ({with_word(share, lead_word)})"
+    share = part.difference_ms / difference_ms
+    words = "all of it" if share >= 1 else "most of it" if share >= 0.5 else "a part of it"
+    of_step = "" if share >= 1 else f" of {number(difference_ms, sign=True)}"
+    moved = with_word(f"{number(part.difference_ms, sign=True)}{of_step} ms", lead_word)
+    text = f", {words} {name} ({moved})"
+    phase = _largest(
+        [(one.title + (f" ({one.line})" if one.line else ""), one.part) for one in parts.phases], is_slower
+    )
+    return text if phase is None else f"{text}, most in {phase[0]}"
+
+
+def _largest(parts: Sequence[tuple[str, Part]], is_slower: bool) -> tuple[str, Part] | None:
+    """None where the interval of each holds no change, or is not known."""
+    sign = 1 if is_slower else -1
+    moved = [
+        (name, part)
+        for name, part in parts
+        if part.interval is not None
+        and sign * part.difference_ms > 0
+        and (part.interval.low > 0 or part.interval.high < 0)
+    ]
+    return max(moved, key=lambda one: sign * one[1].difference_ms, default=None)
 
 
 def percent(ratio: float) -> str:
@@ -150,9 +173,11 @@ def comparison_notes(
     candidate: Dataset,
     metrics: dict[str, MetricComparison],
     parts: Decomposition | None,
-    num_judged: int,
     main: str,
 ) -> Iterator[str]:
+    """What to know of the answer, the most telling first."""
+    if main == MAIN and (text := measured_text(metrics.get(MAIN), parts)):
+        yield text
     if reference.source != candidate.source:
         is_same_kind = kind_of_source(reference) == kind_of_source(candidate)
         yield (
@@ -165,11 +190,15 @@ def comparison_notes(
         )
     yield from _calibration_notes(reference, candidate)
     for side in (reference, candidate):
-        if text := partly_timed(side):
-            yield f"{side.label}: {text}"
-    for side in (reference, candidate):
         if side.source == "projected":
             yield f"{side.label}: a projection has no noise: the intervals come from the other side alone"
+    records = [side.first.run.run for side in (reference, candidate)]
+    devices = {devices_text(record.devices) for record in records if record is not None}
+    if len(devices - {""}) > 1:
+        yield (
+            "the devices differ, and with them libraries, drivers and clocks: what part each has in the"
+            " change is not told"
+        )
     windows = [side.label for side in (reference, candidate) if is_window(side)]
     if len(windows) == 1:
         yield (
@@ -185,6 +214,19 @@ def comparison_notes(
     for side in (reference, candidate):
         if any(judged.run.run is None for judged in side.runs):
             yield f"{side.label}: run.json is missing, so its configuration is not known"
+
+
+def method_notes(
+    reference: Dataset,
+    candidate: Dataset,
+    metrics: dict[str, MetricComparison],
+    num_judged: int,
+    main: str,
+) -> Iterator[str]:
+    """What numbers are of, and how often they are wrong."""
+    for side in (reference, candidate):
+        if text := partly_timed(side):
+            yield f"{side.label}: {text}"
     durations = [
         name
         for name, metric in metrics.items()
@@ -198,24 +240,18 @@ def comparison_notes(
             f" {100 * ALPHA:.0f} % of such comparisons, and any of {num_judged - (main in metrics)} other"
             f" metrics in at most {100 * ALPHA:.0f} % (Holm's method). Each interval is a {LEVEL} interval"
         )
-    step = metrics.get(MAIN)
-    if step is not None and step.ratio and step.reference and step.candidate and step.interval is not None:
-        of_medians = step.candidate / step.reference
-        if abs(np.log(step.ratio / of_medians)) > np.log1p(UNLIKE_MEDIANS):
-            yield (
-                f"the medians alone differ by {percent(of_medians)}: the ratio, {percent(step.ratio)}, is of"
-                " steps taken together, after what is known of them is allowed for"
-            )
-    if parts is None or step is None or step.difference is None or main != MAIN or step.interval is None:
-        return
-    half = (step.interval.high - step.interval.low) / 2 * (step.reference or 0.0)
-    if abs(parts.step.difference_ms - step.difference) > half:
-        of_timed = any(partly_timed(side) for side in (reference, candidate))
-        yield (
-            f"mean step times differ by {number(parts.step.difference_ms, sign=True)} ms, medians by"
-            f" {number(step.difference, sign=True)} ms: "
-            + ("the means are those of the timed steps" if of_timed else "rare slow steps move the means")
-        )
+
+
+def measured_text(metric: MetricComparison | None, parts: Decomposition | None) -> str:
+    """What the clock showed, where the comparison is of something else; '' where it is the same."""
+    if metric is None or parts is None or not metric.reference or not metric.candidate:
+        return ""
+    medians = f"medians as measured: {number(metric.reference)} and {number(metric.candidate)} ms"
+    change = f"{medians}, {percent(metric.candidate / metric.reference)}"
+    if parts.is_net:
+        return f"{change}; the comparison is without the time in which others had the cores"
+    off = abs(parts.step.candidate_ms / metric.candidate - 1)
+    return f"{change}; the comparison takes like steps together" if off > UNLIKE_MEDIANS else ""
 
 
 def _of_own_view(durations: Sequence[str], sides: Sequence[Dataset]) -> str:

@@ -129,6 +129,10 @@ def _decomposition(comparison: Comparison) -> dict[str, Any] | None:
     return {
         "step": _part_row(decomposition.step),
         "parts": {part.name: _part_row(part) for part in decomposition.parts},
+        "phases": {
+            phase.part.name: _part_row(phase.part) | {"line": phase.line} for phase in decomposition.phases
+        },
+        "is_net": decomposition.is_net,
         "estimator": decomposition.estimator,
         "of_work": decomposition.of_work,
         "notes": decomposition.notes,

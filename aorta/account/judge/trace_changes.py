@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from aorta.account.load.rank.kernels import kernel_name
+from aorta.account.numbers import number
 from aorta.traces.classify import COMMUNICATION
 from aorta.traces.inventory import Floats, Inventory, WorkKey, WorkTimes
 
@@ -95,7 +96,7 @@ def trace_changes(reference: Sequence[Inventory], candidate: Sequence[Inventory]
     return TraceChanges(
         [row for table in tables for row in ranked if row.table == table],
         num_steps,
-        list(_notes(reference, candidate, num_steps, windows[0], len(kernels))),
+        list(_notes(reference, candidate, num_steps, windows[0], kernels)),
     )
 
 
@@ -313,8 +314,9 @@ def _notes(
     candidate: Sequence[Inventory],
     num_steps: tuple[int, int],
     is_window: bool,
-    num_rows: int,
+    kernels: Sequence[_Pair],
 ) -> Iterable[str]:
+    num_rows = len(kernels)
     if is_window:
         yield "neither trace marks steps: times are of all that was traced, and their spread is not known"
     elif min(num_steps) < 4 and 2 / comb(sum(num_steps), num_steps[0]) > SURE:
@@ -328,6 +330,7 @@ def _notes(
             f"of {num_rows} rows about {by_chance:.1g} are apart by chance, and steps of one run are more"
             " alike than steps of two: an order in which to look, no verdict"
         )
+    yield from _unmatched(kernels)
     sides = {"reference": reference, "candidate": candidate}
     without = [name for name, ranks in sides.items() if not any(rank.has_operators for rank in ranks)]
     if without:
@@ -338,3 +341,25 @@ def _notes(
     if len(reference) != len(candidate):
         yield f"{len(reference)} and {len(candidate)} ranks: times are means over ranks"
     yield f"times are summed durations, which may overlap; {COMMUNICATION} holds the waiting for other ranks"
+
+
+def _unmatched(kernels: Sequence[_Pair]) -> Iterable[str]:
+    """How much of the kernels' time has no partner, or one that only stands at the same place: of it nothing
+    is said."""
+    total, alone, guessed = ([0.0, 0.0] for _ in range(3))
+    for *sides, matched_by in kernels:
+        for i, work in enumerate(sides):
+            if work is not None:
+                ms = float(np.median(work.times.ms))
+                total[i] += ms
+                alone[i] += ms if matched_by == "one side only" else 0.0
+                guessed[i] += ms if matched_by == "order" else 0.0
+    for amounts, words in (
+        (alone, "have no partner"),
+        (guessed, "are matched by their place in the step alone"),
+    ):
+        if any(amounts):
+            yield (
+                f"kernels of {number(amounts[0])} of {number(total[0])} and {number(amounts[1])} of"
+                f" {number(total[1])} ms {words}"
+            )

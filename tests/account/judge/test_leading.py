@@ -59,7 +59,7 @@ def test_a_difference_that_only_calibrated_numbers_show_is_one(tmp_path):
     assert found.metrics["exposed_ms"].verdict == "worse"
     assert found.metrics["compute_ms"].verdict in ("same", "cannot tell")
     assert found.metrics["raw.compute_ms"].difference == pytest.approx(1.0, abs=0.05)
-    assert " of it communication (mean +0.99" in found.headline
+    assert " of it communication (+0.99" in found.headline
     assert found.headline.endswith(" ms, calibrated)")
     parts = {part.name: part.difference_ms for part in found.decomposition.parts}
     assert parts["communication"] == pytest.approx(1.0, abs=0.05)

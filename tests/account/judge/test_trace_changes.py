@@ -8,8 +8,6 @@ from click.testing import CliRunner
 
 from aorta.account.judge.trace_changes import certainty, trace_changes
 from aorta.cli import main
-from aorta.errors import ReportError
-from aorta.page import trace_changes as changes
 from aorta.traces.cache import Reading
 from aorta.traces.inventory import rank_inventory
 from aorta.traces.sources import open_source
@@ -182,18 +180,3 @@ def test_compare_prints_and_writes_it(tmp_path):
     kernel_row = next(row for row in rows if row["table"] == "kernel")
     assert float(kernel_row["difference_ms"]) == pytest.approx(0.030)
     assert kernel_row["reference"] == "'=gemm_a", "no formula in a spreadsheet"
-
-
-def test_xlsx(tmp_path, monkeypatch):
-    before = trace(tmp_path / "a.json", [("gemm_a", 100, *MM)])
-    found = compared(before, trace(tmp_path / "b.json", [("gemm_a", 130, *MM)]))
-    monkeypatch.setitem(__import__("sys").modules, "openpyxl", None)
-    with pytest.raises(ReportError, match="pip install openpyxl"):
-        changes.write_xlsx(found, tmp_path / "changes.xlsx")
-    monkeypatch.undo()
-    openpyxl = pytest.importorskip("openpyxl")
-    changes.write_xlsx(found, tmp_path / "changes.xlsx")
-    book = openpyxl.load_workbook(tmp_path / "changes.xlsx")
-    assert book.sheetnames == ["kernels by class", "kernels", "operators", "collectives", "notes"]
-    header, row = (list(cells) for cells in book["kernels"].values)
-    assert dict(zip(header, row, strict=True))["difference_ms"] == pytest.approx(0.030)
