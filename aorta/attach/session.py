@@ -155,7 +155,10 @@ class AttachedSession:
         if self._cuts and not self._explicit and self._blind is None and self._cycle.is_first_iteration:
             self._split(self._cuts[-1:])  # the program's only iteration: no second one has told where it ends
             self._cuts.clear()
+        open_step = None if self._open is None else self._open.step
         self._drop()
+        if open_step is not None and failure[1] is not None:
+            recorder.journal.failed = open_step  # in which the program failed
         self._end_pause()
         if self._capture is not None:
             self._capture.close()

@@ -89,6 +89,10 @@ class Backend:
     """Memory of a device by index; None where torch's allocator is not in use."""
     current_index: Callable[[], int] = staticmethod(torch.accelerator.current_device_index)
 
+    def memory_limit_bytes(self, index: int) -> int | None:
+        """What this process may have of a device's memory; None where that is not known."""
+        return None
+
     # -- which devices there are --------------------------------------------------------------------
 
     def is_available(self) -> bool:

@@ -146,6 +146,10 @@ class CudaBackend(Backend):
             version_of["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         return version_of
 
+    def memory_limit_bytes(self, index: int) -> int | None:
+        share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda index: 1.0)
+        return int(self.properties(index).total_memory * share(index))
+
     def reserved_bytes(self, index: int) -> int:
         return torch.cuda.memory_reserved(index)
 

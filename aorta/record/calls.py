@@ -186,6 +186,7 @@ class RecordedStep:
         "counts",
         "epoch",
         "final_waits",
+        "first_node",
         "first_numbers",
         "gap",
         "global_step",
@@ -201,6 +202,7 @@ class RecordedStep:
         "lost_futures",
         "memory",
         "own_ns",
+        "phase_peaks",
         "ranges",
         "rollbacks",
         "scalars",
@@ -254,6 +256,8 @@ class RecordedStep:
         """In an unseen step: number that the next call of a group has, by its key."""
         self.kernels_lost: str | None = None
         """Reason why the kernel records of this step are not whole; None: they are, as far as is known."""
+        self.first_node = 0
+        """Autograd's sequence number as the step began: nodes of its graphs have this one or later ones."""
         self.thread = threading.get_ident()
         self.calls: list[CollectiveCall] = []
         self.host_notes: list[HostNote] = []
@@ -265,6 +269,8 @@ class RecordedStep:
         self.ranges: list[MarkedRange] = []
         self.scalars: dict[str, Any] = {}
         self.memory: tuple[int, int, int, int | None, int | None] | None = None
+        self.phase_peaks: tuple[int, int, int] | None = None
+        """Bytes of the phases of aorta.record.phase_memory, at least."""
         self.rollbacks = 0
         self.gap: str | None = None
         """Reason why the step does not follow the one before it; None: it does."""

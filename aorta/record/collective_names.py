@@ -351,7 +351,7 @@ class CallOrigins:
         if outermost is None:
             return None
         if self._named(id(outermost)) is None:
-            self._names.update(_qualified_names(outermost))
+            self._names.update(qualified_names(outermost))
         for module in callers:
             if module is None:
                 return None
@@ -422,7 +422,7 @@ class _NodeNumbers:
         return self._modules[place] if place >= 0 else 0
 
 
-def _qualified_names(root: Module) -> dict[int, tuple[ReferenceType[Module], str]]:
+def qualified_names(root: Module) -> dict[int, tuple[ReferenceType[Module], str]]:
     """Return names of modules by id, without what wrappers add; the root is named by its class."""
     is_replica = type(root).__name__ in _REPLICAS
     names = {}

@@ -259,6 +259,7 @@ def _host_numbers(step: RecordedStep) -> dict[str, Any]:
         "window_end_ns": step.window_end.host_ns,
         "host_ms": (step.host_end_ns - step.host_start_ns) / 1e6,
         "memory": step.memory,
+        "phase_peaks": step.phase_peaks,
         "rollbacks": step.rollbacks,
         "gap": step.gap,
         "host_use": use_ms(step.use_at_start, step.use_at_end),

@@ -31,6 +31,7 @@ from aorta.device.backend import accelerator
 from aorta.record.calls import CollectiveCall, HostNote, RecordedStep
 from aorta.record.interception.replaced import uncompiled
 from aorta.record.journal import Journal
+from aorta.record.phase_memory import BACKWARD, FORWARD, OPTIMIZER, PhaseMemory
 from aorta.records.schema import HostKind, Phase
 
 MOST_NOTES = 256
@@ -70,8 +71,9 @@ _file_names: dict[str, str] = {}
 class HostWatch:
     """Notes what the program does on the host, by replacing functions while it is installed."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, memory: PhaseMemory | None = None) -> None:
         self._journal = journal
+        self._memory = memory
         self._replaced: list[Replacement] = []
         self._replaced_waits: list[Replacement] = []
         """Apart, because they are on only in steps that are recorded."""
@@ -136,12 +138,15 @@ class HostWatch:
     def _around(self, owner: Any, name: str, kind: HostKind) -> None:
         """Note each call of this function as `kind`."""
         original = getattr(owner, name)
+        memory = self._memory if kind == "backward" else None
 
         def call(*args: Any, **named: Any) -> Any:
             step = self._journal.current
             if self._depth or step is None:
                 return original(*args, **named)
             self._depth += 1
+            if memory is not None:
+                memory.ends(FORWARD, step)
             start_ns = monotonic_ns()
             try:
                 return original(*args, **named)
@@ -150,6 +155,8 @@ class HostWatch:
                 # Where steps begin and end is seen in some of these calls: a batch belongs to the step that
                 # it begins, everything else to the step in which it began.
                 self._note(kind, start_ns, "", step=None if kind == "data" else step)
+                if memory is not None:
+                    memory.ends(BACKWARD, step)
 
         # A backward pass may run compiled frames, which a skipped frame would keep from being compiled.
         self._replaced.append(_replace(owner, name, _like(call, original)))
@@ -216,6 +223,8 @@ class HostWatch:
         if start_ns:
             description, num_bytes = self._describe_optimizer(optimizer)
             self._note("optimizer", self._after_closure(start_ns), description, num_bytes)
+            if self._memory is not None:
+                self._memory.ends(OPTIMIZER, self._journal.current)
 
     def _after_closure(self, start_ns: int) -> int:
         """When the update itself began: step(closure) runs forward and backward within, as Lightning's do."""

@@ -8,6 +8,8 @@ import logging
 import time
 from collections.abc import Callable
 
+import torch
+
 from aorta.device.marks import Mark, MarkClock
 from aorta.errors import InstrumentError
 from aorta.record.calls import RecordedStep
@@ -19,6 +21,7 @@ from aorta.record.sources import Sources
 
 logger = logging.getLogger(__name__)
 
+next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 _NO_MARK = "no mark could be put on the step's stream"
 LEFT_OUT = "not recorded: the overhead left this step out"
 RARE = ("checkpoint", "pause")
@@ -93,10 +96,12 @@ class OpenSteps:
         sources.module_names.begin_step()
         sources.sites.begin_step(sources.looks and step.left_out is None)
         sources.host_watch.look_for_checkpoints()
+        step.first_node = next_node()
         step.host_start_ns = time.monotonic_ns()
         step.use_at_start = sources.thread_use.read()
         if sources.device is not None:
             self._choose_clock(step, sources.device.index)
+            sources.phase_memory.begin_step(step, sources.device.index)
             if step.by_kernels and sources.learns:
                 sources.learner.begin(step, sources.learner.read() if counts is None else counts)
         # The window of the step before ends at this mark, so it has to be of the kind that times that step.
@@ -237,7 +242,7 @@ class OpenSteps:
         elif any(isinstance(value, DeviceScalar) for value in step.scalars.values()):
             step.logged = clock.mark()  # behind the copies to the host
         if sources.device is not None and step.left_out is None:
-            step.memory = sources.accelerator.memory_of(sources.device.index)
+            sources.phase_memory.end_step(step)
         self._journal.release_finished()
         own_ns = time.thread_time_ns() - began_ns
         step.own_ns += own_ns

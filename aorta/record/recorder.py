@@ -29,7 +29,7 @@ from aorta.device.environment import environment_warnings
 from aorta.device.marks import MarkClock, clock_anchor
 from aorta.errors import InstrumentError
 from aorta.launcher import rank_and_world_size
-from aorta.record.calls import Observer
+from aorta.record.calls import Observer, RecordedStep
 from aorta.record.collective_source import NOT_LOADED
 from aorta.record.companions import Cause, Companions
 from aorta.record.description import (
@@ -72,6 +72,7 @@ class Recorder:
         self.steps = OpenSteps(self.journal, self._sampling, self._sources)
         """The steps that are open, for the handles of steps."""
         self.steps.open_clock = self._open_clock
+        self._sources.phase_memory.near = self._near_memory_limit
         self._output: Output | None = None
         """None outside of `with`."""
         self._store_prefix: str | None = None
@@ -305,7 +306,7 @@ class Recorder:
         """
         # Once `with` was left, only its own error counts: it may all stand in the handler of another one.
         (error,) = self._exit_error or (sys.exc_info()[1],)
-        self._close(ending_of(error), timeout_s)
+        self._close(error, timeout_s)
 
     def stopped(self, reason: str) -> None:
         """Note that the run was asked to end early. reason: by what, such as a signal's name."""
@@ -331,14 +332,21 @@ class Recorder:
     def _left_open(self) -> None:
         """Close the recorder at the exit of the interpreter, if nobody did."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        self._close(ending_of(error), timeout_s=5.0)
+        self._close(error, timeout_s=5.0)
 
-    def _close(self, ending: Ending, timeout_s: float) -> None:
+    def _close(self, error: BaseException | None, timeout_s: float) -> None:
         """Take the instrument off, have the last lines written, and then run.json, which counts them."""
         output = self._output
         if output is None or os.getpid() != self._pid:
             return
         atexit.unregister(self._left_open)
+        ending = ending_of(error)
+        if error is not None:
+            from aorta.record.shortage import note_shortage  # most runs end well
+
+            note_shortage(
+                output.path, output.claim, self.rank, error, self.journal.current or self.journal.failed
+            )
         if ending.kind == "finished" and self._stopped_by is not None:
             ending = Ending(kind="stopped", why=self._stopped_by, unix_ns=ending.unix_ns)
         self.companions.closing(self._cause)
@@ -366,6 +374,16 @@ class Recorder:
         self._output = None
         self._sources.thread_use.close()
         self.companions.closed(self._cause)
+
+    def _near_memory_limit(self, step: RecordedStep, limit_bytes: int) -> None:
+        """Note once who holds the device's memory. The step is longer for it, and tells no cost."""
+        from aorta.record.shortage import note_nearness  # most runs have room
+
+        output, device = self._output, self._sources.device
+        if output is not None and device is not None:
+            start_ns = time.monotonic_ns()
+            note_nearness(output.path, output.claim, self.rank, device, step, limit_bytes)
+            self._sources.host_watch.note_pause("aorta looks who holds memory", start_ns)
 
     def _common_store(self) -> Store | None:
         """Return the job's store once there is a process group."""

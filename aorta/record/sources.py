@@ -24,6 +24,7 @@ from aorta.record.interception.switch import BackendCounts, Interception
 from aorta.record.journal import Journal
 from aorta.record.kernel_source import KernelSource
 from aorta.record.learned_calls import Learner
+from aorta.record.phase_memory import PhaseMemory
 from aorta.record.settings import RecorderSettings
 from aorta.record.sites import Sites
 from aorta.record.stacks import StackSampler
@@ -43,7 +44,8 @@ class Sources:
         self.collectives = CollectiveSource(settings.collectives)
         self.captures = CaptureWatch()
         self.captures.listener = self.collectives.capturing
-        self.host_watch = HostWatch(journal)
+        self.phase_memory = PhaseMemory(self.accelerator)
+        self.host_watch = HostWatch(journal, self.phase_memory)
         self.module_names = ModuleNames(journal)
         self.sites = Sites(journal)
         self.counts = BackendCounts(journal)

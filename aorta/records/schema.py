@@ -324,6 +324,12 @@ class MemoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     num_device_frees: int | None = None
     """Since the process began: segments that the allocator gave back to the driver, for such an allocation or
     because the program asked for it (empty_cache)."""
+    forward_bytes: int | None = None
+    """The most that was seen allocated before a backward pass: the peak where it rose there, else what was at
+    the ends."""
+    backward_bytes: int | None = None
+    """The same in backward passes; optimizer_bytes: behind them, up to the end of the step's body."""
+    optimizer_bytes: int | None = None
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -105,6 +105,8 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kernel records; None: the step was timed by events. window_ms and body_ms then mean nothing."""
     kernels_lost: str | None = None
     """Why the step has no kernel records though it was to be timed by them."""
+    phase_peaks: tuple[int, int, int] | None = None
+    """Bytes in forward, backward, and behind it up to the optimizer's end."""
     rollbacks: int = 0
     gap: str | None = None
     by_library: bool = False

@@ -183,12 +183,16 @@ def memory_record(step: RawStep) -> MemoryRecord | None:
     if step.memory is None:
         return None
     allocated, reserved, peak, num_retries, num_frees = step.memory
+    forward, backward, optimizer = step.phase_peaks or (None, None, None)
     return MemoryRecord(
         allocated_bytes=allocated,
         reserved_bytes=reserved,
         peak_allocated_bytes=peak,
         num_alloc_retries=num_retries,
         num_device_frees=num_frees,
+        forward_bytes=forward,
+        backward_bytes=backward,
+        optimizer_bytes=optimizer,
     )
 
 

@@ -21,6 +21,7 @@ from aorta.account.load.rank.reduce import (
     with_unwritten,
 )
 from aorta.account.load.run import RankRows, RunFiles, assemble, places_of
+from aorta.account.load.shortage import shortage_lines
 from aorta.account.load.traces.open import load_traces
 from aorta.account.load.waits import busbw_by_transfer
 from aorta.account.model import DAMAGED, MOST_DAMAGED, NamedSpan, Progress, Run
@@ -28,6 +29,7 @@ from aorta.errors import RecordError, ReportError, TraceError
 from aorta.processes import parallel_map, usual_jobs
 from aorta.records.files import STEPS_FILE, sites_name, stacks_name
 from aorta.records.launches import read_notes
+from aorta.records.memory import read_shortages
 from aorta.records.reader import kernel_names_beside, read_run, read_sites
 from aorta.records.schema import CallSites, RunRecord, Source, StepRecord
 from aorta.records.stacks import Stacks, joined, read_stacks
@@ -97,6 +99,8 @@ def _load_records(
     progress: Progress | None,
     strict: bool,
 ) -> Run:
+    if not any(path.stat().st_size for path in paths) and (early := _died_early(folder)):
+        raise ReportError(f"{folder}: no step was recorded; {'; '.join(early)}")
     notes: list[str] = []
     run, damage = _run_record(folder, notes, strict)
     rows = RankRows(len(paths))
@@ -138,7 +142,11 @@ def _load_records(
     if unsure := comm_evidence(loaded).note:
         loaded.notes.append(unsure)
     states, launch_notes = list(read_states(folder).values()), read_notes(folder)
-    loaded.story[:] = [*_damage_text(damage, loaded, ranks), *story(run, states, ranks, launch_notes)]
+    loaded.story[:] = [
+        *_damage_text(damage, loaded, ranks),
+        *story(run, states, ranks, launch_notes),
+        *_shortage_text(folder, run, files, loaded.source),
+    ]
     if run is not None and run.attempts and ranks:
         loaded.goodput[:] = goodput(ranks[0].path, run, last_ending(run, states, launch_notes))
         if len(run.attempts) > 1 and loaded.goodput:
@@ -186,6 +194,28 @@ def _damage_text(damage: list[str], run: Run, ranks: list[RankFile]) -> list[str
         f"{DAMAGED}: {'; '.join(damage[:MOST_DAMAGED])}{more}. The numbers are of what is left, {left}"
         " (--strict refuses it)"
     ]
+
+
+def _died_early(folder: Path) -> list[str]:
+    """What a program that had no memory for its first step was short of."""
+    states = read_states(folder)
+    shortages = read_shortages(folder, states)
+    current = {rank: one for rank, one in shortages.items() if one.run_id == states[rank].process.run_id}
+    return shortage_lines(current, lambda rank: (), states)
+
+
+def _shortage_text(
+    folder: Path, run: RunRecord | None, files: dict[int, RankFile], source: Source
+) -> list[str]:
+    """Of the run's last attempt: what an earlier one was short of was mended, or it would not go on."""
+    shortages = {
+        rank: shortage
+        for rank, shortage in read_shortages(folder, files).items()
+        if run is not None
+        and shortage.run_id == run.run_id
+        and shortage.attempt == max((attempt.attempt for attempt in run.attempts), default=0)
+    }
+    return shortage_lines(shortages, partial(_records_of, files, source), files)
 
 
 def _stacks_of(files: dict[int, RankFile], rank: int) -> Stacks:

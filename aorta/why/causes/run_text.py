@@ -73,6 +73,8 @@ def _all_steps(dataset: Dataset, account: Account) -> str:
 def causes_text(explained: Explanation, dataset: Dataset) -> str:
     """The step, then its causes with evidence, change and check."""
     lines = [title(dataset)]
+    for text in dataset.first.run.story:
+        lines += wrapped(text)
     if explained.causes:
         lines += cause_lines(explained.causes)
     else:
