@@ -430,7 +430,6 @@ SDPA = BackendKind(
     {
         "tile": "aorta.projection.sdpa:TileSdpa",
         "roofline": "aorta.projection.sdpa:RooflineSdpa",
-        "table": "aorta.projection.kernel_tables:TableSdpa",
         "origami": "aorta.projection.origami:OrigamiSdpa",
     },
 )
@@ -443,13 +442,13 @@ def get_gemm_simulation_backend(name: str, hardware: Hardware, **options: Any) -
 
 
 def get_sdpa_simulation_backend(name: str, hardware: Hardware, **options: Any) -> SdpaBackend:
-    """The attention model of that name: tile, roofline, table (path=...), origami or an entry point."""
+    """The attention model of that name: tile, roofline, origami or one of an entry point."""
     backend: SdpaBackend = _backend(SDPA, name, hardware, options)
     return backend
 
 
 def _backend(kind: BackendKind, name: str, hardware: Hardware, options: dict[str, Any]) -> Any:
-    if name == "table" and "path" not in options:
+    if name == "table" and name in kind.places and "path" not in options:
         raise ProjectionError(
             f"the {kind.title} backend table needs path=FILE of measurements; tile needs none"
         )

@@ -24,19 +24,18 @@ from aorta.projection.estimates import KernelEstimate, memory_bound
 from aorta.projection.kernel_tables import (
     GEMM_COLUMNS,
     QUANTILES,
-    SDPA_COLUMNS,
     gemm_of,
     read_rows,
-    sdpa_of,
     seconds_of,
 )
 from aorta.projection.measured_runs import LeftOut
 from aorta.projection.prices import get_gemm_simulation_backend, get_sdpa_simulation_backend
-from aorta.projection.sdpa import checked_family
+from aorta.projection.sdpa import AttentionSize, checked_family
 
 CALIBRATION, HELD_OUT = "calibration", "held_out"
 MIB = 1 << 20
 JUDGED_COLLECTIVE_BYTES = MIB
+SDPA_COLUMNS = ("backend", "batch", "heads", "kv_heads", "seqlen", "head_dim", "causal", "fwd_ms", "bwd_ms")
 CALIBRATED_DTYPE = "bf16"
 CALIBRATED_COPY_MIB = 4096
 """memory.csv gave the sustained rate from its largest copy and the host times from its smallest."""
@@ -164,14 +163,15 @@ def _sdpa_sheet(gpu: Hardware) -> Sheet:
 
     def rows_of(line: dict[str, str]) -> list[KernelCheck]:
         rows = []
-        for row in sdpa_of(line):
-            shape = (row.batch, row.heads, row.kv_heads, row.seqlen, row.head_dim)
-            predicted = backend.simulate(row.size, row.backward, checked_family(row.family))
-            name = (
-                f"{row.family} {'backward' if row.backward else 'forward'} "
-                f"{'causal' if row.causal else 'full'} " + " x ".join(str(part) for part in shape)
-            )
-            rows.append(_row(name, half_of("x".join(map(str, shape))), row.time_s, predicted, 0.0))
+        family, causal = line["backend"], line["causal"].lower() in ("true", "1")
+        shape = [int(line[name]) for name in ("batch", "heads", "kv_heads", "seqlen", "head_dim")]
+        batch, heads, kv_heads, seqlen, head_dim = shape
+        size = AttentionSize(batch, seqlen, seqlen, heads, kv_heads, head_dim, head_dim, causal=causal)
+        for pass_name, column in (("forward", "fwd_ms"), ("backward", "bwd_ms")):
+            predicted = backend.simulate(size, pass_name == "backward", checked_family(family))
+            name = f"{family} {pass_name} {'causal' if causal else 'full'} " + " x ".join(map(str, shape))
+            half = half_of("x".join(map(str, shape)))
+            rows.append(_row(name, half, seconds_of(line[column]), predicted, 0.0))
         return rows
 
     return Sheet(SDPA_COLUMNS, rows_of)

@@ -90,7 +90,6 @@ def refused(*arguments):
         pytest.param(["--global-batch-size", 0], "must be at least 1, got 0", id="batch-of-none"),
         pytest.param(["--recompute", "²"], "must be none, selective, full", id="recompute-no-digit"),
         pytest.param(["--gemm-backend", "table"], "needs --gemm-table", id="table-without-file"),
-        pytest.param(["--sdpa-backend", "table"], "needs path", id="attention-table-without-file"),
         pytest.param(["--gpu-clock-mhz", "nan"], "--gpu-clock-mhz must be between", id="clock-nan"),
         pytest.param(["--gpu-clock-mhz", "1e-300"], "--gpu-clock-mhz must be between", id="clock-tiny"),
         pytest.param(["--seq-len", "1" * 31], "got a number of 31 digits", id="seq-len-huge"),

@@ -153,23 +153,6 @@ def test_what_cannot_be_priced_is_refused(changed, message):
         priced(**changed)
 
 
-def test_table_interpolates_measurements(tmp_path):
-    path = tmp_path / "sdpa.csv"
-    model = backend("tile", "h200")
-    rows = []
-    for heads, length in ((16, 2048), (16, 8192), (64, 2048), (64, 8192)):
-        size = AttentionSize(1, length, length, heads, heads, 128, 128)
-        times = [2e3 * model.simulate(size, backward, "flash").time_s for backward in (False, True)]
-        rows.append(f"flash,1,{heads},{heads},{length},128,True,{times[0]},{times[1]}")
-    path.write_text("\n".join(["backend,batch,heads,kv_heads,seqlen,head_dim,causal,fwd_ms,bwd_ms", *rows]))
-    table = get_sdpa_simulation_backend("table", load_hardware("h200"), path=path)
-    inside = (AttentionSize(1, 4096, 4096, 32, 8, 128, 128), True, "flash")
-    assert table.simulate(*inside).time_s == pytest.approx(2 * model.simulate(*inside).time_s)
-    outside = (AttentionSize(1, 4096, 4096, 32, 8, 128, 128), True, "cudnn")
-    assert table.simulate(*outside).time_s == model.simulate(*outside).time_s
-    assert table.simulate(*outside).details["inside"] == 0
-
-
 def test_unknown_backend_names_the_near_one():
     with pytest.raises(ProjectionError, match="did you mean 'roofline'"):
         get_sdpa_simulation_backend("rofline", load_hardware("h200"))
