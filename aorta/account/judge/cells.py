@@ -81,6 +81,7 @@ OUTSIDE_WORDS = {
     "warm_up": "in warm-up steps",
     "between": "in gaps between steps (an evaluation, a restart)",
     "after": "after the last step",
+    "unmarked": "in no step that the trace marks",
 }
 
 
@@ -440,11 +441,14 @@ def _idle_meanwhile(idle: Floats | None, span: Floats, unusual: Floats) -> Float
 
 
 def _outside(judged: JudgedRun) -> dict[str, float]:
-    """Wall time of the run, from when aorta was loaded to its end; of a run that was not restarted."""
+    """Wall time of the run, from when aorta was loaded to its end; of a run that was not restarted. Of traces
+    the time that they cover."""
     run, record = judged.run, judged.run.run
+    if run.source in TRACE_SOURCES and run.num_steps:
+        return _outside_of_trace(judged)
     if record is None or record.finished_unix_ns is None or len(record.attempts) > 1:
         return {}
-    if run.source in TRACE_SOURCES or not run.num_steps:
+    if not run.num_steps:
         return {}
     lengths = np.nan_to_num(run.metrics["step_ms"])
     if last_holds_the_end(judged):
@@ -465,6 +469,15 @@ def _outside(judged: JudgedRun) -> dict[str, float]:
     if min(means.values()) < -CLOCKS_APART_MS or means["start_up"] > LONGEST_START_MS:
         return {}  # run.json's clock is not that of the lines
     return {name: max(ms, 0.0) for name, ms in means.items()}
+
+
+def _outside_of_trace(judged: JudgedRun) -> dict[str, float]:
+    lengths = np.nan_to_num(judged.run.metrics["step_ms"]).mean(axis=0)
+    spans = [total["span_ms"] for total in judged.run.totals.values()]
+    whole_ms = float(np.mean([span or 0.0 for span in spans]))
+    warm_up_ms = float(lengths[: judged.num_warmup].sum())
+    parts = {"judged": float(lengths.sum()) - warm_up_ms, "warm_up": warm_up_ms}
+    return parts | {"unmarked": max(whole_ms - float(lengths.sum()), 0.0)}
 
 
 def _gaps(judged: JudgedRun) -> Floats:

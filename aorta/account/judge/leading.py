@@ -285,8 +285,8 @@ def recorded_apart(dataset: Dataset) -> str:
     if partly_timed(dataset) or not 0 < num <= len(left_out) / 2:
         return ""
     return (
-        f"{num} of {len(left_out)} judged steps were recorded with their details (--overhead), which makes"
-        f" them longer: means are of the others{_lengths(dataset, ~left_out)}"
+        f"{num} of {len(left_out)} judged steps were recorded with their details (--overhead) and are in no"
+        f" mean, since that may make them longer{_lengths(dataset, ~left_out)}"
     )
 
 

@@ -18,6 +18,8 @@ LEAST_SHOWN = 0.5
 """Share of the account's steps that must show their phases."""
 FEWEST = 3
 """Samples from which on a phase has a line."""
+ENOUGH = 6
+"""Samples before backward passes, from which on these are divided into the model and the program's code."""
 TITLES: dict[StepPhase, str] = {
     "data": "data",
     "forward": "forward",
@@ -26,7 +28,7 @@ TITLES: dict[StepPhase, str] = {
     "logging": "logging, callbacks",
     "evaluation": "evaluation, pauses",
     "checkpoint": "checkpoint",
-    "rest": "rest",
+    "rest": "own code, rest",
 }
 
 
@@ -47,6 +49,11 @@ class PhaseRow:
     def title(self) -> str:
         return TITLES[self.phase]
 
+    @property
+    def place(self) -> str:
+        """', most of it in fit(), a.py:45'"""
+        return "" if self.line is None else f", most of it in {self.line.text}"
+
 
 def phases_of(judged: JudgedRun) -> list[PhaseRow]:
     """In the order of a step; they add up to it. Nothing where no step shows its phases."""
@@ -63,9 +70,14 @@ def largest_text(judged: JudgedRun) -> str:
     if not rows:
         return ""
     row = max(rows, key=lambda row: row.ms)
-    line = "" if row.line is None else f", most of it in {row.line.text}"
     of_step = f"{quantity(row.ms, 'ms')} of {quantity(row.ms / row.share, 'ms')}"
-    return f"The largest phase is {row.title}: {of_step} (mean of {row.num_steps:,} steps){line}."
+    return f"The largest phase is {row.title}: {of_step} (mean of {row.num_steps:,} steps){row.place}."
+
+
+def largest_beside_the_model(judged: JudgedRun) -> PhaseRow | None:
+    """Of the phases that are not the model's own passes; None where none is known."""
+    rows = [row for row in phases_of(judged) if row.phase not in ("forward", "backward")]
+    return max(rows, key=lambda row: row.ms, default=None)
 
 
 def phase_steps(judged: JudgedRun) -> dict[str, NDArray[np.float64]]:
@@ -104,6 +116,10 @@ def _phases_of(judged: JudgedRun) -> list[PhaseRow]:
     by_rank["rest"] = positive(by_rank["rest"])
     step_ms = by_rank["step"]
     samples = [one for rank in sampled_ranks(judged) if (one := samples_of(judged, rank)) is not None]
+    own = _own_code(samples)
+    if own is not None:
+        moved = own * by_rank["forward"]
+        by_rank["forward"], by_rank["rest"] = by_rank["forward"] - moved, by_rank["rest"] + moved
     return [
         PhaseRow(
             phase,
@@ -111,26 +127,62 @@ def _phases_of(judged: JudgedRun) -> list[PhaseRow]:
             float(by_rank[phase].mean() / step_ms.mean()),
             by_rank[phase].tolist(),
             steps["step"].shape[1],
-            _line(samples, phase),
+            _line(samples, phase, own is not None),
         )
         for phase in PHASES
         if phase in by_rank and by_rank[phase].any()
     ]
 
 
-def _line(samples: list[Samples], phase: StepPhase) -> CodeLine | None:
-    stacks = [stack for one in samples for stack in one.chosen(_which(one, phase), 1 / len(samples))]
+def _own_code(samples: list[Samples]) -> float | None:
+    """Part of what lies before backward passes in which the program's own code ran and no model: a moving
+    average of the weights, behind an update that ended the step. None where samples do not show that, as
+    where there are no modules."""
+    own_ms, model_ms, num = 0.0, 0.0, 0
+    for one in samples:
+        in_model, in_own = _in_model(one), _in_own_code(one)
+        own_ms, model_ms = own_ms + float(one.ms[in_own].sum()), model_ms + float(one.ms[in_model].sum())
+        num += int(in_own.sum() + in_model.sum())
+    if num < ENOUGH or not model_ms > 0:
+        return None
+    return own_ms / (own_ms + model_ms)
+
+
+def _in_model(samples: Samples) -> NDArray[np.bool_]:
+    """Samples of modules, and of losses, which the loop calls as functions."""
+    before = samples.in_phase("rest", "communication") & samples.at("body") & ~samples.is_behind
+    result: NDArray[np.bool_] = samples.is_judged & (
+        samples.in_phase("forward") | (before & samples.in_a_loss)
+    )
+    return result
+
+
+def _in_own_code(samples: Samples) -> NDArray[np.bool_]:
+    before = samples.in_phase("rest", "communication") & samples.at("body") & ~samples.is_behind
+    result: NDArray[np.bool_] = samples.is_judged & before & ~samples.in_a_loss
+    return result
+
+
+def _line(samples: list[Samples], phase: StepPhase, is_apart: bool) -> CodeLine | None:
+    """is_apart: the program's own code before a backward pass counts as rest."""
+    stacks = [
+        stack for one in samples for stack in one.chosen(_which(one, phase, is_apart), 1 / len(samples))
+    ]
     found = heaviest(stacks)
     return found if found is not None and found.num_samples >= FEWEST else None
 
 
-def _which(samples: Samples, phase: StepPhase) -> NDArray[np.bool_]:
+def _which(samples: Samples, phase: StepPhase, is_apart: bool) -> NDArray[np.bool_]:
     """Samples of a phase. Where several of a step are accumulated, code between a backward pass and the next
     forward pass counts as rest, though the spans have it as forward."""
     judged = samples.is_judged
     own = judged & samples.in_phase("rest", "communication")
     in_body = samples.at("body")
     match phase:
+        case "forward" if is_apart:
+            return _in_model(samples)
+        case "rest" if is_apart:
+            return (own & in_body & samples.is_behind) | _in_own_code(samples)
         case "forward":
             return (judged & samples.in_phase("forward")) | (own & in_body & ~samples.is_behind)
         case "rest":

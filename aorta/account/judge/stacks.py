@@ -15,6 +15,7 @@ from aorta.timeline.types import TRACE_SOURCES
 
 MOST = 0.5
 """Of a loss, from which on it is in one function."""
+LOSS_FUNCTIONS = ("loss", "cross_entropy")
 MOST_RANKS = 8
 """Whose samples stand for those of all ranks."""
 
@@ -63,12 +64,23 @@ class Samples:
         )
         return of_node[self.rows[:, 5]] if len(self.rows) else np.zeros(0, dtype=bool)
 
+    @property
+    def in_a_loss(self) -> NDArray[np.bool_]:
+        """The innermost frame is a loss function of torch's, which belongs to the model's pass."""
+        frames = (self.stacks.frames[frame] for _, frame in self.stacks.nodes)
+        of_node = np.array([is_a_loss(frame) for frame in frames], dtype=bool)
+        return of_node[self.rows[:, 5]] if len(self.rows) else np.zeros(0, dtype=bool)
+
     def chosen(self, which: NDArray[np.bool_], factor: float = 1.0) -> "list[WeightedStack]":
         """The samples that are meant, as stacks with ms of a step."""
         return [
             WeightedStack(self.stacks.path(int(row[5])), float(ms) * factor, DOING[int(row[3])])
             for row, ms in zip(self.rows[which], self.ms[which], strict=True)
         ]
+
+
+def is_a_loss(frame: StackFrame) -> bool:
+    return frame.file == "torch" and any(name in frame.function.lower() for name in LOSS_FUNCTIONS)
 
 
 @dataclass(frozen=True, slots=True)

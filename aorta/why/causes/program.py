@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aorta.records.schema import RunRecord
+from aorta.records.schema import GPU_KINDS, RunRecord
 
 PROGRAM = (
     "workers_0",
@@ -18,12 +18,15 @@ PROGRAM = (
     "foreach_off",
     "fused",
     "anomaly",
+    "no_core",
+    "short_batch",
 )
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
 epochs. buckets_small: DDP's are set below its default. no_buffers: the model has none that DDP could send.
 bucket_view: gradient_as_bucket_view is set. blocks: units of fully_shard hold several weights.
 resharded_not: reshard_after_forward=False is in force. foreach_off, fused: of the optimizer with most
-parameters. anomaly: autograd's anomaly detection is on."""
+parameters. anomaly: autograd's anomaly detection is on. no_core: workers of a loader would take cores from
+training. short_batch: a worker would take as long to hand a batch over as the step waits for it."""
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "bucket_view": r"\bgradient_as_bucket_view=True",
@@ -34,6 +37,11 @@ OFFERS = {
 """What a remedy offers, by the name that says it is set."""
 PARTS = re.compile(r"(; |, )(?![^()]*\))")
 """Between parts of a remedy, outside of brackets."""
+HAND_OVER_MS = 1.0
+"""CPU time of the process that trains to receive a batch of a worker: 0.5 to 2.8 ms for 4 kB to 13 MB."""
+MOST_WORKERS = 4
+CROWDED = 0.1
+"""Part of the step in which others have the cores, from which on no core is free."""
 USUAL_BUCKET_MB = 25.0
 WEIGHTS_OF_A_BLOCK = 4
 SHORT_EPOCH = 200
@@ -90,6 +98,26 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
     if isinstance(modes, Mapping) and _number(modes, "compiled_frames"):
         names.add("compile")
     return frozenset(names), facts
+
+
+def workers_of(
+    run: RunRecord | None, num_ranks: int, core_taken: float, waited_ms: float
+) -> tuple[frozenset[str], dict[str, str]]:
+    """What is to be said of more workers: names of PROGRAM that hold, and how many have cores beside the one
+    of each rank that trains. MOST_WORKERS where nobody counted the cores.
+
+    core_taken: part of the step in which others have the cores. waited_ms: for batches, in a step.
+    """
+    names = {"short_batch"} if 0 < waited_ms < HAND_OVER_MS else set()
+    modes = ((run.program if run is not None else None) or {}).get("modes")
+    cores = int(_number(modes, "num_cores")) if isinstance(modes, Mapping) else 0
+    if not cores or run is None:
+        return frozenset(names), {"workers": str(MOST_WORKERS)}
+    devices = sum(row.get("kind") in GPU_KINDS for row in run.devices)
+    free = cores // max(min(num_ranks, devices or num_ranks), 1) - 1
+    if free < 1 or core_taken > CROWDED:
+        names.add("no_core")
+    return frozenset(names), {"workers": str(max(min(free, MOST_WORKERS), 1)), "cores": str(cores)}
 
 
 def _loader(loader: Mapping[str, Any], names: set[str], facts: dict[str, str]) -> None:

@@ -24,7 +24,7 @@ from aorta.why.causes.finding import WAIT, CauseFinding
 from aorta.why.causes.ledger import Ledger
 from aorta.why.causes.losses.of_a_step import findings
 from aorta.why.causes.losses.outside import outside_cause
-from aorta.why.causes.program import program_of, without_in_force
+from aorta.why.causes.program import program_of, without_in_force, workers_of
 from aorta.why.causes.rules import CauseRule, rules
 from aorta.why.causes.stack import stack_of
 from aorta.why.causes.text import seen_text
@@ -94,7 +94,7 @@ def _explanation(judged: JudgedRun, lead: Lead, path: str) -> Explanation:
             rows = _rows_text(taken, account)
             cause = msgspec.structs.replace(cause, evidence=(*cause.evidence, *([rows] if rows else [])))
             named.append((cause, taken))
-    outside = outside_cause(account, rule_of["between_steps"], path, line_of_evaluation(looked))
+    outside = outside_cause(account, path, line_of_evaluation(looked))
     if outside is not None:
         named.append((outside, {}))
     named = sorted(named, key=lambda entry: -entry[0].ms)[:MOST_SHOWN]
@@ -204,6 +204,9 @@ def cause_of(
         value, share = Worth(0.0, None, "no time is lost yet"), 0.0
     line = line_of(finding, judged)
     facts = _texts(finding, judged, step, path) | program_of(judged.run.run)[1]
+    waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
+    of_workers = workers_of(judged.run.run, len(judged.run.ranks), account.share("core_taken"), waited_ms)
+    stack, facts = stack | of_workers[0], facts | of_workers[1]
     if line is not None:
         facts["line"] = line.text
     subject = (_filled(rule.subject, facts) or finding.kind) + _in_line(line, finding) + value.often

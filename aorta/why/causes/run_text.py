@@ -5,7 +5,7 @@ import textwrap
 import numpy as np
 
 from aorta.account.judge.alike import is_window
-from aorta.account.judge.answer import losses_text
+from aorta.account.judge.answer import losses, losses_text
 from aorta.account.judge.cells import (
     CELLS,
     LARGE_SHARE,
@@ -14,7 +14,7 @@ from aorta.account.judge.cells import (
     account_of,
 )
 from aorta.account.judge.leading import source_text
-from aorta.account.judge.phases import largest_text
+from aorta.account.judge.phases import largest_beside_the_model, largest_text
 from aorta.account.judge.profiles import line_text, told_differences
 from aorta.account.judge.sites import sites_of
 from aorta.account.load.measures import peak_text
@@ -120,17 +120,17 @@ def _outside_text(account: Account) -> str:
     outside = {name: ms for name, ms in account.outside.items() if name in OUTSIDE_WORDS}
     if not wall > 0 or sum(outside.values()) < LARGE_SHARE * wall:
         return ""
+    unit, size = ("ms", 1.0) if wall < 1e3 else ("s", 1e3)
     parts = [
-        f"{_seconds(ms)} {OUTSIDE_WORDS[name]}" for name, ms in outside.items() if ms >= WORTH_NOTING * wall
+        f"{quantity(ms / size, unit)} {OUTSIDE_WORDS[name]}"
+        for name, ms in outside.items()
+        if ms >= WORTH_NOTING * wall
     ]
+    whole = "the trace covers" if "unmarked" in account.outside else "the run took"
     return (
-        f"Outside of the judged steps: {_seconds(sum(outside.values()))} of the {_seconds(wall)} that the run"
-        f" took: {', '.join(parts)}."
+        f"Outside of the judged steps: {quantity(sum(outside.values()) / size, unit)} of the"
+        f" {quantity(wall / size, unit)} that {whole}: {', '.join(parts)}."
     )
-
-
-def _seconds(ms: float) -> str:
-    return quantity(ms / 1e3, "s")
 
 
 def _too_few(account: Account) -> str:
@@ -143,7 +143,11 @@ def nothing_text(dataset: Dataset, explained: Explanation) -> str:
     account = explained.account
     largest = max(explained.unexplained_ms, key=lambda name: explained.unexplained_ms[name], default="")
     is_large = bool(largest) and account.share(largest) >= LARGE_LOSS
-    text = "No cause is named." if explained.cannot_tell or is_large else NOTHING
+    is_lossy = any((loss.share or 0.0) >= LARGE_LOSS for loss in losses(dataset))
+    phase = largest_beside_the_model(dataset.first)
+    is_large_phase = phase is not None and phase.share >= LARGE_LOSS
+    is_nothing = not (explained.cannot_tell or is_large or is_lossy or is_large_phase)
+    text = NOTHING if is_nothing else "No cause is named."
     lost = losses_text(dataset)
     text += f" {lost[0].upper()}{lost[1:].removesuffix('.')}."
     if is_large:
@@ -152,6 +156,9 @@ def nothing_text(dataset: Dataset, explained: Explanation) -> str:
             f" {quantity(account.mean_ms(largest), 'ms')} of the step, {percent(account.share(largest))}. Its"
             f" reason is not certain{_too_few(account)}."
         )
+    if phase is not None and is_large_phase:
+        share = percent(phase.share)
+        text += f" Beside forward and backward, {phase.title} takes {share} of the step{phase.place}."
     mfu, rate = (dataset.statistics.get(name) for name in ("mfu", "model_tflops_per_gpu"))
     if mfu is not None and mfu.median is not None and rate is not None:
         text += (

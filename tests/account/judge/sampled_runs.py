@@ -8,6 +8,7 @@ from tests.account.reports_in_memory import dataset_of, records_of
 MAIN = StackFrame("/job/train.py", 20, "main", is_program=True)
 BACKWARD = StackFrame("torch", 0, "Tensor.backward", is_program=False)
 AUGMENT = StackFrame("/job/data.py", 5, "augment", is_program=True)
+MODEL = StackFrame("torch", 0, "Module._call_impl", is_program=False)
 SLEEP = StackFrame("time", 0, "sleep", is_program=False)
 
 
@@ -25,7 +26,8 @@ def sampled(*samples):
                 ids[key] = len(stacks.nodes)
                 stacks.nodes.append(key)
             node = ids[key]
-        places = PLACES.index("body"), STACK_PHASES.index("rest"), DOING.index(doing)
+        phase = "forward" if MODEL in path else "rest"
+        places = PLACES.index("body"), STACK_PHASES.index(phase), DOING.index(doing)
         stacks.samples.append(StackSample(step, *places, False, node, us))
     return stacks
 

@@ -6,12 +6,12 @@ import pytest
 
 from aorta.account.judge.phases import largest_text, phases_of
 from aorta.account.load.rank.phases import PREFIX
-from tests.account.judge.sampled_runs import AUGMENT, MAIN, sampled, sampled_dataset
+from tests.account.judge.sampled_runs import AUGMENT, MAIN, MODEL, sampled, sampled_dataset
 
 
-def judged_with(**phases):
+def judged_with(stacks=None, **phases):
     """Two ranks; ms of each phase in every step, twice as much on rank 1. Steps take 40 ms."""
-    stacks = sampled(*((step, 10_000, "runs", MAIN, AUGMENT) for step in range(2, 12)))
+    stacks = stacks or sampled(*((step, 10_000, "runs", MAIN, AUGMENT) for step in range(2, 12)))
     judged = sampled_dataset([stacks, stacks]).first
     shape = judged.run.metrics["step_ms"].shape
     run = msgspec.structs.replace(
@@ -39,6 +39,21 @@ def test_the_largest_phase_is_said_with_its_line():
     text = largest_text(judged_with(forward=16.0, backward=4.0))
     of_step = "24.0 ms of 40.0 ms (mean of 10 steps)"
     assert text == f"The largest phase is forward: {of_step}, most of it in augment(), data.py:5."
+
+
+def test_code_of_the_loop_before_a_backward_pass_is_no_forward_pass():
+    """An average of the weights behind the update that ended the step: a quarter of the samples."""
+    stacks = sampled(
+        *((step, 30_000, "runs", MAIN, MODEL) for step in range(2, 12)),
+        *((step, 10_000, "runs", MAIN, AUGMENT) for step in range(2, 12)),
+    )
+    rows = {row.phase: row for row in phases_of(judged_with(stacks, forward=16.0, backward=4.0))}
+    assert rows["forward"].ms == pytest.approx(0.75 * 24.0)
+    assert rows["rest"].ms == pytest.approx(0.25 * 24.0 + 10.0)
+    assert (rows["forward"].line.text, rows["rest"].line.text) == (
+        "main(), train.py:20",
+        "augment(), data.py:5",
+    )
 
 
 def test_steps_that_do_not_show_their_phases_are_left_out():

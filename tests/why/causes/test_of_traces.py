@@ -106,3 +106,15 @@ def test_advice_is_for_the_operation_at_hand(tmp_path):
     first = answer_of(trace.write(tmp_path))["causes"][0]
     assert first["subject"] == "exposed communication: all_to_all"
     assert "bucket" not in first["change"]
+
+
+def test_what_a_trace_holds_in_no_step_is_said(tmp_path):
+    """Kernels of 20 to 220 us are in a step of 221 us, those from 1000 to 1200 in none."""
+    trace = HandTrace(0)
+    trace.kernel("gemm", 20.0, 200.0)
+    trace.step(0, -1.0, trace.host)
+    trace.kernel("gemm", 1000.0, 200.0)
+    trace.write(tmp_path)
+    text = " ".join(why(tmp_path).split())
+    assert "Outside of the judged steps: 0.959 ms of the 1.18 ms that the trace covers: " in text
+    assert "in no step that the trace marks." in text

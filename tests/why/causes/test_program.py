@@ -7,7 +7,7 @@ import pytest
 
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
-from aorta.why.causes.program import OFFERS, program_of, without_in_force
+from aorta.why.causes.program import OFFERS, program_of, without_in_force, workers_of
 from aorta.why.causes.rules import rules
 from aorta.why.causes.stack import STACKS, stack_of, told_by_kernels
 from tests.records.run_folders import run_record
@@ -153,3 +153,38 @@ def test_kernels_that_ran_tell_what_is_in_force():
     assert told_by_kernels([adam, "sm90_xmma_gemm_bf16"]) == {"fused"}
     assert told_by_kernels(["triton_poi_fused_add_mul_3"]) == {"compile"}
     assert told_by_kernels(["_my_triton_kernel", "vectorized_elementwise_kernel"]) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("cores", "num_ranks", "core_taken", "names", "workers"),
+    [
+        pytest.param(16, 2, 0.0, set(), 4, id="seven-of-eight-free"),
+        pytest.param(2, 1, 0.0, set(), 1, id="one-free"),
+        pytest.param(2, 2, 0.0, {"no_core"}, 1, id="none-free"),
+        pytest.param(16, 2, 0.2, {"no_core"}, 4, id="others-have-them"),
+        pytest.param(0, 2, 0.2, set(), 4, id="not-counted"),
+    ],
+)
+def test_workers_are_offered_as_far_as_there_are_cores_for_them(cores, num_ranks, core_taken, names, workers):
+    run = msgspec.structs.replace(run_record(2), program={"modes": {"num_cores": cores}})
+    found, facts = workers_of(run, num_ranks, core_taken, waited_ms=9.0)
+    assert (found, facts["workers"]) == (names, str(workers))
+
+
+def test_workers_are_not_offered_where_no_core_is_free(tmp_path):
+    run = msgspec.structs.replace(run_record(2), program={"loaders": [LOADER], "modes": {"num_cores": 2}})
+    (first, *_) = causes(judge(load_run(run_of(tmp_path / "run", slow_loader, run), "run")))
+    assert first.kind == "data_loading"
+    assert "none of the 2 is free" in first.change
+    assert "num_workers" not in first.change
+
+
+def test_workers_are_not_offered_for_batches_that_take_as_long_to_hand_over(tmp_path):
+    """0.6 ms of 2: a worker's batch costs the process that trains about as much."""
+
+    def make(rank, step, noise):
+        return Host().work(0.6, "data").work(1.2 * noise.gauss(1, 0.01)).comm(0.2)
+
+    run = msgspec.structs.replace(run_record(2), program={"loaders": [LOADER], "modes": {"num_cores": 16}})
+    (first, *_) = causes(judge(load_run(run_of(tmp_path / "run", make, run), "run")))
+    assert first.change.startswith("make whole batches at once")

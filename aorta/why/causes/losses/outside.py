@@ -8,7 +8,6 @@ from aorta.account.judge.cells import LARGE_SHARE, Account
 from aorta.account.judge.stacks import CodeLine
 from aorta.account.numbers import percent, quantity
 from aorta.why.causes.cause import Cause
-from aorta.why.causes.rules import CauseRule
 from aorta.why.causes.worth import ratio_interval
 
 LEAST_MS = 1.0
@@ -17,7 +16,7 @@ FEWEST = 2
 NORMAL_95 = 1.96
 
 
-def outside_cause(account: Account, rule: CauseRule, path: str, line: CodeLine | None = None) -> Cause | None:
+def outside_cause(account: Account, path: str, line: CodeLine | None = None) -> Cause | None:
     """Gaps between judged steps, where they are a tenth of steps and gaps together and come twice or more.
     All of them are known, so that the interval is of what other runs may have.
 
@@ -45,7 +44,7 @@ def outside_cause(account: Account, rule: CauseRule, path: str, line: CodeLine |
             f" {quantity(long.sum() / 1e3, 's')}: {percent(share)} of the time from the first judged step to"
             " the last, in no step",
         ),
-        change=f"do what {line.text} does less often, or on fewer batches" if line else rule.change[-1].set,
+        change=f"do {f'what {line.text} does' if line else 'it'} less often, or on fewer batches",
         line=line,
         check=f"aorta compare {path} NEW; between of account.wall_ms should fall",
         source="records",

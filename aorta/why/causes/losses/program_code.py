@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from aorta.account.judge.cells import Account
-from aorta.account.judge.stacks import MOST_RANKS, Samples, WeightedStack, samples_of
+from aorta.account.judge.stacks import MOST_RANKS, Samples, WeightedStack, is_a_loss, samples_of
 from aorta.account.model import JudgedRun
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.cause import CauseKind
@@ -40,7 +40,6 @@ LEAST = 0.02
 """Of a step."""
 STRETCHES = 8
 """Of the run, whose spread gives the interval."""
-LOSS_FUNCTIONS = ("loss", "cross_entropy")
 TRACEBACKS = (
     *("format_stack", "extract_stack", "StackSummary", "walk_stack", "format_list", "FrameSummary"),
     *("checkcache", "lazycache", "updatecache", "getline"),
@@ -130,7 +129,7 @@ def _groups(samples: Samples, loops: set[Function]) -> dict[Group, list[int]]:
 
 def _group_of(path: list[StackFrame], loops: set[Function]) -> Group | None:
     own = [frame for frame in path if frame.is_program]
-    if not own or _is_a_loss(path[-1]):
+    if not own or is_a_loss(path[-1]):
         return None
     inside = [place for place, frame in enumerate(own) if (frame.file, frame.outer_function) in loops]
     if not inside:
@@ -140,10 +139,6 @@ def _group_of(path: list[StackFrame], loops: set[Function]) -> Group | None:
         return called.file, called.outer_function, 0
     frame = own[inside[-1]]
     return frame.file, frame.outer_function, frame.line
-
-
-def _is_a_loss(frame: StackFrame) -> bool:
-    return frame.file == "torch" and any(name in frame.function.lower() for name in LOSS_FUNCTIONS)
 
 
 def _in_tracebacks(samples: Samples) -> list[int]:
