@@ -11,6 +11,7 @@ from aorta.account.model import JudgedRun
 from aorta.account.rows import positive
 from aorta.why.causes.cause import Cause, CauseKind
 from aorta.why.causes.finding import CauseFinding
+from aorta.why.causes.program import without_in_force
 
 OF_ONE_OPERATION: tuple[CauseKind, ...] = ("small_messages", "no_prefetch", "bubble")
 Taken = dict[str, float]
@@ -40,9 +41,12 @@ class Exposures:
 
 
 def without_contradictions(
-    named: Sequence[tuple[Cause, Taken]], account: Account
+    named: Sequence[tuple[Cause, Taken]], account: Account, in_force: frozenset[str] = frozenset()
 ) -> tuple[list[tuple[Cause, Taken]], list[str]]:
-    """The causes that can be true, and what to say instead of the others and of their sentences."""
+    """The causes that can be true, and what to say instead of the others and of their sentences.
+
+    in_force: what the program has set, and libraries that it uses, by the names of rules.
+    """
     kept: list[tuple[Cause, Taken]] = []
     cannot_tell: list[str] = []
     left = {name: account.mean_ms(name) for name in account.cells}
@@ -53,6 +57,11 @@ def without_contradictions(
             continue
         for name, ms in taken.items():
             left[name] -= ms
+        wrong = next(in_advice(cause.change, in_force, account), None)
+        if wrong is not None:
+            cause = msgspec.structs.replace(
+                cause, change=please_report(f"what would mend {cause.subject}", wrong)
+            )
         evidence = []
         for text in cause.evidence:
             wrong = next(in_text(text, account.limits), None)
@@ -62,6 +71,13 @@ def without_contradictions(
                 cannot_tell.append(please_report(f"more of {cause.subject}", wrong))
         kept.append((msgspec.structs.replace(cause, evidence=tuple(evidence)), taken))
     return kept, cannot_tell
+
+
+def in_advice(change: str, in_force: frozenset[str], account: Account) -> Iterator[str]:
+    """Why a remedy cannot be given."""
+    if without_in_force(change, in_force) != change:
+        yield f"«{change}» offers what is in force"
+    yield from in_text(change.replace("=None", ""), account.limits)  # of a setting
 
 
 def in_cause(cause: Cause, taken: Taken, left: Taken, account: Account) -> Iterator[str]:

@@ -98,7 +98,7 @@ def _explanation(judged: JudgedRun, lead: Lead, path: str) -> Explanation:
     if outside is not None:
         named.append((outside, {}))
     named = sorted(named, key=lambda entry: -entry[0].ms)[:MOST_SHOWN]
-    named, more = without_contradictions(named, account)
+    named, more = without_contradictions(named, account, stack)
     left = {name: account.mean_ms(name) for name in LOSSES if name in account.cells}
     for _, taken in named:
         for name, ms in taken.items():

@@ -104,6 +104,20 @@ def test_a_run_without_a_loss_names_no_line(tmp_path):
     assert causes(judge(load_run(folder, "run"))) == []
 
 
+def test_a_line_that_collects_garbage_is_named_for_that(tmp_path):
+    """No frame shows a collection, but the spans of the host do: 20 ms of 52."""
+
+    def make(rank, step, noise):
+        return Host().work(30.0 * noise.gauss(1, 0.01)).work(20.0, "garbage_collection").comm(2.0)
+
+    folder = run_of(tmp_path, make)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("augment", "rest", "runs", 20.0))
+    cause = first_cause(folder)
+    assert (cause.kind, cause.line.text) == ("garbage_collection", "augment(), straggler.py:5")
+    assert cause.ms == pytest.approx(20.0, rel=0.05)
+
+
 def test_what_the_program_does_in_every_step_beside_its_model_is_named(tmp_path):
     folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
     for rank in (0, 1):

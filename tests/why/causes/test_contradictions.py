@@ -140,6 +140,22 @@ def test_a_sentence_that_contradicts_the_step_is_left_out(tmp_path):
     assert "are left" in without_contradictions(too_much, explained.account)[1][-1]
 
 
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ("fused=True in the optimizer", "offers what is in force"),
+        ("DataLoader(num_workers={workers})", "«{workers}» stands for a number"),
+    ],
+)
+def test_a_remedy_that_cannot_be_given_is_not(tmp_path, change, wrong):
+    explained = explanation_of(judge(load_run(run_of(tmp_path / "run", slow_loader), "a")))
+    cause = msgspec.structs.replace(explained.causes[0], change=change)
+    in_force = frozenset({"fused"})
+    kept, _ = without_contradictions([(cause, {"data": cause.ms})], explained.account, in_force)
+    assert "Cannot tell what would mend data loading" in kept[0][0].change
+    assert wrong in kept[0][0].change
+
+
 # ---- made runs of many shapes --------------------------------------------------------------------
 
 PARTS = ("work", "comm", "idle", "data", "optimizer", "synchronisation", "checkpoint", "garbage_collection")

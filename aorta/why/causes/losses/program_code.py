@@ -157,10 +157,14 @@ def _common(samples: list[Samples], rows: list[list[int]], account: Account) -> 
     num_steps = account.step_ms.shape[1]
     stretch = np.arange(num_steps) * min(STRETCHES, num_steps) // num_steps
     by_rank = []
-    for one, chosen in zip(samples, rows, strict=True):
+    garbage = account.cells.get("garbage_collection", np.zeros_like(account.step_ms))
+    collecting = np.divide(garbage, account.step_ms, out=np.zeros_like(garbage), where=account.step_ms > 0)
+    for row, (one, chosen) in enumerate(zip(samples, rows, strict=True)):
         judged = one.column >= 0
         whole = np.bincount(stretch[one.column[judged]], one.ms[judged], minlength=stretch[-1] + 1)
-        part = np.bincount(stretch[one.column[chosen]], one.ms[chosen], minlength=stretch[-1] + 1)
+        # A stack does not show that garbage is collected in its innermost line; spans of the host do.
+        weights = one.ms[chosen] * (1 - collecting[row, one.column[chosen]])
+        part = np.bincount(stretch[one.column[chosen]], weights, minlength=stretch[-1] + 1)
         # Of nothing, bincount makes integers, whatever its weights are.
         share = np.divide(part, whole, out=np.zeros(len(whole)), where=whole > 0)
         by_rank.append(share[stretch] * account.step_ms.mean())
