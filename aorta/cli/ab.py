@@ -1,5 +1,6 @@
 """aorta ab: runs of two variants of a command in turn, until they are told apart."""
 
+import math
 import subprocess
 import zlib
 from collections.abc import Callable, Sequence
@@ -15,6 +16,10 @@ from aorta.errors import CANNOT_TELL, FINE, VIOLATED, ConfigError
 if TYPE_CHECKING:
     from aorta.sweep.series import RoundRun, Series, Variant
 
+OF_THE_STEP = ("step_ms", "cpu_ms")
+"""Metrics whose change is that of a step, or of a step without the time that others had the cores."""
+MOST_TAKEN_APART = 6
+"""Rounds whose runs are read for it."""
 metric_help = "step_ms (default), wall_s, others; NAME=REGEX."
 
 
@@ -75,7 +80,7 @@ def ab_command(
     if as_json:
         click.echo(to_json(summary_of(series)).decode())
     else:
-        click.echo("\n".join(answer(series)))
+        click.echo("\n".join([*answer(series), *where(series, folder)]))
         click.echo(f"wrote {folder / series.document}")
     return {"slower": VIOLATED, "cannot tell": CANNOT_TELL}.get(outcome, FINE)
 
@@ -153,6 +158,44 @@ def answer(series: "Series") -> list[str]:
         " allows for every look"
     )
     return lines
+
+
+def where(series: "Series", folder: Path) -> list[str]:
+    """The change of the step that was found, taken apart by cells and by phases with lines: shares of the
+    steps that the runs recorded. [] where none was found, or not of steps."""
+    import numpy as np
+
+    from aorta.account.judge.decompose import Change, decompose
+    from aorta.account.judge.judged import dataset, judge
+    from aorta.account.judge.leading import settled
+    from aorta.account.load.open import load_run
+    from aorta.errors import AortaError
+    from aorta.page.table import taken_apart
+    from aorta.sweep.series import STEP
+
+    now = series.look()
+    metric = series.metrics[0]
+    if now.outcome not in ("slower", "faster") or metric.name not in OF_THE_STEP or now.interval is None:
+        return []
+    names = [variant.name for variant in series.variants]
+    sides = {}
+    for number, name in enumerate(names):
+        # An interrupted run left a folder of that name behind; the one that took its place is longer.
+        places = [
+            sorted(folder.glob(f"round-{one:03d}-{number:03d}*"))[-1:] for one in range(MOST_TAKEN_APART)
+        ]
+        try:
+            runs = [judge(load_run(place, name), None) for found in places for place in found]
+            sides[name] = dataset(name, runs)
+        except AortaError:
+            return []
+    sides = settled(sides, *names)
+    values = [value for value in series.values(STEP, series.variants[0]) if value is not None]
+    low, high = map(math.log, now.interval)
+    variance = ((high - low) / 2 / 1.96) ** 2
+    change = Change(float(np.median(values)), (low + high) / 2, variance, metric.name == "cpu_ms")
+    apart = decompose(sides[names[0]], sides[names[1]], None, change)
+    return ["", *taken_apart(apart, names[0], names[1]), ""]
 
 
 def summary_of(series: "Series") -> dict[str, Any]:

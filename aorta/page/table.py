@@ -414,20 +414,23 @@ def _short(text: str | None) -> str:
 
 def comparison_lines(comparison: Comparison) -> list[str]:
     """The change taken apart, what else changed, and what to know of it: less than a screen."""
-    lines = [*_taken_apart(comparison), *_also_changed(comparison)]
+    apart = taken_apart(
+        comparison.decomposition, comparison.reference, comparison.candidate, comparison.numbers
+    )
+    lines = [*apart, *_also_changed(comparison)]
     notes = comparison.notes[:SHORT_NOTES]
     left = len(comparison.notes) - len(notes)
     more = f"; {counted(left, 'more note')}, every metric and both reports: --long" if left else ""
     return [*lines, "", *(f"note: {note}" for note in notes), f"{comparison.scope}{more}"]
 
 
-def _taken_apart(comparison: Comparison) -> list[str]:
-    apart = comparison.decomposition
+def taken_apart(apart: Decomposition | None, reference: str, candidate: str, numbers: str = "") -> list[str]:
+    """Table of a change by cells and by phases; [] where it is not taken apart."""
     if apart is None:
         return []
-    sides = [elided(label, MAX_LABEL) for label in (comparison.reference, comparison.candidate)]
+    sides = [elided(label, MAX_LABEL) for label in (reference, candidate)]
     net = ", without cores taken" if apart.is_net else ""
-    head = with_word(f"typical step{net}", comparison.numbers)
+    head = with_word(f"typical step{net}", numbers)
     body = [(head, *sides, "change", LEVEL, "")]
     body += [
         _part_row(part, CELLS[part.name].title if part.name in CELLS else part.name, "")
@@ -513,7 +516,12 @@ def comparison_table(comparison: Comparison) -> str:
         lines += ["", *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())]
     lines += _kernel_rows(comparison, body[0])
     apart = comparison.decomposition
-    lines += ["", *_taken_apart(comparison)]
+    lines += [
+        "",
+        *taken_apart(
+            comparison.decomposition, comparison.reference, comparison.candidate, comparison.numbers
+        ),
+    ]
     lines += [] if apart is None else [*apart.notes, apart.estimator]
     lines += ["", *(f"note: {note}" for note in comparison.notes)]
     lines.append(comparison.scope)

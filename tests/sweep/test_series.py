@@ -6,13 +6,14 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from aorta.account.judge import spreads
 from aorta.cli import main
-from aorta.cli.ab import _variants, answer
+from aorta.cli.ab import _variants, answer, where
 from aorta.errors import AortaError
 from aorta.sweep.metrics import RunMetric
 from aorta.sweep.series import (
@@ -27,7 +28,7 @@ from aorta.sweep.series import (
     stored,
 )
 from aorta.timeline.sequential import FIRST_LOOK, level_of_looks, look
-from tests.records.run_folders import run_record
+from tests.records.run_folders import noisy_run, run_record
 
 # ---- looks -------------------------------------------------------------------------------------
 
@@ -275,3 +276,22 @@ def test_the_spread_of_two_series_is_kept_by_program_and_devices(tmp_path, monke
     found = spreads.spread_of(run)
     assert found is not None
     assert (found.value, found.freedom) == (pytest.approx(0.01 * math.sqrt(3)), 12)
+
+
+@pytest.mark.heavy
+def test_what_is_found_is_taken_apart(tmp_path):
+    """Its parts add up to the change that the pairs tell, by the runs' records."""
+    series = wanted(["train.py"])
+    series.metrics[0] = RunMetric("step_ms")
+    for number in range(3):
+        for place, (name, slowdown) in enumerate((("A", 1.0), ("B", 1.1))):
+            noisy_run(tmp_path / f"round-{number:03d}-{place:03d}", 20, slowdown=slowdown, seed=number)
+            value = {"step_ms": 40.0 * slowdown + 0.01 * number * place}
+            series.runs.append(RoundRun(number, name, place, 0, value))
+    assert series.look().outcome == "slower"
+    lines = where(series, tmp_path)
+    (total,) = [line.split() for line in lines if line.startswith("step, the sum")]
+    assert total[3:8:2] == ["40.0", "44.0", "+4.01"]
+    assert any(line.startswith("compute") for line in lines)
+    same = msgspec.structs.replace(series, runs=series.runs[:2])
+    assert where(same, tmp_path) == []
