@@ -26,6 +26,9 @@ RUN_SPREAD = 0.0098
 """Standard deviation between runs of one job, over their level, where nothing tells it. Of single runs that
 differ by 1 %, it lets 5 % be called different, and of quiet ones of 100 steps it lets 3 % be found in nine of
 ten."""
+HOST_SPREAD = 0.04
+"""The same of runs on a CPU: single ones of one script on 2 shared cores differed by 3.1 to 6.7 % in five
+series, most of which no step of theirs shows."""
 OF_STEPS = 1 / 3
 """The same over that of single steps, where these are noisier: a machine that others use."""
 
@@ -70,11 +73,12 @@ def log_ratio(
     of_candidate: Floats | None = None,
     spread: Spread | None = None,
     num_varying: int = 2,
+    least: float = RUN_SPREAD,
 ) -> LogRatio:
     """Of series [..., run, step] of logarithms, the same steps in all; of_...: what explains a step,
     [..., run, step, covariate].
 
-    spread: between runs, for single ones; without it RUN_SPREAD, or what the noise of steps suggests.
+    spread: between runs, for single ones; without it `least`, or what the noise of steps suggests.
     num_varying: sides that are runs; a projection does not vary. Series without any noise on both sides are
     compared exactly.
     """
@@ -87,7 +91,7 @@ def log_ratio(
         within = error_of_mean(influence)
         between = np.full(level.shape, 0.0 if spread is None else spread.value)
         if spread is None:
-            between = np.maximum(RUN_SPREAD, OF_STEPS * _deviation(influence) / np.sqrt(2))
+            between = np.maximum(least, OF_STEPS * _deviation(influence) / np.sqrt(2))
         is_exact = (np.ptp(reference, axis=-1) + np.ptp(candidate, axis=-1))[..., 0] == 0
         between = np.where(is_exact, 0.0, between)
         freedom = NORMAL if spread is None else spread.freedom

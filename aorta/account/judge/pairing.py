@@ -12,7 +12,15 @@ from aorta.account.metrics import WORK, meaning
 from aorta.account.model import Dataset, JudgedRun, MetricComparison
 from aorta.account.numbers import number, percent
 from aorta.timeline.noise import NORMAL_95, error_of_mean
-from aorta.timeline.ratio import RUN_SPREAD, LogRatio, Spread, log_ratio, taken_columns, work_columns
+from aorta.timeline.ratio import (
+    HOST_SPREAD,
+    RUN_SPREAD,
+    LogRatio,
+    Spread,
+    log_ratio,
+    taken_columns,
+    work_columns,
+)
 from aorta.timeline.statistics import MIN_STEPS
 
 Floats = NDArray[np.float64]
@@ -55,9 +63,13 @@ class Pairs(NamedTuple):
     """Of the cores that others took: what is allowed for in the logarithm of the step, both sides together as
     independent amounts."""
 
+    on_host: bool = False
+    """A CPU does the work."""
+
     def ratio(self, spread: Spread | None) -> LogRatio:
         r, c = self.known or (None, None)
-        found = log_ratio(self.reference, self.candidate, r, c, spread, self.num_varying)
+        least = HOST_SPREAD if self.on_host else RUN_SPREAD
+        found = log_ratio(self.reference, self.candidate, r, c, spread, self.num_varying, least)
         if self.allowed and len(self.reference) == len(self.candidate) == 1:
             # Who takes cores takes caches and clocks too, of which no step tells; another one on each side.
             found = found._replace(error=found.error.plus((ALLOWANCE_ERROR * self.allowed) ** 2))
@@ -109,8 +121,10 @@ def pairs(
         taken = [_of_runs(side, common, _taken) for side in (reference, candidate)]
         if _is_taken(taken):
             allowed = math.hypot(*(float(taken_columns(side).mean()) for side in taken))
+    on_host = "host" in (reference.source, candidate.source)
+    num_varying = 2 - sum(fixed)
     return Pairs(
-        values[0], values[1], common, is_by_step, is_log, scale, known, 2 - sum(fixed), unlike, allowed
+        values[0], values[1], common, is_by_step, is_log, scale, known, num_varying, unlike, allowed, on_host
     )
 
 

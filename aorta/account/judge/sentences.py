@@ -19,7 +19,7 @@ from aorta.account.model import (
     StepWork,
 )
 from aorta.account.numbers import number
-from aorta.timeline.ratio import RUN_SPREAD, LogRatio, Spread
+from aorta.timeline.ratio import HOST_SPREAD, RUN_SPREAD, LogRatio, Spread
 from aorta.timeline.statistics import ALPHA, LEVEL
 
 UNLIKE_MEDIANS = 0.02
@@ -38,7 +38,9 @@ def scope_text(reference: Dataset, candidate: Dataset, ratio: LogRatio | None, s
         size = numbers.percent(float(ratio.spread), digits=1)
         if spread is not None:
             return f"{text}: runs differ by {size} (standard deviation, {spread.origin})"
+        of_host = abs(float(ratio.spread) - HOST_SPREAD) < 1e-9
         of_steps = ", a third of what their steps do" if float(ratio.spread) > RUN_SPREAD else ""
+        of_steps = ", as on cores that others may use" if of_host else of_steps
         return (
             f"{text}: runs of one job are taken to differ by {size} (standard deviation){of_steps};"
             " `aorta ab` measures it"
