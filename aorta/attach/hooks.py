@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from time import monotonic_ns
 from typing import Any
 
 from aorta.attach.program import FSDP_MODULE, ProgramNotes
@@ -95,9 +96,13 @@ class Attachment:
         """A backward pass has run since the last call of an optimizer."""
         self.backward_thread: int | None = None
         """The thread that waits for a backward pass, while there is one."""
+        self.entered_ns = 0
+        """When the program came to the hook that may end or begin a step; monotonic."""
         self._has_optimizer = False
         self._uncalled: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers of the program that were not called yet."""
+        self._has_uncalled = False
+        """False: there is none, which takes longer to ask the set."""
         self._knows_position = False
         """Training has begun, and it was asked where it stands."""
         self._has_loaded = False
@@ -321,6 +326,7 @@ class Attachment:
         self._made("optimizer", optimizer)
         self._has_optimizer = True
         self._uncalled.add(optimizer)
+        self._has_uncalled = True
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._optimizer_device = parameter.device
@@ -334,7 +340,7 @@ class Attachment:
     @property
     def num_uncalled(self) -> int:
         """Number of the program's optimizers that were not called yet."""
-        return len(self._uncalled)
+        return len(self._uncalled) if self._has_uncalled else 0
 
     @guarded
     def _group_made(self) -> None:
@@ -399,6 +405,7 @@ class Attachment:
 
     @guarded
     def _data_requested(self, iterator: Any) -> None:
+        self.entered_ns = monotonic_ns()
         if self._compiled_call.optimizer is not None and self._is_the_loops_thread():
             self._compiled_step_ended()
         with suppress(Exception):
@@ -427,6 +434,7 @@ class Attachment:
             if is_compiling():
                 compiled_call.optimizer = optimizer  # traced: done by each call of the compiled code
             else:
+                self.entered_ns = monotonic_ns()
                 self._inner_step_ended(optimizer)
 
         return post
@@ -449,8 +457,8 @@ class Attachment:
         """Note the end of a torch.optim optimizer's own step(), maybe within a wrapped one."""
         if self._compiled_call.optimizer is not None:
             self._compiled_step_ended()
-        if self._uncalled:
-            self._uncalled.discard(optimizer)
+        if self._has_uncalled:
+            self._called(optimizer)
         if self._depth == 0:
             stepper = self._steppers.get(id(optimizer), optimizer)
             wrapped = id(stepper) in self._wrapped
@@ -464,10 +472,14 @@ class Attachment:
         self._inner_ended = True
         self._inner_seen.add(id(optimizer))
 
+    def _called(self, optimizer: Any) -> None:
+        self._uncalled.discard(optimizer)
+        self._has_uncalled = len(self._uncalled) > 0
+
     def _ended(self, stepper: Any) -> None:
         """Tell the session that a call has ended of an optimizer, or of the object that steps it."""
-        if self._uncalled and isinstance(stepper, self.torch.optim.Optimizer):
-            self._uncalled.discard(stepper)
+        if self._has_uncalled and isinstance(stepper, self.torch.optim.Optimizer):
+            self._called(stepper)
         behind, self._behind = self._behind, False
         self._last_stepper = stepper
         if self.session is None:
@@ -530,6 +542,7 @@ class Attachment:
 
     def _leave(self, stepper: Any, completed: bool, updates: bool | None) -> None:
         """updates: True if the call updates parameters whatever was seen inside; None: not known."""
+        self.entered_ns = monotonic_ns()
         self._depth = max(0, self._depth - 1)
         if self._depth == 0:
             self._outer_step_ended(stepper, completed, updates)
@@ -631,6 +644,11 @@ class Attachment:
             if vars(owner).get(name) is replacement:  # else somebody wrapped it again: ours passes calls on
                 setattr(owner, name, original)
         self._restore.clear()
+
+    @property
+    def has_compiled(self) -> bool:
+        """True: compiled code has called an optimizer, which its name says."""
+        return bool(self._compiled)
 
     def stepper_name(self, stepper: Any) -> str:
         """Return its name for run.json."""

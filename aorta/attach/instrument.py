@@ -150,6 +150,8 @@ def _settings(name: str, value: Any, kind: type[S]) -> S:
 class HangWatch(Companion):
     """Reports where the rank stands when no step begins any more (aorta.hang.watchdog)."""
 
+    may_change_steps = False
+
     def __init__(self, settings: HangConfig) -> None:
         self._settings = settings
         self._watchdog: Watchdog | None = None
@@ -239,6 +241,8 @@ class Sending(Companion):
 
     A missing package or a full disk is one line and ends the sink, not the training.
     """
+
+    may_change_steps = False
 
     def __init__(self, targets: Callable[[Path], list[str]], say: Callable[[str], None]) -> None:
         """targets: KIND=TARGET, by the folder of the records, which is known once the recorder is open."""

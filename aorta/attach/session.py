@@ -236,12 +236,17 @@ class AttachedSession:
             self._blind = None
         self._num_calls += 1
         key = id(stepper)
-        self._names[key] = self._attachment.stepper_name(stepper)
+        if key not in self._names or self._attachment.has_compiled:
+            self._names[key] = self._attachment.stepper_name(stepper)
         ends = self._cycle.ended(key, behind, self._attachment.num_uncalled)
         if ends.earlier and self._open is not None:
             self._split([self._cuts[-ago] for ago in ends.earlier if ago <= len(self._cuts)])
         if ends.at_this_call:
             self._cuts.clear()
+            if self._loader.dataset is None and self._open is not None and self._goes_on(self._open):
+                self._num_steps += 1
+                self._loader.iteration_ended()
+                return
             if self._open is None and self._loader.dataset is not None:
                 self._loader.fails()  # no batch came: from now on iterations begin at the optimizer
                 self._leave_at_body_end()
@@ -270,6 +275,23 @@ class AttachedSession:
                 self._num_steps += 1
                 self._open = self._recorder.split(place.after(previous), self._num_steps)
                 previous = place
+
+    def _goes_on(self, handle: StepHandle) -> bool:
+        """End the step and begin the next one where the overhead leaves both out; False: in full, please.
+
+        Companions are told all the same, and the handle is that of the next step then.
+        """
+        recorder, capture = self._recorder, self._capture
+        if recorder is None or self._evaluating or self._evaluated_last or self._train is not None:
+            return False
+        if recorder.companions.may_change_steps or (capture is not None and capture.is_planned):
+            return False
+        if not recorder.steps.goes_on(recorder.companions.goes_on, self._attachment.entered_ns):
+            return False
+        if capture is not None:
+            capture.step_begins(handle.step.global_step)
+        self._num_backwards = self._num_calls = self._num_signed = 0
+        return True
 
     def _begin(self) -> None:
         """Open the next step."""
@@ -315,7 +337,7 @@ class AttachedSession:
             if self._num_steps == MODES_AT:
                 self._attachment.program.read_modes(self._attachment.torch)
             self._num_backwards = self._num_calls = 0
-            if self._recorder is not None:
+            if self._recorder is not None and self._ended.step.left_out is None:
                 self._describe(self._recorder)  # now: at exit the recorder may be closed first
             self._evaluated_last, self._evaluating = self._evaluating, False
 
@@ -352,7 +374,10 @@ class AttachedSession:
         if self._num_backwards == 0:
             self._loader.batch_requested(dataset)
         if self._open is None and dataset == self._loader.dataset and self._cycle.calls is not None:
-            self._begin()
+            if self._ended is not None and self._goes_on(self._ended):
+                self._open, self._ended = self._ended, None
+            else:
+                self._begin()
 
     # -- loops without a visible optimizer -----------------------------------------------------
 

@@ -34,6 +34,10 @@ class Ends:
     """This call is the last of its iteration."""
 
 
+_NONE, _HERE = Ends(), Ends(at_this_call=True)
+"""By far most answers, each made once: a short loop asks thousands of times a second."""
+
+
 class OptimizerCycle:
     """Learns the calls of optimizers that make one iteration: one as a rule, one after another for several
     optimizers (discriminator, generator).
@@ -81,7 +85,7 @@ class OptimizerCycle:
         if is_outer := not behind and self._is_outer(key):
             self._strangers.add(key)
         self._first.append((key, behind))
-        return self._judge_first() if is_outer or len(self._first) == PATIENCE_CALLS else Ends()
+        return self._judge_first() if is_outer or len(self._first) == PATIENCE_CALLS else _NONE
 
     @property
     def is_open(self) -> bool:
@@ -117,7 +121,7 @@ class OptimizerCycle:
     def _judge(self, key: Hashable, behind: bool) -> Ends:
         """Compare a call with the iteration as it was learned, and learn anew where it does not fit."""
         if key in self._strangers:
-            return Ends()
+            return _NONE
         if self.calls is None:
             return self._learn(key, behind)
         if key == self.calls[len(self._open)]:
@@ -147,7 +151,7 @@ class OptimizerCycle:
         if len(self._open) > MAX_CALLS and self._earlier_calls is not None:
             self._strangers.add(self._open[0])
             self.calls, self._open = self._earlier_calls, []
-        return Ends()
+        return _NONE
 
     def _learned(self, run: Sequence[Hashable], key: Hashable) -> Ends:
         """Take this run, whose first call has come again, as the iteration."""
@@ -162,9 +166,9 @@ class OptimizerCycle:
         if len(self._since_learned) < MAX_CALLS:
             self._since_learned.append(key)
         if len(self._open) < len(self.calls):
-            return Ends()
+            return _NONE
         self._open, self._num_left_out, self._is_confirmed = [], 0, True
-        return Ends(at_this_call=True)
+        return _HERE
 
 
 class BackwardCycle:
@@ -199,10 +203,10 @@ class BackwardCycle:
         self.num_forgotten += max(0, len(signatures) - MAX_PASSES)
         del signatures[:-MAX_PASSES]
         if len(signatures) < (MAX_PASSES if is_patient else PATIENCE_PASSES):
-            return Ends()
+            return _NONE
         self.period = _period(signatures)
         if self.period is None:
-            return Ends()
+            return _NONE
         self._until_end = self._distance_to_end(self.period)
         last = len(signatures) - 1
         earlier = tuple(last - place for place in self._past_ends(self.period, last + self._until_end))
@@ -274,6 +278,8 @@ class LoaderSign:
 
     def iteration_ended(self) -> None:
         """Compare the iteration with the one before: a data set that both asked is the sign."""
+        if not self._requested and not self._requested_last:
+            return
         common = self._requested & (self._requested_last or set())
         self._requested_last, self._requested = self._requested, set()
         if self.dataset is None and common and self._num_failures == 0:

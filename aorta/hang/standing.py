@@ -82,7 +82,9 @@ def group_states(
     kernel records.
     """
     open_steps: list[RecordedStep] = [
-        *journal.closed,
+        *(
+            step for step in list(journal.closed) if isinstance(step, RecordedStep)
+        ),  # the others have no calls
         *(step for step in (journal.current or journal.failed,) if step is not None),
     ]
     by_group: dict[str, list[Row]] = {}

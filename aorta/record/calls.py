@@ -12,11 +12,14 @@ import msgspec
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from aorta.device.marks import Mark
-from aorta.records.schema import HostKind
+from aorta.steps.raw import HostNote
 
 if TYPE_CHECKING:
     from aorta.device.event_clock import DeviceStream
     from aorta.record.group_stream import GroupStreamFinder
+
+
+LEFT_OUT = "not recorded: the overhead left this step out"
 
 
 class Group:
@@ -106,19 +109,6 @@ class CollectiveCall(msgspec.Struct, eq=False, gc=False):
     """Reason why the call has no times; None: it has."""
     module: str | None = None
     """Name of what the call is for: a unit of fully_shard, a bucket of DDP, a layer, an optimizer."""
-
-
-class HostNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A stretch of the host's time: a batch, a backward pass, an optimizer, a checkpoint."""
-
-    kind: HostKind
-    start_ns: int
-    """Monotonic, as end_ns."""
-    end_ns: int
-    where: str
-    """Detail of the kind: the optimizer and its flags, or the place that waits for the device; else ''."""
-    bytes: int | None = None
-    """Bytes of the parameters that an optimizer updates on this rank."""
 
 
 class StreamWait(msgspec.Struct, eq=False, gc=False):
@@ -243,7 +233,7 @@ class RecordedStep:
         self.logged: Mark | None = None
         """In a step that is not recorded: once it has passed, what was logged has reached the host."""
         self.own_ns = 0
-        """CPU time of the recorder's own code at the step's ends."""
+        """Time of the recorder's own code at the step's ends."""
         self.is_detailed = True
         """True: the step's line has its details."""
         self.is_unseen = False

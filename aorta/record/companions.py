@@ -34,6 +34,9 @@ class Accompanied(Protocol):
 class Companion:
     """Called at each stage of a recorder's life, once, on the thread that trains. Does nothing by itself."""
 
+    may_change_steps = True
+    """What it does as a step begins or ends may put something on that the step has to know of."""
+
     def opened(self, recorder: Accompanied) -> None:
         """Begin, with the recording. An exception here reaches the caller of `with`."""
 
@@ -59,9 +62,17 @@ class Companions:
 
     def __init__(self, companions: Iterable[Companion] = ()) -> None:
         self._all = list(companions)
+        self.may_change_steps = any(companion.may_change_steps for companion in self._all)
 
     def add(self, companion: Companion) -> None:
         self._all.append(companion)
+        self.may_change_steps = self.may_change_steps or companion.may_change_steps
+
+    def goes_on(self, global_step: int) -> None:
+        """Tell them that a step ends and the next one begins. global_step: of the one that ends."""
+        if self._all:
+            self.step_ended(global_step)
+            self.step_begins(global_step + 1)
 
     def opened(self, recorder: Accompanied) -> None:
         for companion in self._all:

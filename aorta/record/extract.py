@@ -20,7 +20,6 @@ from aorta.steps.raw import (
     CallId,
     RawCall,
     RawGroup,
-    RawHostNote,
     RawMark,
     RawMember,
     RawSequence,
@@ -137,7 +136,7 @@ class Extractor:
             untimed=step.untimed or _unseen_waits(step),
             by_library=step.by_library,
             modules=list(notes.modules),
-            host_notes=_host_notes(step),
+            host_notes=list(step.host_notes),
         )
         # The window's end is still needed: the next step starts there, or at a distance from it.
         last_end, self._last_end = self._last_end, window_end
@@ -164,7 +163,7 @@ class Extractor:
             kernels_lost=step.kernels_lost,
             by_library=step.by_library,
             modules=list(notes.modules),
-            host_notes=_host_notes(step),
+            host_notes=list(step.host_notes),
         )
 
     def _learned(self, learned: LearnedCalls) -> tuple[int, list[int]]:
@@ -183,7 +182,17 @@ class Extractor:
         """Return what is known of a step that is not recorded: the host's times, and what was logged."""
         if step.logged is not None and self._clock.is_device:
             self._clock.recycle([step.logged])
-        return _left_out(step, telemetry, read_scalars(step.scalars))
+        return RawStep(
+            **_numbers_without_times(step),
+            groups=[],
+            calls=[],
+            scalars=read_scalars(step.scalars),
+            device=telemetry.device,
+            rocm_smi_output=telemetry.rocm_smi_output,
+            not_measured=telemetry.not_measured,
+            left_out=step.left_out,
+            host_notes=list(step.host_notes),
+        )
 
     def _gap_ms(self, start: Mark) -> float:
         last = self._last_end
@@ -196,9 +205,6 @@ def host_only(step: RecordedStep, reason: str) -> RawStep:
     The device is not asked, so scalars that are on their way from it are left out. Of the collectives only
     their number is kept.
     """
-    if step.left_out is not None:
-        at_hand = {name: value for name, value in step.scalars.items() if isinstance(value, float)}
-        return _left_out(step, Telemetry(not_measured={"device": reason}), at_hand)
     scalars = {name: value for name, value in step.scalars.items() if isinstance(value, float)}
     missing = ("device", "collectives", *(name for name in step.scalars if name not in scalars))
     return RawStep(
@@ -211,20 +217,6 @@ def host_only(step: RecordedStep, reason: str) -> RawStep:
         not_measured=dict.fromkeys(missing, reason),
         kernels_lost=reason,
         num_calls=len(step.calls if step.learned is None else step.learned.like.calls),
-    )
-
-
-def _left_out(step: RecordedStep, telemetry: Telemetry, scalars: dict[str, float]) -> RawStep:
-    return RawStep(
-        **_numbers_without_times(step),
-        groups=[],
-        calls=[],
-        scalars=scalars,
-        device=telemetry.device,
-        rocm_smi_output=telemetry.rocm_smi_output,
-        not_measured=telemetry.not_measured,
-        left_out=step.left_out,
-        host_notes=_host_notes(step),
     )
 
 
@@ -341,14 +333,6 @@ def _unseen_waits(step: RecordedStep) -> str | None:
 
 def _call_id(call: CollectiveCall) -> CallId:
     return (call.group.key, call.seq)
-
-
-def _host_notes(step: RecordedStep) -> list[RawHostNote]:
-    if not step.host_notes:
-        return []
-    return [
-        RawHostNote(note.kind, note.start_ns, note.end_ns, note.where, note.bytes) for note in step.host_notes
-    ]
 
 
 def _members(call: CollectiveCall) -> list[RawMember] | None:

@@ -28,11 +28,12 @@ from torch.optim.optimizer import (
 )
 
 from aorta.device.backend import accelerator
-from aorta.record.calls import CollectiveCall, HostNote, RecordedStep
+from aorta.record.calls import CollectiveCall, RecordedStep
 from aorta.record.interception.replaced import uncompiled
 from aorta.record.journal import Journal
 from aorta.record.phase_memory import BACKWARD, FORWARD, OPTIMIZER, PhaseMemory
 from aorta.records.schema import HostKind, Phase
+from aorta.steps.raw import HostNote
 
 MOST_NOTES = 256
 """Limit of notes per step; what comes after is not noted."""
@@ -229,8 +230,10 @@ class HostWatch:
     def _after_closure(self, start_ns: int) -> int:
         """When the update itself began: step(closure) runs forward and backward within, as Lightning's do."""
         step = self._journal.current
-        backward = (note.end_ns for note in step.host_notes if note.kind == "backward") if step else ()
-        return max(start_ns, max(backward, default=start_ns))
+        for note in () if step is None else step.host_notes:
+            if note.kind == "backward" and note.end_ns > start_ns:
+                start_ns = note.end_ns
+        return start_ns
 
     def _describe_optimizer(self, optimizer: Optimizer) -> tuple[str, int]:
         """Return 'AdamW (foreach=False)' and the bytes of its parameters on this rank."""
@@ -408,6 +411,17 @@ class ThreadUse:
         if self._file is not None:
             os.close(self._file)
         self._file = self._thread = None
+
+
+def own_threads_ns() -> int:
+    """Return the CPU time so far of the recorder's own threads, which are named for it. 2 us each."""
+    total_ns = 0
+    for thread in threading.enumerate():
+        if thread.name.startswith("aorta-") and thread.native_id is not None:
+            with suppress(OSError):  # it has just ended
+                # Linux: the CPU clock of a thread by its number, which pthread_getcpuclockid makes, too.
+                total_ns += time.clock_gettime_ns((~thread.native_id << 3) | 6)
+    return total_ns
 
 
 def use_ms(

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.interception.works import Kept, TimedWork
+from aorta.steps.raw import LeftOutStep
 
 REMEMBERED_GROUPS = 1000
 """Destroyed process groups that are remembered, so that their numbering goes on if they return."""
@@ -29,7 +30,7 @@ class Journal:
         """The step whose window is open: from its start to the next step's start."""
         self.failed: RecordedStep | None = None
         """The step whose body raised last, until the next one begins: a watchdog says where that was."""
-        self.closed: deque[RecordedStep] = deque()
+        self.closed: deque[RecordedStep | LeftOutStep] = deque()
         """Steps whose window has ended, oldest first, for the sending thread."""
         self.num_seen: Counter[str] = Counter()
         """All collectives, by operation."""

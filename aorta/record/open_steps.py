@@ -12,20 +12,25 @@ import torch
 
 from aorta.device.marks import Mark, MarkClock
 from aorta.errors import InstrumentError
-from aorta.record.calls import RecordedStep
+from aorta.record.calls import LEFT_OUT, RecordedStep
 from aorta.record.handles import Cut, cut, profiler_is_on, split
 from aorta.record.journal import Journal
+from aorta.record.overhead import SLOW
 from aorta.record.sampling import Sampling
 from aorta.record.scalars import DeviceScalar
 from aorta.record.sources import Sources
+from aorta.steps.raw import LeftOutStep
 
 logger = logging.getLogger(__name__)
 
 next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 _NO_MARK = "no mark could be put on the step's stream"
-LEFT_OUT = "not recorded: the overhead left this step out"
 RARE = ("checkpoint", "pause")
 """Notes of the host in a step whose length says nothing about the others."""
+READ_FROM_NS = 2_000_000
+"""Length of a step from which on it is read how long its thread was ready without a core: 3 us."""
+MANY_WAITING = 512
+"""Steps waiting for their records to be written from which on each new one wakes the sending thread."""
 MOST_WAITING = 1000
 """Limit of steps waiting for their records to be written; beyond it steps are left out."""
 
@@ -45,6 +50,10 @@ class OpenSteps:
         """Told of each step that begins, by its number."""
         self.closed: Callable[[RecordedStep], None] = lambda _: None
         """Told of each step whose window has just ended because the next one began."""
+        self._is_plain = False
+        """True: the open step is left out, and nothing is put on, taken off or marked in it."""
+        self._usual_own_ns = 0.0
+        """Time that goes_on takes, the middle of the latest calls."""
         self.num_left_out = 0
         self.gap: str | None = None
         """Reason why the next step does not follow the one before it."""
@@ -119,9 +128,71 @@ class OpenSteps:
                     previous.kernels_lost = previous.kernels_lost or _NO_MARK
             journal.closed.append(previous)
             self.closed(previous)
+        self._is_plain = step.left_out is not None and not (sources.kernels.is_on or sources.looks)
         step.own_ns = time.thread_time_ns() - began_ns
         if step.left_out is not None:
             self._sampling.took(step.own_ns)
+
+    def goes_on(self, tell: Callable[[int], None], since_ns: int) -> bool:
+        """End the open step's window and begin the next step, where the overhead leaves both out.
+
+        A short loop does this thousands of times a second, so the open step's object becomes the next one.
+        Returns False, with nothing done, where there is more to do than that. tell: called with the number of
+        the step that ends. since_ns: when the hook that calls was entered.
+        """
+        journal = self._journal
+        step, closed = journal.current, journal.closed
+        if step is None or not self._is_plain or profiler_is_on() or len(closed) >= MOST_WAITING:
+            return False
+        if (
+            step.scalars
+            or step.calls
+            or step.gap
+            or step.tokens
+            or step.epoch
+            or step.step != step.global_step
+        ):
+            return False
+        notes, before = step.host_notes, step.use_at_start
+        for note in notes:
+            if note.kind in RARE:
+                return False
+        now_ns = time.monotonic_ns()
+        if before is None or not self._sampling.goes_on(now_ns):
+            return False
+        assert step.start is not None
+        number, start_ns = step.global_step, step.start.host_ns
+        tell(number)
+        is_long = now_ns - start_ns >= READ_FROM_NS
+        use = self._sources.thread_use.read() if is_long else (before[0], time.thread_time_ns(), None)
+        closed.append(
+            LeftOutStep(
+                number,
+                step.rollbacks,
+                start_ns,
+                now_ns if step.body_end is None else step.body_end.host_ns,
+                now_ns,
+                use[1] - before[1],
+                None if use[2] is None or before[2] is None else use[2] - before[2],
+                step.own_ns,
+                notes,
+            )
+        )
+        if len(closed) >= MANY_WAITING:
+            self.closed(step)
+        self._next_global_step, self._last_global_step = number + 2, number + 1
+        step.global_step = step.step = number + 1
+        step.start, step.host_start_ns, step.use_at_start = Mark(now_ns), now_ns, use
+        step.body_end = None
+        step.host_notes = []
+        self.began(number + 1)
+        own_ns = time.monotonic_ns() - since_ns
+        usual_ns = self._usual_own_ns or own_ns
+        self._usual_own_ns = usual_ns * (1.02 if own_ns > usual_ns else 1 / 1.02)
+        # The thread's own clock would take as long as the rest. A core that was lost here is not ours.
+        step.own_ns = min(own_ns, int(SLOW * usual_ns))
+        self._sampling.took(step.own_ns)
+        return True
 
     def _end_calls(self, previous: RecordedStep | None) -> dict[str, int] | None:
         """Learn or tell the collectives of the step before; return the backends' counts if they were read."""

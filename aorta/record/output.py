@@ -17,6 +17,7 @@ from aorta.device.telemetry import TelemetrySampler
 from aorta.record.calls import RecordedStep
 from aorta.record.extract import Extractor, Telemetry
 from aorta.record.journal import Journal
+from aorta.record.open_steps import MANY_WAITING
 from aorta.record.run_folder import Claim, Standing
 from aorta.record.sending import ProcessSink, RecordSink, SendingThread, ThreadSink, UnwrittenSteps
 from aorta.record.settings import RecorderSettings
@@ -29,9 +30,6 @@ from aorta.steps.calibration import Calibration
 from aorta.steps.raw import ResolverSettings
 
 logger = logging.getLogger(__name__)
-
-MANY_WAITING = 100
-"""Steps waiting for their records to be written from which on each new one wakes the sending thread."""
 
 
 class Output:
@@ -128,9 +126,10 @@ class Output:
         if self._unwritten is None or self._sending is None:
             return
         # A step that is not recorded has its line within half a second; packing it would be most of its cost.
-        if step.left_out is None or not self._on_device:
+        if step.left_out is None:
             self._unwritten.keep(step, num_before=max(num_waiting - 1, 0))
-        if not self._on_device or num_waiting >= MANY_WAITING:
+        # What a recorded step takes is to fall into its block, which is compared with the steps beside it.
+        if num_waiting >= MANY_WAITING or (step.left_out is None and not self._on_device):
             self._sending.wake()
 
     def wake(self) -> None:

@@ -50,6 +50,9 @@ FEW_WIDTH = 4.0
 """Width of the interval, in errors within blocks, while too few show how blocks differ."""
 DEVICE_SHARE = 0.005
 """Share of a step that the driver's records take on the device where kernels are not tiny."""
+HOOKS, MOST_HOOKS = 2.0, 3.0
+"""In a step that is left out, all that the training thread runs for us over what of it is timed: about, and
+at most. Not timed are hooks of batches, of the backward pass and before the optimizer: docs/evidence.md."""
 MOST_PAIRS = 256
 """Latest differences from which the cost is known."""
 
@@ -103,7 +106,7 @@ _Lengths = tuple[float, float]
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What a recorded step takes longer than one that is not, in ms, with its 95 % interval."""
+    """What a recorded step takes longer than one that is not, in ms, with its 95 % interval. Or any step."""
 
     ms: float
     low_ms: float
@@ -128,8 +131,12 @@ class Meter:
         self.num_later = self.num_later_recorded = 0
         """The same without the first NUM_FIRST steps."""
         self.total_ms = self.later_ms = 0.0
-        self._own_ms = self._plain_ms = 0.0
-        """Time of our own code in steps that are not recorded, and length of these steps."""
+        self._num_plain = 0
+        self._own_ms = self._threads_ms = self._plain_ms = 0.0
+        """In steps that are not recorded: time of our own code where a step ends and begins, CPU time of our
+        own threads, and length of these steps."""
+        self._costs: tuple[Cost | None, Cost | None] | None = None
+        """By length and by CPU time, of the pairs that there are; None: to be worked out."""
         self._pairs: deque[Pair] = deque(maxlen=MOST_PAIRS)
         self._first_pair: Pair | None = None
         """That of the first steps, which also learn names and warm up: it counts until others are there."""
@@ -177,6 +184,7 @@ class Meter:
         elif switched:  # before a block: the driver's records are on already
             self._during.append(lengths)
         else:
+            self._num_plain += 1
             self._own_ms += own_ms
             self._plain_ms += step_ms
             if self._num_during:
@@ -185,6 +193,33 @@ class Meter:
                     self._conclude()
             else:
                 self._before.append(lengths)
+
+    def add_plain(self, lengths_ms: Sequence[float], cpu_ms: float, own_ms: float) -> None:
+        """Take steps in a row, none of which is among the first, recorded or switched.
+
+        cpu_ms: of one of them in the mean. own_ms: of all together.
+        """
+        total_ms = math.fsum(lengths_ms)
+        self.num_steps += len(lengths_ms)
+        self.num_later += len(lengths_ms)
+        self.total_ms += total_ms
+        self.later_ms += total_ms
+        self._num_plain += len(lengths_ms)
+        self._own_ms += own_ms
+        self._plain_ms += total_ms
+        steps = [(step_ms, cpu_ms) for step_ms in lengths_ms]
+        if self._num_during:
+            num_missing = MOST_BESIDE - len(self._after)
+            self._after += steps[:num_missing]
+            if len(self._after) < MOST_BESIDE:
+                return
+            self._conclude()
+            steps = steps[num_missing:]
+        self._before.extend(steps[-MOST_BESIDE:])
+
+    def threads_took(self, cpu_ms: float) -> None:
+        """Note CPU time of our own threads in steps that are not recorded."""
+        self._threads_ms += cpu_ms
 
     def interrupted(self) -> None:
         """Forget the block that is measured: something else took its time, a checkpoint say."""
@@ -202,6 +237,7 @@ class Meter:
                 for i in (0, 1)
             )
             pair = Pair(*wall, *cpu)
+            self._costs = None
             if self._is_first and not self._before:
                 self._first_pair = pair
             else:
@@ -233,49 +269,67 @@ class Meter:
 
     def cost(self) -> Cost | None:
         """None before the first difference."""
-        return _mean([(pair.ms, pair.error_sq) for pair in self._known_pairs()])
+        return self._known_costs()[0]
+
+    def _known_costs(self) -> tuple[Cost | None, Cost | None]:
+        if self._costs is None:
+            pairs = self._known_pairs()
+            self._costs = (
+                _mean([(pair.ms, pair.error_sq) for pair in pairs]),
+                _mean([(pair.cpu_ms, pair.cpu_error_sq) for pair in pairs]),
+            )
+        return self._costs
 
     def _most_ms(self) -> float | None:
         """Return what a recorded step costs at most; None before the first difference."""
-        cost, plain_ms = self.cost(), self.plain_ms
-        cpu = _mean([(pair.cpu_ms, pair.cpu_error_sq) for pair in self._known_pairs()])
+        (cost, cpu), plain_ms = self._known_costs(), self.plain_ms
         if cost is None or cpu is None or not plain_ms:
             return None
         return min(cost.high_ms, max(cpu.high_ms, 0.0) + DEVICE_SHARE * plain_ms)
 
-    def always_on(self) -> float | None:
-        """Share of a step that is not recorded in which our own code ran; None before there was one."""
-        return self._own_ms / self._plain_ms if self._plain_ms else None
+    def always_on(self) -> Cost | None:
+        """What every step takes longer, recorded or not; None before one was left out.
+
+        The low end is what clocks have seen. What they cannot see, without being most of it, is in proportion
+        to that: calls of hooks, and what waits for a thread.
+        """
+        if not self._num_plain:
+            return None
+        own_ms, threads_ms = self._own_ms / self._num_plain, self._threads_ms / self._num_plain
+        return Cost(HOOKS * own_ms + threads_ms, own_ms, MOST_HOOKS * own_ms + 2 * threads_ms)
 
     def chosen_every(self, limit: float) -> int:
         """The smallest `every` whose mean cost stays within limit, by the upper end of the cost."""
         most_ms, plain_ms = self._most_ms(), self.plain_ms
         if most_ms is None or not plain_ms:
             return FIRST_EVERY
-        left = max(limit - (self.always_on() or 0.0), limit / 8)
+        always_on = self.always_on()
+        left = max(limit - (0.0 if always_on is None else always_on.ms / plain_ms), limit / 8)
         every = 1
         while every < MOST_EVERY and most_ms * share_recorded(every) > left * plain_ms:
             every *= 2
         return every
 
-    def has_room(self, limit: float) -> bool:
-        """True where another block may be recorded out of turn within the limit."""
+    def has_room(self, limit: float, more_ms: float = 0.0) -> bool:
+        """True where another block may be recorded out of turn within the limit. more_ms: of steps that were
+        not added yet."""
         most_ms = self._most_ms()
         if most_ms is None:
             return False
-        return most_ms * (self.num_later_recorded + BLOCK) <= limit * self.later_ms
+        return most_ms * (self.num_later_recorded + BLOCK) <= limit * (self.later_ms + more_ms)
 
     def record(self, limit: float | None) -> OverheadRecord:
         """Describe all this for run.json."""
-        cost = self.cost()
+        cost, always_on = self.cost(), self.always_on()
         all_of_it, later = (
-            _shares(cost, num_recorded, num_steps, total_ms)
+            _shares(cost, always_on, num_recorded, num_steps, total_ms)
             for num_recorded, num_steps, total_ms in (
                 (self.num_recorded, self.num_steps, self.total_ms),
                 # Nothing recorded later costs nothing, but nobody has seen that.
                 (self.num_later_recorded, self.num_later if self.num_later_recorded else 0, self.later_ms),
             )
         )
+        stays = _shares(always_on, None, self._num_plain, self._num_plain, self._plain_ms)
         return OverheadRecord(
             limit=limit,
             cost=None if all_of_it is None else all_of_it[0],
@@ -284,7 +338,9 @@ class Meter:
             later_interval=None if later is None else later[1:],
             step_ms=None if cost is None else cost.ms,
             step_interval_ms=None if cost is None else (cost.low_ms, cost.high_ms),
-            always_on=self.always_on(),
+            always_on=None if stays is None else stays[0],
+            always_on_interval=None if stays is None else stays[1:],
+            always_on_ms=None if always_on is None else always_on.ms,
             every=self.num_later / self.num_later_recorded if self.num_later_recorded else None,
             num_steps=self.num_steps,
             num_recorded=self.num_recorded,
@@ -299,19 +355,26 @@ class Meter:
     def continue_with(self, pairs: Sequence[Pair]) -> None:
         """Begin with what an attempt before this one has measured."""
         self._pairs.extend(pairs)
+        self._costs = None
 
 
 def _shares(
-    cost: Cost | None, num_recorded: int, num_steps: int, total_ms: float
+    cost: Cost | None, always_on: Cost | None, num_recorded: int, num_steps: int, total_ms: float
 ) -> tuple[float, float, float] | None:
-    """Share of the time that the recorded steps cost, against the same steps unrecorded."""
+    """What num_steps cost, num_recorded of them recorded, over what they would have taken without."""
     if cost is None or not num_steps:
         return None
-    plain_ms = total_ms - num_recorded * cost.ms
-    if plain_ms <= 0:
-        return None
-    mean, low, high = (num_recorded * ms / plain_ms for ms in (cost.ms, cost.low_ms, cost.high_ms))
-    return mean, low, high
+    always = always_on or Cost(0.0, 0.0, 0.0)
+    mean_ms, low_ms, high_ms = (
+        num_recorded * recorded_ms + num_steps * ms
+        for recorded_ms, ms in zip(_ends(cost), _ends(always), strict=True)
+    )
+    bare_ms = total_ms - mean_ms
+    return None if bare_ms <= 0 else (mean_ms / bare_ms, low_ms / bare_ms, high_ms / bare_ms)
+
+
+def _ends(cost: Cost) -> tuple[float, float, float]:
+    return cost.ms, cost.low_ms, cost.high_ms
 
 
 def _difference(during: list[float], beside: list[float], num_recorded: int) -> tuple[float, float]:

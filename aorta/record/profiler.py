@@ -317,6 +317,11 @@ class RequestedCapture:
         elif global_step >= plan.first_step:
             self._begin(plan)
 
+    @property
+    def is_planned(self) -> bool:
+        """True while a trace is going on, or is about to begin."""
+        return self._plan is not None
+
     def close(self) -> None:
         """Write what was being traced."""
         self._closing.set()

@@ -42,6 +42,7 @@ from aorta.record.description import (
     finish_run,
 )
 from aorta.record.handles import Cut, RangeHandle, StepHandle
+from aorta.record.host import own_threads_ns
 from aorta.record.interception.replaced import uncompiled
 from aorta.record.interception.switch import Interception
 from aorta.record.journal import Journal
@@ -69,6 +70,7 @@ class Recorder:
         """What was noted, for a watchdog that reads which collectives were seen and which steps are open."""
         self._sources = Sources(self.journal, settings)
         self._sampling = Sampling(settings.limit)
+        self._sampling.own_threads_ns = own_threads_ns
         self.steps = OpenSteps(self.journal, self._sampling, self._sources)
         """The steps that are open, for the handles of steps."""
         self.steps.open_clock = self._open_clock

@@ -20,6 +20,7 @@ from aorta.record.overhead import (
     BLOCK,
     FIRST_EVERY,
     NUM_FIRST,
+    NUM_FIRST_LEFT_OUT,
     SLOW,
     Meter,
     Pair,
@@ -40,6 +41,9 @@ ASK_EVERY_S = 1.0
 LONGEST_S = 300.0
 """Longest time between two decisions. The first one is made as soon as there is a cost; each later one after
 twice the time of the one before."""
+MOST_BLOCKS = 64
+LOOK_AFTER_NS = 250_000_000
+"""Blocks, and time, after which a decision is looked for in steps that go on."""
 NO_STORE_S = 30.0
 """Time after which a rank without a process group decides for itself."""
 KEY = "overhead/{}"
@@ -92,6 +96,17 @@ class Sampling:
         self._was_recorded = self._was_switched = False
         self._own_ns = 0
         self._usual_ms = 0.0
+        self._plain: list[float] = []
+        """Lengths of the steps that went on since the last one that was begun in full."""
+        self._plain_own_ns = 0
+        self._goes_until = -1
+        """Place up to which steps are left out, and nothing is to be decided before _goes_until_ns."""
+        self._goes_until_ns = 0
+        self._slow_ns = 0.0
+        self.own_threads_ns: Callable[[], int] = lambda: 0
+        """Returns the CPU time of the recorder's own threads so far."""
+        self._threads_ns: int | None = None
+        """That at the begin of the steps that are left out, while they last."""
         self.was_slow = False
         """True: the step before the one that has begun took several usual lengths."""
         self._talk: _Talk | None = None
@@ -107,6 +122,7 @@ class Sampling:
 
     def begin(self, global_step: int) -> bool:
         """Return True where the step that begins is recorded. Also ends the measurement of the one before."""
+        self._settle()
         if self._first is None:
             self._first = global_step
         place = global_step - self._first
@@ -127,7 +143,69 @@ class Sampling:
         self._began_ns, self._began_cpu_ns, self._place, self._own_ns = now_ns, cpu_ns, place, 0
         self._was_switched = self._was_recorded and not recorded
         self._was_recorded = recorded
+        self._count_threads(recorded)
+        if not recorded:
+            self._look_ahead(place, now_ns)
         return recorded
+
+    def goes_on(self, now_ns: int) -> bool:
+        """Take the open step as ended and the next as left out, too, where nothing else can be: cheaply.
+
+        Returns False, with nothing done, where `begin` has more to do. The open step is left out.
+        """
+        length_ns = now_ns - self._began_ns
+        if self._place >= self._goes_until or now_ns >= self._goes_until_ns:
+            return False
+        if length_ns > self._slow_ns and self.meter.has_room(self.limit or 0.0, sum(self._plain)):
+            return False  # the block after a slow step may be recorded
+        self._plain.append(length_ns / 1e6)
+        self._began_ns = now_ns
+        self._place += 1
+        self._plain_own_ns += self._own_ns
+        self._own_ns = 0
+        return True
+
+    def _look_ahead(self, place: int, now_ns: int) -> None:
+        """See how far steps go on from this one, which is left out.
+
+        The last one before a recorded block is begun in full: the driver's records are turned on in it.
+        """
+        self._goes_until = -1
+        if self._was_switched or not self._began_ns or block_of(place) < NUM_FIRST_LEFT_OUT:
+            return  # the first ones make the first cost: each with the process's CPU time of its own
+        self._slow_ns = SLOW * self._usual_ms * 1e6
+        block = block_of(place)
+        changes = [self._plan.look_at] if self._next is None else [self._next.block]
+        ends = min([block + MOST_BLOCKS, *(change for change in changes if change > block)])
+        while block < ends and not self._is_planned(NUM_FIRST + block * BLOCK):
+            block += 1
+        self._goes_until = NUM_FIRST + block * BLOCK - 2
+        self._goes_until_ns = now_ns + LOOK_AFTER_NS
+
+    def _count_threads(self, recorded: bool) -> None:
+        """Count what the recorder's own threads took while steps were left out."""
+        before_ns, self._threads_ns = self._threads_ns, None
+        if before_ns is None and recorded:
+            return
+        now_ns = self.own_threads_ns()
+        if before_ns is not None:
+            self.meter.threads_took(max(now_ns - before_ns, 0) / 1e6)
+        if not recorded:
+            self._threads_ns = now_ns
+
+    def _settle(self) -> None:
+        """Have the meter take the steps that went on."""
+        if not self._plain:
+            return
+        usual_ms = self._usual_ms
+        for step_ms in self._plain:
+            usual_ms *= 1.02 if step_ms > usual_ms else 1 / 1.02
+        self._usual_ms = usual_ms
+        # The process's clock takes as long to read as all of goes_on: read when the first of them began.
+        cpu_ns = self._cpu_clock()
+        cpu_ms = (cpu_ns - self._began_cpu_ns) / 1e6
+        self.meter.add_plain(self._plain, cpu_ms / len(self._plain), self._plain_own_ns / 1e6)
+        self._plain, self._plain_own_ns, self._began_cpu_ns = [], 0, cpu_ns
 
     def renumbered(self, delta: int) -> None:
         """Note that the open step, the first one, has got a number that is larger by delta."""
@@ -152,7 +230,7 @@ class Sampling:
 
     def switched(self) -> None:
         """Note that something was put on or taken off in the open step, which is not recorded."""
-        self._was_switched = True
+        self._was_switched, self._goes_until = True, -1
 
     def took(self, own_ns: int) -> None:
         """Note time that our own code took at an end of the open step."""
@@ -160,7 +238,8 @@ class Sampling:
 
     def interrupted(self) -> None:
         """Note that what follows is no step, or that the open one holds something rare: a checkpoint."""
-        self._began_ns = 0
+        self._settle()
+        self._began_ns, self._goes_until, self._threads_ns = 0, -1, None
         self.meter.interrupted()
 
     def _ended(self, now_ns: int, cpu_ns: int, follows: bool) -> None:
@@ -230,12 +309,14 @@ class Sampling:
     def close(self) -> None:
         if self._talk is not None:
             self._talk.close()
+        self._settle()
         self.meter.settle()
         if self._state is not None and self._rank == 0 and self.meter.num_pairs:
             _write_state(self._state, self.meter)
 
     def record(self) -> OverheadRecord:
         """Describe what recording has cost, for run.json."""
+        self._settle()
         return self.meter.record(self.limit)
 
 

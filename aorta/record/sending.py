@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -28,7 +29,7 @@ import torch
 from aorta.device.backend import accelerator
 from aorta.device.marks import HostClock
 from aorta.files import regular_descriptor
-from aorta.record.calls import RecordedStep
+from aorta.record.calls import LEFT_OUT, RecordedStep
 from aorta.record.collective_source import CollectiveSource
 from aorta.record.extract import Extractor, Telemetry, host_only
 from aorta.record.journal import Journal
@@ -38,12 +39,15 @@ from aorta.records.state import Tally
 from aorta.records.writer import LineWriter, next_line_number
 from aorta.steps.calibration import Calibration
 from aorta.steps.event_steps import EventSteps
+from aorta.steps.left_out import LeftOutLines
 from aorta.steps.process import Closed, Reply, frame_bytes, packed, read_frame
 from aorta.steps.raw import (
     RECORD_DTYPE,
     CollectiveChunk,
     Frame,
     KernelChunk,
+    LeftOutStep,
+    LeftOutSteps,
     RawSequence,
     RawStep,
     ResolverSettings,
@@ -63,6 +67,8 @@ LAST_KERNELS_S = 1.0
 """Limit of the wait for kernel records of the last step."""
 ENDS_WITHIN_S = 1.0
 """Limit of the wait, once the recorder is closed, for ends of calls that a thread of the backend notes."""
+MOST_TOGETHER = 256
+"""Left-out steps that are sent together."""
 MOST_BEHIND = 64
 """Limit of steps that are held back by a call whose end only a wait would tell, and nobody waits for it."""
 PIPE_POLL_S = 0.2
@@ -188,6 +194,9 @@ class SendingThread:
         closed = self._journal.closed
         while closed and not self._abandoned:
             step = closed[0]
+            if isinstance(step, LeftOutStep):
+                self._send_left_out()
+                continue
             is_late = len(closed) > MOST_BEHIND or time.monotonic() > self._ends_until_s
             if not self._extractor.ready(step, is_late):
                 return
@@ -200,12 +209,32 @@ class SendingThread:
             self._sink.put(raw, self._wants_records())
             closed.popleft()
 
+    def _send_left_out(self) -> None:
+        """Send the left-out steps at the journal's front together."""
+        closed, telemetry = self._journal.closed, self._telemetry()
+        steps: list[LeftOutStep] = []
+        for step in islice(list(closed), MOST_TOGETHER):
+            if not isinstance(step, LeftOutStep):
+                break
+            steps.append(step)
+        self._sink.put_left_out(
+            LeftOutSteps(
+                steps, LEFT_OUT, telemetry.device, telemetry.rocm_smi_output, telemetry.not_measured
+            ),
+            self._wants_records(),
+        )
+        for _ in steps:
+            closed.popleft()
+
 
 class RecordSink(Protocol):
     """Takes the raw steps of one rank in order; their records go to the file and to the listener."""
 
     def put(self, step: RawStep, reply: bool) -> None:
         """Take a step. reply: the listener wants its record."""
+
+    def put_left_out(self, steps: LeftOutSteps, reply: bool) -> None:
+        """Take steps that the overhead left out."""
 
     def put_sequence(self, sequence: RawSequence) -> None:
         """Take collectives that steps from here on refer to."""
@@ -278,6 +307,10 @@ class ProcessSink:
     def put(self, step: RawStep, reply: bool) -> None:
         self._num_steps += 1
         self._send(Frame(step=step, reply=reply))
+
+    def put_left_out(self, steps: LeftOutSteps, reply: bool) -> None:
+        self._num_steps += len(steps.steps)
+        self._send(Frame(left_out=steps, reply=reply))
 
     def put_sequence(self, sequence: RawSequence) -> None:
         self._send(Frame(sequence=sequence))
@@ -374,6 +407,7 @@ class ThreadSink:
         self, settings: ResolverSettings, writer: LineWriter, listener: Listener, tally: Tally | None = None
     ) -> None:
         self._event_steps = EventSteps(settings)
+        self._left_out = LeftOutLines(settings, "host")
         self._writer = writer
         self._writer.max_bytes = settings.max_bytes
         self._listener = listener
@@ -386,6 +420,16 @@ class ThreadSink:
             self._tally.add(record, None if written else self._writer.why_lost)
         if reply:
             self._listener(record)
+
+    def put_left_out(self, steps: LeftOutSteps, reply: bool) -> None:
+        written = self._writer.write_bodies(self._left_out.bodies(steps))
+        if self._tally is not None:
+            length_ms = sum(step.end_ns - step.start_ns for step in steps.steps) / 1e6
+            why_lost = None if written else self._writer.why_lost
+            self._tally.add_lengths(steps.steps[-1].global_step, len(steps.steps), length_ms, why_lost)
+        if reply:
+            for record in self._left_out.records(steps):
+                self._listener(record)
 
     def put_sequence(self, sequence: RawSequence) -> None:
         raise NotImplementedError("every collective of a CPU is seen")
@@ -429,7 +473,7 @@ class UnwrittenSteps:
             self._descriptor = regular_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
 
     def keep(self, step: RecordedStep, num_before: int) -> None:
-        """Keep a step whose window has ended, unless a collective of it still goes on.
+        """Keep a recorded step whose window has ended, unless a collective of it still goes on.
 
         num_before: steps before it that are not safe yet.
         """
@@ -456,8 +500,6 @@ class UnwrittenSteps:
         self._offset += len(data)
 
     def _raw(self, step: RecordedStep) -> RawStep | None:
-        if step.left_out is not None:
-            return host_only(step, KILLED)
         if self._settings.on_device:
             return host_only(step, KILLED_BEFORE_READ) if step.by_kernels else None
         if step.calls and not all(call.end or call.reason for call in step.calls):

@@ -502,7 +502,8 @@ class OverheadRecord(msgspec.Struct, frozen=True, kw_only=True):
     limit: float | None
     """The overhead that was asked for; None: every step was recorded, whatever it cost."""
     cost: float | None
-    """Measured: the mean over all steps. None where too few steps were left out to tell."""
+    """The mean over all steps: what recording costs, measured, and what is always on. None where too few
+    steps were left out to tell."""
     interval: tuple[float, float] | None
     """95 % interval of cost."""
     later_cost: float | None = None
@@ -512,7 +513,12 @@ class OverheadRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How much longer a recorded step takes than one that is not."""
     step_interval_ms: tuple[float, float] | None = None
     always_on: float | None
-    """Share of an unrecorded step in which aorta's own code ran at its ends. Not in cost."""
+    """What aorta does in every step, recorded or not: a part of cost, which the limit cannot leave out. In
+    runs of versions without always_on_ms no part of cost."""
+    always_on_interval: tuple[float, float] | None = None
+    """From what clocks saw of it to the most that it can be."""
+    always_on_ms: float | None = None
+    """The same a step."""
     every: float | None
     """Steps per recorded step, the mean after the first ones."""
     num_steps: int

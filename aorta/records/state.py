@@ -167,16 +167,19 @@ class Tally:
 
     def add(self, record: StepRecord, why_lost: str | None) -> None:
         """Count a step. why_lost: None where its line is in the file."""
-        self._last_step = record.global_step
-        self._num_steps += 1
         self._tokens += record.tokens or 0
-        if why_lost is not None:
-            self._num_lost += 1
-            self._reason_lost = why_lost
-        sums = self._sums
-        sums["step_ms"] += record.step_ms or 0.0
         for name in SUMS[1:]:
-            sums[name] += getattr(record.overlap, name) or 0.0
+            self._sums[name] += getattr(record.overlap, name) or 0.0
+        self.add_lengths(record.global_step, 1, record.step_ms or 0.0, why_lost)
+
+    def add_lengths(self, last_step: int, num_steps: int, step_ms: float, why_lost: str | None) -> None:
+        """Count steps of which only their length is known. step_ms: the sum of these."""
+        self._last_step = last_step
+        self._num_steps += num_steps
+        if why_lost is not None:
+            self._num_lost += num_steps
+            self._reason_lost = why_lost
+        self._sums["step_ms"] += step_ms
         now_s = time.monotonic()
         if now_s - self._written_s >= self._every_s:  # not after each of a thousand steps a second
             self._written_s = now_s

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -154,32 +154,38 @@ class LineWriter:
 
     def write(self, record: Any) -> bool:
         """Append a record; True when it is in the file. Never raises OSError."""
-        body = self._encoder.encode(record)
+        return self.write_bodies((self._encoder.encode(record),))
+
+    def write_bodies(self, bodies: Sequence[bytes]) -> bool:
+        """Append records that are JSON already, all of them or none; as `write`."""
         with self._lock:
-            line = sealed(body, self._next_number)
-            self._next_number += 1  # also for a line that is lost: the gap shows
+            first = self._next_number
+            lines = [sealed(body, number) for number, body in enumerate(bodies, first)]
+            self._next_number += len(lines)  # also for lines that are lost: the gap shows
+            data = b"".join(lines)
             now_s = time.monotonic()
             must_wait = self._failed_s is not None and now_s - self._failed_s < RETRY_S
             if self._descriptor is None or must_wait:
-                self.num_lost += 1
+                self.num_lost += len(lines)
                 return False
             try:
                 self._put_back_if_removed(now_s)
-                if self.max_bytes is not None and self._size + len(line) > self.max_bytes:
+                if self.max_bytes is not None and self._size + len(data) > self.max_bytes:
                     self._rotate(self.max_bytes)
-                unwritten = memoryview(line)
+                unwritten = memoryview(data)
                 while unwritten:
                     unwritten = unwritten[os.write(self._descriptor, unwritten) :]
             except OSError as error:
-                self._fail(error, now_s)
+                self._fail(error, now_s, len(lines))
                 return False
             if self._failed_s is not None:
                 logger.warning("recording goes on in %s; %d lines are missing", self.path, self.num_lost)
                 self._failed_s = None
             if self._columns is not None:
-                self._columns.add(len(line))
-            self._num_bytes += len(line)
-            self.num_written += 1
+                for line in lines:
+                    self._columns.add(len(line))
+            self._num_bytes += len(data)
+            self.num_written += len(lines)
             return True
 
     def close(self) -> None:
@@ -205,13 +211,13 @@ class LineWriter:
         """Bytes of the lines and of their columns."""
         return self._num_bytes + (0 if self._columns is None else self._columns.num_bytes)
 
-    def _fail(self, error: OSError, now_s: float) -> None:
-        """Count a line as lost, and cut the file back to its last whole line."""
+    def _fail(self, error: OSError, now_s: float, num_lines: int) -> None:
+        """Count lines as lost, and cut the file back to its last whole line."""
         assert self._descriptor is not None
         if self._failed_s is None:
             logger.warning("recording stopped: cannot write %s: %s", self.path, error.strerror)
         self._failed_s = now_s
-        self.num_lost += 1
+        self.num_lost += num_lines
         self.why_lost = error.strerror
         with suppress(OSError):
             os.ftruncate(self._descriptor, self._num_bytes)

@@ -31,6 +31,7 @@ from aorta.steps.calibration import Calibration
 from aorta.steps.collective_steps import CollectiveSteps
 from aorta.steps.event_steps import EventSteps
 from aorta.steps.kernel_steps import KernelSteps, without_kernels
+from aorta.steps.left_out import raw_steps
 from aorta.steps.raw import CollectiveChunk, Frame, KernelChunk, RawSequence, RawStep, ResolverSettings
 from aorta.steps.record import left_out_record
 from aorta.timeline.types import Source
@@ -129,6 +130,10 @@ def serve(
         if frame.step is not None:
             last_sent = (frame.step.rollbacks, frame.step.global_step)
             write(steps.put(frame.step, frame.reply))
+        elif frame.left_out is not None:
+            last_sent = (frame.left_out.steps[-1].rollbacks, frame.left_out.steps[-1].global_step)
+            for step in raw_steps(frame.left_out):
+                write(steps.put(step, frame.reply))
         elif frame.sequence is not None:
             steps.add_sequence(frame.sequence)
         elif frame.kernels is not None:
@@ -379,10 +384,6 @@ def _records(
         if attempt is not None and (settings.run_id, settings.attempt) != attempt:
             return
         if last is None or (packed_step.step.rollbacks, packed_step.step.global_step) > last:
-            if packed_step.step.left_out is not None:
-                # On a device only steps beside kernel records are kept.
-                yield left_out_record(packed_step.step, settings, "kernels" if settings.on_device else "host")
-                continue
             if packed_step.step.kernels_lost is not None:
                 yield without_kernels(packed_step.step, settings, packed_step.step.kernels_lost)
                 continue

@@ -20,14 +20,46 @@ CallId = tuple[str, int]
 """(group key, sequence number)."""
 
 
-class RawHostNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Something that the program did on the host, in monotonic ns."""
+class HostNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A stretch of the host's time: a batch, a backward pass, an optimizer, a checkpoint."""
 
     kind: HostKind
     start_ns: int
+    """Monotonic, as end_ns."""
     end_ns: int
     where: str
-    bytes: int | None
+    """Detail of the kind: the optimizer and its flags, or the place that waits for the device; else ''."""
+    bytes: int | None = None
+    """Bytes of the parameters that an optimizer updates on this rank."""
+
+
+class LeftOutStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A step that the overhead left out, and of which there is no more than this. Times are monotonic."""
+
+    global_step: int
+    rollbacks: int
+    start_ns: int
+    body_end_ns: int
+    end_ns: int
+    cpu_ns: int
+    """CPU time of the step's thread."""
+    ready_ns: int | None
+    """Time in which it was ready and had no core. None: not read."""
+    own_ns: int
+    """Time that the recorder's own code took at the step's ends."""
+    notes: list[HostNote]
+
+
+class LeftOutSteps(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Steps in a row that the overhead left out."""
+
+    steps: list[LeftOutStep]
+    reason: str
+    """Why they are not recorded."""
+    device: DeviceRecord | None
+    """Telemetry, as rocm_smi_output, of the time at which they were sent."""
+    rocm_smi_output: str | None
+    not_measured: dict[str, str]
 
 
 class RawGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -113,7 +145,7 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The collective library recorded events of its calls."""
     modules: list[str] = []
     """Modules and optimizers that this step's collectives serve; RawCall.module is an index."""
-    host_notes: list[RawHostNote] = []
+    host_notes: list[HostNote] = []
     host_use: tuple[float, float | None] | None = None
     """CPU and ready ms of the step's thread in the window."""
     own_ms: float | None = None
@@ -281,9 +313,10 @@ class CollectiveChunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message to the process; exactly one of the first six fields is set."""
+    """A message to the process; exactly one of the first seven fields is set."""
 
     step: RawStep | None = None
+    left_out: LeftOutSteps | None = None
     sequence: RawSequence | None = None
     kernels: KernelChunk | None = None
     collectives: CollectiveChunk | None = None

@@ -5,8 +5,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +19,7 @@ from aorta.attach import hooks
 from aorta.attach.settings import AttachSettings
 from aorta.hazards.findings import read_checked
 from aorta.record.interception.switch import Interception
+from aorta.record.open_steps import OpenSteps
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord, StepRecord
 
@@ -119,6 +122,41 @@ def test_every_step_is_found_and_every_collective_seen(
     (counts,) = result.run.coverage["groups"].values()
     assert counts["backend"] == counts["seen"]
     assert sum(result.collectives) + sum(result.run.coverage["outside_step"].values()) == counts["seen"]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("kind", "num_backwards"),
+    [("plain", 1), ("two_optimizers", 4), ("sharded", 1), ("evaluating", 1), ("loading", 1)],
+)
+def test_steps_that_the_overhead_leaves_out_are_whole_though_they_cost_little(
+    attached: Attach, client: ModuleType, monkeypatch: pytest.MonkeyPatch, kind: str, num_backwards: int
+) -> None:
+    """Most of them end and begin on the short way; each has its place, its times and what its host did."""
+    num_short: list[bool] = []
+    goes_on = OpenSteps.goes_on
+
+    def counted(*args: Any) -> bool:
+        num_short.append(goes_on(*args))
+        return num_short[-1]
+
+    monkeypatch.setattr(OpenSteps, "goes_on", counted)
+    monkeypatch.setattr(client, "STEPS", 120)
+    result = attached(kind, overhead="0.001%")
+    left_out = [step for step in result.steps if not step.is_recorded]
+    assert [step.global_step for step in result.steps] == list(range(120))
+    assert len(left_out) > 80
+    assert sum(num_short) > 60 or kind == "evaluating"
+    for step in left_out[:-1]:
+        spans = step.host_spans or []
+        assert sum(span.kind == "backward" for span in spans) == num_backwards
+        assert all(-1.0 < span.start_ms <= span.end_ms < (step.step_ms or 0.0) + 1e-3 for span in spans)
+        assert step.host_use is not None
+        assert step.instrument_ms is not None
+    if kind != "evaluating":
+        for step, following in pairwise(left_out):
+            is_next = following.global_step == step.global_step + 1
+            assert not is_next or abs(following.start_unix_ns - step.end_unix_ns) < 2_000
 
 
 @pytest.mark.heavy

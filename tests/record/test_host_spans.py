@@ -16,10 +16,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import aorta
 from aorta.device.marks import Mark
-from aorta.record.calls import CollectiveCall, Group, HostNote, RecordedStep
+from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.host import HostWatch, Phases, caller
 from aorta.record.journal import Journal
 from aorta.records.reader import read_steps
+from aorta.steps.raw import HostNote
 
 
 @pytest.fixture

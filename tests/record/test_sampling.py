@@ -45,8 +45,8 @@ class Loop:
         self.sampling.open(rank, world_size, lambda: store, state)
         self.recorded = []
 
-    def step(self, number, plain_ms=10.0):
-        recorded = self.sampling.begin(number)
+    def step(self, number, plain_ms=10.0, cheaply=False):
+        recorded = not (cheaply and self.sampling.goes_on(self.now_ns)) and self.sampling.begin(number)
         self.recorded.append(recorded)
         self.now_ns += int((plain_ms + self.cost_ms * recorded) * 1e6)
 
@@ -130,6 +130,26 @@ def test_the_block_after_a_slow_step_is_recorded_within_the_limit():
         loop.step(number, plain_ms=60.0 if number == 7001 else 10.0)
     after = (block_of(7001) + 1) * BLOCK + NUM_FIRST
     assert all(loop.recorded[after : after + BLOCK])
+
+
+@pytest.mark.parametrize(("cost_ms", "plain_ms"), [(0.05, 10.0), (0.4, 10.0), (0.5, 0.3), (4.0, 2.0)])
+def test_steps_that_go_on_cheaply_are_judged_like_those_begun_in_full(cost_ms, plain_ms):
+    """With slow steps and with pauses. A decision may come a quarter of a second later."""
+    loops = [Loop(0, 1, None, cost_ms) for _ in range(2)]
+    num_cheap = 0
+    for number in range(12_000):
+        for loop, cheaply in zip(loops, (False, True), strict=True):
+            if number % 3000 == 1700:
+                loop.sampling.interrupted()
+            length_ms = 20 * plain_ms if number in (4001, 9005) else plain_ms + number % 7 * 0.01 * plain_ms
+            loop.step(number, length_ms, cheaply)
+        num_cheap += len(loops[1].sampling._plain) > 0
+    in_full, cheap = (loop.sampling.record() for loop in loops)
+    assert shares(loops[1]) == pytest.approx(shares(loops[0]), rel=0.05)
+    assert cheap.num_steps == in_full.num_steps
+    assert cheap.cost == pytest.approx(in_full.cost, rel=0.05)
+    assert cheap.step_ms == pytest.approx(in_full.step_ms, rel=0.01) == pytest.approx(cost_ms, rel=0.1)
+    assert num_cheap > 6000 or shares(loops[0]) > 0.2
 
 
 def test_a_restart_goes_on_with_what_was_measured(tmp_path):

@@ -1,6 +1,7 @@
 """What recording cost a run, in words."""
 
 from aorta.account.model import Dataset
+from aorta.account.numbers import quantity
 from aorta.records.schema import OverheadRecord
 
 
@@ -16,7 +17,8 @@ def overhead_texts(dataset: Dataset) -> list[str]:
 
 
 def _text(overhead: OverheadRecord, of_run: str) -> str:
-    if overhead.only_first and overhead.interval is not None and overhead.interval[0] > 0:
+    first_ms = overhead.step_interval_ms
+    if overhead.only_first and first_ms is not None and first_ms[0] > 0:
         return (
             f"what aorta cost {of_run} is not known: its first {overhead.num_first} recorded steps"
             " took longer than the unrecorded ones after them, and other reasons for that are as likely"
@@ -28,7 +30,18 @@ def _text(overhead: OverheadRecord, of_run: str) -> str:
             f" ({_share(overhead.later_cost, overhead.later_interval)} after its first {overhead.num_first}"
             f" steps, which are all recorded{limit})"
         )
-    return text
+    return text + _above_limit(overhead)
+
+
+def _above_limit(overhead: OverheadRecord) -> str:
+    """Say where what is always on costs more than the overhead that was asked for."""
+    always_on, ms = overhead.always_on, overhead.always_on_ms
+    if always_on is None or ms is None or overhead.limit is None or always_on <= overhead.limit:
+        return ""
+    return (
+        f". More than the limit of {100 * overhead.limit:.3g} % stays on in every step, recorded or not:"
+        f" {_share(always_on, overhead.always_on_interval)}, {quantity(1e3 * ms, 'us')} a step"
+    )
 
 
 def _share(cost: float | None, interval: tuple[float, float] | None) -> str:

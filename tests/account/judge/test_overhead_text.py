@@ -30,6 +30,20 @@ def test_the_cost_is_said_with_its_interval_and_its_limit():
     ]
 
 
+def test_what_stays_on_is_said_where_it_is_above_the_limit():
+    """The limit cannot leave it out."""
+    short_loop = OverheadRecord(
+        limit=0.01, cost=0.13, interval=(0.06, 0.2), later_cost=0.125, later_interval=(0.055, 0.195),
+        always_on=0.12, always_on_interval=(0.05, 0.19), always_on_ms=0.035, every=120.0, num_steps=6000,
+        num_recorded=72, num_first=24,
+    )  # fmt: skip
+    (text,) = texts(short_loop)
+    assert text.endswith(
+        ", limit 1 %). More than the limit of 1 % stays on in every step, recorded or not:"
+        " 12 % [5, 19], 35.0 us a step"
+    )
+
+
 def test_of_a_short_run_it_is_of_the_whole():
     short = OverheadRecord(
         limit=0.01,

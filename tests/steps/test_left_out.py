@@ -1,0 +1,61 @@
+"""Lines of left-out steps are those of their records, however they are made."""
+
+import msgspec
+import pytest
+
+from aorta.records.schema import DeviceRecord, StepRecord
+from aorta.steps.left_out import LeftOutLines, raw_steps
+from aorta.steps.raw import HostNote, LeftOutStep, LeftOutSteps, ResolverSettings
+from aorta.steps.record import left_out_record
+
+SETTINGS = ResolverSettings(
+    rank=1, world_size=2, on_device=False, clock_lower_ns=0, clock_upper_ns=0,
+    unix_minus_monotonic_ns=1_700_000_000_000_000_000, run_id='a "run" of 100 %d', attempt=2,
+)  # fmt: skip
+
+
+def step(number, rollbacks=0, ready_ns=None, notes=()):
+    start_ns = 1_000_000 * number
+    return LeftOutStep(
+        number,
+        rollbacks,
+        start_ns,
+        start_ns + 299_999,
+        start_ns + 345_678,
+        333_333,
+        ready_ns,
+        8_765,
+        list(notes),
+    )
+
+
+def block(*steps, device=None, reason="not recorded"):
+    return LeftOutSteps(list(steps), reason, device, None, {} if device else {"device": "no GPU"})
+
+
+SAMPLE = DeviceRecord(sample_unix_ns=1, temperature_c=50.5)
+NOTES = [
+    HostNote("data", 2_000_100, 2_050_123, ""),
+    HostNote("optimizer", 2_200_000, 2_290_001, 'AdamW (100 %s, "fused")', 4096),
+]
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        pytest.param([block(step(1), step(2, notes=NOTES), step(3, ready_ns=12_345))], id="one-block"),
+        pytest.param([block(step(1)), block(step(2, rollbacks=1), step(3, rollbacks=2))], id="rolled-back"),
+        pytest.param([block(step(1)), block(step(2), device=SAMPLE), block(step(3))], id="telemetry"),
+        pytest.param([block(step(1), reason="100 % <step>"), block(step(2))], id="reasons"),
+        pytest.param([block(LeftOutStep(0, 0, 5, 5, 5, 0, 0, 0, []))], id="no-time-at-all"),
+    ],
+)
+def test_a_line_is_what_its_record_would_be_written_as(blocks):
+    lines = LeftOutLines(SETTINGS, "host")
+    for steps in blocks:
+        bodies = lines.bodies(steps)
+        records = [left_out_record(raw, SETTINGS, "host") for raw in raw_steps(steps)]
+        assert [msgspec.json.decode(body, type=StepRecord) for body in bodies] == records
+        assert [msgspec.json.decode(body) for body in bodies] == [
+            msgspec.json.decode(msgspec.json.encode(record)) for record in records
+        ]
