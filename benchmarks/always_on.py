@@ -10,8 +10,9 @@ run.json would say of the 4000 steps before, which nothing has disturbed.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch.optim import optimizer as optimizers
@@ -51,23 +52,23 @@ def main() -> None:
     watch, sink = recorder._sources.host_watch, recorder._output._sink
 
     @contextmanager
-    def instead(owner, name, stub):
+    def instead(owner: object, name: str, stub: object) -> Iterator[None]:
         setattr(owner, name, stub)
         yield
         delattr(owner, name)
 
     @contextmanager
-    def without_notes():
+    def without_notes() -> Iterator[None]:
         watch.uninstall()
         yield
         watch.install()
 
     @contextmanager
-    def bare():
+    def bare() -> Iterator[None]:
         with without_notes():
-            engine = torch.autograd.graph._engine_run_backward
-            modules = (torch.autograd, torch.autograd.graph)
-            registered = [
+            modules: tuple[Any, ...] = (torch.autograd, torch.autograd.graph)
+            engine = modules[1]._engine_run_backward
+            registered: list[tuple[Any, Any]] = [
                 (kept, dict(kept))
                 for kept in (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
             ]
