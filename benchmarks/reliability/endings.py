@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,9 @@ def launch(folder: Path, kind: str, rank: int, options: Any) -> int | None:
         "FAULTS": json.dumps([] if kind in TO_ALL else [fault]),
         "TIMEOUT_S": str(options.timeout_s),
         "OMP_NUM_THREADS": "1",
+        # Else NCCL's watchdog sleeps for a minute after a timeout, for its dump, before it ends the process.
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500",
         "STEP_S": "0.5" if kind in TO_ALL else "0.02",
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
     }
@@ -131,7 +135,11 @@ def launch(folder: Path, kind: str, rank: int, options: Any) -> int | None:
                     process.send_signal(TO_ALL[kind])
             return process.wait(options.limit_s)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            process.terminate()  # so that torchrun ends the ranks, which are in sessions of their own
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(40)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return None
 
