@@ -20,7 +20,7 @@ from aorta.timeline.types import Source
 Value = TypeVar("Value")
 
 DAMAGED = "damaged or missing"
-"""Begins the line of a story that stands before all numbers of a damaged run."""
+"""Begins what is said of a damaged run before all its numbers."""
 MOST_DAMAGED = 4
 """Damaged files, and missing ranks, that it names."""
 
@@ -209,6 +209,8 @@ class Run(msgspec.Struct, frozen=True):
     story: list[str] = msgspec.field(default_factory=list)
     """Lines on how the run ended and was restarted, shown before any number; empty for traces and for a
     run that simply finished."""
+    damage: str | None = None
+    """First line of the story of a run of which only what is left could be read."""
     goodput: list[Goodput] = msgspec.field(default_factory=list)
     """Time that counted and time that did not: of all attempts together, then of each. Empty for traces."""
     clock_offset_ns: dict[int, int] = msgspec.field(default_factory=dict)

@@ -24,7 +24,7 @@ from aorta.calibration.kernel_lines import (
     whole_steps,
 )
 from aorta.config import ProfilingConfig
-from aorta.errors import AortaError
+from aorta.errors import NOT_JSON, AortaError
 from aorta.files import open_regular, replacing
 from aorta.record.profiler import step_of_kernels, why_no_kernels
 from aorta.records.files import columns_name, steps_name
@@ -200,7 +200,7 @@ def _lines(
     for line in lines:
         try:
             record = decoder.decode(line)
-        except msgspec.DecodeError:  # cut short, or of another version: not ours to judge
+        except NOT_JSON:  # cut short, or of another version: not ours to judge
             yield line, False
             continue
         seal = seal_of(line)

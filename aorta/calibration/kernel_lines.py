@@ -12,6 +12,7 @@ from statistics import median_low
 
 import msgspec
 
+from aorta.errors import RecordError
 from aorta.records.files import steps_name
 from aorta.records.reader import read_steps
 from aorta.records.schema import CollectiveRecord, StepRecord
@@ -59,12 +60,17 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     kernels_without_record: list[str]
 
 
-def read_lines(output_dir: Path | str, rank: int) -> RankLines:
-    """The rank's lines; RecordError where the file cannot be read."""
+def read_lines(output_dir: Path | str, rank: int, faults: list[str] | None = None) -> RankLines:
+    """The rank's lines; RecordError where the file cannot be read, or is another rank's.
+
+    faults: told what is damaged or missing, and what is left is read; else that is a RecordError.
+    """
     path = Path(output_dir) / steps_name(rank)
     steps: dict[int, StepRecord] = {}
     present: set[tuple[int, Source]] = set()
-    for record in read_steps(path, []):
+    for record in read_steps(path, [] if faults is None else faults, left_out=faults):
+        if record.rank != rank:
+            raise RecordError(f"{path} holds lines of rank {record.rank}")
         present.add((record.global_step, record.source))
         if record.source in ("events", "host"):
             steps[record.global_step] = record

@@ -33,7 +33,7 @@ from aorta.calibration.kernel_lines import (
     whole_steps,
 )
 from aorta.calibration.peers import peers_of, some_of
-from aorta.errors import AortaError, TraceError
+from aorta.errors import AortaError, RecordError, TraceError
 from aorta.record.profiler import step_of_kernels
 from aorta.records.files import STEPS_FILE
 from aorta.records.reader import read_run
@@ -93,7 +93,18 @@ def merge(
     folder = Path(run_dir)
     faults = [] if faults is None else faults
     run = read_run(folder)
-    merged = [result for rank in _ranks(folder) for result in _merge_rank(folder, run, rank, faults, rules)]
+    ranks = _ranks(folder)
+    absent = sorted(set(range(run.world_size)) - set(ranks))
+    if absent:
+        faults.append(
+            f"{len(absent)} of {run.world_size} ranks have no lines in {folder}, rank {absent[0]} first"
+        )
+    merged = [result for rank in ranks for result in _merge_rank(folder, run, rank, faults, rules)]
+    bare = sorted(set(ranks) - {result.rank for result in merged})
+    if merged and bare:
+        faults.append(
+            f"{len(bare)} of {run.world_size} ranks have no trace that was used, rank {bare[0]} first"
+        )
     if not any(result.check.steps for result in merged):
         reason = f": {faults[0]}" if faults else ""
         raise TraceError(
@@ -118,7 +129,7 @@ def _calibrate(folder: Path, run: RunRecord, merged: list[Merged]) -> None:
         ]
         calibration = calibrate(peers, rank)
         if calibration is not None:
-            apply_calibration(folder, rank, calibration, read_lines(folder, rank), profiled)
+            apply_calibration(folder, rank, calibration, read_lines(folder, rank, []), profiled)
         if rank == 0:
             add_to_run(folder, [result.check for result in merged if result.rank == 0], calibration)
 
@@ -131,10 +142,12 @@ def _ranks(folder: Path) -> list[int]:
 def _merge_rank(
     folder: Path, run: RunRecord, rank: int, faults: list[str], rules: Sequence[CommRule]
 ) -> Iterator[Merged]:
-    lines: RankLines | None = None
+    try:
+        lines = read_lines(folder, rank, faults)
+    except RecordError as error:
+        faults.append(f"rank {rank} is left out: {error}")
+        return
     for name, trace, rows in _traces(folder, rank, faults, rules):
-        if lines is None:
-            lines = read_lines(folder, rank)
         notes: list[str] = []
         trace = _on_the_records_clock(trace, run, lines, notes)
         chosen = (

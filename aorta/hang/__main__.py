@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -55,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.json:
             print(as_json(ending_lines, finding), flush=True)
             return 0
-        rows = [*ending_lines, sentence(finding), "", *table(finding), *stacks(finding)]
+        rows = [*ending_lines, sentence(finding), *without_reports(finding), "", *table(finding)]
+        rows += stacks(finding)
         print(*map(printable, rows), sep="\n", flush=True)
     except BrokenPipeError:  # `| head -1` has read what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries again
@@ -100,13 +102,22 @@ def printable(text: str) -> str:
 
 def as_json(ending_lines: list[str], finding: HangFinding | None) -> str:
     """One JSON object: how the run ended, which ranks are waited for, and the reports of all ranks."""
-    document = {
+    document: dict[str, Any] = {
         "ending": ending_lines[0] if ending_lines else None,
         "sentence": NO_REPORT if finding is None else sentence(finding),
         "ranks": [] if finding is None else sorted(finding.ranks),
         "reports": [] if finding is None else list(finding.reports),
     }
+    if finding is not None and (notes := without_reports(finding)):
+        document["notes"] = notes
     return msgspec.json.encode(document).decode()
+
+
+def without_reports(finding: HangFinding) -> list[str]:
+    """A line on ranks of which there is no report: they are dead, or their files are lost."""
+    size = max((report.world_size for report in finding.reports), default=0)
+    absent = sorted(set(range(size)) - {report.rank for report in finding.reports})
+    return [f"{len(absent)} of {size} ranks left no report, rank {absent[0]} first"] if absent else []
 
 
 def table(finding: HangFinding) -> list[str]:

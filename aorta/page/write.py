@@ -23,7 +23,7 @@ from aorta.account.judge.shown import Shown, traced
 from aorta.account.judge.spreads import known_spread
 from aorta.account.judge.summary import summary
 from aorta.account.load.open import load_run
-from aorta.account.model import DAMAGED, Causes, Comparison, Dataset, Progress, Report, Run
+from aorta.account.model import Causes, Comparison, Dataset, Progress, Report, Run
 from aorta.account.numbers import counted
 from aorta.errors import FINE, ReportError
 from aorta.files import read_regular, write_whole
@@ -375,11 +375,10 @@ def _texts(report: Report, gate: Gate | None, is_long: bool) -> Iterator[str]:
     comparison = report.comparison
     if comparison is not None:
         damaged = [
-            f"{label}: {line}"
+            f"{label}: {judged.run.damage}"
             for label, single in report.datasets.items()
             for judged in single.runs
-            for line in judged.run.story
-            if line.startswith(DAMAGED)
+            if judged.run.damage is not None
         ]
         yield "\n".join([*damaged, comparison.headline])
         differences = differences_list(comparison)

@@ -269,8 +269,8 @@ class Recorder:
             if self.rank == 0:
                 logger.warning("%s", warning)
         self._anchors.append(clock_anchor())
-        self._sources.sites.write_to(self.output_dir / sites_name(self.rank))
-        self._sources.stacks.write_to(self.output_dir / stacks_name(self.rank), claim.attempt)
+        self._sources.sites.write_to(self.output_dir / sites_name(self.rank), claim.run_id)
+        self._sources.stacks.write_to(self.output_dir / stacks_name(self.rank), claim.run_id, claim.attempt)
         self._sources.kernels.watch(self.steps.make_room_for_profiler)
         try:
             self._sources.install()

@@ -16,7 +16,7 @@ from aorta.record.interception.replaced import uncompiled
 from aorta.record.journal import Journal
 from aorta.records.libraries import OWN, PYTHON, library_of
 from aorta.records.schema import CallSite, CallSites
-from aorta.records.writer import write_json
+from aorta.records.writer import write_sealed
 
 FIRST = 2
 """Seen steps that are passed over: they connect, and synchronise what was made."""
@@ -61,6 +61,7 @@ class Sites:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._path: Path | None = None
+        self._run_id: str | None = None
         self._num_steps = 0
         self._num_looked = 0
         self._looked: list[tuple[CollectiveCall, _Place, frozenset[str], str]] | None = None
@@ -72,9 +73,9 @@ class Sites:
         self._sites: dict[tuple[_Place, str, str], list[int]] = {}
         """Number and bytes of calls by place, operation and what moves."""
 
-    def write_to(self, path: Path) -> None:
+    def write_to(self, path: Path, run_id: str | None = None) -> None:
         """Without a path nothing is looked at."""
-        self._path = path
+        self._path, self._run_id = path, run_id
 
     def begin_step(self, is_seen: bool) -> None:
         """Called before a step: look who issues its calls, if it is time to.
@@ -143,11 +144,12 @@ class Sites:
                 sums[1] += call.bytes
         if len(self._sites) > num_before or self._num_looked.bit_count() == 1:
             with suppress(OSError):  # a full disk
-                write_json(self._path, self._told())
+                write_sealed(self._path, self._told())
 
     def _told(self) -> CallSites:
         return CallSites(
             num_steps=self._num_looked,
+            run_id=self._run_id,
             sites=[
                 CallSite(**place._asdict(), op=op, moves=moves, num_calls=num, bytes=num_bytes)
                 for (place, op, moves), (num, num_bytes) in self._sites.items()

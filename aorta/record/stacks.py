@@ -20,6 +20,7 @@ from aorta.files import regular_descriptor
 from aorta.record.calls import RecordedStep
 from aorta.record.journal import Journal
 from aorta.records.libraries import OWN, library_of
+from aorta.records.seal import sealed
 from aorta.records.stacks import (
     DOING,
     NO_STEP,
@@ -192,7 +193,8 @@ class StackSampler:
         self._tree = StackTree()
         self._path: Path | None = None
         self._attempt = 0
-        self._has_begun = False
+        self._run_id: str | None = None
+        self._num_lines = 0
         self._num_bytes = 0
         self._sums: dict[tuple[int, int, int, int, bool, int], int] = {}
         self._thread: threading.Thread | None = None
@@ -208,9 +210,9 @@ class StackSampler:
         self._cpu_s = 0.0
         self._pid = os.getpid()
 
-    def write_to(self, path: Path, attempt: int) -> None:
+    def write_to(self, path: Path, run_id: str | None = None, attempt: int = 0) -> None:
         """Append lines to this file. Without one nothing is sampled."""
-        self._path, self._attempt = path, attempt
+        self._path, self._run_id, self._attempt = path, run_id, attempt
 
     def start(self) -> None:
         """Begin, or go on, to sample."""
@@ -295,19 +297,20 @@ class StackSampler:
         if not sums or self._num_bytes > MOST_BYTES:
             return
         chunk = StackChunk(
-            begins=not self._has_begun,
+            begins=not self._num_lines,
             attempt=self._attempt,
+            run_id=self._run_id,
             frames=frames,
             nodes=nodes,
             samples=[StackSample(*key, us) for key, us in sums.items()],
             cpu_s=round(self._cpu_s, 6),
             elapsed_s=round(self._elapsed_s, 6),
         )
-        line = msgspec.json.encode(chunk) + b"\n"
+        line = sealed(msgspec.json.encode(chunk), self._num_lines)
         descriptor = regular_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
         with open(descriptor, "ab", buffering=0) as file:
             file.write(line)
-        self._has_begun = True
+        self._num_lines += 1
         self._num_bytes += len(line)
 
 

@@ -2,15 +2,19 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from aorta.errors import RecordError
+from aorta.errors import NOT_JSON, RecordError
 from aorta.files import open_regular, read_regular
 from aorta.records.files import files_beside
 from aorta.records.lines import LineReader, single_lines, version_error, version_of
 from aorta.records.schema import READABLE_VERSIONS, CallSites, KernelNames, RunRecord, StepRecord
+from aorta.records.seal import seal_of
 from aorta.records.writer import tail
+
+Beside = TypeVar("Beside", CallSites, KernelNames)
 
 OP_OF_STREAM = {
     "allreduce": "all_reduce",
@@ -70,26 +74,46 @@ def read_run(path: Path | str) -> RunRecord:
     return run
 
 
-def read_kernel_names(path: Path | str) -> list[str]:
+def read_beside(
+    path: Path | str, kind: type[Beside], run_id: str | None = None, notes: list[str] | None = None
+) -> Beside | None:
+    """A file beside a rank's lines. None where there is none; also where it is damaged or not of this run,
+    which is then added to notes, once."""
+    fault = None
+    try:
+        data = read_regular(path)
+        found = msgspec.json.decode(data, type=kind)
+        seal = seal_of(data)
+        if seal is not None and not seal.is_whole:
+            fault = "it was changed after it was written"
+        elif run_id is not None and found.run_id not in (None, run_id):
+            fault = f"it is of another run, {found.run_id}"
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        fault = error.strerror or str(error)
+    except NOT_JSON:
+        fault = "it is torn or damaged"
+    if fault is None:
+        return found
+    note = f"{path} is left out: {fault}"
+    if notes is not None and note not in notes:
+        notes.append(note)
+    return None
+
+
+def read_kernel_names(
+    path: Path | str, run_id: str | None = None, notes: list[str] | None = None
+) -> list[str]:
     """Names that a rank's lines of kernel records refer to by index.
 
-    Empty where the file is missing or broken: the lines have the kernels' classes all the same.
+    Empty where read_beside has none: the lines have the kernels' classes all the same.
     """
-    try:
-        return msgspec.json.decode(read_regular(path), type=KernelNames).names
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return []
+    found = read_beside(path, KernelNames, run_id, notes)
+    return [] if found is None else found.names
 
 
-def read_sites(path: Path | str) -> CallSites | None:
-    """Who issues a rank's collectives; None where the file is missing or broken."""
-    try:
-        return msgspec.json.decode(read_regular(path), type=CallSites)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def kernel_names_beside(path: Path) -> list[str]:
+def kernel_names_beside(path: Path, run_id: str | None = None, notes: list[str] | None = None) -> list[str]:
     """Names that the lines at path refer to."""
     rank_files = files_beside(path)
-    return [] if rank_files is None else read_kernel_names(rank_files.kernels)
+    return [] if rank_files is None else read_kernel_names(rank_files.kernels, run_id, notes)

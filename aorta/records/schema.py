@@ -256,6 +256,7 @@ class CallSites(msgspec.Struct, frozen=True, kw_only=True):
 
     num_steps: int
     sites: list[CallSite]
+    run_id: str | None = None
 
 
 class KernelSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -286,6 +287,7 @@ class KernelNames(msgspec.Struct, frozen=True, kw_only=True):
     """rank_<n>_kernels.json: names that lines of source `kernels` refer to by index."""
 
     names: list[str]
+    run_id: str | None = None
 
 
 class KernelCoverage(msgspec.Struct, frozen=True, kw_only=True):

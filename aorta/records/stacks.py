@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.errors import NOT_JSON
 from aorta.files import read_regular
+from aorta.records.seal import seal_of
 
 StackPhase = Literal["rest", "data", "forward", "backward", "optimizer", "checkpoint", "communication"]
 STACK_PHASES: tuple[StackPhase, ...] = (
@@ -87,6 +89,7 @@ class StackChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     begins: bool = False
     attempt: int = 0
+    run_id: str | None = None
     frames: list[StackFrame] = []
     nodes: list[tuple[int, int]] = []
     """Parent (-1: none) and frame."""
@@ -125,31 +128,45 @@ class Stacks:
         return found[::-1]
 
 
-def read_stacks(path: Path) -> Iterator[Stacks]:
+def read_stacks(path: Path, run_id: str | None = None, notes: list[str] | None = None) -> Iterator[Stacks]:
     """Stacks of each attempt in a rank's file, oldest first; nothing where there is no such file.
 
-    A damaged or cut line ends its attempt: what the lines before it say holds.
+    A damaged or cut line, and one of another run, ends its attempt: what the lines before it say holds. That
+    is added to notes, once.
     """
     try:
         data = read_regular(path, MOST_BYTES)
-    except OSError:
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        _note(notes, f"{path} is left out: {error.strerror or error}")
         return
     decoder = msgspec.json.Decoder(StackChunk)
-    stacks, is_whole = Stacks(), False
+    stacks, is_whole, number, num_left_out = Stacks(), False, 0, 0 if data else 1
     for line in data.splitlines():
+        seal = seal_of(line)
         try:
             chunk = decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            is_whole = False
-            continue
-        if chunk.begins:
+            is_own = run_id is None or chunk.run_id in (None, run_id)
+        except NOT_JSON:
+            is_own = False
+        if is_own and chunk.begins:
             if stacks.samples:
                 yield stacks
-            stacks, is_whole = Stacks(), True
-        if not is_whole or not _add(stacks, chunk):
-            is_whole = False
+            stacks, is_whole, number = Stacks(), True, 0
+        is_whole &= is_own and (seal is None or (seal.is_whole and seal.number == number))
+        is_whole = is_whole and _add(stacks, chunk)
+        number += 1
+        num_left_out += not is_whole
     if stacks.samples:
         yield stacks
+    if num_left_out:
+        _note(notes, f"{path}: {num_left_out} lines of stacks are left out: damaged, cut or of another run")
+
+
+def _note(notes: list[str] | None, text: str) -> None:
+    if notes is not None and text not in notes:
+        notes.append(text)
 
 
 def joined(attempts: Iterable[Stacks]) -> Stacks:

@@ -289,6 +289,11 @@ def write_json(path: Path | str, value: Any) -> None:
     write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
+def write_sealed(path: Path | str, value: msgspec.Struct) -> None:
+    """Write one sealed line of JSON, whole or not at all: a reader sees that it was changed or torn."""
+    write_whole(path, sealed(msgspec.json.encode(value), 0))
+
+
 # -- the end of a file of lines ------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ from aorta.records.reader import read_kernel_names
 from aorta.records.schema import KernelCoverage, KernelNames, LibraryCoverage, StepRecord
 from aorta.records.state import Tally, read_states
 from aorta.records.table import LineKey
-from aorta.records.writer import LineWriter, write_json
+from aorta.records.writer import LineWriter, write_sealed
 from aorta.steps.calibration import Calibration
 from aorta.steps.collective_steps import CollectiveSteps
 from aorta.steps.event_steps import EventSteps
@@ -109,7 +109,7 @@ def serve(
     """
     earlier = read_kernel_names(names_path)
     steps = StepQueue(settings, earlier)
-    answers, names = _Replies(replies), _Names(names_path, earlier)
+    answers, names = _Replies(replies), _Names(names_path, settings.run_id, earlier)
     decoder = msgspec.msgpack.Decoder(Frame)
 
     def write(ready: Iterable[tuple[StepRecord, bool]]) -> None:
@@ -187,16 +187,16 @@ class _Replies:
 class _Names:
     """Writes the names of kernels beside the lines that refer to them, whenever there are new ones."""
 
-    def __init__(self, path: Path, earlier: Sequence[str]) -> None:
+    def __init__(self, path: Path, run_id: str | None, earlier: Sequence[str]) -> None:
         """earlier: names that the file holds from attempts before this one."""
-        self._path = path
+        self._path, self._run_id = path, run_id
         self._num_written = len(earlier)
 
     def write(self, names: Sequence[str]) -> None:
         if len(names) > self._num_written:
             self._num_written = len(names)
             with contextlib.suppress(OSError):  # a full disk: the lines have classes all the same
-                write_json(self._path, KernelNames(names=list(names)))
+                write_sealed(self._path, KernelNames(names=list(names), run_id=self._run_id))
 
 
 class StepQueue:

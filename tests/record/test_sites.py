@@ -9,7 +9,8 @@ import pytest
 
 from aorta.record.calls import CollectiveCall
 from aorta.record.sites import LOOKS_EVERY, MOST_CALLS, Sites
-from aorta.records.reader import read_sites
+from aorta.records.reader import read_beside
+from aorta.records.schema import CallSites
 
 LIBRARY = "/env/lib/site-packages/{}/{}.py"
 
@@ -48,7 +49,7 @@ def told(sites, tmp_path, *calls):
     for issue in calls:
         issue(sites._journal.note_site)
     sites.end_step()
-    return read_sites(tmp_path / "sites.json")
+    return read_beside(tmp_path / "sites.json", CallSites)
 
 
 def test_the_line_of_the_program_above_a_call(sites, tmp_path):
@@ -114,7 +115,10 @@ def test_few_steps_are_looked_at_and_a_step_s_calls_are_bounded(sites, journal, 
                 journal.note_site(call())
         sites.end_step()
     assert num <= 16
-    assert sum(site.num_calls for site in read_sites(tmp_path / "sites.json").sites) <= num * MOST_CALLS
+    assert (
+        sum(site.num_calls for site in read_beside(tmp_path / "sites.json", CallSites).sites)
+        <= num * MOST_CALLS
+    )
 
 
 def test_what_comes_every_tenth_step_is_found(sites, journal, tmp_path):
@@ -127,7 +131,10 @@ def test_what_comes_every_tenth_step_is_found(sites, journal, tmp_path):
         for each in calls if journal.note_site is not None else ():
             journal.note_site(each)
         sites.end_step(calls)
-    assert {site.op for site in read_sites(tmp_path / "sites.json").sites} == {"all_reduce", "all_gather"}
+    assert {site.op for site in read_beside(tmp_path / "sites.json", CallSites).sites} == {
+        "all_reduce",
+        "all_gather",
+    }
     assert sum(num_looks) <= 18
     assert not any(num_looks[31:62])
 
@@ -142,7 +149,7 @@ def test_a_step_that_is_dropped_tells_nothing(sites, journal, tmp_path):
     journal.note_site(call())
     sites.leave_step()
     sites.end_step()
-    assert read_sites(tmp_path / "sites.json") is None
+    assert read_beside(tmp_path / "sites.json", CallSites) is None
 
 
 def test_no_argument_and_no_local_is_kept(sites, tmp_path):

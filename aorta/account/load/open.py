@@ -30,7 +30,7 @@ from aorta.processes import parallel_map, usual_jobs
 from aorta.records.files import STEPS_FILE, sites_name, stacks_name
 from aorta.records.launches import read_notes
 from aorta.records.memory import read_shortages
-from aorta.records.reader import kernel_names_beside, read_run, read_sites
+from aorta.records.reader import kernel_names_beside, read_beside, read_run
 from aorta.records.schema import CallSites, RunRecord, Source, StepRecord
 from aorta.records.stacks import Stacks, joined, read_stacks
 from aorta.records.state import read_states
@@ -142,8 +142,10 @@ def _load_records(
     if unsure := comm_evidence(loaded).note:
         loaded.notes.append(unsure)
     states, launch_notes = list(read_states(folder).values()), read_notes(folder)
+    loaded.notes.extend(_missing_beside(ranks, {path.name for path in folder.iterdir()}))
+    damage_text = _damage_text(damage, loaded, ranks)
     loaded.story[:] = [
-        *_damage_text(damage, loaded, ranks),
+        *([] if damage_text is None else [damage_text]),
         *story(run, states, ranks, launch_notes),
         *_shortage_text(folder, run, files, loaded.source),
     ]
@@ -152,7 +154,10 @@ def _load_records(
         if len(run.attempts) > 1 and loaded.goodput:
             loaded.story.append(goodput_text(loaded.goodput[0]))
     loaded = msgspec.structs.replace(
-        loaded, stacks=partial(_stacks_of, files), sites=partial(_sites_of, files)
+        loaded,
+        damage=damage_text,
+        stacks=partial(_stacks_of, files, loaded.notes),
+        sites=partial(_sites_of, files, loaded.notes),
     )
     if loaded.source != "kernels":
         return loaded
@@ -174,7 +179,7 @@ def _run_record(folder: Path, notes: list[str], strict: bool) -> tuple[RunRecord
         return None, ["run.json"]
 
 
-def _damage_text(damage: list[str], run: Run, ranks: list[RankFile]) -> list[str]:
+def _damage_text(damage: list[str], run: Run, ranks: list[RankFile]) -> str | None:
     """The line that stands before all numbers of a damaged run: what is damaged, and how much is left."""
     size = max(rank.world_size for rank in ranks)
     absent = sorted(set(range(size)) - set(run.ranks))
@@ -182,7 +187,7 @@ def _damage_text(damage: list[str], run: Run, ranks: list[RankFile]) -> list[str
         some = ", ".join(map(str, absent[:MOST_DAMAGED])) + (", ..." if len(absent) > MOST_DAMAGED else "")
         damage = [f"all of rank{'s' if len(absent) > 1 else ''} {some}", *damage]
     if not damage:
-        return []
+        return None
     steps = max(len(done.global_step) for rank in ranks for done in rank.sources.values())
     if run.num_steps < LEAST_LEFT * steps:
         raise ReportError(
@@ -190,10 +195,10 @@ def _damage_text(damage: list[str], run: Run, ranks: list[RankFile]) -> list[str
         )
     more = f" and {len(damage) - MOST_DAMAGED} more" if len(damage) > MOST_DAMAGED else ""
     left = f"{len(run.ranks)} of {size} ranks and {run.num_steps} of at least {steps} steps"
-    return [
+    return (
         f"{DAMAGED}: {'; '.join(damage[:MOST_DAMAGED])}{more}. The numbers are of what is left, {left}"
         " (--strict refuses it)"
-    ]
+    )
 
 
 def _died_early(folder: Path) -> list[str]:
@@ -218,12 +223,23 @@ def _shortage_text(
     return shortage_lines(shortages, partial(_records_of, files, source), files)
 
 
-def _stacks_of(files: dict[int, RankFile], rank: int) -> Stacks:
-    return joined(read_stacks(files[rank].path.with_name(stacks_name(rank))))
+def _stacks_of(files: dict[int, RankFile], notes: list[str], rank: int) -> Stacks:
+    file = files[rank]
+    return joined(read_stacks(file.path.with_name(stacks_name(rank)), file.run_id, notes))
 
 
-def _sites_of(files: dict[int, RankFile], rank: int) -> CallSites | None:
-    return read_sites(files[rank].path.with_name(sites_name(rank)))
+def _sites_of(files: dict[int, RankFile], notes: list[str], rank: int) -> CallSites | None:
+    file = files[rank]
+    return read_beside(file.path.with_name(sites_name(rank)), CallSites, file.run_id, notes)
+
+
+def _missing_beside(ranks: Iterable[RankFile], names: set[str]) -> Iterator[str]:
+    """A note per kind of file that some of the ranks have and others have not."""
+    for name_of in (stacks_name, sites_name):
+        absent = [rank.rank for rank in ranks if name_of(rank.rank) not in names]
+        if absent and any(name_of(rank.rank) in names for rank in ranks):
+            more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+            yield f"{name_of(absent[0])}{more} is missing, other ranks have theirs"
 
 
 def _kernels_of(files: dict[int, RankFile], rank: int) -> Iterator[tuple[int, list[NamedSpan]]]:

@@ -39,7 +39,7 @@ def reduce_file(path: Path, strict: bool = True) -> RankFile:
     leaving it out with a note."""
     notes: list[str] = []
     left_out: list[str] | None = None if strict else []
-    reduced = _reduce(path, blocks_with_unwritten(path, notes, left_out=left_out), left_out)
+    reduced = _reduce(path, blocks_with_unwritten(path, notes, left_out=left_out), left_out, notes)
     reduced.notes = [*notes, *(left_out or ())]
     reduced.left_out = left_out
     return reduced
@@ -90,8 +90,14 @@ def blocks_with_unwritten(
         yield LineTable(records)
 
 
-def _reduce(path: Path, blocks: Iterable[StepTable], left_out: list[str] | None = None) -> RankFile:
-    """left_out: take what is impossible out and tell it there, instead of RecordError."""
+def _reduce(
+    path: Path,
+    blocks: Iterable[StepTable],
+    left_out: list[str] | None = None,
+    notes: list[str] | None = None,
+) -> RankFile:
+    """left_out: take what is impossible out and tell it there, instead of RecordError. notes: on the names
+    of kernels."""
     builders: dict[Source, ColumnsBuilder] = {}
     first: LineKey | None = None
     sizes: dict[int, int] = {}
@@ -117,7 +123,7 @@ def _reduce(path: Path, blocks: Iterable[StepTable], left_out: list[str] | None 
             builders[source].add(part)
     if first is None:
         raise ReportError(f"{path} holds no step")
-    kernel_names = kernel_names_beside(path)
+    kernel_names = kernel_names_beside(path, first.run_id, notes)
     try:
         columns = {source: builder.finished(kernel_names) for source, builder in builders.items()}
     except OverflowError as error:
