@@ -99,7 +99,8 @@ def _load_records(
     progress: Progress | None,
     strict: bool,
 ) -> Run:
-    if not any(path.stat().st_size for path in paths) and (early := _died_early(folder)):
+    # lstat: a link to itself is damage that the readers of ranks tell.
+    if not any(path.lstat().st_size for path in paths) and (early := _died_early(folder)):
         raise ReportError(f"{folder}: no step was recorded; {'; '.join(early)}")
     notes: list[str] = []
     run, damage = _run_record(folder, notes, strict)
