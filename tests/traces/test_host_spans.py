@@ -226,7 +226,9 @@ def test_loading_behind_a_wait_is_loading():
 def test_kinds_that_a_trace_cannot_show_have_a_reason_and_no_number(tmp_path):
     events = [STEP, *WORK, operator(100, 200, LOADER)]
     assert not {"host.checkpoint", "host.garbage_collection", "host.pause"} & metrics_ms(*events).keys()
-    reasons = reduce_records(Path("t.json"), step_records(parse(*events), 1)).columns["kineto"].steps.not_measured
+    reasons = (
+        reduce_records(Path("t.json"), step_records(parse(*events), 1)).columns["kineto"].steps.not_measured
+    )
     assert {"host.checkpoint", "host.garbage_collection", "host.pause"} <= reasons.keys()
     assert not {"host.data", "host.optimizer", "host.synchronisation"} & reasons.keys()
 
