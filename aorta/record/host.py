@@ -146,6 +146,9 @@ class HostWatch:
             if self._depth or step is None:
                 return original(*args, **named)
             self._depth += 1
+            # Where steps begin and end is seen in some of these calls: a batch belongs to the step that it
+            # begins, everything else to the step in which it began, whose object may be the next one's then.
+            notes = None if kind == "data" else step.host_notes
             if memory is not None:
                 memory.ends(FORWARD, step)
             start_ns = monotonic_ns()
@@ -153,9 +156,7 @@ class HostWatch:
                 return original(*args, **named)
             finally:
                 self._depth -= 1
-                # Where steps begin and end is seen in some of these calls: a batch belongs to the step that
-                # it begins, everything else to the step in which it began.
-                self._note(kind, start_ns, "", step=None if kind == "data" else step)
+                self._note(kind, start_ns, "", notes=notes)
                 if memory is not None:
                     memory.ends(BACKWARD, step)
 
@@ -274,15 +275,22 @@ class HostWatch:
         start_ns: int,
         place: str,
         num_bytes: int | None = None,
-        step: RecordedStep | None = None,
+        notes: list[HostNote] | None = None,
     ) -> None:
-        """Append a note. step: the one to note it in; None: the open one."""
-        step = step or self._journal.current
-        if step is None or len(step.host_notes) >= MOST_NOTES:
+        """Append a note. notes: those of the step to note it in; None: of the open one."""
+        step = self._journal.current
+        if step is None:
+            return
+        if notes is None:
+            notes = step.host_notes
+            if kind == "data" and step.start is not None:
+                # What the recorder did within the call, until the step had begun, is no loading.
+                start_ns = max(start_ns, step.start.host_ns)
+        if len(notes) >= MOST_NOTES:
             return
         if kind != "garbage_collection" and step.thread != threading.get_ident():
             return  # another thread's doing: the step's own thread goes on beside it
-        step.host_notes.append(HostNote(kind, start_ns, monotonic_ns(), place, num_bytes))
+        notes.append(HostNote(kind, start_ns, monotonic_ns(), place, num_bytes))
 
 
 def caller() -> str:

@@ -127,15 +127,7 @@ def test_every_step_is_found_and_every_collective_seen(
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("kind", "num_backwards"),
-    [
-        ("plain", 1),
-        ("two_optimizers", 4),
-        ("sharded", 1),
-        ("evaluating", 1),
-        pytest.param(
-            "loading", 1, marks=pytest.mark.xfail(reason="a span may leave its step; not understood")
-        ),
-    ],
+    [("plain", 1), ("two_optimizers", 4), ("sharded", 1), ("evaluating", 1), ("loading", 1)],
 )
 def test_steps_that_the_overhead_leaves_out_are_whole_though_they_cost_little(
     attached: Attach, client: ModuleType, monkeypatch: pytest.MonkeyPatch, kind: str, num_backwards: int

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,38 @@ def test_parts_of_a_step_are_noted_in_order(journal, tmp_path):
     assert all(note.start_ns < note.end_ns for note in notes)
     assert "foreach=False" in notes[3].where
     assert notes[3].bytes == 4 * (16 + 4)
+
+
+def test_a_batch_begins_no_earlier_than_the_step_that_it_begins(journal):
+    """What the recorder does before, where a step begins as its batch is asked for, is no loading."""
+    step = RecordedStep(1, 1, 0, None)
+
+    class Batches(torch.utils.data.Dataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, _):
+            step.start = Mark(time.monotonic_ns())
+            journal.current = step
+            return torch.ones(1)
+
+    next(iter(DataLoader(Batches())))
+    (note,) = step.host_notes
+    assert (note.kind, note.start_ns) == ("data", step.start.host_ns)
+
+
+def test_a_backward_pass_is_noted_in_the_step_in_which_it_began(journal):
+    """The step's object may have become that of the next one meanwhile, which has a list of its own."""
+    weight = torch.ones(1, requires_grad=True)
+    step, notes = journal.current, journal.current.host_notes
+
+    def ends_the_step(_):
+        step.host_notes = []
+
+    weight.register_hook(ends_the_step)
+    weight.sum().backward()
+    assert [note.kind for note in notes] == ["backward"]
+    assert step.host_notes == []
 
 
 def test_a_step_with_a_closure_is_the_optimizers_only_after_the_backward_pass(journal):
