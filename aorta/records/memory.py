@@ -1,6 +1,5 @@
 """rank_<n>_memory.json: what held a rank's memory when there was too little of it, or nearly."""
 
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -8,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from aorta.errors import NOT_JSON
-from aorta.files import open_regular, regular_descriptor
 from aorta.records.files import memory_name
+from aorta.records.reader import read_beside
+from aorta.records.writer import write_sealed
 
 HeldKind = Literal[
     "parameters",
@@ -70,15 +69,12 @@ class MemoryShortage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 def write_shortage(folder: Path, rank: int, shortage: MemoryShortage) -> None:
     """Write the file anew. A full disk is no reason to end a program: then there is none."""
     with suppress(OSError):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        with open(regular_descriptor(folder / memory_name(rank), flags), "wb") as file:
-            file.write(msgspec.json.encode(shortage))
+        write_sealed(folder / memory_name(rank), shortage)
 
 
-def read_shortages(folder: Path, ranks: Iterable[int]) -> dict[int, MemoryShortage]:
-    """By rank; without those that have none, or none that can be read."""
-    found: dict[int, MemoryShortage] = {}
-    for rank in ranks:
-        with suppress(OSError, *NOT_JSON), open_regular(folder / memory_name(rank)) as file:
-            found[rank] = msgspec.json.decode(file.read(), type=MemoryShortage)
-    return found
+def read_shortages(
+    folder: Path, ranks: Iterable[int], notes: list[str] | None = None
+) -> dict[int, MemoryShortage]:
+    """By rank; without those that have none, or a damaged one, which is added to notes."""
+    found = ((rank, read_beside(folder / memory_name(rank), MemoryShortage, notes=notes)) for rank in ranks)
+    return {rank: shortage for rank, shortage in found if shortage is not None}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -10,11 +10,19 @@ from aorta.errors import NOT_JSON, RecordError
 from aorta.files import open_regular, read_regular
 from aorta.records.files import files_beside
 from aorta.records.lines import LineReader, single_lines, version_error, version_of
-from aorta.records.schema import READABLE_VERSIONS, CallSites, KernelNames, RunRecord, StepRecord
+from aorta.records.schema import READABLE_VERSIONS, KernelNames, RunRecord, StepRecord
 from aorta.records.seal import seal_of
 from aorta.records.writer import tail
 
-Beside = TypeVar("Beside", CallSites, KernelNames)
+
+class OfRun(Protocol):
+    """Content of a file that says of which run it is; one of an earlier version may not."""
+
+    @property
+    def run_id(self) -> str | None: ...
+
+
+Beside = TypeVar("Beside", bound=OfRun)
 
 OP_OF_STREAM = {
     "allreduce": "all_reduce",

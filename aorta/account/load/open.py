@@ -148,7 +148,7 @@ def _load_records(
     loaded.story[:] = [
         *([] if damage_text is None else [damage_text]),
         *story(run, states, ranks, launch_notes),
-        *_shortage_text(folder, run, files, loaded.source),
+        *_shortage_text(folder, run, files, loaded),
     ]
     if run is not None and run.attempts and ranks:
         loaded.goodput[:] = goodput(ranks[0].path, run, last_ending(run, states, launch_notes))
@@ -210,18 +210,16 @@ def _died_early(folder: Path) -> list[str]:
     return shortage_lines(current, lambda rank: (), states)
 
 
-def _shortage_text(
-    folder: Path, run: RunRecord | None, files: dict[int, RankFile], source: Source
-) -> list[str]:
+def _shortage_text(folder: Path, run: RunRecord | None, files: dict[int, RankFile], loaded: Run) -> list[str]:
     """Of the run's last attempt: what an earlier one was short of was mended, or it would not go on."""
     shortages = {
         rank: shortage
-        for rank, shortage in read_shortages(folder, files).items()
+        for rank, shortage in read_shortages(folder, files, loaded.notes).items()
         if run is not None
         and shortage.run_id == run.run_id
         and shortage.attempt == max((attempt.attempt for attempt in run.attempts), default=0)
     }
-    return shortage_lines(shortages, partial(_records_of, files, source), files)
+    return shortage_lines(shortages, partial(_records_of, files, loaded.source), files)
 
 
 def _stacks_of(files: dict[int, RankFile], notes: list[str], rank: int) -> Stacks:

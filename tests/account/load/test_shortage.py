@@ -105,3 +105,11 @@ def test_a_file_that_cannot_be_read_is_none(tmp_path, data):
     assert read_shortages(tmp_path, [0, 1])[0].held[0].bytes == GIB
     (tmp_path / "rank_0_memory.json").write_bytes(data)
     assert read_shortages(tmp_path, [0, 1]) == {}
+
+
+def test_a_file_that_was_changed_is_left_out_and_said(tmp_path):
+    write_shortage(tmp_path, 0, shortage(row("parameters", 1)))
+    path, notes = tmp_path / "rank_0_memory.json", []
+    path.write_bytes(path.read_bytes().replace(b"parameters", b"gradients"))
+    assert read_shortages(tmp_path, [0], notes) == {}
+    assert notes == [f"{path} is left out: it was changed after it was written"]
