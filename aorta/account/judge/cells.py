@@ -293,7 +293,10 @@ def _instrument_of(looked: JudgedRun) -> _Instrument:
     """Recording makes a step longer; what runs in every step is known of those that were left out."""
     overhead = None if looked.run.run is None else looked.run.run.overhead
     if overhead is not None and looked.run.left_out[looked.num_warmup :].all():
-        return _Instrument((overhead.always_on or 0.0) * float(positive(looked.values("step_ms")).mean()))
+        ms = overhead.always_on_ms
+        if ms is None:  # of a version that tells the share alone
+            ms = (overhead.always_on or 0.0) * float(positive(looked.values("step_ms")).mean())
+        return _Instrument(ms)
     if overhead is None or overhead.step_ms is None or overhead.step_interval_ms is None:
         return _Instrument(why_not="not told apart: it is in what the host does")
     low_ms, high_ms = overhead.step_interval_ms

@@ -20,14 +20,15 @@ FIRST, LEFT_OUT = (
 )
 
 
-def overhead(low_ms=0.4, high_ms=0.8, always_on=0.04, every=10.0):
+def overhead(low_ms=0.4, high_ms=0.8, always_on=0.04, every=10.0, always_on_ms=None):
     return OverheadRecord(
         limit=0.01, cost=0.005, interval=(0.004, 0.006), step_ms=(low_ms + high_ms) / 2,
         step_interval_ms=(low_ms, high_ms), always_on=always_on, every=every, num_steps=80, num_recorded=24,
+        always_on_ms=always_on_ms,
     )  # fmt: skip
 
 
-def alone(folder, steps):
+def alone(folder, steps, **told):
     """A loop that computes 0.6 ms and reads 0.3; recorded steps take twice as long, as if the host slept."""
 
     def make(rank, step, noise):
@@ -37,7 +38,9 @@ def alone(folder, steps):
         recorded = Host().work(0.6, "data").work(0.6).idle(0.7).after(0.1)
         return recorded, {"host_use": HostUse(1.3, 0.0), "world_size": 1}
 
-    return judge(load_run(run_of(folder, make, run_record(1, overhead=overhead()), steps, width=1), "a"))
+    return judge(
+        load_run(run_of(folder, make, run_record(1, overhead=overhead(**told)), steps, width=1), "a")
+    )
 
 
 def test_the_account_of_a_process_that_is_alone_is_of_the_steps_that_recording_does_not_touch(tmp_path):
@@ -50,6 +53,12 @@ def test_the_account_of_a_process_that_is_alone_is_of_the_steps_that_recording_d
     found = {name: ms.mean() for name, ms in account.cells.items() if ms.any()}
     assert found == pytest.approx(expected, rel=0.02)
     assert not [cause for cause in explanation_of(judged).causes if cause.kind == "pause"]
+
+
+def test_the_instrument_has_what_the_sentence_of_its_cost_says(tmp_path):
+    """always_on is a part of the step without aorta, and not of the step that was recorded."""
+    account = account_of(alone(tmp_path / "run", 80, always_on=0.04, always_on_ms=0.038))
+    assert account.mean_ms("instrument") == pytest.approx(0.038)
 
 
 def test_one_screen_has_one_count_and_one_statistic(tmp_path):
