@@ -150,17 +150,20 @@ def _own_code(samples: list[Samples]) -> float | None:
 
 def _in_model(samples: Samples) -> NDArray[np.bool_]:
     """Samples of modules, and of losses, which the loop calls as functions."""
-    before = samples.in_phase("rest", "communication") & samples.at("body") & ~samples.is_behind
     result: NDArray[np.bool_] = samples.is_judged & (
-        samples.in_phase("forward") | (before & samples.in_a_loss)
+        samples.in_phase("forward") | (_before_backward(samples) & samples.in_a_loss)
     )
     return result
 
 
 def _in_own_code(samples: Samples) -> NDArray[np.bool_]:
-    before = samples.in_phase("rest", "communication") & samples.at("body") & ~samples.is_behind
-    result: NDArray[np.bool_] = samples.is_judged & before & ~samples.in_a_loss
+    result: NDArray[np.bool_] = samples.is_judged & _before_backward(samples) & ~samples.in_a_loss
     return result
+
+
+def _before_backward(samples: Samples) -> NDArray[np.bool_]:
+    """Samples in no module, before the step's last backward pass."""
+    return samples.in_phase("rest", "communication") & samples.at("body") & ~samples.is_behind
 
 
 def _line(samples: list[Samples], phase: StepPhase, is_apart: bool) -> CodeLine | None:

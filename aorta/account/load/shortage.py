@@ -52,6 +52,13 @@ class _Group(NamedTuple):
     """That have the most of it, the most first."""
 
 
+class _Growth(NamedTuple):
+    text: str = ""
+    """'' where nothing grew."""
+    in_forward: bool = False
+    """The forward pass grew, and what is left at the end of a step did not."""
+
+
 class Peaks(NamedTuple):
     """Memory of a rank by step, of the steps that were recorded on a device."""
 
@@ -77,8 +84,8 @@ def shortage_lines(shortages: dict[int, MemoryShortage], records: Records, ranks
     lines = [_what(rank, shortage, [other for other in dead if other != rank])]
     lines += _held(shortage, groups)
     grew, differs = _growth(shortage, peaks), _difference(rank, shortage, peaks, records, ranks)
-    lines += [line for line in (grew, differs) if line]
-    change = _change(rank, shortage, groups, bool(grew) and "forward pass" in grew, bool(differs))
+    lines += [line for line in (grew.text, differs) if line]
+    change = _change(rank, shortage, groups, grew.in_forward, bool(differs))
     return [*lines, f"change: {change}"] if change else lines
 
 
@@ -179,21 +186,22 @@ def in_pieces(shortage: MemoryShortage) -> bool:
     return unused >= asked and unused >= LARGE * limit
 
 
-def _growth(shortage: MemoryShortage, peaks: Peaks) -> str:
+def _growth(shortage: MemoryShortage, peaks: Peaks) -> _Growth:
     kept = [place for place, step in enumerate(peaks.steps) if step >= peaks.steps[0] + FIRST_STEPS]
     limit = shortage.limit_bytes or shortage.allocated_bytes
     if len(kept) < 2 or not limit:
-        return ""
+        return _Growth()
     first, last = kept[0], kept[-1]
     num = peaks.steps[last] - peaks.steps[first]
     for name, values in (("what is left at the end of a step", peaks.ends), ("the forward pass", peaks.tops)):
         grown = values[last] - values[first]
         if grown >= LARGE * limit:
-            return (
+            return _Growth(
                 f"grew: {name} by {byte_text(grown / num)} a step, from {byte_text(values[first])} in step"
-                f" {peaks.steps[first]} to {byte_text(values[last])} in step {peaks.steps[last]}"
+                f" {peaks.steps[first]} to {byte_text(values[last])} in step {peaks.steps[last]}",
+                values is peaks.tops,
             )
-    return ""
+    return _Growth()
 
 
 def _difference(
