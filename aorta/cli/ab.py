@@ -172,6 +172,7 @@ def where(series: "Series", folder: Path) -> list[str]:
     from aorta.errors import AortaError
     from aorta.page.table import taken_apart
     from aorta.sweep.series import STEP
+    from aorta.timeline.noise import NORMAL_95
 
     now = series.look()
     metric = series.metrics[0]
@@ -192,7 +193,7 @@ def where(series: "Series", folder: Path) -> list[str]:
     sides = settled(sides, *names)
     values = [value for value in series.values(STEP, series.variants[0]) if value is not None]
     low, high = map(math.log, now.interval)
-    variance = ((high - low) / 2 / 1.96) ** 2
+    variance = ((high - low) / 2 / NORMAL_95) ** 2
     change = Change(float(np.median(values)), (low + high) / 2, variance, metric.name == "cpu_ms")
     apart = decompose(sides[names[0]], sides[names[1]], None, change)
     return ["", *taken_apart(apart, names[0], names[1]), ""]
