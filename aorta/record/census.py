@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -32,8 +32,8 @@ FEWEST_KEPT = 3
 """Tensors in one container from which on they are kept, and not on their way."""
 NOTED = 0.02
 """Share of what is held from which on a single tensor has a holder."""
-MOST_SOUGHT = 8
-"""Containers, and tensors without a variable, whose names are looked for: a look goes through all objects."""
+MOST_SOUGHT = 16
+"""Objects for whose attribute, or the container around, all objects are looked through."""
 DEEPEST = 4
 """Containers around a tensor that are looked through for a name."""
 _VIEWS = ("TBackward", "ToCopyBackward", "ViewBackward", "TransposeBackward", "PermuteBackward",
@@ -77,9 +77,11 @@ class _Census:
         """By a tensor's id: a container that holds it."""
         self._sizes: dict[int, int] = defaultdict(int)
         """Tensors of this device in a container, by its id."""
-        self._variables: dict[int, str] = {}
-        """Names by the id of a tensor, and below by that of a container."""
-        self._called_names: dict[int, str] = {}
+        self._holders: dict[int, str] = {}
+        """Names, by the id of a tensor or a container."""
+        self._num_sought = 0
+        self._modules: dict[Any, str] = {}
+        """By node of a graph: the module at or before it."""
         self._saved_names: dict[type, list[str]] = {}
         """Attributes of a kind of node that hold what it saved."""
         self._is_whole = True
@@ -100,7 +102,7 @@ class _Census:
             if isinstance(one, torch.nn.Parameter):
                 self._add("parameters", one, self._names.get(id(one), ""))
         module = self._add_graphs(on_device)
-        self._add_others(on_device, {id(tensors), id(on_device), id(self._containers)})
+        self._add_others(on_device)
         rows = [
             HeldMemory(kind=kind, module=name, holder=holder, bytes=size, num_blocks=num)
             for (kind, name, holder), (size, num) in self._rows.items()
@@ -188,14 +190,13 @@ class _Census:
         roots = [(one, one.grad_fn) for one in tensors if one.grad_fn is not None]
         # The latest results first, so that graphs of this step are not taken for what an older one holds.
         roots.sort(key=lambda root: -min(root[1]._sequence_nr(), LAST_NODE))
-        visited: dict[Any, str] = {}
         latest, module = -1, ""
         parts: list[tuple[torch.Tensor, list[tuple[torch.Tensor, str, bool]]]] = []
         """By root, what only its graph keeps, of those that come after it here: module, and whether it is of
         the step."""
         for tensor, node in roots:
             kept: list[tuple[torch.Tensor, str, bool]] = []
-            for one, name in self._walked(node, visited):
+            for one, name in self._walked(node):
                 number = one._sequence_nr()
                 is_of_step = number >= self._first
                 for saved in self._saved_by(one):
@@ -215,12 +216,12 @@ class _Census:
                 if is_of_step and not is_kept:
                     self._add("activations", saved, name)
                 else:
-                    self._add("kept graphs", saved, name, self._holder(tensor))
+                    self._add("kept graphs", saved, name, self._holder(tensor) or "a tensor")
         return module
 
-    def _walked(self, root: Any, visited: dict[Any, str]) -> Iterator[tuple[Any, str]]:
+    def _walked(self, root: Any) -> Iterator[tuple[Any, str]]:
         """Nodes that nobody has come to, each with the module at or before it, inputs first."""
-        stack = [(root, False)]
+        visited, stack = self._modules, [(root, False)]
         while stack and len(visited) < MOST_NODES:
             node, is_left = stack.pop()
             if node is None or (not is_left and node in visited):
@@ -244,30 +245,22 @@ class _Census:
 
     # -- other tensors -------------------------------------------------------------------------
 
-    def _add_others(self, tensors: list[torch.Tensor], skipped: set[int]) -> None:
+    def _add_others(self, tensors: list[torch.Tensor]) -> None:
         kept: dict[int, list[torch.Tensor]] = defaultdict(list)
         for tensor in tensors:
-            container = self._containers.get(id(tensor))
-            is_kept = container is not None and self._sizes[id(container)] >= FEWEST_KEPT
-            if is_kept and self._block(tensor)[1]:
+            if self._block(tensor)[1] and (container := self._kept_in(tensor)) is not None:
                 kept[id(container)].append(tensor)
-        by_container = [(self._containers[id(some[0])], some) for some in kept.values()]
-        by_container.sort(key=lambda entry: -sum(self._block(one)[1] for one in entry[1]))
-        for container, some in by_container:
-            holder = self._called(container)
+        for some in sorted(kept.values(), key=lambda some: -sum(self._block(one)[1] for one in some)):
+            holder = self._holder(some[0])
             for one in some:
                 self._add("kept tensors", one, holder=holder)
-        largest = NOTED * sum(size for size, _ in self._rows.values())
-        num_sought = 0
+        noted = NOTED * sum(size for size, _ in self._rows.values())
         for tensor in tensors:
-            size = self._block(tensor)[1]
-            if not size:
-                continue
-            holder = self._variable(tensor) if size > largest else ""
-            if not holder and size > largest and num_sought < MOST_SOUGHT and not self._is_late():
-                num_sought += 1
-                holder = _attribute_of(tensor, skipped)
-            self._add("tensors", tensor, holder=holder)
+            node, size = tensor.grad_fn, self._block(tensor)[1]
+            if node is not None and node in self._modules and node._sequence_nr() >= self._first:
+                self._add("activations", tensor, self._modules[node])  # a result that goes on to the loss
+            else:
+                self._add("tensors", tensor, holder=self._holder(tensor) if size > noted else "")
 
     def _saved_by(self, node: Any) -> Iterator[Any]:
         """Tensors that a node keeps. What hooks have packed is theirs: to unpack it may compute it again."""
@@ -311,28 +304,38 @@ class _Census:
                 break
         return found
 
-    def _holder(self, tensor: torch.Tensor) -> str:
-        """What the program calls the container of a tensor, or the tensor itself."""
+    def _kept_in(self, tensor: torch.Tensor) -> Any:
+        """The container that keeps a tensor and others like it."""
         container = self._containers.get(id(tensor))
-        if container is not None and self._sizes[id(container)] >= FEWEST_KEPT:
-            return self._called(container)
-        return self._variable(tensor) or "a tensor"
+        return container if self._sizes.get(id(container), 0) >= FEWEST_KEPT else None
 
-    def _variable(self, tensor: torch.Tensor) -> str:
-        known = self._variables.get(id(tensor))
-        if known is None:
-            known = self._variables[id(tensor)] = _variable_of(tensor, self._frames)
-        return known
+    def _holder(self, tensor: torch.Tensor) -> str:
+        """What the program calls the container of a tensor, or the tensor itself; '' without a name."""
+        container = self._kept_in(tensor)
+        held = tensor if container is None else container
+        if id(held) not in self._holders:
+            name = _variable_of(held, self._frames) or self._sought(held)
+            self._holders[id(held)] = name or ("" if container is None else f"a {type(held).__name__}")
+        return self._holders[id(held)]
 
-    def _called(self, container: Any) -> str:
-        known = self._called_names.get(id(container))
-        if known is None and (len(self._called_names) >= MOST_SOUGHT or self._is_late()):
-            return f"a {type(container).__name__}"
-        if known is None:
-            skipped = {id(self._containers), id(self.__dict__), id(self._called_names)}
-            known = name_of(container, self._frames, skipped)
-            self._called_names[id(container)] = known
-        return known
+    def _sought(self, held: Any) -> str:
+        """'losses (train.py:31)': the attribute that refers to an object, and the line that adds to it; else
+        what refers to the container around it."""
+        own = {id(one) for one in (self._containers, self._holders, self.__dict__, self._frames)}
+        for _ in range(DEEPEST):
+            if self._num_sought == MOST_SOUGHT or self._is_late():
+                break
+            self._num_sought += 1
+            if name := _variable_of(held, self._frames) or _attribute_of(held, own):
+                return name
+            around = self._containers.get(id(held))
+            if around is None and type(held) in _CONTAINERS:
+                others = (one for one in gc.get_referrers(held) if id(one) not in own)
+                around = next((one for one in others if type(one) in _CONTAINERS), None)
+            if around is None:
+                break
+            held = around
+        return ""
 
 
 def _is_namespace(names: dict[Any, Any]) -> bool:
@@ -356,28 +359,6 @@ def _source(node: Any) -> Any:
 def alike(name: str) -> str:
     """'layers.*.mlp.up' of 'layers.3.mlp.up': layers that are alike are one."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
-
-
-def name_of(held: Any, frames: Sequence[FrameType], skipped: set[int]) -> str:
-    """'losses (train.py:31)': the variable or attribute that refers to an object, and the line that adds to
-    it; by what is around it where that has a name only."""
-    around = held
-    for _ in range(DEEPEST):
-        found = _variable_of(around, frames) or _attribute_of(around, skipped)
-        if found:
-            return found
-        outer = next(
-            (
-                one
-                for one in gc.get_referrers(around)
-                if type(one) in _CONTAINERS and id(one) not in skipped and one is not frames
-            ),
-            None,
-        )
-        if outer is None:
-            break
-        around = outer
-    return f"a {type(held).__name__}"
 
 
 def _variable_of(held: Any, frames: Sequence[FrameType]) -> str:
@@ -408,10 +389,12 @@ def _attribute_of(held: Any, skipped: set[int]) -> str:
             owners = gc.get_referrers(one) if isinstance(name, str) else ()
             owner = next((other for other in owners if getattr(other, "__dict__", None) is one), None)
         elif type(one) is CellType:
-            function = _function_around(one)
-            if function is not None:
-                place = function.__code__.co_freevars[(function.__closure__ or ()).index(one)]
-                return _placed(place, function.__code__.co_filename)
+            closures = [closure for closure in gc.get_referrers(one) if type(closure) is tuple]
+            for function in gc.get_referrers(*closures):
+                if type(function) is FunctionType and one in (function.__closure__ or ()):
+                    code = function.__code__
+                    place = code.co_freevars[(function.__closure__ or ()).index(one)]
+                    return _placed(place, code.co_filename, code.co_firstlineno)
             continue
         else:
             names = vars(one) if hasattr(one, "__dict__") and type(one) is not FrameType else {}
@@ -432,21 +415,13 @@ def _file_of(module: ModuleType | None) -> str:
     return path or ""
 
 
-def _function_around(cell: CellType) -> FunctionType | None:
-    for closure in gc.get_referrers(cell):
-        if type(closure) is tuple:
-            for function in gc.get_referrers(closure):
-                if type(function) is FunctionType and function.__closure__ is closure:
-                    return function
-    return None
-
-
 def _placed(name: str, path: str, first: int = 1, of: str = "") -> str:
     """'losses (train.py:31)', with the line that adds to it, or else makes it."""
     title = f"{name} of {of}" if of else name
     if not path or (library := library_of(path)):
         return f"{title} of {library}" if path else title
     lines = linecache.getlines(path)
+    from_function_on = [*range(first, len(lines) + 1), *range(1, min(first, len(lines) + 1))]
     word = rf"\b{re.escape(name)}\b"
     for pattern in (
         rf"{word}\.(append|extend|add|insert|update|appendleft|setdefault)\(",
@@ -456,14 +431,9 @@ def _placed(name: str, path: str, first: int = 1, of: str = "") -> str:
         rf"{word}\s*(:[^=]*)?=[^=]",
         rf"{word}\s*,[^=(]*=[^=]",
         rf"[^=(]*,\s*{word}\s*=[^=]",
+        rf"^\s*(async )?def .*{word}|\bfor .*{word}.* in\b|\bas {word}",
     ):
-        for number in _from(first, len(lines)):
+        for number in from_function_on:
             if re.search(pattern, lines[number - 1]):
                 return f"{title} ({os.path.basename(path)}:{number})"
     return f"{title} ({os.path.basename(path)})"
-
-
-def _from(first: int, num: int) -> Iterable[int]:
-    """Line numbers from a function on, then those before it."""
-    yield from range(first, num + 1)
-    yield from range(1, min(first, num + 1))

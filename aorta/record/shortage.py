@@ -20,6 +20,7 @@ from aorta.record.census import LAST_NODE, census
 from aorta.record.collective_names import qualified_names
 from aorta.record.run_folder import Claim
 from aorta.record.stacks import StackTree
+from aorta.records.libraries import library_of
 from aorta.records.memory import MemoryShortage, write_shortage
 from aorta.records.stacks import STACK_PHASES
 
@@ -108,7 +109,8 @@ def shortage_of(error: BaseException, step: RecordedStep | None) -> MemoryShorta
     found = census(device, first_of_step, frames)
     called = _called(frames)
     module = found.module if phase == "backward" else _name_of(called)
-    if phase == "forward" and called and not called[-1].training:
+    models = called[-1:] or _models_of(frames)
+    if phase in ("forward", "rest") and models and not any(one.training for one in models):
         phase = "evaluation"
     total, allowed = _bytes(_TOTAL, text), _bytes(_ALLOWED, text)
     limits = [size for size in (total, allowed) if size is not None]
@@ -165,6 +167,16 @@ def _where(trace: TracebackType | None) -> tuple[str, str]:
             return STACK_PHASES[phase], tree.frames[number].text
         node = caller
     return STACK_PHASES[phase], ""
+
+
+def _models_of(frames: list[FrameType]) -> list[torch.nn.Module]:
+    """Those with weights that the innermost function of the program has."""
+    for frame in frames[::-1]:
+        if not library_of(frame.f_code.co_filename):
+            models = [one for one in frame.f_locals.values() if issubclass(type(one), torch.nn.Module)]
+            if models := [one for one in models if next(one.parameters(), None) is not None]:
+                return models
+    return []
 
 
 def _called(frames: list[FrameType]) -> list[torch.nn.Module]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the twelve programs that run out of memory on 2 GPUs, and judges them, in about 3 minutes: memory_on_gpus.sh OUT
+# Runs the fifteen programs that run out of memory on 2 GPUs, and judges them, in about 4 minutes: memory_on_gpus.sh OUT
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:?usage: memory_on_gpus.sh OUT}

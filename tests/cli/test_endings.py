@@ -232,3 +232,34 @@ def test_a_program_of_one_step_in_one_process_has_its_step(tmp_path: Path) -> No
     assert done.returncode == FINE
     assert done.stderr.startswith("aorta: rank 0: 1 step recorded, steps at torch.optim.sgd.SGD.step")
     assert len((tmp_path / "run" / "rank_0_metrics.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.heavy
+def test_a_program_that_runs_out_of_memory_ends_with_who_held_it(tmp_path: Path) -> None:
+    script = tmp_path / "keeps.py"
+    script.write_text(
+        "import resource, torch\n"
+        "model = torch.nn.Linear(1000, 1000)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "predictions = []\n"
+        "for step in range(200):\n"
+        "    if step == 3:\n"
+        "        size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "        resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20),) * 2)\n"
+        "    output = model(torch.ones(5000, 1000))\n"  # 20 MB
+        "    output.mean().backward()\n"
+        "    optimizer.step()\n"
+        "    predictions.append(output.detach())\n"
+    )
+    recorded = ["aorta", "run", "-o", tmp_path / "run"]
+    done = subprocess.run(
+        [sys.executable, "-m", *recorded, "--", sys.executable, script],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1  # the program's own
+    said = " ".join((done.stdout + done.stderr).split())
+    assert re.search(
+        r"out of memory on rank 0 in step \d+, in the (for|back)ward pass, at keeps.py:(9|10)", said
+    )
+    assert re.search(r"held: \d+\.\d MiB \(\d\d %\) \d+ tensors in predictions \(keeps.py:12\)", said)
+    assert "change: let go of what predictions (keeps.py:12) keeps" in said

@@ -62,9 +62,19 @@ def test_activations_are_those_of_the_module_at_or_before_them(model):
     found = held()
     # A Linear keeps its input, a relu its result: the second Linear's input is the first relu's result.
     assert found["activations", "0.up", ""] == (2 * RESULT, 2)  # x, and the first relu's result
-    assert found["activations", "1.up", ""] == (RESULT, 1)
+    assert found["activations", "1.up", ""] == (RESULT + 4, 2)  # and the loss
     loss.backward()
     assert not any(kind == "activations" for kind, *_ in held())
+
+
+def test_a_result_that_goes_on_to_the_loss_is_its_modules_and_one_of_an_earlier_step_its_variables():
+    head = nn.Linear(WIDTH, WIDTH, bias=False)
+    logits = head(torch.ones(100 * BATCH, WIDTH))
+    assert held()["activations", "Linear", ""] == (200 * RESULT, 2)  # x, and the result
+    after = torch.autograd._get_sequence_nr()
+    line = here()[0].f_lineno - 3
+    assert held(after, here())["tensors", "", f"logits (test_census.py:{line})"] == (100 * RESULT, 1)
+    assert logits.grad_fn is not None
 
 
 def test_graphs_of_earlier_steps_are_those_of_the_variable_that_keeps_them(model):

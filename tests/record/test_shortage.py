@@ -44,6 +44,17 @@ def test_the_innermost_module_and_line_are_named_and_an_evaluation_is_called_so(
     assert shortage_of(caught(lambda: model.eval()(1)), None).phase == "evaluation"
 
 
+def test_a_loss_of_an_evaluated_model_is_of_an_evaluation():
+    def evaluated(model, loss_of):
+        raise RuntimeError(HOST_TEXT)
+
+    criterion = nn.CrossEntropyLoss()  # nobody puts it into its mode of evaluation
+    assert (
+        shortage_of(caught(lambda: evaluated(nn.Linear(2, 2).eval(), criterion)), None).phase == "evaluation"
+    )
+    assert shortage_of(caught(lambda: evaluated(nn.Linear(2, 2), criterion)), None).phase == "rest"
+
+
 def test_what_a_loop_does_before_its_backward_pass_counts_as_forward():
     def loss():
         raise RuntimeError(HOST_TEXT)

@@ -85,7 +85,7 @@ def shortage_lines(shortages: dict[int, MemoryShortage], records: Records, ranks
     lines += _held(shortage, groups)
     grew, differs = _growth(shortage, peaks), _difference(rank, shortage, peaks, records, ranks)
     lines += [line for line in (grew.text, differs) if line]
-    change = _change(rank, shortage, groups, grew.in_forward, bool(differs))
+    change = _change(shortage, groups, rank, grew, bool(differs))
     return [*lines, f"change: {change}"] if change else lines
 
 
@@ -160,7 +160,7 @@ def _held(shortage: MemoryShortage, groups: list[_Group]) -> Iterator[str]:
     parts = [f"{byte_text(group.bytes)} ({percent(group.bytes / total)}) {_named(group)}" for group in named]
     if total - found >= LARGE * total:
         parts.append(f"{byte_text(total - found)} of work under way and of C++ alone")
-    if in_pieces(shortage):
+    if _has_pieces(shortage):
         parts.append(f"besides {byte_text(shortage.unused_bytes)} reserved in pieces that are too small")
     if parts:
         yield f"held: {'; '.join(parts)}" + (
@@ -178,12 +178,23 @@ def _named(group: _Group) -> str:
     return f"{words}{of_modules}" if not group.holder else f"{words}{of_modules and ',' + of_modules}"
 
 
-def in_pieces(shortage: MemoryShortage) -> bool:
+def _has_pieces(shortage: MemoryShortage) -> bool:
     """True where the allocator has what was asked for, though not in one piece."""
     unused, asked, limit = shortage.unused_bytes, shortage.asked_bytes, shortage.limit_bytes
     if unused is None or asked is None or limit is None:
         return False
     return unused >= asked and unused >= LARGE * limit
+
+
+def cause_of(shortage: MemoryShortage, groups: list[_Group], is_like_before: bool) -> str:
+    """Kind of what holds most, or 'pieces'. is_like_before: memory did not grow, and no rank has more than
+    others. Then pieces alone are in the way; else what grew would soon need them too."""
+    most = largest(shortage, groups)
+    if _has_pieces(shortage) and (
+        is_like_before or most is None or (shortage.unused_bytes or 0) > most.bytes
+    ):
+        return "pieces"
+    return "" if most is None else most.kind
 
 
 def _growth(shortage: MemoryShortage, peaks: Peaks) -> _Growth:
@@ -240,19 +251,18 @@ def largest(shortage: MemoryShortage, groups: list[_Group]) -> _Group | None:
     return groups[0] if groups else None
 
 
-def _change(rank: int, shortage: MemoryShortage, groups: list[_Group], grows: bool, differs: bool) -> str:
-    group = largest(shortage, groups)
+def _change(shortage: MemoryShortage, groups: list[_Group], rank: int, grew: _Growth, differs: bool) -> str:
+    cause, group = cause_of(shortage, groups, not grew.text and not differs), largest(shortage, groups)
+    if cause == "pieces":
+        return CHANGES["pieces, expandable" if shortage.expands_segments else "pieces"]
     if group is None:
         return ""
-    if in_pieces(shortage):
-        return CHANGES["pieces, expandable" if shortage.expands_segments else "pieces"]
-    if differs:
-        text = CHANGES["rank"].format(rank=rank)
-    elif group.kind == "kept graphs" and shortage.phase == "evaluation":
-        text = CHANGES["evaluation"]
-    elif grows and group.kind == "activations":
-        text = CHANGES["grows"]
-    else:
-        text = CHANGES[group.kind]
+    if differs and not cause.startswith("kept"):
+        cause = "rank"
+    elif cause == "kept graphs" and shortage.phase == "evaluation":
+        cause = "evaluation"
+    elif grew.in_forward and cause == "activations":
+        cause = "grows"
     holder = group.holder or "the program"
-    return text.format(rank=rank, modules=" and ".join(group.modules[:2]) or "its layers", holder=holder)
+    modules = " and ".join(group.modules[:2]) or "its layers"
+    return CHANGES[cause].format(rank=rank, modules=modules, holder=holder)

@@ -74,6 +74,28 @@ def test_memory_in_pieces_is_told_where_what_was_asked_for_is_there_but_in_piece
     assert "pieces" not in said({0: shortage(row("parameters", 4), unused_bytes=GIB // 2)})[1]
 
 
+def test_memory_in_pieces_is_not_to_blame_where_what_is_held_is_more_and_grows():
+    """With the pieces in one, the next batches would not fit either."""
+    one = shortage(row("activations", 6, "head"), unused_bytes=2 * GIB)
+    growing = said({0: one}, lambda rank: records([1] * 6, [1, 1, 1, 2, 4, 7]))
+    assert "besides 2.0 GiB reserved in pieces" in growing[1]
+    assert growing[-1].startswith("change: find out why batches of later steps are larger")
+    steady = said({0: one}, lambda rank: records([1] * 6, [7] * 6))
+    assert "expandable_segments:True" in steady[-1]
+    mostly = shortage(row("kept tensors", 2, holder="cached (t.py:3)"), unused_bytes=6 * GIB)
+    assert "expandable_segments:True" in said({0: mostly}, lambda rank: records([1, 1, 1, 2, 3, 4]))[-1]
+
+
+def test_a_rank_that_keeps_more_is_told_to_let_go_and_not_to_share_its_work():
+    def lines_of(rank):
+        return records([1] * 6, [8 if rank == 1 else 3] * 6)
+
+    one = shortage(row("kept tensors", 6, holder="snapshots (t.py:3)", num_blocks=9))
+    lines = said({1: one}, lines_of, ranks=(0, 1))
+    assert "differs: rank 1 had 8.0 GiB in step 5, rank 0, which has the most of the others, 3.0 GiB" in lines
+    assert lines[-1].startswith("change: let go of what snapshots (t.py:3) keeps")
+
+
 def test_growth_is_that_of_what_stays_or_else_of_the_pass():
     stays = said({0: shortage(row("parameters", 4))}, lambda rank: records([1, 1, 1, 2, 3, 4, 5]))
     assert "grew: what is left at the end of a step by 1.0 GiB a step, from 2.0 GiB in step 3" in stays[2]
