@@ -7,13 +7,18 @@ Loops: `buckets`, DDP with 98 small buckets; `item`, each gradient is read by .i
 tensor at a time; and the cases of cases.py. Kinds of blocks: `without`, the recorder is paused; `recorded`,
 every step is recorded, and its collectives are not seen one by one (on a GPU, once they are known); `seen`,
 they are; `left_out`, no step is recorded, and the recorder is on; `records`, the driver's records alone, by
-the C library, without steps. Their order changes from round to round, and `without` comes twice: the ratio of
-the two is what the method makes of nothing. Then the loop runs on with the overhead of 1 % and without any of
-this, and what run.json says is printed beside: `every`, and the cost that the recorder measured itself.
-Rows: median over rounds of block / block without, with a bootstrap interval. every_step combines `recorded`
-and `seen` by the share of steps that are seen, at_limit this and `left_out` by the share that were recorded.
+the C library, without steps. A block of `without` stands before and after each other one, and what is told is
+the block over the mean of the two; so is `again`, a block of `without` itself: what the method makes of
+nothing. Threads that launch have cores of their own. Then the loop runs on with the overhead of 1 % and
+without any of this: printed beside are `every` that it would choose next, and of run.json the cost that the
+recorder measured itself.
+Rows: mean of these ratios without a fifth on either side, with a bootstrap interval; `quiet`: the lower
+quartile of the blocks over that of `without`, which other programs of the machine move less. every_step
+combines `recorded` and `seen` by the share of steps that are seen, at_limit this and `left_out` by the share
+that were recorded.
 """
 
+import gc
 import random
 import tempfile
 import time
@@ -25,18 +30,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from cases import CASES, TINY, Job, config_of, process_group
+from cases import CASES, TINY, Job, config_of, pin_threads, process_group
 from harness import arguments, write
+from scipy.stats import trim_mean
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import aorta
-from aorta.record.overhead import NUM_FIRST, SEEN_EVERY
+from aorta.record.overhead import NUM_FIRST, SEEN_EVERY, share_recorded
 from aorta.records.reader import read_run
-from aorta.timeline.statistics import median_interval
 
 HOST_BOUND = ("buckets", "item", "foreach")
-KINDS = ("without", "again", "recorded", "seen", "left_out", "records")
+KINDS = ("recorded", "left_out", "seen", "records")
+RARELY = ("seen", "records")
+"""In one round of four: they tell what the others consist of."""
 WARM_STEPS = 6
 
 
@@ -97,8 +104,8 @@ class HostBound:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--loops", nargs="+", default=[*HOST_BOUND, "ddp", "fsdp_short", "tp", "fsdp"])
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=3, help="steps in a block")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=2, help="timed steps in a block")
     parser.add_argument("--seconds", type=float, default=28.0, help="for the blocks of a loop, at most")
     parser.add_argument("--limit-seconds", type=float, default=20.0, help="of the run with 1 %%, at least")
     parser.add_argument("--small", action="store_true", help="small models, to try it")
@@ -126,18 +133,20 @@ def measured(name: str, device: torch.device, options: Any, folder: Path) -> dic
     for _ in range(WARM_STEPS):
         loop.step()
     blocks = in_turn(loop, options, folder / "blocks")
-    base = (blocks["without"] + blocks["again"]) / 2
-    row: dict[str, Any] = {"loop": name, "rounds": len(base), "step_ms": float(np.median(base))}
-    for kind in KINDS[1:]:
-        ratio = blocks[kind] / (blocks["without"] if kind == "again" else base)
-        row[kind], row[f"{kind}_low"], row[f"{kind}_high"] = median_interval(ratio)
+    plain = np.concatenate([blocks[f"{kind} without"].ravel() for kind in KINDS])
+    row: dict[str, Any] = {"loop": name, "step_ms": float(np.median(plain))}
+    for kind in ("again", *KINDS):
+        base = blocks[f"{kind} without"].mean(axis=1)
+        row[kind], row[f"{kind}_low"], row[f"{kind}_high"] = middle(blocks[kind] / base)
+        row[f"{kind}_quiet"] = float(np.percentile(blocks[kind], 25) / np.percentile(plain, 25))
+        row[f"{kind}_pairs"] = len(base)
     for end in ("", "_low", "_high"):
         row[f"every_step{end}"] = (
             row[f"recorded{end}"] + (row[f"seen{end}"] - row[f"recorded{end}"]) / SEEN_EVERY
         )
     row |= at_limit(loop, folder / "limit", float(np.median(base)), options)
     if row["every"]:
-        share = 1 / row["every"]
+        share = share_recorded(row["every"])
         for end in ("", "_low", "_high"):
             row[f"at_limit{end}"] = share * row[f"every_step{end}"] + (1 - share) * row[f"left_out{end}"]
     loop.close()
@@ -145,10 +154,11 @@ def measured(name: str, device: torch.device, options: Any, folder: Path) -> dic
 
 
 def in_turn(loop: Any, options: Any, folder: Path) -> dict[str, Any]:
-    """Times of the blocks of each kind, in ms a step, of the slower rank."""
-    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    """Times of the blocks in ms a step, of the slower rank: of each kind, and of the blocks beside those."""
     order, began = random.Random(0), time.perf_counter()
-    with aorta.instrument(folder, overhead="off", collectives="learned") as recorder:
+    ran: list[str] = []
+    mine: list[float] = []
+    with aorta.instrument(folder, overhead="off") as recorder:
         recorded, seen = [True], [False]
         sampling, sources = recorder._sampling, recorder._sources
         sampling.begin = lambda global_step: recorded[0]  # type: ignore[method-assign]
@@ -156,27 +166,54 @@ def in_turn(loop: Any, options: Any, folder: Path) -> dict[str, Any]:
         sampling.is_seen = lambda: seen[0]  # type: ignore[method-assign]
         for _ in range(30):
             loop.step(recorder)
-        for _ in range(options.rounds):
-            for kind in order.sample(KINDS, len(KINDS)):
-                recorded[0], seen[0] = kind in ("recorded", "seen"), kind == "seen"
-                if kind in ("without", "again"):
-                    recorder.pause()
-                elif kind == "records":
-                    recorder.resume()
-                    if sources.looks:
-                        sources.look_away()
-                    sources.watch_waits(False)
-                    sources.kernels.wake()
-                else:
-                    recorder.resume()
-                step = loop.step if kind in ("without", "again", "records") else lambda: loop.step(recorder)
-                times[kind].append(block(step, options.steps))
-                if kind == "records":
-                    recorder.pause()
+        if torch.cuda.is_available():
+            pin_threads()
+        gc.collect()
+        gc.freeze()
+        recorder.pause()
+
+        def run(kind: str) -> None:
+            recorded[0], seen[0] = kind in ("recorded", "seen"), kind == "seen"
+            if kind != "without":
+                recorder.resume()
+            if kind == "records":
+                if sources.looks:
+                    sources.look_away()
+                sources.watch_waits(False)
+                sources.kernels.wake()
+            with_steps = kind in ("recorded", "seen", "left_out")
+            mine.append(block((lambda: loop.step(recorder)) if with_steps else loop.step, options.steps))
+            ran.append(kind)
+            if kind != "without":
+                recorder.pause()
+
+        for number in range(options.rounds):
+            kinds = KINDS if number % 4 == 0 else tuple(kind for kind in KINDS if kind not in RARELY)
+            for kind in order.sample(kinds, len(kinds)):
+                run("without")
+                run(kind)
             if not agreed(time.perf_counter() - began < options.seconds):
                 break
-        recorder.pause()
-    return {kind: np.array(values) for kind, values in times.items()}
+        run("without")
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, mine)
+    times = np.max(np.array(of_ranks), axis=0)
+    found: dict[str, Any] = {
+        "again": times[2:-1:2],
+        "again without": np.stack([times[0:-3:2], times[4::2]], axis=1),
+    }
+    for kind in KINDS:
+        at = np.array([place for place, name in enumerate(ran) if name == kind])
+        found[kind] = times[at]
+        found[f"{kind} without"] = np.stack([times[at - 1], times[at + 1]], axis=1)
+    return found
+
+
+def middle(ratios: Any) -> tuple[float, float, float]:
+    """Mean without a fifth on either side, and its 95 % bootstrap interval."""
+    draws = np.random.default_rng(0).choice(ratios, (4000, len(ratios)))
+    low, high = np.percentile(trim_mean(draws, 0.2, axis=1), [2.5, 97.5])
+    return float(trim_mean(ratios, 0.2)), float(low), float(high)
 
 
 def at_limit(loop: Any, folder: Path, step_ms: float, options: Any) -> dict[str, Any]:
@@ -194,7 +231,7 @@ def at_limit(loop: Any, folder: Path, step_ms: float, options: Any) -> dict[str,
     assert overhead is not None
     low, high = overhead.later_interval or (None, None)
     return {
-        "every": overhead.every,
+        "every": recorder._sampling.meter.chosen_every(0.01),
         "own_cost": overhead.later_cost,
         "own_low": low,
         "own_high": high,
@@ -212,9 +249,7 @@ def block(step: Callable[[], None], num_steps: int) -> float:
     for _ in range(num_steps):
         step()
     synchronise()
-    lengths: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(lengths, time.perf_counter() - began)
-    return float(max(lengths)) / num_steps * 1e3
+    return (time.perf_counter() - began) / num_steps * 1e3
 
 
 def agreed(go_on: bool) -> bool:
@@ -234,13 +269,15 @@ def show(row: dict[str, Any]) -> None:
         return
     text = "  ".join(
         f"{kind} {row[kind]:.3f} [{row[f'{kind}_low']:.3f}, {row[f'{kind}_high']:.3f}]"
-        for kind in (*KINDS[1:], "every_step", "at_limit")
+        for kind in ("again", *KINDS, "every_step", "at_limit")
         if kind in row
     )
-    print(f"{row['loop']:11s} {row['step_ms']:7.2f} ms x {row['rounds']}  {text}", flush=True)
+    quiet = "  ".join(f"{kind} {row[f'{kind}_quiet']:.3f}" for kind in KINDS)
+    print(f"{row['loop']:11s} {row['step_ms']:7.2f} ms x {row['left_out_pairs']}  {text}", flush=True)
+    print(f"{'':11s} quiet: {quiet}", flush=True)
     own = row["own_cost"]
     print(
-        f"{'':11s} with 1 %: every {row['every'] or 0:.1f}, "
+        f"{'':11s} with 1 %: every {row['every']}, "
         + ("its own cost is not known" if own is None else f"its own cost {own:.4f} [{row['own_low']:.4f}, ")
         + ("" if own is None else f"{row['own_high']:.4f}], {row['own_step_ms']:.2f} ms a recorded step")
         + f", always on {row['always_on'] or 0:.4f}, run {row['run_step_ms']:.2f} ms a step",

@@ -47,7 +47,7 @@ def instrument(
     calibration: Calibration | None = None,
     device: torch.device | str | None = None,
     kernels: Kernels = "auto",
-    collectives: Collectives = "calls",
+    collectives: Collectives = "learned",
     flops_per_token: float | None = None,
     precision: str | None = None,
     max_mb: float | None = 1024.0,
@@ -76,9 +76,10 @@ def instrument(
     kernels: "auto" reads the driver's own kernel records where they can be had (CUDA), which is exact and
         cheaper than events; run.json says why not otherwise. "on" raises InstrumentError instead; "off"
         times by events.
-    collectives: "calls" sees each in every recorded step; "learned" in some on GPUs, after which steps like
-        those get the same ones; "plugin" has NCCL or RCCL itself tell algorithm, protocol, channels, start
-        and end of each: call instrument before init_process_group then.
+    collectives: "learned" sees each in some steps on GPUs, after which steps like those get the same ones,
+        with times of their own; "calls" sees each in every recorded step; "plugin" has NCCL or RCCL itself
+        tell algorithm, protocol, channels, start and end of each: call instrument before init_process_group
+        then.
     flops_per_token: model FLOPs of forward and backward without what is computed again, for model FLOP/s.
     precision: "bf16", "fp16", "fp8", "tf32" or "fp32"; with flops_per_token, for the share of the device's
         peak (MFU).

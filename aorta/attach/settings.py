@@ -44,7 +44,7 @@ class AttachSettings:
     kernels: str = "auto"
     """auto, off: events time the steps. on: the driver's kernel records on ROCm too."""
     kernels_every: int = 0
-    collectives: str = "calls"
+    collectives: str = "learned"
     stacks: bool = True
     tensorboard: bool = False
     sinks: list[str] = field(default_factory=list)

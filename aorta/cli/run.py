@@ -73,10 +73,10 @@ _STEP_AT = re.compile(r"[^\s./:]+(\.[^\s./:]+)*:[^\s./:]+(\.[^\s./:]+)*")
 )
 @rare(
     "--collectives",
-    type=click.Choice(["calls", "learned", "plugin"]),
-    default="calls",
+    type=click.Choice(["learned", "calls", "plugin"]),
+    default="learned",
     section="Sources and sinks",
-    help="calls: each is seen; learned: in some steps; plugin: NCCL or RCCL tells of each.",
+    help="learned: seen in some steps, on GPUs; calls: in all; plugin: NCCL or RCCL tells more.",
 )
 @rare(
     "--stacks",

@@ -308,10 +308,11 @@ class RecordingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     source: Literal["auto", "events"] = "auto"
     """events: the same as kernels=off, to compare vendors by one method."""
 
-    collectives: Literal["calls", "learned", "plugin"] = "calls"
-    """calls: the recorder sees each. learned: on GPUs, in some steps; the others get those of the seen ones,
-    where the backends' counts and the kernels agree. plugin: on GPUs, beside each what NCCL or RCCL says of
-    it: algorithm, protocol, channels, start and end (its profiler interface, NCCL 2.24 and later)."""
+    collectives: Literal["learned", "calls", "plugin"] = "learned"
+    """learned: on GPUs each is seen in some steps; the others get those, where the backends' counts and the
+    kernels agree. calls: each is seen in every recorded step. plugin: likewise, and beside each what NCCL or
+    RCCL says of it: algorithm, protocol, channels, start and end (its profiler interface, NCCL 2.24 and
+    later)."""
 
     max_mb: PositiveFloat | None = 1024.0
     """Size in MiB above which a rank's file of lines is made smaller: old lines lose their lists of

@@ -13,7 +13,7 @@ from aorta.steps.raw import CollectiveChunk
 
 logger = logging.getLogger(__name__)
 
-Collectives = Literal["calls", "learned", "plugin"]
+Collectives = Literal["learned", "calls", "plugin"]
 GIVEN_UP_NS = 5_000_000_000
 """Age from which on an event that has not ended is taken as it is."""
 NOT_ASKED_FOR = "not asked for (collectives is not 'plugin')"
@@ -29,7 +29,7 @@ class CollectiveSource:
     def __init__(self, collectives: Collectives) -> None:
         """Name the plugin to the library, which asks when it makes its first communicator."""
         if collectives not in get_args(Collectives):
-            raise InstrumentError(f"collectives must be 'calls', 'learned' or 'plugin', got {collectives!r}")
+            raise InstrumentError(f"collectives must be 'learned', 'calls' or 'plugin', got {collectives!r}")
         self._events: CollectiveEvents | None = None
         self._num_names_sent = 0
         self._is_asleep = False

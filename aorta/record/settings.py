@@ -31,7 +31,7 @@ class RecorderSettings:
     calibration: Calibration | None = None
     device: torch.device | str | None = None
     kernels: Kernels = "auto"
-    collectives: Collectives = "calls"
+    collectives: Collectives = "learned"
     flops_per_token: float | None = None
     precision: str | None = None
     max_mb: float | None = 1024.0

@@ -529,7 +529,7 @@ def learned_collectives(kind: str, folder: str) -> dict[str, Any]:
     for _ in range(3):
         step(0)
     seen = []
-    with aorta.instrument(folder, overhead="off", kernels="on", collectives="learned") as recorder:
+    with aorta.instrument(folder, overhead="off", kernels="on") as recorder:
         for number in range(NUM_LEARNED_STEPS):
             with recorder.step():
                 step(number)

@@ -105,7 +105,7 @@ def ran(folder: Path, make: Callable[[], Program], num_steps: int, overhead: str
     before = seam.use(program.device)
     seen: list[int] = []
     try:
-        recorder = aorta.instrument(folder, overhead=overhead, collectives="learned")
+        recorder = aorta.instrument(folder, overhead=overhead)
         with recorder:
             program.learner = recorder._sources.learner
             for number in range(num_steps):

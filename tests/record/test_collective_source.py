@@ -94,7 +94,7 @@ def test_a_library_that_has_not_loaded_it_is_told_from_one_that_was_not_used(eve
 
 def test_it_is_off_unless_asked_for(tmp_path):
     assert CollectiveSource("calls").described(True) == {"reason": NOT_ASKED_FOR}
-    with pytest.raises(InstrumentError, match="collectives must be 'calls', 'learned' or 'plugin'"):
+    with pytest.raises(InstrumentError, match="collectives must be 'learned', 'calls' or 'plugin'"):
         aorta.instrument(tmp_path, collectives="nccl")
 
 

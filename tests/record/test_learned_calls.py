@@ -194,7 +194,7 @@ def test_as_many_in_another_order_are_not_called_by_the_old_names(tmp_path):
 
 
 def test_a_run_on_a_cpu_says_why_all_are_seen(tmp_path):
-    with aorta.instrument(tmp_path, collectives="learned") as recorder, recorder.step():
+    with aorta.instrument(tmp_path) as recorder, recorder.step():
         pass
     assert (
         read_run(tmp_path).coverage["why_all_seen"] == "there is no device: nothing else tells of collectives"

@@ -95,7 +95,11 @@ def _exposed_of(judged: JudgedRun, lead: Lead) -> Exposed | None:
 
 
 def _lost(judged: JudgedRun, wait: Floats) -> Floats:
-    """What the host waits for the device itself, on other ranks' account, is lost too."""
+    """What the host waits for the device itself, on other ranks' account, is lost too.
+
+    Steps whose collectives were learned do not say when those were launched: as large a share of the wait is
+    lost in them as in the rank's steps that do.
+    """
     parts, judged_steps = judged.run.host_parts, slice(judged.num_warmup, None)
     if judged.run.source == "host" or BEHIND_WAITS not in parts:
         return wait
@@ -103,7 +107,14 @@ def _lost(judged: JudgedRun, wait: Floats) -> Floats:
     for name in (f"{PREFIX}synchronisation", f"{PREFIX}synchronisation{AFTER}"):
         if name in parts:
             ahead = ahead + positive(parts[name][:, judged_steps])
-    return np.where(np.isnan(ahead), wait, np.minimum(ahead, wait))
+    is_known = ~np.isnan(ahead)
+    lost = np.minimum(ahead, wait)
+    known_wait = wait.sum(axis=1, where=is_known)
+    share = np.divide(
+        lost.sum(axis=1, where=is_known), known_wait, out=np.ones_like(known_wait), where=known_wait > 0
+    )
+    result: Floats = np.where(is_known, lost, wait * share[:, None])
+    return result
 
 
 def is_one_group(judged: JudgedRun) -> bool:

@@ -67,12 +67,16 @@ def test_all_ranks_that_idle_launch_or_sleep(tmp_path, cpu_ms, kind, idle_ms):
     assert first.ms == pytest.approx(idle_ms, rel=0.05)
 
 
-def rank_0_behind(lead_ms):
-    """Rank 1 waits 10 ms for it in every step; at the next collective its host is ahead by lead_ms."""
+def rank_0_behind(lead_ms, told_every=1):
+    """Rank 1 waits 10 ms for it in every step; at the next collective its host is ahead by lead_ms.
+
+    told_every: one step in so many tells when its collectives were launched.
+    """
 
     def make(rank, step, noise):
-        host = Host().idle(10.0).comm(2.0, lead=0.0) if rank == 0 else Host().comm(12.0, lead=0.0)
-        return host.work(20.0 * noise.gauss(1, 0.01)).comm(1.0, lead=lead_ms), used(45.0)
+        first, second = (0.0, lead_ms) if step % told_every == 0 else (None, None)
+        host = Host().idle(10.0).comm(2.0, lead=first) if rank == 0 else Host().comm(12.0, lead=first)
+        return host.work(20.0 * noise.gauss(1, 0.01)).comm(1.0, lead=second), used(45.0)
 
     return make
 
@@ -92,6 +96,13 @@ def test_a_wait_behind_which_nothing_is_launched_is_nobodys_fault(tmp_path):
     assert [cause.kind for cause in others] == ["transfer"]
     assert first.ms == pytest.approx(10.0, rel=0.05)
     assert any("of launches and 5.00 ms of the" in text for text in first.evidence)
+
+
+@pytest.mark.parametrize(("lead_ms", "kind"), [(15.0, "late_rank"), (0.0, "launch_bound")])
+def test_steps_that_do_not_tell_launches_are_judged_by_those_that_do(tmp_path, lead_ms, kind):
+    first = named(tmp_path / "run", rank_0_behind(lead_ms, told_every=4))[0]
+    assert first.kind == kind
+    assert first.ms == pytest.approx(10.0, rel=0.05)
 
 
 def test_lines_that_do_not_tell_the_use_of_cores_leave_idle_time_to_launches(tmp_path):
