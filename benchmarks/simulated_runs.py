@@ -4,7 +4,7 @@ Steps of 40 ms; many pairs at once. A run is a level, a part that all runs of th
 curriculum, buckets of sequence lengths, checkpoints), and noise of its own: shared by its ranks, and of each
 rank. Groups: what earlier versions were made with or checked by (EARLIER); what hid a true difference from
 them (HID_DIFFERENCES); cells written down before the present engine was, on which nothing was tuned
-(INVENTED).
+(INVENTED); cells by another author, written down before any of them was run (KEPT_BACK).
 """
 
 import math
@@ -244,6 +244,11 @@ def growing_batch(rng: np.random.Generator, rows: int, num: int) -> Floats:
     return np.broadcast_to(np.minimum(0.4 + 1.2 * np.arange(num) / num, 1.0), (rows, num))
 
 
+def two_lengths(rng: np.random.Generator, rows: int, num: int) -> Floats:
+    """Batches of short sequences, and one in three of long ones."""
+    return np.where(rng.random((rows, num)) < 1 / 3, 1.7, 0.8)
+
+
 # ---- cells -------------------------------------------------------------------------------------
 
 
@@ -386,7 +391,23 @@ INVENTED = [
     Simulation(name="600 steps, walk, two states of 1 % and memory 0.6", walk=0.0005, gap=0.01, dwell=50,
                noise=0.01, persistence=0.6, num_steps=600),
 ]  # fmt: skip
-GROUPS = {"earlier": EARLIER, "hid_differences": HID_DIFFERENCES, "invented": INVENTED}
+KEPT_BACK = [
+    Simulation(name="packed sequences of two lengths, same data, tails of t", data=two_lengths, shape="t2",
+               noise=0.006, num_steps=100, is_paired=True),
+    Simulation(name="8 ranks of 3 % each, a clock of 1.5 % for 30 steps at a time", gap=0.015, dwell=30,
+               noise=0.004, own_noise=0.03, num_ranks=8, num_steps=120),
+    Simulation(name="3 runs a side that drift by 1 % and differ by 0.6 %", slope=0.01, run_noise=0.006,
+               noise=0.01, runs_per_side=3, num_steps=80),
+    Simulation(name="a saw of 7 steps, memory 0.4, 100 steps", saw=0.04, saw_steps=7, persistence=0.4,
+               noise=0.01, num_steps=100),
+    Simulation(name="curriculum, bursts of a neighbour known, same data", data=curriculum, neighbour=0.2,
+               tells_taken=True, noise=0.008, num_steps=150, is_paired=True),
+    Simulation(name="lengths of +-15 %, other data, tokens known, a pause of 6 steps", data=lengths,
+               is_same_data=False, tells_tokens=True, pause_every=25, pause=6.0, noise=0.01, num_steps=100),
+]  # fmt: skip
+GROUPS = {
+    "earlier": EARLIER, "hid_differences": HID_DIFFERENCES, "invented": INVENTED, "kept_back": KEPT_BACK,
+}  # fmt: skip
 
 
 # ---- noise -------------------------------------------------------------------------------------
