@@ -23,7 +23,7 @@ try:
     import msgspec  # noqa: F401
     import numpy  # noqa: F401
 
-    from aorta.cli.options import PATH, label_option, output_option, report_options
+    from aorta.cli.options import PATH, file_options, label_option, output_option, report_options
     from aorta.cli.report import write_and_print
     from aorta.command_line import OneLineCommand
 except ModuleNotFoundError as missing:
@@ -43,6 +43,7 @@ class OverlapReport(OneLineCommand):
 @click.option("--reference", metavar="NAME", help="Compare with this label (of two: the first).")
 @click.option("--candidate", metavar="NAME", help="Compare this label (of two: the other).")
 @report_options
+@file_options(by_default=True)
 def main(
     log_dir: tuple[Path, ...],
     label: tuple[str, ...],

@@ -8,6 +8,7 @@ often one that is 10 % slower is. With --series, how often series of pairs, whos
 those that were recorded, call A/A, and 3 % planted.
 """
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ QUIET, NOISY, ROUND = 0.02, 0.08, 0.05
 """Standard deviations: of a run, of a run of a noisy cell, and of a round."""
 PLANTED = 0.10
 MATTERS = 0.03
-NUM_SERIES = 200
+NUM_SERIES = 1000
 
 
 def main() -> None:
@@ -78,23 +79,38 @@ def is_called(noise: Noise, apart: Floats, num_others: int) -> bool:
 
 
 def resampled(path: Path) -> None:
-    """Series drawn, with replacement, from the differences within pairs that a series recorded."""
+    """Series drawn, with replacement, from the differences within pairs that a series recorded; of as many
+    pairs as it had at most, and of as many as it says would tell.
+
+    Differences as they were, and smoothed: of a few that are drawn again and again, three are often nearly
+    alike and seem to have no spread, which no machine does."""
     series = msgspec.json.decode(path.read_bytes(), type=Series)
     recorded = np.array(series.log_ratios())
     recorded -= recorded.mean()
-    rng = np.random.default_rng(0)
-    print(f"{len(recorded)} pairs, standard deviation {100 * recorded.std(ddof=1):.2f} %")
-    for shift in (0.0, MATTERS):
-        ends: dict[str, int] = {}
-        for _ in range(NUM_SERIES):
-            drawn = np.log1p(shift) + rng.choice(recorded, series.most_rounds)
-            looks = (
-                look(drawn[:num].tolist(), series.most_rounds, MATTERS, ALPHA)
-                for num in range(FIRST_LOOK, series.most_rounds + 1)
-            )
-            end = next((one.outcome for one in looks if one.is_decided), "cannot tell")
-            ends[end] = ends.get(end, 0) + 1
-        print(f"{100 * shift:.0f} % planted, {NUM_SERIES} series of {series.most_rounds} pairs: {ends}")
+    spread = float(recorded.std(ddof=1))
+    needed = look(recorded.tolist(), series.most_rounds, MATTERS, ALPHA).pairs_needed
+    print(f"{len(recorded)} pairs, standard deviation {100 * spread:.2f} %, {needed} pairs would tell")
+    # Silverman's width; the sum is scaled to the spread of what was recorded.
+    width = 0.9 * len(recorded) ** -0.2
+    for num_pairs in dict.fromkeys((series.most_rounds, needed or series.most_rounds)):
+        for kind in ("as they were", "smoothed"):
+            rng = np.random.default_rng(0)
+            ends = {0.0: Counter[str](), MATTERS: Counter[str]()}
+            for _ in range(NUM_SERIES):
+                drawn = rng.choice(recorded, num_pairs)
+                if kind == "smoothed":
+                    drawn = drawn + width * spread * rng.standard_normal(num_pairs)
+                    drawn /= np.sqrt(1 + width**2)
+                for shift, counts in ends.items():
+                    counts[_end((np.log1p(shift) + drawn).tolist())] += 1
+            print(f"{NUM_SERIES} series of {num_pairs} pairs, {kind}:")
+            for shift, counts in ends.items():
+                print(f"  {100 * shift:.0f} % planted: {dict(counts)}", flush=True)
+
+
+def _end(pairs: list[float]) -> str:
+    looks = (look(pairs[:num], len(pairs), MATTERS, ALPHA) for num in range(FIRST_LOOK, len(pairs) + 1))
+    return next((one.outcome for one in looks if one.is_decided), "cannot tell")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS = {"cpu": 160, "cuda": 200}
+STEPS = {"cpu": 160, "cuda": 120}
 
 
 class Layers(nn.Module):

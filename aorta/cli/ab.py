@@ -134,7 +134,10 @@ def answer(series: "Series") -> list[str]:
             if now.num_pairs < FIRST_LOOK:
                 head += f", {FIRST_LOOK} are the least that tell anything"
             elif now.pairs_needed is not None:
-                head += f"; about {max(now.pairs_needed, now.num_pairs + 1)} pairs would tell"
+                needed = now.pairs_needed
+                head += (
+                    f"; series of {needed} pairs (-n {needed}) tell {100 * series.matters:g} % in nine of ten"
+                )
         case _:
             word = now.outcome if is_time else {"slower": "higher", "faster": "lower"}[now.outcome]
             head = f"{b} is {word} than {a}{change}; {pairs}"

@@ -143,15 +143,22 @@ reading_options = option_group(
 # ---- options of commands that write a report -----------------------------------------------------
 
 
-def _left_out(name: str, files: str) -> Callable[[Any], Any]:
-    return rare(
-        f"--no-{name}",
-        name,
-        flag_value=False,
-        default=True,
-        type=bool,
-        section="Files that are written",
-        help=f"Do not write {files}.",
+def file_options(by_default: bool) -> Callable[[Decorated], Decorated]:
+    """Which files are written beside summary.json; by_default: all of them, rather than the page alone."""
+
+    def option(name: str, files: str, default: bool) -> Callable[[Any], Any]:
+        return rare(
+            f"--{name}/--no-{name}",
+            default=default,
+            section="Files that are written",
+            help=f"Write {files}, or not.",
+        )
+
+    return option_group(
+        option("page", "report.html", True),
+        option("pictures", "{label}_timeline.png and comparison.png", by_default),
+        option("perfetto", "{label}.perfetto.json.gz", by_default),
+        option("parquet", "steps.parquet", by_default),
     )
 
 
@@ -244,10 +251,6 @@ report_options = option_group(
     ),
     reading_options,
     trace_options,
-    _left_out("pictures", "{label}_timeline.png and comparison.png"),
-    _left_out("page", "report.html"),
-    _left_out("perfetto", "{label}.perfetto.json.gz"),
-    _left_out("parquet", "steps.parquet"),
 )
 
 

@@ -12,6 +12,7 @@ import click
 
 from aorta.cli.options import (
     PATH,
+    file_options,
     label_option,
     long_option,
     matters_option,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 @label_option()
 @long_option
 @report_options
+@file_options(by_default=True)
 def report_command(
     runs: tuple[Path, ...], label: tuple[str, ...], output: Path | None, **options: Any
 ) -> int:
@@ -65,6 +67,7 @@ def report_command(
 @label_option()
 @long_option
 @report_options
+@file_options(by_default=False)
 @rare(
     "--no-changes",
     "changes",
@@ -89,7 +92,7 @@ def compare_command(
     """Compare CANDIDATE with REFERENCE: a verdict per metric, and where the step time went.
 
     Both are folders of runs, or traces. Of two traces, kernels, operators and collectives are matched and
-    listed by what changed most, on the terminal and in changes.csv.
+    listed by what changed most, on the terminal and in changes.csv. Writes a page and summary.json.
     """
     runs = (reference, candidate)
     labels = _labels(runs, label)

@@ -1,8 +1,12 @@
 """A comparison that is looked at after every pair of runs, and stops when it is decided.
 
 The interval of each look is Student's, at a level so strict that over all looks together no more than alpha
-of series without a difference leave it. That level depends on the first and the last look alone: it is found
-by simulating series of normal differences, the same each time.
+of series without a difference leave it. The level grows with the number of pairs: three pairs hardly know
+their own spread, so what is spent on them is lost to the looks that can tell a small change. It depends on
+the first and the last look alone, and is found by simulating series of normal differences, the same each
+time.
+
+Source: Kim and DeMets, Biometrika 74 (1987), for spending by a power of the information.
 """
 
 import math
@@ -10,14 +14,17 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
 Outcome = Literal["slower", "faster", "same", "cannot tell"]
 
 FIRST_LOOK = 3
 """Pairs before which nothing is decided: two tell no spread worth the name."""
 NUM_SERIES = 20_000
-MOST_PAIRS = 500
-MOST_ADVISED = 1000
+MOST_ADVISED = 500
+POWER = 0.9
+"""Share of series that tell a change that matters, where it is said how many pairs would."""
 
 
 class Look(NamedTuple):
@@ -29,8 +36,8 @@ class Look(NamedTuple):
     """Holds the true ratio at every look of 1 - alpha of series; None before the first look."""
     outcome: Outcome
     pairs_needed: int | None
-    """Pairs with which a change that matters would be told, if they go on to differ as these do; None where
-    that is not known, or more than MOST_ADVISED."""
+    """Pairs of a series that would tell a change that matters in POWER of cases, if pairs go on to differ as
+    these do; None where that is not known, or more than MOST_ADVISED."""
 
     @property
     def is_decided(self) -> bool:
@@ -38,7 +45,7 @@ class Look(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def level_of_looks(last: int, alpha: float) -> float:
+def levels_of_looks(last: int, alpha: float) -> Floats:
     """Level of each look from FIRST_LOOK to `last`, so that alpha of series leave any of the intervals."""
     from scipy.special import stdtr
 
@@ -51,7 +58,9 @@ def level_of_looks(last: int, alpha: float) -> float:
     freedom = num[looks] - 1
     error = np.sqrt(squares[:, looks] / freedom / num[looks])
     p_values = 2 * stdtr(freedom, -np.abs(mean[:, looks]) / error)
-    return float(np.quantile(p_values.min(axis=1), alpha))
+    part = num[looks] / last
+    levels: Floats = float(np.quantile((p_values / part).min(axis=1), alpha)) * part
+    return levels
 
 
 def look(log_ratios: list[float], last: int, matters: float, alpha: float) -> Look:
@@ -64,7 +73,8 @@ def look(log_ratios: list[float], last: int, matters: float, alpha: float) -> Lo
     mean = float(np.mean(log_ratios))
     if num < FIRST_LOOK:
         return Look(num, math.exp(mean), None, "cannot tell", None)
-    level = level_of_looks(max(last, FIRST_LOOK), alpha)
+    levels = levels_of_looks(max(last, FIRST_LOOK), alpha)
+    level = float(levels[num - FIRST_LOOK])
     deviation = float(np.std(log_ratios, ddof=1))
     half = float(stdtrit(num - 1, 1 - level / 2)) * deviation / math.sqrt(num)
     margin = math.log1p(matters)
@@ -75,11 +85,15 @@ def look(log_ratios: list[float], last: int, matters: float, alpha: float) -> Lo
         outcome = "slower"
     elif mean + half < 0:
         outcome = "faster"
-    needed = math.ceil((float(stdtrit(num - 1, 1 - level / 2)) * deviation / (0.6 * margin)) ** 2)
-    return Look(
-        num,
-        math.exp(mean),
-        (math.exp(mean - half), math.exp(mean + half)),
-        outcome,
-        needed if needed <= MOST_ADVISED else None,
-    )
+    interval = math.exp(mean - half), math.exp(mean + half)
+    return Look(num, math.exp(mean), interval, outcome, _pairs_needed(deviation, margin, float(levels[-1])))
+
+
+def _pairs_needed(deviation: float, margin: float, level: float) -> int | None:
+    """level: of the last look."""
+    from scipy.special import stdtrit
+
+    num = np.arange(FIRST_LOOK, MOST_ADVISED + 1)
+    needed = stdtrit(num - 1, 1 - level / 2) + stdtrit(num - 1, POWER)
+    does = needed * deviation / np.sqrt(num) <= margin
+    return int(num[does.argmax()]) if does.any() else None

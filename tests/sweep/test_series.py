@@ -27,7 +27,7 @@ from aorta.sweep.series import (
     shown,
     stored,
 )
-from aorta.timeline.sequential import FIRST_LOOK, level_of_looks, look
+from aorta.timeline.sequential import FIRST_LOOK, levels_of_looks, look
 from tests.records.run_folders import noisy_run, run_record
 
 # ---- looks -------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ def test_an_interval_by_hand():
     from scipy.special import stdtrit
 
     found = look([0.01, 0.02, 0.03], last=10, matters=0.03, alpha=0.05)
-    half = stdtrit(2, 1 - level_of_looks(10, 0.05) / 2) * 0.01 / math.sqrt(3)
+    half = stdtrit(2, 1 - levels_of_looks(10, 0.05)[0] / 2) * 0.01 / math.sqrt(3)
     assert found.interval == pytest.approx((math.exp(0.02 - half), math.exp(0.02 + half)))
     assert found.outcome == "cannot tell"
 
@@ -57,8 +57,13 @@ def test_quiet_pairs_are_decided(shift, outcome):
 
 
 def test_one_look_alone_is_at_the_plain_level():
-    assert level_of_looks(FIRST_LOOK, 0.05) == pytest.approx(0.05, abs=0.005)
-    assert level_of_looks(20, 0.05) < 0.02
+    assert levels_of_looks(FIRST_LOOK, 0.05) == pytest.approx([0.05], abs=0.005)
+
+
+def test_later_looks_have_a_higher_level():
+    levels = levels_of_looks(20, 0.05)
+    assert levels == pytest.approx(levels[-1] * np.arange(FIRST_LOOK, 21) / 20)
+    assert 0.01 < levels[-1] < 0.05
 
 
 def outcomes(shift, spread, seed, series=300, last=15):
@@ -79,6 +84,16 @@ def test_series_are_wrong_as_seldom_as_stated():
     assert none["slower"] + none["faster"] <= allowed
     assert outcomes(math.log(1.03), 0.04, seed=2)["same"] <= allowed
     assert outcomes(math.log(1.03), 0.01, seed=3)["slower"] > 0.9
+
+
+@pytest.mark.heavy
+def test_as_many_pairs_as_are_named_tell_a_change_in_nine_of_ten_series():
+    """Named after 10 pairs whose deviation is 2 % exactly; 300 series, 90 % and three standard errors."""
+    pairs = np.random.default_rng(0).standard_normal(10)
+    pairs = 0.02 * (pairs - pairs.mean()) / pairs.std(ddof=1)
+    needed = look(pairs.tolist(), 10, 0.03, 0.05).pairs_needed
+    found = outcomes(math.log(1.03), 0.02, seed=4, last=needed)["slower"]
+    assert found == pytest.approx(0.9, abs=3 * math.sqrt(0.9 * 0.1 / 300))
 
 
 # ---- two variants ------------------------------------------------------------------------------

@@ -172,9 +172,10 @@ def test_certainty_counts_the_ways_steps_can_fall():
 def test_compare_prints_and_writes_it(tmp_path):
     before = trace(tmp_path / "a.json", [("=gemm_a", 100, *MM)])
     after = trace(tmp_path / "b.json", [("=gemm_a", 130, *MM)])
-    quick = ["--no-page", "--no-perfetto", "--no-parquet", "--no-pictures", "--no-cache"]
+    quick = ["--no-page", "--no-cache"]
     done = CliRunner().invoke(main, ["compare", str(before), str(after), "-o", str(tmp_path / "out"), *quick])
     assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["changes.csv", "summary.json"]
     assert "kernels by class" in done.output
     rows = list(csv.DictReader((tmp_path / "out" / "changes.csv").open()))
     kernel_row = next(row for row in rows if row["table"] == "kernel")
