@@ -1,12 +1,12 @@
-"""What `aorta check` costs a training loop, in one process: steps before any window, checked ones, and those
-between windows, in turn.
+"""What `aorta check` costs a training loop, in one process and in turn: a block of steps without it, one
+between windows, and a window of two checked steps.
 
-python benchmarks/hazards/cost.py ddp                                    one process, on the CPU
-torchrun --nproc-per-node 2 benchmarks/hazards/cost.py fsdp2 --cuda      on GPUs
+python benchmarks/hazards/cost.py ddp:64x32                                         one process, on the CPU
+torchrun --nproc-per-node 2 benchmarks/hazards/cost.py --cuda fsdp2:64x32 fsdp2:1024x16384      on GPUs
 
-The recorder is not in it: `aorta run` has it alone. Rank 0 prints medians. Times on the CPU are of its
-thread, so that other programs do not count; on GPUs they are of the clock, with the device awaited at each
-edge that is timed.
+A loop is KIND:WIDTHxROWS; narrow, the host is its bound, wide the device. The recorder is not in it: `aorta
+run` has it alone. Rank 0 prints. Times on the CPU are of its thread, so that other programs do not count; on
+GPUs they are of the clock, with the device awaited at the ends of what is timed.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -70,15 +70,127 @@ def step_of(kind: str, width: int, num_rows: int, device: str) -> Callable[[], N
     return step
 
 
+class Round(NamedTuple):
+    """Milliseconds."""
+
+    plain: float
+    """A step without the check."""
+    between: float
+    """A step between windows."""
+    begin: float
+    checked: float
+    """A step of the window."""
+    end: float
+
+    @property
+    def always_on(self) -> float:
+        return self.between / self.plain
+
+    @property
+    def of_plain(self) -> float:
+        return self.checked / self.plain
+
+    @property
+    def whole_of_plain(self) -> float:
+        """The same with its share of the window's begin and end."""
+        return (self.checked + (self.begin + self.end) / 2) / self.plain
+
+    @property
+    def two_of_200(self) -> float:
+        return 1 + (self.begin + 2 * (self.checked - self.plain) + self.end) / (200 * self.plain)
+
+
+class Loop:
+    """A training loop whose steps are checked, or not."""
+
+    def __init__(self, loop: str, num_steps: int, device: str, folder: Path) -> None:
+        kind, size = loop.split(":")
+        width, rows = map(int, size.split("x"))
+        self.step = step_of(kind, width, rows, device)
+        self.device, self.num_steps = device, num_steps
+        for _ in range(20):
+            self.step()
+        self.watch = HazardWatch(num_steps + 2, confirm=False)
+        self.watch.opened(Recorder(folder))
+        self.profile: cProfile.Profile | None = None
+        self._num_calls = 0
+        for _ in range(2):
+            self.step_begins()
+            self.step()
+        self.step_begins()
+        self.window()
+
+    def now_ms(self) -> float:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            return time.perf_counter() * 1e3
+        return time.thread_time() * 1e3
+
+    def step_begins(self) -> None:
+        self.watch.step_begins(self._num_calls)
+        self._num_calls += 1
+
+    def hook(self, is_on: bool) -> None:
+        """Put on what stays on between two windows, or take it off."""
+        numbering, graphs = self.watch._numbering, self.watch._graphs
+        if not is_on:
+            numbering.unhook()
+            graphs.uninstall()
+            return
+        numbering.is_hooked = False
+        numbering.hook_optimizers()
+        if self.device == "cuda":
+            graphs.install()
+
+    def plain(self) -> float:
+        self.hook(False)
+        at = self.now_ms()
+        for _ in range(self.num_steps):
+            self.step()
+        taken = self.now_ms() - at
+        self.hook(True)
+        return taken / self.num_steps
+
+    def between(self) -> float:
+        at = self.now_ms()
+        self.step()  # the call before it ended the window
+        for _ in range(self.num_steps - 1):
+            self.step_begins()
+            self.step()
+        return (self.now_ms() - at) / self.num_steps
+
+    def window(self) -> tuple[float, float]:
+        """Two checked steps; milliseconds of one, and of the window's end."""
+        assert self.watch.is_in_window
+        if self.profile is not None:
+            self.profile.enable()
+        at = self.now_ms()
+        self.step()
+        self.step_begins()
+        self.step()
+        checked = self.now_ms()
+        self.step_begins()
+        ended = self.now_ms()
+        if self.profile is not None:
+            self.profile.disable()
+        return (checked - at) / 2, ended - checked
+
+    def round(self, is_plain_first: bool) -> Round:
+        parts = [self.plain, self.between]
+        times = {part: part() for part in (parts if is_plain_first else reversed(parts))}
+        at = self.now_ms()
+        self.step_begins()
+        begun = self.now_ms() - at
+        return Round(times[parts[0]], times[parts[1]], begun, *self.window())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("plain", "ddp", "fsdp2"))
+    parser.add_argument("loops", nargs="+", metavar="KIND:WIDTHxROWS", help="KIND: plain, ddp or fsdp2.")
     parser.add_argument("--cuda", action="store_true")
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--windows", type=int, default=12)
-    parser.add_argument("--between", type=int, default=10, help="Steps between two windows.")
-    parser.add_argument("--profile", action="store_true", help="Print where checked steps spend their time.")
+    parser.add_argument("--seconds", type=float, default=15, help="Of each loop; at least four rounds.")
+    parser.add_argument("--steps", type=int, default=12, help="Steps of a block.")
+    parser.add_argument("--profile", action="store_true", help="Print where windows spend their time.")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     device, backend = ("cuda", "nccl") if arguments.cuda else ("cpu", "gloo")
@@ -90,63 +202,47 @@ def main() -> None:
         dist.init_process_group(backend)
     else:
         dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
-
-    def now_ms() -> float:
-        if arguments.cuda:
-            torch.cuda.synchronize()
-            return time.perf_counter() * 1e3
-        return time.thread_time() * 1e3
-
-    step = step_of(arguments.kind, arguments.width, arguments.rows, device)
-    every = arguments.between + 2
-    watch = HazardWatch(every, confirm=False)
-    profile = cProfile.Profile()
-    before, between, checked, begins, ends = (list[float]() for _ in range(5))
-    for _ in range(60):
-        at = now_ms()
-        step()
-        before.append(now_ms() - at)
-    watch.opened(Recorder(folder))
-    for number in range(2 + arguments.windows * every):
-        was_checked = watch.is_in_window
-        is_profiled = arguments.profile and number > 3 * every
-        at = now_ms()
-        if is_profiled and was_checked:
-            profile.enable()
-        watch.step_begins(number)
-        profile.disable()
-        began = now_ms()
-        is_checked = watch.is_in_window
-        if is_profiled and is_checked:
-            profile.enable()
-        step()
-        profile.disable()
-        ended = now_ms()
-        if number > 2 * every:
-            (checked if is_checked else between).append(ended - began)
-            if is_checked and not was_checked:
-                begins.append(began - at)
-            elif was_checked and not is_checked:
-                ends.append(began - at)
-    watch.closing(None)
-    if dist.get_rank() == 0:
-        middle = statistics.median
-        plain, one, begin, end = middle(before[20:]), middle(checked), middle(begins), middle(ends)
-        per_window = 2 * (one - plain) + begin + end
-        num_operations = watch.checked.num_operations / len(watch.checked.steps)
-        each_us = 1e3 * (one - plain) / num_operations
-        share = (plain + per_window / 2) / plain
-        print(
-            f"{arguments.kind} on {device}, {num_operations:.0f} operations a step, {plain:.3f} ms\n"
-            f"  between windows {middle(between):.3f} ({middle(between) / plain:.3f} x)\n"
-            f"  checked {one:.3f} ({one / plain:.2f} x, {each_us:.1f} us an operation)\n"
-            f"  a window begins in {begin:.3f} and ends in {end:.3f} ms; with it {share:.2f} x\n"
-            f"  two of 200: {1 + per_window / (200 * plain):.4f} x",
-            flush=True,
-        )
-        if arguments.profile:
-            pstats.Stats(profile).sort_stats("tottime").print_stats(32)
+    for name in arguments.loops:
+        loop = Loop(name, arguments.steps, device, folder)
+        loop.round(True)
+        loop.profile = cProfile.Profile() if arguments.profile else None
+        until = time.monotonic() + arguments.seconds
+        rounds: list[Round] = []
+        is_over = torch.zeros(1, device=device)
+        while len(rounds) < 4 or not is_over.item():
+            rounds.append(loop.round(len(rounds) % 2 == 0))
+            is_over.fill_(time.monotonic() > until)
+            dist.broadcast(is_over, 0)  # all ranks train as many steps
+        loop.watch.closing(None)
+        if dist.get_rank() == 0:
+            checked = loop.watch.checked
+            num_operations = checked.num_operations / len(checked.steps)
+            print(text(f"{name} on {device}, {num_operations:.0f} operations", rounds), flush=True)
+            if loop.profile is not None:
+                pstats.Stats(loop.profile).sort_stats("tottime").print_stats(32)
     dist.destroy_process_group()
+
+
+def text(name: str, rounds: list[Round]) -> str:
+    def middle(attribute: str) -> str:
+        values = sorted(getattr(one, attribute) for one in rounds)
+        return (
+            f"{statistics.median(values):.3f} [{values[0]:.3f}, {values[-1]:.3f}], "
+            f"mean {statistics.fmean(values):.4f}"
+        )
+
+    return "\n".join(
+        (
+            f"{name}, {len(rounds)} rounds: median [least, most], mean",
+            f"  a step without the check, ms      {middle('plain')}",
+            f"  between windows, of plain         {middle('always_on')}",
+            f"  a checked step, of plain          {middle('of_plain')}",
+            f"  with its window's begin and end   {middle('whole_of_plain')}",
+            f"  a window's begin, ms              {middle('begin')}",
+            f"  a window's end, ms                {middle('end')}",
+            f"  two of 200, of plain              {middle('two_of_200')}",
+        )
+    )
 
 
 if __name__ == "__main__":

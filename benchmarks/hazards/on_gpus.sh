@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Hazards on two GPUs: planted cases with delays, clean programs, mutants, reported races, torch's CSAN, the cost.
-# bash benchmarks/hazards/on_gpus.sh OUT [PYTHON]       about four minutes; prints a table, whatever fails
-# PARTS: some of "cases mutants deletions reported clean csan cost" (all but csan). PACKAGES: released code, see
+# bash benchmarks/hazards/on_gpus.sh OUT [PYTHON]       prints a table, whatever fails
+# PARTS: some of "cost whole cases mutants deletions reported clean numbers runs csan" (all but the last two).
+# Without the others cost takes 95 s, and is alone on the machine; whole 60 s; cases 60 s; mutants, deletions,
+# reported, clean 60 to 90 s each, beside one another 3 minutes; numbers 40 s. PACKAGES: released code, see
 # reported.py.
 set -u
 out=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -21,7 +23,7 @@ piece() {
   (timeout -k 5 "$seconds" "$@" >"$out/$name.txt" 2>"$out/$name.err"; echo $? >"$out/$name.rc") &
 }
 
-has() { [[ " ${PARTS:-cases mutants deletions reported clean cost} " == *" $1 "* ]]; }
+has() { [[ " ${PARTS:-cost whole cases mutants deletions reported clean numbers} " == *" $1 "* ]]; }
 
 mutants="fsdp2:reduce_scatter_before_its_input fsdp2:all_gather_before_its_input
 fsdp2:all_gather_output_before_wait fsdp2:optimizer_before_the_reduction fsdp2:gather_before_the_optimizer
@@ -35,16 +37,37 @@ reported="deepspeed_8061 deepspeed_5606 deepspeed_7965 deepspeed_7805 deepspeed_
 pytorch_180665 torchtitan_2581 torchrec_4191 megatron_7398"
 [ -n "${PACKAGES:-}" ] && reported="$reported trl_7195_clone trl_7195_stream torchtune_1867"
 
+if has cost; then  # narrow, the host is the bound; wide, the device
+  piece inside 110 "${torchrun[@]}" benchmarks/hazards/cost.py --cuda --seconds 17 \
+    ddp:64x32 fsdp2:64x32 ddp:1024x16384 fsdp2:1024x16384
+  wait
+fi
+if has whole; then  # without aorta
+  piece bare_as_shipped 90 "${torchrun[@]}" benchmarks/hazards/as_shipped.py
+  wait
+fi
+cat "$out"/inside.txt "$out"/bare_as_shipped.txt 2>/dev/null
 has cases && piece cases 150 "${torchrun[@]}" benchmarks/hazards/cases.py "$out/cases"
+has numbers && piece numbers 110 "$python" benchmarks/hazards/wrong_numbers.py --cuda --output "$out/numbers.csv"
 has csan && piece cases_csan 100 "${torchrun[@]}" benchmarks/hazards/cases.py "$out/cases" --csan
 for mutant in $deletions; do
   kind=${mutant%%:*} name=${mutant##*:}
   has deletions && piece "deletion_$name" 90 "${check[@]}" --every 6 -o "$out/records/deletion_$name" -- \
     "${torchrun[@]}" $programs "$kind" --mutant "$name" --steps 48
 done
-for kind in fsdp2_hook ddp_mixed ddp_overlapped zero; do
+for kind in ddp_overlapped zero; do
   has deletions && piece "whole_$kind" 90 "${check[@]}" --every 6 -o "$out/records/whole_$kind" -- \
     "${torchrun[@]}" $programs "$kind" --steps 36
+done
+for kind in fsdp2_hook ddp_mixed; do
+  has whole || break
+  piece "whole_$kind" 90 "${check[@]}" --every 6 -o "$out/records/whole_$kind" -- \
+    "${torchrun[@]}" $programs "$kind" --steps 36
+  for form in shipped mended; do
+    flag=(); [ $form = mended ] && flag=(--mended)
+    piece "${form}_$kind" 90 "${check[@]}" --every 6 -o "$out/records/${form}_$kind" -- \
+      "${torchrun[@]}" benchmarks/hazards/as_shipped.py --check "$kind" "${flag[@]}"
+  done
 done
 for mutant in $mutants; do
   kind=${mutant%%:*} name=${mutant##*:}
@@ -64,14 +87,7 @@ for kind in $kinds; do
     "${torchrun[@]}" $programs "$kind" --steps 36
 done
 wait
-if has cost; then
-  for kind in ddp fsdp2; do
-    for width in 64 4096; do  # the host is the bound, the device is
-      PARALLEL=1 piece "inside_${kind}_$width" 60 "${torchrun[@]}" benchmarks/hazards/cost.py $kind --cuda \
-        --width $width --rows $((width == 64 ? 32 : 4096)) --windows $((width == 64 ? 12 : 8))
-    done
-  done
-  PARALLEL=1 piece inside_ddp_profile 60 "${torchrun[@]}" benchmarks/hazards/cost.py ddp --cuda --profile
+if has runs; then
   for kind in ddp fsdp2; do
     PARALLEL=1 piece "cost_${kind}_bare" 60 "${torchrun[@]}" $programs $kind --steps 400
     PARALLEL=1 piece "cost_${kind}_recorded" 60 "$python" -m aorta run -o "$out/records/recorded_$kind" -- \
@@ -79,8 +95,6 @@ if has cost; then
     PARALLEL=1 piece "cost_${kind}_checked" 60 "${check[@]}" --every 200 --no-confirm \
       -o "$out/records/cost_$kind" -- "${torchrun[@]}" $programs $kind --steps 400
   done
-  wait
-  cat "$out"/inside_*.txt
 fi
 wait
 for kind in $kinds; do
@@ -92,4 +106,5 @@ for mutant in $mutants; do
   has csan && piece "csan_mutant_$name" 60 "${torchrun[@]}" $programs "$kind" --mutant "$name" --steps 8 --csan
 done
 wait
+cat "$out"/numbers.txt 2>/dev/null
 "$python" benchmarks/hazards/summary.py "$out"

@@ -1,6 +1,8 @@
-"""Forty wrong numbers planted in DDP over gloo, and steps without any: what `aorta check` says of them.
+"""Forty wrong numbers planted in DDP, and steps without any: what `aorta check` says of them.
 
-python benchmarks/hazards/wrong_numbers.py [--plants 40] [--clean-steps 120] [--output CSV]
+python benchmarks/hazards/wrong_numbers.py [--plants 40] [--clean-steps 120] [--cuda] [--output CSV]
+
+Three ranks over gloo, or with --cuda two over NCCL.
 
 Kinds: a high bit flipped in what comes out of a collective on one rank; zeros out of it; a bucket that one
 rank sends for the second time; one rank's weights changed; a NaN in one rank's activations. Caught means that
@@ -24,7 +26,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aorta.check.watch import HazardWatch
 from aorta.hazards.findings import read_checked
 
-NUM_RANKS = 3
 KINDS = ("flip", "zeros", "stale", "weights", "nan")
 WIDTHS = (24, 48, 64, 96)
 STEP_OF_PLANT, NUM_STEPS = 5, 10
@@ -65,17 +66,17 @@ class Net(nn.Module):
         return self.third(self.second(x).tanh())
 
 
-def loop(folder: Path, kind: str, seed: int, num_steps: int = NUM_STEPS) -> None:
-    """Train; at STEP_OF_PLANT the rank seed % NUM_RANKS goes wrong. kind "clean": nowhere."""
-    rank = dist.get_rank()
-    is_wrong = kind != "clean" and rank == seed % NUM_RANKS
+def loop(folder: Path, kind: str, seed: int, num_steps: int, device: str) -> None:
+    """Train; at STEP_OF_PLANT the rank seed % the number of ranks goes wrong. kind "clean": nowhere."""
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    is_wrong = kind != "clean" and rank == seed % num_ranks
     torch.manual_seed(seed)
-    net = Net(WIDTHS[seed % len(WIDTHS)])
+    net = Net(WIDTHS[seed % len(WIDTHS)]).to(device)
     by_hand = kind == "stale"  # buckets that the loop itself fills and reduces
     model: Any = net if by_hand else nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     watch = HazardWatch(every=2, confirm=False)
-    watch.opened(SimpleNamespace(output_dir=folder, rank=rank, world_size=NUM_RANKS, store_prefix=""))  # type: ignore[arg-type]
+    watch.opened(SimpleNamespace(output_dir=folder, rank=rank, world_size=num_ranks, store_prefix=""))  # type: ignore[arg-type]
     faulty = Faulty(kind, seed)
     bucket: Any = None
     with faulty:
@@ -89,7 +90,7 @@ def loop(folder: Path, kind: str, seed: int, num_steps: int = NUM_STEPS) -> None
             x = torch.randn(
                 8, WIDTHS[seed % len(WIDTHS)], generator=torch.Generator().manual_seed(step * 97 + rank)
             )
-            model(x).square().mean().backward()
+            model(x.to(device)).square().mean().backward()
             if by_hand:
                 fresh = torch.cat([p.grad.view(-1) for p in net.parameters()])
                 last, bucket = bucket, fresh.clone()
@@ -97,32 +98,35 @@ def loop(folder: Path, kind: str, seed: int, num_steps: int = NUM_STEPS) -> None
                 dist.all_reduce(sent)
                 at = 0
                 for p in net.parameters():
-                    p.grad.copy_(sent[at : at + p.numel()].view_as(p) / NUM_RANKS)
+                    p.grad.copy_(sent[at : at + p.numel()].view_as(p) / num_ranks)
                     at += p.numel()
             optimizer.step()
             optimizer.zero_grad()
         watch.closing(None)
 
 
-def rank_main(rank: int, folder: str, cases: list[tuple[str, int, int]]) -> None:
+def rank_main(rank: int, num_ranks: int, folder: str, cases: list[tuple[str, int, int]], cuda: bool) -> None:
     os.environ["RANK"] = str(rank)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=NUM_RANKS)
+    if cuda:
+        torch.cuda.set_device(rank)
+    backend = "nccl" if cuda else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
     for kind, seed, num_steps in cases:
         place = Path(folder) / f"{kind}_{seed}"
         place.mkdir(exist_ok=True)
-        loop(place, kind, seed, num_steps)
+        loop(place, kind, seed, num_steps, "cuda" if cuda else "cpu")
     dist.destroy_process_group()
 
 
-def judged(folder: Path, kind: str, seed: int) -> dict[str, Any]:
+def judged(folder: Path, kind: str, seed: int, num_ranks: int) -> dict[str, Any]:
     """Whether the plant was caught: the first difference names its rank and its step, or the one after."""
     all_checked = read_checked(folder / f"{kind}_{seed}")
     found = sorted((d for c in all_checked for d in c.differences), key=lambda d: (d.step, d.place, d.rank))
     compared = sum(checked.num_compared for checked in all_checked)
     first = found[0] if found else None
-    named = sorted({d.name for d in found if d.rank == seed % NUM_RANKS})
-    caught = first is not None and first.rank == seed % NUM_RANKS and first.step >= STEP_OF_PLANT
+    named = sorted({d.name for d in found if d.rank == seed % num_ranks})
+    caught = first is not None and first.rank == seed % num_ranks and first.step >= STEP_OF_PLANT
     return {
         "kind": kind, "seed": seed, "differences": len(found), "compared": compared,
         "first": "" if first is None else f"step {first.step} rank {first.rank} {first.what} {first.name}",
@@ -134,15 +138,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--plants", type=int, default=40)
     parser.add_argument("--clean-steps", type=int, default=120)
+    parser.add_argument("--cuda", action="store_true")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    num_ranks = 2 if arguments.cuda else 3
     cases = [(KINDS[n % len(KINDS)], n // len(KINDS), NUM_STEPS) for n in range(arguments.plants)]
     cases += [("clean", seed, arguments.clean_steps) for seed in range(4)] if arguments.clean_steps else []
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank_main, (folder, cases), nprocs=NUM_RANKS)
-        rows = [judged(Path(folder), kind, seed) for kind, seed, _ in cases]
+        mp.spawn(rank_main, (num_ranks, folder, cases, arguments.cuda), nprocs=num_ranks)
+        rows = [judged(Path(folder), kind, seed, num_ranks) for kind, seed, _ in cases]
     for row in rows:
-        if not row["caught"]:
+        if row["kind"] != "clean" and not row["caught"]:
             print(row)
     plants = [row for row in rows if row["kind"] != "clean"]
     clean = [row for row in rows if row["kind"] == "clean"]
