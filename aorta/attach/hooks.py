@@ -93,7 +93,7 @@ class Attachment:
         self._regular: dict[int, int] = {}
         """Number of the last calls in a row that updated parameters, by the id of an outer object."""
         self._behind = False
-        """A backward pass has run since the last call of an optimizer."""
+        """A backward pass has begun since the last call of an optimizer."""
         self.backward_thread: int | None = None
         """The thread that waits for a backward pass, while there is one."""
         self.entered_ns = 0
@@ -202,12 +202,13 @@ class Attachment:
             if not self._knows_position:
                 self._training_begins()
             previous = self.backward_thread
-            self.backward_thread = previous or threading.get_ident()
+            if previous is None:
+                self.backward_thread = threading.get_ident()
+                self._behind = True  # now, since hooks of the pass may call optimizers
             try:
                 result = original(*args, **named)
             finally:
                 self.backward_thread = previous
-            self._behind = True
             if self.session is not None:
                 self._backward_ended()
             return result

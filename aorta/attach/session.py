@@ -55,6 +55,8 @@ class AttachedSession:
         """Backward passes in the open step."""
         self._num_calls = 0
         """Calls of optimizers in the open step."""
+        self._called_within = self._ends_with_pass = False
+        """Hooks of the backward pass that runs called an optimizer, or the last one of an iteration."""
         self._num_signed = 0
         """Collectives of the open step that belong to the signature of an earlier backward pass."""
         self._names: dict[int, str] = {}
@@ -235,6 +237,7 @@ class AttachedSession:
                 return  # steps are found by collectives already; one rule for the whole run
             self._blind = None
         self._num_calls += 1
+        self._called_within = self._attachment.backward_thread is not None
         key = id(stepper)
         if key not in self._names or self._attachment.has_compiled:
             self._names[key] = self._attachment.stepper_name(stepper)
@@ -243,23 +246,29 @@ class AttachedSession:
             self._split([self._cuts[-ago] for ago in ends.earlier if ago <= len(self._cuts)])
         if ends.at_this_call:
             self._cuts.clear()
-            if self._loader.dataset is None and self._open is not None and self._goes_on(self._open):
-                self._num_steps += 1
-                self._loader.iteration_ended()
-                return
-            if self._open is None and self._loader.dataset is not None:
-                self._loader.fails()  # no batch came: from now on iterations begin at the optimizer
-                self._leave_at_body_end()
-            self._end()
-            self._loader.iteration_ended()
-            if self._loader.dataset is None:
-                self._begin()
+            self._ends_with_pass = self._called_within
+            if not self._ends_with_pass:
+                self._iteration_ends()
         else:
             if ends.earlier:
                 self._cuts.clear()
             self._cuts.append(None)
             del self._cuts[:-MAX_CALLS]
             self.last_call_goes_on()
+
+    def _iteration_ends(self) -> None:
+        """End the step, and begin the next one unless that begins with a batch."""
+        if self._loader.dataset is None and self._open is not None and self._goes_on(self._open):
+            self._num_steps += 1
+            self._loader.iteration_ended()
+            return
+        if self._open is None and self._loader.dataset is not None:
+            self._loader.fails()  # no batch came: from now on iterations begin at the optimizer
+            self._leave_at_body_end()
+        self._end()
+        self._loader.iteration_ended()
+        if self._loader.dataset is None:
+            self._begin()
 
     def last_call_goes_on(self) -> None:
         """Move the last cut to here: the iteration may be found to have ended with the last call."""
@@ -386,6 +395,14 @@ class AttachedSession:
         if self._explicit or not self._is_of_the_loop(trains=True):
             return
         self._num_backwards += 1
+        if self._called_within and self._attachment.backward_thread is None:
+            self._called_within = False
+            if self._ends_with_pass:
+                self._ends_with_pass = False
+                self._iteration_ends()
+            else:
+                self.last_call_goes_on()
+            return
         if self._num_calls or self._cycle.calls is not None or self._recorder is None:
             return
         if self._blind is None:

@@ -46,7 +46,8 @@ class OptimizerCycle:
     and which calls every optimizer of the program, if the first few calls do: a critic may be called several
     times before its generator. Gradient accumulation needs nothing: its backward passes have no call between
     them. An optimizer of gradients that no backward pass made, called after several iterations of another one
-    (the outer one of local training), makes no iteration of its own.
+    (the outer one of local training), makes no iteration of its own. Where hooks of the backward pass call
+    the optimizers, the first pass may call them in an order of its own, as DDP's first buckets do.
     """
 
     def __init__(self) -> None:
@@ -56,6 +57,8 @@ class OptimizerCycle:
         """The first calls, while some optimizer was not called yet; None once they were judged."""
         self._open: list[Hashable] = []
         """The calls of the iteration that has begun, or the run that may turn out to be one."""
+        self._heads: dict[Hashable, int] = {}
+        """Last place in that run at which each key's call came behind a backward pass."""
         self._longer: list[Hashable] = []
         """While an iteration is learned anew: that run, behind the calls since the last learning, if few."""
         self._since_learned: list[Hashable] = []
@@ -145,6 +148,15 @@ class OptimizerCycle:
         for run in (self._open, self._longer):
             if run and key == run[0] and behind:
                 return self._learned(run, key)
+        if not self._open:
+            self._heads.clear()
+        if behind:
+            place = self._heads.get(key, 0)
+            if place and set(self._open[place:]) == set(self._open):  # what lies before had another order
+                ago = len(self._open) - place + 1
+                learned = self._learned(self._open[place:], key)
+                return Ends((ago, *learned.earlier), learned.at_this_call)
+            self._heads[key] = len(self._open)
         self._open.append(key)
         if self._longer:
             self._longer.append(key)

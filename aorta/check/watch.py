@@ -105,6 +105,8 @@ class HazardWatch(Companion):
         thread = threading.get_ident()
         if self._mode is not None and thread != self._thread:
             return
+        if torch._C._current_graph_task_id() != -1:
+            return  # a hook of a backward pass, maybe on a thread of autograd's: a window cannot begin there
         number, self._num_steps = self._num_steps, self._num_steps + 1
         if self._first_of_window is not None:
             if number - self._first_of_window < WINDOW_STEPS:

@@ -96,6 +96,7 @@ def attached(client: ModuleType, group: None, tmp_path: Path) -> Iterator[Attach
         ("critic_first", " + ".join(4 * ["torch.optim.adam.Adam.step"]), 4),
         ("other_thread", "torch.optim.sgd.SGD.step", 1),
         ("in_backward", " + ".join(4 * ["torch.optim.sgd.SGD.step"]), 4),
+        ("in_backward_and_behind", " + ".join(11 * ["torch.optim.sgd.SGD.step"]), 1),
         ("container", "attach_client.Container.step", 2),
         ("sharded", "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer.step", 5),
         ("skipping_scaler", "torch.optim.sgd.SGD.step", 1),

@@ -37,6 +37,8 @@ def iterations(calls: str, optimizers: str = "") -> list[int]:
         pytest.param("AAA" + "B" + 80 * "A", [1, 2, 3, 4, 7, 10, *range(13, 85)], id="a-stranger-once"),
         pytest.param("A" + "a" * 11, list(range(1, 13)), id="a-captured-backward-is-replayed"),
         pytest.param("Db" + "db" * 5, [2, 4, 6, 8, 10, 12], id="two-optimizers-and-replayed-graphs"),
+        pytest.param("Abcl" + "Cbal" * 3, [4, 8, 12, 16], id="the-first-pass-in-another-order"),
+        pytest.param("GDDDGDDDGD", [4, 8], id="a-first-one-that-comes-again-is-waited-for"),
         pytest.param("A", [], id="one-call-is-no-pattern"),
     ],
 )

@@ -149,6 +149,31 @@ def in_backward(losses):
         losses.append(loss.item())
 
 
+def in_backward_and_behind(losses):
+    """Optimizers called in the backward pass, in the first one in another order, and one more behind it."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+    inner, last = model[:-1], torch.optim.SGD(model[-1].parameters(), 0.1)
+    optimizers = [torch.optim.SGD([parameter], 0.1) for parameter in inner.parameters()]
+    ready = []
+
+    def update(_):
+        ready.append(len(ready))
+        if len(ready) % len(optimizers) == 0:
+            is_first = len(ready) == len(optimizers)
+            for optimizer in optimizers if is_first else reversed(optimizers):
+                optimizer.step()
+
+    for parameter in inner.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    for batch in batches(STEPS):
+        loss = model(batch).square().mean()
+        loss.backward()
+        dist.all_reduce(torch.zeros(8))
+        last.step()
+        model.zero_grad()
+        losses.append(loss.item())
+
+
 def container(losses):
     model = ddp()
     parameters = list(model.parameters())
