@@ -25,6 +25,34 @@ from aorta.timeline.statistics import warmup_steps
 
 
 @dataclass(frozen=True, slots=True)
+class LastStep:
+    """The newest step of a rank."""
+
+    global_step: int
+    world_size: int
+    end_unix_ns: int
+    step_ms: float | None
+    loss: float | None
+    used_bytes: float | None
+    sm_clock_mhz: float | None
+    power_w: float | None
+
+    @classmethod
+    def of(cls, record: StepRecord) -> "LastStep":
+        memory, device = record.memory, record.device
+        return cls(
+            record.global_step,
+            record.world_size,
+            record.end_unix_ns,
+            record.step_ms,
+            record.loss,
+            None if memory is None else memory.device_used_bytes or memory.reserved_bytes,
+            None if device is None else device.sm_clock_mhz,
+            None if device is None else device.power_w,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RankMeans:
     """Means of a rank: step_ms over the newest steps, the others over the newest that were recorded.
 
@@ -32,9 +60,12 @@ class RankMeans:
     """
 
     rank: int
-    last: StepRecord
+    last: LastStep
     num_steps: int
+    num_recorded: int
     step_ms: float | None
+    recorded_step_ms: float | None
+    """What compute, exposed and idle add up to: recording a step may lengthen it."""
     compute_ms: float | None
     exposed_ms: float | None
     idle_ms: float | None
@@ -60,10 +91,12 @@ class LateRank:
 
 
 class Newest(NamedTuple):
-    """The ranks of the newest attempt, in order, and the one that is late."""
+    """The ranks of the newest attempt, in order, the one that is late, and how many are not listed."""
 
     ranks: list[RankMeans]
     late: LateRank | None
+    num_unlisted: int = 0
+    """Further ranks, which are not in the list."""
 
 
 def newest(
@@ -85,9 +118,11 @@ def newest(
         ranks.append(
             RankMeans(
                 rank=state.rank,
-                last=state.last,
+                last=LastStep.of(state.last),
                 num_steps=len(newest_records),
+                num_recorded=len(records),
                 step_ms=_mean(record.step_ms for record in newest_records),
+                recorded_step_ms=_mean(record.step_ms for record in records),
                 compute_ms=_mean(record.overlap.compute_ms for record in records),
                 exposed_ms=_mean(record.overlap.exposed_ms for record in records),
                 idle_ms=_mean(record.overlap.idle_ms for record in records),

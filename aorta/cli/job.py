@@ -1,21 +1,32 @@
 """aorta top, capture, hang and merge: commands on the folder of a job that runs, hangs or has ended."""
 
+import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from aorta.cli.options import PATH, NumberRange, comm_rules_option, json_option
 from aorta.command_line import OneScreenCommand, rare
-from aorta.errors import CANNOT_TELL, FINE, ConfigError, RecordError
+from aorta.errors import CANNOT_TELL, FINE, VIOLATED, ConfigError, RecordError
 
 if TYPE_CHECKING:
     from rich.console import Group
 
     from aorta.account.newest import Newest
+    from aorta.account.watch import Alarm
+    from aorta.records.digests import Slots
+    from aorta.records.schema import RunRecord
 
+MOST_LISTED = 64
+"""Rows of `aorta top --once`."""
+POST_S = 10.0
+"""Limit of one post of an alarm."""
+RESTARTS_WITHIN_S = 120.0
+"""Time after which a job whose ranks have all ended is over, though nobody wrote that."""
 run_folder = click.argument("run", metavar="[RUN]", default="artifacts", type=PATH)
 
 
@@ -25,6 +36,11 @@ run_folder = click.argument("run", metavar="[RUN]", default="artifacts", type=PA
 @click.command("top", cls=OneScreenCommand)
 @run_folder
 @click.option("--once", is_flag=True, help="Print the table once and leave.")
+@click.option(
+    "--alarm",
+    metavar="exit|FILE|URL",
+    help="Tell of a straggler, a slow-down, a hang.",
+)
 @json_option
 @rare(
     "--every-s",
@@ -34,58 +50,152 @@ run_folder = click.argument("run", metavar="[RUN]", default="artifacts", type=PA
     show_default=True,
     help="Time between two looks at the files.",
 )
-def top_command(run: Path, every_s: float, once: bool, as_json: bool) -> int:
+def top_command(run: Path, every_s: float, once: bool, alarm: str | None, as_json: bool) -> int:
     """Watch the job that records into RUN (artifacts): a row per rank, means of its newest 20 steps.
 
     Reads only the files of the folder, so it works over ssh and on a shared file system. The rank that the
     others wait for is red. Ctrl-C leaves. Exit code 3: there is no step yet.
+
+    --alarm watches without a screen until the job has ended. exit: leave at the first alarm, exit code 1.
+    FILE: append each as a line of JSON. URL: post it there.
     """
     from rich.console import Console
     from rich.live import Live
 
-    from aorta.account.newest import newest
-    from aorta.errors import AortaError
     from aorta.page.top import top_table
-    from aorta.records.newest import Follower
-    from aorta.records.reader import read_run
-    from aorta.records.schema import RunRecord
-    from aorta.why.causes.late import late_rank
-
-    def run_record() -> RunRecord | None:
-        try:
-            return read_run(run)
-        except AortaError:
-            return None
 
     if not run.is_dir():
         raise RecordError(f"{run}: no such folder; give the folder that a job records into")
-    follower = Follower(run)
-    follower.poll()
-
+    if alarm is not None:
+        if once or as_json:
+            raise ConfigError("--alarm goes on watching: it goes with neither --once nor --json")
+        return _raise_alarms(run, alarm, every_s)
+    look = _looks(run)
     if as_json:
-        click.echo(_top_json(newest(follower.ranks.values(), late_rank), follower.damage()))
-        return FINE if follower.ranks else CANNOT_TELL
+        _, shown, damage, _ = look(None)
+        click.echo(_top_json(shown, damage or ([] if shown.ranks else ["no step yet"])))
+        return FINE if shown.ranks else CANNOT_TELL
     console = Console(highlight=False)
 
-    def screen(height: int) -> "Group":
-        shown = newest(follower.ranks.values(), late_rank)
-        return top_table(run_record(), shown, height=height, damage=follower.damage())
+    def screen(height: int) -> "tuple[Group, bool]":
+        _, shown, damage, _ = look(height)
+        return top_table(_run_record(run), shown, height=height, damage=damage), bool(shown.ranks)
 
     if once or not sys.stdout.isatty():
-        console.print(screen(10_000))
-        return FINE if follower.ranks else CANNOT_TELL
+        table, has_steps = screen(MOST_LISTED + 6)
+        console.print(table)
+        return FINE if has_steps else CANNOT_TELL
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
-            live.update(screen(console.height), refresh=True)
+            live.update(screen(console.height)[0], refresh=True)
             time.sleep(every_s)
-            follower.poll()
+
+
+class _Look(NamedTuple):
+    """One look at the job. Of many ranks newest lists those that tell most."""
+
+    slots: "Slots"
+    newest: "Newest"
+    damage: list[str]
+    is_by_lines: bool
+
+
+def _looks(run: Path) -> "Callable[[int | None], _Look]":
+    """Returns what looks at the job. It takes the number of rows that are shown of many ranks; None: all."""
+    from aorta.account.newest import newest
+    from aorta.account.watch import MOST_FOLLOWED, damage_of, newest_of
+    from aorta.records.digests import read_digests
+    from aorta.records.newest import Follower
+    from aorta.why.causes.late import late_rank
+
+    follower = Follower(run)
+
+    def look(height: int | None) -> _Look:
+        slots = read_digests(run)
+        if len(slots) > MOST_FOLLOWED:
+            return _Look(slots, newest_of(slots, height), damage_of(slots), False)
+        follower.poll()
+        return _Look(slots, newest(follower.ranks.values(), late_rank), follower.damage(), True)
+
+    return look
+
+
+def _run_record(run: Path) -> "RunRecord | None":
+    from aorta.errors import AortaError
+    from aorta.records.reader import read_run
+
+    try:
+        return read_run(run)
+    except AortaError:
+        return None
+
+
+def _raise_alarms(run: Path, target: str, every_s: float) -> int:
+    """Watch until the job has ended; until the first alarm where target is exit."""
+    from aorta.account.watch import Watch
+
+    send = _sender(target)
+    look = _looks(run)
+    watch = Watch()
+    ended_s: float | None = None
+    while True:
+        slots, newest, _, is_by_lines = look(1)
+        late = [newest.late] if newest.late is not None else []
+        for alarm in watch.look(slots, time.monotonic(), time.time_ns(), late if is_by_lines else None):
+            click.echo(f"{alarm.kind} at step {alarm.global_step}: {alarm.text}")
+            if target == "exit":
+                return VIOLATED
+            send(alarm)
+        record = _run_record(run)
+        if record is not None and record.finished_unix_ns is not None:
+            return FINE if len(slots) else CANNOT_TELL
+        if not len(slots) or not slots["is_closed"].all():
+            ended_s = None
+        elif ended_s is None:
+            ended_s = time.monotonic()
+        elif time.monotonic() - ended_s > RESTARTS_WITHIN_S:  # every rank was killed, and none came back
+            return FINE
+        time.sleep(every_s)
+
+
+def _sender(target: str) -> "Callable[[Alarm], None]":
+    """What tells the target of an alarm. One that cannot be told is a line on stderr: watching goes on."""
+    from urllib.parse import urlsplit
+
+    import msgspec
+
+    from aorta.files import regular_descriptor
+
+    def post(alarm: "Alarm") -> None:
+        from urllib.request import Request, urlopen
+
+        head = {"Content-Type": "application/json"}
+        urlopen(Request(target, msgspec.json.encode(alarm), head), timeout=POST_S).close()
+
+    def append(alarm: "Alarm") -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        with open(regular_descriptor(Path(target), flags), "ab") as file:
+            file.write(msgspec.json.encode(alarm) + b"\n")
+
+    is_url = target.startswith(("http://", "https://"))
+    if not is_url and target != "exit" and not Path(target).absolute().parent.is_dir():
+        raise ConfigError(f"--alarm {target}: there is no folder {Path(target).parent}")
+
+    def send(alarm: "Alarm") -> None:
+        try:
+            (post if is_url else append)(alarm)
+        except OSError as error:
+            place = urlsplit(target).hostname if is_url else target  # the rest of an address may be a secret
+            click.echo(f"top: cannot tell {place} of an alarm: {error}", err=True)
+
+    return send
 
 
 def _top_json(shown: "Newest", damage: list[str]) -> str:
     import msgspec
 
-    names = ("step_ms", "compute_ms", "exposed_ms", "idle_ms", "exposed_wait_ms", "caused_ms", "comm_ms",
-             "overlap_ratio")  # fmt: skip
+    names = ("step_ms", "recorded_step_ms", "compute_ms", "exposed_ms", "idle_ms", "exposed_wait_ms",
+             "caused_ms", "comm_ms", "overlap_ratio")  # fmt: skip
     ranks = [
         {
             "rank": rank.rank,

@@ -29,7 +29,7 @@ def top_table(
     damage: Sequence[str] = (),
 ) -> Group:
     """Screen of the job: one line for the run, what is damaged, the straggler, a row per rank."""
-    ranks, late = newest
+    ranks, late = newest.ranks, newest.late
     table = Table(box=None, pad_edge=False, header_style="bold")
     listed = _most_telling(ranks, late, max(4, height - 6))
     rows = [_row(rank) for rank in listed]
@@ -40,25 +40,33 @@ def top_table(
     for rank, row in zip(listed, rows, strict=True):
         style = "bold red" if late is not None and rank.rank == late.rank else ""
         table.add_row(*(row[i] for i in shown), style=style)
-    lines: list[Text | Table] = [_headline(run, ranks, time.time_ns() if now_ns is None else now_ns)]
+    lines: list[Text | Table] = [_headline(run, newest, time.time_ns() if now_ns is None else now_ns)]
     if damage:
         lines.append(Text(f"{DAMAGED}: {'; '.join(damage[:MOST_DAMAGED])}", "red"))
     if late is not None:
         lines.append(Text(f"rank {late.rank} is late: it costs {late.wait_ms:.1f} ms a step", "red"))
     lines.append(table)
-    if len(listed) < len(ranks):
-        lines.append(Text(f"and {len(ranks) - len(listed)} more ranks", "dim"))
+    if num_more := len(ranks) + newest.num_unlisted - len(listed):
+        lines.append(Text(f"and {num_more} more ranks", "dim"))
     return Group(*lines)
 
 
-def _headline(run: RunRecord | None, ranks: list[RankMeans], now_ns: int) -> Text:
+def _headline(run: RunRecord | None, newest: Newest, now_ns: int) -> Text:
+    ranks = newest.ranks
+    num_seen = len(ranks) + newest.num_unlisted
     if not ranks:
         return Text("no step yet")
     last = max((rank.last for rank in ranks), key=lambda record: record.end_unix_ns)
     age_s = max(0.0, (now_ns - last.end_unix_ns) / 1e9)
-    num_ranks = f"{len(ranks)} of " if len(ranks) < last.world_size else ""
+    num_ranks = f"{num_seen} of " if num_seen < last.world_size else ""
     text = f"step {last.global_step}   {num_ranks}{last.world_size} ranks"
-    text += f"   means of {max(rank.num_steps for rank in ranks)} steps"
+    if any(rank.recorded_step_ms not in (None, rank.step_ms) for rank in ranks):
+        # A row is of the recorded steps alone, or its parts would not add up to its step.
+        step_ms = [rank.step_ms for rank in ranks if rank.step_ms is not None]
+        text += f"   means of {max(rank.num_recorded for rank in ranks)} recorded steps"
+        text += f"   {sum(step_ms) / len(step_ms):.2f} ms a step over all newest" if step_ms else ""
+    else:
+        text += f"   means of {max(rank.num_steps for rank in ranks)} steps"
     if run is not None and run.finished_unix_ns is not None:
         return Text(f"{text}   finished", "bold")
     step_s = (last.step_ms or 0.0) / 1e3
@@ -77,21 +85,19 @@ def _most_telling(ranks: list[RankMeans], late: LateRank | None, max_rows: int) 
 
 def _row(rank: RankMeans) -> list[str]:
     last = rank.last
-    memory = last.memory
-    used_gib = None if memory is None else (memory.device_used_bytes or memory.reserved_bytes) / 2**30
-    device = last.device
+    step_ms = rank.step_ms if rank.recorded_step_ms is None else rank.recorded_step_ms
     return [
         str(rank.rank),
         str(last.global_step),
-        _number_text(rank.step_ms, 1),
+        _number_text(step_ms, 1),
         _number_text(rank.compute_ms, 1),
         _number_text(rank.exposed_ms, 1),
         _number_text(rank.idle_ms, 1),
         _number_text(rank.exposed_wait_ms, 1),
         _number_text(last.loss, 4),
-        _number_text(used_gib, 1),
-        _number_text(None if device is None else device.sm_clock_mhz, 0),
-        _number_text(None if device is None else device.power_w, 0),
+        _number_text(None if last.used_bytes is None else last.used_bytes / 2**30, 1),
+        _number_text(last.sm_clock_mhz, 0),
+        _number_text(last.power_w, 0),
     ]
 
 

@@ -408,6 +408,7 @@ class ThreadSink:
     ) -> None:
         self._event_steps = EventSteps(settings)
         self._left_out = LeftOutLines(settings, "host")
+        self._unix_minus_monotonic_ns = settings.unix_minus_monotonic_ns
         self._writer = writer
         self._writer.max_bytes = settings.max_bytes
         self._listener = listener
@@ -424,9 +425,12 @@ class ThreadSink:
     def put_left_out(self, steps: LeftOutSteps, reply: bool) -> None:
         written = self._writer.write_bodies(self._left_out.bodies(steps))
         if self._tally is not None:
-            length_ms = sum(step.end_ns - step.start_ns for step in steps.steps) / 1e6
+            lengths_ms = [(step.end_ns - step.start_ns) / 1e6 for step in steps.steps]
+            last = steps.steps[-1]
             why_lost = None if written else self._writer.why_lost
-            self._tally.add_lengths(steps.steps[-1].global_step, len(steps.steps), length_ms, why_lost)
+            self._tally.add_lengths(
+                last.global_step, lengths_ms, last.end_ns + self._unix_minus_monotonic_ns, why_lost
+            )
         if reply:
             for record in self._left_out.records(steps):
                 self._listener(record)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 RUN_FILES = (
     "run.json", "rank_*_metrics.jsonl", "rank_*_columns.*", "rank_*_state.jsonl", "rank_*_kernels.json",
     "rank_*_sites.json", "rank_*_stacks.jsonl", "rank_*_memory.json", "rank_*_hazards.json",
-    "rank_*_dropped.json", "launch_*.jsonl", ".rank_*_unwritten", ".rank_*_calls", ".rank_*_counts",
-    ".overhead", "torch_profiler", "tensorboard", "hang",
+    "rank_*_dropped.json", "node_*_digest.bin", "launch_*.jsonl", ".rank_*_unwritten", ".rank_*_calls",
+    ".rank_*_counts", ".overhead", "torch_profiler", "tensorboard", "hang",
 )  # fmt: skip
 """Patterns of everything that a run leaves in its folder."""
 LAUNCH_FILES = "launch_*.jsonl"
@@ -19,6 +19,8 @@ HAZARDS_FILES = "rank_*_hazards.json"
 STEPS_FILE = re.compile(r"rank_(\d+)_metrics\.jsonl")
 STATE_FILE = re.compile(r"rank_(\d+)_state\.jsonl")
 """Names of one rank's files; the rank is the first group."""
+DIGEST_FILE = re.compile(r"node_(\d{1,9})_digest\.bin")
+"""Names of a node's files; its first rank is the first group."""
 
 
 def steps_name(rank: int) -> str:
@@ -34,6 +36,11 @@ def columns_name(rank: int) -> str:
 def state_name(rank: int) -> str:
     """The file that says where a rank stands and how it ended (aorta.records.state)."""
     return f"rank_{rank}_state.jsonl"
+
+
+def digest_name(first_rank: int) -> str:
+    """The file of the newest numbers of a node's ranks (aorta.records.digests)."""
+    return f"node_{first_rank}_digest.bin"
 
 
 def kernels_name(rank: int) -> str:

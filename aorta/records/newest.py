@@ -13,10 +13,11 @@ import msgspec
 
 from aorta.errors import NOT_JSON
 from aorta.files import open_regular
-from aorta.records.files import STEPS_FILE, STEPS_FILES, steps_name
+from aorta.records.files import STEPS_FILE, STEPS_FILES, state_name, steps_name
 from aorta.records.lines import LONGEST_LINE, fault_of
 from aorta.records.schema import StepRecord
 from aorta.records.seal import seal_of
+from aorta.records.state import read_state
 from aorta.timeline.types import OWN_SOURCES
 
 FIRST_BYTES = 1 << 20
@@ -118,7 +119,7 @@ class Follower:
         for rank, state in sorted(self.ranks.items()):
             if state.fault is not None:
                 texts.append(f"{steps_name(rank)} cannot be read: {state.fault}")
-            if state.cut_line:
+            if state.cut_line and not self._is_alive(rank):  # else the line is just being written
                 texts.append(f"{steps_name(rank)} ends within a line")
             if state.num_damaged:
                 texts.append(f"{state.num_damaged} lines of {steps_name(rank)} are damaged or missing")
@@ -134,6 +135,10 @@ class Follower:
             step = lasts[behind[0]].global_step
             texts.append(f"rank {behind[0]} ends at step {step}, rank {latest.rank} at {latest.global_step}")
         return texts
+
+    def _is_alive(self, rank: int) -> bool:
+        state = read_state(self.folder / state_name(rank))
+        return state is not None and (state.has_writer or state.is_alive is True)
 
     def _read_on(self, path: Path, state: FollowedRank) -> bool:
         is_cut = False

@@ -7,6 +7,7 @@ process knows of itself, and what was written of its steps, by the process that 
 import os
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +16,7 @@ import msgspec
 
 from aorta.errors import NOT_JSON
 from aorta.files import open_regular, regular_descriptor
+from aorta.records.digests import Digest
 from aorta.records.files import STATE_FILE, state_name, steps_name
 from aorta.records.reader import last_line
 from aorta.records.run_identity import process_start
@@ -157,6 +159,7 @@ class Tally:
 
     def __init__(self, path: Path, attempt: int, every_s: float = 1.0) -> None:
         self._file = StateFile(path, 1)
+        self._digest = Digest(path.parent)
         self._attempt = attempt
         self._every_s = every_s
         self._written_s = -every_s
@@ -170,25 +173,32 @@ class Tally:
         self._tokens += record.tokens or 0
         for name in SUMS[1:]:
             self._sums[name] += getattr(record.overlap, name) or 0.0
-        self.add_lengths(record.global_step, 1, record.step_ms or 0.0, why_lost)
+        self._digest.add(record)
+        self.add_lengths(record.global_step, [record.step_ms or 0.0], record.end_unix_ns, why_lost)
 
-    def add_lengths(self, last_step: int, num_steps: int, step_ms: float, why_lost: str | None) -> None:
-        """Count steps of which only their length is known. step_ms: the sum of these."""
+    def add_lengths(
+        self, last_step: int, lengths_ms: Sequence[float], end_unix_ns: int, why_lost: str | None
+    ) -> None:
+        """Count steps in a row, of which only their lengths are known. end_unix_ns: of the last one."""
+        num_steps = len(lengths_ms)
+        self._digest.add_lengths(last_step, lengths_ms, end_unix_ns)
         self._last_step = last_step
         self._num_steps += num_steps
         if why_lost is not None:
             self._num_lost += num_steps
             self._reason_lost = why_lost
-        self._sums["step_ms"] += step_ms
+        self._sums["step_ms"] += sum(lengths_ms)
         now_s = time.monotonic()
         if now_s - self._written_s >= self._every_s:  # not after each of a thousand steps a second
             self._written_s = now_s
             self._write(None)
+            self._digest.write()
 
     def close(self, ending: Ending | None = None) -> None:
         """Write the last sums. ending: of the training process, where it left no word."""
         self._write(time.time_ns() if ending is None else ending.unix_ns, ending)
         self._file.close()
+        self._digest.close()
 
     def _write(self, closed_unix_ns: int | None, ending: Ending | None = None) -> None:
         self._file.write(
@@ -224,13 +234,14 @@ def read_states(folder: Path | str) -> dict[int, RankState]:
     except OSError:
         return states
     for path in sorted(paths):
-        state = _read_state(path)
+        state = read_state(path)
         if state is not None and state_name(state.rank) == path.name:
             states[state.rank] = state
     return states
 
 
-def _read_state(path: Path) -> RankState | None:
+def read_state(path: Path) -> RankState | None:
+    """A rank's state; None where it cannot be read."""
     for _ in range(3):  # it may be half written at this moment
         try:
             with open_regular(path) as file:

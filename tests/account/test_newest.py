@@ -1,5 +1,8 @@
 """The newest steps of a running job: what is averaged, who is waited for, and files that change meanwhile."""
 
+import os
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +11,10 @@ import numpy as np
 import pytest
 
 from aorta.account.newest import LateRank, Newest, newest
-from aorta.records.files import steps_name
+from aorta.records.files import state_name, steps_name
 from aorta.records.newest import Follower
 from aorta.records.schema import CollectiveRecord, OverlapRecord, Segment, StepRecord
+from aorta.records.state import ProcessState, StateFile
 from aorta.records.writer import LineWriter
 from aorta.why.causes.late import late_rank
 from tests.records.plain_records import step
@@ -66,7 +70,7 @@ def shown(folder: Path) -> Newest:
 def test_the_others_wait_for_the_rank_that_comes_last(tmp_path: Path) -> None:
     """Rank 1 comes at 10 ms, rank 0 at 4: 6 ms of rank 0's 9 exposed ones are waiting."""
     written(tmp_path, [record(rank, n, (4.0, 10.0)[rank], 10.0) for n in range(12) for rank in (0, 1)])
-    ranks, late = shown(tmp_path)
+    ranks, late, _ = shown(tmp_path)
     assert late == LateRank(1, pytest.approx(6.0))
     assert [rank.exposed_ms for rank in ranks] == [9.0, 3.0]
     assert [rank.exposed_wait_ms for rank in ranks] == [pytest.approx(6.0), 0.0]
@@ -76,7 +80,7 @@ def test_the_others_wait_for_the_rank_that_comes_last(tmp_path: Path) -> None:
 def test_ranks_that_are_late_in_turn_are_no_straggler(tmp_path: Path) -> None:
     records = [record(rank, n, 4.0 if (rank + n) % 2 else 10.0, 10.0) for n in range(12) for rank in (0, 1)]
     written(tmp_path, records)
-    ranks, late = shown(tmp_path)
+    ranks, late, _ = shown(tmp_path)
     # 11 steps are shown: the first one is left out.
     assert [rank.caused_ms for rank in ranks] == [pytest.approx(30 / 11), pytest.approx(36 / 11)]
     assert late is None
@@ -87,7 +91,7 @@ def test_cells_are_means_over_the_same_steps_of_all_ranks(tmp_path: Path) -> Non
     records = [record(0, n, 4.0, 4.0, step_ms=float(n)) for n in range(27)]
     records += [record(1, n, 4.0, 4.0, step_ms=float(n)) for n in range(25)]
     written(tmp_path, records)
-    ranks, _ = shown(tmp_path)
+    ranks, _, _ = shown(tmp_path)
     assert [(rank.num_steps, rank.step_ms, rank.last.global_step) for rank in ranks] == [
         (20, np.mean(range(5, 25)), 26),
         (20, np.mean(range(5, 25)), 24),
@@ -106,7 +110,7 @@ def test_the_parts_of_a_step_add_up(tmp_path: Path) -> None:
 
 def test_the_first_step_of_a_run_is_left_out(tmp_path: Path) -> None:
     written(tmp_path, [step(n, step_ms=900.0 if n == 0 else 10.0) for n in range(9)])
-    (rank,), late = shown(tmp_path)
+    (rank,), late, _ = shown(tmp_path)
     assert (rank.step_ms, rank.num_steps, late) == (10.0, 8, None)
 
 
@@ -124,7 +128,7 @@ def test_steps_without_lists_of_collectives_have_the_groups_of_the_last_that_has
             for r in (0, 1)
         ],
     )
-    ranks, late = shown(tmp_path)
+    ranks, late, _ = shown(tmp_path)
     assert late == (LateRank(1, pytest.approx(6.0)) if lists else None)
     assert [rank.exposed_wait_ms for rank in ranks] == ([6.0, 0.0] if lists else [None, None])
 
@@ -236,6 +240,23 @@ def test_what_is_damaged_is_told_beside_the_means(tmp_path: Path) -> None:
         "rank_1_metrics.jsonl ends within a line",
         "3 lines of rank_1_metrics.jsonl are damaged or missing",
     ]
+
+
+def test_a_line_that_is_just_being_written_is_no_damage(tmp_path: Path) -> None:
+    """By this very process, which is alive."""
+    written(tmp_path, [record(0, i, 5, 5, world_size=1) for i in range(12)])
+    path = tmp_path / steps_name(0)
+    path.write_bytes(path.read_bytes()[:-20])
+    follower = Follower(tmp_path)
+    follower.poll()
+    assert follower.damage() == ["rank_0_metrics.jsonl ends within a line"]
+    now_ns = time.time_ns()
+    state = ProcessState(
+        run_id="run", attempt=0, rank=0, world_size=1, host=socket.gethostname(), pid=os.getpid(),
+        process_start=None, started_unix_ns=now_ns, written_unix_ns=now_ns,
+    )  # fmt: skip
+    StateFile(tmp_path / state_name(0), 0).write(state)
+    assert follower.damage() == []
 
 
 def test_a_rank_without_steps_and_one_that_ends_early_are_told(tmp_path: Path) -> None:

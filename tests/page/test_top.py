@@ -4,14 +4,15 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from aorta.account.newest import LateRank, Newest, RankMeans
+from aorta.account.newest import LastStep, LateRank, Newest, RankMeans
 from aorta.page.top import top_table
 from tests.records.plain_records import step
 
 NOW_NS = 10**18 + 3_010_000_000
 """Three seconds after the end of the last step."""
 RANK = RankMeans(
-    rank=0, last=step(7, world_size=2), num_steps=5, step_ms=20.0, compute_ms=12.0, exposed_ms=7.0,
+    rank=0, last=LastStep.of(step(7, world_size=2)), num_steps=5, num_recorded=5, step_ms=20.0,
+    recorded_step_ms=20.0, compute_ms=12.0, exposed_ms=7.0,
     idle_ms=1.0, comm_ms=9.0, hidden_ms=2.0, exposed_wait_ms=6.0, caused_ms=0.25,
 )  # fmt: skip
 LATE = replace(RANK, rank=1, compute_ms=18.0, exposed_ms=1.0, exposed_wait_ms=0.25, caused_ms=6.0)

@@ -15,7 +15,8 @@ from aorta.errors import AortaError
 from aorta.hang.last_calls import read_counts
 from aorta.hang.report import read_reports, report_name
 from aorta.records.deaths import last_words
-from aorta.records.files import call_counts_name, kernels_name, state_name, steps_name
+from aorta.records.digests import packed_slot, read_digests
+from aorta.records.files import call_counts_name, digest_name, kernels_name, state_name, steps_name
 from aorta.records.launches import read_notes
 from aorta.records.newest import Follower
 from aorta.records.reader import read_kernel_names, read_run, read_steps
@@ -61,6 +62,10 @@ READERS = {
         state_name(0),
         msgspec.json.encode(STATE).ljust(2047) + b"\n" + msgspec.json.encode(LinesState(attempt=0)) + b"\n",
         lambda folder, _: read_states(folder),
+    ),
+    "digest": Reader(
+        digest_name(0), 2 * packed_slot((1, 0, 0, 2, 20, 12, 0, 7, 8, 9), range(13)),
+        lambda folder, _: read_digests(folder),
     ),
     "kernels": Reader(
         kernels_name(0), b'{"names":["a","b"]}', lambda folder, _: read_kernel_names(folder / kernels_name(0))

@@ -13,9 +13,11 @@ from aorta.errors import AortaError
 from aorta.files import open_regular, read_order, read_regular, regular_descriptor
 from aorta.hang.last_calls import read_counts, with_last_calls
 from aorta.hang.report import FOLDER, read_reports, report_name
+from aorta.records.digests import Digest, read_digests
 from aorta.records.files import (
     call_counts_name,
     columns_name,
+    digest_name,
     kernels_name,
     last_calls_name,
     state_name,
@@ -59,6 +61,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "columns-in-a-report": (columns_name(0), report_of),
     "steps-in-top": (steps_name(0), lambda folder: Follower(folder).poll()),
     "state": (state_name(0), read_states),
+    "digest": (digest_name(0), read_digests),
     "kernels": (kernels_name(0), lambda folder: read_kernel_names(folder / kernels_name(0))),
     "dropped": (dropped_path(Path(steps_name(0))).name, lambda folder: read_dropped(folder / steps_name(0))),
     "unwritten": (
@@ -71,12 +74,19 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "plan": (PLAN, read_plan),
     "hang": (f"{FOLDER}/{report_name(0)}", read_reports),
     "append": (steps_name(0), lambda folder: LineWriter.append(folder / steps_name(0))),
+    "write-digest": (digest_name(0), lambda folder: written_digest(folder)),
     "write-state": (state_name(0), lambda folder: StateFile(folder / state_name(0), 0).write(STATE)),
 }
 STATE = ProcessState(
     run_id="a", attempt=0, rank=0, world_size=1, host="", pid=1, process_start=None, started_unix_ns=0,
     written_unix_ns=0,
 )  # fmt: skip
+
+
+def written_digest(folder: Path) -> None:
+    digest = Digest(folder)
+    digest.add(step_record(step_timeline(step=0)))
+    digest.write()
 
 
 def whole_run(folder: Path) -> Path:
