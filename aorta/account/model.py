@@ -4,7 +4,7 @@ Report > Dataset (one label) > Run (one folder or trace set) > arrays [rank, ste
 spans and collectives of single steps stay on disk and are read again with Run.records.
 """
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -16,6 +16,7 @@ from aorta.records.schema import CallSites, RunRecord, StepRecord
 from aorta.records.stacks import Stacks
 from aorta.records.table import StepTable
 from aorta.timeline.types import Source
+from aorta.traces.inventory import Inventory
 
 Value = TypeVar("Value")
 
@@ -220,6 +221,8 @@ class Run(msgspec.Struct, frozen=True):
     kernels: Callable[[int], Iterator[tuple[int, list[NamedSpan]]]] | None = None
     """Reads one rank's kernels again, step by step: the global step, and the kernels in its window that are
     not communication. None where the source does not name kernels."""
+    inventories: Sequence[Inventory] = ()
+    """Of the ranks of a trace, where operators were asked for."""
     possible_comm_ms: dict[str, float] = msgspec.field(default_factory=dict)
     """CommEvidence.possible_ms (aorta.account.load.evidence)."""
     host_parts: Mapping[str, NDArray[np.float64]] = msgspec.field(default_factory=dict)

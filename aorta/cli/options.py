@@ -237,7 +237,7 @@ limit_options = option_group(
 )
 
 long_option = click.option(
-    "--long", is_flag=True, help="Of a comparison: every metric and note, both reports."
+    "--long", is_flag=True, help="Both reports and every metric; of a trace its operators."
 )
 report_options = option_group(
     click.option("--open", "open_page", is_flag=True, help="Open the page in a browser."),

@@ -165,7 +165,9 @@ def write_and_print(
             jobs=jobs,
             dask=dask,
             progress=progress,
-            reading=trace_reading(comm_rules, step_kernel, step_period, cache, strict),
+            reading=trace_reading(
+                comm_rules, step_kernel, step_period, cache, strict, outputs["long"] and not sides
+            ),
             outputs=Outputs(jobs=jobs or usable_cores(), **outputs),
             explain=causes_lines,
         )
@@ -221,13 +223,14 @@ def trace_reading(
     step_period: int | None = None,
     cache: bool = True,
     strict: bool = True,
+    operators: bool = False,
 ) -> "Reading":
     """How runs and traces are read. comm_rules: a file for aorta.traces.classify.load_rules."""
     from aorta.traces.cache import Reading
     from aorta.traces.classify import load_rules
     from aorta.traces.steps import StepRule
 
-    return Reading(load_rules(comm_rules), cache, StepRule(step_kernel, step_period), strict)
+    return Reading(load_rules(comm_rules), cache, StepRule(step_kernel, step_period), operators, strict)
 
 
 def report_folder(run: Path, name: str = "report") -> Path:

@@ -12,7 +12,7 @@ import msgspec
 
 from aorta._version import __version__
 from aorta.account.judge.cells import account_of
-from aorta.account.judge.kernels import kernels_by_class, kernels_by_name
+from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators
 from aorta.account.judge.shown import Shown
 from aorta.account.load.rank.kernels import KernelTimeRow
 from aorta.account.model import Report
@@ -125,6 +125,7 @@ def _kernels_by_class_and_name(report: Report) -> dict[str, tuple[list[KernelTim
         step_ms = account_of(dataset.first, dataset.lead).mean_step_ms
         tables[label] = (kernels_by_class(dataset), step_ms)
         tables[f"{label}, the names with most time"] = (kernels_by_name(dataset), step_ms)
+        tables[f"{label}, by operator"] = (operators(dataset), step_ms)
     return tables
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from aorta.account.judge.leading import remarks, source_text
 from aorta.account.judge.sites import sites_of
 from aorta.account.judge.timed_steps import host_bound_text
-from aorta.account.load.rank.kernels import KernelTimeRow, kernel_name
+from aorta.account.load.rank.kernels import KernelTimeRow
 from aorta.account.model import CollectiveRow, Dataset, Report
 from aorta.page.answer import ranks_on_devices
 from aorta.page.parts import (
@@ -228,13 +228,19 @@ def kernels(tables: dict[str, tuple[list[KernelTimeRow], float]]) -> Markup | No
             ("kernels", "", False), ("time", "ms", True), ("of step", "", True), ("launches", "", True),
             ("mean", "\u00b5s", True),
         ]  # fmt: skip
+        has_operators = any(row.is_operator for row in rows)
+        if has_operators:
+            columns[0], columns[3] = ("operators", "", False), ("calls", "", True)
+            columns += [("achieved", "", True), ("of attainable", "", True)]
         lines = [
             tag(
                 "tr",
-                tag("th", kernel_name(row.name), scope="row", title=row.name), cell(row.time_ms),
+                tag("th", row.title, scope="row", title=row.name), cell(row.time_ms),
                 cell(row.time_ms / step_ms if step_ms else None,
                      text=percent(row.time_ms / step_ms if step_ms else None)),
                 cell(row.count), cell(1e3 * row.time_ms / row.count if row.count else None),
+                [tag("td", row.achieved), cell(row.of_attainable, text=percent(row.of_attainable))]
+                if has_operators else [],
             )
             for row in rows
         ]  # fmt: skip
@@ -242,7 +248,10 @@ def kernels(tables: dict[str, tuple[list[KernelTimeRow], float]]) -> Markup | No
             blocks += [tag("h3", label), table(f"Kernels of {label}", columns, lines, sortable=True)]
     if not blocks:
         return None
-    lead = "Sums over the kernels of a step. Kernels may overlap, so the sums need not add up to the step."
+    lead = (
+        "Sums over the kernels of a step. Kernels may overlap, so the sums need not add up to the step."
+        " Attainable is the least time by an operator's shapes and the sustained rates of the part."
+    )
     return section("kernels", "Kernels", blocks, lead=lead)
 
 

@@ -9,7 +9,7 @@ from aorta.account.judge.answer import dataset_answer, mfu_text
 from aorta.account.judge.cells import CELLS, account_of
 from aorta.account.judge.compare import CALLED
 from aorta.account.judge.judged import missing, why_missing
-from aorta.account.judge.kernels import kernels_by_class, kernels_by_name
+from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators
 from aorta.account.judge.leading import (
     BESIDE_WORDS,
     leading,
@@ -25,9 +25,10 @@ from aorta.account.judge.selection import looked_at
 from aorta.account.judge.timed_steps import host_bound_text
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.load.rank.kernels import (
+    KernelTimeRow,
     compared_kernels,
+    count_text,
     kernel_name,
-    kernel_table,
 )
 from aorta.account.metrics import (
     ENERGY,
@@ -106,6 +107,8 @@ SHORT_NOTES, SHORT_ROWS = 4, 5
 MAX_SETTING = 40
 MAX_KERNEL = 48
 """Letters of a kernel's name beside a comparison."""
+MAX_OPERATOR = 64
+"""Letters of an operator with its shapes."""
 WIDE_SPREAD = 1.2
 """p95 / median above which the table warns that the middle says little."""
 WARMUP_SHORT = "until step time settles; --warmup N overrides"
@@ -149,11 +152,34 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: 
     if measures:
         lines += ["", *_aligned([("", "median", "ranks", ""), *measures])]
     step_ms = account_of(dataset.first, dataset.lead).mean_step_ms
-    for rows in (kernels_by_class(dataset), kernels_by_name(dataset)):
+    for rows in (kernels_by_class(dataset), kernels_by_name(dataset), operators(dataset)):
         if rows:
-            lines += ["", kernel_table(rows, step_ms)]
+            lines += ["", *kernel_table(rows, step_ms)]
     lines += ["", *_footer(dataset)]
     return "\n".join(lines)
+
+
+def kernel_table(rows: list[KernelTimeRow], step_ms: float | None) -> list[str]:
+    """Time, share of the step, number of launches or calls, and what operators achieve."""
+    has_operators = any(row.is_operator for row in rows)
+    cells: list[tuple[str, ...]] = [
+        ("operators", "time", "of step", "calls", "mean", "achieved", "of attainable")
+        if has_operators
+        else ("kernels", "time", "of step", "launches", "mean", "")
+    ]
+    for row in rows:
+        share = percent(row.time_ms / step_ms) if step_ms else "n/a"
+        mean = f"{number(1e3 * row.time_ms / row.count)} us" if row.count else "n/a"
+        line = (
+            elided(row.title, MAX_OPERATOR),
+            quantity(row.time_ms, "ms"),
+            share,
+            count_text(row.count),
+            mean,
+        )
+        attained = "" if row.of_attainable is None else percent(row.of_attainable)
+        cells.append((*line, row.achieved, attained) if has_operators else (*line, ""))
+    return _aligned(cells)
 
 
 def _title(dataset: Dataset) -> str:

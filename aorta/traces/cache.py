@@ -40,6 +40,8 @@ class Reading:
     rules: Sequence[CommRule] = COMM_RULES
     cache: bool = True
     steps: StepRule = StepRule()
+    operators: bool = False
+    """Read who launched each kernel, too: a second reading of a trace, without the cache."""
     strict: bool = True
     """Refuse a run with damaged or missing files, instead of reading what is left."""
 

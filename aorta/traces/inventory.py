@@ -7,6 +7,7 @@ from a second reading of a Kineto trace: the RankTrace holds device work alone.
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +27,13 @@ from aorta.traces.sniff import read_member
 from aorta.traces.sources import Source
 
 Floats = NDArray[np.float64]
+TYPES = {
+    "c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32", "double": "fp64", "long int": "int64",
+    "long": "int64", "int": "int32", "bool": "bool", "unsigned char": "uint8", "signed char": "int8",
+    "c10::Float8_e4m3fn": "fp8", "c10::Float8_e4m3fnuz": "fp8", "c10::Float8_e5m2": "fp8",
+    "c10::Float8_e5m2fnuz": "fp8",
+}  # fmt: skip
+"""Types of tensors, as Kineto calls those of C++, and as parts of hardware do."""
 MODULE = "nn.Module: "
 """Start of the ranges of modules among Python functions."""
 MOST_LETTERS = 200
@@ -45,6 +53,10 @@ class WorkKey(NamedTuple):
     """Shapes of the operator's inputs; bytes, type and ranks of a collective."""
     module: str = ""
     """Module around the operator; the group of a collective."""
+    types: str = ""
+    """Types of the operator's inputs, in the order of shapes."""
+    repeated: str = ""
+    """Which of them repeat one value along a dimension, as expand() does: '1, 0'; '' where none does."""
 
 
 class WorkTimes(NamedTuple):
@@ -65,6 +77,8 @@ class Inventory(NamedTuple):
     sequence: tuple[WorkKey, ...]
     """Kernels of the middle step in order of their starts."""
     has_operators: bool
+    device: str | None = None
+    """As the trace names it."""
 
 
 class LaunchedBy(NamedTuple):
@@ -73,6 +87,8 @@ class LaunchedBy(NamedTuple):
     operator: str = ""
     shapes: str = ""
     module: str = ""
+    types: str = ""
+    repeated: str = ""
 
 
 def rank_inventory(source: Source, rank: int, reading: Reading) -> Inventory:
@@ -96,7 +112,7 @@ def rank_inventory(source: Source, rank: int, reading: Reading) -> Inventory:
     in_order = middle[np.argsort(line.start_ms[middle], kind="stable")].tolist()
     sequence = tuple(keys[i] for i in in_order if keys[i].kind == "kernel")
     has_operators = any(launched.operator for launched in by_correlation.values())
-    return Inventory(rows, num_steps, not trace.steps, sequence, has_operators)
+    return Inventory(rows, num_steps, not trace.steps, sequence, has_operators, trace.device)
 
 
 def _keys(
@@ -158,6 +174,8 @@ def _launchers_of_rank(source: Source, rank: int) -> dict[int | str, LaunchedBy]
 class _LaunchArgs(msgspec.Struct, gc=False):
     correlation: int | str | None = None
     dims: Any = msgspec.field(name="Input Dims", default=None)
+    types: Any = msgspec.field(name="Input type", default=None)
+    strides: Any = msgspec.field(name="Input Strides", default=None)
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -231,8 +249,8 @@ def _of_thread(
                 key,
                 LaunchedBy(
                     "" if operator is None else operator.name[:MOST_LETTERS],
-                    "" if operator is None or operator.args is None else _shapes(operator.args.dims),
-                    "" if module is None else module.name.removeprefix(MODULE)[:MOST_LETTERS],
+                    module="" if module is None else module.name.removeprefix(MODULE)[:MOST_LETTERS],
+                    **({} if operator is None or operator.args is None else _tensors(operator.args)),
                 ),
             )
 
@@ -241,13 +259,19 @@ def _end(event: _Event) -> float:
     return event.ts + (event.dur or 0)
 
 
-def _shapes(dims: Any) -> str:
-    """Shapes of tensors as '64x128, 128x256'; scalars have none."""
-    if not isinstance(dims, list):
-        return ""
-    shapes = [
-        "x".join(map(str, dim))
-        for dim in dims
+def _tensors(args: _LaunchArgs) -> dict[str, str]:
+    """Of an operator's inputs that are tensors: shapes as '64x128, 128x256', types, which repeat a value."""
+    dims, types, strides = (
+        value if isinstance(value, list) else [] for value in (args.dims, args.types, args.strides)
+    )
+    tensors = [
+        (dim, kind, stride)
+        for dim, kind, stride in zip_longest(dims, types[: len(dims)], strides[: len(dims)])
         if isinstance(dim, list) and dim and not any(isinstance(size, list) for size in dim)
     ]
-    return ", ".join(shapes)[:MOST_LETTERS]
+    repeated = ["1" if isinstance(stride, list) and 0 in stride else "0" for _, _, stride in tensors]
+    return {
+        "shapes": ", ".join("x".join(map(str, dim)) for dim, _, _ in tensors)[:MOST_LETTERS],
+        "types": ", ".join(TYPES.get(str(kind), str(kind)) for _, kind, _ in tensors)[:MOST_LETTERS],
+        "repeated": ", ".join(repeated) if "1" in repeated else "",
+    }

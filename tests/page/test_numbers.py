@@ -2,9 +2,10 @@
 
 import pytest
 
-from aorta.account.load.rank.kernels import kernel_name, kernel_rows, kernel_table
+from aorta.account.load.rank.kernels import kernel_name, kernel_rows
 from aorta.account.numbers import byte_text, number, percent, quantity, times
 from aorta.page.sections import kernels
+from aorta.page.table import kernel_table
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_a_kernels_name_is_told_without_its_templates(name, short):
 def test_kernels_by_class_the_longest_first():
     rows = kernel_rows({"copy": (0.5, 2), "gemm": (20.0, 100), "attention": (0.0, 0)})
     assert [row.name for row in rows] == ["gemm", "copy"]
-    lines = kernel_table(rows, 40.0).splitlines()
+    lines = kernel_table(rows, 40.0)
     assert lines[0].split() == ["kernels", "time", "of", "step", "launches", "mean"]
     assert lines[1].split() == ["gemm", "20.0", "ms", "50", "%", "100", "200.0", "us"]
 

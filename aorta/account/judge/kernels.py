@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from aorta.account.judge.operators import operator_rows
 from aorta.account.judge.selection import looked_at
 from aorta.account.load.rank.kernels import (
     COUNT,
@@ -26,6 +27,12 @@ def kernels_by_name(dataset: Dataset) -> list[KernelTimeRow]:
     """Those that took most time."""
     names = operations(dataset.first.run.metrics, NAME_TIME)
     return _rows(dataset, NAME_TIME, NAME_COUNT, names)[:MOST_NAMES]
+
+
+def operators(dataset: Dataset) -> list[KernelTimeRow]:
+    """Of a trace that was read with its operators, in its judged steps."""
+    first = dataset.first
+    return operator_rows(first.run.inventories, first.num_warmup)
 
 
 def _rows(dataset: Dataset, time: str, count: str, names: Iterable[str]) -> list[KernelTimeRow]:

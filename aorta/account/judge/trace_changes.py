@@ -136,7 +136,7 @@ def _matched(r: _Side, c: _Side, sequences: tuple[Sequence[WorkKey], Sequence[Wo
         ("all", lambda key: key),
         (
             "operator and shapes",
-            lambda key: (key.work_class, *key[3:]) if key.operator and key.shapes else None,
+            lambda key: (key.work_class, *key[3:6]) if key.operator and key.shapes else None,
         ),
         ("name", lambda key: key.name),
         ("operator", lambda key: (key.work_class, key.operator) if key.operator else None),

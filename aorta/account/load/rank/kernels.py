@@ -37,6 +37,17 @@ class KernelTimeRow:
     name: str
     time_ms: float
     count: float
+    """Launches; calls of an operator."""
+    is_operator: bool = False
+    """The name is an operator's with its shapes, and is shown as it is."""
+    achieved: str = ""
+    """'412 TFLOP/s'; '' where the work is not known."""
+    of_attainable: float | None = None
+    """Least time on this device over the time taken; None where it is not known."""
+
+    @property
+    def title(self) -> str:
+        return self.name if self.is_operator else kernel_name(self.name)
 
 
 def kernel_rows(classes: Mapping[str, tuple[float, float]]) -> list[KernelTimeRow]:
@@ -151,30 +162,12 @@ def compared_kernels(comparison: Comparison) -> Iterator[tuple[str, MetricCompar
 def _launches(metric: MetricComparison | None) -> str:
     if metric is None or not metric.difference:
         return ""
-    return f"{_count_text(metric.reference)} to {_count_text(metric.candidate)} launches"
+    return f"{count_text(metric.reference)} to {count_text(metric.candidate)} launches"
 
 
-def _count_text(count: float | None) -> str:
+def count_text(count: float | None) -> str:
     """A median over ranks and steps need not be whole."""
     return f"{count:,.0f}" if count is not None and count == int(count) else number(count)
-
-
-def kernel_table(rows: list[KernelTimeRow], step_ms: float | None) -> str:
-    """Time, share of the step and number of launches, aligned for a terminal."""
-    cells = [("kernels", "time", "of step", "launches", "mean")]
-    for row in rows:
-        share = percent(row.time_ms / step_ms) if step_ms else "n/a"
-        mean = f"{number(1e3 * row.time_ms / row.count)} us" if row.count else "n/a"
-        cells.append(
-            (kernel_name(row.name), quantity(row.time_ms, "ms"), share, _count_text(row.count), mean)
-        )
-    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
-    return "\n".join(
-        "   ".join(
-            [line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]
-        )
-        for line in cells
-    )
 
 
 def kernel_name(name: str, max_letters: int = MOST_LETTERS) -> str:

@@ -21,7 +21,8 @@ from aorta.account.load.traces.run import run_of_summaries
 from aorta.account.load.traces.waits import add_waits_of_traces, arrivals_of_traces
 from aorta.account.model import Progress, Run
 from aorta.traces.cache import Reading
-from aorta.traces.sources import open_source
+from aorta.traces.inventory import rank_inventory
+from aorta.traces.sources import map_ranks, open_source
 from aorta.traces.steps import StepRule
 
 
@@ -75,6 +76,9 @@ def load_traces(
         arrivals=arrivals_of_traces(run, rows, matched.view),
         clock_offset_ns=matched.view.clock.moved_ns,
         kernels=partial(kernels_of, source, reading),
+        inventories=[*map_ranks(partial(rank_inventory, reading=reading), source, jobs=jobs)]
+        if reading.operators
+        else [],
     )
     run.notes[:0] = [*source.notes, *notes, *trace_notes(summaries), *between_ranks]
     if unsure := comm_evidence(run).note:
