@@ -138,7 +138,7 @@ def _ddp(wrapper: Mapping[str, Any], names: set[str], facts: dict[str, str]) -> 
     names |= set() if is_sent else {"no_buffers"}
     mib = _number(wrapper, "buffer_bytes") / 2**20
     facts |= _site("ddp", wrapper) | {
-        "bucket_cap_mb": f"{cap:g}",
+        "bucket_cap_mb": f"{cap:.3g}",
         "buffers": f"{_number(wrapper, 'num_buffers'):.0f} buffers, {mib:.3g} MiB",
     }
 

@@ -1,0 +1,133 @@
+"""Does the change help that `aorta why` names? Programs are recorded, changed as told, and recorded again.
+
+    python benchmarks/plants/remedies.py OUT                  all programs, on a CPU, 10 minutes
+    python benchmarks/plants/remedies.py OUT --only fused     by name, with commas between
+    python benchmarks/plants/remedies.py OUT --device cuda    those of GPUs
+
+A program of scripts/remedies says in its docstring which cause it has and what it must be told; comments
+`# ->` say what the line above them becomes (nothing: it goes). A remedy is right where it is told first,
+where a step of the changed program takes less time, and where the changed program is not told it again.
+Both run under aorta; what a step takes is what they print. tests/benchmarks/test_remedies.py says which
+remedies have no program, and why.
+"""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).resolve().parent / "scripts" / "remedies"
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import yaml  # noqa: E402
+
+
+class Remedy(NamedTuple):
+    name: str
+    cause: str
+    """Pattern of kinds."""
+    told: str
+    """Pattern of the remedy."""
+    ranks: int
+    device: str
+    text: str
+    """Of the program."""
+
+    def changed(self) -> str:
+        """The program with each line as the comments below it say."""
+        lines: list[str] = []
+        indent = None
+        for line in self.text.splitlines(keepends=True):
+            found = re.match(r"\s*# ->(?: (.*))?\n", line)
+            if found is None:
+                indent = None
+                lines.append(line)
+                continue
+            if indent is None:  # of the line that it stands for
+                former = lines.pop()
+                indent = former[: len(former) - len(former.lstrip())]
+            lines += [f"{indent}{found[1]}\n"] if found[1] else []
+        return "".join(lines)
+
+
+def remedies() -> dict[str, Remedy]:
+    found = {}
+    for path in sorted(PROGRAMS.glob("*.py")):
+        text = path.read_text()
+        head = text.split('"""')[1]
+        if "# ->" in text:
+            facts: dict[str, Any] = yaml.safe_load(head)
+            found[path.stem] = Remedy(
+                path.stem,
+                facts["cause"],
+                facts["told"],
+                facts.get("ranks", 1),
+                facts.get("device", "cpu"),
+                text,
+            )
+    return found
+
+
+def told_of(folder: Path, cause: str) -> tuple[str, str]:
+    """Kind and remedy of the first cause of a run; without that of cores taken by this machine's other work,
+    where the program is not about it."""
+    from plants.judge import why
+
+    causes = [one for one in why(folder)["causes"] if one["kind"] != "core_taken" or "core_taken" in cause]
+    first = causes[0] if causes else {"kind": "", "change": ""}
+    return first["kind"], first["change"]
+
+
+def main() -> int:
+    from harness import arguments, machine, write
+    from plants.judge import launched, recorded, run
+
+    parser = arguments(__doc__)
+    parser.add_argument("out", type=Path, metavar="OUT")
+    parser.add_argument("--only", default="", metavar="NAME,…")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    options = parser.parse_args()
+    chosen = options.only.split(",") if options.only else None
+    rows: list[dict[str, Any]] = []
+    for name, remedy in remedies().items():
+        if (chosen is not None and name not in chosen) or (
+            chosen is None and remedy.device != options.device
+        ):
+            continue
+        took, told = {}, {}
+        for variant, text in (("planted", remedy.text), ("changed", remedy.changed())):
+            folder = options.out / name / variant
+            (folder / "program").mkdir(parents=True, exist_ok=True)
+            script = folder / "program" / f"{name}.py"
+            script.write_text(text)
+            (folder / "program" / "measured.py").write_text((PROGRAMS / "measured.py").read_text())
+            took[variant] = run(recorded(folder / "run", launched(remedy.ranks, [str(script)])), name)
+            told[variant] = told_of(folder / "run", remedy.cause)
+        is_told, is_again = (
+            re.search(remedy.told, told[key][1]) is not None
+            and re.fullmatch(remedy.cause, told[key][0]) is not None
+            for key in ("planted", "changed")
+        )
+        before_ms, after_ms = took["planted"], took["changed"]
+        helps = before_ms is not None and after_ms is not None and after_ms < before_ms
+        rows.append(
+            {"name": name, "told": is_told, "helps": helps, "told_again": is_again,
+             "before_ms": before_ms, "after_ms": after_ms, "change": told["planted"][1]}
+        )  # fmt: skip
+        mark = "ok   " if is_told and helps and not is_again else "WRONG"
+        print(f"{mark} {name:18} {before_ms} -> {after_ms} ms a step", flush=True)
+        if not is_told or is_again:
+            print(f"      before: {told['planted']}\n      after: {told['changed']}", flush=True)
+    right = sum(bool(row["told"] and row["helps"] and not row["told_again"]) for row in rows)
+    print(f"{right} of {len(rows)} remedies told, of use, and not told again; {machine()}")
+    (options.out / "remedies.json").write_text(json.dumps(rows, indent=1))
+    write(options.output, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

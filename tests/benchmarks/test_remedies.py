@@ -1,0 +1,136 @@
+"""Every remedy that can be printed has a program that shows what it gives, or a reason why it has none."""
+
+import re
+import string
+import sys
+from pathlib import Path
+
+import pytest
+
+from aorta.account.judge.judged import judge
+from aorta.account.load.open import load_run
+from aorta.why.causes.rules import rules
+from tests.dist.launch import run_python
+from tests.why.causes.runs import causes
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+
+from plants.remedies import PROGRAMS, remedies  # noqa: E402
+
+REMEDIES = remedies()
+OF_NO_LINE = "what its neighbour with a line says, of a run whose stacks are off"
+WITHOUT_PROGRAM = {
+    ("between_steps", "find out what"): OF_NO_LINE,
+    ("between_steps", "prepare the next batch"): OF_NO_LINE,
+    ("bubble", "more micro-batches"): "needs a pipeline of several stages",
+    ("clock", "check cooling"): "a fault of a machine",
+    ("contention", ""): "needs GPUs whose kernels share multiprocessors with NCCL",
+    ("copy", ""): "needs GPUs",
+    ("data_loading", "prepare the next batch"): "of loaders that nobody watched, such as those of traces",
+    ("idle", ""): "of traces without host activities: nothing is set",
+    ("imbalance", ""): "needs a mixture of experts on several GPUs",
+    ("late_rank", "compare the work"): OF_NO_LINE,
+    ("late_rank", "find out where"): OF_NO_LINE,
+    ("late_rank", "inspect"): "a fault of a machine",
+    ("late_rank", "move layers"): "needs a pipeline of several stages",
+    ("launch_bound", ""): "needs GPUs",
+    ("memory", ""): "needs GPUs; out of memory: benchmarks/plants/memory.py",
+    ("no_prefetch", "issue the gather"): "needs GPUs: nothing overlaps on a CPU",
+    ("no_prefetch", "module.set_modules"): "needs GPUs: nothing overlaps on a CPU",
+    ("optimizer", "fused=True (or foreach=True)"): "needs GPUs; on a CPU: `fused`",
+    ("pause", "do it less often"): "the program has called it a pause itself",
+    ("pause", "find out"): OF_NO_LINE,
+    ("program_code", "do it in one step"): OF_NO_LINE,
+    ("shared_communicator", ""): "needs NCCL, whose calls of a group queue",
+    ("small_messages", "DistributedDataParallel(bucket_cap_mb=25)"): "`buckets` knows the size that is set",
+    ("small_messages", "flatten the tensors"): OF_NO_LINE,
+    ("synchronisation", ""): "needs GPUs",
+    ("transfer", "a smaller last bucket"): "shown by `gradients`",
+    ("transfer", "async_op=True"): "needs GPUs: nothing overlaps on a CPU",
+    ("transfer", "mp_policy with"): "needs GPUs: gloo reduces bfloat16 on the CPU",
+    ("transfer", "send tokens"): "needs a mixture of experts",
+    ("transfer", "set_modules_to_forward_prefetch"): "needs GPUs: nothing overlaps on a CPU",
+}
+"""By kind and the beginning of the remedy; '' stands for all of a kind."""
+
+
+def printed(text, name, who):
+    """A remedy as it might be printed of a program."""
+    facts = {field: "1" for _, field, *_ in string.Formatter().parse(text) if field}
+    facts |= dict.fromkeys(("loader_site", "ddp_site", "optimizer_site"), f"{name}.py:7")
+    return text.format_map(
+        facts
+        | {
+            "line": f"f(), {name}.py:7",
+            "who": who,
+            "repeats": "6",
+            "bucket_cap_mb": "0.05",
+            "op": "all_reduce",
+        }
+    )
+
+
+def has_program(kind, text):
+    return any(
+        re.fullmatch(remedy.cause, kind) and re.search(remedy.told, printed(text, name, who))
+        for name, remedy in REMEDIES.items()
+        for who in ("rank 0", "rank 1")
+    )
+
+
+def test_every_remedy_has_a_program_or_a_reason():
+    missing = [
+        (kind, change.set)
+        for kind, rule in rules().items()
+        for change in rule.change
+        if not has_program(kind, change.set)
+        and not any(kind == of and change.set.startswith(begin) for of, begin in WITHOUT_PROGRAM)
+    ]
+    assert missing == []
+
+
+def test_every_reason_is_of_a_remedy():
+    known = {(kind, change.set) for kind, rule in rules().items() for change in rule.change}
+    assert [
+        entry
+        for entry in WITHOUT_PROGRAM
+        if not any(k == entry[0] and t.startswith(entry[1]) for k, t in known)
+    ] == []
+
+
+ATTACHED = """
+import runpy, sys, torch
+from aorta.attach import hooks
+from aorta.attach.settings import AttachSettings
+script, folder = sys.argv[1:3]
+attachment = hooks.Attachment(AttachSettings(output=folder, overhead="off"))
+attachment.imported("torch", torch)
+sys.path.insert(0, sys.argv[3])
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["anomaly", "foreach_off"])
+def test_a_remedy_is_told_and_not_told_again_once_it_is_in_force(name, tmp_path):
+    told = []
+    for variant, text in (("planted", REMEDIES[name].text), ("changed", REMEDIES[name].changed())):
+        (tmp_path / variant).mkdir()
+        script = tmp_path / variant / f"{name}.py"
+        script.write_text(text)
+        done = run_python(
+            "-c",
+            ATTACHED,
+            script,
+            tmp_path / variant / "run",
+            PROGRAMS,
+            PLANT_STEPS="24",
+            OMP_NUM_THREADS="1",
+        )
+        assert done.returncode == 0, done.stderr
+        found = causes(judge(load_run(tmp_path / variant / "run", "run")))
+        told.append([cause for cause in found if re.search(REMEDIES[name].told, cause.change)])
+    planted, changed = told
+    assert [cause.kind for cause in planted] == [REMEDIES[name].cause]
+    assert changed == []
