@@ -1,0 +1,22 @@
+"""
+cause: synchronisation
+told: read losses and norms a few steps later, or in one step of N
+device: cuda
+"""
+
+import torch
+from measured import network, steps
+from torch.nn.functional import cross_entropy
+
+device = torch.device("cuda")
+model = network(width=1024, layers=30).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+rows, labels = torch.randn(2048, 64, device=device), torch.randint(10, (2048,), device=device)
+for step in steps(300):
+    optimizer.zero_grad()
+    loss = cross_entropy(model(rows), labels)
+    loss.backward()
+    if step % 1 == 0:
+        # -> if step % 50 == 0:
+        print(loss.item())
+    optimizer.step()

@@ -1,0 +1,22 @@
+"""
+cause: copy
+told: pin the host memory and copy with non_blocking=True
+device: cuda
+"""
+
+import torch
+from measured import network, steps
+from torch.nn.functional import cross_entropy
+
+device = torch.device("cuda")
+model = network(width=512, layers=2, features=4096).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+batches = [torch.randn(8192, 4096) for _ in range(4)]
+# -> batches = [torch.randn(8192, 4096).pin_memory() for _ in range(4)]
+labels = torch.randint(10, (8192,), device=device)
+for step in steps(120):
+    rows = batches[step % 4].to(device)
+    # -> rows = batches[step % 4].to(device, non_blocking=True)
+    optimizer.zero_grad()
+    cross_entropy(model(rows), labels).backward()
+    optimizer.step()
