@@ -52,13 +52,6 @@ class _Group(NamedTuple):
     """That have the most of it, the most first."""
 
 
-class _Growth(NamedTuple):
-    text: str = ""
-    """'' where nothing grew."""
-    in_forward: bool = False
-    """The forward pass grew, and what is left at the end of a step did not."""
-
-
 class Peaks(NamedTuple):
     """Memory of a rank by step, of the steps that were recorded on a device."""
 
@@ -84,8 +77,8 @@ def shortage_lines(shortages: dict[int, MemoryShortage], records: Records, ranks
     lines = [_what(rank, shortage, [other for other in dead if other != rank])]
     lines += _held(shortage, groups)
     grew, differs = _growth(shortage, peaks), _difference(rank, shortage, peaks, records, ranks)
-    lines += [line for line in (grew.text, differs) if line]
-    change = _change(shortage, groups, rank, grew, bool(differs))
+    lines += [line for line in (grew, differs) if line]
+    change = _change(shortage, groups, rank, bool(grew), bool(differs))
     return [*lines, f"change: {change}"] if change else lines
 
 
@@ -197,22 +190,28 @@ def cause_of(shortage: MemoryShortage, groups: list[_Group], is_like_before: boo
     return "" if most is None else most.kind
 
 
-def _growth(shortage: MemoryShortage, peaks: Peaks) -> _Growth:
+def _growth(shortage: MemoryShortage, peaks: Peaks) -> str:
+    """Over the recorded steps, or else from the last of them to the step that died; '' where nothing grew."""
     kept = [place for place, step in enumerate(peaks.steps) if step >= peaks.steps[0] + FIRST_STEPS]
     limit = shortage.limit_bytes or shortage.allocated_bytes
     if len(kept) < 2 or not limit:
-        return _Growth()
+        return ""
     first, last = kept[0], kept[-1]
     num = peaks.steps[last] - peaks.steps[first]
     for name, values in (("what is left at the end of a step", peaks.ends), ("the forward pass", peaks.tops)):
         grown = values[last] - values[first]
         if grown >= LARGE * limit:
-            return _Growth(
+            return (
                 f"grew: {name} by {byte_text(grown / num)} a step, from {byte_text(values[first])} in step"
-                f" {peaks.steps[first]} to {byte_text(values[last])} in step {peaks.steps[last]}",
-                values is peaks.tops,
+                f" {peaks.steps[first]} to {byte_text(values[last])} in step {peaks.steps[last]}"
             )
-    return _Growth()
+    most = max(peaks.tops[place] for place in kept)
+    if (shortage.allocated_bytes or 0) - most >= LARGE * limit:
+        return (
+            f"grew: {byte_text(shortage.allocated_bytes)} were in use, and {byte_text(most)} at most in steps"
+            f" {peaks.steps[first]} to {peaks.steps[last]}, of those that were recorded"
+        )
+    return ""
 
 
 def _difference(
@@ -251,8 +250,8 @@ def largest(shortage: MemoryShortage, groups: list[_Group]) -> _Group | None:
     return groups[0] if groups else None
 
 
-def _change(shortage: MemoryShortage, groups: list[_Group], rank: int, grew: _Growth, differs: bool) -> str:
-    cause, group = cause_of(shortage, groups, not grew.text and not differs), largest(shortage, groups)
+def _change(shortage: MemoryShortage, groups: list[_Group], rank: int, grew: bool, differs: bool) -> str:
+    cause, group = cause_of(shortage, groups, not grew and not differs), largest(shortage, groups)
     if cause == "pieces":
         return CHANGES["pieces, expandable" if shortage.expands_segments else "pieces"]
     if group is None:
@@ -261,7 +260,7 @@ def _change(shortage: MemoryShortage, groups: list[_Group], rank: int, grew: _Gr
         cause = "rank"
     elif cause == "kept graphs" and shortage.phase == "evaluation":
         cause = "evaluation"
-    elif grew.in_forward and cause == "activations":
+    elif grew and cause == "activations":
         cause = "grows"
     holder = group.holder or "the program"
     modules = " and ".join(group.modules[:2]) or "its layers"
