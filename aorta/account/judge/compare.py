@@ -14,6 +14,7 @@ from aorta.account.judge.leading import LED, accuracy, is_raw_part
 from aorta.account.judge.pairing import Pairs, pairing_text, pairs, rare_text, state_text
 from aorta.account.judge.sentences import comparison_notes, headline, method_notes, scope_text
 from aorta.account.judge.settings import programs, setting_differences
+from aorta.account.judge.states import states_text
 from aorta.account.judge.timed_steps import values_where_timed
 from aorta.account.judge.work import PER_GPU, unequal_work, work_notes
 from aorta.account.metrics import (
@@ -83,6 +84,14 @@ def compare(
         notes=[
             *_program_notes(reference, candidate),
             *work_notes(reference, candidate, work),
+            *(
+                [text]
+                if of_main
+                and of_main.pairs
+                and main == MAIN
+                and (text := states_text(reference, candidate, of_main.pairs, matters, spread))
+                else []
+            ),
             *comparison_notes(reference, candidate, metrics, parts, main),
             *(
                 text

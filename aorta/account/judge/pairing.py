@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from aorta.timeline.statistics import MIN_STEPS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 TAKEN = 0.01
 """Share of the steps in which others had the core, above which a comparison allows for it."""
 ALLOWANCE_ERROR = 0.1
@@ -84,11 +85,14 @@ class _Series(NamedTuple):
 
 
 def pairs(
-    reference: Dataset, candidate: Dataset, metrics: tuple[str, str], explained: bool = True
+    reference: Dataset,
+    candidate: Dataset,
+    metrics: tuple[str, str],
+    is_chosen: Callable[[JudgedRun], Mask] | None = None,
 ) -> Pairs | None:
-    """None where fewer than MIN_STEPS can be taken together. explained: allow for what is known of steps."""
+    """None where fewer than MIN_STEPS can be taken together. is_chosen: which judged steps of a run are."""
     sides = [
-        [_series(run, name) for run in side.runs]
+        [_series(run, name, is_chosen) for run in side.runs]
         for side, name in zip((reference, candidate), metrics, strict=True)
     ]
     fixed = [side.source == "projected" for side in (reference, candidate)]
@@ -116,7 +120,7 @@ def pairs(
         values = [side / scale for side in values]
     known = None
     allowed = 0.0
-    if explained and is_by_step and is_log and not any(fixed) and meaning(metrics[0]).unit == "ms":
+    if is_by_step and is_log and not any(fixed) and meaning(metrics[0]).unit == "ms":
         known = _known(reference, candidate, common)
         taken = [_of_runs(side, common, _taken) for side in (reference, candidate)]
         if _is_taken(taken):
@@ -128,12 +132,14 @@ def pairs(
     )
 
 
-def _series(judged: JudgedRun, name: str) -> _Series:
+def _series(judged: JudgedRun, name: str, is_chosen: Callable[[JudgedRun], Mask] | None = None) -> _Series:
     steps = judged.run.global_step[judged.num_warmup :]
     if name not in judged.run.metrics:
         return _Series(steps[:0], np.empty(0))
     values = judged.values(name)
     is_complete = np.isfinite(values).all(axis=0)
+    if is_chosen is not None:
+        is_complete &= is_chosen(judged)
     return _Series(steps[is_complete], np.median(values[:, is_complete], axis=0))
 
 
@@ -165,9 +171,7 @@ def _alike(reference: Dataset, candidate: Dataset, steps: Ints) -> tuple[Ints, d
     left = np.ones(len(steps), dtype=bool)
     unlike: dict[str, int] = {}
     for kind in STATES:
-        is_in = (
-            np.concatenate([_of_runs(side, steps, _in_state(kind)) for side in (reference, candidate)]) > 0
-        )
+        is_in = np.concatenate([_of_runs(side, steps, in_state(kind)) for side in (reference, candidate)]) > 0
         differs = is_in.any(axis=0) & ~is_in.all(axis=0)
         if differs.any():
             unlike[kind] = int(differs.sum())
@@ -177,7 +181,7 @@ def _alike(reference: Dataset, candidate: Dataset, steps: Ints) -> tuple[Ints, d
     return steps[left], unlike
 
 
-def _in_state(kind: str) -> Callable[[JudgedRun, Ints], Floats]:
+def in_state(kind: str) -> Callable[[JudgedRun, Ints], Floats]:
     """1 in the steps of a run in which it took a part worth the name of any rank's step, else 0."""
 
     def read(judged: JudgedRun, steps: Ints) -> Floats:
@@ -187,7 +191,7 @@ def _in_state(kind: str) -> Callable[[JudgedRun, Ints], Floats]:
             return np.zeros(len(steps))
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.nan_to_num(sum(noted) / judged.run.metrics["step_ms"])
-        return (_column(judged, share, steps, "most") > LEAST_OF_STEP).astype(float)
+        return (column(judged, share, steps, "most") > LEAST_OF_STEP).astype(float)
 
     return read
 
@@ -259,7 +263,7 @@ def _known(reference: Dataset, candidate: Dataset, steps: Ints) -> tuple[Floats,
         columns.append((taken_columns(taken[0]), taken_columns(taken[1])))
     if not columns:
         return None
-    sides = [np.concatenate([column[i] for column in columns], axis=-1) for i in (0, 1)]
+    sides = [np.concatenate([one[i] for one in columns], axis=-1) for i in (0, 1)]
     middle = np.concatenate(sides).mean(axis=(0, 1))
     return sides[0] - middle, sides[1] - middle
 
@@ -283,7 +287,7 @@ def _of_runs(side: Dataset, steps: Ints, read: Callable[[JudgedRun, Ints], Float
 
 
 def _tokens(judged: JudgedRun, steps: Ints) -> Floats:
-    return _column(judged, judged.run.metrics.get(WORK), steps, "first")
+    return column(judged, judged.run.metrics.get(WORK), steps, "first")
 
 
 def _taken(judged: JudgedRun, steps: Ints) -> Floats:
@@ -292,16 +296,19 @@ def _taken(judged: JudgedRun, steps: Ints) -> Floats:
     if ready is None:
         return np.full(len(steps), np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return _column(judged, ready / judged.run.metrics["step_ms"], steps, "most")
+        return column(judged, ready / judged.run.metrics["step_ms"], steps, "most")
 
 
-def _column(judged: JudgedRun, values: Floats | None, steps: Ints, of_ranks: str) -> Floats:
+def column(
+    judged: JudgedRun, values: Floats | None, steps: Ints, of_ranks: Literal["first", "most"]
+) -> Floats:
+    """[step]: of the first rank, or of the one that has most; NaN where nothing is known."""
     if values is None:
         return np.full(len(steps), np.nan)
     places = np.searchsorted(judged.run.global_step, steps)
     chosen = values[:, places]
-    column: Floats = chosen[0] if of_ranks == "first" else chosen.max(axis=0)
-    return column
+    of_run: Floats = chosen[0] if of_ranks == "first" else chosen.max(axis=0)
+    return of_run
 
 
 def pairing_text(reference: Dataset, candidate: Dataset, of_step: Pairs) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from aorta.errors import AortaError
 from aorta.page.figures import comparison_png
 from aorta.page.html import page
 from aorta.page.write import Outputs, make_report, write_report
-from aorta.records.schema import Calibrated, HostSpan
+from aorta.records.schema import Calibrated, DeviceRecord, HostSpan
 from tests.account.reports_in_memory import records_of
 from tests.records.run_folders import noisy_run, run_record, step_record, step_timeline, write_run
 
@@ -692,7 +693,7 @@ def test_a_checkpoint_on_one_side_alone_is_compared_with_no_step(tmp_path):
     step = found.metrics["step_ms"]
     assert step.verdict == "worse"
     assert step.ratio == pytest.approx(10.8 / 10.0, abs=0.01)
-    (note,) = [note for note in found.notes if "a checkpoint was saved" in note]
+    (note,) = [note for note in found.notes if "are left out" in note]
     assert "20 in which a checkpoint was saved (a 3" in note
 
 
@@ -727,3 +728,61 @@ def test_no_part_is_named_that_may_not_have_moved(low, words):
     parts = Decomposition(Part("step", 10.0, 14.0, 4.0, None), [part], "", [], phases=phases)
     assert _mostly(parts, "", is_slower=True) == words
     assert _mostly(parts, "", is_slower=False) == ""
+
+
+# ---- a verdict in each state -------------------------------------------------------------------------------
+
+
+def state_note(*folders):
+    found = comparison(*folders, warmup=0)
+    return next((note for note in found.notes if "hangs on the state" in note), "")
+
+
+@pytest.mark.heavy
+def test_a_save_that_takes_longer_is_told_though_the_typical_step_is_the_same(tmp_path):
+    """Steps of 10 ms, each tenth with a save of 60 ms, then of 100 ms: 110 over 70."""
+    a = run_with_checkpoints(tmp_path / "a", 3)
+    b = run_with_checkpoints(tmp_path / "b", 3, cost=100.0, seed=1)
+    note = state_note(a, b)
+    assert "a checkpoint was saved (10 steps): slower, +57" in note
+    assert re.search(r"other steps \(90 steps\): (the same|cannot tell), [-+]?0\.\d", note)
+    assert state_note(a, run_with_checkpoints(tmp_path / "c", 3, seed=2)) == ""
+
+
+def run_of_sizes(folder, slow_from=math.inf, seed=0):
+    """100 steps of 1000, 2000 or 4000 tokens, which take 10, 20 or 40 ms; from a size on 10 % longer."""
+    rng, records = np.random.default_rng(seed), []
+    for step in range(100):
+        size = (1000, 2000, 4000)[step % 3]
+        compute = size / 100 * rng.normal(1, 0.004) * (1.1 if size >= slow_from else 1.0) - 2.0
+        line = step_timeline(step=step, compute=compute)
+        records.append(step_record(line, 1, tokens=size))
+    return write_run(folder, records, run_record(1))
+
+
+@pytest.mark.heavy
+def test_what_is_slow_for_long_sequences_alone_is_told(tmp_path):
+    a, b = run_of_sizes(tmp_path / "a"), run_of_sizes(tmp_path / "b", slow_from=4000, seed=1)
+    note = state_note(a, b)
+    assert "4,000 tokens (33 steps): slower, +9." in note
+    assert re.search(r"1,000 tokens \(34 steps\): (the same|cannot tell), [-+]?0\.\d", note)
+
+
+def run_with_clocks(folder, share, slowdown=1.0, seed=0):
+    """100 steps; in a share of them the clock is 20 % lower, and the step as much longer."""
+    rng, records = np.random.default_rng(seed), []
+    for step in range(100):
+        is_low = step >= 100 * (1 - share)
+        compute = 8.0 * slowdown * rng.normal(1, 0.004) * (1.25 if is_low else 1.0)
+        device = DeviceRecord(sample_unix_ns=step, sm_clock_mhz=1400.0 if is_low else 1750.0)
+        records.append(step_record(step_timeline(step=step, compute=compute), 1, device=device))
+    return write_run(folder, records, run_record(1))
+
+
+@pytest.mark.heavy
+def test_a_clock_that_was_low_for_longer_is_told_from_a_slower_program(tmp_path):
+    a = run_with_clocks(tmp_path / "a", 0.2)
+    note = state_note(a, run_with_clocks(tmp_path / "b", 0.8, seed=1))
+    assert re.search(r"a low clock \(20 and 80 steps\): (the same|cannot tell), [-+]?0\.\d", note)
+    assert re.search(r"other steps \(80 and 20 steps\): (the same|cannot tell), [-+]?0\.\d", note)
+    assert state_note(a, run_with_clocks(tmp_path / "c", 0.2, slowdown=1.1, seed=1)) == ""
