@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 from harness import arguments, write
-from simulated_runs import GROUPS, Floats, Runs, Simulation
+from simulated_runs import GROUPS, Floats, Runs, Simulation, autoregressive
 
+from aorta.account.judge.states import differ
 from aorta.timeline.ratio import Decision, LogRatio, decided, log_ratio, taken_columns, work_columns
 from aorta.timeline.statistics import ALPHA, MIN_STEPS, warmup_steps
 
@@ -45,10 +46,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=2000)
     parser.add_argument("--only", default="", help="cells whose name has this in it")
     parser.add_argument("--group", default="", choices=["", *GROUPS])
-    parser.add_argument("--states", action="store_true", help="steps with a checkpoint on one side alone")
+    parser.add_argument("--states", action="store_true", help="steps in some state alone, instead of cells")
     options = parser.parse_args()
     if options.states:
         states(options.pairs)
+        sizes(options.pairs)
         return
     rows: list[dict[str, Any]] = []
     for group, simulations in GROUPS.items():
@@ -110,6 +112,21 @@ def states(pairs: int) -> None:
                 f" 3 % found {100 * found / pairs:.1f} %",
                 flush=True,
             )
+
+
+def sizes(pairs: int) -> None:
+    """150 steps of three sizes in turn, with a memory of 0.5: how often the sizes are said to differ where
+    none changed, where all did, and where the largest alone did (judge/states.py)."""
+    for changes in ((0.0, 0.0, 0.0), (0.05, 0.05, 0.05), (0.0, 0.0, 0.05), (0.0, 0.0, 0.1)):
+        for noise in (0.01, 0.03):
+            rng = np.random.default_rng(0)
+            told = 0
+            for _ in range(pairs):
+                runs = np.log1p(noise * autoregressive(rng, 2, 150, 0.5) + 0.01 * rng.standard_normal((2, 1)))
+                runs[1] += np.log1p(np.tile(changes, 50))
+                told += differ([log_ratio(*runs[:, None, i::3]) for i in range(3)], MATTERS)
+            percents = ", ".join(f"{100 * change:.0f}" for change in changes)
+            print(f"+{percents} %, noise {100 * noise:.0f} %: told {100 * told / pairs:.1f} %", flush=True)
 
 
 def line_of(name: str, found: Rates) -> str:

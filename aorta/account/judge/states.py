@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.alike import MAIN
-from aorta.account.judge.pairing import STATES, Floats, Pairs, column, in_state, pairs
+from aorta.account.judge.pairing import STATES, Floats, Mask, Pairs, column, in_state, pairs
 from aorta.account.judge.sentences import percent, percent_interval
 from aorta.account.metrics import WORK
 from aorta.account.model import ConfidenceInterval, Dataset, JudgedRun
@@ -41,6 +41,8 @@ class _State(NamedTuple):
     ratio: LogRatio | None
     """None where too few were."""
     decision: Decision
+    is_judged: bool
+    """False: single runs do not tell how long a save or a collection takes in others."""
 
     @property
     def text(self) -> str:
@@ -49,7 +51,8 @@ class _State(NamedTuple):
             return f"{self.name} ({steps} steps): not judged"
         low, high = (math.exp(end) for end in self.ratio.interval(ALPHA))
         change = f"{percent(math.exp(self.ratio.value))}{percent_interval(ConfidenceInterval(low, high))}"
-        return f"{self.name} ({steps} steps): {WORDS[self.decision]}, {change}"
+        words = WORDS[self.decision] if self.is_judged else "in these runs"
+        return f"{self.name} ({steps} steps): {words}, {change}"
 
 
 def states_text(
@@ -61,19 +64,25 @@ def states_text(
     sides = (reference, candidate)
     labels = _labels([run for side in sides for run in side.runs])
     total = sum(map(len, labels.values())) / len(labels)
+    has_several = min(len(side.runs) for side in sides) > 1
     found = []
     for name in dict.fromkeys(np.concatenate(list(labels.values())).tolist()):
-        is_in = {run: of_run == name for run, of_run in labels.items()}
-        num = [float(np.mean([is_in[id(run)].sum() for run in side.runs])) for side in sides]
-        taken = pairs(reference, candidate, (MAIN, MAIN), lambda run, is_in=is_in: is_in[id(run)])
+
+        def is_in(judged: JudgedRun, name: str = name) -> Mask:
+            mask: Mask = labels[id(judged)] == name
+            return mask
+
+        num = [float(np.mean([is_in(run).sum() for run in side.runs])) for side in sides]
+        taken = pairs(reference, candidate, (MAIN, MAIN), is_in)
         ratio = taken.ratio(spread) if taken is not None and taken.is_log else None
         decision = "cannot tell" if ratio is None else decided(*_of(ratio), matters)[0]
-        found.append(_State(name, (num[0], num[1]), ratio, decision))
+        is_judged = has_several or name not in STATES.values()
+        found.append(_State(name, (num[0], num[1]), ratio, decision, is_judged))
     found.sort(key=lambda state: -sum(state.num))
     is_moved = max(abs(state.num[0] - state.num[1]) for state in found) > MOVED * total
     of_whole = decided(*_of(whole.ratio(spread)), matters)[0]
     is_of_mixture = is_moved and all(state.decision != of_whole for state in found)
-    if not (is_of_mixture or _differ([state.ratio for state in found if state.ratio], matters)):
+    if not (is_of_mixture or differ([state.ratio for state in found if state.ratio], matters)):
         return ""
     return f"what changed hangs on the state of a step: {'; '.join(state.text for state in found)}"
 
@@ -82,7 +91,7 @@ def _of(ratio: LogRatio) -> tuple[Floats, Floats]:
     return ratio.value, ratio.error.width(ALPHA)
 
 
-def _differ(ratios: Sequence[LogRatio], matters: float) -> bool:
+def differ(ratios: Sequence[LogRatio], matters: float) -> bool:
     """Whether any state changed by more than the first, which has most steps, beyond the noise of steps. What
     runs differ by they do in all of their steps."""
     if len(ratios) < 2:
@@ -124,7 +133,7 @@ def _negative(judged: JudgedRun, metric: str) -> Floats | None:
 
 def _sizes(tokens: Floats) -> list[float]:
     """The largest step of each size; [] where all are alike, or not known."""
-    sizes = np.unique(tokens) if np.isfinite(tokens).all() else np.empty(0)
+    sizes = np.unique(tokens) if np.isfinite(tokens).all() else tokens[:0]
     if len(sizes) > FEW_SIZES:
-        return np.unique(np.quantile(tokens, [1 / 3, 2 / 3, 1])).tolist()
-    return sizes.tolist() if len(sizes) > 1 else []
+        sizes = np.unique(np.quantile(tokens, [1 / 3, 2 / 3, 1]))
+    return [float(size) for size in sizes] if len(sizes) > 1 else []
