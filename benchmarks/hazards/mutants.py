@@ -128,12 +128,18 @@ class _Without(ast.NodeTransformer):
         return super().generic_visit(node)
 
 
-def leave_out(name: str) -> int:
-    """Compile the mutant's functions without its statements; how many went. Exits with 3 for none."""
+Original = tuple[Any, str, Any]
+
+
+def leave_out(name: str) -> list[Original]:
+    """Compile the mutant's functions without its statements. Exits with 3 where this torch has none.
+
+    Returns owner, name and original of what was replaced, for who wants to put it back.
+    """
     mutant = MUTANTS[name]
     module = importlib.import_module(mutant.module)
     owner = getattr(module, mutant.owner) if mutant.owner else module
-    num_left_out = 0
+    num_left_out, originals = 0, list[Original]()
     for function_name in mutant.functions.split("|"):
         function = getattr(owner, function_name, None)
         if function is None:
@@ -146,14 +152,14 @@ def leave_out(name: str) -> int:
         scope: dict[str, Any] = {}
         code = compile(ast.fix_missing_locations(tree), original.__code__.co_filename, "exec")
         exec(code, original.__globals__, scope)
-        setattr(owner, function_name, scope[function_name])
-        for other in list(sys.modules.values()):
-            if getattr(other, function_name, None) is function and other is not owner:
-                setattr(other, function_name, scope[function_name])
+        for holder in {id(one): one for one in (owner, *sys.modules.values())}.values():
+            if getattr(holder, function_name, None) is function:
+                setattr(holder, function_name, scope[function_name])
+                originals.append((holder, function_name, function))
     if not num_left_out:
         print(f"{name}: this torch has no such statement", flush=True)
         raise SystemExit(3)
-    return num_left_out
+    return originals
 
 
 if __name__ == "__main__":
