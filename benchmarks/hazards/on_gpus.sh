@@ -32,7 +32,7 @@ loader:loader_without_wait loader:loader_without_record_stream
 host_optimizer:host_optimizer_copies_before_backward host_optimizer:host_optimizer_reads_before_the_copy
 host_optimizer:host_optimizer_parameters_not_awaited"
 deletions=$("$python" benchmarks/hazards/mutants.py)
-kinds="fsdp2 fsdp2_hook ddp ddp_hook ddp_mixed ddp_overlapped zero tp cp pp graphs compile offload checkpoint fsdp2_offload loader host_optimizer accelerate"
+kinds="fsdp2 fsdp2_hook ddp ddp_hook ddp_mixed ddp_overlapped zero tp cp pp graphs compile offload checkpoint fsdp2_offload fsdp2_offload_once loader host_optimizer accelerate"
 reported="deepspeed_8061 deepspeed_5606 deepspeed_7965 deepspeed_7805 deepspeed_7898 pytorch_180889
 pytorch_180665 torchtitan_2581 torchrec_4191 megatron_7398"
 [ -n "${PACKAGES:-}" ] && reported="$reported trl_7195_clone trl_7195_stream torchtune_1867"

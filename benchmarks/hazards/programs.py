@@ -102,9 +102,10 @@ def ddp(arguments: Any) -> Callable[[int], Tensor]:
 def fsdp2(arguments: Any) -> Callable[[int], Tensor]:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-    model = Net().cuda() if arguments.kind != "fsdp2_offload" else Net()
+    is_offloaded = arguments.kind.startswith("fsdp2_offload")
+    model = Net() if is_offloaded else Net().cuda()
     options: dict[str, Any] = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}
-    if arguments.kind == "fsdp2_offload":
+    if is_offloaded:
         options["offload_policy"] = CPUOffloadPolicy()
     for block in model.blocks:
         fully_shard(block, **options)
@@ -114,10 +115,11 @@ def fsdp2(arguments: Any) -> Callable[[int], Tensor]:
         for module in (*model.blocks, model):
             module.set_all_reduce_hook(lambda grad: dist.all_reduce(grad.div_(size)), stream=hook_stream)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    num_passes = 1 if arguments.kind == "fsdp2_offload_once" else 2
 
     def step(n: int) -> Tensor:
         x, y = batch(n)
-        for micro in range(2):
+        for micro in range(num_passes):
             loss = F.cross_entropy(model(x + micro).float(), y)
             loss.backward()
         optimizer.step()
@@ -413,7 +415,8 @@ HOOKS: dict[str, Any] = {
 
 KINDS: dict[str, Callable[[Any], Callable[[int], Tensor]]] = {
     "ddp": ddp, "ddp_hook": ddp, "ddp_mixed": ddp, "ddp_overlapped": ddp, "zero": ddp, "compile": ddp,
-    "fsdp2": fsdp2, "fsdp2_offload": fsdp2, "fsdp2_hook": fsdp2, "tp": tp, "cp": cp, "pp": pp,
+    "fsdp2": fsdp2, "fsdp2_hook": fsdp2, "fsdp2_offload": fsdp2, "fsdp2_offload_once": fsdp2,
+    "tp": tp, "cp": cp, "pp": pp,
     "graphs": graphs, "offload": offload, "checkpoint": checkpoint, "loader": loader,
     "host_optimizer": host_optimizer, "accelerate": accelerated,
 }  # fmt: skip
