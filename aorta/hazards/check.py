@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from aorta.hazards.order import Moment, Order
-from aorta.hazards.segments import MAX_SEGMENTS, Segments, Strides, Touch, common_bytes
+from aorta.hazards.segments import MAX_SEGMENTS, Segments, Touch, common_bytes
 
 Kind = Literal["race", "reuse", "latent"]
 Hint = tuple[Literal["", "early", "itself"], Any]
@@ -32,6 +32,7 @@ HOST = "host"
 LEGACY = "legacy"
 """The name of CUDA's legacy default stream; it waits for blocking streams, and they for it."""
 
+_new = tuple.__new__
 RULES = {
     (True, False): "reads what is still written",
     (True, True): "overwrites what is still written",
@@ -85,6 +86,8 @@ class _Region:
     owner: int
     segments: Segments = field(default_factory=Segments)
     is_live: bool = True
+    is_shared: bool = False
+    """Another stream than the owner's has touched it since it was allocated."""
     recorded: set[int] = field(default_factory=set)
     """Streams that the allocator waits for before it reuses the memory (record_stream)."""
     site: Any = None
@@ -243,7 +246,7 @@ class HazardCheck:
         if waits_for_users:
             region.recorded.update(range(len(self._names)))
         region.recorded.discard(region.stream)
-        late = self._late(region)
+        late = self._late(region) if region.is_shared else {}
         if region.recorded:  # the allocator waits for all work that these streams hold now
             region.segments.forget_streams(region.recorded)
         if late:
@@ -277,10 +280,29 @@ class HazardCheck:
         self.num_operations += 1
         if self._blocking:
             self._legacy_order(x)
-        for access in reads:
-            self._touch(x, count, access, site, is_write=False)
-        for access in writes:
-            self._touch(x, count, access, site, is_write=True)
+        behind, regions = self.order.behind(x), self._regions
+        for accesses, is_write in ((reads, False), (writes, True)):
+            for access in accesses:
+                start = at = access[0]
+                end = start + access[1]
+                strides = access[2] if len(access) > 2 else None
+                while at < end:
+                    region = regions.get(at) or self._region_at(at)
+                    if region is None or not region.is_live:
+                        region = self._unknown(at, end)
+                    until = end if end < region.end else region.end
+                    # As Touch(...), without its call: this is what the check spends its time on.
+                    touch = _new(Touch, (x, count, site, region.owner, is_write, start, end, strides))
+                    if x != region.stream:
+                        region.is_shared = True
+                    segments = region.segments
+                    for other in (segments.write if is_write else segments.read)(at, until, touch):
+                        if other.stream != x and behind.get(other.stream, 0) < other.number:
+                            self._conflict(touch, other, region.owner)
+                    if len(segments.starts) > MAX_SEGMENTS:
+                        segments.forget()
+                        self.num_forgotten += 1
+                    at = until
 
     def begin_capture(self, graph: Hashable) -> None:
         """Take all that follows as captured into the graph, until end_capture."""
@@ -316,8 +338,9 @@ class HazardCheck:
     def _issued(self, stream: Hashable) -> int:
         """Number of the stream, which from now on is behind what the host has done."""
         x = self._number(stream)
-        if x:
-            self.order.wait(x, self.order.now(0))
+        order = self.order
+        if x and order.behind(x).get(0, 0) < order.counts[0]:
+            order.wait(x, order.now(0))
         return x
 
     def _legacy_order(self, x: int) -> None:
@@ -327,28 +350,6 @@ class HazardCheck:
                 self.order.wait(x, self.order.now(y))
         elif legacy is not None and x in self._blocking:
             self.order.wait(x, self.order.now(legacy))
-
-    def _touch(self, x: int, count: int, access: Access, site: Any, is_write: bool) -> None:
-        start, num_bytes = access[0], access[1]
-        strides: Strides | None = access[2] if len(access) > 2 else None
-        end = start + num_bytes
-        at = start
-        while at < end:
-            region = self._region_at(at)
-            if region is None or not region.is_live:
-                region = self._unknown(at, end)
-            until = min(end, region.end)
-            touch = Touch(x, count, site, region.owner, is_write, start, end, strides)
-            segments = region.segments
-            earlier = segments.write(at, until, touch) if is_write else segments.read(at, until, touch)
-            behind = self.order.behind(x)
-            for other in earlier:
-                if other.stream != x and behind.get(other.stream, 0) < other.number:
-                    self._conflict(touch, other, region.owner)
-            if len(segments.starts) > MAX_SEGMENTS:
-                segments.forget()
-                self.num_forgotten += 1
-            at = until
 
     def _conflict(self, touch: Touch, other: Touch, owner: int) -> None:
         if common_bytes(touch, other):
@@ -416,6 +417,12 @@ class HazardCheck:
 
     def _take(self, start: int, end: int, stream: int | None, site: Any) -> _Region:
         """Make a region of an allocation. It inherits the accesses to freed memory of the same stream."""
+        same = self._regions.get(start)
+        if same is not None and same.end == end and not same.is_live:  # as the allocator does it mostly
+            segments = same.segments if same.stream == stream else Segments()
+            region = _Region(start, end, stream, self._new_owner(), segments, site=site)
+            self._regions[start] = region
+            return region
         inherited = Segments()
         for old in self._overlapping(start, end):
             self._remove(old)
@@ -423,7 +430,8 @@ class HazardCheck:
                 inherited.extend(old.segments.within(start, end))
             for a, b in ((old.start, start), (end, old.end)):
                 if a < b:  # what is left of it on either side
-                    rest = _Region(a, b, old.stream, old.owner, old.segments.within(a, b), old.is_live)
+                    part = old.segments.within(a, b)
+                    rest = _Region(a, b, old.stream, old.owner, part, old.is_live, old.is_shared)
                     self._put(rest)
         return self._put(_Region(start, end, stream, self._new_owner(), inherited, site=site))
 

@@ -46,6 +46,9 @@ class Segments:
     def read(self, start: int, end: int, touch: Touch) -> list[Touch]:
         """Note a read of the bytes from start to before end; return the last writes there."""
         starts = self.starts
+        if not starts:
+            self._insert(0, start, end, None, {touch.stream: touch})
+            return []
         i = bisect_left(starts, start)
         if i < len(starts) and starts[i] == start and self.ends[i] == end:  # the same tensor again
             write = self.writes[i]
@@ -72,6 +75,9 @@ class Segments:
     def write(self, start: int, end: int, touch: Touch) -> list[Touch]:
         """Note a write of the bytes from start to before end; return the last writes and the reads since."""
         starts = self.starts
+        if not starts:
+            self._insert(0, start, end, touch, {})
+            return []
         i = bisect_left(starts, start)
         if i < len(starts) and starts[i] == start and self.ends[i] == end:
             found = list(self.reads[i].values())
