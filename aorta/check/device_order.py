@@ -38,6 +38,8 @@ class DeviceOrder:
         """Site of the operation in progress; -1 between operations."""
         self.is_in_collective = False
         """That operation is a collective."""
+        self.is_ours = False
+        """What happens is the check's own, not the program's."""
         self.is_listening = False
 
     def stream(self) -> int:
@@ -90,11 +92,16 @@ class DeviceOrder:
         return self.current if self.current >= 0 else self._site(name)
 
     def _allocated(self, address: int) -> None:
-        self._log.append(["allocate", address, 0, self.stream(), self.current])
+        if self.is_ours:
+            self._log.append(["ours", address, "alloc"])
+        else:
+            self._log.append(["allocate", address, 0, self.stream(), self.current])
 
     def _freed(self, address: int) -> None:
-        # In a collective's call c10d drops what earlier ones used: its watchdog has seen them end.
-        self._log.append(["free", address, self._site("free"), None, self.is_in_collective])
+        if self.is_ours:
+            self._log.append(["ours", address, "free_requested"])
+        else:  # in a collective's call c10d drops what earlier ones used: its watchdog has seen them end
+            self._log.append(["free", address, self._site("free"), None, self.is_in_collective])
 
 
 def trace_flag() -> Any:
@@ -143,13 +150,14 @@ def completed(log: list[LogEntry], trace: list[dict[str, Any]]) -> list[LogEntry
     """The log with sizes of allocations, and of frees the stream and whether the allocator waits for users of
     the memory, from the allocator's trace: both have them in the same order.
 
-    Allocations that the trace does not have are left out.
+    Allocations that the trace does not have are left out, and what the check itself did.
     """
     whole: list[LogEntry] = []
     at = 0
     for entry in log:
-        if entry[0] in ("allocate", "free") and entry[3] != HOST:
-            action = "alloc" if entry[0] == "allocate" else "free_requested"
+        is_ours = entry[0] == "ours"
+        if is_ours or (entry[0] in ("allocate", "free") and entry[3] != HOST):
+            action = entry[2] if is_ours else "alloc" if entry[0] == "allocate" else "free_requested"
             found = next(
                 (
                     i
@@ -159,10 +167,12 @@ def completed(log: list[LogEntry], trace: list[dict[str, Any]]) -> list[LogEntry
                 None,
             )
             if found is None:
-                if entry[0] == "allocate":
+                if entry[0] != "free":
                     continue
             else:
                 at = found + 1
+                if is_ours:
+                    continue
                 told = trace[found]
                 if entry[0] == "allocate":
                     entry = ["allocate", entry[1], told["size"], told["stream"], entry[4]]

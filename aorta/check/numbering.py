@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils._python_dispatch import _disable_current_modes
 
-from aorta.check.fingerprints import fingerprint, fingerprints
+from aorta.check.fingerprints import fingerprints
 from aorta.check.operators import Issued
 from aorta.hazards.numbers import Call, Difference, Moment, Numbered, Numbers, Parameter
 from aorta.record.interception.replaced import uncompiled
@@ -40,12 +40,19 @@ MIN_NUMEL = 16
 
 
 def _unseen(method: F) -> F:
-    """Return a method whose own operators no mode sees: they are not the program's."""
+    """Return a method whose own operators and memory nothing sees: they are not the program's."""
 
     @wraps(method)
-    def unseen(*args: Any) -> Any:
-        with _disable_current_modes(), torch.no_grad():
-            return method(*args)
+    def unseen(numbering: "Numbering", *args: Any) -> Any:
+        order = numbering.order
+        try:
+            if order is not None:
+                order.is_ours = True
+            with _disable_current_modes(), torch.no_grad():
+                return method(numbering, *args)
+        finally:
+            if order is not None:
+                order.is_ours = False
 
     return unseen  # type: ignore[return-value]
 
@@ -55,11 +62,11 @@ class _Pending:
 
     __slots__ = ("call", "inputs", "is_printed", "outputs", "prints")
 
-    def __init__(self, call: Call, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    def __init__(self, call: Call, inputs: Tensor, outputs: list[Tensor]) -> None:
         self.call = call
         self.inputs = inputs
         self.outputs = outputs
-        self.prints: list[Tensor] = []
+        self.prints: Tensor | None = None
         self.is_printed = False
 
 
@@ -68,6 +75,8 @@ class Numbering:
 
     def __init__(self, site_text: Callable[[int], str]) -> None:
         self._site_text = site_text
+        self.order: Any = None
+        """Of the device, which is told what is not the program's."""
         self.step = 0
         self._place = 0
         self._pending: list[_Pending] = []
@@ -104,11 +113,12 @@ class Numbering:
     def take(self, rank: int) -> Numbered:
         """Fingerprints since the last take."""
         taken = Numbered(rank=rank)
-        prints = [one.unsqueeze(0) for pending in self._pending for one in (*pending.inputs, *pending.prints)]
+        both = [(pending.inputs, pending.prints) for pending in self._pending]
+        prints = [one for of_call in both for one in of_call if one is not None]
         values = iter(_plain([*prints, *(rows for _, rows in self._parameters)]))
         for pending in self._pending:
-            pending.call.inputs = [next(values) for _ in pending.inputs]
-            pending.call.outputs = [next(values) for _ in pending.prints]
+            pending.call.inputs = list(islice(values, len(pending.inputs)))
+            pending.call.outputs = [] if pending.prints is None else list(islice(values, len(pending.prints)))
             taken.calls.append(pending.call)
         for parameters, _ in self._parameters:
             for parameter in parameters:
@@ -147,7 +157,7 @@ class Numbering:
             epsilon=torch.finfo(inputs[0].dtype).eps,
             root=values.get("root_rank"),
         )
-        pending = _Pending(call, [fingerprint(tensor) for tensor in inputs], outputs)
+        pending = _Pending(call, fingerprints(inputs), outputs)
         self._pending.append(pending)
         return pending
 
@@ -187,7 +197,7 @@ class Numbering:
             pending.is_printed = True
             num = 1 if pending.call.op != "all_gather" else pending.call.group.count(",") + 1
             parts = pending.outputs if len(pending.outputs) == num else _chunks(pending.outputs, num)
-            pending.prints = [fingerprint(tensor) for tensor in parts]
+            pending.prints = fingerprints(parts) if parts else None
         pending.outputs = []
 
     # -- parameters ----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 A window is whole: what lies before it counts as ordered. After a window with new findings, the following
 steps confirm them, one finding a step."""
 
+import hashlib
 import logging
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ from aorta.check.works import Works
 from aorta.hazards.check import HOST, Hazard, HazardCheck
 from aorta.hazards.exceptions import Exceptions
 from aorta.hazards.findings import Checked, Finding, Place, Site, missing_order, write_checked
-from aorta.hazards.log import play
+from aorta.hazards.log import play, without_events
 from aorta.hazards.numbers import Numbered
 from aorta.record.companions import Accompanied, Cause, Companion
 
@@ -39,6 +41,8 @@ MAX_PRINTS = 40_000
 """Fingerprints that are kept, if those of two windows are not more."""
 WRITE_EVERY_S = 10.0
 """Seconds between two writes of what is found where nothing new was."""
+MAX_WINDOWS = 8
+"""Windows whose hazards are remembered."""
 MAX_TRIALS = 4
 MAX_SAID = 12
 """Findings that are said while the program runs."""
@@ -86,6 +90,8 @@ class HazardWatch(Companion):
         self._first_bad: FirstBad | None = None
         """Looks at every result, once something was not finite."""
         self._stream_names: dict[Hashable, str] = {0: "default stream", HOST: HOST}
+        self._windows: dict[bytes, tuple[list[Hazard], int]] = {}
+        """What the last windows had that were not alike, by a digest of their logs."""
         self._pinned: set[int] = set()
         """Addresses of storages in pinned memory that a device has copied."""
         self.checked = Checked(rank=0, steps=[])
@@ -158,6 +164,7 @@ class HazardWatch(Companion):
             if self._order is None:
                 self._order = DeviceOrder(self._log, self._sites.number)
             self._order.listen()
+            self._numbering.order = self._order
         if self._works is None:
             entries = self._log if self._order is None else None
             self._works = Works(entries, self._numbering.waited, self._numbering.promised)
@@ -192,20 +199,32 @@ class HazardWatch(Companion):
         captured: Entries = []
         for graph in graphs & set(self._graphs.captured):
             captured += [["begin_capture", graph], *self._graphs.captured[graph], ["end_capture"]]
-        check = play([*captured, *self._log], HazardCheck())
+        hazards, num_operations = self._played([*captured, *self._log])
         self._count("exactly", self._num_exactly)
         self._num_exactly = 0
         self._log.clear()
-        self.checked.num_operations += check.num_operations
+        self.checked.num_operations += num_operations
         if self._order is None:
             self._cannot_see("streams and memory of a device: the process has used none")
-        places = places_of_parameters() if check.hazards else []
-        for hazard in check.hazards.values():
+        places = places_of_parameters() if hazards else []
+        for hazard in hazards:
             at = hazard.address
             self._found(hazard, next((words for start, end, words in places if start <= at < end), ""))
         self._suspects.sort(key=lambda suspect: suspect.following >= 0)  # races first
         self._keep_numbers()
-        self._write(is_urgent=bool(check.hazards))
+        self._write(is_urgent=bool(hazards))
+
+    def _played(self, entries: Entries) -> tuple[list[Hazard], int]:
+        """Hazards of a log, and its number of operations. Where an allocator gives a step what it gave the
+        one before, windows are alike, and what the last ones have is known."""
+        alike = msgspec.msgpack.encode(without_events(entries))
+        key = hashlib.blake2b(alike, digest_size=16).digest()
+        if key not in self._windows:
+            check = play(entries, HazardCheck())
+            if len(self._windows) == MAX_WINDOWS:
+                del self._windows[next(iter(self._windows))]
+            self._windows[key] = list(check.hazards.values()), check.num_operations
+        return self._windows[key]
 
     def _write(self, is_urgent: bool) -> None:
         """Write what is known, unless it can wait: a file takes longer than a checked step."""

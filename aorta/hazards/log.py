@@ -24,6 +24,10 @@ NAMES = (
 )  # fmt: skip
 
 
+EVENT_AT = {"record": 1, "wait": 2, "forget_event": 1, "synchronize_event": 1}
+"""Place of the event in an entry."""
+
+
 class LogError(AortaError):
     """A log cannot be read."""
 
@@ -35,6 +39,23 @@ def play(entries: Iterable[Entry], check: HazardCheck | None = None) -> HazardCh
     for name, *arguments in entries:
         methods[name](*arguments)
     return check
+
+
+def without_events(entries: Iterable[Entry]) -> list[Entry]:
+    """Entries with events by the order in which they come, and steps without their numbers: logs that are
+    alike then have the same hazards."""
+    events: dict[Any, int] = {}
+    whole = list[Entry]()
+    for entry in entries:
+        name = entry[0]
+        place = EVENT_AT.get(name)
+        if place is not None:
+            number = events.setdefault(entry[place], len(events))
+            entry = [*entry[:place], number, *entry[place + 1 :]]
+        elif name == "begin_step":
+            entry = [name]
+        whole.append(entry)
+    return whole
 
 
 def read_log(path: Path) -> list[list[Any]]:

@@ -38,15 +38,18 @@ pytorch_180665 torchtitan_2581 torchrec_4191 megatron_7398"
 [ -n "${PACKAGES:-}" ] && reported="$reported trl_7195_clone trl_7195_stream torchtune_1867"
 
 if has cost; then  # narrow, the host is the bound; wide, the device
-  piece inside 110 "${torchrun[@]}" benchmarks/hazards/cost.py --cuda --seconds 17 \
+  piece inside 100 "${torchrun[@]}" benchmarks/hazards/cost.py --cuda --seconds 12 \
     ddp:64x32 fsdp2:64x32 ddp:1024x16384 fsdp2:1024x16384
+  wait
+  piece inside_without_numbers 60 "${torchrun[@]}" benchmarks/hazards/cost.py --cuda --seconds 6 --no-numbers \
+    ddp:64x32 fsdp2:64x32
   wait
 fi
 if has whole; then  # without aorta
   piece bare_as_shipped 90 "${torchrun[@]}" benchmarks/hazards/as_shipped.py
   wait
 fi
-cat "$out"/inside.txt "$out"/bare_as_shipped.txt 2>/dev/null
+cat "$out"/inside*.txt "$out"/bare_as_shipped.txt 2>/dev/null
 has cases && piece cases 150 "${torchrun[@]}" benchmarks/hazards/cases.py "$out/cases"
 has numbers && piece numbers 110 "$python" benchmarks/hazards/wrong_numbers.py --cuda --output "$out/numbers.csv"
 has csan && piece cases_csan 100 "${torchrun[@]}" benchmarks/hazards/cases.py "$out/cases" --csan

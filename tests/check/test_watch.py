@@ -18,7 +18,7 @@ from aorta.check.works import Works
 from aorta.hazards.check import HOST, HazardCheck
 from aorta.hazards.exceptions import Exceptions
 from aorta.hazards.findings import Checked, merged, read_checked
-from aorta.hazards.log import play
+from aorta.hazards.log import play, without_events
 from aorta.hazards.text import checked_text
 from aorta.record.interception.works import TimedWork
 from tests.check.rank_programs import checked_loop
@@ -286,6 +286,9 @@ def test_sizes_streams_and_deferred_frees_come_from_the_allocators_trace():
         {"action": "free_requested", "addr": 128, "size": 512, "stream": 7},
         {"action": "free_completed", "addr": 128, "size": 512, "stream": 7},
     ]
+    ours = [["ours", 256, "alloc"], ["ours", 256, "free_requested"], *log]
+    between = [{"action": action, "addr": 256, "size": 64, "stream": 7} for _, _, action in ours[:2]]
+    assert completed(ours, [*between, *trace]) == completed(log, trace)
     assert completed(log, trace) == [
         ["allocate", 64, 512, 7, 1],
         ["free", 64, 2, 7, False],
@@ -310,6 +313,37 @@ def test_two_ranks_confirm_a_race_and_leave_ddp_alone(tmp_path):
 def test_torch_has_the_flag_that_is_put_back_behind_a_window():
     """A torch without it goes on to call Python for each event and allocation between windows."""
     assert ctypes.addressof(trace_flag()) == ctypes.addressof(trace_flag())
+
+
+@pytest.mark.parametrize("is_alike", [True, False])
+def test_a_window_like_one_before_is_not_looked_through_again(tmp_path, monkeypatch, is_alike):
+    played = []
+    monkeypatch.setattr(
+        "aorta.check.watch.play", lambda entries, check: played.append(1) or play(entries, check)
+    )
+    buffers = [torch.ones(64) for _ in range(12)]
+    watch = HazardWatch(every=2, confirm=False)
+    watch.opened(SimpleNamespace(output_dir=tmp_path, rank=0, world_size=1, store_prefix=""))
+    for number in range(12):
+        watch.step_begins(number)
+        buffers[0 if is_alike else number].mul_(0.5)
+    watch.closing(None)
+    assert len(played) == (1 if is_alike else 5)
+    assert read_checked(tmp_path)[0].num_operations == 10
+
+
+def test_logs_are_alike_where_events_have_other_handles():
+    def log(event, step, address=64):
+        return [
+            ["begin_step", step],
+            ("launch", 1, [], [(address, 8)], 0),
+            ["record", event, 1, 0],
+            ["wait", 2, event, 0],
+            ["forget_event", event],
+        ]
+
+    assert without_events(log(5, 1)) == without_events(log(9, 7))
+    assert without_events(log(5, 1)) != without_events(log(5, 1, address=72))
 
 
 def test_what_changes_nothing_is_not_written_in_every_window(tmp_path, monkeypatch):
