@@ -44,6 +44,8 @@ LEAST_BESIDE, MOST_BESIDE = 4, 16
 """Steps beside a recorded block with which it is compared: on each side at most, together at least."""
 SLOW = 3.0
 """A step of so many usual lengths is slow: the next block is recorded. In differences it counts as that."""
+CHANGED = 1.2
+"""Ratio of usual lengths, now and before the last recorded block: the next blocks are recorded."""
 ENOUGH_PAIRS = 3
 """Differences from which on that of the first steps does not count any more."""
 FEW_WIDTH = 4.0

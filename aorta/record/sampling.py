@@ -18,6 +18,7 @@ import msgspec
 from aorta.files import read_regular, write_whole
 from aorta.record.overhead import (
     BLOCK,
+    CHANGED,
     FIRST_EVERY,
     NUM_FIRST,
     NUM_FIRST_LEFT_OUT,
@@ -41,6 +42,8 @@ ASK_EVERY_S = 1.0
 LONGEST_S = 300.0
 """Longest time between two decisions. The first one is made as soon as there is a cost; each later one after
 twice the time of the one before."""
+KNOWN_FROM = 4
+"""Block from which on the usual length of a step is known, where none was recorded since the first ones."""
 MOST_BLOCKS = 64
 LOOK_AFTER_NS = 250_000_000
 """Blocks, and time, after which a decision is looked for in steps that go on."""
@@ -86,9 +89,11 @@ class Sampling:
         """Global step of the first step of this process."""
         self._plan = Plan(0, 0, FIRST_EVERY, 0)
         self._next: Plan | None = None
-        self._extra = -1
-        """Block that is recorded out of turn: a step before it was slow. A whole one, since ranks notice that
-        at places that differ a little."""
+        self._extra = range(0)
+        """Blocks recorded out of turn: one after a slow step, two after steps have changed, which ranks
+        notice at places that differ a little."""
+        self._plain_ms = self._known_ms = 0.0
+        """The usual length of a step that is left out: now, and before the last one that was recorded."""
         self._decide_after_s = AHEAD_S
         self._decided_ns = 0
         self._began_ns = self._began_cpu_ns = 0
@@ -141,6 +146,8 @@ class Sampling:
             self._look_for_plan(place, now_ns)
         recorded = self._is_planned(place)
         self._began_ns, self._began_cpu_ns, self._place, self._own_ns = now_ns, cpu_ns, place, 0
+        if (recorded and not self._was_recorded) or (block_of(place) >= KNOWN_FROM and not self._known_ms):
+            self._known_ms = self._plain_ms
         self._was_switched = self._was_recorded and not recorded
         self._was_recorded = recorded
         self._count_threads(recorded)
@@ -197,10 +204,9 @@ class Sampling:
         """Have the meter take the steps that went on."""
         if not self._plain:
             return
-        usual_ms = self._usual_ms
         for step_ms in self._plain:
-            usual_ms *= 1.02 if step_ms > usual_ms else 1 / 1.02
-        self._usual_ms = usual_ms
+            self._usual_ms = _moved(self._usual_ms, step_ms)
+            self._plain_ms = _moved(self._plain_ms, step_ms)
         # The process's clock takes as long to read as all of goes_on: read when the first of them began.
         cpu_ns = self._cpu_clock()
         cpu_ms = (cpu_ns - self._began_cpu_ns) / 1e6
@@ -226,7 +232,7 @@ class Sampling:
         return has_details(self._place)
 
     def _is_planned(self, place: int) -> bool:
-        return is_recorded(place, self._plan.every) or (place >= NUM_FIRST and block_of(place) == self._extra)
+        return is_recorded(place, self._plan.every) or (place >= NUM_FIRST and block_of(place) in self._extra)
 
     def switched(self) -> None:
         """Note that something was put on or taken off in the open step, which is not recorded."""
@@ -255,9 +261,16 @@ class Sampling:
             self._own_ns / 1e6,
             (cpu_ns - self._began_cpu_ns) / 1e6,
         )
+        if not self._was_recorded and not self._was_switched:
+            self._plain_ms = _moved(self._plain_ms, step_ms)
         block = block_of(self._place)
-        if self.was_slow and block > self._extra and self.meter.has_room(self.limit or 0.0):
-            self._extra = block + 1
+        num_extra = 2 if self._has_changed() else 1 if self.was_slow else 0
+        if num_extra and block >= self._extra.stop - 1 and self.meter.has_room(self.limit or 0.0):
+            self._extra = range(block + 1, block + 1 + num_extra)
+
+    def _has_changed(self) -> bool:
+        """True where steps are longer or shorter than when some were recorded: a rank may be late since."""
+        return self._known_ms > 0 and not 1 / CHANGED < self._plain_ms / self._known_ms < CHANGED
 
     def _judge_length(self, step_ms: float) -> bool:
         """Note the length of the step that has just ended; True where it was slow."""
@@ -265,8 +278,7 @@ class Sampling:
         if self._place < NUM_FIRST:
             self._usual_ms = step_ms if usual_ms == 0 else min(usual_ms * 1.05, step_ms)
             return False
-        # A running middle: it moves by a share of itself, however long one step was.
-        self._usual_ms = step_ms if usual_ms == 0 else usual_ms * (1.02 if step_ms > usual_ms else 1 / 1.02)
+        self._usual_ms = _moved(usual_ms, step_ms)
         return 0 < SLOW * usual_ms < step_ms
 
     # -- decisions -------------------------------------------------------------------------------------
@@ -318,6 +330,11 @@ class Sampling:
         """Describe what recording has cost, for run.json."""
         self._settle()
         return self.meter.record(self.limit)
+
+
+def _moved(usual_ms: float, step_ms: float) -> float:
+    """A running middle: it moves by a share of itself, however long one step was."""
+    return step_ms if usual_ms == 0 else usual_ms * (1.02 if step_ms > usual_ms else 1 / 1.02)
 
 
 class _Talk:

@@ -1,6 +1,7 @@
 """Steps that are recorded are the same on all ranks, and what is left out keeps its time."""
 
 import itertools
+import random
 import time
 
 import msgspec
@@ -122,6 +123,29 @@ def test_a_rank_that_hears_nothing_records_steps_that_the_others_record_too():
         loop.sampling.close()
     pairs = zip(loops[1].recorded, loops[0].recorded, strict=True)
     assert not any(mine and not theirs for mine, theirs in pairs)
+
+
+@pytest.mark.parametrize("changed_ms", [13.0, 7.0])
+@pytest.mark.parametrize("cheaply", [False, True])
+def test_blocks_after_a_change_of_length_are_recorded_on_all_ranks(changed_ms, cheaply):
+    """A quarter of the steps scatters. The ranks notice at places that differ, and share a block."""
+    loops = [Loop(rank, 1, None, cost_ms=8.0) for rank in range(2)]
+    scatter = random.Random(0)
+    for number in range(9000):
+        for loop in loops:
+            plain_ms = changed_ms if number >= 7900 else 10.0
+            loop.step(number, plain_ms + scatter.choice([0.0, 0.0, 0.0, 1.0]), cheaply)
+    both = [number for number in range(9000) if all(loop.recorded[number] for loop in loops)]
+    after = [n for n in both if 7900 <= n < 7980]
+    assert len(after) >= BLOCK
+    assert loops[0].sampling.record().later_cost <= 0.01
+
+
+def test_a_loop_that_recording_makes_twice_as_long_has_not_changed():
+    loop = Loop(0, 1, None, cost_ms=15.0)
+    for number in range(30_000):
+        loop.step(number)
+    assert loop.sampling._extra == range(0)
 
 
 def test_the_block_after_a_slow_step_is_recorded_within_the_limit():
