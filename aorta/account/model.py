@@ -456,6 +456,8 @@ class WhatIfs(msgspec.Struct, frozen=True):
     empty_text: str = ""
     """Why there is none."""
     command: str = ""
+    note: str = ""
+    """What is missing of the traces; '' where nothing is."""
 
 
 class Causes(msgspec.Struct, frozen=True):

@@ -145,7 +145,9 @@ def make_report(
     for label, label_causes in causes.items():
         written["datasets"][label]["causes"] = [line.data for line in label_causes.lines]
         if label_causes.whatifs is not None:
-            written["datasets"][label]["whatifs"] = msgspec.to_builtins(label_causes.whatifs.lines)
+            of_label = written["datasets"][label]
+            of_label["whatifs"] = msgspec.to_builtins(label_causes.whatifs.lines)
+            of_label["notes"] = [*of_label["notes"], *filter(None, [label_causes.whatifs.note])]
     return Report(datasets, comparison, written, causes)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from aorta.account.model import Dataset, WhatIfLine, WhatIfs
+from aorta.account.model import Dataset, Run, WhatIfLine, WhatIfs
 from aorta.account.numbers import quantity
 from aorta.errors import ReplayError, TraceError
 from aorta.traces.sources import open_source
@@ -21,6 +21,8 @@ LEAST_PART = 0.02
 MOST_BYTES = 64 << 20
 """Of trace files: more take longer to replay than a report should take."""
 TRACE_FOLDER = "torch_profiler"
+APART_NS = 5_000_000_000
+"""How far a trace of the run may lie outside of its steps."""
 
 
 def whatifs_of(dataset: Dataset) -> WhatIfs | None:
@@ -39,11 +41,21 @@ def whatifs_of(dataset: Dataset) -> WhatIfs | None:
         from aorta.why.replay.load import steps_of
 
         median = None if is_traces else dataset.statistics["step_ms"].median
-        lines = best(steps_of(traces), None if median is None or median != median else float(median))
+        steps = steps_of(traces, within_unix_ns=None if is_traces else _time_of(run))
+        lines = best(steps, None if median is None or median != median else float(median))
     except (TraceError, ReplayError, OSError) as error:
-        return WhatIfs([], f"Not replayed: {error}")
+        return WhatIfs([], f"Not replayed: {error}", note=f"no what-ifs: {error}")
+    num_traced, num_ranks = len(open_source(traces).files), len(run.ranks)
+    note = f"what-ifs are of traces of {num_traced} of {num_ranks} ranks" if num_traced < num_ranks else ""
     empty_text = f"No change that the critical path suggests would save {100 * LEAST_GAIN:.0f} %: {command}"
-    return WhatIfs(lines, "" if lines else empty_text, command)
+    return WhatIfs(lines, "" if lines else empty_text, command, note)
+
+
+def _time_of(run: Run) -> tuple[int, int]:
+    """When the run's steps began, and when the last one did; as far as clocks of machines are apart, and as a
+    trace begins before its first step."""
+    start_ns = run.start_unix_ns
+    return int(start_ns.min()) - APART_NS, int(start_ns.max()) + APART_NS
 
 
 def best(steps: Sequence[StepGraph], untraced_ms: float | None = None) -> list[WhatIfLine]:

@@ -38,12 +38,15 @@ SYNC_CATEGORY = "cuda_sync"
 
 
 def steps_of(
-    paths: Path | str | Iterable[Path | str], rules: Sequence[CommRule] = COMM_RULES
+    paths: Path | str | Iterable[Path | str],
+    rules: Sequence[CommRule] = COMM_RULES,
+    within_unix_ns: tuple[int, int] | None = None,
 ) -> list[StepGraph]:
     """A graph per step that all ranks mark; a single one of the whole trace if none is marked on all.
 
-    paths: a folder, a file or an archive of Kineto traces, or one file per rank. ReplayError for traces
-    of other formats, TraceError if a file is no trace or has no device work.
+    paths: a folder, a file or an archive of Kineto traces, or one file per rank. within_unix_ns: when the run
+    that they are of began and ended. ReplayError for traces of other formats and of another time, TraceError
+    if a file is no trace or has no device work.
     """
     files = _files(paths)
     traces: list[RankTrace] = []
@@ -53,8 +56,11 @@ def steps_of(
         with no_garbage_collection():
             decoded = decode_for_graph(data, file.name)
             trace = rank_trace(decoded, file.name, rules=rules)
-            trace.timeline  # noqa: B018  (computed here, where garbage is not collected: it makes many objects)
+            timeline = trace.timeline  # computed here, where garbage is not collected: it makes many objects
             activity = read_activity(decoded, file.name, trace, rules)
+        began_ns = timeline.origin_unix_ns + round(timeline.window_ms[0] * NS_PER_MS)
+        if within_unix_ns is not None and not within_unix_ns[0] <= began_ns <= within_unix_ns[1]:
+            raise ReplayError(f"{file.name} is of another time than the run's steps")
         activity.rank = rank
         traces.append(trace)
         activities.append(activity)

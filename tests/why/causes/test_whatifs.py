@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from aorta.errors import ReplayError
+from aorta.errors import ReplayError, TraceError
 from aorta.page.html import page
 from aorta.page.write import make_report
 from aorta.why.causes import whatifs
@@ -48,6 +48,24 @@ def test_traces_too_large_to_replay_in_a_report_are_said_to_be(tmp_path, monkeyp
     monkeypatch.setattr(whatifs, "MOST_BYTES", 1)
     report = make_report([tmp_path], ["run"], explain=causes_lines)
     assert "are not replayed for a report" in page(report)
+
+
+def test_a_trace_of_another_time_than_the_run_is_not_replayed(tmp_path):
+    two_ranks(tmp_path)
+    assert steps_of(tmp_path, within_unix_ns=(10**12, 2 * 10**12))
+    with pytest.raises(ReplayError, match=r"is of another time than the run's steps"):
+        steps_of(tmp_path, within_unix_ns=(10**18, 2 * 10**18))
+
+
+@pytest.mark.heavy
+def test_why_traces_could_not_be_replayed_is_beside_the_numbers(tmp_path, monkeypatch):
+    def torn(*args, **options):
+        raise TraceError("rank0.json is torn")
+
+    two_ranks(tmp_path)
+    monkeypatch.setattr("aorta.why.replay.load.steps_of", torn)
+    dataset = make_report([tmp_path], ["run"], explain=causes_lines).summary["datasets"]["run"]
+    assert (dataset["whatifs"], dataset["notes"][-1]) == ([], "no what-ifs: rank0.json is torn")
 
 
 def test_steps_without_time_are_not_replayed(tmp_path):
