@@ -23,8 +23,8 @@ LATE_SHARE = 0.05
 NOISE_SCALES = 8.0
 SLOWER = 1.2
 """Ratio of step times that is a slow-down."""
-CONFIRMED_BY = 3
-"""Looks in a row, each at newer steps, that have to see it."""
+CONFIRMED_BY, SLOWER_FOR = 3, 10
+"""Looks in a row, each at newer steps, that have to see a rank late, and steps slower."""
 SETTLED_S = 20.0
 """Age from which a look counts as the usual state; kept for USUAL_S, one every KEPT_EVERY_S."""
 USUAL_S = 600.0
@@ -162,7 +162,7 @@ class Watch:
         scale_ms = 1.4826 * float(np.median(np.abs(np.array(before_ms) - usual_ms)))
         is_slow = step_ms > max(SLOWER * usual_ms, usual_ms + NOISE_SCALES * scale_ms)
         self._num_slow = self._num_slow + 1 if is_slow else 0
-        if self._num_slow != CONFIRMED_BY:
+        if self._num_slow != SLOWER_FOR:
             return []
         return [("slow-down", f"steps take {step_ms:.1f} ms, {usual_ms:.1f} before", [])]
 
