@@ -419,6 +419,7 @@ def test_a_second_run_moves_the_first_aside(tmp_path):
     # A run as short as this may end before the first stack is sampled.
     assert {path.name for path in aside.iterdir()} - {"rank_0_stacks.jsonl"} == {
         "run.json",
+        "node_0_digest.bin",
         "rank_0_metrics.jsonl",
         "rank_0_state.jsonl",
     }
