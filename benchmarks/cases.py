@@ -47,6 +47,12 @@ CASES: dict[str, dict[str, Any]] = {
         "data": {"seq_len": 2048},
         "parallel": {"mode": "ddp"},
     },
+    "ddp_long": {  # the device paces it, as in "ddp" it need not
+        "model": _SMALL,
+        "training": {"batch_size": 8},
+        "data": {"seq_len": 2048},
+        "parallel": {"mode": "ddp"},
+    },
     "moe": {
         "model": {
             **_SMALL,

@@ -274,6 +274,13 @@ class JudgedRun(msgspec.Struct, frozen=True):
         values = self.values(metric) if metric in self.run.metrics else np.zeros(0)
         return float(np.nanmean(values)) if np.isfinite(values).any() else None
 
+    def mean_of_host(self, part: str) -> float | None:
+        """The same of a column of what the host did."""
+        values = (
+            self.run.host_parts[part][:, self.num_warmup :] if part in self.run.host_parts else np.zeros(0)
+        )
+        return float(np.nanmean(values)) if np.isfinite(values).any() else None
+
     def values(self, metric: str) -> NDArray[np.float64]:
         """[rank, step] of the judged steps."""
         return self.run.metrics[metric][:, self.num_warmup :]

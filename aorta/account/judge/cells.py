@@ -7,6 +7,7 @@ over the judged steps and the ranks, so that they add up as well. Whatever an ou
 a step comes from here.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -22,6 +23,8 @@ from aorta.account.judge.selection import last_holds_the_end, looked_at
 from aorta.account.load.rank.host import AFTER, BETWEEN, CPU, IDLE, PREFIX, READY
 from aorta.account.model import JudgedRun, Lead, Run, Statistic
 from aorta.account.rows import positive
+from aorta.timeline.noise import NORMAL_95
+from aorta.timeline.statistics import MIN_STEPS
 from aorta.timeline.types import TRACE_SOURCES
 
 Floats = NDArray[np.float64]
@@ -212,7 +215,7 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
     compute, exposed = (host.metric(metric_of(lead, name)) for name in ("compute_ms", "exposed_ms"))
     on_device, between = run.source != "host", np.zeros_like(step)
     tails: dict[str, Floats] = {}
-    instrument = _instrument_of(looked)
+    instrument = _instrument_of(judged, looked)
     reasons = {"instrument": instrument.why_not} if instrument.why_not else {}
     cells: dict[str, Floats] = {}
     is_known = np.isfinite(compute) & np.isfinite(exposed) & np.isfinite(step)
@@ -244,6 +247,7 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
         if on_device:
             cells |= {"compute": compute - hidden, "hidden": hidden}
             cells |= _of_device(host, idle, between, instrument.ms)
+            _late_by_recording(cells, instrument.ms)
         else:
             cells |= _of_cpu(host, compute - hidden + idle, between, step, exposed, instrument.ms)
             cells["hidden"] = hidden
@@ -285,11 +289,11 @@ class _Instrument(NamedTuple):
     ms: float = 0.0
     """As far as that is certain."""
     gap_ms: float = 0.0
-    """Upper end of what recording makes the step longer by; 0 where it does not for certain."""
+    """What recording may make the step longer by in other cells; 0 where it does not for certain."""
     why_not: str = ""
 
 
-def _instrument_of(looked: JudgedRun) -> _Instrument:
+def _instrument_of(judged: JudgedRun, looked: JudgedRun) -> _Instrument:
     """Recording makes a step longer; what runs in every step is known of those that were left out."""
     overhead = None if looked.run.run is None else looked.run.run.overhead
     if overhead is not None and looked.run.left_out[looked.num_warmup :].all():
@@ -300,14 +304,30 @@ def _instrument_of(looked: JudgedRun) -> _Instrument:
     if overhead is None or overhead.step_ms is None or overhead.step_interval_ms is None:
         return _Instrument(why_not="not told apart: it is in what the host does")
     low_ms, high_ms = overhead.step_interval_ms
+    if overhead.only_first:
+        return _beyond_left_out(judged, looked)
     if low_ms <= 0:
         most = f"{max(high_ms, 0.0):.3g} ms"
         return _Instrument(why_not=f"within the scatter of steps, at most {most} a step")
-    if overhead.only_first:
-        return _Instrument(
-            why_not="not told apart: the first steps are longer, which recording need not have done"
-        )
     return _Instrument(overhead.step_ms, high_ms)
+
+
+def _beyond_left_out(judged: JudgedRun, looked: JudgedRun) -> _Instrument:
+    """Where only the first steps were recorded: by how much these are longer than the judged steps that were
+    left out. Whether recording or the beginning of the run made them so, the steps of the run lack it."""
+    left_out = judged.run.left_out[judged.num_warmup :]
+    others = judged.values("step_ms")[:, left_out].mean(axis=0)
+    steps = positive(looked.values("step_ms")).mean(axis=0)
+    if min(len(others), len(steps)) < MIN_STEPS:
+        return _Instrument(why_not="not told apart: too few steps were left out")
+    more_ms = float(steps.mean() - others.mean())
+    half_ms = NORMAL_95 * math.hypot(
+        *(values.std(ddof=1) / math.sqrt(len(values)) for values in (steps, others))
+    )
+    if more_ms <= half_ms:
+        most = f"{max(more_ms + half_ms, 0.0):.3g} ms"
+        return _Instrument(why_not=f"within the scatter of steps, at most {most} a step")
+    return _Instrument(more_ms, half_ms if judged.run.source != "host" else more_ms + half_ms)
 
 
 class Host:
@@ -387,6 +407,13 @@ def _give_instrument(cells: dict[str, Floats], ms: float, left: Floats) -> Float
     return _give(cells, "instrument", np.full_like(left, ms), left) if ms > 0 else left
 
 
+def _late_by_recording(cells: dict[str, Floats], ms: float) -> None:
+    """What of it a rank has no launches for, it waits for the others, which recording makes as much later."""
+    if ms > 0 and "wait" in cells:
+        more = np.minimum(ms - cells["instrument"], cells["wait"])
+        cells["instrument"], cells["wait"] = cells["instrument"] + more, cells["wait"] - more
+
+
 def _inflated(cells: dict[str, Floats], ms: float) -> None:
     """Take what recording costs a step on a CPU out of the cells that it makes longer, as INFLATED has them:
     it runs behind the step's body, then beside the program's code; a thread of it that holds the interpreter
@@ -439,7 +466,7 @@ def _idle_meanwhile(idle: Floats | None, span: Floats, unusual: Floats) -> Float
         return span
     is_measured = np.isfinite(idle) & (span > 0)
     ratio = float(idle[is_measured].sum() / span[is_measured].sum()) if is_measured.any() else 1.0
-    estimate = np.maximum(min(ratio, 1.0) * span, np.minimum(span, unusual))
+    estimate = np.maximum(ratio * span, np.minimum(span, unusual))
     return np.where(np.isnan(idle), estimate, idle)
 
 

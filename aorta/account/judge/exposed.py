@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.leading import metric_of
-from aorta.account.load.rank.host import AFTER, BEHIND_WAITS, PREFIX
+from aorta.account.load.rank.host import AFTER, BEHIND_EXPOSED, BEHIND_WAITS, PREFIX
 from aorta.account.model import JudgedRun, Lead
 from aorta.account.rows import positive
 from aorta.timeline.collective import POINT_TO_POINT
@@ -29,6 +29,9 @@ class Exposed:
     lost_ms: Floats
     """The part of wait_ms that delays its rank: the rest of it waits for its own host as well, which has not
     launched what comes next, so that the device would idle if no rank were late."""
+    lost_moving_ms: Floats
+    """[step]: the part of transfer, and of what may be transfer, that delays the step: as of lost_ms, of the
+    rank that it delays least where all ranks communicate with each other."""
     is_split: bool
     """Waiting is known in some step."""
 
@@ -44,11 +47,6 @@ class Exposed:
     def idle_waits_ms(self) -> Floats:
         """Waiting in which the rank has nothing queued behind it: launches that come late, too."""
         return self.wait_ms - self.lost_ms
-
-    @property
-    def moving_ms(self) -> Floats:
-        """Transfer, and what may be transfer."""
-        return self.transfer_ms + self.unsplit_ms
 
 
 def exposed_of(judged: JudgedRun, lead: Lead = "raw") -> Exposed | None:
@@ -84,36 +82,42 @@ def _exposed_of(judged: JudgedRun, lead: Lead) -> Exposed | None:
     if num_ranks > 1 and is_known.any():
         caused = _blame(judged, exposed) * wait.sum(axis=0) / (num_ranks - 1)
     rest = exposed - wait
+    lost = _lost(judged, wait, BEHIND_WAITS)
+    moving = np.clip(_lost(judged, exposed, BEHIND_EXPOSED) - lost, 0.0, rest)
+    is_limited = run.source != "host" and BEHIND_EXPOSED in run.host_parts
+    is_coupled = is_limited and num_ranks > 1 and is_one_group(judged)
     return Exposed(
         wait,
         np.where(is_known, rest, 0.0),
         np.where(is_known, 0.0, rest),
         caused,
-        _lost(judged, wait),
+        lost,
+        moving.min(axis=0) if is_coupled else moving.mean(axis=0),
         bool(is_known.any()),
     )
 
 
-def _lost(judged: JudgedRun, wait: Floats) -> Floats:
-    """What the host waits for the device itself, on other ranks' account, is lost too.
+def _lost(judged: JudgedRun, ms: Floats, behind: str) -> Floats:
+    """The part of ms that delays its rank, as a column of its host tells. What the host waits for the device
+    itself, on other ranks' account, is lost too.
 
-    Steps whose collectives were learned do not say when those were launched: as large a share of the wait is
-    lost in them as in the rank's steps that do.
+    Steps whose collectives were learned do not say when those were launched: as large a share is lost in them
+    as in the rank's steps that do.
     """
     parts, judged_steps = judged.run.host_parts, slice(judged.num_warmup, None)
-    if judged.run.source == "host" or BEHIND_WAITS not in parts:
-        return wait
-    ahead = parts[BEHIND_WAITS][:, judged_steps]
+    if judged.run.source == "host" or behind not in parts:
+        return ms
+    ahead = parts[behind][:, judged_steps]
     for name in (f"{PREFIX}synchronisation", f"{PREFIX}synchronisation{AFTER}"):
         if name in parts:
             ahead = ahead + positive(parts[name][:, judged_steps])
     is_known = ~np.isnan(ahead)
-    lost = np.minimum(ahead, wait)
-    known_wait = wait.sum(axis=1, where=is_known)
+    lost = np.minimum(ahead, ms)
+    known_ms = ms.sum(axis=1, where=is_known)
     share = np.divide(
-        lost.sum(axis=1, where=is_known), known_wait, out=np.ones_like(known_wait), where=known_wait > 0
+        lost.sum(axis=1, where=is_known), known_ms, out=np.ones_like(known_ms), where=known_ms > 0
     )
-    result: Floats = np.where(is_known, lost, wait * share[:, None])
+    result: Floats = np.where(is_known, lost, ms * share[:, None])
     return result
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from aorta.account.load.arrays import Sides, derive
 from aorta.account.load.rank.calls import UNKNOWN_END, Floats, RecordedCalls
-from aorta.account.load.rank.host import BEHIND_WAITS
+from aorta.account.load.rank.host import BEHIND_EXPOSED, BEHIND_WAITS
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Arrivals, CallWaits
 from aorta.account.numbers import number
@@ -113,26 +113,37 @@ def _exposed_wait_ms(calls: RecordedCalls, waits: Waits, window_ns: Intervals) -
     return length_before(waiting, edges[:, 1]) - length_before(waiting, edges[:, 0])
 
 
-def behind_waits_ms(calls: RecordedCalls, waits: Waits, num_steps: int) -> Floats:
-    """[step]: by how much earlier a rank would have come to the end of its last collective, had no rank been
-    late; NaN where that is not known.
+def behind_ms(calls: RecordedCalls, lost_ms: Floats, num_steps: int) -> Floats:
+    """[step]: by how much earlier a rank would have come to the end of its last collective, had each of them
+    been shorter by lost_ms, as had no rank been late; NaN where that is not known.
 
     A device that does not wait goes on as far as work is queued: it begins no collective before the host has
     launched that. So what waits before a collective have cost it is at most the host's lead there. The
     least over a step's collectives is what is left at its end.
     """
-    chosen = np.flatnonzero((calls.row >= 0) & ~np.isnan(waits.wait_ms) & ~np.isnan(calls.lead_ms))
+    chosen = np.flatnonzero((calls.row >= 0) & ~np.isnan(lost_ms) & ~np.isnan(calls.lead_ms))
     order = chosen[np.lexsort((calls.start_ns[chosen], calls.row[chosen]))]
     row = calls.row[order]
     result = np.full(num_steps, np.nan)
     if not len(order):
         return result
     firsts = np.flatnonzero(np.r_[True, np.diff(row) > 0])
-    total = np.add.reduceat(waits.wait_ms[order], firsts)
-    before = np.cumsum(waits.wait_ms[order]) - waits.wait_ms[order]
+    total = np.add.reduceat(lost_ms[order], firsts)
+    before = np.cumsum(lost_ms[order]) - lost_ms[order]
     before -= np.repeat(before[firsts], np.diff(np.r_[firsts, len(order)]))
     left = np.minimum.reduceat(calls.lead_ms[order] - before, firsts) + total
     result[row[firsts]] = np.minimum(left, total)
+    return result
+
+
+def _exposed_of_calls(calls: RecordedCalls, waits: Waits) -> Floats:
+    """Of each matched call what nothing hides, its wait at least."""
+    if not len(calls.exposed_ns):
+        return waits.wait_ms
+    origin = int(calls.exposed_ns.min())
+    exposed = union((calls.exposed_ns - origin) / 1e6)
+    start, end = (length_before(exposed, (ns - origin) / 1e6) for ns in (calls.start_ns, calls.end_ns))
+    result: Floats = np.maximum(end - start, waits.wait_ms)
     return result
 
 
@@ -181,7 +192,10 @@ def split_waits_of_records(sides: Sides, matched: MatchedRanks) -> None:
         num_split += int(np.isfinite(exposed_wait).sum())
         metrics.set_row("exposed_wait_ms", i, np.minimum(exposed_wait, exposed_ms[i]))
         if len(sides.host_parts):
-            sides.host_parts.set_row(BEHIND_WAITS, i, behind_waits_ms(columns, waits, metrics.shape[1]))
+            num_steps = metrics.shape[1]
+            sides.host_parts.set_row(BEHIND_WAITS, i, behind_ms(columns, waits.wait_ms, num_steps))
+            behind = behind_ms(columns, _exposed_of_calls(columns, waits), num_steps)
+            sides.host_parts.set_row(BEHIND_EXPOSED, i, np.where(sides.knows_waits[i], behind, np.nan))
     # Lines of kernel records have segments in few steps: a split of those is none of all steps.
     is_split = num_split >= FEWEST_WITH_SEGMENTS * sides.collectives_kept.sum()
     if not is_split:

@@ -28,7 +28,7 @@ from aorta.why.causes.program import program_of, without_in_force, workers_of
 from aorta.why.causes.rules import CauseRule, rules
 from aorta.why.causes.stack import stack_of
 from aorta.why.causes.text import seen_text
-from aorta.why.causes.worth import MENDED_ERROR, Worth, worth
+from aorta.why.causes.worth import BY_IDLE_TIME, MENDED_ERROR, MENDED_MORE, Worth, worth
 
 MOST_SHOWN = 5
 WORTH_A_ROW = 0.1
@@ -229,7 +229,8 @@ def cause_of(
         and (change.rare is None or change.rare == value.is_rare)
         and _filled(change.set, facts)
     )
-    interval, why_no_interval = value.printed(max(room.most_ms, value.ms), room.more_ms)
+    more = MENDED_MORE if finding.kind in BY_IDLE_TIME and judged.run.source != "host" else MENDED_ERROR
+    interval, why_no_interval = value.printed(max(room.most_ms, value.ms), room.more_ms, more)
     if line is not None and line.num_samples:
         evidence.append(seen_text(line))
     if issued := issued_text(finding, judged):

@@ -13,6 +13,7 @@ from aorta.account.judge.cells import (
     Account,
     account_of,
 )
+from aorta.account.judge.kernels import kernels_by_class
 from aorta.account.judge.leading import source_text
 from aorta.account.judge.phases import largest_beside_the_model, largest_text
 from aorta.account.judge.profiles import line_text, told_differences
@@ -133,6 +134,16 @@ def _outside_text(account: Account) -> str:
     )
 
 
+def _reason_text(cell: str, dataset: Dataset, account: Account) -> str:
+    num = sum(row.count for row in kernels_by_class(dataset))
+    if cell != "launch" or not num or account.step_ms.shape[1] < MIN_STEPS:
+        return f"Its reason is not certain{_too_few(account)}."
+    return (
+        f"The host bounds the step by what the program is made of: {num:,.0f} kernels and copies, few of them"
+        " smaller than their launch. More work in a launch (larger batches) hides it."
+    )
+
+
 def _too_few(account: Account) -> str:
     num = account.step_ms.shape[1]
     return f": {counted(num, 'judged step')} are too few to tell it from chance" if num < MIN_STEPS else ""
@@ -153,8 +164,8 @@ def nothing_text(dataset: Dataset, explained: Explanation) -> str:
     if is_large:
         text += (
             f" The largest part without compute is {CELLS[largest].title}: {CELLS[largest].meaning} for"
-            f" {quantity(account.mean_ms(largest), 'ms')} of the step, {percent(account.share(largest))}. Its"
-            f" reason is not certain{_too_few(account)}."
+            f" {quantity(account.mean_ms(largest), 'ms')} of the step, {percent(account.share(largest))}."
+            f" {_reason_text(largest, dataset, account)}"
         )
     if phase is not None and is_large_phase:
         share = percent(phase.share)

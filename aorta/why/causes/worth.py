@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from aorta.account.judge.occasional import Occasions, occasions
 from aorta.account.numbers import quantity
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
+from aorta.why.causes.cause import CauseKind
 from aorta.why.causes.finding import CauseFinding, Floats
 
 NEARLY_ALL = 0.8
@@ -19,8 +20,18 @@ UNLIKE = 0.75
 """Mean over median below which it is not in all steps, as a loss in every second one."""
 MENDED_ERROR = 0.3
 """By how much, as a ratio, mending may save more or less than the cells say: what hid behind a loss comes
-out, and what is mended seldom goes to 0. Chosen on planted losses; docs/evidence.md says in how many others
-the interval held."""
+out, and what is mended seldom goes to 0."""
+MENDED_MORE = 0.65
+"""By how much more where idle time alone tells the loss: kernels, copies and waits go with it. Of planted
+losses mended, nine in ten were within these two; docs/evidence.md says in how many when each was left out."""
+BY_IDLE_TIME: tuple[CauseKind, ...] = (
+    "launch_bound",
+    "synchronisation",
+    "optimizer",
+    "late_rank",
+    "program_code",
+)
+"""Kinds that spans of the host or bytes do not bound."""
 WIDEST = 4.0
 """Factor above which an interval tells nothing."""
 
@@ -48,13 +59,16 @@ class Worth:
         finite = values[np.isfinite(values)]
         return bool((finite >= least_ms / 2).mean() >= NEARLY_ALL)
 
-    def printed(self, most_ms: float, more_ms: float = 0.0) -> tuple[tuple[float, float] | None, str]:
+    def printed(
+        self, most_ms: float, more_ms: float = 0.0, more: float = MENDED_ERROR
+    ) -> tuple[tuple[float, float] | None, str]:
         """The interval of what mending saves, on a scale of ratios, which never reaches 0; or why there is
-        none. most_ms: that it may come to. more_ms: what may go with the loss and is not in it."""
+        none. most_ms: that it may come to. more_ms: what may go with the loss and is not in it. more: as
+        MENDED_MORE."""
         if self.interval_ms is None or not self.ms > 0:
             return None, self.why_no_interval
         half = max(self.interval_ms[1] - self.ms, self.ms - self.interval_ms[0])
-        interval = ratio_interval(self.ms, half, most_ms, more_ms)
+        interval = ratio_interval(self.ms, half, most_ms, more_ms, more)
         return interval, "" if interval else "the loss differs too much from step to step for an interval"
 
     @property
@@ -80,14 +94,18 @@ class Worth:
 
 
 def ratio_interval(
-    ms: float, half_width_ms: float, most_ms: float = math.inf, more_ms: float = 0.0
+    ms: float,
+    half_width_ms: float,
+    most_ms: float = math.inf,
+    more_ms: float = 0.0,
+    more: float = MENDED_ERROR,
 ) -> tuple[float, float] | None:
     """Of what mending saves, by the interval over steps; None where that tells nothing."""
     half = half_width_ms / ms
     if half > math.log(WIDEST):
         return None
-    half = math.hypot(half, MENDED_ERROR)
-    return ms * math.exp(-half), min((ms + more_ms) * math.exp(half), most_ms)
+    low, high = math.hypot(half, MENDED_ERROR), math.hypot(half, more)
+    return ms * math.exp(-low), min((ms + more_ms) * math.exp(high), most_ms)
 
 
 def worth(finding: CauseFinding, global_step: NDArray[np.int64]) -> Worth:

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from aorta.account.load.rank import host
 from aorta.account.load.rank.host import INNERMOST_FIRST, carry_waits, host_metrics
 from aorta.records.schema import HOST_KINDS, HostSpan, HostUse, Segment
 from aorta.records.table import LineTable
@@ -73,6 +74,19 @@ def cost_of_waits(waits, idle):
     return used
 
 
+def loops_of(record):
+    """Single ms from the first to the last of two or more waits between which no other span begins."""
+    loops, run = set(), []
+    for span in [*sorted(record.host_spans, key=lambda span: span.start_ms), None]:
+        if span is not None and span.kind == "synchronisation":
+            run.append(span)
+            continue
+        if len(run) >= 2:
+            loops |= set(range(int(run[0].start_ms), int(run[-1].end_ms)))
+        run = []
+    return loops
+
+
 def expected_parts(record):
     if record.host_spans is None or record.step_ms is None:
         return {}
@@ -80,6 +94,7 @@ def expected_parts(record):
     sums = {f"host.{kind}": 0 for kind in INNERMOST_FIRST}
     sums |= {f"host.{kind}.after": 0 for kind in INNERMOST_FIRST}
     sums["host.between_steps"] = 0
+    loops = loops_of(record)
     tells_idle = record.source != "host" and record.active_segments is not None
     if tells_idle:
         sums |= {f"host.idle.{kind}": 0 for kind in kinds if kind not in ("synchronisation", "backward")}
@@ -109,17 +124,22 @@ def expected_parts(record):
         elif record.source != "host" or "allgather" not in active or "compute" in active:
             sums[f"host.{kind}"] += 1
     if tells_idle:
-        cost = cost_of_waits(waiting_ms(record), idle)
+        cost = max(cost_of_waits(waiting_ms(record), idle), len(loops & idle))
+        sums["host.loops_of_waits"] = len(loops)
         sums |= {"host.idle.synchronisation": cost, "host.idle.other": sums["host.idle.other"] - cost}
     updates = [span.end_ms for span in record.host_spans if span.kind == "optimizer"]
     if updates:
         sums["host.behind_update"] = max(WINDOW_MS - max(updates), 0)
+        if tells_idle:
+            behind = {ms for ms in idle - loops if ms >= max(updates)}
+            sums["host.idle.behind_update"] = len(behind)
     sizes = [span.bytes for span in record.host_spans if span.kind == "optimizer" and span.bytes is not None]
     return sums | ({"host.optimizer_bytes": sum(sizes)} if sizes else {})
 
 
 @pytest.mark.parametrize("source", ["events", "host"])
-def test_each_ms_counts_for_the_innermost_kind(source):
+def test_each_ms_counts_for_the_innermost_kind(source, monkeypatch):
+    monkeypatch.setattr(host, "LOOP", 2)
     rng = random.Random(source)
     records = [random_record(rng, step, source) for step in range(60)]
 

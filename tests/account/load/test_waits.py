@@ -7,10 +7,9 @@ import pytest
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.account.load.rank.calls import RecordedCalls
-from aorta.account.load.waits import behind_waits_ms
+from aorta.account.load.waits import behind_ms
 from aorta.errors import RecordError
 from aorta.page.write import make_report
-from aorta.timeline.waits import Waits
 from tests.account.load.late_ranks import SIZE, step_of
 from tests.records.run_folders import run_record, write_run
 
@@ -218,5 +217,4 @@ def test_what_a_rank_would_be_ahead_by_if_none_were_late():
         lead_ms=lead,
         exposed_ns=np.zeros((0, 2), dtype=np.int64),
     )
-    waits = Waits(wait, nothing, nothing, nothing)
-    np.testing.assert_array_equal(behind_waits_ms(calls, waits, 4), [5.0, 6.0, np.nan, np.nan])
+    np.testing.assert_array_equal(behind_ms(calls, wait, 4), [5.0, 6.0, np.nan, np.nan])

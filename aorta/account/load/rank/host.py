@@ -33,6 +33,8 @@ BEHIND_UPDATE = "host.behind_update"
 BYTES = "host.optimizer_bytes"
 BEHIND_WAITS = "host.behind_waits"
 """ms by which the device would be ahead at its last collective, had no rank been late; of matched ranks."""
+BEHIND_EXPOSED = "host.behind_exposed"
+"""The same, had exposed communication taken no time."""
 CPU = "host.use.cpu"
 """ms of a core that the thread which trains had, in the whole window."""
 READY = "host.use.ready"
@@ -49,6 +51,12 @@ INNERMOST_FIRST: tuple[HostKind, ...] = (
 NEVER_IDLE: frozenset[HostKind] = frozenset(("synchronisation", "backward"))
 """Kinds in which the device does not idle: it works while the host waits for it, and backward is the work. A
 wait has a column of idle device all the same: what it costs behind it."""
+LOOPS = "host.loops_of_waits"
+"""ms from the first to the last of many waits in a row."""
+IDLE_BEHIND = "host.idle.behind_update"
+"""Of idle OTHER, what comes behind the last optimizer."""
+LOOP = 8
+"""Waits in a row, from which on they are a loop over many values."""
 REASON = "host_spans."
 """Start of the names in not_measured of kinds that a source does not see."""
 
@@ -82,7 +90,7 @@ def host_metrics(block: StepTable) -> dict[str, Floats]:
     is_sparse = is_noted & ~plain
     rows = np.flatnonzero(tells_idle)
     left = subtract(union(RowIntervals(rows, no_time[rows], window_ms[rows])), busy)
-    waits = NONE
+    waits, loops = NONE, _loops_of_waits(host_spans, is_noted)
     none, no_idle = (np.where(is_known, 0.0, np.nan) for is_known in (is_noted, tells_idle))
     covered = NONE
     for kind in INNERMOST_FIRST:
@@ -120,16 +128,21 @@ def host_metrics(block: StepTable) -> dict[str, Floats]:
         behind = clip(left, body_ms, window_ms)
         metrics[f"{IDLE}{BETWEEN}"] = no_idle + lengths_ms(behind, num)
         left = subtract(left, behind)
-        behind_waits_ms = _behind_waits(left, waits, num)
+        behind_waits_ms = np.maximum(_behind_waits(left, waits, num), lengths_ms(intersect(left, loops), num))
         if "synchronisation" not in unseen:
             metrics[f"{IDLE}synchronisation"] = no_idle + behind_waits_ms
         metrics[f"{IDLE}{OTHER}"] = no_idle + np.maximum(lengths_ms(left, num) - behind_waits_ms, 0.0)
+        metrics[LOOPS] = no_idle + lengths_ms(loops, num)
     updates = _of_kind(host_spans, "optimizer", is_noted)
     if len(updates):
-        ends = np.full(num, -np.inf)
+        ends = np.full(num, np.nan)
         first = np.flatnonzero(np.append(True, updates.row[1:] != updates.row[:-1]))
         ends[updates.row[first]] = np.maximum.reduceat(updates.end, first)
-        metrics[BEHIND_UPDATE] = np.where(np.isfinite(ends), np.maximum(window_ms - ends, 0.0), np.nan)
+        metrics[BEHIND_UPDATE] = np.maximum(window_ms - ends, 0.0)
+        if tells_idle.any():
+            rest = subtract(left, loops)
+            behind_ms = lengths_ms(clip(rest, np.where(np.isfinite(ends), ends, window_ms), window_ms), num)
+            metrics[IDLE_BEHIND] = np.where(np.isfinite(ends), no_idle + behind_ms, np.nan)
     num_bytes = np.where(is_noted, host_spans.optimizer_bytes, np.nan)
     if np.isfinite(num_bytes).any():
         metrics[BYTES] = num_bytes
@@ -202,6 +215,21 @@ def _behind_waits(left: RowIntervals, waits: RowIntervals, num_rows: int) -> Flo
     is_last = np.append(left.row[1:] != left.row[:-1], True)
     used_ms[left.row[is_last]] = (idle + np.minimum(0.0, least))[is_last]
     return used_ms
+
+
+def _loops_of_waits(spans: HostSpans, is_noted: NDArray[np.bool_]) -> RowIntervals:
+    """From the first to the last of LOOP or more waits with no other span between: the host reads values one
+    by one and cannot come ahead between them, so that the device idles for these waits alone."""
+    is_wait = (spans.kind == HOST_KINDS.index("synchronisation")) & is_noted[spans.row]
+    begins = is_wait & ~(np.append(False, is_wait[:-1]) & (np.diff(spans.row, prepend=-1) == 0))
+    waits = np.flatnonzero(is_wait)
+    if not len(waits):
+        return NONE
+    first = np.flatnonzero(begins[waits])
+    last = np.append(first[1:], len(waits)) - 1
+    is_loop = last - first + 1 >= LOOP
+    first, last = waits[first[is_loop]], waits[last[is_loop]]
+    return union(RowIntervals(spans.row[first], spans.start_ms[first], spans.end_ms[last]))
 
 
 def carry_waits(metrics: dict[str, Floats], global_step: NDArray[np.int64]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.judge.cells import Account
+from aorta.account.judge.cells import LARGE_SHARE, Account
 from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.occasional import Occasions, are_alike, occasions, without_traces
 from aorta.account.model import JudgedRun, Lead
@@ -58,6 +58,8 @@ SEEN: tuple[CauseKind, ...] = (
 """Kinds that the program was seen to do."""
 HOST_BOUND: tuple[CauseKind, ...] = ("launch_bound", "synchronisation", "idle", "pause")
 """Kinds of which slow steps have no more than usual, where they are slow for a reason of their own."""
+SMALL = 0.4
+"""Of late launches, or of what the device computes, that launching small kernels must be able to take."""
 MOST_OF_STEPS = 0.5
 """Of what slow steps take longer, from which on a loss is their reason."""
 ALIKE_STEPS = 0.8
@@ -90,6 +92,7 @@ def findings(
         losses += transfer(judged, parts, exposed, details)
     losses += given_back(judged, parts)
     losses = _with_common(losses, [*program_code(judged, account), *_of_all_ranks(parts)])
+    losses = _without_its_nature(losses, parts)
     for finding in slow_steps(judged, parts, slow):
         assert finding.occasions is not None
         if parts.on_device:
@@ -99,6 +102,7 @@ def findings(
         finding.slow_steps = slow if finding.kind in SEEN else None
     losses = _whole_steps(losses, step_ms, account.global_step)
     losses = _one_of_small_messages(judged, losses)
+    losses = _one_of_a_program(losses)
     losses += clocks(judged, parts)
     for finding, is_retry in retries(judged, step_ms):
         if finding.ms.any():
@@ -106,6 +110,36 @@ def findings(
         losses.append(finding)
     losses += memory_limit(judged)
     return losses
+
+
+def _without_its_nature(losses: list[CauseFinding], parts: Parts) -> list[CauseFinding]:
+    """Launches come late where the device has many small kernels, which fewer launches mend. Where it has
+    not, or a loop that waits for each value has launched them, the host is slow at what the program is made
+    of (wrappers, Python, a slow core): the account says so, and no cause. Of that, what comes behind the
+    optimizer is the program's own code."""
+    small_ms = parts.small_kernels_ms
+    late = [finding for finding in losses if finding.kind == "launch_bound"]
+    if small_ms is None or not late:
+        return losses
+    busy_ms = parts.account.mean_ms("compute", "hidden")
+    is_loop = parts.loops_ms >= LARGE_SHARE * parts.account.mean_step_ms
+    if not is_loop and small_ms >= SMALL * min(sum(finding.mean_ms for finding in late), busy_ms):
+        return losses
+    kept = [finding for finding in losses if finding.kind != "launch_bound"]
+    own = [finding for finding in kept if finding.kind == "program_code"]
+    behind_ms = parts.behind_update * np.sum([finding.ms for finding in late], axis=0)
+    if not behind_ms.mean() > max((finding.mean_ms for finding in own), default=0.0):
+        return kept
+    facts = {
+        **late[-1].facts,
+        **(own[0].facts if own else {}),
+        "behind": "the device idles for it behind the optimizer, with nothing queued",
+        "part_ms": float(behind_ms.mean()),
+    }
+    return [
+        *(finding for finding in kept if finding.kind != "program_code"),
+        CauseFinding("program_code", behind_ms, together(late), facts=facts),
+    ]
 
 
 def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
@@ -263,6 +297,23 @@ def _one_of_small_messages(judged: JudgedRun, losses: list[CauseFinding]) -> lis
     )
     gone = {id(finding) for finding in small}
     return [merged, *(finding for finding in losses if id(finding) not in gone)]
+
+
+def _one_of_a_program(losses: list[CauseFinding]) -> list[CauseFinding]:
+    """Small and large calls of one operation that the program itself issues are one loss, of the kind that
+    has more: it can leave them out, or join them."""
+    of_program = [
+        finding
+        for finding in losses
+        if finding.kind in ("small_messages", "transfer") and finding.facts.get("origin") == "program"
+    ]
+    if len({finding.facts["op"] for finding in of_program}) != 1 or len(of_program) < 2:
+        return losses
+    merged = max(of_program, key=lambda finding: finding.mean_ms)
+    merged.takes = together(of_program)
+    merged.ms = np.sum([finding.ms for finding in of_program], axis=0)
+    gone = {id(finding) for finding in of_program} - {id(merged)}
+    return [finding for finding in losses if id(finding) not in gone]
 
 
 def _leave_to(steps: NDArray[np.bool_], losses: list[CauseFinding]) -> None:

@@ -14,8 +14,9 @@ from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.leading import metric_of
 from aorta.account.judge.ranks import HARMLESS
 from aorta.account.judge.stacks import MOST_RANKS, Samples, samples_of
-from aorta.account.load.rank.host import BYTES
-from aorta.account.metrics import THROTTLED
+from aorta.account.load.rank.host import BYTES, IDLE, IDLE_BEHIND, LOOPS, OTHER
+from aorta.account.load.rank.kernels import COUNT, TIME
+from aorta.account.metrics import THROTTLED, of_operation, operations
 from aorta.account.model import JudgedRun, Lead
 from aorta.account.rows import positive
 from aorta.why.causes.finding import Floats
@@ -28,6 +29,8 @@ BUSY_CPU_BYTES_PER_S = 1.25e9
 """The same where it is not known how long the thread had a core."""
 KERNEL_GAP_MS = 0.002
 """Between two kernels of a stream that has work queued."""
+EAGER_LAUNCH_MS = 0.01
+"""What an operation of eager PyTorch takes the host to launch: 8 to 10 us a kernel in planted loops."""
 LOW_CLOCK = 0.85
 """Of the usual clock: below it a rank is slowed down, whatever the driver says of the reason."""
 SLIGHTLY_LOW_CLOCK = 0.97
@@ -53,6 +56,13 @@ class Parts:
     """Optimizer.step on the host, all of it."""
     cpu_ms: Floats | None
     """Of the thread that trains; None where records do not tell."""
+    small_kernels_ms: float | None
+    """By how much launching the kernels of a step may take longer than the device needs for them: of classes
+    whose kernels are shorter than a launch. None where nobody counted kernels."""
+    loops_ms: float
+    """Of a step, what the host spends in loops that wait for the device for each of many values."""
+    behind_update: float
+    """Part of the idle time in `launch` that comes behind the optimizer, from the loop's own code."""
     idle_waits_ms: Floats
     """In `launch`: waiting for ranks in which the host has not launched what comes next."""
     asleep_ms: Floats
@@ -118,11 +128,28 @@ def parts_of(judged: JudgedRun, account: Account, lead: Lead, small_launch_ms: f
         usual_clock_mhz=usual,
         work_ms=work,
         optimizer_ms=host.span("optimizer"),
+        small_kernels_ms=_small_kernels(judged) if account.on_device else None,
+        loops_ms=judged.mean_of_host(LOOPS) or 0.0,
+        behind_update=_part_behind(judged),
         idle_waits_ms=idle_waits,
         asleep_ms=host.asleep(account.between_ms) if account.on_device else zero,
         cpu_ms=None if host.use is None else host.use[0],
         taken_ms=None if host.use is None else host.use[1],
     )
+
+
+def _part_behind(judged: JudgedRun) -> float:
+    behind, other = (judged.mean_of_host(name) for name in (IDLE_BEHIND, f"{IDLE}{OTHER}"))
+    return min(behind / other, 1.0) if behind and other else 0.0
+
+
+def _small_kernels(judged: JudgedRun) -> float | None:
+    found = None
+    for name in operations(judged.run.metrics, COUNT):
+        time_ms, num = (judged.mean_of(of_operation(metric, name)) for metric in (TIME, COUNT))
+        if name != "communication" and time_ms is not None and num is not None:
+            found = (found or 0.0) + max(num * EAGER_LAUNCH_MS - time_ms, 0.0)
+    return found
 
 
 def _own_threads(judged: JudgedRun, account: Account, host: Host) -> tuple[Floats, Floats]:

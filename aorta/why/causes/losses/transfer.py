@@ -12,6 +12,7 @@ from itertools import islice
 import numpy as np
 
 from aorta.account.judge.exposed import Exposed
+from aorta.account.metrics import of_operation
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import byte_text, counted
 from aorta.account.rows import positive
@@ -45,7 +46,7 @@ MIN_GATHERS = 3
 MOST_OF_ALL = 0.9
 """Part of exposed time above which an operation is named without the others."""
 UNHIDDEN = 0.05
-"""Hidden part of communication, below which nothing hides it."""
+"""Hidden part of an operation, below which nothing hides it."""
 QUEUED_RATIO = 4
 """Bytes of the call in front over those of the call that waits behind it."""
 
@@ -55,7 +56,9 @@ class Exposure:
     """Means over the detailed steps of the ranks that were read, per step."""
 
     by_call: dict[tuple[str, str, str], tuple[float, int, int]]
-    """(op, module or '', group) -> exposed ms, bytes of a call, calls."""
+    """(op, module or '', group) -> exposed ms, bytes of the largest call, calls."""
+    num_small: dict[tuple[str, str, str], int]
+    """The same -> calls of at most SMALL_BYTES."""
     queued_ms: float
     """Exposed while a call waited behind a larger one of its communicator."""
     queued_what: str
@@ -68,7 +71,7 @@ class Exposure:
 def transfer(
     judged: JudgedRun, parts: Parts, exposed: Exposed, details: Exposure | None
 ) -> Iterator[CauseFinding]:
-    left = exposed.moving_ms.mean(axis=0)
+    left = exposed.lost_moving_ms
     if not left.any():
         return
     small = [*_small_messages(judged, left, details)]
@@ -94,9 +97,15 @@ def transfer(
         left = left / repeats
         yield repeated
         facts = {**facts, "origin": "bucket"}
-    hidden_ms = parts.account.mean_ms("hidden")
-    facts["is_proven"] = parts.on_device and hidden_ms < UNHIDDEN * (hidden_ms + float(left.mean()))
+    facts["is_proven"] = parts.on_device and _is_unhidden(judged, parts, str(facts["op"]))
     yield CauseFinding("transfer", left, MOVING, facts=facts)
+
+
+def _is_unhidden(judged: JudgedRun, parts: Parts, op: str) -> bool:
+    """Nothing hides what an operation takes, or any: that is certain, however little it is."""
+    comm, bare = (judged.mean_of(of_operation(name, op)) for name in ("comm_ms", "exposed_ms"))
+    is_bare = comm is not None and bare is not None and bare >= (1 - UNHIDDEN) * comm > 0
+    return is_bare or parts.account.mean_ms("hidden") < UNHIDDEN * parts.account.comm_ms
 
 
 def _repeated(exposed: Exposed, left: Floats, repeats: int, facts: dict[str, object]) -> CauseFinding:
@@ -178,7 +187,7 @@ def _small_messages(judged: JudgedRun, exposed: Floats, details: Exposure | None
         merged = float(facts["merged"]) / float(facts["count"])  # type: ignore[arg-type]
         saved = np.minimum(bare, exposed) * latency_share * (1 - merged)
         per_call = float(comm.mean()) / float(facts["count"])  # type: ignore[arg-type]
-        facts |= {"per_call_ms": per_call, "origin": origin_of(details, op, SMALL_BYTES)}
+        facts |= {"per_call_ms": per_call, "origin": origin_of(details, op, of_small=True)}
         yield CauseFinding("small_messages", saved, MOVING, facts=facts)
 
 
@@ -290,15 +299,17 @@ def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]
     return facts
 
 
-def origin_of(details: "Exposure | None", op: str, most_bytes: float = np.inf) -> str:
-    """What most calls of an operation are for, of those with at most so many bytes: bucket, accumulated, unit
-    or program."""
+def origin_of(details: "Exposure | None", op: str, of_small: bool = False) -> str:
+    """What most calls of an operation are for, or most of its small ones: bucket, accumulated, unit or
+    program."""
     counts: dict[str, int] = defaultdict(int)
-    for (name, module, _), (_, size, num) in (details.by_call if details is not None else {}).items():
-        if name != op or size > most_bytes:
+    for key, (_, _, num_all) in (details.by_call if details is not None else {}).items():
+        name, module, _ = key
+        num = num_all if details is None or not of_small else details.num_small[key]
+        if name != op or not num:
             continue
         if _is_bucket(module):
-            counts["accumulated" if num > 1 else "bucket"] += num
+            counts["accumulated" if num_all > 1 else "bucket"] += num
         else:
             counts["unit" if module and op in UNIT_OPS else "program"] += num
     return max(counts, key=lambda origin: counts[origin], default="")
@@ -314,7 +325,7 @@ def exposure(judged: JudgedRun) -> Exposure | None:
     detailed_steps = set(run.global_step[judged.num_warmup :][run.has_details[judged.num_warmup :]].tolist())
     if not detailed_steps:
         return None
-    by_call: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    by_call: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
     queued: dict[str, float] = defaultdict(float)
     num = 0
     launching_ms = 0.0
@@ -332,6 +343,7 @@ def exposure(judged: JudgedRun) -> Exposure | None:
                 entry[0] += ms
                 entry[1] = max(entry[1], call.bytes or 0)
                 entry[2] += 1
+                entry[3] += (call.bytes or 0) <= SMALL_BYTES
             for queued_call, ms in _queued(record, bare):
                 queued[queued_call] += ms
             for start, end in bare.tolist():
@@ -341,7 +353,8 @@ def exposure(judged: JudgedRun) -> Exposure | None:
         return None
     worst = max(queued, key=lambda queued_call: queued[queued_call], default="")
     return Exposure(
-        {key: (ms / num, int(size), max(1, round(n / num))) for key, (ms, size, n) in by_call.items()},
+        {key: (ms / num, int(size), max(1, round(n / num))) for key, (ms, size, n, _) in by_call.items()},
+        {key: round(entry[3] / num) for key, entry in by_call.items()},
         sum(queued.values()) / num,
         worst,
         launching_ms / num,
