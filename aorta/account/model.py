@@ -139,8 +139,6 @@ class Arrivals(msgspec.Struct, frozen=True):
     came last."""
     waits: dict[int, CallWaits]
     """Per rank."""
-    residual_us: float | None = None
-    """Largest disagreement of the ranks' clocks after alignment; None if unknown."""
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,6 +214,8 @@ class Run(msgspec.Struct, frozen=True):
     """Time that counted and time that did not: of all attempts together, then of each. Empty for traces."""
     clock_offset_ns: dict[int, int] = msgspec.field(default_factory=dict)
     """Per rank what is added to its times to bring the ranks together; empty where nothing was."""
+    clock_residual_us: float | None = None
+    """Largest disagreement of the ranks' clocks then, by the ends of collectives; None if unknown."""
     arrivals: Arrivals | None = None
     """Who came last to collectives; None if ranks were not matched."""
     kernels: Callable[[int], Iterator[tuple[int, list[NamedSpan]]]] | None = None

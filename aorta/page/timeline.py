@@ -105,7 +105,9 @@ def timeline_data(steps_shown: list[Steps], group_names: dict[str, str] | None =
                 str(step): _step(by_rank, steps, words, per_rank, steps.kernels.get(step, {}))
                 for step, by_rank in steps.records.items()
             },
-            "residual_us": steps.residual_us,
+            "residual_us": steps.residual_us
+            if steps.source in TRACE_SOURCES or any(steps.offset_ns.values())
+            else None,
             "moved": any(steps.offset_ns.values()),
             "late": steps.late_rank,
         }
@@ -144,7 +146,7 @@ def _steps(judged: JudgedRun, of_causes: dict[str, int], shown: Shown, further_m
         return steps
     global_steps = set(chosen.values())
     further = _further(judged, shown, global_steps)
-    steps.offset_ns = dict(run.clock_offset_ns)
+    steps.offset_ns, steps.residual_us = dict(run.clock_offset_ns), run.clock_residual_us
     for rank in steps.ranks:
         for record in _read(run, rank, global_steps.union(further)):
             steps.records.setdefault(record.global_step, {})[rank] = record
@@ -161,7 +163,6 @@ def _steps(judged: JudgedRun, of_causes: dict[str, int], shown: Shown, further_m
         steps.waits = _waits(steps, run.arrivals)
         late = straggler(judged)
         steps.late_rank = None if late is None else late.rank
-        steps.residual_us = run.arrivals.residual_us if run.source in TRACE_SOURCES else None
     elif run.source in TRACE_SOURCES and 1 < len(run.ranks) <= MAX_RANKS_MATCHED:
         _match(steps, run)
     return steps
@@ -284,6 +285,7 @@ def _step(
     window_ms = {rank: _window_ms(record) for rank, record in by_rank.items()}
     is_apart = max(start_ns.values()) - origin_ns > FAR_APART * max(window_ms.values()) * 1e6
     ranks = []
+    apart_us = steps.residual_us or 0.0 if len(by_rank) > 1 and steps.source not in TRACE_SOURCES else 0.0
     for rank, record in sorted(by_rank.items()):
         at_ms = 0.0 if is_apart else (start_ns[rank] - origin_ns) / 1e6
         stretches = _stretches(record, window_ms[rank], steps.waits)
@@ -296,7 +298,7 @@ def _step(
             {
                 "rank": rank,
                 "window": [_ms(at_ms), _ms(at_ms + window_ms[rank])],
-                "clock_error_us": None if is_apart else record.clock_error_us,
+                "clock_error_us": None if is_apart else max(record.clock_error_us or 0.0, apart_us) or None,
                 "cut": cut_ms,
                 "states": [[_ms(at_ms + a), _ms(at_ms + b), state] for a, b, state in stretches],
                 "rows": _rows(record, at_ms, until_ms, steps.waits, words, per_rank, kernels.get(rank, [])),

@@ -439,6 +439,26 @@ def test_traces_are_matched_by_what_they_hold_and_not_by_number(tmp_path):
     assert steps.residual_us == pytest.approx(0, abs=1)
 
 
+def test_clocks_are_known_as_well_as_ranks_see_the_same_collective_end(tmp_path):
+    """A rank's own clock is known to a us. Ranks see ends 0.4 ms apart, now the one first, now the other."""
+    by_rank = records_of(num_steps=12, source="host")
+    for rank, records in by_rank.items():
+        for i, record in enumerate(records):
+            late_ms = 0.4 * (rank == i % 2)
+            call = msgspec.structs.replace(
+                record.collectives[0], bytes=64, seq=i, start_ms=5.0, end_ms=9.0 + late_ms
+            )
+            records[i] = msgspec.structs.replace(
+                record, collectives=[call], clock_error_us=1.0, start_unix_ns=10**15 + i * 10**9
+            )
+    folder = write_run(tmp_path / "run", [one for records in by_rank.values() for one in records])
+    report = make_report([folder], ["a"])
+    step = next(iter(timeline_data(steps_to_show(report))["runs"][0]["steps"].values()))
+    known_us = {rank["clock_error_us"] for rank in step["ranks"]}
+    assert known_us == {report.datasets["a"].first.run.clock_residual_us}
+    assert min(known_us) == pytest.approx(400, rel=0.5)
+
+
 def test_collectives_at_once_are_in_lanes():
     by_rank = records_of(num_steps=2, num_ranks=1)
     for records in by_rank.values():

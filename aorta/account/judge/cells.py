@@ -304,17 +304,22 @@ def _instrument_of(judged: JudgedRun, looked: JudgedRun) -> _Instrument:
     if overhead is None or overhead.step_ms is None or overhead.step_interval_ms is None:
         return _Instrument(why_not="not told apart: it is in what the host does")
     low_ms, high_ms = overhead.step_interval_ms
-    if overhead.only_first:
+    if overhead.only_first and looked.run.source != "host":
         return _beyond_left_out(judged, looked)
     if low_ms <= 0:
         most = f"{max(high_ms, 0.0):.3g} ms"
         return _Instrument(why_not=f"within the scatter of steps, at most {most} a step")
+    if overhead.only_first:
+        return _Instrument(
+            why_not="not told apart: the first steps are longer, which recording need not have done"
+        )
     return _Instrument(overhead.step_ms, high_ms)
 
 
 def _beyond_left_out(judged: JudgedRun, looked: JudgedRun) -> _Instrument:
     """Where only the first steps were recorded: by how much these are longer than the judged steps that were
-    left out. Whether recording or the beginning of the run made them so, the steps of the run lack it."""
+    left out. Whether recording or the beginning of the run made them so, the steps of the run lack it. On a
+    CPU it may be other programs as well."""
     left_out = judged.run.left_out[judged.num_warmup :]
     others = judged.values("step_ms")[:, left_out].mean(axis=0)
     steps = positive(looked.values("step_ms")).mean(axis=0)
@@ -327,7 +332,7 @@ def _beyond_left_out(judged: JudgedRun, looked: JudgedRun) -> _Instrument:
     if more_ms <= half_ms:
         most = f"{max(more_ms + half_ms, 0.0):.3g} ms"
         return _Instrument(why_not=f"within the scatter of steps, at most {most} a step")
-    return _Instrument(more_ms, half_ms if judged.run.source != "host" else more_ms + half_ms)
+    return _Instrument(more_ms, half_ms)
 
 
 class Host:

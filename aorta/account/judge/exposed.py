@@ -84,7 +84,7 @@ def _exposed_of(judged: JudgedRun, lead: Lead) -> Exposed | None:
     rest = exposed - wait
     lost = _lost(judged, wait, BEHIND_WAITS)
     moving = np.clip(_lost(judged, exposed, BEHIND_EXPOSED) - lost, 0.0, rest)
-    is_limited = run.source != "host" and BEHIND_EXPOSED in run.host_parts
+    is_limited = run.source != "host" and judged.mean_of_host(BEHIND_EXPOSED) is not None
     is_coupled = is_limited and num_ranks > 1 and is_one_group(judged)
     return Exposed(
         wait,

@@ -21,7 +21,8 @@ def _text(overhead: OverheadRecord, of_run: str) -> str:
     if overhead.only_first and first_ms is not None and first_ms[0] > 0:
         return (
             f"what aorta cost {of_run} is not known: its first {overhead.num_first} recorded steps"
-            " took longer than the unrecorded ones after them, and other reasons for that are as likely"
+            " took longer than the unrecorded ones after them, and other reasons for that are as likely (on a"
+            " GPU it is in the row 'aorta itself')"
         )
     text = f"aorta cost {_share(overhead.cost, overhead.interval)} of {of_run}"
     if overhead.later_cost is not None and overhead.later_interval is not None:

@@ -232,6 +232,7 @@ def _one_source(files: RunFiles, rows: RankRows, source: Source) -> Run | None:
         not_measured=not_measured,
         notes=notes,
         clock_offset_ns={} if matched is None else matched.clock.moved_ns,
+        clock_residual_us=None if matched is None else matched.clock.residual_us,
         arrivals=arrivals_of_records(ranks, sides, matched),
         host_parts=sides.host_parts,
     )

@@ -234,12 +234,10 @@ def arrivals_of_records(ranks: Sequence[int], sides: Sides, matched: MatchedRank
         sizes = np.array([len(group.ranks or ()) for group in calls.groups], dtype=np.int64)
         num_ranks = sizes[calls.group] if len(sizes) else np.zeros(0, dtype=np.int64)
         of_ranks.append(RankWaits(calls.start_ns, calls.row, num_ranks, waits.wait_ms, waits.late_rank))
-    return arrivals(ranks, of_ranks, sides.metrics.shape[1], matched.clock.residual_us)
+    return arrivals(ranks, of_ranks, sides.metrics.shape[1])
 
 
-def arrivals(
-    ranks: Sequence[int], of_ranks: Sequence[RankWaits], num_steps: int, residual_us: float | None
-) -> Arrivals:
+def arrivals(ranks: Sequence[int], of_ranks: Sequence[RankWaits], num_steps: int) -> Arrivals:
     """ranks in increasing order, of_ranks in the same one."""
     shape = (len(ranks), num_steps)
     num_last, num_judged = np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.int32)
@@ -259,7 +257,7 @@ def arrivals(
         num_others = np.maximum(calls.num_ranks[is_shown] - 1, 1)[is_victim]
         shares_ms = calls.wait_ms[is_shown][is_victim] / num_others
         np.add.at(caused_ms, (blamed[is_victim], column[is_victim]), shares_ms)
-    return Arrivals(num_last, num_judged, caused_ms, waits, residual_us)
+    return Arrivals(num_last, num_judged, caused_ms, waits)
 
 
 # -- bandwidth over the transfer ------------------------------------------------------------------------

@@ -17,6 +17,7 @@ PROGRAM = (
     "resharded_not",
     "foreach_off",
     "fused",
+    "optimizer_of_another",
     "anomaly",
     "no_core",
     "short_batch",
@@ -25,16 +26,24 @@ PROGRAM = (
 epochs. buckets_small: DDP's are set below its default. no_buffers: the model has none that DDP could send.
 bucket_view: gradient_as_bucket_view is set. blocks: units of fully_shard hold several weights.
 resharded_not: reshard_after_forward=False is in force. foreach_off, fused: of the optimizer with most
-parameters. anomaly: autograd's anomaly detection is on. no_core: workers of a loader would take cores from
-training. short_batch: a worker would take as long to hand a batch over as the step waits for it."""
+parameters. optimizer_of_another: it is none of torch.optim. anomaly: autograd's anomaly detection is on.
+no_core: workers of a loader would take cores from training. short_batch: a worker would take as long to hand
+a batch over as the step waits for it."""
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "bucket_view": r"\bgradient_as_bucket_view=True",
     "resharded_not": r"\breshard_after_forward=False",
     "no_buffers": r"\bbroadcast_buffers=False",
     "compile": r"\btorch\.compile\(model\)",
+    "blocks": r"\bfully_shard (?:each block|whole)",
 }
 """What a remedy offers, by the name that says it is set."""
+TORCH_OPTIMIZERS = frozenset(
+    (
+        *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "LBFGS", "Muon", "NAdam"),
+        *("RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"),
+    )
+)
 PARTS = re.compile(r"(; |, )(?![^()]*\))")
 """Between parts of a remedy, outside of brackets."""
 HAND_OVER_MS = 1.0
@@ -91,6 +100,8 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
         names |= {"fused"} if optimizer.get("fused") else set()
         is_off = optimizer.get("foreach") is False and not optimizer.get("fused")
         names |= {"foreach_off"} if is_off else set()
+        is_torchs = str(optimizer.get("kind")) in TORCH_OPTIMIZERS
+        names |= set() if is_torchs or optimizer.get("fused") else {"optimizer_of_another"}
         facts |= _site("optimizer", optimizer) | {"optimizer": str(optimizer.get("kind"))}
     modes = program.get("modes")
     if isinstance(modes, Mapping) and modes.get("anomaly_detection"):

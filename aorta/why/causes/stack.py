@@ -12,7 +12,10 @@ from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.program import PROGRAM, program_of
 
-LIBRARIES = ("fsdp2", "ddp", "tp", "nccl", "rccl", "gloo", "dataloader", "compile", "moe", "pipeline", "any")
+LIBRARIES = (
+    *("fsdp2", "ddp", "tp", "nccl", "rccl", "gloo", "dataloader", "compile", "moe", "pipeline"),
+    *("inference", "any"),
+)
 COMPILED = re.compile(r"triton_(poi|red|per|tem|for)_")
 """Kernels that inductor generates; a program's own Triton kernels have other names."""
 FUSED = re.compile(r"Fused(Adam|Adagrad|Sgd|SGD|Optimizer)|multi_tensor_adam")
@@ -30,6 +33,8 @@ def stack_of(judged: JudgedRun) -> frozenset[str]:
         names.add("ddp")
     elif {"all_gather", "reduce_scatter"} <= ops:
         names.add("fsdp2")
+    if run.source in TRACE_SOURCES and run.host_parts and not _trains(judged):
+        names.add("inference")
     if ops & POINT_TO_POINT:
         names.add("pipeline")
     if "all_to_all" in ops:
@@ -53,6 +58,15 @@ def stack_of(judged: JudgedRun) -> frozenset[str]:
     if "host.data" in run.host_parts and np.nan_to_num(run.host_parts["host.data"]).any():
         names.add("dataloader")
     return frozenset(names)
+
+
+def _trains(judged: JudgedRun) -> bool:
+    """Whether a trace that shows its host has a backward pass or an update."""
+    return any(
+        judged.mean_of_host(f"host.{kind}{where}")
+        for kind in ("backward", "optimizer")
+        for where in ("", ".after")
+    )
 
 
 def told_by_kernels(kernels: Iterable[str]) -> frozenset[str]:

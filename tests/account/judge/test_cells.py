@@ -191,10 +191,12 @@ def test_recorded_first_steps_are_longer_by_what_the_later_ones_lack(tmp_path):
 
 
 def test_first_steps_alone_do_not_tell_what_recording_takes(tmp_path):
-    folder = run_of(tmp_path / "run", lambda rank, step, noise: Host().work(30.0).comm(5.0))
-    found = told_what_aorta_cost(folder, 20.0, [10.0, 30.0], every=None)
-    assert cells_of(found) == pytest.approx({"compute": 30.0, "transfer": 5.0})
-    assert "too few steps were left out" in found.reasons["instrument"]
+    for source, reason in (("kernels", "too few steps were left out"), ("host", "first steps are longer")):
+        step = Host().work(30.0).comm(5.0), {"source": source}
+        folder = run_of(tmp_path / source, lambda *_, step=step: step)
+        found = told_what_aorta_cost(folder, 20.0, [10.0, 30.0], every=None)
+        assert cells_of(found) == pytest.approx({"compute": 30.0, "transfer": 5.0})
+        assert reason in found.reasons["instrument"]
 
 
 def test_a_cost_within_the_scatter_of_steps_has_no_cell(tmp_path):

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from aorta.cli.why import why_command
 from aorta.errors import AortaError
 from aorta.why.causes.rank import of_trace
+from tests.larger_data import FOLDER, needs_data
 from tests.why.replay.by_hand import COMM, COMPUTE, HandTrace
 from tests.why.replay.hand_steps import device_bound, two_ranks
 
@@ -118,3 +119,15 @@ def test_what_a_trace_holds_in_no_step_is_said(tmp_path):
     text = " ".join(why(tmp_path).split())
     assert "Outside of the judged steps: 0.959 ms of the 1.18 ms that the trace covers: " in text
     assert "in no step that the trace marks." in text
+
+
+FOREIGN = FOLDER / "traces_foreign"
+
+
+@needs_data(FOREIGN)
+def test_advice_for_a_trace_of_inference_is_none_for_training():
+    """One forward pass of a server, without a backward pass or an update."""
+    causes = answer_of(FOREIGN / "b200_vllm_eager_rank0of8_kineto.json.gz")["causes"]
+    changes = " ".join(cause["change"] for cause in causes)
+    assert not any(word in changes for word in ("loss", "accumulation", "clip_grad", "optimizer"))
+    assert "asynchronous scheduling" in changes

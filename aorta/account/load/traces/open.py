@@ -75,6 +75,7 @@ def load_traces(
         possible_comm_ms={name: ms / len(summaries) for name, ms in possible.most_common()},
         arrivals=arrivals_of_traces(run, rows, matched.view),
         clock_offset_ns=matched.view.clock.moved_ns,
+        clock_residual_us=matched.view.clock.residual_us,
         kernels=partial(kernels_of, source, reading),
         inventories=[*map_ranks(partial(rank_inventory, reading=reading), source, jobs=jobs)]
         if reading.operators

@@ -70,7 +70,7 @@ def arrivals_of_traces(run: Run, rows: Sequence[Row], view: RankView) -> Arrival
         )
         for (calls, step_of_call, _), waits in zip(rows, view.waits, strict=True)
     ]
-    return arrivals(run.ranks, of_ranks, run.num_steps, view.clock.residual_us)
+    return arrivals(run.ranks, of_ranks, run.num_steps)
 
 
 def _is_in_window(calls: RankCalls, window: tuple[float, float]) -> NDArray[np.bool_]:
