@@ -12,10 +12,10 @@ the block over the mean of the two; so is `again`, a block of `without` itself: 
 nothing. Threads that launch have cores of their own. Then the loop runs on with the overhead of 1 % and
 without any of this: printed beside are `every` that it would choose next, and of run.json the cost that the
 recorder measured itself.
-Rows: mean of these ratios without a fifth on either side, with a bootstrap interval; `quiet`: the lower
-quartile of the blocks over that of `without`, which other programs of the machine move less. every_step
-combines `recorded` and `seen` by the share of steps that are seen, at_limit this and `left_out` by the share
-that were recorded.
+Rows, of the time and of the CPU time of the threads that launch (cpu_): mean of these ratios without a fifth
+on either side, with a bootstrap interval; `quiet`: the lower quartile of the blocks over that of `without`,
+which other programs of the machine move less. every_step combines `recorded` and `seen` by the share of steps
+that are seen, at_limit this and `left_out` by the share that were recorded.
 """
 
 import gc
@@ -43,7 +43,7 @@ from aorta.records.reader import read_run
 HOST_BOUND = ("buckets", "item", "foreach")
 KINDS = ("recorded", "left_out", "seen", "records")
 RARELY = ("seen", "records")
-"""In one round of four: they tell what the others consist of."""
+"""Not in every round: they tell what the others consist of."""
 WARM_STEPS = 6
 
 
@@ -105,6 +105,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--loops", nargs="+", default=[*HOST_BOUND, "ddp", "fsdp_short", "tp", "fsdp"])
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rarely", type=int, default=4, help="one round of so many has seen and records")
     parser.add_argument("--steps", type=int, default=2, help="timed steps in a block")
     parser.add_argument("--seconds", type=float, default=28.0, help="for the blocks of a loop, at most")
     parser.add_argument("--limit-seconds", type=float, default=20.0, help="of the run with 1 %%, at least")
@@ -133,18 +134,22 @@ def measured(name: str, device: torch.device, options: Any, folder: Path) -> dic
     for _ in range(WARM_STEPS):
         loop.step()
     blocks = in_turn(loop, options, folder / "blocks")
-    plain = np.concatenate([blocks[f"{kind} without"].ravel() for kind in KINDS])
+    plain = np.concatenate([blocks[f"{kind} without"][..., 0].ravel() for kind in KINDS])
     row: dict[str, Any] = {"loop": name, "step_ms": float(np.median(plain))}
     for kind in ("again", *KINDS):
-        base = blocks[f"{kind} without"].mean(axis=1)
-        row[kind], row[f"{kind}_low"], row[f"{kind}_high"] = middle(blocks[kind] / base)
-        row[f"{kind}_quiet"] = float(np.percentile(blocks[kind], 25) / np.percentile(plain, 25))
-        row[f"{kind}_pairs"] = len(base)
+        ratios = blocks[kind] / blocks[f"{kind} without"].mean(axis=1)
+        for what, column in (("", 0), ("cpu_", 1)):
+            ends = middle(ratios[:, column])
+            row |= {
+                f"{what}{kind}{end}": value for end, value in zip(("", "_low", "_high"), ends, strict=True)
+            }
+        row[f"{kind}_quiet"] = float(np.percentile(blocks[kind][:, 0], 25) / np.percentile(plain, 25))
+        row[f"{kind}_pairs"] = len(ratios)
     for end in ("", "_low", "_high"):
         row[f"every_step{end}"] = (
             row[f"recorded{end}"] + (row[f"seen{end}"] - row[f"recorded{end}"]) / SEEN_EVERY
         )
-    row |= at_limit(loop, folder / "limit", float(np.median(base)), options)
+    row |= at_limit(loop, folder / "limit", row["step_ms"], options)
     if row["every"]:
         share = share_recorded(row["every"])
         for end in ("", "_low", "_high"):
@@ -154,10 +159,11 @@ def measured(name: str, device: torch.device, options: Any, folder: Path) -> dic
 
 
 def in_turn(loop: Any, options: Any, folder: Path) -> dict[str, Any]:
-    """Times of the blocks in ms a step, of the slower rank: of each kind, and of the blocks beside those."""
+    """(time of the slower rank, CPU time in the mean) of the blocks in ms a step: of each kind, and of those
+    beside them."""
     order, began = random.Random(0), time.perf_counter()
     ran: list[str] = []
-    mine: list[float] = []
+    mine: list[tuple[float, float]] = []
     with aorta.instrument(folder, overhead="off") as recorder:
         recorded, seen = [True], [False]
         sampling, sources = recorder._sampling, recorder._sources
@@ -188,7 +194,9 @@ def in_turn(loop: Any, options: Any, folder: Path) -> dict[str, Any]:
                 recorder.pause()
 
         for number in range(options.rounds):
-            kinds = KINDS if number % 4 == 0 else tuple(kind for kind in KINDS if kind not in RARELY)
+            kinds = (
+                KINDS if number % options.rarely == 0 else tuple(kind for kind in KINDS if kind not in RARELY)
+            )
             for kind in order.sample(kinds, len(kinds)):
                 run("without")
                 run(kind)
@@ -197,7 +205,9 @@ def in_turn(loop: Any, options: Any, folder: Path) -> dict[str, Any]:
         run("without")
     of_ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, mine)
-    times = np.max(np.array(of_ranks), axis=0)
+    times = np.stack(
+        [np.max(np.array(of_ranks)[..., 0], axis=0), np.mean(np.array(of_ranks)[..., 1], axis=0)], axis=1
+    )
     found: dict[str, Any] = {
         "again": times[2:-1:2],
         "again without": np.stack([times[0:-3:2], times[4::2]], axis=1),
@@ -241,15 +251,25 @@ def at_limit(loop: Any, folder: Path, step_ms: float, options: Any) -> dict[str,
     }
 
 
-def block(step: Callable[[], None], num_steps: int) -> float:
+def block(step: Callable[[], None], num_steps: int) -> tuple[float, float]:
     step()  # what the switch left cold
     synchronise()
     dist.barrier()
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), launching_s()
     for _ in range(num_steps):
         step()
+    cpu_s = launching_s() - cpu_began  # before the wait, which spins
     synchronise()
-    return (time.perf_counter() - began) / num_steps * 1e3
+    return (time.perf_counter() - began) / num_steps * 1e3, cpu_s / num_steps * 1e3
+
+
+def launching_s() -> float:
+    """CPU time so far of this thread and of those of the autograd engine."""
+    total_ns = time.thread_time_ns()
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text().startswith("pt_autograd"):
+            total_ns += int((task / "schedstat").read_text().split()[0])
+    return total_ns / 1e9
 
 
 def agreed(go_on: bool) -> bool:
@@ -274,6 +294,11 @@ def show(row: dict[str, Any]) -> None:
     )
     quiet = "  ".join(f"{kind} {row[f'{kind}_quiet']:.3f}" for kind in KINDS)
     print(f"{row['loop']:11s} {row['step_ms']:7.2f} ms x {row['left_out_pairs']}  {text}", flush=True)
+    cpu = "  ".join(
+        f"{kind} {row[f'cpu_{kind}']:.3f} [{row[f'cpu_{kind}_low']:.3f}, {row[f'cpu_{kind}_high']:.3f}]"
+        for kind in ("again", *KINDS)
+    )
+    print(f"{'':11s} cpu: {cpu}", flush=True)
     print(f"{'':11s} quiet: {quiet}", flush=True)
     own = row["own_cost"]
     print(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aorta.record.group_stream import GroupStreamFinder
 
 
-LEFT_OUT = "not recorded: the overhead left this step out"
+LEFT_OUT = "left out by the overhead"
 
 
 class Group:

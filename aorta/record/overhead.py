@@ -52,7 +52,7 @@ FEW_WIDTH = 4.0
 """Width of the interval, in errors within blocks, while too few show how blocks differ."""
 DEVICE_SHARE = 0.005
 """Share of a step that the driver's records take on the device where kernels are not tiny."""
-HOOKS, MOST_HOOKS = 2.0, 3.0
+HOOKS, MOST_HOOKS = 2.6, 4.0
 """In a step that is left out, all that the training thread runs for us over what of it is timed: about, and
 at most. Not timed are hooks of batches, of the backward pass and before the optimizer: docs/evidence.md."""
 MOST_PAIRS = 256
@@ -305,12 +305,15 @@ class Meter:
         most_ms, plain_ms = self._most_ms(), self.plain_ms
         if most_ms is None or not plain_ms:
             return FIRST_EVERY
-        always_on = self.always_on()
-        left = max(limit - (0.0 if always_on is None else always_on.ms / plain_ms), limit / 8)
         every = 1
-        while every < MOST_EVERY and most_ms * share_recorded(every) > left * plain_ms:
+        while every < MOST_EVERY and most_ms * share_recorded(every) > self._left(limit) * plain_ms:
             every *= 2
         return every
+
+    def _left(self, limit: float) -> float:
+        """The share of a step that is left for recording, beside what stays on."""
+        always_on, plain_ms = self.always_on(), self.plain_ms
+        return max(limit - (always_on.ms / plain_ms if always_on and plain_ms else 0.0), limit / 8)
 
     def has_room(self, limit: float, more_ms: float = 0.0) -> bool:
         """True where another block may be recorded out of turn within the limit. more_ms: of steps that were
@@ -318,7 +321,7 @@ class Meter:
         most_ms = self._most_ms()
         if most_ms is None:
             return False
-        return most_ms * (self.num_later_recorded + BLOCK) <= limit * (self.later_ms + more_ms)
+        return most_ms * (self.num_later_recorded + BLOCK) <= self._left(limit) * (self.later_ms + more_ms)
 
     def record(self, limit: float | None) -> OverheadRecord:
         """Describe all this for run.json."""

@@ -34,7 +34,7 @@ from aorta.record.collective_source import CollectiveSource
 from aorta.record.extract import Extractor, Telemetry, host_only
 from aorta.record.journal import Journal
 from aorta.record.kernel_source import KernelSource
-from aorta.records.schema import KernelCoverage, LibraryCoverage, StepRecord
+from aorta.records.schema import DeviceRecord, KernelCoverage, LibraryCoverage, StepRecord
 from aorta.records.state import Tally
 from aorta.records.writer import LineWriter, next_line_number
 from aorta.steps.calibration import Calibration
@@ -113,6 +113,8 @@ class SendingThread:
         self._ends_until_s = math.inf
         self.num_unresolved = 0
         self.num_lost = 0
+        self._told: DeviceRecord | None = None
+        """The sample of the device that came with the left-out steps sent last."""
         self._thread = threading.Thread(target=self._run, name="aorta-sending", daemon=True)
         self._thread.start()
 
@@ -217,11 +219,10 @@ class SendingThread:
             if not isinstance(step, LeftOutStep):
                 break
             steps.append(step)
+        told, self._told = self._told, telemetry.device
+        sample = (None, None) if told is telemetry.device else (telemetry.device, telemetry.rocm_smi_output)
         self._sink.put_left_out(
-            LeftOutSteps(
-                steps, LEFT_OUT, telemetry.device, telemetry.rocm_smi_output, telemetry.not_measured
-            ),
-            self._wants_records(),
+            LeftOutSteps(steps, LEFT_OUT, *sample, telemetry.not_measured), self._wants_records()
         )
         for _ in steps:
             closed.popleft()

@@ -15,17 +15,24 @@ from aorta.steps.raw import LeftOutStep, LeftOutSteps, RawStep, ResolverSettings
 from aorta.steps.record import left_out_record
 from aorta.timeline.types import Source
 
+TOLD = "as in an earlier line"
+"""Reason in `not_measured` of a sample of the device that came before the line before."""
+MOST_TEMPLATES = 64
 _CODES = {
-    "step": b"%d", "global_step": b"%d", "start_unix_ns": b"%d", "step_ms": b"%a", "between_steps_ms": b"%a",
-    "host_ms": b"%a", "host_spans": b"%b", "host_use": b"[%a,%b]", "instrument_ms": b"%a",
+    "step": b"%d", "global_step": b"%d", "start_unix_ns": b"%d", "step_ms": b"%.6f",
+    "between_steps_ms": b"%.6f", "host_ms": b"%.6f", "host_use": b"[%.4f,%b]", "instrument_ms": b"%.4f",
 }  # fmt: skip
-"""Fields that differ from line to line, in their order there, and how each is written."""
+"""Fields that differ from line to line, and how each is written, which is quicker than the shortest form of a
+number; the times of host_spans are between them."""
+_Kind = tuple[str, str, int | None]
+"""A note of the host without its times."""
 _ANY = LeftOutStep(0, 0, 0, 0, 0, 0, None, 0, [])
 
 
 def raw_steps(steps: LeftOutSteps) -> Iterator[RawStep]:
     """The same steps, each as a message of its own would be."""
-    for step in steps.steps:
+    for place, step in enumerate(steps.steps):
+        has_sample = place == 0 and steps.device is not None
         yield RawStep(
             global_step=step.global_step,
             step=step.global_step,
@@ -45,9 +52,9 @@ def raw_steps(steps: LeftOutSteps) -> Iterator[RawStep]:
             ranges=[],
             scalars={},
             memory=None,
-            device=steps.device,
-            rocm_smi_output=steps.rocm_smi_output,
-            not_measured=steps.not_measured,
+            device=steps.device if has_sample else None,
+            rocm_smi_output=steps.rocm_smi_output if has_sample else None,
+            not_measured=steps.not_measured if has_sample else {"device": TOLD} | steps.not_measured,
             rollbacks=step.rollbacks,
             host_notes=step.notes,
             host_use=(step.cpu_ns / 1e6, None if step.ready_ns is None else step.ready_ns / 1e6),
@@ -63,9 +70,10 @@ class LeftOutLines:
         """source: of the recorded steps beside them."""
         self._settings, self._source = settings, source
         self._encode = msgspec.json.Encoder().encode
-        self._of: tuple[LeftOutSteps, int] | None = None
-        """The steps, and their rollbacks, that the template is made for."""
-        self._template = b""
+        self._of: LeftOutSteps | None = None
+        """The steps, without these, that the templates are made for."""
+        self._templates: dict[tuple[int, bool, tuple[_Kind, ...]], bytes] = {}
+        """By rollbacks, whether it is the first of the steps, and what the host did."""
 
     def records(self, steps: LeftOutSteps) -> Iterator[StepRecord]:
         """The records, as `left_out_record` makes them."""
@@ -73,60 +81,52 @@ class LeftOutLines:
 
     def bodies(self, steps: LeftOutSteps) -> list[bytes]:
         """The records as JSON."""
-        offset_ns, encode = self._settings.unix_minus_monotonic_ns, self._encode
-        bodies = []
+        offset_ns, templates = self._settings.unix_minus_monotonic_ns, self._templates
+        of = msgspec.structs.replace(steps, steps=[])
+        if of != self._of or len(templates) > MOST_TEMPLATES:
+            self._of = of
+            templates.clear()
+        bodies: list[bytes] = []
         for step in steps.steps:
-            number, start_ns, body_end_ns, end_ns = (
-                step.global_step, step.start_ns, step.body_end_ns, step.end_ns,
+            start_ns, body_end_ns, end_ns, ready_ns = (
+                step.start_ns, step.body_end_ns, step.end_ns, step.ready_ns,
             )  # fmt: skip
-            ready_ns = step.ready_ns
-            spans = [
-                (
-                    note.kind,
-                    round((note.start_ns - start_ns) / 1e6, 4),
-                    round((note.end_ns - start_ns) / 1e6, 4),
-                    note.where,
-                    note.bytes,
-                )
-                for note in step.notes
-            ]
+            kinds = tuple([(note.kind, note.where, note.bytes) for note in step.notes])
+            key = (step.rollbacks, not bodies, kinds)
+            template = templates.get(key)
+            if template is None:
+                template = templates[key] = self._made(*key)
+            times_ms = [(ns - start_ns) / 1e6 for note in step.notes for ns in (note.start_ns, note.end_ns)]
             bodies.append(
-                self._template_for(steps, step.rollbacks)
+                template
                 % (
-                    number,
-                    number,
+                    step.global_step,
+                    step.global_step,
                     start_ns + offset_ns,
                     (end_ns - start_ns) / 1e6,
                     (end_ns - body_end_ns) / 1e6,
                     (body_end_ns - start_ns) / 1e6,
-                    encode(spans),
-                    round(step.cpu_ns / 1e6, 4),
-                    b"null" if ready_ns is None else b"%a" % round(ready_ns / 1e6, 4),
-                    round(step.own_ns / 1e6, 4),
+                    *times_ms,
+                    step.cpu_ns / 1e6,
+                    b"null" if ready_ns is None else b"%.4f" % (ready_ns / 1e6),
+                    step.own_ns / 1e6,
                 )
             )
         return bodies
 
-    def _template_for(self, steps: LeftOutSteps, rollbacks: int) -> bytes:
-        if self._of is None or not _are_alike(self._of, (steps, rollbacks)):
-            self._of = steps, rollbacks
-            self._template = self._made(steps, rollbacks)
-        return self._template
-
-    def _made(self, steps: LeftOutSteps, rollbacks: int) -> bytes:
+    def _made(self, rollbacks: int, is_first: bool, kinds: tuple[_Kind, ...]) -> bytes:
         """A line with codes in place of what differs."""
+        assert self._of is not None
         any_step = msgspec.structs.replace(_ANY, rollbacks=rollbacks)
-        (record,) = self.records(msgspec.structs.replace(steps, steps=[any_step]))
-        marks: dict[str, Any] = {name: f"<{name}>" for name in _CODES}
-        body = self._encode(msgspec.structs.replace(record, **marks)).replace(b"%", b"%%")
+        *_, record = self.records(msgspec.structs.replace(self._of, steps=[any_step] * (2 - is_first)))
+        marks: dict[str, Any] = {name: f"<{name}>" for name in (*_CODES, "host_spans")}
+        body = self._escaped(msgspec.structs.replace(record, **marks))
         for name, code in _CODES.items():
             body = body.replace(b'"<%b>"' % name.encode(), code)
-        return body
+        spans = b",".join(
+            b"[%b,%%.4f,%%.4f,%b,%b]" % tuple(self._escaped(value) for value in kind) for kind in kinds
+        )
+        return body.replace(b'"<host_spans>"', b"[%b]" % spans)
 
-
-def _are_alike(one: tuple[LeftOutSteps, int], other: tuple[LeftOutSteps, int]) -> bool:
-    """True where the lines of both differ in the fields of _CODES alone."""
-    if one[0] is other[0]:
-        return one[1] == other[1]
-    empty = (msgspec.structs.replace(steps, steps=[]) for steps, _ in (one, other))
-    return one[1] == other[1] and next(empty) == next(empty)
+    def _escaped(self, value: Any) -> bytes:
+        return self._encode(value).replace(b"%", b"%%")

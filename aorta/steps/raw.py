@@ -57,9 +57,10 @@ class LeftOutSteps(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reason: str
     """Why they are not recorded."""
     device: DeviceRecord | None
-    """Telemetry, as rocm_smi_output, of the time at which they were sent."""
+    """A sample that came since the steps before, as rocm_smi_output: in the line of the first of them."""
     rocm_smi_output: str | None
     not_measured: dict[str, str]
+    """Where there is no device."""
 
 
 class RawGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
