@@ -48,8 +48,11 @@ MAX_SAID = 12
 """Findings that are said while the program runs."""
 MAX_SUSPECTS = 24
 """Findings of a process that are delayed."""
-EARLY = "the event was recorded too early, at {}"
-ITSELF = "the wait at {} is for its own stream and orders nothing"
+HINTS = {
+    "": "",
+    "early": "the event was recorded too early{}",
+    "itself": "the wait{} is for its own stream and orders nothing",
+}
 
 
 class HazardWatch(Companion):
@@ -205,7 +208,9 @@ class HazardWatch(Companion):
         self._log.clear()
         self.checked.num_operations += num_operations
         if self._order is None:
-            self._cannot_see("streams and memory of a device: the process has used none")
+            self._cannot_see(
+                "streams and memory of a device, which the process has not used: check it on one"
+            )
         places = places_of_parameters() if hazards else []
         for hazard in hazards:
             at = hazard.address
@@ -327,7 +332,7 @@ class HazardWatch(Companion):
     def _finding(self, hazard: Hazard, parameter: str) -> Finding:
         earlier, later = self._place(*hazard.earlier), self._place(*hazard.later)
         hint, at = hazard.hint
-        where = "" if not isinstance(at, int) or at < 0 else str(self._sites.sites[at])
+        where = f" at {self._sites.sites[at]}" if isinstance(at, int) and at >= 0 else ""
         return Finding(
             kind=hazard.kind,
             rank=self.checked.rank,
@@ -340,7 +345,7 @@ class HazardWatch(Companion):
             num_bytes=hazard.num_bytes,
             parameter=parameter,
             missing=missing_order(later.stream, earlier.stream, earlier.site, later.site, hazard.kind),
-            hint={"": "", "early": EARLY, "itself": ITSELF}[hint].format(where),
+            hint=HINTS[hint].format(where),
             count=hazard.count,
             first_step=hazard.first_step,
         )

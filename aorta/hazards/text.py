@@ -1,6 +1,8 @@
 """Findings as text for the terminal."""
 
+import re
 from collections.abc import Sequence
+from math import prod
 
 from aorta.hazards.findings import Checked, Finding, merged
 from aorta.hazards.numbers import Difference
@@ -47,7 +49,8 @@ def summary(
 
 def _finding(number: int, finding: Finding) -> list[str]:
     seen = f"{_count(finding.count, 'time')}, first in step {finding.first_step}, {_ranks(finding.ranks)}"
-    tensor = finding.later.site.tensor or finding.earlier.site.tensor
+    tensors = [place.site.tensor for place in (finding.later, finding.earlier)]
+    tensor = next((one for one in tensors if one and _num_bytes(one) >= finding.num_bytes), "")
     lines = [f"{number}. {finding.status}: {WORDS[finding.kind]}, {seen}"]
     for side, place in (("later", finding.later), ("earlier", finding.earlier)):
         lines.append(f"   {side:9}{place.site}")
@@ -64,6 +67,14 @@ def _finding(number: int, finding: Finding) -> list[str]:
     if finding.reason:
         lines.append(f"   note     {finding.reason}")
     return lines
+
+
+def _num_bytes(tensor: str) -> int:
+    """Of a tensor in words, such as float32[2, 8]. A site's is the first that it had; what a finding is about
+    may be a later one, of another shape."""
+    dtype, _, shape = tensor.rstrip("]").partition("[")
+    bits = 8 if dtype.startswith(("float8", "bool")) else int(next(iter(re.findall(r"\d+", dtype)), 8))
+    return prod(map(int, filter(None, shape.split(", ")))) * bits // 8
 
 
 def _differences(differences: Sequence[Difference], show_all: bool) -> list[str]:

@@ -179,7 +179,7 @@ def test_a_gradient_that_is_used_early_has_its_name_and_the_cpu_is_said(tmp_path
     assert [finding.parameter for finding in checked.findings] == ["gradient of 1.weight"]
     text = checked_text([checked])
     assert "256 bytes of float32[4, 16], gradient of 1.weight" in text
-    assert "not seen: streams and memory of a device: the process has used none" in text
+    assert "not seen: streams and memory of a device, which the process has not used" in text
 
 
 def test_a_users_exception_makes_a_finding_known(tmp_path):

@@ -47,6 +47,15 @@ def test_why_hazards_tells_what_the_check_found(folder):
     assert "8,192 bytes of bfloat16[64, 64]" in result.output
 
 
+@pytest.mark.parametrize(
+    ("num_bytes", "of"), [(8192, " of bfloat16[64, 64]"), (64, " of bfloat16[64, 64]"), (8193, "")]
+)
+def test_a_tensor_that_is_too_small_for_the_bytes_is_not_named(folder, num_bytes, of):
+    """A site's tensor is the first that it had."""
+    checked(folder, finding(num_bytes=num_bytes))
+    assert f"{num_bytes:,} bytes{of}\n" in run("why", str(folder), "--hazards").output
+
+
 def test_a_possible_finding_alone_violates_nothing(folder):
     checked(folder, finding(reason="delayed 3 times, the later operation never came first"))
     result = run("why", str(folder), "--hazards", "--json")
