@@ -57,13 +57,14 @@ def fingerprints(tensors: Sequence[Tensor]) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
-def _together(tensors: Sequence[Tensor]) -> Tensor:
+def _together(tensors: list[Tensor]) -> Tensor:
     """Fingerprints of small tensors: laid out one behind the other, each in whole blocks of rows."""
     device = tensors[0].device
-    layout = _layout(tuple([tensor.numel() for tensor in tensors]), device)
+    numels = tuple([tensor.numel() for tensor in tensors])
+    layout = _layout(numels, device)
     table = torch.zeros(layout.num_rows * WIDTH, device=device)
-    flat = [tensor.detach().reshape(-1) for tensor in tensors]
-    torch._foreach_copy_(list(table.split_with_sizes(layout.pieces)[::2]), flat)
+    flat = torch._C._nn.flatten_dense_tensors(tensors)  # one call, where each tensor would need two
+    torch._foreach_copy_(list(table.split_with_sizes(layout.pieces)[::2]), flat.split_with_sizes(numels))
     table = table.view(layout.num_rows, WIDTH)
     across = (table @ _of_columns(device).float()).double()
     signed = layout.signs.unsqueeze(2) * across.unsqueeze(1)

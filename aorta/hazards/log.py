@@ -24,7 +24,7 @@ NAMES = (
 )  # fmt: skip
 
 
-EVENT_AT = {"record": 1, "wait": 2, "forget_event": 1, "synchronize_event": 1}
+EVENT_AT = {"record": 1, "wait": 2, "synchronize_event": 1}
 """Place of the event in an entry."""
 
 
@@ -43,7 +43,7 @@ def play(entries: Iterable[Entry], check: HazardCheck | None = None) -> HazardCh
 
 def without_events(entries: Iterable[Entry]) -> list[Entry]:
     """Entries with events by the order in which they come, and steps without their numbers: logs that are
-    alike then have the same hazards."""
+    alike then have the same hazards. When events are destroyed is up to c10d's watchdog, and changes none."""
     events: dict[Any, int] = {}
     whole = list[Entry]()
     for entry in entries:
@@ -54,6 +54,8 @@ def without_events(entries: Iterable[Entry]) -> list[Entry]:
             entry = [*entry[:place], number, *entry[place + 1 :]]
         elif name == "begin_step":
             entry = [name]
+        elif name == "forget_event":
+            continue
         whole.append(entry)
     return whole
 
