@@ -222,7 +222,7 @@ class HazardWatch(Companion):
     def _played(self, entries: Entries) -> tuple[list[Hazard], int]:
         """Hazards of a log, and its number of operations. Where an allocator gives a step what it gave the
         one before, windows are alike, and what the last ones have is known."""
-        alike = msgspec.msgpack.encode(without_events(entries))
+        alike = msgspec.msgpack.encode(without_events(entries), enc_hook=repr)
         key = hashlib.blake2b(alike, digest_size=16).digest()
         if key not in self._windows:
             check = play(entries, HazardCheck())
