@@ -2,9 +2,9 @@
 # Hazards on two GPUs: planted cases with delays, clean programs, mutants, reported races, torch's CSAN, the cost.
 # bash benchmarks/hazards/on_gpus.sh OUT [PYTHON]       prints a table, whatever fails
 # PARTS: some of "cost whole cases mutants deletions reported clean numbers runs csan" (all but the last two).
-# Without the others cost takes 95 s, and is alone on the machine; whole 60 s; cases 60 s; mutants, deletions,
-# reported, clean 60 to 90 s each, beside one another 3 minutes; numbers 40 s. PACKAGES: released code, see
-# reported.py.
+# Without the others cost takes 75 s, and is alone on the machine; whole 90 s; cases 60 s; mutants, deletions,
+# reported, clean 60 to 90 s each, beside one another 3 minutes; numbers 40 s. DELETIONS: some of those that
+# mutants.py prints. PACKAGES: released code, see reported.py.
 set -u
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 python=${2:-python3}
@@ -31,17 +31,17 @@ ddp_hook:hook_without_fork ddp_hook:hook_without_wait ddp_hook:hook_decompresses
 loader:loader_without_wait loader:loader_without_record_stream
 host_optimizer:host_optimizer_copies_before_backward host_optimizer:host_optimizer_reads_before_the_copy
 host_optimizer:host_optimizer_parameters_not_awaited"
-deletions=$("$python" benchmarks/hazards/mutants.py)
+deletions=${DELETIONS:-$("$python" benchmarks/hazards/mutants.py)}
 kinds="fsdp2 fsdp2_hook ddp ddp_hook ddp_mixed ddp_overlapped zero tp cp pp graphs compile offload checkpoint fsdp2_offload fsdp2_offload_once loader host_optimizer accelerate"
 reported="deepspeed_8061 deepspeed_5606 deepspeed_7965 deepspeed_7805 deepspeed_7898 pytorch_180889
 pytorch_180665 torchtitan_2581 torchrec_4191 megatron_7398"
 [ -n "${PACKAGES:-}" ] && reported="$reported trl_7195_clone trl_7195_stream torchtune_1867"
 
 if has cost; then  # narrow, the host is the bound; wide, the device
-  piece inside 100 "${torchrun[@]}" benchmarks/hazards/cost.py --cuda --seconds 12 \
+  piece inside 100 "${torchrun[@]}" benchmarks/hazards/cost.py --cuda --seconds 8 \
     ddp:64x32 fsdp2:64x32 ddp:1024x16384 fsdp2:1024x16384
   wait
-  piece inside_without_numbers 60 "${torchrun[@]}" benchmarks/hazards/cost.py --cuda --seconds 6 --no-numbers \
+  piece inside_without_numbers 60 "${torchrun[@]}" benchmarks/hazards/cost.py --cuda --seconds 4 --no-numbers \
     ddp:64x32 fsdp2:64x32
   wait
 fi

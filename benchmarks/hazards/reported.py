@@ -430,13 +430,14 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
-    torch.manual_seed(dist.get_rank())
+    torch.manual_seed(0)  # all ranks begin with the same weights
     by_name = {program.__name__: program for program in PROGRAMS}
     if arguments.name in by_name:
         step = by_name[arguments.name](arguments.mended)
     else:
         real: Any = next(program for program in RELEASED if program.__name__ == arguments.name)
         step = real(arguments.mended, arguments.packages)
+    torch.manual_seed(1 + dist.get_rank())
     for _ in range(arguments.steps):
         step()
     torch.cuda.synchronize()
