@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +16,7 @@ from aorta.errors import CANNOT_TELL, FINE, VIOLATED, ConfigError, RecordError
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from aorta.account.model import Goodput
     from aorta.account.newest import Newest
     from aorta.account.watch import Alarm
     from aorta.records.digests import Slots
@@ -27,6 +28,8 @@ POST_S = 10.0
 """Limit of one post of an alarm."""
 RESTARTS_WITHIN_S = 120.0
 """Time after which a job whose ranks have all ended is over, though nobody wrote that."""
+GOODPUT_EVERY_S = 60.0
+"""Every line of a rank is read for it."""
 run_folder = click.argument("run", metavar="[RUN]", default="artifacts", type=PATH)
 
 
@@ -62,6 +65,7 @@ def top_command(run: Path, every_s: float, once: bool, alarm: str | None, as_jso
     from rich.console import Console
     from rich.live import Live
 
+    from aorta.account.load.goodput import goodput_of_folder
     from aorta.page.top import top_table
 
     if not run.is_dir():
@@ -71,24 +75,29 @@ def top_command(run: Path, every_s: float, once: bool, alarm: str | None, as_jso
             raise ConfigError("--alarm goes on watching: it goes with neither --once nor --json")
         return _raise_alarms(run, alarm, every_s)
     look = _looks(run)
+    parts = goodput_of_folder(run, _run_record(run))
     if as_json:
         _, shown, damage, _ = look(None)
-        click.echo(_top_json(shown, damage or ([] if shown.ranks else ["no step yet"])))
+        click.echo(_top_json(shown, damage or ([] if shown.ranks else ["no step yet"]), parts))
         return FINE if shown.ranks else CANNOT_TELL
     console = Console(highlight=False)
 
     def screen(height: int) -> "tuple[Group, bool]":
         _, shown, damage, _ = look(height)
-        return top_table(_run_record(run), shown, height=height, damage=damage), bool(shown.ranks)
+        table = top_table(_run_record(run), shown, height=height, damage=damage, goodput=parts)
+        return table, bool(shown.ranks)
 
     if once or not sys.stdout.isatty():
         table, has_steps = screen(MOST_LISTED + 6)
         console.print(table)
         return FINE if has_steps else CANNOT_TELL
     with Live(console=console, auto_refresh=False, screen=True) as live:
+        looked_s = time.monotonic()
         while True:
             live.update(screen(console.height)[0], refresh=True)
             time.sleep(every_s)
+            if time.monotonic() > looked_s + GOODPUT_EVERY_S:
+                parts, looked_s = goodput_of_folder(run, _run_record(run)), time.monotonic()
 
 
 class _Look(NamedTuple):
@@ -191,7 +200,7 @@ def _sender(target: str) -> "Callable[[Alarm], None]":
     return send
 
 
-def _top_json(shown: "Newest", damage: list[str]) -> str:
+def _top_json(shown: "Newest", damage: list[str], parts: "Sequence[Goodput]") -> str:
     import msgspec
 
     names = ("step_ms", "recorded_step_ms", "compute_ms", "exposed_ms", "idle_ms", "exposed_wait_ms",
@@ -207,7 +216,8 @@ def _top_json(shown: "Newest", damage: list[str]) -> str:
     ]
     late = shown.late
     straggler_row = None if late is None else {"rank": late.rank, "wait_ms": late.wait_ms}
-    return msgspec.json.encode({"ranks": ranks, "straggler": straggler_row, "damage": damage}).decode()
+    body = {"ranks": ranks, "straggler": straggler_row, "damage": damage, "goodput": parts}
+    return msgspec.json.encode(body).decode()
 
 
 # ---- capture -------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from aorta.account.model import DAMAGED, MOST_DAMAGED
+from aorta.account.load.goodput import goodput_text
+from aorta.account.model import DAMAGED, MOST_DAMAGED, Goodput
 from aorta.account.newest import LateRank, Newest, RankMeans
 from aorta.records.schema import RunRecord
 
@@ -27,8 +28,10 @@ def top_table(
     now_ns: int | None = None,
     height: int = 40,
     damage: Sequence[str] = (),
+    goodput: Sequence[Goodput] = (),
 ) -> Group:
-    """Screen of the job: one line for the run, what is damaged, the straggler, a row per rank."""
+    """Screen of the job: one line for the run, what is damaged, the straggler, what of the time of several
+    attempts counted, a row per rank."""
     ranks, late = newest.ranks, newest.late
     table = Table(box=None, pad_edge=False, header_style="bold")
     listed = _most_telling(ranks, late, max(4, height - 6))
@@ -45,6 +48,8 @@ def top_table(
         lines.append(Text(f"{DAMAGED}: {'; '.join(damage[:MOST_DAMAGED])}", "red"))
     if late is not None:
         lines.append(Text(f"rank {late.rank} is late: it costs {late.wait_ms:.1f} ms a step", "red"))
+    if goodput:
+        lines.append(Text(goodput_text(goodput)))
     lines.append(table)
     if num_more := len(ranks) + newest.num_unlisted - len(listed):
         lines.append(Text(f"and {num_more} more ranks", "dim"))

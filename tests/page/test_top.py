@@ -1,9 +1,11 @@
 """The screen of `aorta top`: the means of the newest steps, and the rank that is late."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rich.console import Console
 
+from aorta.account.model import Goodput
 from aorta.account.newest import LastStep, LateRank, Newest, RankMeans
 from aorta.page.top import top_table
 from tests.records.plain_records import step
@@ -18,10 +20,10 @@ RANK = RankMeans(
 LATE = replace(RANK, rank=1, compute_ms=18.0, exposed_ms=1.0, exposed_wait_ms=0.25, caused_ms=6.0)
 
 
-def lines(shown: Newest, height: int = 40) -> list[str]:
+def lines(shown: Newest, height: int = 40, parts: Sequence[Goodput] = ()) -> list[str]:
     console = Console(width=100, highlight=False)
     with console.capture() as captured:
-        console.print(top_table(None, shown, NOW_NS, height))
+        console.print(top_table(None, shown, NOW_NS, height, goodput=parts))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
@@ -53,3 +55,14 @@ def test_the_late_rank_stays_on_a_small_screen() -> None:
 
 def test_no_step_is_said() -> None:
     assert lines(Newest([], None))[0] == "no step yet"
+
+
+def test_what_counted_of_several_attempts_is_a_line() -> None:
+    none = {name: 0.0 for name in Goodput.__struct_fields__}
+    parts = [
+        Goodput(**none | {"attempt": None, "elapsed_s": 40.0, "counted_s": 10.0, "restart_s": 30.0}),
+        Goodput(**none | {"attempt": 0, "elapsed_s": 35.0, "counted_s": 7.0}),
+        Goodput(**none | {"attempt": 1, "elapsed_s": 5.0, "counted_s": 3.0}),
+    ]
+    text = lines(Newest([RANK, LATE], None), parts=parts)
+    assert text[1] == "goodput 25 % of 40 s: restart 75 % (attempt 0: 20 % of 35 s, 1: 60 % of 5 s)"

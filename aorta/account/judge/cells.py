@@ -521,7 +521,9 @@ def _gaps(judged: JudgedRun) -> Floats:
         return np.full(judged.num_steps, np.nan)
     starts = run.start_unix_ns[:, judged_steps] / 1e6
     gaps = starts[:, 1:] - starts[:, :-1] - judged.values("step_ms")[:, :-1]
-    is_next = np.diff(run.global_step[judged_steps]) == 1
+    begins = np.sort([one.started_unix_ns / 1e6 for one in (run.run.attempts if run.run else ())])
+    attempt = np.searchsorted(begins, starts[0], side="right")
+    is_next = (np.diff(run.global_step[judged_steps]) == 1) & (np.diff(attempt) == 0)
     after = np.append(np.where(is_next, gaps.mean(axis=0), np.nan), np.nan)
     result: Floats = np.maximum(after, 0.0)
     return result

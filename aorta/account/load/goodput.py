@@ -12,6 +12,7 @@ import msgspec
 
 from aorta.account.model import Goodput
 from aorta.errors import NOT_JSON, RecordError
+from aorta.records.files import STEPS_FILE, steps_name
 from aorta.records.lines import single_lines
 from aorta.records.rotation import read_dropped
 from aorta.records.schema import AttemptRecord, Ending, RunRecord
@@ -19,6 +20,10 @@ from aorta.timeline.types import OWN_SOURCES
 
 MOST_LINES = 300_000
 """Lines of a rank up to which goodput is worked out, in 100 MB."""
+MOST_BYTES = 1 << 25
+"""Of a rank's lines that a look at a running job reads, in a third of a second."""
+MOST_NAMED = 4
+"""Attempts in a line."""
 _TOGETHER_S = 0.05
 """Shortest time between two windows that counts as time outside of steps."""
 
@@ -136,14 +141,30 @@ def _of_attempt(
     )
 
 
+def goodput_of_folder(folder: Path, run: RunRecord | None) -> list[Goodput]:
+    """Of a run of several attempts that may go on, for a quick look: nothing where its lines take more than
+    MOST_BYTES, and what the ranks' states say of its end is not read."""
+    if run is None or len(run.attempts) < 2:
+        return []
+    numbers = [int(name[1]) for path in folder.iterdir() if (name := STEPS_FILE.fullmatch(path.name))]
+    path = folder / steps_name(min(numbers, default=0))
+    if not path.exists() or path.stat().st_size > MOST_BYTES:
+        return []
+    return goodput(path, run, run.attempts[-1].ending)
+
+
 def _sum(parts: Iterable[Goodput]) -> Goodput:
     parts = list(parts)
     names = [name for name in Goodput.__struct_fields__ if name != "attempt"]
     return Goodput(attempt=None, **{name: sum(getattr(part, name) for part in parts) for name in names})
 
 
-def goodput_text(whole: Goodput) -> str:
-    """The whole run in a line: what of its time counted, and what went elsewhere, largest first."""
+def goodput_text(parts: Sequence[Goodput]) -> str:
+    """The whole run in a line: what of its time counted, and what went elsewhere, largest first; then attempts.
+
+    parts: as from goodput.
+    """
+    whole, *attempts = parts
     elapsed = whole.elapsed_s
     names = ("redone", "start_up", "checkpoint", "evaluation", "hang", "restart", "other")
     rest = sorted(((getattr(whole, f"{name}_s"), name) for name in names), reverse=True)
@@ -153,10 +174,17 @@ def goodput_text(whole: Goodput) -> str:
         if elapsed and s >= 0.005 * elapsed
     ]
     redone = f", {whole.num_redone} steps done again" if whole.num_redone else ""
-    counted = whole.counted_s / elapsed if elapsed else 0.0
-    return f"goodput {100 * counted:.0f} % of {_duration(elapsed)}{redone}" + (
-        f": {', '.join(shares)}" if shares else ""
+    each = [f"{one.attempt}: {_share(one)}" for one in attempts[-MOST_NAMED:]] if len(attempts) > 1 else []
+    return (
+        f"goodput {_share(whole)}{redone}"
+        + (f": {', '.join(shares)}" if shares else "")
+        + (f" (attempt {', '.join(each)})" if each else "")
     )
+
+
+def _share(part: Goodput) -> str:
+    counted = part.counted_s / part.elapsed_s if part.elapsed_s else 0.0
+    return f"{100 * counted:.0f} % of {_duration(part.elapsed_s)}"
 
 
 def _duration(seconds: float) -> str:

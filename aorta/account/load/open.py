@@ -153,7 +153,7 @@ def _load_records(
     if run is not None and run.attempts and ranks:
         loaded.goodput[:] = goodput(ranks[0].path, run, last_ending(run, states, launch_notes))
         if len(run.attempts) > 1 and loaded.goodput:
-            loaded.story.append(goodput_text(loaded.goodput[0]))
+            loaded.story.append(goodput_text(loaded.goodput))
     loaded = msgspec.structs.replace(
         loaded,
         damage=damage_text,

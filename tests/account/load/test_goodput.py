@@ -5,6 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from aorta.account.judge.cells import account_of
+from aorta.account.judge.judged import judge
 from aorta.account.load.goodput import Goodput, goodput, goodput_text
 from aorta.account.load.open import load_run
 from aorta.records.files import steps_name
@@ -64,9 +66,9 @@ def test_the_parts_of_each_attempt_are_those_of_the_clock(tmp_path: Path) -> Non
     )  # fmt: skip
     parts = ("counted", "redone", "start_up", "checkpoint", "evaluation", "hang", "restart", "other")
     assert sum(getattr(whole, f"{name}_s") for name in parts) == pytest.approx(whole.elapsed_s)
-    assert goodput_text(whole).startswith(
-        "goodput 24 % of 40 s, 2 steps done again: restart 25 %, start-up 18 %"
-    )
+    text = goodput_text([whole, first, second])
+    assert text.startswith("goodput 24 % of 40 s, 2 steps done again: restart 25 %, start-up 18 %")
+    assert text.endswith("(attempt 0: 13 % of 30 s, 1: 55 % of 10 s)")
 
 
 def test_the_end_of_an_attempt_that_hung_is_the_hangs(tmp_path: Path) -> None:
@@ -86,3 +88,10 @@ def test_a_damaged_file_has_none(tmp_path: Path) -> None:
     record = run(run_id="r", attempts=[AttemptRecord(attempt=0, world_size=1, started_unix_ns=0)])
     (tmp_path / steps_name(0)).write_bytes(b"\xff\n{}\n")
     assert goodput(tmp_path / steps_name(0), record, None) == []
+
+
+def test_the_time_between_two_attempts_is_no_gap_between_two_steps(tmp_path: Path) -> None:
+    """Steps 0 and 1 are of the first attempt, 2 to 4 of the second one, 27 s later."""
+    written(tmp_path)
+    account = account_of(judge(load_run(tmp_path, "run"), 0))
+    assert [gap if gap == gap else None for gap in account.gaps_ms.tolist()] == [0, None, 0, 0, None]
