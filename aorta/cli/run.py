@@ -30,6 +30,7 @@ _STEP_AT = re.compile(r"[^\s./:]+(\.[^\s./:]+)*:[^\s./:]+(\.[^\s./:]+)*")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @output_option(default=Path("artifacts"), file_okay=False, help="Folder of the records; default: artifacts.")
 @click.option("--report/--no-report", default=True, help="Report when COMMAND ends (default).")
+@click.option("--continue", "goes_on", is_flag=True, help="Go on with the run in the folder, not a new one.")
 @click.option("--open", "open_page", is_flag=True, help="Open the report's page in a browser.")
 @click.option("--hang", is_flag=True, help="Watch for hangs and name the rank waited for.")
 @click.option(
@@ -91,7 +92,9 @@ _STEP_AT = re.compile(r"[^\s./:]+(\.[^\s./:]+)*:[^\s./:]+(\.[^\s./:]+)*")
     section="Sources and sinks",
     help="The same as --to tensorboard=OUTPUT/tensorboard.",
 )
-def run_command(output: Path, report: bool, open_page: bool, command: tuple[str, ...], **options: Any) -> int:
+def run_command(
+    output: Path, report: bool, goes_on: bool, open_page: bool, command: tuple[str, ...], **options: Any
+) -> int:
     """Run COMMAND and record every process of it that trains, without changing its code.
 
     aorta run -- torchrun --nproc_per_node 8 train.py --my-option
@@ -103,6 +106,7 @@ def run_command(output: Path, report: bool, open_page: bool, command: tuple[str,
     """
     from aorta.attach.settings import AttachSettings, environment_for
     from aorta.records.launches import VARIABLE, new_notes
+    from aorta.records.run_identity import CONTINUES
 
     _check(options)
     options |= {"sinks": list(options["sinks"]), "max_mb": options["max_mb"] or None}
@@ -116,6 +120,8 @@ def run_command(output: Path, report: bool, open_page: bool, command: tuple[str,
         check_module(settings.step_at, command)
     began_ns = time.time_ns()
     environment = environment_for(settings, dict(os.environ))
+    if goes_on and (run_id := run_in(output)) is not None:
+        environment[CONTINUES] = run_id
     notes = new_notes(output.absolute())
     environment[VARIABLE] = str(notes)
     if settings.collectives == "plugin":
@@ -151,6 +157,21 @@ def _check_overhead(text: str) -> None:
     from aorta.records.overhead import overhead_limit
 
     overhead_limit(text)
+
+
+def run_in(folder: Path) -> str | None:
+    """The run that is recorded in the folder, to go on with; None, and a line, where there is none."""
+    from aorta.errors import RecordError
+    from aorta.records.reader import read_run
+
+    why = "no run is recorded there"
+    try:
+        if (folder / "run.json").exists() and (run_id := read_run(folder).run_id) is not None:
+            return run_id
+    except RecordError as error:  # it ends no job
+        why = str(error)
+    click.echo(f"aorta: --continue: a new run begins in {folder}: {why}", err=True)
+    return None
 
 
 def check_output(folder: Path) -> None:

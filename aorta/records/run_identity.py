@@ -15,11 +15,15 @@ _UNNAMED = frozenset(("", "none"))
 """Names that torchrun gives a job that nobody named."""
 
 
+CONTINUES = "AORTA_CONTINUES"
+"""Variable by which `aorta run --continue` names the run that its command goes on with."""
+
+
 class RunLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """The launcher of a run's processes, as far as it tells one run from another."""
 
     run_id: str | None = None
-    """The user's own name for the run (AORTA_RUN_ID); the same name is the same run."""
+    """The user's own name for the run (AORTA_RUN_ID), or the run to go on with; the same is the same run."""
     job: str | None = None
     """The launcher's name of the job: the same for restarts of a run, and for other runs of that name."""
     num_restarts: int = 0
@@ -41,7 +45,7 @@ def launch_of(environ: Mapping[str, str] | None = None) -> RunLaunch:
         # own.
         job = f"slurm {slurm} {environ.get('SLURM_JOB_NAME', '')}".rstrip()
     return RunLaunch(
-        run_id=environ.get("AORTA_RUN_ID") or None,
+        run_id=environ.get(CONTINUES) or environ.get("AORTA_RUN_ID") or None,
         job=job,
         num_restarts=_number(environ, "TORCHELASTIC_RESTART_COUNT"),
         num_requeues=_number(environ, "SLURM_RESTART_COUNT"),

@@ -7,6 +7,7 @@ import pytest
 
 import aorta
 from aorta.account.load.open import load_run
+from aorta.cli.run import run_in
 from aorta.records.reader import read_run, read_steps
 from aorta.records.state import read_states
 from tests.record.ended_runs import run
@@ -50,6 +51,19 @@ def test_a_killed_run_that_is_started_again_is_one_run(tmp_path):
     loaded = load_run(tmp_path, "a")
     assert loaded.global_step.tolist() == list(range(6))
     assert "steps 3 to 4 were done in attempt 0 and again in attempt 1: the last time counts" in loaded.notes
+
+
+def test_a_run_without_a_name_goes_on_where_aorta_run_says_so(tmp_path, capsys):
+    """Also behind an end that was no failure: the job's time was up."""
+    assert run_in(tmp_path) is None
+    assert "a new run begins" in capsys.readouterr().err
+    run(tmp_path, "closed")
+    run_id = run_in(tmp_path)
+    run(tmp_path, "closed", 3, AORTA_CONTINUES=run_id)
+    run(tmp_path, "closed", 5, AORTA_CONTINUES=run_in(tmp_path))
+    record = read_run(tmp_path)
+    assert (record.run_id, [a.first_step for a in record.attempts]) == (run_id, [0, 3, 5])
+    assert load_run(tmp_path, "a").global_step.tolist() == [*range(6)]
 
 
 @pytest.mark.heavy
