@@ -105,8 +105,8 @@ class Attachment:
         """False: there is none, which takes longer to ask the set."""
         self._knows_position = False
         """Training has begun, and it was asked where it stands."""
-        self._has_loaded = False
-        """The program has loaded the state of a model or an optimizer."""
+        self._loaded: Any = None
+        """What was loaded before training began (aorta.attach.position.Loaded)."""
         self._compiled_call = CompiledCall()
         self._compiled: set[int] = set()
         """Ids of optimizers that were called by compiled code."""
@@ -144,6 +144,7 @@ class Attachment:
         self._call_after(torch.optim.Optimizer, "__init__", lambda args: self._optimizer_made(args[0]))
         self._call_before(torch.optim.Optimizer, "load_state_dict", lambda args: self._state_loaded())
         self._call_before(torch.nn.Module, "load_state_dict", lambda args: self._state_loaded())
+        self._watch_files(torch)
         self._call_before(torch.nn.Module, "eval", lambda args: self._evaluation_begins(args[0]))
         from torch.utils.data import dataloader
 
@@ -216,6 +217,28 @@ class Attachment:
         for module in (torch.autograd, torch.autograd.graph):
             if getattr(module, "_engine_run_backward", None) is original:
                 self._replace(module, "_engine_run_backward", run_backward)
+
+    def _watch_files(self, torch: Any) -> None:
+        """See which files the program saves and loads, and at which step."""
+        saved, loaded = torch.save, torch.load
+        storages = (torch.UntypedStorage, torch.TypedStorage)  # pickle saves those, in messages too
+
+        @functools.wraps(saved)
+        def save(obj: Any, f: Any, *args: Any, **named: Any) -> None:
+            saved(obj, f, *args, **named)
+            if not isinstance(obj, storages):
+                self._file_saved(f)
+
+        @functools.wraps(loaded)
+        def load(f: Any, *args: Any, **named: Any) -> Any:
+            result = loaded(f, *args, **named)
+            if not isinstance(result, storages):
+                self._file_loaded(f)
+            return result
+
+        for module in (torch, torch.serialization):
+            self._replace(module, "save", save)
+            self._replace(module, "load", load)
 
     def _watch_scaler(self, torch: Any) -> None:
         """Take a scaler's own call as the step: where it finds infinite gradients, it calls no optimizer."""
@@ -380,18 +403,33 @@ class Attachment:
 
     @guarded
     def _state_loaded(self) -> None:
-        self._has_loaded = True
+        self._loads().anything = True
+
+    @guarded
+    def _file_loaded(self, file: Any) -> None:
+        if not self._knows_position:
+            self._loads().add_file(file)
+
+    @guarded
+    def _file_saved(self, file: Any) -> None:
+        if self.session is not None and self._knows_position:
+            self.session.file_saved(file)
+
+    def _loads(self) -> Any:
+        from aorta.attach.position import Loaded
+
+        if self._loaded is None:
+            self._loaded = Loaded()
+        return self._loaded
 
     @guarded
     def _training_begins(self) -> None:
         """Ask at the first backward pass where training stands: what was saved has been loaded by now."""
-        from aorta.attach.position import position_of
-
         self._knows_position = True
         for target in self.pending_targets:
             say(f"--step-at {target} is not there as training begins: no step is recorded until it is")
         if self.session is not None:
-            self.session.training_begins(position_of(list(self._uncalled), self._has_loaded))
+            self.session.training_begins(list(self._uncalled), self._loads())
 
     @guarded
     def _backward_ended(self) -> None:

@@ -8,11 +8,14 @@ and, once step_detection.py knows what makes an iteration, splits the open step 
 import os
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from aorta.attach.instrument import Sending, instrument
-from aorta.attach.position import Position
+from aorta.attach.position import Loaded, mark_of_file, mark_of_weights, position_of, steps_of
 from aorta.attach.settings import say
 from aorta.attach.step_detection import MAX_CALLS, MAX_PASSES, BackwardCycle, Ends, LoaderSign, OptimizerCycle
 from aorta.errors import AortaError
@@ -21,6 +24,7 @@ from aorta.record.interception.switch import Interception
 from aorta.record.profiler import RequestedCapture
 from aorta.record.recorder import Recorder
 from aorta.records.files import steps_name
+from aorta.records.state import Save
 
 MODES_AT = 3
 """Step at whose end switches of torch are read."""
@@ -71,6 +75,8 @@ class AttachedSession:
         """The iteration before this one began with an evaluation, so that it is part of the loop."""
         self.thread = threading.get_ident()
         """The thread that runs the loop."""
+        self._early_saves: list[tuple[int, Save]] = []
+        """What was saved while it is not known what makes an iteration, behind which call."""
         self._thread_trains = False
         """True: that thread has been seen to train; until then it is only the one that set things up."""
         self._explicit = attachment.settings.step_at is not None
@@ -142,12 +148,38 @@ class AttachedSession:
             say("the program records itself with aorta: aorta run stays off")
         self._attachment.take_off(None)
 
-    def training_begins(self, position: Position | None) -> None:
+    def training_begins(self, optimizers: list[Any], loaded: Loaded) -> None:
         """Number the steps from where training stands, which is known at the first backward pass."""
-        if self._recorder is not None and self._num_steps == self._first_number:
-            told_by = None if position is None else position.told_by
-            number = None if position is None else position.num_steps
-            self._num_steps = self._first_number = self._recorder.continue_at(number, told_by)
+        recorder = self._recorder
+        if recorder is None or self._num_steps != self._first_number:
+            return
+        weights = mark_of_weights(optimizers, recorder.world_size)
+        number, told_by = position_of(optimizers, loaded, recorder.earlier_saves, weights) or (None, None)
+        self._num_steps = self._first_number = recorder.continue_at(number, told_by)
+        if weights is not None:
+            recorder.saved(Save(self._num_steps, weights))
+
+    def file_saved(self, file: Any) -> None:
+        """Note after which step the program saved this: an attempt that loads it is numbered by that."""
+        is_in_function = self._explicit and self._open is not None  # where in its step it saves is not known
+        if self._recorder is None or threading.get_ident() != self.thread or is_in_function:
+            return
+        mark = mark_of_file(file)
+        if mark is not None:
+            save = Save(self._num_steps, mark, steps_of(self._attachment.program.optimizers))
+            if self._cycle.calls is None and self._cuts:  # the calls up to here may turn out to be iterations
+                self._early_saves.append((len(self._cuts), save))
+            else:
+                self._recorder.saved(save)
+
+    def _iterations_were(self, calls_ago: Iterable[int]) -> None:
+        """Note what was saved before it was known where iterations ended."""
+        ends = [len(self._cuts) - ago for ago in calls_ago]
+        early, self._early_saves = self._early_saves, []
+        for num_calls, save in early:
+            position = save.position + sum(end < num_calls for end in ends)
+            if self._recorder is not None:
+                self._recorder.saved(msgspec.structs.replace(save, position=position))
 
     def finish(self, failure: tuple[Any, Any, Any]) -> None:
         """Close the recorder: the program or its process group ends. failure: as of sys.exc_info()."""
@@ -242,6 +274,8 @@ class AttachedSession:
         if key not in self._names or self._attachment.has_compiled:
             self._names[key] = self._attachment.stepper_name(stepper)
         ends = self._cycle.ended(key, behind, self._attachment.num_uncalled)
+        if self._early_saves and self._cycle.calls is not None:
+            self._iterations_were(ends.earlier)
         if ends.earlier and self._open is not None:
             self._split([self._cuts[-ago] for ago in ends.earlier if ago <= len(self._cuts)])
         if ends.at_this_call:

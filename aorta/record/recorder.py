@@ -53,7 +53,8 @@ from aorta.record.sampling import Sampling, Store, state_path
 from aorta.record.settings import RecorderSettings, is_int, value_text
 from aorta.record.sources import Sources
 from aorta.records.files import sites_name, stacks_name
-from aorta.records.schema import Ending, RunRecord, StepRecord
+from aorta.records.schema import Ending, PositionSource, RunRecord, StepRecord
+from aorta.records.state import Save
 from aorta.steps.calibration import Calibration
 
 logger = logging.getLogger(__name__)
@@ -161,7 +162,19 @@ class Recorder:
         """The number of the first step where nobody gives another: that after the attempts before."""
         return 0 if self._output is None else self._output.claim.next_step
 
-    def continue_at(self, number: int | None, told_by: str | None) -> int:
+    @property
+    def earlier_saves(self) -> list[Save] | None:
+        """What earlier attempts of the run have saved; None: this is the first one."""
+        assert self._output is not None
+        claim = self._output.claim
+        return claim.saves if claim.attempt else None
+
+    def saved(self, save: Save) -> None:
+        """Note what the program has saved, for an attempt that goes on from there."""
+        assert self._output is not None
+        self._output.standing.saved(save)
+
+    def continue_at(self, number: int | None, told_by: PositionSource | None) -> int:
         """Number the steps from here on, before the first one has ended; return the first number.
 
         number: steps that training had done before; None, and what cannot be after the attempts before this

@@ -44,13 +44,15 @@ from aorta.records.run_identity import (
     new_run_id,
     process_start,
 )
-from aorta.records.schema import AttemptRecord, Ending, RunRecord
+from aorta.records.schema import AttemptRecord, Ending, PositionSource, RunRecord
 from aorta.records.state import (
     HEARTBEAT_S,
     ProcessState,
     RankState,
+    Save,
     StateFile,
     first_line,
+    kept_saves,
     last_step,
     read_states,
 )
@@ -80,6 +82,8 @@ class Claim:
     """The attempts before this one, as rank 0 knows them."""
     next_step: int = 0
     """The number after the last step that the attempts before this one have recorded."""
+    saves: list[Save] = field(default_factory=list)
+    """What the attempts before this one have saved, by this rank and by rank 0."""
 
 
 def claim_folder(output_dir: Path, rank: int, world_size: int) -> Claim:
@@ -101,7 +105,7 @@ def claim_folder(output_dir: Path, rank: int, world_size: int) -> Claim:
                 announce(store, world_size, _encoded(_Word(error=str(error))))
                 raise
             goes_on = bool(claim.earlier)
-            word = _Word(claim.run_id, claim.attempt, goes_on, next_step=claim.next_step)
+            word = _Word(claim.run_id, claim.attempt, goes_on, next_step=claim.next_step, saves=claim.saves)
             announce(store, world_size, _encoded(word))
             return claim
         word = msgspec.json.decode(announced(store, rank, launch.agent), type=_Word)
@@ -117,6 +121,7 @@ class _Word(msgspec.Struct):
     goes_on: bool = False
     error: str | None = None
     next_step: int = 0
+    saves: list[Save] = []
 
 
 def _encoded(word: _Word) -> str:
@@ -139,10 +144,16 @@ def _claim_all(folder: Path, launch: RunLaunch, agents: Agents = set) -> Claim:
         *earlier,
         with_ending(folder, last, states_of(folder, run.run_id, last.attempt), is_over=True),
     ]
+    saves = _saves_of(folder, 0, run.run_id)
     goes_on = _writes_of(folder / steps_name(0), run.run_id)
     if not goes_on:
         move_aside(folder, (steps_name(0), state_name(0)))
-    return Claim(run.run_id, last.attempt + 1, launch, goes_on, attempts, _step_after(attempts))
+    return Claim(run.run_id, last.attempt + 1, launch, goes_on, attempts, _step_after(attempts), saves)
+
+
+def _saves_of(folder: Path, rank: int, run_id: str) -> list[Save]:
+    state = read_states(folder).get(rank)
+    return state.process.saves if state is not None and state.process.run_id == run_id else []
 
 
 def _step_after(attempts: Iterable[AttemptRecord]) -> int:
@@ -161,7 +172,8 @@ def _earlier_run(folder: Path, launch: RunLaunch, agents: Agents) -> RunRecord |
     if run.run_id is None or not run.attempts:
         return None
     # Where the number of agents changed, rank 0 may be on one that is new and has counted no restart.
-    if not continues(launch, earlier) and not (may_continue(launch, earlier) and earlier.agent in agents()):
+    is_same = launch.run_id == run.run_id or continues(launch, earlier)
+    if not is_same and not (may_continue(launch, earlier) and earlier.agent in agents()):
         return None
     states = states_of(folder, run.run_id, run.attempts[-1].attempt)
     if any(state.process.pid == os.getpid() for state in states):
@@ -217,12 +229,13 @@ def _claim_own(folder: Path, rank: int, launch: RunLaunch, word: _Word) -> Claim
         raise RecordError(word.error)
     path = folder / steps_name(rank)
     _wait_for_writers(state for state in read_states(folder).values() if state.rank == rank)
+    saves = [*word.saves, *_saves_of(folder, rank, word.run_id)]
     goes_on = word.goes_on and _writes_of(path, word.run_id)
     if goes_on:
         wait_until_closed([path])
     else:
         move_aside(folder, (steps_name(rank), state_name(rank)))
-    return Claim(word.run_id, word.attempt, launch, goes_on, next_step=word.next_step)
+    return Claim(word.run_id, word.attempt, launch, goes_on, next_step=word.next_step, saves=saves)
 
 
 def _claim_alone(folder: Path, rank: int, world_size: int, launch: RunLaunch) -> Claim:
@@ -232,7 +245,8 @@ def _claim_alone(folder: Path, rank: int, world_size: int, launch: RunLaunch) ->
     _wait_for_writers(state for state in read_states(folder).values() if state.rank == rank)
     if attempt and _writes_of(path, run_id):
         wait_until_closed([path])
-        return Claim(run_id, attempt, launch, goes_on=True, next_step=_last_number(path) + 1)
+        saves = _saves_of(folder, rank, run_id)
+        return Claim(run_id, attempt, launch, goes_on=True, next_step=_last_number(path) + 1, saves=saves)
     names = {STEPS_FILES: steps_name, STATE_FILES: state_name, COLUMNS_FILES: columns_name}
     patterns = [name(rank) for name in names.values()]
     if rank == 0:
@@ -384,7 +398,8 @@ class Standing:
         self._written_s = time.monotonic()
         self._first_step: int | None = None
         self._begun_step: int | None = None
-        self._position_by: str | None = None if claim.attempt else "program"
+        self._position_by: PositionSource | None = None if claim.attempt else "program"
+        self._saves = kept_saves(claim.saves) if claim.saves else []
         self._ending: Ending | None = None
         self._file.write(self._state)
 
@@ -405,7 +420,12 @@ class Standing:
         if self._first_step is None:
             self._position_by = "program"
 
-    def continue_at(self, first_step: int, told_by: str | None) -> None:
+    def saved(self, save: Save) -> None:
+        """Note a checkpoint, for an attempt that goes on from there."""
+        self._saves = kept_saves([*self._saves, save])
+        self._write()
+
+    def continue_at(self, first_step: int, told_by: PositionSource | None) -> None:
         """Note the number of the first step, and who told it; None: it was counted on."""
         self._first_step, self._position_by = first_step, told_by
         self._write()
@@ -431,6 +451,7 @@ class Standing:
                 first_step=self._first_step,
                 begun_step=self._begun_step,
                 position_by=self._position_by,
+                saves=self._saves,
                 ending=self._ending,
             )
         )

@@ -98,9 +98,10 @@ StepPhase = Literal["data", "forward", "backward", "optimizer", "logging", "eval
 """Phases of a step's window, which readers work out from host_spans (aorta.account.load.rank.phases).
 logging: callbacks and logs behind an update. rest: in none of the others."""
 
-PositionSource = Literal["optimizer", "scheduler", "sampler", "loader", "program"]
-"""What told the position of a step: optimizer: `step` in its state. scheduler: its last_epoch. program: a
-counter of its own."""
+PositionSource = Literal["checkpoint", "optimizer", "weights", "program"]
+"""What told where an attempt goes on. checkpoint: a file that an earlier attempt saved, at a step that was
+noted. optimizer: `step` in its state. weights: parameters with which an earlier attempt began. program: it
+gives the number itself, or begins the run."""
 
 
 class HostSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -415,9 +416,6 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     by group and the operations of the kernels agree. Sizes and modules are as of those steps."""
     instrument_ms: float | None = None
     """CPU time of aorta's own code at the step's ends, in the thread that trains. None: not measured."""
-    position: int | None = None
-    """Optimizer steps that the training had done before this one, over all restarts. None: not known."""
-    position_by: PositionSource | None = None
     samples: int | None = None
     """Samples that this rank's batches held; None where no loader or input tells."""
     host_parts: dict[str, float] | None = None
@@ -494,8 +492,8 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Global step from which it went on, by its lowest rank that tells."""
     last_steps: list[int | None] = []
     """The last global step with a line, by rank."""
-    position_by: str | None = None
-    """Who told first_step (optimizer, program). None: nobody; the steps were counted on from those before."""
+    position_by: PositionSource | None = None
+    """Who told first_step. None: nobody; the steps were counted on from those before."""
 
 
 class OverheadRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ process knows of itself, and what was written of its steps, by the process that 
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +20,7 @@ from aorta.records.digests import Digest
 from aorta.records.files import STATE_FILE, state_name, steps_name
 from aorta.records.reader import last_line
 from aorta.records.run_identity import process_start
-from aorta.records.schema import Ending, StepRecord
+from aorta.records.schema import Ending, PositionSource, StepRecord
 from aorta.records.secrets import redacted
 
 PAGE_BYTES = 2048
@@ -37,7 +37,28 @@ _BLANK = (b" " * (PAGE_BYTES - 1) + b"\n") * 2
 # O_NOFOLLOW: a link left there would have its target overwritten.
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
 
+MOST_SAVES = 12
+"""Saves that are kept of a rank, besides where its first attempt began."""
+
 State = TypeVar("State", bound=msgspec.Struct)
+
+
+class Save(msgspec.Struct, frozen=True, array_like=True):
+    """A checkpoint that the program wrote, or the parameters with which an attempt began."""
+
+    position: int
+    """Global step that training went on with from there."""
+    mark: str
+    """What tells it from others (aorta.attach.position)."""
+    optimizer_steps: int | None = None
+
+
+def kept_saves(saves: Iterable[Save]) -> list[Save]:
+    """Each once: the beginning, as this rank and rank 0 know it, and the latest ones."""
+    each = list(dict.fromkeys(saves))
+    begin = min(save.position for save in each)
+    first = [save for save in each if save.position == begin][:2]
+    return [*first, *[save for save in each if save not in first][-MOST_SAVES:]]
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +76,10 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     first_step: int | None = None
     """First global step of this attempt."""
     begun_step: int | None = None
-    position_by: str | None = None
-    """Who told first_step: the optimizer's state, the program; None: nobody, it was counted on."""
+    position_by: PositionSource | None = None
+    """Who told first_step (PositionSource); None: nobody, it was counted on."""
+    saves: list[Save] = []
+    """Of this attempt and those before it, so that a later one knows from where it goes on."""
     writer_pid: int | None = None
     """Process that writes this rank's lines, where it is another one: it may outlive the rank."""
     writer_start: float | None = None
@@ -133,6 +156,9 @@ class StateFile:
 
     def write(self, state: ProcessState | LinesState) -> None:
         data = msgspec.json.encode(state)
+        while isinstance(state, ProcessState) and len(data) >= PAGE_BYTES and state.saves:
+            state = msgspec.structs.replace(state, saves=state.saves[1:])
+            data = msgspec.json.encode(state)
         if self._descriptor is None or len(data) >= PAGE_BYTES:
             return
         with suppress(OSError):

@@ -1,6 +1,8 @@
 """Loops of somebody else's, which the rank processes of test_attached.py run."""
 
+import io
 import json
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -75,8 +77,26 @@ def raising_loop(folder: str) -> str:
     return "none"
 
 
+def _saved(state: Any, path: str, saving: str) -> None:
+    match saving:
+        case "torch":
+            torch.save(state, path + ".new")
+            Path(path + ".new").rename(path)
+        case "bytes":
+            with open(path, "wb") as file:
+                torch.save(state, file)
+        case "pickle":
+            Path(path).write_bytes(pickle.dumps(state))
+
+
+def _loaded(path: str, saving: str) -> Any:
+    if saving == "pickle":
+        return pickle.loads(Path(path).read_bytes())
+    return torch.load(io.BytesIO(Path(path).read_bytes()) if saving == "bytes" else path)
+
+
 def resuming_loop(
-    folder: str, checkpoint: str, num_steps: int, optimizer_kind: str, saved: bool
+    folder: str, checkpoint: str, num_steps: int, optimizer_kind: str, saving: str, every: int
 ) -> list[float]:
     """A script that saves itself every second step and resumes itself, under the hooks of `aorta run`."""
     attachment = hooks.Attachment(AttachSettings(output=folder))
@@ -84,8 +104,8 @@ def resuming_loop(
     model = torch.nn.Linear(4, 1)
     optimizer = getattr(torch.optim, optimizer_kind)(model.parameters(), lr=0.01)
     first = 0
-    if saved and Path(checkpoint).exists():
-        state = torch.load(checkpoint)
+    if saving and Path(checkpoint).exists():
+        state = _loaded(checkpoint, saving)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
@@ -97,8 +117,8 @@ def resuming_loop(
         dist.all_reduce(model.weight.grad)
         optimizer.step()
         losses.append(float(loss))
-        if step % 2:
+        if (step + 1) % every == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
-            torch.save(state, checkpoint)
+            _saved(state, checkpoint, saving)
     dist.destroy_process_group()
     return losses

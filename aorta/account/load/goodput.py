@@ -160,7 +160,7 @@ def _sum(parts: Iterable[Goodput]) -> Goodput:
 
 
 def goodput_text(parts: Sequence[Goodput]) -> str:
-    """The whole run in a line: what of its time counted, and what went elsewhere, largest first; then attempts.
+    """The whole run in a line: what counted, what went elsewhere, largest first; and attempts.
 
     parts: as from goodput.
     """
