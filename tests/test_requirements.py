@@ -63,6 +63,19 @@ def test_what_records_imports_nothing_of_reports(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_what_a_run_says_at_its_end_needs_nothing_of_reports() -> None:
+    """The peak is in a YAML file: without PyYAML it is not known, and the run is closed all the same."""
+    done = without_reports(
+        "from aorta.record.description import UnknownPeak, peak_record\n"
+        "for device in ({'kind': 'cpu'}, {'kind': 'cuda', 'name': 'NVIDIA H200'}):\n"
+        "    try:\n        peak_record([device], 'bf16')\n"
+        "    except UnknownPeak as error:\n        print(error)"
+    )
+    cpu, cuda = done.stdout.splitlines()
+    assert cpu == "config/hardware holds GPUs only, and this run used none"
+    assert cuda.startswith("yaml is not installed")
+
+
 @pytest.mark.parametrize("command", [["report", "x"], ["why", "x"], ["compare", "x", "y"], ["top", "x"]])
 def test_a_command_that_needs_more_says_so_in_a_line(command: list[str], tmp_path: Path) -> None:
     arguments = [str(tmp_path) if word == "x" else word for word in command]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from aorta.device.environment import collect_devices, collect_environment, collect_versions, user_variables
-from aorta.errors import AortaError
+from aorta.errors import AortaError, not_installed
 from aorta.record.journal import Journal
 from aorta.record.run_folder import Claim, states_of, with_ending
 from aorta.record.settings import RecorderSettings
@@ -112,8 +112,6 @@ def peak_record(devices: Sequence[Mapping[str, Any]], precision: str | None) -> 
 
     Raises UnknownPeak where config/hardware has none: a device is never priced as a similar one.
     """
-    from aorta.hardware import hardware_name_of, load_hardware  # PyYAML, once a run
-
     names = sorted({str(row.get("name")) for row in devices if row.get("kind") in GPU_KINDS})
     if not names:
         raise UnknownPeak("config/hardware holds GPUs only, and this run used none")
@@ -121,6 +119,10 @@ def peak_record(devices: Sequence[Mapping[str, Any]], precision: str | None) -> 
         raise UnknownPeak(f"the devices differ: {', '.join(names)}")
     if precision is None:
         raise UnknownPeak("the precision is not known: give aorta.instrument precision, such as 'bf16'")
+    try:
+        from aorta.hardware import hardware_name_of, load_hardware  # PyYAML, which recording does without
+    except ImportError as error:
+        raise UnknownPeak(not_installed(error) or str(error)) from error
     hardware_name = hardware_name_of(names[0])
     if hardware_name is None:
         raise UnknownPeak(f"config/hardware has no file for {names[0]}")
