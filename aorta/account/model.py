@@ -252,6 +252,8 @@ class JudgedRun(msgspec.Struct, frozen=True):
     """Per metric, without the warm-up."""
     collectives: list[CollectiveRow]
     """Collectives of the judged steps, those that take most time first."""
+    whole: "JudgedRun | None" = None
+    """Of which these are some of the steps; None where they are all."""
     _results: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -87,8 +87,8 @@ def instrument(
         segments and collectives first, then the oldest go, with their sums kept in rank_<n>_dropped.json.
         None: no limit.
     stacks: sample the stack of the thread that trains, so that causes name lines of the program: 50
-        times a second at first, then 20 times, and more rarely where that takes more than 0.2 % of a core.
-        Arguments and locals are not read.
+        times a second at first, then 20 times, and more rarely where that takes more than 20 ms and 0.2 % of
+        a core. Arguments and locals are not read.
     hang: a watchdog on every rank, which writes to output_dir/hang where the rank stands once no step begins
         any more. HangConfig or its fields, such as {"timeout_s": 60}. Give the same on all ranks.
     profiling: windows of torch.profiler over the steps, in output_dir/torch_profiler, whose kernels are read

@@ -34,9 +34,10 @@ from aorta.records.stacks import (
 
 PERIOD_S = 0.05
 FIRST_PERIOD_S, NUM_FIRST = 0.02, 100
-"""A short run needs an answer too: its first samples come faster, as far as CPU_SHARE allows."""
-CPU_SHARE = 0.002
-"""Part of a core that sampling may take; where a sample takes longer, samples come more rarely."""
+"""A short run needs an answer too: its first samples come faster, as far as FIRST_CPU_S allows."""
+CPU_SHARE, FIRST_CPU_S = 0.002, 0.02
+"""Part of a core that sampling may take, beyond what the first samples take at once; where a sample takes
+longer, samples come more rarely."""
 MANY = 36_000
 """Samples (half an hour of them) after which they come more rarely the longer the run is: from then on each
 doubling of its length adds about 25,000."""
@@ -258,7 +259,8 @@ class StackSampler:
             return FIRST_PERIOD_S
         period_s = FIRST_PERIOD_S if self._num_samples < NUM_FIRST else PERIOD_S
         # The mean of all so far: first samples, which learn the functions of the program, are paid for too.
-        return max(period_s, self._cpu_s / self._num_samples / CPU_SHARE, self._elapsed_s / MANY)
+        cpu_s = max(self._cpu_s - FIRST_CPU_S, 0.0) / self._num_samples
+        return max(period_s, cpu_s / CPU_SHARE, self._elapsed_s / MANY)
 
     def _sample(self, weight_s: float, stopping: threading.Lock) -> None:
         step = self._journal.current

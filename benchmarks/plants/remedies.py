@@ -1,6 +1,7 @@
 """Does the change help that `aorta why` names? Programs are recorded, changed as told, and recorded again.
 
     python benchmarks/plants/remedies.py OUT                  all programs, on a CPU, 10 minutes
+    python benchmarks/plants/remedies.py OUT --cores 2        so many at a time as the machine has cores
     python benchmarks/plants/remedies.py OUT --only fused     by name, with commas between
     python benchmarks/plants/remedies.py OUT --device cuda    those of GPUs
 
@@ -12,7 +13,6 @@ remedies have no program, and why.
 """
 
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -83,51 +83,59 @@ def told_of(folder: Path, cause: str) -> tuple[str, str]:
 
 def main() -> int:
     from harness import arguments, machine, write
-    from plants.judge import launched, recorded, run
+    from plants.judge import beside_each_other
 
     parser = arguments(__doc__)
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--only", default="", metavar="NAME,…")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--cores", type=int, default=0, help="a program's own; 0: one at a time, on all")
     options = parser.parse_args()
-    chosen = options.only.split(",") if options.only else None
+    known = remedies()
+    chosen = options.only.split(",") if options.only else [
+        name for name, remedy in known.items() if remedy.device == options.device
+    ]  # fmt: skip
     rows: list[dict[str, Any]] = []
-    for name, remedy in remedies().items():
-        if (chosen is not None and name not in chosen) or (
-            chosen is None and remedy.device != options.device
-        ):
-            continue
-        took, told = {}, {}
-        for variant, text in (("planted", remedy.text), ("changed", remedy.changed())):
-            folder = options.out / name / variant
-            (folder / "program").mkdir(parents=True, exist_ok=True)
-            script = folder / "program" / f"{name}.py"
-            script.write_text(text)
-            (folder / "program" / "measured.py").write_text((PROGRAMS / "measured.py").read_text())
-            took[variant] = run(recorded(folder / "run", launched(remedy.ranks, [str(script)])), name)
-            told[variant] = told_of(folder / "run", remedy.cause)
-        is_told, is_again = (
-            re.search(remedy.told, told[key][1]) is not None
-            and re.fullmatch(remedy.cause, told[key][0]) is not None
-            for key in ("planted", "changed")
-        )
-        before_ms, after_ms = took["planted"], took["changed"]
-        helps = before_ms is not None and after_ms is not None and after_ms < before_ms
-        rows.append(
-            {"name": name, "told": is_told, "helps": helps, "told_again": is_again,
-             "before_ms": before_ms, "after_ms": after_ms, "change": told["planted"][1]}
-        )  # fmt: skip
-        mark = "ok   " if is_told and helps and not is_again else "WRONG"
-        print(f"{mark} {name:18} {before_ms} -> {after_ms} ms a step", flush=True)
-        if not is_told or is_again:
-            print(f"      before: {told['planted']}\n      after: {told['changed']}", flush=True)
-    right = sum(bool(row["told"] and row["helps"] and not row["told_again"]) for row in rows)
+    beside_each_other(
+        chosen, options.cores, lambda name: rows.append(_tried(known[name], options.out / name))
+    )
+    right = sum(row["told"] and row["helps"] and not row["told_again"] for row in rows)
     print(f"{right} of {len(rows)} remedies told, of use, and not told again; {machine()}")
     (options.out / "remedies.json").write_text(json.dumps(rows, indent=1))
     write(options.output, rows)
     return 0
 
 
+def _tried(remedy: Remedy, out: Path) -> dict[str, Any]:
+    """Record the program and the changed one, and print what came out."""
+    from plants.judge import launched, recorded, run
+
+    took, told = {}, {}
+    for variant, text in (("planted", remedy.text), ("changed", remedy.changed())):
+        program = out / variant / "program"
+        program.mkdir(parents=True, exist_ok=True)
+        script = program / f"{remedy.name}.py"
+        script.write_text(text)
+        (program / "measured.py").write_text((PROGRAMS / "measured.py").read_text())
+        folder = out / variant / "run"
+        took[variant] = run(recorded(folder, launched(remedy.ranks, [str(script)])), remedy.name)
+        told[variant] = told_of(folder, remedy.cause)
+    is_told, is_again = (
+        re.search(remedy.told, change) is not None and re.fullmatch(remedy.cause, kind) is not None
+        for kind, change in (told["planted"], told["changed"])
+    )
+    before_ms, after_ms = took["planted"], took["changed"]
+    helps = before_ms is not None and after_ms is not None and after_ms < before_ms
+    mark = "ok   " if is_told and helps and not is_again else "WRONG"
+    text = f"{mark} {remedy.name:18} {before_ms} -> {after_ms} ms a step"
+    if not is_told or is_again:
+        text += f"\n      before: {told['planted']}\n      after: {told['changed']}"
+    print(text, flush=True)
+    return {
+        "name": remedy.name, "told": is_told, "helps": helps, "told_again": is_again,
+        "before_ms": before_ms, "after_ms": after_ms, "change": told["planted"][1],
+    }  # fmt: skip
+
+
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.exit(main())

@@ -59,7 +59,7 @@ def _looked_at(judged: JudgedRun, lead: Lead) -> JudgedRun:
         return judged
     before = [first - 1] if first else []  # what lies behind a step's body delays the next step
     columns = np.array([*before, *(first + np.flatnonzero(is_known)).tolist()], dtype=np.intp)
-    return msgspec.structs.replace(judged, num_warmup=len(before), run=_part(run, ALL, columns))
+    return msgspec.structs.replace(judged, num_warmup=len(before), run=_part(run, ALL, columns), whole=judged)
 
 
 def _first_looked_at(judged: JudgedRun) -> int:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.judge.occasional import Occasions
 from aorta.account.judge.sites import SiteRow, sites_of
 from aorta.account.judge.stacks import (
     MOST,
@@ -17,7 +18,7 @@ from aorta.account.judge.stacks import (
     samples_of,
 )
 from aorta.account.model import JudgedRun
-from aorta.records.stacks import StackPhase
+from aorta.records.stacks import StackFrame, StackPhase
 from aorta.why.causes.cause import CauseKind
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses.program_code import of_group
@@ -49,12 +50,12 @@ def line_of(finding: CauseFinding, judged: JudgedRun) -> CodeLine | None:
     if finding.rank is not None and len(ranks) > 1 and finding.rank in ranks:
         stacks = _beyond_the_others(finding, judged, finding.rank)
     else:
-        several = [one for rank in ranks[:MOST_RANKS] if (one := samples_of(judged, rank)) is not None]
+        several = [one for rank in ranks[:MOST_RANKS] if (one := _samples(judged, rank)) is not None]
         group = finding.facts.get("group")
         if group is not None:
             stacks = [stack for one in several for stack in of_group(one, group, 1 / len(several))]
         else:
-            stacks = [stack for one in several for stack in _chosen(finding, one, 1 / len(several))]
+            stacks = [stack for one in several for stack in _chosen(finding, judged, one, 1 / len(several))]
     site = _issuing_most(finding, judged)
     if site is not None:
         stacks = [stack for stack in stacks if _is_in(stack, site)]
@@ -120,7 +121,7 @@ def _line_of_site(site: SiteRow) -> CodeLine:
 
 def line_of_evaluation(judged: JudgedRun) -> CodeLine | None:
     """The line of the program that calls modules in no step."""
-    samples = samples_of(judged, judged.run.ranks[0])
+    samples = _samples(judged, judged.run.ranks[0])
     if samples is None:
         return None
     which = ~samples.is_judged & samples.at("no_step") & samples.in_phase("forward")
@@ -135,33 +136,59 @@ def _until_a_module(stack: WeightedStack) -> WeightedStack:
 
 def _beyond_the_others(finding: CauseFinding, judged: JudgedRun, rank: int) -> list[WeightedStack]:
     """What the rank does, less what the others do on average."""
-    own = samples_of(judged, rank)
+    own = _samples(judged, rank)
     if own is None:
         return []
     others = [
         samples
         for other in judged.run.ranks
-        if other != rank and (samples := samples_of(judged, other)) is not None
+        if other != rank and (samples := _samples(judged, other)) is not None
     ][:MOST_RANKS]
-    return [
-        *_chosen(finding, own, 1.0),
-        *(stack for samples in others for stack in _chosen(finding, samples, -1 / len(others))),
+    stacks = [
+        *_chosen(finding, judged, own, 1.0),
+        *(stack for samples in others for stack in _chosen(finding, judged, samples, -1 / len(others))),
     ]
+    by_line: dict[StackFrame | None, list[WeightedStack]] = defaultdict(list)
+    for stack in stacks:
+        by_line[next((frame for frame in reversed(stack.frames) if frame.is_program), None)].append(stack)
+    # In lines that the others spend more in they wait for this rank.
+    return [stack for group in by_line.values() if sum(one.ms for one in group) > 0 for stack in group]
 
 
-def _chosen(finding: CauseFinding, samples: Samples, factor: float) -> list[WeightedStack]:
+def _chosen(finding: CauseFinding, judged: JudgedRun, samples: Samples, factor: float) -> list[WeightedStack]:
     """The samples that may be the finding's; of a loss in some steps those of these steps, less the usual."""
     which = _which(finding, samples)
     if finding.occasions is None or not len(finding.occasions.is_slow):
         return samples.chosen(which, factor)
-    is_slow = np.zeros(len(which), dtype=bool)
-    is_slow[samples.is_judged] = finding.occasions.is_slow[samples.column[samples.is_judged]]
-    num_slow = int(finding.occasions.is_slow.sum())
-    usual = num_slow / max(len(finding.occasions.is_slow) - num_slow, 1)
+    is_slow, is_usual = _slow_and_usual(finding.occasions, judged)
+    num_slow, num_usual = int(is_slow.sum()), int(is_usual.sum())
+    factor *= len(is_slow) / (num_slow + num_usual)  # of the steps of which it is known
+    which &= samples.is_judged
     return [
-        *samples.chosen(which & is_slow, factor),
-        *samples.chosen(which & ~is_slow & samples.is_judged, -usual * factor),
+        *samples.chosen(which & is_slow[samples.column], factor),
+        *samples.chosen(which & is_usual[samples.column], -factor * num_slow / max(num_usual, 1)),
     ]
+
+
+def _slow_and_usual(slow: Occasions, judged: JudgedRun) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Of the steps of the whole run. A period tells it of steps that the loss was not looked for in, too;
+    without one these are neither."""
+    known, steps = _steps_of(judged), _steps_of(judged.whole or judged)
+    is_slow, is_known = np.isin(steps, known[slow.is_slow]), np.isin(steps, known)
+    if slow.period is None:
+        return is_slow, is_known & ~is_slow
+    places = np.bincount(known[slow.is_slow] % slow.period, minlength=slow.period)
+    is_slow |= ~is_known & (steps % slow.period == places.argmax())
+    return is_slow, ~is_slow
+
+
+def _steps_of(judged: JudgedRun) -> NDArray[np.int64]:
+    return judged.run.global_step[judged.num_warmup :]
+
+
+def _samples(judged: JudgedRun, rank: int) -> Samples | None:
+    """Of all judged steps: the program does the same where its times were not taken."""
+    return samples_of(judged.whole or judged, rank)
 
 
 def _which(finding: CauseFinding, samples: Samples) -> NDArray[np.bool_]:

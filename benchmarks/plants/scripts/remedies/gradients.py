@@ -1,20 +1,20 @@
 """
 cause: transfer
-told: bf16 communication hook
+told: fp16_compress_hook
 ranks: 2
 """
 
 import torch
 import torch.distributed as dist
 from measured import batch, network, steps
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
 torch.set_num_threads(1)
 model = DistributedDataParallel(network(width=1536, layers=3))
-hook = bf16_compress_hook
+hook = fp16_compress_hook
 model.train()
 # -> model.register_comm_hook(None, hook)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
