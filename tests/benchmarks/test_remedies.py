@@ -20,6 +20,7 @@ from plants.remedies import PROGRAMS, remedies  # noqa: E402
 
 REMEDIES = remedies()
 OF_NO_LINE = "what its neighbour with a line says, of a run whose stacks are off"
+OF_SERVERS = "of traces of inference: nothing runs here"
 WITHOUT_PROGRAM = {
     ("between_steps", "find out what"): OF_NO_LINE,
     ("between_steps", "prepare the next batch"): OF_NO_LINE,
@@ -36,6 +37,7 @@ WITHOUT_PROGRAM = {
     ("late_rank", "move layers"): "needs a pipeline of several stages",
     ("memory", "PYTORCH_CUDA_ALLOC_CONF"): "at the limit of a device: benchmarks/plants/memory.py",
     ("memory", "leave torch.cuda.empty_cache()"): OF_NO_LINE,
+    ("launch_bound", "replay the forward pass"): OF_SERVERS,
     ("no_prefetch", "issue the gather"): "needs GPUs: nothing overlaps on a CPU",
     ("optimizer", "fused=True (or foreach=True)"): "needs GPUs; on a CPU: `fused`",
     ("pause", "do it less often"): "the program has called it a pause itself",
@@ -44,10 +46,13 @@ WITHOUT_PROGRAM = {
     ("shared_communicator", ""): "needs NCCL, whose calls of a group queue",
     ("small_messages", "DistributedDataParallel(bucket_cap_mb=25)"): "`buckets` knows the size that is set",
     ("small_messages", "flatten the tensors"): OF_NO_LINE,
+    ("synchronisation", "prepare the next batch"): OF_SERVERS,
+    ("transfer", "a one-shot or fused"): OF_SERVERS,
     ("transfer", "a smaller last bucket"): "needs GPUs; on a CPU: `gradients`",
     ("transfer", "gradient_as_bucket_view=True and"): "needs GPUs; on a CPU: `gradients`",
     ("transfer", "async_op=True"): "needs GPUs: nothing overlaps on a CPU",
     ("transfer", "mp_policy with"): "needs GPUs: gloo reduces bfloat16 on the CPU",
+    ("transfer", "send tensors of a known size"): OF_NO_LINE,
     ("transfer", "send tokens"): "needs a mixture of experts",
 }
 """By kind and the beginning of the remedy; '' stands for all of a kind."""
@@ -65,6 +70,7 @@ def printed(text, name, who):
             "repeats": "6",
             "bucket_cap_mb": "0.05",
             "op": "all_reduce",
+            "optimizer": "Lion",
         }
     )
 
