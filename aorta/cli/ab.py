@@ -11,7 +11,7 @@ import click
 
 from aorta.cli.options import NumberRange, json_option, matters_option, output_option
 from aorta.command_line import OneScreenCommand
-from aorta.errors import CANNOT_TELL, FINE, VIOLATED, ConfigError
+from aorta.errors import BAD_INPUT, CANNOT_TELL, FINE, VIOLATED, ConfigError
 
 if TYPE_CHECKING:
     from aorta.sweep.series import RoundRun, Series, Variant
@@ -55,7 +55,8 @@ def ab_command(
     aorta ab -- python old.py -- python new.py
 
     Stops when B is slower, faster or the same within --matters: wrong in at most 5 % of series, whenever it
-    stops. The same command goes on with an interrupted series. Exit code 1: B is slower, 3: cannot tell.
+    stops. The same command goes on with an interrupted series. Exit code 1: B is slower, or fails alone; 2: A
+    fails; 3: cannot tell.
     """
     from aorta.account.results.schema import to_json
     from aorta.sweep.metrics import parsed_metric
@@ -82,6 +83,8 @@ def ab_command(
     else:
         click.echo("\n".join([*answer(series), *where(series, folder)]))
         click.echo(f"wrote {folder / series.document}")
+    if hopeless := [variant.name for variant in series.hopeless()]:
+        return BAD_INPUT if "A" in hopeless else VIOLATED
     return {"slower": VIOLATED, "cannot tell": CANNOT_TELL}.get(outcome, FINE)
 
 
@@ -141,6 +144,9 @@ def answer(series: "Series") -> list[str]:
         case _:
             word = now.outcome if is_time else {"slower": "higher", "faster": "lower"}[now.outcome]
             head = f"{b} is {word} than {a}{change}; {pairs}"
+    if hopeless := series.hopeless():
+        names = " and ".join(variant.name for variant in hopeless)
+        head = f"there is nothing to compare: no run of {names} ended well"
     lines = [head]
     for variant in series.variants:
         place = f" in {variant.folder}" if variant.folder else ""

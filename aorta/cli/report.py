@@ -166,7 +166,7 @@ def write_and_print(
             dask=dask,
             progress=progress,
             reading=trace_reading(
-                comm_rules, step_kernel, step_period, cache, strict, outputs["long"] and not sides
+                comm_rules, step_kernel, step_period, cache, strict, outputs.get("long", False) and not sides
             ),
             outputs=Outputs(jobs=jobs or usable_cores(), **outputs),
             explain=causes_lines,

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from aorta.account.judge.cells import CELLS
+from aorta.account.judge.compare import CALLED
 from aorta.account.judge.leading import with_word
 from aorta.account.metrics import metric_key
 from aorta.account.model import Comparison, ConfidenceInterval, Decomposition, MetricComparison, Part
@@ -26,6 +27,7 @@ from aorta.page.parts import (
     quantity,
     section,
     sentence,
+    setting_cell,
     swatch,
     table,
     tag,
@@ -33,6 +35,8 @@ from aorta.page.parts import (
 )
 from aorta.page.table import parts_shown
 from aorta.timeline.statistics import LEVEL
+
+MOST_SETTINGS = 8
 
 
 def changes(comparison: Comparison) -> Markup:
@@ -50,12 +54,33 @@ def changes(comparison: Comparison) -> Markup:
     return section(
         "changes",
         "What changed",
+        _settings(comparison),
         _parts(comparison),
+        bullets(comparison.notes),
         tag("h3", "Verdicts"),
         _verdicts(comparison, judged) if judged else empty("No metric could be judged."),
-        bullets(comparison.notes),
         _unjudged_rows(comparison, unjudged, is_open=not judged) if unjudged else None,
     )
+
+
+def _settings(comparison: Comparison) -> list[Markup]:
+    """What is configured otherwise: what is compared, before what it does."""
+    if not comparison.differences:
+        return [tag("p", "No recorded setting, version or device differs.", class_="note")]
+    columns: list[Column] = [
+        ("", "", False), ("setting that differs", "", False), (comparison.reference, "", False),
+        (comparison.candidate, "", False),
+    ]  # fmt: skip
+    rows = [
+        tag("tr", tag("td", row.group), tag("th", row.name, scope="row"), setting_cell(row.reference),
+            setting_cell(row.candidate))
+        for row in comparison.differences
+    ]  # fmt: skip
+    name = "Settings that differ"
+    shown = [table(name, columns, rows[:MOST_SETTINGS], class_="narrow")]
+    if more := rows[MOST_SETTINGS:]:
+        shown.append(folded(f"{len(more)} more settings differ", table(name, columns, more, class_="narrow")))
+    return shown
 
 
 def _parts(comparison: Comparison) -> list[Markup | None]:
@@ -112,6 +137,7 @@ def _why_whole(comparison: Comparison) -> str:
 
 
 def _verdicts(comparison: Comparison, judged: Sequence[MetricComparison]) -> list[Markup]:
+    """Those of the main metric and of what changed; the others are folded."""
     reach = _ratio_reach(judged)
     axis = f"{percent(math.exp(-reach) - 1, sign=True)} to {percent(math.exp(reach) - 1, sign=True)}"
     columns: list[Column] = [
@@ -122,8 +148,16 @@ def _verdicts(comparison: Comparison, judged: Sequence[MetricComparison]) -> lis
         f"Change: candidate against reference, with its {LEVEL} interval. p of a part of the step allows for"
         f" {counted(comparison.num_judged, 'judged metric')}. Same: within {100 * comparison.matters:g} %."
     )
-    rows = [_judged_row(metric, reach) for metric in judged]
-    return [table("Judged metrics", columns, rows, sortable=True), tag("p", text, class_="note")]
+    called = [m for m in judged if m.verdict in CALLED or m.name == comparison.main]
+    others = [m for m in judged if m not in called]
+    shown = []
+    for metrics in filter(None, (called, others)):
+        rows = [_judged_row(metric, reach) for metric in metrics]
+        shown.append(table("Judged metrics", columns, rows, sortable=True))
+    if called and others:
+        words = f"{counted(len(others), 'metric')} that did not change, or of which one cannot tell"
+        shown[1] = folded(words, shown[1])
+    return [*shown, tag("p", text, class_="note")]
 
 
 def _unjudged_rows(comparison: Comparison, unjudged: Sequence[MetricComparison], *, is_open: bool) -> Markup:

@@ -50,6 +50,11 @@ DARK = {
 MARKS = ("compute", "hidden", "exposed", "wait", "idle")
 """States of a rank in a step; wait is the part of exposed in which some rank had not arrived."""
 TITLES = {
+    "kernel_ms": "kernel time",
+    "kernel_count": "kernel count",
+    "kernel_name_ms": "kernel",
+    "kernel_name_count": "count of kernel",
+    "graph_nodes": "graph nodes",
     "step_ms": "step",
     "compute_ms": "busy",
     "comm_ms": "communication",
@@ -223,6 +228,10 @@ def section(name: str, heading: str, *children: Any, lead: str = "") -> Markup:
         id=name,
         aria_labelledby=f"{name}-title",
     )
+
+
+def setting_cell(value: str | None) -> Markup:
+    return tag("td", tag("i", "not set") if value is None else tag("code", value))
 
 
 def folded(summary: str, children: Any, *, is_open: bool = False) -> Markup:

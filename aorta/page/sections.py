@@ -20,6 +20,7 @@ from aorta.page.parts import (
     folded,
     percent,
     section,
+    setting_cell,
     table,
     tag,
 )
@@ -288,37 +289,15 @@ def longest_exposed(steps: Steps) -> Markup | None:
 
 
 def what_ran(report: Report) -> Markup:
-    comparison = report.comparison
-    children: list[Any] = []
-    if comparison is not None:
-        children.append(tag("h3", "Settings that differ"))
-        if comparison.differences:
-            columns: list[Column] = [
-                ("group", "", False), ("setting", "", False), (comparison.reference, "", False),
-                (comparison.candidate, "", False),
-            ]  # fmt: skip
-            rows = [
-                tag("tr", tag("td", row.group), tag("th", row.name, scope="row"), _setting(row.reference),
-                    _setting(row.candidate))
-                for row in comparison.differences
-            ]  # fmt: skip
-            children.append(table("Settings that differ", columns, rows, class_="narrow"))
-        else:
-            children.append(empty("No recorded setting differs."))
     datasets = list(report.datasets.values())
     facts = [_facts(dataset) for dataset in datasets]
-    columns = [("", "", False), *((dataset.label, "", False) for dataset in datasets)]
+    columns: list[Column] = [("", "", False), *((dataset.label, "", False) for dataset in datasets)]
     rows = [
         tag("tr", tag("th", name, scope="row"), [tag("td", fact[name]) for fact in facts])
         for name in facts[0]
     ]
-    children += [tag("h3", "Runs"), table("What ran", columns, rows, class_="narrow facts")]
-    children += [_settings_of(dataset) for dataset in datasets]
-    return section("ran", "What ran", children)
-
-
-def _setting(value: str | None) -> Markup:
-    return tag("td", tag("i", "not set") if value is None else tag("code", value))
+    of_runs = table("What ran", columns, rows, class_="narrow facts")
+    return section("ran", "What ran", of_runs, [_settings_of(dataset) for dataset in datasets])
 
 
 def _facts(dataset: Dataset) -> dict[str, str]:
@@ -351,7 +330,7 @@ def _settings_of(dataset: Dataset) -> Markup:
         "coverage": run.coverage,
     }
     rows = [
-        tag("tr", tag("td", group), tag("th", name, scope="row"), _setting(value))
+        tag("tr", tag("td", group), tag("th", name, scope="row"), setting_cell(value))
         for group, content in groups.items()
         for name, value in _leaves(content)
     ]

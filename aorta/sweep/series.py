@@ -139,11 +139,16 @@ class Series(msgspec.Struct):
             return True
         if self.kind == "sweep":
             return False
-        hopeless = any(
-            len(done) >= MOST_FAILED and all(run.is_failed for run in done)
-            for done in map(self.done, self.variants)
-        )
-        return hopeless or (num_runs % 2 == 0 and self.look().is_decided)
+        return bool(self.hopeless()) or (num_runs % 2 == 0 and self.look().is_decided)
+
+    def hopeless(self) -> list[Variant]:
+        """Those of which no run ended well, once one of them has had enough."""
+        failed = [
+            variant
+            for variant in self.variants
+            if (done := self.done(variant)) and all(run.is_failed for run in done)
+        ]
+        return failed if any(len(self.done(variant)) >= MOST_FAILED for variant in failed) else []
 
     def next_run(self) -> tuple[int, Variant, int]:
         """Round, variant and its turn. The order of a round depends on the seed and its number alone, so that

@@ -320,7 +320,7 @@ def test_differences_of_the_configuration_are_listed():
     a, b = two_sides()
     report = report_of(a, b, comparison=True)
     rows = [SettingDifference("environment", "NCCL_PROTO", "LL128", None)]
-    said = text_of(page(msgspec.structs.replace(report, comparison=comparison_of(a, b, rows))), "ran")
+    said = text_of(page(msgspec.structs.replace(report, comparison=comparison_of(a, b, rows))), "changes")
     assert "environment NCCL_PROTO LL128 not set" in said
 
 

@@ -264,12 +264,13 @@ def test_the_command_answers_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = ["ab", "-n", "3", "--metric", "wall_s", "--json", "-o", "ab", "--", "true", "--", "false"]
     result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 3
+    assert result.exit_code == 1
     found = json.loads(result.stdout)
     assert found["variants"]["B"]["num_failed"] == found["variants"]["B"]["num_runs"] == 2
     result = CliRunner().invoke(main, [arguments[0], *(one for one in arguments[1:] if one != "--json")])
-    assert result.stdout.startswith("cannot tell whether B differs from A")
+    assert result.stdout.startswith("there is nothing to compare: no run of B ended well")
     assert "B failed in 2 of 2 runs: exit status 1" in result.stdout
+    assert CliRunner().invoke(main, [*arguments[:-5], "both", "--", "false", "--", "false"]).exit_code == 2
 
 
 # ---- what runs of a program differ by, kept ----------------------------------------------------

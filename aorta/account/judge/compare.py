@@ -28,7 +28,7 @@ from aorta.account.metrics import (
     without_source,
 )
 from aorta.account.model import Comparison, ConfidenceInterval, Dataset, MetricComparison, StepWork, Verdict
-from aorta.timeline.ratio import LogRatio, Spread, runs_needed
+from aorta.timeline.ratio import MOST_RUNS, LogRatio, Spread, runs_needed
 from aorta.timeline.statistics import ALPHA, MIN_STEPS, holm
 
 CALLED: tuple[Verdict, ...] = ("better", "worse", "different")
@@ -240,8 +240,10 @@ class MetricRow(NamedTuple):
         assert self.ratio is not None
         num = runs_needed(self.ratio, matters, ALPHA)
         change = numbers.percent(matters, digits=0 if matters >= 0.01 else 1)
-        runs = f"{num} runs a side" if num else "more runs than anybody does"
-        return f"to find {change} in four of five cases would need {runs}: `aorta ab` does them in turn"
+        if num is None:
+            return f"runs here differ by too much for {change}: more than {MOST_RUNS} a side would be needed"
+        needs = f"to find {change} in four of five cases would need {num} runs a side"
+        return f"{needs}: `aorta ab` does them in turn"
 
     @property
     def exact(self) -> bool:
