@@ -82,7 +82,8 @@ class Plan:
         )
         writes = any(is_write for _, _, is_write, _ in self.arguments)
         is_wait = namespace in COLLECTIVES and not self.is_collective
-        self.is_none = schema.name in NO_ACCESS or (is_view and not writes) or is_wait
+        has_tensors = bool(self.arguments) or any("Tensor" in str(value.type) for value in schema.returns)
+        self.is_none = schema.name in NO_ACCESS or (is_view and not writes) or is_wait or not has_tensors
 
     def note(self, args: Any, kwargs: Any, reads: Accesses, writes: Accesses) -> None:
         """Add what the operator's arguments say that it touches."""
