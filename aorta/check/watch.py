@@ -23,10 +23,9 @@ from aorta.check.numbering import FirstBad, Numbering, places_of_parameters
 from aorta.check.operators import Accesses, Issued, OperatorMode, Plan
 from aorta.check.sites import Sites
 from aorta.check.works import Works
-from aorta.hazards.check import HOST, Hazard, HazardCheck
+from aorta.hazards.check import HOST, Hazard, HazardCheck, play, without_events
 from aorta.hazards.exceptions import Exceptions
 from aorta.hazards.findings import Checked, Finding, Place, Site, missing_order, write_checked
-from aorta.hazards.log import play, without_events
 from aorta.hazards.numbers import Numbered
 from aorta.record.companions import Accompanied, Cause, Companion
 
@@ -198,11 +197,9 @@ class HazardWatch(Companion):
     def _end_window(self) -> None:
         self._first_of_window = None
         self._stop()
-        graphs = {entry[1] for entry in self._log if entry[0] == "replay"}
-        captured: Entries = []
-        for graph in graphs & set(self._graphs.captured):
-            captured += [["begin_capture", graph], *self._graphs.captured[graph], ["end_capture"]]
-        hazards, num_operations = self._played([*captured, *self._log])
+        known = self._graphs.captured
+        graphs = {entry[1] for entry in self._log if entry[0] == "replay"} & set(known)
+        hazards, num_operations = self._played([*(["capture", g, known[g]] for g in graphs), *self._log])
         self._count("exactly", self._num_exactly)
         self._num_exactly = 0
         self._log.clear()

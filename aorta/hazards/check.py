@@ -10,7 +10,14 @@ latent  the same, but the next allocation of that stream got other bytes. It str
 What lies before the first operation counts as ordered, and so does what was forgotten to bound memory:
 hazards may be missed, none is invented. No order between ranks is assumed.
 
-A captured graph is checked once, by itself, while it is captured; a replay is one operation with all of it.
+A captured graph is checked once, by itself; a replay is one operation with all of it.
+
+What a rank's host issued, in its order, is a log. An entry is the name of a method of HazardCheck, then its
+arguments:
+
+["allocate", 4096, 512, "compute"]
+["launch", "compute", [[4096, 512]], [[8192, 512]], 3]
+["wait_stream", "reduce", "compute"]
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -26,11 +33,12 @@ Kind = Literal["race", "reuse", "latent"]
 Hint = tuple[Literal["", "early", "itself"], Any]
 Access = Sequence[Any]
 """(address, bytes) or (address, bytes, Strides): the span that an operation touches."""
+Entry = Sequence[Any]
+EVENT_AT = {"record": 1, "wait": 2, "synchronize_event": 1}
+"""Place of the event in an entry."""
 
 HOST = "host"
 """The name of the host among the streams. Every launch comes after what the host did before it."""
-LEGACY = "legacy"
-"""The name of CUDA's legacy default stream; it waits for blocking streams, and they for it."""
 
 _new = tuple.__new__
 RULES = {
@@ -110,14 +118,6 @@ class _Recorded:
     site: Any
 
 
-@dataclass(slots=True)
-class _Graph:
-    check: "HazardCheck"
-    reads: dict[int, int] = field(default_factory=dict)
-    writes: dict[int, int] = field(default_factory=dict)
-    """Ends by start of the bytes that are read and written."""
-
-
 class HazardCheck:
     """State of one rank's check. Streams, events and sites are named by anything hashable."""
 
@@ -131,7 +131,6 @@ class HazardCheck:
         """Regions whose history was too fine to be kept."""
         self._numbers: dict[Hashable, int] = {HOST: self.order.add_stream()}
         self._names: list[Hashable] = [HOST]
-        self._blocking: set[int] = set()
         self._events: OrderedDict[Hashable, _Recorded] = OrderedDict()
         self._evicted: list[Moment] = []
         """Latest moment of each stream among the events that were forgotten."""
@@ -142,19 +141,13 @@ class HazardCheck:
         self._freed: deque[tuple[int, int]] = deque()
         self._tombs: dict[int | None, deque[_Tomb]] = {}
         self._num_owners = 0
-        self._capturing: _Graph | None = None
-        self._graphs: dict[Hashable, _Graph] = {}
+        self._graphs: dict[Hashable, tuple[list[Access], list[Access]]] = {}
+        """What each captured graph reads and writes."""
 
     # -- order ---------------------------------------------------------------------------------
 
-    def blocking_stream(self, stream: Hashable) -> None:
-        """Name a stream that CUDA's legacy default stream waits for, and that waits for it."""
-        self._blocking.add(self._number(stream))
-
     def record(self, event: Hashable, stream: Hashable, site: Any = None) -> None:
         """Let the event hold what the stream holds now."""
-        if self._capturing is not None:
-            return self._capturing.check.record(event, stream, site)
         x = self._issued(stream)
         self._events[event] = _Recorded(self.order.now(x), site)
         self._events.move_to_end(event)
@@ -166,8 +159,6 @@ class HazardCheck:
 
     def wait(self, stream: Hashable, event: Hashable, site: Any = None) -> None:
         """Let the stream wait for what the event held when it was last recorded."""
-        if self._capturing is not None:
-            return self._capturing.check.wait(stream, event, site)
         x, recorded = self._issued(stream), self._events.get(event)
         if recorded is None:  # recorded before the log began, or forgotten: at most all that was forgotten
             for moment in self._evicted:
@@ -179,8 +170,6 @@ class HazardCheck:
 
     def wait_stream(self, stream: Hashable, other: Hashable, site: Any = None) -> None:
         """Let the stream wait for all that the other one holds now."""
-        if self._capturing is not None:
-            return self._capturing.check.wait_stream(stream, other, site)
         x, y = self._issued(stream), self._issued(other)
         self._last_wait[x, y] = (self.order.counts[y], site, site)
         self.order.wait(x, self.order.now(y))
@@ -212,8 +201,6 @@ class HazardCheck:
 
     def allocate(self, address: int, num_bytes: int, stream: Hashable, site: Any = None) -> None:
         """Note that the stream's allocator handed out memory."""
-        if self._capturing is not None:
-            return self._capturing.check.allocate(address, num_bytes, stream, site)
         x, end = self._issued(stream), address + max(num_bytes, 1)
         told = self._unearth(x, address, end, site)
         region = self._take(address, end, x, site)
@@ -232,8 +219,6 @@ class HazardCheck:
         stream: tells it for memory whose allocation was not seen. waits_for_users: the allocator is known to
         wait for all other streams that used the memory, as after record_stream.
         """
-        if self._capturing is not None:
-            return self._capturing.check.free(address, site, stream, waits_for_users)
         region = self._regions.get(address)
         if region is None or not region.is_live:
             return
@@ -261,8 +246,6 @@ class HazardCheck:
 
     def record_stream(self, address: int, stream: Hashable) -> None:
         """Note that the memory's allocator will wait for the stream before it hands the memory out again."""
-        if self._capturing is not None:
-            return self._capturing.check.record_stream(address, stream)
         region = self._region_at(address)
         if region is not None:
             region.recorded.add(self._number(stream))
@@ -273,13 +256,9 @@ class HazardCheck:
         self, stream: Hashable, reads: Iterable[Access] = (), writes: Iterable[Access] = (), site: Any = None
     ) -> None:
         """Add an operation of the stream; of the host, one that the host itself does now."""
-        if self._capturing is not None:
-            return self._capture(stream, reads, writes, site)
         x = self._issued(stream)
         count = self.order.advance(x)
         self.num_operations += 1
-        if self._blocking:
-            self._legacy_order(x)
         behind, regions = self.order.behind(x), self._regions
         for accesses, is_write in ((reads, False), (writes, True)):
             for access in accesses:
@@ -304,27 +283,23 @@ class HazardCheck:
                         self.num_forgotten += 1
                     at = until
 
-    def begin_capture(self, graph: Hashable) -> None:
-        """Take all that follows as captured into the graph, until end_capture."""
-        captured = _Graph(HazardCheck())
-        captured.check.step = self.step
-        self._capturing = self._graphs[graph] = captured
-
-    def end_capture(self) -> None:
-        """End the capture; what was found in it is found here."""
-        captured, self._capturing = self._capturing, None
-        if captured is not None:
-            self.hazards |= captured.check.hazards
-            captured.check = HazardCheck()  # its state is not needed any more
+    def capture(self, graph: Hashable, entries: Sequence[Entry]) -> None:
+        """Look through what was captured into a graph, by itself; what is found in it is found here."""
+        captured = HazardCheck()
+        captured.step = self.step
+        self.hazards |= play(entries, captured).hazards
+        reads, writes = dict[int, int](), dict[int, int]()
+        for _, _, *sides, _ in (entry for entry in entries if entry[0] == "launch"):
+            for ends, accesses in zip((reads, writes), sides, strict=True):
+                for start, num_bytes, *_ in accesses:
+                    if len(ends) < MAX_RANGES:
+                        ends[start] = max(ends.get(start, 0), start + num_bytes)
+        self._graphs[graph] = _accesses(reads), _accesses(writes)
 
     def replay(self, graph: Hashable, stream: Hashable, site: Any = None) -> None:
         """Run a captured graph on the stream; of one whose capture was not seen nothing is known."""
-        captured = self._graphs.get(graph)
-        if captured is not None:
-            reads, writes = (
-                [(s, e - s) for s, e in part.items()] for part in (captured.reads, captured.writes)
-            )
-            self.launch(stream, reads, writes, site)
+        if graph in self._graphs:
+            self.launch(stream, *self._graphs[graph], site)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -342,14 +317,6 @@ class HazardCheck:
         if x and order.behind(x).get(0, 0) < order.counts[0]:
             order.wait(x, order.now(0))
         return x
-
-    def _legacy_order(self, x: int) -> None:
-        legacy = self._numbers.get(LEGACY)
-        if x == legacy:
-            for y in self._blocking:
-                self.order.wait(x, self.order.now(y))
-        elif legacy is not None and x in self._blocking:
-            self.order.wait(x, self.order.now(legacy))
 
     def _conflict(self, touch: Touch, other: Touch, owner: int) -> None:
         if common_bytes(touch, other):
@@ -502,15 +469,35 @@ class HazardCheck:
         self._tombs[x] = kept
         return told
 
-    # Graphs
 
-    def _capture(
-        self, stream: Hashable, reads: Iterable[Access], writes: Iterable[Access], site: Any
-    ) -> None:
-        assert self._capturing is not None
-        reads, writes = list(reads), list(writes)
-        for union, accesses in ((self._capturing.reads, reads), (self._capturing.writes, writes)):
-            for access in accesses:
-                if len(union) < MAX_RANGES:
-                    union[access[0]] = max(union.get(access[0], 0), access[0] + access[1])
-        self._capturing.check.launch(stream, reads, writes, site)
+# -- the log -----------------------------------------------------------------------------------
+
+
+def _accesses(ends: dict[int, int]) -> list[Access]:
+    return [(start, end - start) for start, end in ends.items()]
+
+
+def play(entries: Iterable[Entry], check: HazardCheck) -> HazardCheck:
+    """Play a log to a check, and return it."""
+    for name, *arguments in entries:
+        getattr(check, name)(*arguments)
+    return check
+
+
+def without_events(entries: Iterable[Entry]) -> list[Entry]:
+    """Entries with events by the order in which they come, and steps without their numbers: logs that are
+    alike then have the same hazards. When events are destroyed is up to c10d's watchdog, and changes none."""
+    events: dict[Any, int] = {}
+    whole = list[Entry]()
+    for entry in entries:
+        name = entry[0]
+        place = EVENT_AT.get(name)
+        if place is not None:
+            number = events.setdefault(entry[place], len(events))
+            entry = [*entry[:place], number, *entry[place + 1 :]]
+        elif name == "begin_step":
+            entry = [name]
+        elif name == "forget_event":
+            continue
+        whole.append(entry)
+    return whole

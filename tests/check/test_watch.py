@@ -15,10 +15,9 @@ from aorta.check.device_order import Queries, completed, trace_flag
 from aorta.check.operators import accessed
 from aorta.check.watch import HazardWatch
 from aorta.check.works import Works
-from aorta.hazards.check import HOST, HazardCheck
+from aorta.hazards.check import HOST, HazardCheck, play, without_events
 from aorta.hazards.exceptions import Exceptions
 from aorta.hazards.findings import Checked, merged, read_checked
-from aorta.hazards.log import play, without_events
 from aorta.hazards.text import checked_text
 from aorta.record.interception.works import TimedWork
 from tests.check.rank_programs import checked_loop

@@ -118,7 +118,7 @@ def slice_by_another_pointer(mended):
 
 
 def captured_graph_against_an_eager_writer(mended):
-    log = [new(A), new(B), ["begin_capture", "graph"], op(COMPUTE, "mm", [A], [B]), ["end_capture"]]
+    log = [new(A), new(B), ["capture", "graph", [op(COMPUTE, "mm", [A], [B])]]]
     log += [op(COPY, "static input", writes=[A]), *([waits(COMPUTE, COPY)] if mended else [])]
     return [*log, ["replay", "graph", COMPUTE, "replay"]]
 
@@ -224,11 +224,6 @@ def reuse_in_the_same_stream():
     return [*FILL, freed(A), new(A), op(COMPUTE, "next", writes=[A])]
 
 
-def legacy_stream_waits_for_blocking_ones():
-    log = [["blocking_stream", "own"], op("own", "fill", writes=[A]), op("legacy", "use", [A])]
-    return [*log, op("own", "fill again", writes=[A])]
-
-
 def event_from_before_the_log():
     return [["wait", NCCL, "old"], op(NCCL, "send", [A]), op(NCCL, "recv", writes=[B])]
 
@@ -236,6 +231,6 @@ def event_from_before_the_log():
 CLEAN = [
     disjoint_halves, columns_of_a_matrix, read_and_read, event_recorded_twice, device_synchronise,
     host_waits_for_one_stream_and_launches_on_another, waits_over_a_third_stream,
-    fresh_memory_on_a_side_stream, reuse_in_the_same_stream, legacy_stream_waits_for_blocking_ones,
+    fresh_memory_on_a_side_stream, reuse_in_the_same_stream,
     event_from_before_the_log,
 ]  # fmt: skip
