@@ -5,6 +5,7 @@ An iteration is often recognised only after it has ended. So the session notes a
 and, once step_detection.py knows what makes an iteration, splits the open step at the cuts that were right.
 """
 
+import atexit
 import os
 import sys
 import threading
@@ -204,6 +205,8 @@ class AttachedSession:
         self._recorder = None
         Interception.give_way = None
         recorder.__exit__(*failure)
+        if failure[1] is None:
+            atexit.register(_left_after, recorder)
 
     def abandon(self) -> None:
         """Close the recorder and leave what it has; nothing if it has no step."""
@@ -540,3 +543,10 @@ class AttachedSession:
         """End the step: that function has returned."""
         if self._is_of_the_loop():
             self._end()
+
+
+def _left_after(recorder: Recorder) -> None:
+    """Tell of an exception that ends the program after its process group, with which recording ended."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if error is not None:
+        recorder.failed(error)

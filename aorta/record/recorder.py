@@ -48,7 +48,7 @@ from aorta.record.interception.switch import Interception
 from aorta.record.journal import Journal
 from aorta.record.open_steps import OpenSteps
 from aorta.record.output import Output
-from aorta.record.run_folder import claim_folder, ending_of
+from aorta.record.run_folder import Standing, claim_folder, ending_of
 from aorta.record.sampling import Sampling, Store, state_path
 from aorta.record.settings import RecorderSettings, is_int, value_text
 from aorta.record.sources import Sources
@@ -77,6 +77,7 @@ class Recorder:
         self.steps.open_clock = self._open_clock
         self._sources.phase_memory.near = self._near_memory_limit
         self._output: Output | None = None
+        self._standing: Standing | None = None
         """None outside of `with`."""
         self._store_prefix: str | None = None
         self._pid = os.getpid()
@@ -349,6 +350,11 @@ class Recorder:
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         self._close(error, timeout_s=5.0)
 
+    def failed(self, error: BaseException) -> None:
+        """Note that the program ended by an exception, after `close`."""
+        if self._standing is not None and os.getpid() == self._pid:
+            self._standing.end(ending_of(error))
+
     def _close(self, error: BaseException | None, timeout_s: float) -> None:
         """Take the instrument off, have the last lines written, and then run.json, which counts them."""
         output = self._output
@@ -375,6 +381,7 @@ class Recorder:
         self._sources.kernels.close()
         self._anchors.append(clock_anchor())
         output.end(ending)
+        self._standing = output.standing
         if self._run is not None:
             self._run.finished_unix_ns = time.time_ns()
             self._run.coverage = self._coverage(output)

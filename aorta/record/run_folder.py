@@ -436,11 +436,12 @@ class Standing:
             self._write()
 
     def end(self, ending: Ending) -> None:
-        """Write how the rank ended; only the first call counts."""
-        if self._ending is None:
+        """Write how the rank ended; of two, the one that is no good end."""
+        if self._ending is None or self._ending.kind == "finished" != ending.kind:
             self._ending = ending
             self._write()
-            self._file.close()
+            if ending.kind != "finished":
+                self._file.close()
 
     def _write(self) -> None:
         self._written_s = time.monotonic()

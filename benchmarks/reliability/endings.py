@@ -45,10 +45,14 @@ REASONS = {
     "sleeps": "hung on rank {rank} .*(waited in vain|timeout)",
     "out-of-memory": "crashed on rank {rank} .*MemoryError",
     "early": "a start ended before its first step: the process of rank {rank} with exit status 1",
+    "late-exception": "crashed on rank {rank} .*: ValueError: planted by hand",
+    "late-abort": "killed on rank {rank} .*SIGABRT",
     "ctrl-c": "stopped by SIGINT",
     "stop": "stopped by SIGTERM",
 }
 """What the report's story has to say, by kind."""
+STEPS = {"early": -1, "late-exception": NUM_STEPS, "late-abort": NUM_STEPS}
+"""Where kinds strike that strike at no step: before torch is there, and when the process group is gone."""
 TO_ALL = {"ctrl-c": signal.SIGINT, "stop": signal.SIGTERM}
 """Signals that the whole command gets: to every process of the terminal, or to `aorta run` alone."""
 
@@ -104,7 +108,7 @@ def judged(folder: Path, kind: str, rank: int, options: Any) -> dict[str, Any]:
 
 def launch(folder: Path, kind: str, rank: int, options: Any) -> int | None:
     """Exit status; None: it did not end in time."""
-    fault = {"attempt": 0, "rank": rank, "step": -1 if kind == "early" else STEP, "kind": kind}
+    fault = {"attempt": 0, "rank": rank, "step": STEPS.get(kind, STEP), "kind": kind}
     environment = os.environ | {
         "FAULTS": json.dumps([] if kind in TO_ALL else [fault]),
         "TIMEOUT_S": str(options.timeout_s),

@@ -54,6 +54,8 @@ KINDS = {
     "sleeps": lambda: time.sleep(1000),
     "out-of-memory": lambda: bytearray(1 << 60),
     "early": raise_error,
+    "late-exception": raise_error,
+    "late-abort": lambda: ctypes.CDLL(None)["__cxa_atexit"](ctypes.CDLL(None).abort, None, None),
 }
 
 
@@ -98,6 +100,7 @@ def main(checkpoint: Path, num_steps: int, backend: str) -> None:
                 checkpoint.with_suffix(".new").rename(checkpoint)
             dist.barrier()
     dist.destroy_process_group()
+    strike(num_steps)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,17 @@ def test_every_closed_step_is_there_however_it_ended(tmp_path, ending, kind, num
         assert loaded.story == []
 
 
+def test_an_exception_after_recording_had_ended_is_how_the_rank_ended(tmp_path):
+    """As in a script that fails behind its process group. What comes after that changes nothing."""
+    with aorta.instrument(tmp_path) as recorder, recorder.step():
+        pass
+    assert read_states(tmp_path)[0].process.ending.kind == "finished"
+    recorder.failed(KeyError("evaluation"))
+    recorder.failed(ValueError("later"))
+    ending = read_states(tmp_path)[0].process.ending
+    assert (ending.kind, ending.why) == ("crashed", "KeyError: 'evaluation'")
+
+
 def test_a_killed_run_that_is_started_again_is_one_run(tmp_path):
     run(tmp_path, "killed", AORTA_RUN_ID="one")
     run(tmp_path, "closed", 3, AORTA_RUN_ID="one")
