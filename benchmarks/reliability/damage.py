@@ -336,7 +336,7 @@ def printed(end: Ended, run: Path) -> Printed:
 
 
 def plain(text: str, run: Path) -> str:
-    return re.sub(r"\d+", "#", text.replace(str(run.parent), "").replace(run.parent.name, ""))
+    return re.sub(r"\d+", "#", text.replace(str(run.parent), ""))
 
 
 def verdict(end: Ended, after: Printed, before: Printed, interval: tuple[float, float]) -> str:
@@ -364,7 +364,7 @@ def interval_of(run: Path) -> tuple[float, float]:
 
 def trial(number: int, command: str, seed: int, whole: Path, other: Path) -> tuple[Ended, Printed, float]:
     with tempfile.TemporaryDirectory(prefix="damage_") as name:
-        run = Path(name) / "run"
+        run = Path(name) / "damaged" / "run"  # compare names both by the folders above
         shutil.copytree(whole, run)
         if number >= 0:
             list(kinds())[number][1](run, other, random.Random(1000 * seed + number))
