@@ -40,6 +40,10 @@ def touch_lost_memory() -> None:
         print(lost[0])
 
 
+def abort_at_exit() -> None:
+    ctypes.CDLL(None)["__cxa_atexit"](ctypes.CDLL(None).abort, None, None)
+
+
 KINDS = {
     "exception": raise_error,
     "exit-3": lambda: sys.exit(3),
@@ -55,7 +59,7 @@ KINDS = {
     "out-of-memory": lambda: bytearray(1 << 60),
     "early": raise_error,
     "late-exception": raise_error,
-    "late-abort": lambda: ctypes.CDLL(None)["__cxa_atexit"](ctypes.CDLL(None).abort, None, None),
+    "late-abort": abort_at_exit,
 }
 
 
