@@ -305,8 +305,10 @@ def _conclude(
             click.echo(line, err=True)
     except AortaError as error:
         click.echo(f"aorta: {error}", err=True)
-    except ModuleNotFoundError as error:
-        if (message := not_installed(error)) is None:
-            raise
-        click.echo(f"aorta: recorded in {output}; {message}", err=True)
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # of ours: the job must not seem to have failed
+        what = not_installed(error) if isinstance(error, ModuleNotFoundError) else None
+        what = what or f"the report failed, a mistake in aorta: {type(error).__name__}: {error}"
+        click.echo(f"aorta: recorded in {output}; {what}", err=True)
     sys.stdout.flush()

@@ -57,6 +57,18 @@ def test_a_command_that_fails_before_a_step_is_said_to_have_failed(
     assert "the command ended with status 7 before a step" in capsys.readouterr().err
 
 
+def test_a_report_that_fails_does_not_change_the_status_of_the_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> int:
+        raise KeyError("planted")
+
+    monkeypatch.setattr("aorta.cli.report.write_and_print", fails)
+    command = ["sh", "-c", f"sleep 0.05; echo > {tmp_path}/run.json; exit 7"]
+    assert run_command.main(["-o", str(tmp_path), "--", *command], standalone_mode=False) == 7
+    assert "the report failed, a mistake in aorta: KeyError: 'planted'" in capsys.readouterr().err
+
+
 def test_a_run_that_was_moved_aside_is_named(tmp_path: Path) -> None:
     moved, again = tmp_path / "previous-1", tmp_path / "previous-2"
     for folder, run_ns, folder_ns in ((moved, 1, 9), (again, 7, 9), (tmp_path / "previous-0", 1, 2)):
