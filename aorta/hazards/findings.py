@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from aorta.errors import NOT_JSON, RecordError
-from aorta.files import write_whole
+from aorta.files import read_regular, write_whole
 from aorta.hazards.numbers import Call, Difference, Numbered, Parameter, differences
 from aorta.records.files import HAZARDS_FILES, hazards_name
 
@@ -117,7 +117,7 @@ def read_checked(folder: Path) -> list[Checked]:
     found = list[Checked]()
     for path in folder.glob(HAZARDS_FILES):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Checked))
+            found.append(msgspec.json.decode(read_regular(path), type=Checked))
         except OSError as error:
             raise RecordError(f"cannot read {path}: {error.strerror or error}") from None
         except NOT_JSON as error:

@@ -6,29 +6,53 @@ A reader returns something, or raises one of its own errors; anything else is a 
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import msgspec
 
-from aorta.calibration.peers import unpacked
+from aorta.account.results.schema import read_document
+from aorta.account.watch import newest_of
+from aorta.calibration.peers import TracedStep, packed, unpacked
+from aorta.config.load import load_config
 from aorta.errors import AortaError
 from aorta.hang.last_calls import read_counts
 from aorta.hang.report import read_reports, report_name
+from aorta.hazards.exceptions import Exceptions
+from aorta.hazards.findings import read_checked
+from aorta.records import columns
+from aorta.records.blocks import read_blocks
 from aorta.records.deaths import last_words
-from aorta.records.digests import packed_slot, read_digests
-from aorta.records.files import call_counts_name, digest_name, kernels_name, state_name, steps_name
+from aorta.records.digests import SLOT_BYTES, packed_slot, read_digests
+from aorta.records.files import (
+    call_counts_name,
+    columns_name,
+    digest_name,
+    hazards_name,
+    kernels_name,
+    memory_name,
+    sites_name,
+    stacks_name,
+    state_name,
+    steps_name,
+)
 from aorta.records.launches import read_notes
+from aorta.records.memory import read_shortages
 from aorta.records.newest import Follower
-from aorta.records.reader import read_kernel_names, read_run, read_steps
+from aorta.records.reader import read_beside, read_kernel_names, read_run, read_steps
 from aorta.records.requests import PLAN, REQUEST, read_plan, read_request
 from aorta.records.rotation import DroppedSteps, dropped_path, read_dropped
-from aorta.records.schema import Ending
+from aorta.records.schema import CallSites, Ending
 from aorta.records.seal import sealed
 from aorta.records.secrets import redacted, redacted_command
+from aorta.records.stacks import read_stacks
 from aorta.records.state import LinesState, ProcessState, read_states
+from aorta.records.writer import LineWriter
 from aorta.steps.process import unwritten_steps
 from tests.hang.reports_by_hand import report
+from tests.queues.documents import document, point
 from tests.records.plain_records import run, step
+from tests.records.run_folders import step_timeline
 
 STATE = ProcessState(
     run_id="a", attempt=0, rank=0, world_size=1, host="h", pid=1, process_start=1.0, started_unix_ns=1,
@@ -46,6 +70,47 @@ class Reader(NamedTuple):
     """Of the file; '' for bytes that are no file."""
     good: bytes
     read: Callable[[Path, bytes], object]
+    wrap: Callable[[bytes], bytes] = bytes
+    """Makes a mutation whole again, with a checksum or packed, so that it is not refused for that alone."""
+
+
+def written_columns() -> tuple[bytes, bytes]:
+    """A file of lines, and the one of columns beside it."""
+    most, columns.MOST_LINES = columns.MOST_LINES, 16
+    try:
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / steps_name(0)
+            LineWriter.create(path).close()
+            with LineWriter.append(path, with_columns=True) as writer:
+                for number in range(48):
+                    writer.write(step(number, run_id="a"))
+            return path.read_bytes(), path.with_name(columns_name(0)).read_bytes()
+    finally:
+        columns.MOST_LINES = most
+
+
+def with_checksums(data: bytes) -> bytes:
+    """Of each slot of a digest."""
+    slots = [data[place : place + SLOT_BYTES] for place in range(0, len(data), SLOT_BYTES)]
+    return b"".join(slot[:4] + zlib.crc32(slot[8:]).to_bytes(4, "little") + slot[8:] for slot in slots)
+
+
+def sealed_lines(data: bytes) -> bytes:
+    """Each line with its number and the checksum of what it has become."""
+    bodies = [line.rpartition(b',"line":')[0] + b"}" for line in data.splitlines() if b',"line":' in line]
+    return b"".join(sealed(body, number) for number, body in enumerate(bodies))
+
+
+def frame(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "little") + zlib.crc32(data).to_bytes(4, "little") + data
+
+
+def read_columns(folder: Path) -> object:
+    (folder / steps_name(0)).write_bytes(COLUMNS[0])
+    return [block.integers("global_step") for block in read_blocks(folder / steps_name(0), [], whole=True)]
+
+
+COLUMNS = written_columns()
 
 
 def followed(folder: Path) -> object:
@@ -65,7 +130,8 @@ READERS = {
     ),
     "digest": Reader(
         digest_name(0), 2 * packed_slot((1, 0, 0, 2, 20, 12, 0, 7, 8, 9), range(13)),
-        lambda folder, _: read_digests(folder),
+        lambda folder, _: [newest_of(slots, 5) for slots in (read_digests(folder),) if len(slots)],
+        with_checksums,
     ),
     "kernels": Reader(
         kernels_name(0), b'{"names":["a","b"]}', lambda folder, _: read_kernel_names(folder / kernels_name(0))
@@ -84,11 +150,54 @@ READERS = {
         lambda folder, _: read_counts(folder / call_counts_name(0)),
     ),
     "unwritten": Reader(
-        "unwritten", (40).to_bytes(4, "little") + zlib.crc32(bytes(40)).to_bytes(4, "little") + bytes(40),
-        lambda folder, _: unwritten_steps(folder / "unwritten", None, None),
+        "unwritten", msgspec.msgpack.encode({"step": {"global_step": 3, "rollbacks": 0, "marks": [1, 2]}}),
+        lambda folder, _: unwritten_steps(folder / "unwritten", None, None), frame,
     ),
     "peers": Reader(
-        "", zlib.compress(msgspec.msgpack.encode([[{}, [], []]])), lambda _, data: unpacked(data)
+        "", zlib.decompress(packed([TracedStep(step(1), step_timeline(compute=8, exposed=1), [])])),
+        lambda _, data: unpacked(data), zlib.compress,
+    ),
+    "sealed": Reader(
+        steps_name(0), LINES, lambda folder, _: list(read_steps(folder / steps_name(0), [])), sealed_lines
+    ),
+    "columns": Reader(columns_name(0), COLUMNS[1], lambda folder, _: read_columns(folder)),
+    "sites": Reader(
+        sites_name(0),
+        b'{"num_steps":3,"sites":[{"file":"t.py","line":3,"function":"f","is_program":true,"op":"all_reduce",'
+        b'"moves":"gradients","num_calls":3,"bytes":12}]}',
+        lambda folder, _: read_beside(folder / sites_name(0), CallSites),
+    ),
+    "memory": Reader(
+        memory_name(0),
+        b'{"why":"out of memory","asked_bytes":5,"held":[{"kind":"parameters","bytes":7,"num_blocks":1}]}',
+        lambda folder, _: read_shortages(folder, [0]),
+    ),
+    "stacks": Reader(
+        stacks_name(0),
+        sealed(
+            b'{"begins":true,"frames":[["t.py",3,"f",true]],"nodes":[[-1,0]],'
+            b'"samples":[[3,0,0,0,false,0,5000]],"cpu_s":0.1,"elapsed_s":2.0}', 0
+        ),
+        lambda folder, _: list(read_stacks(folder / stacks_name(0))), sealed_lines,
+    ),
+    "hazards": Reader(
+        hazards_name(0),
+        b'{"rank":0,"steps":[1,2],"num_operations":3,"seen":{"a":1},"blind":[],"findings":[]}',
+        lambda folder, _: read_checked(folder),
+    ),
+    "exceptions": Reader(
+        "known.yaml",
+        b"- operation: aten::copy_\n  reason: it is meant so\n- {where: a.py:3, reason: yes}\n",
+        lambda folder, _: Exceptions.shipped(folder / "known.yaml"),
+    ),
+    "settings": Reader(
+        "config.yaml",
+        b"training: {max_steps: 5}\nmodel:\n  num_layers: 2\nhang: {timeout_s: 9.5}\n",
+        lambda folder, _: load_config(folder / "config.yaml", []),
+    ),
+    "queues": Reader(
+        "document.json", msgspec.json.encode(document(point(streams=2))),
+        lambda folder, _: read_document(folder / "document.json"),
     ),
     "log": Reader("", LOG, lambda _, data: last_words(data.decode(errors="replace"), 0)),
     "secrets": Reader(
@@ -99,8 +208,9 @@ READERS = {
 
 
 def fuzzed(name: str, folder: Path, data: bytes) -> str:
-    """What became of one input: 'read' or 'refused'; anything else is raised."""
+    """What became of one mutation: 'read' or 'refused'; anything else is raised."""
     reader = READERS[name]
+    data = reader.wrap(data)
     if reader.name:
         (folder / reader.name).write_bytes(data)
     try:

@@ -1,6 +1,7 @@
 """Bytes that nobody wrote by hand, for each small reader of a run's folder; benchmarks read many more."""
 
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ NUM_INPUTS = 60
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_no_reader_crashes(name: str, tmp_path: Path) -> None:
+def test_no_reader_crashes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # it looks again where a file is half written
     good = READERS[name].good
-    if name not in ("peers", "unwritten", "counts"):
+    if name not in ("unwritten", "counts"):
         assert fuzzed(name, tmp_path, good) == "read"
     rng = random.Random(name)
     for number in range(NUM_INPUTS):
