@@ -55,7 +55,8 @@ class Change(NamedTuple):
         if self.variance is not None and r.variance is not None and c.variance is not None:
             variance = scale**2 * (c.value**2 * self.variance + c.variance) + r.variance
             half = NORMAL_95 * self.reference_ms * math.sqrt(variance)
-            interval = ConfidenceInterval(after - before - half, after - before + half)
+            # No part takes less than nothing afterwards.
+            interval = ConfidenceInterval(max(after - before - half, -before), after - before + half)
         return Part(name, before, after, after - before, interval)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from aorta.account.judge.decompose import Change, Share
 from aorta.account.judge.sentences import _mostly
 from aorta.account.metrics import MEANINGS, meaning
 from aorta.account.model import ConfidenceInterval, Decomposition, Part, PhaseChange
@@ -786,3 +787,10 @@ def test_a_clock_that_was_low_for_longer_is_told_from_a_slower_program(tmp_path)
     assert re.search(r"a low clock \(20 and 80 steps\): (the same|cannot tell), [-+]?0\.\d", note)
     assert re.search(r"other steps \(80 and 20 steps\): (the same|cannot tell), [-+]?0\.\d", note)
     assert state_note(a, run_with_clocks(tmp_path / "c", 0.2, slowdown=1.1, seed=1)) == ""
+
+
+def test_a_part_cannot_lose_more_than_it_takes():
+    """20 ms of a step that may be ten times as long or short on the other side."""
+    part = Change(20.0, 0.0, 1.0).part("compute", [Share(1.0, 0.01), Share(1.0, 0.01)])
+    assert part.interval.low == -20.0
+    assert part.interval.high > 20.0

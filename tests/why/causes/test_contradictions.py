@@ -2,6 +2,7 @@
 
 import json
 import re
+import tarfile
 from html import unescape
 from pathlib import Path
 
@@ -258,31 +259,24 @@ def test_outputs_of_a_recorded_run_agree(name):
     agree(*outputs(DATA / name))
 
 
-FOREIGN = ("traces_foreign/mi250_toy_kineto.json.gz", "traces_foreign/ranks_0_1_of_128")
-OF_TRACES = ("v100_dlrm_8ranks_kineto.tar.gz", "h200_fsdp4_rank0.json.gz")
-SLOW = [f"traces/{name}" for name in OF_TRACES] + [
-    f"traces_foreign/{name}"
-    for name in (
-        "a100_rank0of2_kineto.json.gz",
-        "b200_vllm_eager_rank0of8_kineto.json.gz",
-        "h100_qwen_kineto.json.gz",
-        "h800_deepseek_v3_train_rank0of64_kineto.json.gz",
-        "mi210_gpu_only_kineto.json.gz",
-        "mi300x_qwen_kineto.json.gz",
-        "mi300x_sglang_decode_kineto.json.gz",
-        "mi300x_x2_jax.xplane.pb",
-        "v100_resnet50_workers0_kineto.json.gz",
-        "v100_resnet50_workers4_kineto.json.gz",
-    )
+QUICK = ("mi250_toy_kineto.json.gz", "ranks_0_1_of_128")
+CORPUS = [
+    pytest.param(path, id=f"{folder}/{path.name}", marks=() if path.name in QUICK else pytest.mark.slow)
+    for folder in ("traces", "traces_foreign", "runs")
+    for path in sorted((FOLDER / folder).glob("*"))
+    if path.name != "README.md"
 ]
 
 
-@pytest.mark.parametrize(
-    "name", [*FOREIGN, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)], ids=str
-)
+@pytest.mark.parametrize("path", CORPUS)
 @needs_data(FOLDER / "traces_foreign")
-def test_outputs_of_foreign_programs_agree(name):
-    agree(*outputs(FOLDER / name))
+def test_outputs_of_foreign_programs_agree(path, tmp_path):
+    """Step, causes and their order from report, why, page and summary.json; parts that add up to the step."""
+    if path.suffix == ".tgz":
+        with tarfile.open(path) as archive:
+            archive.extractall(tmp_path, filter="data")
+        path = tmp_path / path.stem
+    agree(*outputs(path))
 
 
 def test_causes_cannot_have_more_of_an_operation_than_is_exposed(tmp_path):
