@@ -62,7 +62,7 @@ PART_KINDS: tuple[tuple[str, CauseKind], ...] = (
     ("idle", "idle"),
 )
 """Parts of a rank's step, and the kind of cause that each is."""
-OF_ITS_RANK = frozenset(("asleep", "core_taken", "idle"))
+OF_ITS_RANK = frozenset(("asleep", "core_taken", "idle", "launch"))
 """Parts that tell of one rank no more than that it is late."""
 CELLS_OF_PART: dict[str, tuple[str, ...]] = {
     # Work between two steps, such as an evaluation, keeps the device busy.
@@ -80,8 +80,6 @@ SLEEP_ALIKE = 0.7
 """Of what a late rank's host sleeps, from which on the others' sleep is of the same reason."""
 ALSO_OTHERS = 0.25
 """Of what one rank's device idles for a reason, from which on the others have that reason too."""
-FREQUENT = 3
-"""Times its usual launching that a rank may take in a step: every step launches about as much."""
 
 
 def unbalanced_stages(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[CauseFinding]:
@@ -128,13 +126,8 @@ def waiting(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[Cause
         by_rank = parts.ms_by_kind.get(name)
         if by_rank is None or name in OF_ITS_RANK:
             continue
-        is_launching = by_rank <= FREQUENT * np.median(by_rank, axis=1, keepdims=True)
-        allowed = is_launching if name == "launch" else None
         cells = CELLS_OF_PART.get(name, (name,))
-        # One rank that has less queued than the others, for as many launches, is a late rank.
-        yield from _explained(
-            kind, by_rank, left, parts.step_ms, ranks, cells, allowed=allowed, only_in_turn=name == "launch"
-        )
+        yield from _explained(kind, by_rank, left, parts.step_ms, ranks, cells)
     yield from _explained("clock", parts.clock_loss_ms, left, parts.step_ms, ranks, ("compute", "hidden"))
     work = _more_work(judged)
     if work is not None:
@@ -155,11 +148,8 @@ def _explained(
     cells: tuple[str, ...],
     facts: dict[str, object] | None = None,
     allowed: NDArray[np.bool_] | None = None,
-    only_in_turn: bool = False,
 ) -> Iterator[CauseFinding]:
-    """Takes from `left` what a part explains. allowed: ranks and steps of which it may. only_in_turn: not
-    where it is one rank's."""
-    before = left.copy()
+    """Takes from `left` what a part explains. allowed: ranks and steps of which it may."""
     excess = positive(by_rank_ms - of_the_others(by_rank_ms))
     if allowed is not None:
         excess = np.where(allowed, excess, 0.0)
@@ -177,9 +167,6 @@ def _explained(
         return
     worst = int(np.argmax(by_rank))
     is_one = by_rank[worst] >= ONE_RANK * total
-    if is_one and only_in_turn:
-        left[:] = before
-        return
     steps = steps_with(by_rank_ms[worst])
     part_ms = float(by_rank_ms[worst, steps].mean())
     others_ms = float(of_the_others(by_rank_ms)[worst, steps].mean())
