@@ -111,6 +111,12 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
     return frozenset(names), facts
 
 
+def num_parameters(run: RunRecord | None) -> int:
+    """Tensors that the optimizer with most of them updates; 0 where nobody watched."""
+    row = _largest(((run.program if run is not None else None) or {}).get("optimizers"), "num_parameters")
+    return 0 if row is None else int(_number(row, "num_parameters"))
+
+
 def workers_of(
     run: RunRecord | None, num_ranks: int, core_taken: float, waited_ms: float
 ) -> tuple[frozenset[str], dict[str, str]]:

@@ -212,3 +212,18 @@ def test_workers_are_not_offered_for_batches_that_take_as_long_to_hand_over(tmp_
     run = msgspec.structs.replace(run_record(2), program={"loaders": [LOADER], "modes": {"num_cores": 16}})
     (first, *_) = causes(judge(load_run(run_of(tmp_path / "run", make, run), "run")))
     assert first.change.startswith("make whole batches at once")
+
+
+def test_gradients_that_the_program_reduces_one_by_one_are_for_buckets(tmp_path):
+    """As many small all_reduces as the optimizer has tensors; of values the remedy is another."""
+
+    def make(rank, step, noise):
+        host = Host().work(30.0 * noise.gauss(1, 0.01))
+        for _ in range(24):
+            host.comm(0.5, size=64)
+        return host
+
+    assert "DistributedDataParallel(model) instead" in advice(
+        tmp_path / "gradients", make, optimizers=ADAM | {"num_parameters": 24}
+    )
+    assert "only shown" in advice(tmp_path / "values", make, optimizers=ADAM | {"num_parameters": 200})

@@ -305,7 +305,8 @@ def _one_of_a_program(losses: list[CauseFinding]) -> list[CauseFinding]:
     of_program = [
         finding
         for finding in losses
-        if finding.kind in ("small_messages", "transfer") and finding.facts.get("origin") == "program"
+        if finding.kind in ("small_messages", "transfer")
+        and finding.facts.get("origin") in ("program", "gradients")
     ]
     if len({finding.facts["op"] for finding in of_program}) != 1 or len(of_program) < 2:
         return losses

@@ -24,6 +24,7 @@ from aorta.timeline.matching import UNKNOWN_OP
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.finding import WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.parts import Parts
+from aorta.why.causes.program import num_parameters
 
 MOVING: dict[tuple[str, ...], float] = {("transfer", "communication"): 1.0}
 DETAILED_STEPS = 24
@@ -35,6 +36,8 @@ BARRIER = "barrier"
 """The one operation that moves no bytes."""
 MANY_CALLS = 8
 """Small calls of an operation in a step, from which on merging them is worth a thought."""
+ABOUT = 0.1
+"""Part by which two numbers of tensors may differ that are the same ones."""
 SHORT_PERCENTILE = 25
 """Of the times between two launches of small calls."""
 SLOWEST_LINK_GB_S = 0.5
@@ -197,9 +200,19 @@ def _small_messages(judged: JudgedRun, exposed: Floats, details: Exposure | None
         latency_share = np.clip(1 - ideal_ms / np.maximum(comm, 1e-9), 0.0, 1.0)
         merged = float(facts["merged"]) / float(facts["count"])  # type: ignore[arg-type]
         saved = np.minimum(bare, exposed) * latency_share * (1 - merged)
-        per_call = float(comm.mean()) / float(facts["count"])  # type: ignore[arg-type]
-        facts |= {"per_call_ms": per_call, "origin": origin_of(details, op, of_small=True)}
+        per_call = float(saved.mean()) / float(facts["count"])  # type: ignore[arg-type]
+        origin = origin_of(details, op, of_small=True)
+        if origin == "program" and op == "all_reduce" and _is_every_gradient(judged):
+            origin = "gradients"
+        facts |= {"per_call_ms": per_call, "origin": origin}
         yield CauseFinding("small_messages", saved, MOVING, facts=facts)
+
+
+def _is_every_gradient(judged: JudgedRun) -> bool:
+    """The program itself reduces about as many tensors in a step as its optimizer updates."""
+    num = num_parameters(judged.run.run)
+    calls = judged.mean_of("count.all_reduce") or 0.0
+    return num >= MANY_CALLS and abs(calls - num) <= ABOUT * num
 
 
 def _bubble(judged: JudgedRun, exposed: Floats, taken: dict[str, Floats]) -> CauseFinding | None:

@@ -24,7 +24,7 @@ class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Only where the finding is of this operation."""
     origin: str | None = None
     """Only where most of it is of this: bucket (of DDP), accumulated (the same bucket several times a step),
-    unit (of fully_shard), object (pickled), program."""
+    unit (of fully_shard), object (pickled), gradients (reduced by hand), program."""
     rare: bool | None = None
     """Only where the loss is in few steps, or in all."""
 
