@@ -112,6 +112,12 @@ def low_clock(rank, step, noise):
     return plain(noise), sampled(clock=1200.0 if is_low else 1980.0, throttling=throttling)
 
 
+def power_capped(rank, step, noise):
+    """The work needs more power than the devices have, on all ranks alike."""
+    low = step % 2 == rank % 2
+    return plain(noise), sampled(clock=1350.0 if low else 1845.0, throttling=["sw_power_cap"])
+
+
 def retries(rank, step, noise):
     host = plain(noise, compute=50.0 if step % 4 == 0 else 30.0)
     return host, sampled(retries=step // 4)
@@ -191,6 +197,7 @@ def test_telemetry_gives_causes(tmp_path, make, kind, subject):
         pytest.param(
             lambda rank, step, noise: (plain(noise), sampled(clock=1980 - 20 * rank)), id="clocks-vary"
         ),
+        pytest.param(power_capped, id="power-of-all-ranks"),
     ],
 )
 def test_a_run_without_a_cause_has_none(tmp_path, make):

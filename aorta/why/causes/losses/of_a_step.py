@@ -288,7 +288,7 @@ def _one_of_small_messages(judged: JudgedRun, losses: list[CauseFinding]) -> lis
         return losses
     facts = known[0] if known else {}
     for finding in small:
-        facts |= {name: value for name, value in finding.facts.items() if name in ("per_call_ms", "origin")}
+        facts |= finding.facts if "per_call_ms" in finding.facts else {}
     host_ms = [finding.mean_ms for finding in small if "per_call_ms" not in finding.facts]
     if host_ms:
         facts["host_ms"] = float(sum(host_ms))

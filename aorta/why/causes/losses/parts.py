@@ -185,7 +185,9 @@ def _delayed(values: Floats) -> Floats:
 
 
 def _clocks(judged: JudgedRun, compute: Floats) -> tuple[Floats, float | None, Floats]:
-    """Clock, the usual one of the run's ranks, and what a lower one costs where it is held down."""
+    """Clock, the usual one of the run's ranks, and what a lower one costs where it is held down. Limits that a
+    busy device meets as a matter of course, such as its power, cost a rank what it meets them more than the
+    rank that does so least: what the work needs is nothing to mend."""
     run, judged_steps = judged.run, slice(judged.num_warmup, None)
     if "sm_clock_mhz" not in run.metrics:
         return np.full(compute.shape, np.nan), None, np.zeros_like(compute)
@@ -194,14 +196,17 @@ def _clocks(judged: JudgedRun, compute: Floats) -> tuple[Floats, float | None, F
     if not len(finite):
         return clock, None, np.zeros_like(compute)
     usual = float(np.percentile(finite, 90))
-    severe = np.zeros(compute.shape, dtype=bool)
-    for name in run.metrics:
-        if name.startswith(f"{THROTTLED}.") and name.partition(".")[2] not in HARMLESS:
-            severe |= np.nan_to_num(run.metrics[name][:, judged_steps]) > 0
+    severe, usual_limit = np.zeros(compute.shape, dtype=bool), np.zeros(compute.shape, dtype=bool)
+    for name in operations(run.metrics, THROTTLED):
+        limit = usual_limit if name in HARMLESS else severe
+        limit |= np.nan_to_num(run.metrics[of_operation(THROTTLED, name)][:, judged_steps]) > 0
     if severe.any():
         free = clock[~severe & np.isfinite(clock)]
         if len(free):
             usual = max(usual, float(np.median(free)))
     ratio = np.nan_to_num(clock / usual, nan=1.0)
     is_held_down = (ratio < LOW_CLOCK) | (severe & (ratio < SLIGHTLY_LOW_CLOCK))
-    return clock, usual, np.where(is_held_down, compute * (1 - ratio), 0.0)
+    loss = np.where(is_held_down, compute * (1 - ratio), 0.0)
+    means = loss.mean(axis=1, keepdims=True)
+    beyond = np.divide(means - means.min(), means, out=np.zeros_like(means), where=means > 0)
+    return clock, usual, np.where(usual_limit & ~severe, loss * beyond, loss)

@@ -205,7 +205,18 @@ def _small_messages(judged: JudgedRun, exposed: Floats, details: Exposure | None
         if origin == "program" and op == "all_reduce" and _is_every_gradient(judged):
             origin = "gradients"
         facts |= {"per_call_ms": per_call, "origin": origin}
+        if origin == "program":
+            facts |= _own_calls(judged, op)
         yield CauseFinding("small_messages", saved, MOVING, facts=facts)
+
+
+def _own_calls(judged: JudgedRun, op: str) -> dict[str, object]:
+    """Number and size of the small calls that no library issues, where someone looked: the mean of all small
+    ones has the last buckets of gradients in it."""
+    own = [row for row in sites_of(judged) if row.op == op and not row.moves.startswith("gradients, bucket")]
+    own = [row for row in own if row.bytes_per_step <= row.per_step * SMALL_BYTES]
+    count, size = sum(row.per_step for row in own), sum(row.bytes_per_step for row in own)
+    return {"count": count, "bytes": size / count, "total_bytes": size} if count >= MANY_CALLS else {}
 
 
 def _is_every_gradient(judged: JudgedRun) -> bool:
