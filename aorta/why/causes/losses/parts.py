@@ -185,8 +185,8 @@ def _delayed(values: Floats) -> Floats:
 
 
 def _clocks(judged: JudgedRun, compute: Floats) -> tuple[Floats, float | None, Floats]:
-    """Clock, the usual one of the run's ranks, and what a lower one costs where it is held down. Limits that a
-    busy device meets as a matter of course, such as its power, cost a rank what it meets them more than the
+    """Clock, the usual one of the run's ranks, and what a lower one costs where it is held down. Limits that
+    a busy device meets as a matter of course, such as its power, cost a rank what it meets them more than the
     rank that does so least: what the work needs is nothing to mend."""
     run, judged_steps = judged.run, slice(judged.num_warmup, None)
     if "sm_clock_mhz" not in run.metrics:
