@@ -19,6 +19,7 @@ from typing import Any
 from aorta.attach.program import FSDP_MODULE, ProgramNotes
 from aorta.attach.settings import LAUNCHER, AttachSettings, read_settings, say
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 attachment: "Attachment | None" = None
 """The hooks of this process, from its import of torch on."""
 
@@ -50,6 +51,26 @@ def guarded(hook: Callable[..., None]) -> Callable[..., None]:
                 self.take_off(f"{type(error).__name__}: {error}")
 
     return call
+
+
+def without_frames_of_aorta(error: BaseException) -> Any:
+    """The traceback of an exception, and of those behind it, as it would be without aorta: what is recorded
+    is called through it."""
+    ours = tuple(os.path.join(_PACKAGE, name, "") for name in ("attach", "record"))
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        kept, frame = [], following.__traceback__
+        while frame is not None:
+            if not frame.tb_frame.f_code.co_filename.startswith(ours):
+                kept.append(frame)
+            frame = frame.tb_next
+        for one, after in zip(kept, [*kept[1:], None], strict=True):
+            one.tb_next = after
+        following.__traceback__ = kept[0] if kept else following.__traceback__
+        following = following.__cause__ or following.__context__
+    return error.__traceback__
 
 
 class CompiledCall:
@@ -317,6 +338,7 @@ class Attachment:
         original = sys.excepthook
 
         def excepthook(kind: Any, error: Any, traceback: Any) -> None:
+            traceback = without_frames_of_aorta(error)
             self._failure = (kind, error, traceback)
             original(kind, error, traceback)
 

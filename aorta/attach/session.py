@@ -118,6 +118,7 @@ class AttachedSession:
 
     def _make_recorder(self, output: Path) -> Recorder:
         settings = self._attachment.settings
+        hang = {} if settings.hang_timeout_s is None else {"timeout_s": settings.hang_timeout_s}
         options: dict[str, Any] = {
             "placement": settings.placement,
             "overhead": settings.overhead,
@@ -126,7 +127,7 @@ class AttachedSession:
             "collectives": settings.collectives,
             "stacks": settings.stacks,
             "device": self._device,
-            "hang": {} if settings.hang else None,
+            "hang": hang if settings.hang else None,
             "profiling": {"kernels_every": settings.kernels_every} if settings.kernels_every else None,
             "tensorboard": settings.tensorboard,
         }

@@ -41,6 +41,8 @@ class AttachSettings:
     max_mb: float | None = 1024.0
     placement: str = "native"
     hang: bool = False
+    hang_timeout_s: float | None = None
+    """None: the default of hang.timeout_s."""
     kernels: str = "auto"
     """auto, off: events time the steps. on: the driver's kernel records on ROCm too."""
     kernels_every: int = 0

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from aorta.cli.options import output_option
+from aorta.cli.options import NumberRange, output_option
 from aorta.command_line import OneScreenCommand, discard_output, rare
 from aorta.errors import BAD_INPUT
 from aorta.launcher import is_first_launch
@@ -87,6 +87,13 @@ _STEP_AT = re.compile(r"[^\s./:]+(\.[^\s./:]+)*:[^\s./:]+(\.[^\s./:]+)*")
     help="off: no stacks are sampled, and causes name no lines of the program.",
 )
 @rare(
+    "--hang-timeout-s",
+    type=NumberRange(0.1),
+    metavar="SECONDS",
+    section="Sources and sinks",
+    help="Watch for hangs: time without a step after which the ranks report (300).",
+)
+@rare(
     "--tensorboard",
     is_flag=True,
     section="Sources and sinks",
@@ -111,6 +118,7 @@ def run_command(
     _check(options)
     options |= {"sinks": list(options["sinks"]), "max_mb": options["max_mb"] or None}
     options |= {"stacks": options["stacks"] == "on"}
+    options |= {"hang": options["hang"] or options["hang_timeout_s"] is not None}
     settings = AttachSettings(output=str(output.absolute()), **options)
     if shutil.which(command[0]) is None:
         click.echo(f"error: {command[0]}: no such command", err=True)

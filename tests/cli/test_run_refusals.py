@@ -1,5 +1,6 @@
 """What `aorta run` and its neighbours refuse before anything runs."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -110,3 +111,12 @@ def test_the_tool_of_rocprofiler_is_named_where_amds_driver_is(
     command = ["sh", "-c", f"env > {out}"]
     run_command.main(["--kernels", "on", "-o", str(tmp_path / "run"), "--", *command], standalone_mode=False)
     assert ("ROCP_TOOL_LIBRARIES=" in out.read_text()) == has_driver
+
+
+def test_a_limit_of_hangs_turns_the_watchdog_on(tmp_path: Path) -> None:
+    command = ["sh", "-c", f'printf %s "$AORTA_RUN" > {tmp_path}/settings']
+    run_command.main(
+        ["--hang-timeout-s", "3", "-o", str(tmp_path / "run"), "--", *command], standalone_mode=False
+    )
+    settings = json.loads((tmp_path / "settings").read_text())
+    assert (settings["hang"], settings["hang_timeout_s"]) == (True, 3.0)
