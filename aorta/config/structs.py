@@ -303,10 +303,7 @@ class RecordingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     kernels: Literal["auto", "on", "off"] = "auto"
     """auto: time steps by the driver's kernel records where they can be had (CUDA), else by events. on: fail
-    where they cannot. off: by events."""
-
-    source: Literal["auto", "events"] = "auto"
-    """events: the same as kernels=off, to compare vendors by one method."""
+    where they cannot. off: by events, to compare vendors by one method."""
 
     collectives: Literal["learned", "calls", "plugin"] = "learned"
     """learned: on GPUs each is seen in some steps; the others get those, where the backends' counts and the

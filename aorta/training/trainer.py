@@ -226,7 +226,7 @@ class TrainingRun:
             overhead=recording.overhead,
             max_mb=recording.max_mb,
             telemetry_interval_s=recording.telemetry_interval_s,
-            kernels="off" if recording.source == "events" else recording.kernels,
+            kernels=recording.kernels,
             collectives=recording.collectives,
             config=msgspec.to_builtins(self.config),
             model=model_record(self.config),
