@@ -95,7 +95,8 @@ class DeviceOrder:
         if self.is_ours:
             self._log.append(["ours", address, "alloc"])
         else:
-            self._log.append(["allocate", address, 0, self.stream(), self.current])
+            site = self.current if self.current >= 0 else None
+            self._log.append(["allocate", address, 0, self.stream(), site])
 
     def _freed(self, address: int) -> None:
         if self.is_ours:

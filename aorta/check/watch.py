@@ -471,9 +471,15 @@ class HazardWatch(Companion):
             if pending is not None and works is not None:
                 stream = self._last_stream if self._order is None else works.stream()
                 if self._order is not None and issued.is_async:
-                    is_from_python = self._sites.sites[issued.site].inside.startswith("torch/distributed/")
+                    site = self._sites.sites[issued.site]
+                    is_from_python = site.inside.startswith("torch/distributed/")
                     outputs = [t.data_ptr() for t in (result,) if isinstance(t, Tensor)]
                     if not works.issued(stream, result, outputs, is_from_python):
+                        # DDP's reducer, if no Python is on the stack of autograd's thread: it waits in the
+                        # end of the pass. Somebody's hook may change what comes out before.
+                        is_reducer = not (site.where or site.inside)
+                        if is_reducer and torch._C._current_graph_task_id() != -1:
+                            self._numbering.promised_calls.append(pending)
                         return result
                 self._numbering.issued(pending, stream, result, issued.is_async)
             return result

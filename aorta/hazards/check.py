@@ -75,7 +75,8 @@ class Hazard:
     hint: Hint = ("", None)
     """What the program did instead, and where: recorded the event too early, or waited for its own stream."""
     following: Any = None
-    """Of memory that was freed too early: the site of the next allocation."""
+    """Of memory that was freed too early: the site of the next allocation; where that has none, of the first
+    operation that writes there."""
 
     @property
     def edge(self) -> tuple[Hashable, Hashable]:
@@ -96,6 +97,8 @@ class _Region:
     is_live: bool = True
     is_shared: bool = False
     """Another stream than the owner's has touched it since it was allocated."""
+    reused: list[Hazard] = field(default_factory=list)
+    """Hazards whose memory this allocation got, until it is known what writes there."""
     recorded: set[int] = field(default_factory=set)
     """Streams that the allocator waits for before it reuses the memory (record_stream)."""
     site: Any = None
@@ -202,10 +205,11 @@ class HazardCheck:
     def allocate(self, address: int, num_bytes: int, stream: Hashable, site: Any = None) -> None:
         """Note that the stream's allocator handed out memory."""
         x, end = self._issued(stream), address + max(num_bytes, 1)
-        told = self._unearth(x, address, end, site)
+        told, reused = self._unearth(x, address, end, site)
         region = self._take(address, end, x, site)
         if told:
             region.segments.forget_streams(told)
+            region.reused = reused
 
     def free(
         self,
@@ -274,6 +278,10 @@ class HazardCheck:
                     touch = _new(Touch, (x, count, site, region.owner, is_write, start, end, strides))
                     if x != region.stream:
                         region.is_shared = True
+                    if is_write and region.reused:
+                        for hazard in region.reused:
+                            hazard.following = site if hazard.following is None else hazard.following
+                        region.reused = []
                     segments = region.segments
                     for other in (segments.write if is_write else segments.read)(at, until, touch):
                         if other.stream != x and behind.get(other.stream, 0) < other.number:
@@ -334,7 +342,7 @@ class HazardCheck:
         address: int,
         num_bytes: int,
         following: Any = None,
-    ) -> None:
+    ) -> Hazard | None:
         key = (kind, earlier.stream, earlier.site, later.stream, later.site)
         known = self.hazards.get(key)
         if known is not None:
@@ -352,6 +360,7 @@ class HazardCheck:
                 hint=self._hint(earlier, later),
                 following=following,
             )
+        return self.hazards.get(key)
 
     def _hint(self, earlier: Touch, later: Touch) -> Hint:
         waited = self._last_wait.get((later.stream, earlier.stream))
@@ -439,14 +448,14 @@ class HazardCheck:
                 late[stream] = touch
         return late
 
-    def _unearth(self, x: int, start: int, end: int, site: Any) -> set[int]:
+    def _unearth(self, x: int, start: int, end: int, site: Any) -> tuple[set[int], list[Hazard]]:
         """Tell of freed memory that this allocation of the same stream gets, or could have got.
 
-        Returns the streams that may still use what it gets.
+        Returns the streams that may still use what it gets, and the hazards of that.
         """
-        tombs, told = self._tombs.get(x), set[int]()
+        tombs, told, reused = self._tombs.get(x), set[int](), list[Hazard]()
         if not tombs:
-            return told
+            return told, reused
         behind, kept = self.order.behind(x), deque[_Tomb](maxlen=MAX_TOMBS)
         for tomb in tombs:
             late = {s: touch for s, touch in tomb.pending.items() if touch.number > behind.get(s, 0)}
@@ -460,14 +469,16 @@ class HazardCheck:
                         "frees, and hands on, what is still used" if is_reused else "frees what is still used"
                     )
                     kind: Kind = "reuse" if is_reused else "latent"
-                    self._add(kind, touch, later, rule, tomb.start, tomb.end - tomb.start, site)
+                    hazard = self._add(kind, touch, later, rule, tomb.start, tomb.end - tomb.start, site)
+                    if is_reused and hazard is not None:
+                        reused.append(hazard)
             if is_reused:
                 told.update(late)
             else:
                 tomb.is_told = True
                 kept.append(tomb)
         self._tombs[x] = kept
-        return told
+        return told, reused
 
 
 # -- the log -----------------------------------------------------------------------------------

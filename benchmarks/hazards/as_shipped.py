@@ -78,9 +78,10 @@ def ddp_mixed(how: How, what: str, **options: Any) -> Seen:
     from torch.distributed.algorithms.ddp_comm_hooks import mixed_precision_hooks as hooks
     from torch.nn.parallel.distributed import _MixedPrecision
 
-    shipped = hooks._reducer_allreduce_and_upcast_hook
+    shipped: Callable[..., torch.futures.Future[torch.Tensor]] = hooks._reducer_allreduce_and_upcast_hook
 
-    def hook(state: Any, bucket: Any) -> Any:
+    # DDP asks for these annotations.
+    def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         if how.is_mended:
             for parameter in bucket.parameters():
                 parameter.grad.record_stream(state.upcast_stream)

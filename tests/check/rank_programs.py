@@ -10,7 +10,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aorta.attach.instrument import instrument
+from aorta.check.sites import Sites
 from aorta.check.watch import HazardWatch
+from aorta.hazards.findings import Site
+from tests.check import streams_on_a_cpu
 
 
 def checked_loop(folder: str) -> None:
@@ -94,3 +97,31 @@ class Zeros(TorchDispatchMode):
             dist.Work.unbox(result[-1]).wait()
             args[0][0].zero_()
         return result
+
+
+def reducer_on_a_device(folder: str) -> None:
+    """DDP whose reducer's collectives are issued where no Python is on the stack, as on a device; rank 1 gets
+    zeros in step 3."""
+    streams_on_a_cpu.install()
+    number = Sites.number
+
+    def number_of(sites, operation, tensor=None, is_collective=False):
+        if operation != "c10d::allreduce_":
+            return number(sites, operation, tensor, is_collective)
+        sites.sites.append(Site(operation=operation, is_collective=True))
+        return len(sites.sites) - 1
+
+    Sites.number = number_of  # type: ignore[method-assign]
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = HazardWatch(every=2, confirm=False)
+    rank = dist.get_rank()
+    watch.opened(SimpleNamespace(output_dir=Path(folder), rank=rank, world_size=2, store_prefix=""))  # type: ignore[arg-type]
+    with Zeros() as zeros:
+        for step in range(6):
+            watch.step_begins(step)
+            zeros.is_on = step == 3 and rank == 1
+            model(torch.ones(4, 64)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    watch.closing(None)

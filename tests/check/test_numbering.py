@@ -7,7 +7,7 @@ import torch
 
 from aorta.check.fingerprints import fingerprint, fingerprints
 from aorta.hazards.findings import read_checked
-from tests.check.rank_programs import bucket_loops, spoilt_loops
+from tests.check.rank_programs import bucket_loops, reducer_on_a_device, spoilt_loops
 from tests.dist.launch import run_ranks
 
 
@@ -57,6 +57,12 @@ def test_wrong_numbers_of_one_rank_are_named_and_right_ones_are_not(tmp_path):
         else:
             assert (first.rank, first.step) == (1, 3), kind
             assert what in {d.what for d in found if d.rank == 1}, kind
+
+
+def test_what_a_reducer_gets_on_a_device_is_compared_with_what_it_sends(tmp_path):
+    run_ranks(reducer_on_a_device, 2, str(tmp_path))
+    found = [d for checked in read_checked(tmp_path) for d in checked.differences]
+    assert [(d.rank, d.step) for d in found if d.what == "sum"] == [(1, 3)]
 
 
 def test_tensors_printed_together_have_the_fingerprints_that_each_has_alone():

@@ -45,6 +45,14 @@ def test_memory_freed_too_early_without_pressure_is_latent_until_it_is_reused():
     assert [hazard.kind for hazard in found([*log, waits(COMPUTE, NCCL), new(A)])] == ["latent"]
 
 
+def test_memory_that_an_empty_tensor_gets_is_followed_to_what_writes_it():
+    """The tensor itself touches nothing, so that no delay of another operation could show a change there."""
+    used = [new(A), op(COMPUTE, "fill", writes=[A]), waits(NCCL, COMPUTE), op(NCCL, "cast", [A])]
+    again = [["allocate", *A, COMPUTE, None], op(COMPUTE, "look", [A]), op(COMPUTE, "refill", writes=[A])]
+    (hazard, *_) = found([*used, ["free", A[0], "free"], *again])
+    assert (hazard.kind, hazard.earlier[1], hazard.following) == ("reuse", "cast", "refill")
+
+
 def test_a_graphs_own_race_is_found_once_at_its_capture():
     captured = [op(COMPUTE, "a", writes=[A]), op(NCCL, "b", [A])]
     log = [["capture", "g", captured], *[["replay", "g", COMPUTE, "r"]] * 5]
