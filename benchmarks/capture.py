@@ -193,7 +193,7 @@ def two_agents(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         {**common, "NODE_RANK": str(node), "CUDA_VISIBLE_DEVICES": ",".join(visible(node * half, half))}
         for node in range(2)
     ]
-    settings = [*options.settings, "training.max_steps=14", "profiling.kernels_every=6"]
+    settings = [*options.settings, "training.max_steps=14", "profiling.enabled=true", "profiling.wait=3"]
     fault, wall_s = launch(folder, settings, agents)
     if fault is not None:
         return failed("two agents", fault)

@@ -28,8 +28,8 @@ from harness import arguments, need_gpus, write
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
-from aorta.calibration.kernel_lines import read_lines, whole_steps
 from aorta.device.kernel_records import KernelRecords
+from aorta.merge.lines import read_lines, whole_steps
 from aorta.queues.probe.kernels import NEVER, NUM_SLOTS, open_kernels
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord

@@ -44,7 +44,7 @@ ERRORS = """
 All are subclasses of `aorta.errors.AortaError`; the message is one line that says what would work.
 """
 
-RECORDER_METHODS = ("step", "range", "pausing", "pause", "resume", "on_record", "calibrate", "close")
+RECORDER_METHODS = ("step", "range", "pausing", "pause", "resume", "on_record", "close")
 STEP_METHODS = ("log", "drop")
 RUN_MEMBERS = ("steps", "collectives", "kernels", "summary", "plot", "report")
 COMPARISON_MEMBERS = ("headline", "metrics", "verdicts", "plot")

@@ -7,7 +7,7 @@ begin_capture() {
   for setting in "${@:3}"; do
     case $setting in
     training.output_dir=*) refuse "$setting: this script names the folder; set CAPTURE_RUN instead" ;;
-    profiling.enabled=true | profiling.kernels_every=[1-9]*)
+    profiling.enabled=true)
       refuse "$setting: one profiler at a time; torch's own is off in this script" ;;
     esac
   done
@@ -36,14 +36,14 @@ is_first_node() { [ "${node_rank:-0}" = 0 ]; }
 run_captured() {
   local platform=$1 settings
   shift
-  settings=("training.output_dir=$folder" profiling.ranges=true profiling.enabled=false profiling.kernels_every=0)
+  settings=("training.output_dir=$folder" profiling.ranges=true profiling.enabled=false)
   launch "$platform" "$@" --override "${settings[@]}" || status=$?
 }
 
 # Adds the kernels' lines to the records, says where everything is, exits as the training did.
 end_capture() {
   if is_first_node; then
-    (cd "$repository" && "$python" -m aorta.calibration.merge "$folder") || [ "$status" -ne 0 ] || status=1
+    (cd "$repository" && "$python" -m aorta.merge.command "$folder") || [ "$status" -ne 0 ] || status=1
     say "wrote $folder"
   fi
   exit "$status"

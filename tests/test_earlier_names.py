@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 DOORS = {
-    "aorta.profilers.merge": "aorta.calibration.merge",
+    "aorta.profilers.merge": "aorta.merge.command",
     "aorta.profilers.hang": "aorta.hang.__main__",
     "aorta.hw_queue_eval.__main__": "aorta.queues.cli",
     "aorta.host_ir.__main__": "aorta.programs.cli",

@@ -38,7 +38,6 @@ LONGEST = (
     "programs/test_executor.py",
     "training/parallel/test_forms_match_one_process.py",
     "account/load/test_ways_to_read.py",
-    "account/judge/test_leading.py",
     "test_wheel.py",
     "programs/test_compare.py",
     "queues/probe/test_conclusion.py",

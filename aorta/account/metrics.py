@@ -2,38 +2,27 @@
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from aorta.account.model import Direction
 
-MetricSource = Literal["", "raw", "calibrated", "compute_stream"]
-METRIC_SOURCES: tuple[MetricSource, ...] = ("", "calibrated", "compute_stream")
-"""Sources of the numbers of a run; raw is another name of '' in a comparison that has both."""
-PREFIXES: tuple[MetricSource, ...] = ("raw", "calibrated", "compute_stream")
-
 
 class MetricKey(NamedTuple):
-    """A metric: its name, the operation (collective, kernel class, reason) it is limited to, whose numbers.
+    """A metric: its name, and the operation (collective, kernel class, reason) it is limited to.
 
-    str() gives the key of Run.metrics and summary.json: exposed_ms, calibrated.exposed_ms,
-    busbw_gb_s.all_gather, throttled.thermal.
+    str() gives the key of Run.metrics and summary.json: exposed_ms, busbw_gb_s.all_gather, throttled.thermal.
     """
 
     name: str
     operation: str = ""
-    source: MetricSource = ""
 
     def __str__(self) -> str:
-        return ".".join(part for part in (self.source, self.name, self.operation) if part)
+        return ".".join(part for part in self if part)
 
 
 @lru_cache(maxsize=4096)
 def metric_key(text: str) -> MetricKey:
     """The parts of a key, whatever text it is: a name that no report knows is a name all the same."""
-    for source in PREFIXES:
-        if text.startswith(f"{source}."):
-            key = metric_key(text.removeprefix(f"{source}."))
-            return MetricKey(key.name, key.operation, source)
     name, _, operation = text.partition(".")
     return MetricKey(name, operation)
 
@@ -44,22 +33,10 @@ def of_operation(name: str, operation: str) -> str:
     return str(MetricKey(name, operation))
 
 
-@lru_cache(maxsize=4096)
-def of_source(source: MetricSource, name: str) -> str:
-    """'calibrated.exposed_ms'; of '' the name itself."""
-    return str(metric_key(name)._replace(source=source)) if source else name
-
-
-@lru_cache(maxsize=4096)
-def without_source(text: str) -> str:
-    """exposed_ms of calibrated.exposed_ms and of raw.exposed_ms."""
-    return str(metric_key(text)._replace(source=""))
-
-
 def operations(keys: Iterable[str], name: str) -> list[str]:
     """Operations for which there is a metric of this name, in order of the keys."""
     parsed = (metric_key(text) for text in keys)
-    return [key.operation for key in parsed if key.name == name and key.operation and not key.source]
+    return [key.operation for key in parsed if key.name == name and key.operation]
 
 
 STEP_METRICS = ("step_ms", "between_steps_ms", "host_ms")
@@ -78,17 +55,14 @@ OVERLAP_METRICS = (
     "starved_bound_ms",
     "starved_hidden_bound_ms",
 )
-CALIBRATED_METRICS = ("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
-COMPUTE_STREAM_METRICS = ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
 PER_STEP = ("compute", "comm", "exposed", "idle")
 """Metrics also given as a share of the step: <name>_per_step."""
 METRICS = (*STEP_METRICS, *OVERLAP_METRICS)
 """Metrics of every record, in the order of reports. Per operation there is also comm_ms.<op>,
 exposed_ms.<op>, duration_ms.<op>, busbw_gb_s.<op>, count.<op> and bytes.<op>; where ranks were matched
 exposed_wait_ms, exposed_transfer_ms, wait_ms.<op> and transfer_ms.<op>; kernel_ms.<class> and
-kernel_count.<class> of kernel records, and kernel_name_ms.<name> and kernel_name_count.<name> of the longest;
-calibrated.<metric> where events were calibrated, compute_stream.<metric>
-where kernels of the compute stream are told apart."""
+kernel_count.<class> of kernel records, and kernel_name_ms.<name> and kernel_name_count.<name> of the
+longest."""
 RATES = ("tokens_per_s_per_gpu", "tokens_per_s", "model_tflops_per_gpu", "mfu")
 """Work per time, the most telling first."""
 MEMORY = ("peak_memory_bytes", "reserved_memory_bytes", "device_memory_bytes")
@@ -176,4 +150,4 @@ def meaning(text: str) -> Meaning:
     key = metric_key(text)
     entry = MEANINGS.get(key.name, Meaning("neither", "ms" if key.name.endswith("_ms") else ""))
     is_shown_only = bool(key.operation) and key.name in ("comm_ms", "exposed_ms")
-    return entry._replace(judged=False) if key.source or is_shown_only else entry
+    return entry._replace(judged=False) if is_shown_only else entry

@@ -35,11 +35,6 @@ matters, whatever the rest of the interval."""
 Direction = Literal["lower", "higher", "neither"]
 """Direction in which a metric gets better."""
 
-Lead = Literal["raw", "calibrated", "compute_stream"]
-"""Numbers that a report shows first for compute, communication and everything derived from them: as
-measured, corrected by kernel traces, or those of the compute stream's kernels alone (which calibrated ones
-are compared with). The rule is in aorta.account.judge.leading."""
-
 
 class Statistic(msgspec.Struct, frozen=True):
     """A metric over the judged steps; of several runs, the mean of the runs' numbers (min, max: the
@@ -182,9 +177,7 @@ class Run(msgspec.Struct, frozen=True):
     metrics: MutableMapping[str, NDArray[np.float64]]
     """[rank, step]; NaN where it was not measured. Of a large run read from a file when they are asked for,
     and read only. aorta.account.load.run.METRICS, and per operation comm_ms.<op>, exposed_ms.<op>,
-    duration_ms.<op>, wait_ms.<op>, transfer_ms.<op>, busbw_gb_s.<op>, count.<op>, bytes.<op>;
-    calibrated.<metric> where the run was calibrated, compute_stream.<metric> where kernels of the compute
-    stream are told apart."""
+    duration_ms.<op>, wait_ms.<op>, transfer_ms.<op>, busbw_gb_s.<op>, count.<op>, bytes.<op>."""
     num_collectives: NDArray[np.int64]
     """[rank, step]"""
     host_bound: NDArray[np.float64]
@@ -296,7 +289,6 @@ class Dataset(msgspec.Struct, frozen=True):
     statistics: dict[str, Statistic]
     """Per metric over all runs; those of the run where there is one. Names are those of Run.metrics,
     whatever leads."""
-    lead: Lead = "raw"
 
     @property
     def source(self) -> Source:
@@ -339,11 +331,6 @@ class MetricComparison(msgspec.Struct, frozen=True):
     verdict: Verdict
     reason: str
     """Why it is not judged, or what to know about the verdict; may be ''."""
-    reference_metric: str
-    """Whose statistic of the reference this is: calibrated.exposed_ms for exposed_ms where these lead."""
-    candidate_metric: str
-    numbers: Literal["", "raw", "calibrated"] = ""
-    """Numbers shown, if the comparison has both and the name does not say which."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -408,8 +395,6 @@ class Comparison(msgspec.Struct, frozen=True):
     candidate: str
     headline: str
     """The answer in one line."""
-    numbers: Literal["", "raw", "calibrated"]
-    """Numbers that compute, communication and everything derived from them are."""
     scope: str
     """Scope of the verdict: these two runs only, or runs like these."""
     differences: list[SettingDifference]

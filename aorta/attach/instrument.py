@@ -16,12 +16,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from aorta.calibration.peers import Peers
 from aorta.config import HangConfig, ProfilingConfig
 from aorta.device.backend import accelerator
 from aorta.errors import InstrumentError
 from aorta.hang.watchdog import Watchdog
-from aorta.record import Calibration, Recorder, RecorderSettings
+from aorta.record import Recorder, RecorderSettings
 from aorta.record.collective_source import Collectives
 from aorta.record.companions import Accompanied, Cause, Companion
 from aorta.record.kernel_source import Kernels
@@ -44,7 +43,6 @@ def instrument(
     config: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
     layout: dict[str, Any] | None = None,
-    calibration: Calibration | None = None,
     device: torch.device | str | None = None,
     kernels: Kernels = "auto",
     collectives: Collectives = "learned",
@@ -71,7 +69,6 @@ def instrument(
     rocm_metrics: add rocm-smi's readings to the records.
     config, model, layout: written into run.json as they are. layout's dp and world tell which ranks share
         their tokens.
-    calibration: gives `calibrated` numbers before this run has traced a step of its own.
     device: found at the first step where it is not given.
     kernels: "auto" reads the driver's own kernel records where they can be had (CUDA), which is exact and
         cheaper than events; run.json says why not otherwise. "on" raises InstrumentError instead; "off"
@@ -92,8 +89,8 @@ def instrument(
     hang: a watchdog on every rank, which writes to output_dir/hang where the rank stands once no step begins
         any more. HangConfig or its fields, such as {"timeout_s": 60}. Give the same on all ranks.
     profiling: windows of torch.profiler over the steps, in output_dir/torch_profiler, whose kernels are read
-        back into the records when recording ends and, on GPUs, calibrate the other steps. ProfilingConfig or
-        its fields, such as {"kernels_every": 50}. Give the same on all ranks.
+        back into the records when recording ends. ProfilingConfig or
+        its fields, such as {"enabled": True}. Give the same on all ranks.
     tensorboard: scalars of every step in output_dir/tensorboard, by rank 0. Give the same on all ranks.
 
     Raises InstrumentError where the process is instrumented already or an option is impossible, RecordError
@@ -107,7 +104,6 @@ def instrument(
         config=config,
         model=model,
         layout=layout,
-        calibration=calibration,
         device=device,
         kernels=kernels,
         collectives=collectives,
@@ -190,11 +186,9 @@ class Windows(Companion):
         self._settings = settings
         self._recorder: Accompanied | None = None
         self._window: ProfilerWindow | None = None
-        self._store: Store | None = None
 
     def opened(self, recorder: Accompanied) -> None:
         self._recorder = recorder
-        self._store = _store(recorder)  # now: the script may destroy its process group before recording ends
 
     def step_begins(self, global_step: int) -> None:
         """Start the profiler with the first step: until then the script sets things up."""
@@ -215,26 +209,15 @@ class Windows(Companion):
         recorder, window = self._recorder, self._window
         if not isinstance(recorder, Recorder) or window is None or cause is not None:
             return  # without records there is nothing to compare
-        from aorta.calibration.after_run import check_run  # readers of traces, which no step needs
+        from aorta.merge.windows import check_run  # readers of traces, which no step needs
 
         check_run(
             recorder.output_dir,
             recorder.rank,
             window.cycle_traces,
             window.disturbed_steps,
-            self._exchange(recorder),
             self._settings,
         )
-
-    def _exchange(self, recorder: Accompanied) -> Any:
-        """Return what exchanges traces between ranks with GPUs, which calibrate together; None without.
-
-        A rank that has lost its traces still takes part, or the others would wait for it.
-        """
-        has_windows = self._settings.enabled or self._settings.kernels_every > 0
-        if not has_windows or self._store is None or not accelerator().is_available():
-            return None
-        return Peers(self._store, recorder.rank, recorder.world_size).traced_with
 
 
 class Sending(Companion):
@@ -268,7 +251,7 @@ def _tensorboard_in(folder: Path) -> list[str]:
 
 
 def _store(recorder: Accompanied) -> Store | None:
-    """Return the job's store, over which ranks tell of hangs and calibrate together; None without one."""
+    """Return the job's store, over which ranks tell of hangs; None without one."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     # torchrun keeps its store over restarts: a hang of the attempt before must not be met again.

@@ -128,7 +128,6 @@ class AttachedSession:
             "stacks": settings.stacks,
             "device": self._device,
             "hang": hang if settings.hang else None,
-            "profiling": {"kernels_every": settings.kernels_every} if settings.kernels_every else None,
             "tensorboard": settings.tensorboard,
         }
         recorder = instrument(output, **options)

@@ -45,7 +45,6 @@ class AttachSettings:
     """None: the default of hang.timeout_s."""
     kernels: str = "auto"
     """auto, off: events time the steps. on: the driver's kernel records on ROCm too."""
-    kernels_every: int = 0
     collectives: str = "learned"
     stacks: bool = True
     tensorboard: bool = False

@@ -176,7 +176,6 @@ def where(series: "Series", folder: Path) -> list[str]:
 
     from aorta.account.judge.decompose import Change, decompose
     from aorta.account.judge.judged import dataset, judge
-    from aorta.account.judge.leading import settled
     from aorta.account.load.open import load_run
     from aorta.errors import AortaError
     from aorta.page.table import taken_apart
@@ -199,7 +198,6 @@ def where(series: "Series", folder: Path) -> list[str]:
             sides[name] = dataset(name, runs)
         except AortaError:
             return []
-    sides = settled(sides, *names)
     values = [value for value in series.values(STEP, series.variants[0]) if value is not None]
     low, high = map(math.log, now.interval)
     variance = ((high - low) / 2 / NORMAL_95) ** 2

@@ -325,6 +325,6 @@ def merge_command(run: Path, comm_rules: Path | None) -> int:
     RUN (artifacts) holds traces in rank<n>/ (rocprofv3, Nsight Systems) or in torch_profiler/rank<n>/. A
     second merge adds nothing.
     """
-    from aorta.calibration.merge import main
+    from aorta.merge.command import main
 
     return main([str(run), *(() if comm_rules is None else ("--comm-rules", str(comm_rules)))])

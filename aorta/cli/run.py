@@ -34,13 +34,6 @@ _STEP_AT = re.compile(r"[^\s./:]+(\.[^\s./:]+)*:[^\s./:]+(\.[^\s./:]+)*")
 @click.option("--open", "open_page", is_flag=True, help="Open the report's page in a browser.")
 @click.option("--hang", is_flag=True, help="Watch for hangs and name the rank waited for.")
 @click.option(
-    "--kernels-every",
-    type=click.IntRange(0),
-    metavar="N",
-    default=0,
-    help="Trace the kernels of one step in N.",
-)
-@click.option(
     "--to",
     "sinks",
     multiple=True,

@@ -147,7 +147,6 @@ def _is_run(paths: tuple[Path, ...]) -> bool:
 def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading, as_json: bool) -> int:
     """Print why the steps take their time; of traces also the critical path, where they can be replayed."""
     from aorta.account.judge.judged import dataset, judge
-    from aorta.account.judge.leading import settled
     from aorta.account.judge.phases import phases_of
     from aorta.account.judge.profiles import told_differences
     from aorta.account.judge.selection import selected
@@ -163,8 +162,8 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
         run = selected(run, selection.steps, selection.ranks)
     # Chosen steps are judged from the first one on, unless --warmup says otherwise.
     judged = judge(run, 0 if selection.steps and selection.warmup is None else selection.warmup)
-    settled_dataset = settled({label: dataset(label, [judged])})[label]
-    explained = explanation_of(judged, settled_dataset.lead, str(path) if len(paths) == 1 else "TRACES")
+    of_run = dataset(label, [judged])
+    explained = explanation_of(judged, str(path) if len(paths) == 1 else "TRACES")
     path_lines: list[str] = []
     path_json: dict[str, Any] = {}
     if run.source in TRACE_SOURCES:
@@ -175,7 +174,7 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
             "step_ms": explained.account.mean_step_ms or None,
             "num_steps": judged.num_steps,
             "ranks": judged.run.ranks,
-            "source": settled_dataset.source,
+            "source": of_run.source,
             "causes": explained.causes,
             "unexplained_ms": explained.unexplained_ms,
             "cannot_tell": explained.cannot_tell,
@@ -183,13 +182,13 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
             "phases": phases_of(judged),
             "sites": sites_of(judged),
             "differences": told_differences(judged, late_rank(explained)),
-            "nothing": None if explained.causes else nothing_text(settled_dataset, explained),
+            "nothing": None if explained.causes else nothing_text(of_run, explained),
             "notes": [*judged.run.story, *judged.run.notes],
             **path_json,
         }
         click.echo(_json(answer))
     else:
-        click.echo("\n".join([causes_text(explained, settled_dataset), *path_lines]))
+        click.echo("\n".join([causes_text(explained, of_run), *path_lines]))
     return FINE
 
 

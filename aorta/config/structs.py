@@ -242,23 +242,10 @@ class ProfilingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     sync_events: bool = False
     """Record stream and event synchronisation (CUDA)."""
 
-    kernels_every: Count = 0
-    """Trace the kernels of one step in this many, all through the run (device activities only, with
-    enabled = false); 0: none. At least 4: the profiler starts one step before and ends one after."""
-
     ranges: bool = False
     """NVTX (ROCTx) ranges of steps, forward, backward and optimizer, for nsys and rocprofv3."""
 
     def __post_init__(self) -> None:
-        if 0 < self.kernels_every < 4:
-            raise ConfigError(
-                f"profiling.kernels_every must be 0 or at least 4, got {self.kernels_every}: tracing a step "
-                "takes three"
-            )
-        if self.kernels_every and self.enabled:
-            raise ConfigError(
-                "profiling.kernels_every and profiling.enabled cannot both be set: one profiler at a time"
-            )
         if not re.fullmatch(r"[^/\\\0]+\.json(\.gz)?", self.trace_filename):
             raise ConfigError(
                 "profiling.trace_filename must be a file name without a folder that ends in .json or "

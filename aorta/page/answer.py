@@ -4,7 +4,6 @@ import re
 
 from aorta.account.judge.answer import dataset_answer, mfu_text
 from aorta.account.judge.cells import account_of
-from aorta.account.judge.leading import source_text
 from aorta.account.judge.ranks import alerts
 from aorta.account.judge.timed_steps import host_bound_text
 from aorta.account.model import (
@@ -106,7 +105,7 @@ def _caveats(dataset: Dataset, *, named: bool) -> list[Markup]:
     """Lines on what takes the most from the answer, or may be the cause of it: what telemetry shows, and a
     late host, beside which numbers are bounds."""
     peak = mfu_text(dataset)
-    texts = [*alerts(dataset), host_bound_text(dataset.runs, dataset.lead)]
+    texts = [*alerts(dataset), host_bound_text(dataset.runs)]
     texts += [peak.removeprefix("warning: ")] if peak.startswith("warning: ") else []
     name = [tag("b", dataset.label), " "] if named else None
     return [tag("p", name, sentence(text), class_="caveat") for text in texts if text]
@@ -120,7 +119,7 @@ def run_line(dataset: Dataset) -> list[Markup | str]:
         precision(judged),
         counted(len(dataset.runs), "run") if len(dataset.runs) > 1 else "",
         f"{counted(judged.num_steps, 'step')} judged",
-        f"source: {source_text(dataset)}",
+        f"source: {dataset.source}",
     ]
     return [tag("b", dataset.label), " ", ", ".join(part for part in parts if part)]
 
@@ -136,7 +135,7 @@ def _tiles(dataset: Dataset) -> list[Markup]:
     rates = [name for name in RATE_TILES if _median(dataset.statistics.get(name)) is not None]
     if not rates:
         return []
-    account = account_of(dataset.first, dataset.lead)
+    account = account_of(dataset.first)
     spread = f"median {number(account.spread.median)}, p95 {number(account.spread.p95)}"
     tiles = [_tile("step", quantity(account.mean_step_ms or None, "ms"), "mean", spread)]
     for name in rates:
@@ -172,7 +171,7 @@ def causes(report: Report) -> Markup | None:
             children.append(tag("h3", label))
         if run_causes.lines:
             dataset = report.datasets[label]
-            step_ms = account_of(dataset.first, dataset.lead).mean_step_ms
+            step_ms = account_of(dataset.first).mean_step_ms
             rows = [
                 _cause(label, place, line, step_ms) for place, line in enumerate(run_causes.lines, start=1)
             ]

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 
 from aorta.account.judge.cells import CELLS
 from aorta.account.judge.compare import CALLED
-from aorta.account.judge.leading import with_word
-from aorta.account.metrics import metric_key
 from aorta.account.model import Comparison, ConfidenceInterval, Decomposition, MetricComparison, Part
 from aorta.page.answer import change_text, verdict_mark
 from aorta.page.parts import (
@@ -44,9 +42,6 @@ def changes(comparison: Comparison) -> Markup:
         metric
         for metric in comparison.metrics.values()
         if (metric.reference is not None or metric.candidate is not None)
-        and not (
-            comparison.numbers == "calibrated" and metric_key(metric.name).source == "calibrated"
-        )  # the same again
     ]
     measured.sort(key=lambda metric: metric.name != comparison.main)
     judged = [metric for metric in measured if metric.verdict != "not judged"]
@@ -103,7 +98,7 @@ def _parts(comparison: Comparison) -> list[Markup | None]:
     )
     return [
         tag("p", f"Times: {decomposition.of_work}.", class_="lead") if decomposition.of_work else None,
-        table(with_word("Where the difference comes from", comparison.numbers), columns, rows),
+        table("Where the difference comes from", columns, rows),
         tag("p", text, class_="note"),
         _phases(comparison, decomposition) if decomposition.phases else None,
         bullets(decomposition.notes),
@@ -265,7 +260,7 @@ def _ratio_marks(ratio: float, interval: ConfidenceInterval | None, reach: float
 
 def _sides_cells(metric: MetricComparison) -> list[Markup]:
     unit = metric.unit if metric.unit not in ("bytes", "tokens/s") else ""
-    name = with_word(with_word(title(metric.name), metric.numbers), unit)
+    name = f"{title(metric.name)}, {unit}" if unit else title(metric.name)
     return [
         tag("th", name, scope="row"),
         _side_cell(metric, metric.reference),

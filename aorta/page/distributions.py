@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.judge.leading import LED, is_raw_part, with_word
-from aorta.account.metrics import COUNTED, MEASURES, metric_key, without_source
+from aorta.account.metrics import COUNTED, MEASURES, metric_key
 from aorta.account.model import JudgedRun, Report
 from aorta.page.parts import Markup, number, tag, title, unit
 
@@ -32,16 +31,11 @@ def distribution_data(report: Report) -> dict[str, Any]:
     for _, _, judged in runs:
         names.update(dict.fromkeys(sorted(judged.run.metrics)))
     measured = [name for name in names if any(_measured(judged, name) for _, _, judged in runs)]
-    has_both = any(dataset.lead == "calibrated" for dataset in report.datasets.values())
-    if has_both:  # what leads comes first
-        measured.sort(
-            key=lambda name: _place(without_source(name)) - 0.5 * (metric_key(name).source == "calibrated")
-        )
     return {
         "metrics": [
             {
                 "name": name,
-                "title": with_word(title(name), _word(name, has_both)),
+                "title": title(name),
                 "unit": unit(name),
                 "group": _group(name),
             }
@@ -70,8 +64,8 @@ def distribution_data(report: Report) -> dict[str, Any]:
 
 def _group(name: str) -> str:
     """The heading under which a list of metrics has it."""
-    kind, op, _ = metric_key(name)
-    if without_source(name) in FIRST:
+    kind, op = metric_key(name)
+    if name in FIRST:
         return "The step and its parts"
     if kind in MEASURES or kind in COUNTED:
         return "Work, memory and telemetry"
@@ -80,10 +74,6 @@ def _group(name: str) -> str:
 
 def _place(name: str) -> int:
     return FIRST.index(name) if name in FIRST else len(FIRST)
-
-
-def _word(name: str, has_both: bool) -> str:
-    return "raw" if has_both and (name in LED["calibrated"] or is_raw_part(name)) else ""
 
 
 def _measured(judged: JudgedRun, name: str) -> bool:

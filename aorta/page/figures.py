@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from aorta.account.judge.cells import CELLS
-from aorta.account.judge.leading import metric_of, source_text, with_word
 from aorta.account.metrics import MEANINGS, metric_key
-from aorta.account.model import Comparison, Dataset, Decomposition, JudgedRun, Lead, MetricComparison, Part
+from aorta.account.model import Comparison, Dataset, Decomposition, JudgedRun, MetricComparison, Part
 from aorta.account.numbers import MINUS, percent, quantity
 from aorta.page.parts import LIGHT
 from aorta.page.table import device_text, elided, row_name
@@ -30,7 +29,6 @@ PARTS = (
     ("idle", LIGHT["idle"]),
     ("not told apart", LIGHT["outline"]),
 )
-NOT_CALIBRATED = "no calibrated numbers"
 PART_COLOURS = {
     "compute": "compute",
     "hidden": "hidden",
@@ -73,7 +71,7 @@ def timeline_figure(dataset: Dataset) -> Figure:
     FigureCanvasAgg(figure)
     axis = figure.add_subplot()
 
-    bars = bars_of(judged, dataset.lead)
+    bars = bars_of(judged)
     num_bars, per_bar = len(bars.place), bars.per_bar
     is_dense = num_bars > FEW_BARS
     width = 1.0 if is_dense else 0.86 if num_bars > 6 else 0.5
@@ -83,8 +81,7 @@ def timeline_figure(dataset: Dataset) -> Figure:
         is_rest = name == PARTS[-1][0]
         if np.isnan(measured).all() or (is_rest and not height.any()):
             continue
-        label = NOT_CALIBRATED if is_rest and dataset.lead == "calibrated" else name
-        axis.bar(bars.place, height, width, bottom, color=colour, label=label, linewidth=0)
+        axis.bar(bars.place, height, width, bottom, color=colour, label=name, linewidth=0)
         bottom = bottom + height
     if len(judged.run.ranks) > 1 and not np.isnan(bars.greatest).all():
         _draw_spread(axis, bars, is_dense)
@@ -108,7 +105,7 @@ def timeline_figure(dataset: Dataset) -> Figure:
     mean_text = "   mean over ranks" if len(judged.run.ranks) > 1 else ""
     run_text = f"   first of {len(dataset.runs)} runs" if len(dataset.runs) > 1 else ""
     subtitle = f"{elided(dataset.label, 50)}   {device_text(judged)}"
-    subtitle += f"   source: {source_text(dataset)}{mean_text}{run_text}"
+    subtitle += f"   source: {dataset.source}{mean_text}{run_text}"
     figure.suptitle(
         _plain(subtitle),
         x=0.01, ha="left", fontsize=11, fontweight="bold",
@@ -131,8 +128,7 @@ class Bars:
     """Steps a bar, at most."""
     parts: list[Floats]
     """compute without comm, hidden, exposed, idle, and what of the step is not told apart: means over
-    ranks, in ms, that add up to the step. NaN where a part was not measured: where calibrated numbers lead,
-    a step without them on some rank is not told apart."""
+    ranks, in ms, that add up to the step. NaN where a part was not measured."""
     least: Floats
     """Step of the fastest rank, in ms. NaN where it was not measured, as in most."""
     greatest: Floats
@@ -168,10 +164,10 @@ class Bars:
         return extents
 
 
-def bars_of(judged: JudgedRun, lead: Lead = "raw") -> Bars:
+def bars_of(judged: JudgedRun) -> Bars:
     run = judged.run
     compute, hidden, exposed, idle = (
-        run.metrics[metric_of(lead, name)] for name in ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
+        run.metrics[name] for name in ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
     )
     rank_parts = [compute - hidden, hidden, exposed, idle]
     parts = [part.mean(axis=0) for part in rank_parts]
@@ -359,7 +355,7 @@ def _draw_parts(axis: Axes, comparison: Comparison, parts: Decomposition) -> Non
     _name_sides(axis, comparison)
     axis.set_xlim(-0.45, 1.85)
     axis.set_ylim(min(0.0, float(bottom.min())), float(bottom.max()) * 1.08)
-    axis.set_ylabel(f"ms per step ({with_word('means', comparison.numbers)})")
+    axis.set_ylabel("ms per step (means)")
     if parts.of_work:
         axis.set_title(_plain(fill(parts.of_work, 60)), fontsize=8.5, color=LIGHT["muted"], loc="left")
     _bare(axis)
@@ -387,7 +383,7 @@ def _draw_shares(axis: Axes, comparison: Comparison) -> None:
         bottom = bottom + heights
     _name_sides(axis, comparison)
     axis.set_xlim(-0.45, 1.45)
-    axis.set_ylabel(with_word("% of a step, or of all that was read", comparison.numbers))
+    axis.set_ylabel("% of a step, or of all that was read")
     _bare(axis)
 
 
@@ -425,7 +421,6 @@ def _ratios(comparison: Comparison) -> list[MetricComparison]:
         if metric.ratio is not None
         and metric.ratio > 0
         and metric_key(metric.name).name not in ("count", "bytes")
-        and not metric_key(metric.name).source
         and (metric.p_adjusted is not None or metric.name in shown_anyway)
     ]
     place = {name: i for i, name in enumerate([comparison.main, *order])}

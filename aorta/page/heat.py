@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.exposed import exposed_of
-from aorta.account.judge.leading import metric_of
 from aorta.account.judge.ranks import RankRow, rank_rows
 from aorta.account.judge.selection import last_holds_the_end, stretches
 from aorta.account.model import Dataset, JudgedRun, Report
@@ -131,7 +130,7 @@ def heat_metrics(dataset: Dataset) -> list[HeatMetric]:
         ("sm_clock_mhz", True),
         ("temperature_c", False),
     ):
-        values = run.metrics.get(metric_of(dataset.lead, name))
+        values = run.metrics.get(name)
         if values is not None and np.isfinite(values).any():
             metrics.append(HeatMetric(name, title(name), unit(name), is_low_worse, values))
     return metrics
@@ -139,10 +138,10 @@ def heat_metrics(dataset: Dataset) -> list[HeatMetric]:
 
 def _caused(dataset: Dataset) -> Floats:
     """[rank, step]: what each of the others is exposed in waiting for the rank; NaN where nobody knows."""
-    name = metric_of(dataset.lead, "exposed_ms")
+    name = "exposed_ms"
     parts = []
     for judged in stretches(dataset.first):
-        exposed = exposed_of(judged, dataset.lead)
+        exposed = exposed_of(judged)
         if exposed is None:
             parts.append(np.full((len(judged.run.ranks), judged.run.num_steps), np.nan))
         else:
@@ -200,7 +199,7 @@ def _mean(values: Floats) -> float:
 
 
 def _table(dataset: Dataset) -> Markup | None:
-    rows = rank_rows(dataset.first, dataset.lead)
+    rows = rank_rows(dataset.first)
     columns = [column for column in _COLUMNS if any(column.is_known(row) for row in rows)]
     if not columns or (len(rows) < 2 and not any(row.sm_clock_mhz or row.peak_memory_bytes for row in rows)):
         return None

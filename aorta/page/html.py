@@ -122,7 +122,7 @@ def page(report: Report, shown: Shown | None = None) -> str:
 def _kernels_by_class_and_name(report: Report) -> dict[str, tuple[list[KernelTimeRow], float]]:
     tables: dict[str, tuple[list[KernelTimeRow], float]] = {}
     for label, dataset in report.datasets.items():
-        step_ms = account_of(dataset.first, dataset.lead).mean_step_ms
+        step_ms = account_of(dataset.first).mean_step_ms
         tables[label] = (kernels_by_class(dataset), step_ms)
         tables[f"{label}, the names with most time"] = (kernels_by_name(dataset), step_ms)
         tables[f"{label}, by operator"] = (operators(dataset), step_ms)
@@ -171,7 +171,6 @@ def _timeline(report: Report, steps_shown: list[Steps]) -> Markup:
         aria_label="Timeline of a step",
         aria_describedby="timeline-help",
     )
-    spans_are_raw = any(dataset.lead == "calibrated" for dataset in report.datasets.values())
     return section(
         "timeline",
         "Timeline of a step",
@@ -191,8 +190,7 @@ def _timeline(report: Report, steps_shown: list[Steps]) -> Markup:
         notes_,
         [longest_exposed(steps) for steps in steps_shown],
         lead="Ranks of one step on one clock. The thick row sums up each rank; its streams are below it."
-        " Hollow parts lie outside the step."
-        + (" Spans are raw, as the events saw them." if spans_are_raw else ""),
+        " Hollow parts lie outside the step.",
     )
 
 

@@ -11,7 +11,6 @@ import pandas as pd
 
 from aorta.account.judge.compare import compare as compare_datasets
 from aorta.account.judge.judged import dataset, judge
-from aorta.account.judge.leading import settled
 from aorta.account.judge.summary import summary
 from aorta.account.load.open import load_run
 from aorta.account.model import Comparison, Dataset, JudgedRun, Report
@@ -215,9 +214,7 @@ def compare(reference: LoadedRun | Path | str, candidate: LoadedRun | Path | str
     labels = [run.label for run in runs]
     if labels[0] == labels[1]:
         labels = ["reference", "candidate"]
-    datasets = settled(
-        {label: dataset(label, [run.judged]) for label, run in zip(labels, runs, strict=True)}, *labels
-    )
+    datasets = {label: dataset(label, [run.judged]) for label, run in zip(labels, runs, strict=True)}
     return RunComparison(compare_datasets(datasets[labels[0]], datasets[labels[1]]))
 
 

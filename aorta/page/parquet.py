@@ -1,6 +1,6 @@
 """steps.parquet: every step of every run as one row, for questions that the report does not answer.
 
-Columns are named as in the records and in summary.json: comm_ms, comm_ms.all_gather, calibrated.comm_ms,
+Columns are named as in the records and in summary.json: comm_ms, comm_ms.all_gather,
 streams.allgather.busy_ms, device.power_w. A number that was not measured is null; not_measured holds the
 reasons of its row as JSON.
 """

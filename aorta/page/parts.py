@@ -175,10 +175,8 @@ def json_script(element_id: str, data: bytes) -> Markup:
 
 def title(metric: str) -> str:
     """'exposed communication, all_gather' for exposed_ms.all_gather."""
-    name, op, source = metric_key(metric)
-    text = TITLES.get(name, name) + (f", {op}" if op else "")
-    words = "kernels of the compute stream alone" if source == "compute_stream" else source
-    return f"{text}, {words}" if words else text
+    name, op = metric_key(metric)
+    return TITLES.get(name, name) + (f", {op}" if op else "")
 
 
 def unit(metric: str) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from aorta.account.judge.leading import remarks, source_text
+from aorta.account.judge.remarks import remarks
 from aorta.account.judge.sites import sites_of
 from aorta.account.judge.timed_steps import host_bound_text
 from aorta.account.load.rank.kernels import KernelTimeRow
@@ -79,13 +79,6 @@ DEFINITIONS = (
         "A step in which the host was the bottleneck: the compute stream ran dry for more than a fifth of it"
         " on some rank. Compute, communication and hidden are upper bounds there; exposed may be off either"
         " way.",
-    ),
-    (
-        "calibrated",
-        "Numbers of events, corrected by kernel traces of other steps of the run; compute is then the time of"
-        " the compute stream's kernels. They come first where at least 90 % of the timed judged steps have"
-        " them on every rank, in a comparison on both sides or against kernels; the raw numbers stay beside"
-        " them. Numbers per operation, waiting and the timeline's spans are raw.",
     ),
     (
         "reference, candidate",
@@ -174,8 +167,6 @@ def collectives(report: Report) -> Markup:
         "Medians over the judged steps of each rank, then over ranks. Durations include waiting for late"
         " ranks; busbw uses the transfer time where it is known."
     )
-    if any(dataset.lead == "calibrated" for dataset in report.datasets.values()):
-        lead += " Times of collectives are raw: only whole steps have calibrated numbers."
     if not rows:
         return section("collectives", "Collectives", empty("No collective was recorded."))
     return section(
@@ -306,7 +297,7 @@ def _facts(dataset: Dataset) -> dict[str, str]:
         "path": ", ".join(str(judged_run.run.path) for judged_run in dataset.runs),
         "ranks": ranks_on_devices(judged),
         "precision": precision(judged) or "not known",
-        "source": source_text(dataset),
+        "source": dataset.source,
         "steps": f"{judged.run.num_steps} read, {judged.num_steps} judged",
         "warm-up": f"{counted(judged.num_warmup, 'step') if judged.num_warmup else 'none'} left out:"
         f" {judged.warmup_rule}",
@@ -356,7 +347,7 @@ def notes(report: Report) -> Markup:
     children: list[Any] = []
     num_notes = 0
     for dataset in datasets:
-        texts = [text] if (text := host_bound_text(dataset.runs, dataset.lead)) else []
+        texts = [text] if (text := host_bound_text(dataset.runs)) else []
         texts += remarks(dataset)
         texts += dict.fromkeys(note for judged in dataset.runs for note in judged.run.notes)
         texts += [
@@ -384,10 +375,7 @@ def notes(report: Report) -> Markup:
 
 def definitions() -> Markup:
     items = [[tag("dt", name), tag("dd", text)] for name, text in DEFINITIONS]
-    place_text = (
-        " hold in every step, in totals and in means (for calibrated numbers, up to their error);"
-        " medians need not add up."
-    )
+    place_text = " hold in every step, in totals and in means; medians need not add up."
     sums = tag("p", tag("code", "comm = hidden + exposed"), " and ",
                tag("code", "step = compute + exposed + idle"), place_text)  # fmt: skip
     return section(

@@ -10,17 +10,9 @@ from aorta.account.judge.cells import CELLS, account_of
 from aorta.account.judge.compare import CALLED
 from aorta.account.judge.judged import missing, why_missing
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators
-from aorta.account.judge.leading import (
-    BESIDE_WORDS,
-    leading,
-    num_timed,
-    remarks,
-    source_text,
-    timed_step_ms,
-    with_word,
-)
 from aorta.account.judge.phases import PhaseRow, phases_of
 from aorta.account.judge.ranks import alerts
+from aorta.account.judge.remarks import num_timed, remarks
 from aorta.account.judge.selection import looked_at
 from aorta.account.judge.timed_steps import host_bound_text
 from aorta.account.load.measures import memory_limit_bytes
@@ -37,7 +29,6 @@ from aorta.account.metrics import (
     RATES,
     metric_key,
     of_operation,
-    of_source,
     operations,
 )
 from aorta.account.model import (
@@ -47,7 +38,6 @@ from aorta.account.model import (
     Dataset,
     Decomposition,
     JudgedRun,
-    Lead,
     MetricComparison,
     Part,
     Run,
@@ -146,12 +136,10 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: 
         lines += ["", *_aligned([(head, "mean", "of step", "ranks", "most of it in"), *phases])]
     if ops := _operation_rows(dataset):
         lines += ["", *_aligned([("", "mean", "exposed"), *ops])]
-    if beside := list(_beside_rows(dataset)):
-        lines += ["", *_aligned([("", "median", "p95", "of step", ""), *beside])]
     measures = [*_measure_rows(dataset, RATE_ROWS), *_measure_rows(dataset, DEVICE_ROWS)]
     if measures:
         lines += ["", *_aligned([("", "median", "ranks", ""), *measures])]
-    step_ms = account_of(dataset.first, dataset.lead).mean_step_ms
+    step_ms = account_of(dataset.first).mean_step_ms
     for rows in (kernels_by_class(dataset), kernels_by_name(dataset), operators(dataset)):
         if rows:
             lines += ["", *kernel_table(rows, step_ms)]
@@ -188,7 +176,7 @@ def _title(dataset: Dataset) -> str:
     steps = f"{num_steps} step{'s' if num_steps != 1 else ''}"
     if len(dataset.runs) > 1:
         steps += f" of {len(dataset.runs)} runs"
-    parts = [dataset.label, device_text(first), precision(first), steps, f"source: {source_text(dataset)}"]
+    parts = [dataset.label, device_text(first), precision(first), steps, f"source: {dataset.source}"]
     return "   ".join(part for part in parts if part)
 
 
@@ -225,7 +213,7 @@ def _causes(causes: Causes, with_changes: bool) -> Iterator[str]:
 
 def account_rows(dataset: Dataset) -> list[tuple[str, ...]]:
     """Rows that add up to the last one, the step."""
-    account = account_of(dataset.first, dataset.lead)
+    account = account_of(dataset.first)
     several = len(account.ranks) > 1
     rows = [
         (
@@ -273,31 +261,13 @@ def rank_range(row: PhaseRow) -> str:
 def _operation_rows(dataset: Dataset) -> list[tuple[str, ...]]:
     """Mean time of each operation in a step, and how much of it is exposed; none of one operation alone."""
     rows: list[tuple[float, tuple[str, ...]]] = []
-    looked = looked_at(dataset.first, dataset.lead)
+    looked = looked_at(dataset.first)
     for op in operations(dataset.statistics, "comm_ms"):
         comm, exposed = (looked.mean_of(of_operation(name, op)) for name in ("comm_ms", "exposed_ms"))
         if comm:
             rows.append((comm, (op, _ms(comm), "n/a" if exposed is None else _ms(exposed))))
     ordered = [row for _, row in sorted(rows, key=lambda row: -row[0])[:MAX_OPS]]
     return ordered if len(rows) > 1 else []
-
-
-def _row(dataset: Dataset, name: str, metric: str, metric_used: str) -> tuple[str, ...]:
-    """A row of a metric; its numbers are those of metric_used, which may be its calibrated form."""
-    statistic = dataset.statistics.get(metric_used)
-    step = timed_step_ms(dataset)
-    if statistic is None or statistic.median is None:
-        return (name, "n/a", "", "", "")
-    share = percent(statistic.median / step) if step and metric != "step_ms" else ""
-    return (name, _ms(statistic.median), _ms(statistic.p95), share, "")
-
-
-def _beside_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:
-    """The numbers that do not lead."""
-    for name, metric in ROWS:
-        second_metric = metric if leading(dataset, metric) != metric else of_source("calibrated", metric)
-        if second_metric in dataset.statistics:
-            yield _row(dataset, with_word(name, BESIDE_WORDS[dataset.lead]), metric, second_metric)
 
 
 def _measure_rows(dataset: Dataset, rows: Sequence[tuple[str, str, str]]) -> Iterator[tuple[str, ...]]:
@@ -330,7 +300,7 @@ def _memory_limit_text(dataset: Dataset) -> str:
 
 def _footer(dataset: Dataset) -> Iterable[str]:
     """Lines below the tables: warnings, the spread over ranks, what was left out, definitions."""
-    step = account_of(dataset.first, dataset.lead).spread
+    step = account_of(dataset.first).spread
     if step.median and step.p95 and step.p95 > WIDE_SPREAD * step.median:
         yield f"warning: step times vary widely: p95 is {times(step.p95 / step.median)} the median"
     num_steps = min(run.num_steps for run in dataset.runs)
@@ -343,11 +313,10 @@ def _footer(dataset: Dataset) -> Iterable[str]:
         yield _all_that_was_read(dataset.first.run)
     for place, judged in enumerate(dataset.runs):
         run_text = f"run {place}: " if len(dataset.runs) > 1 else ""
-        for line in _footer_of_run(judged, dataset.lead):
+        for line in _footer_of_run(judged):
             yield run_text + line
     yield from remarks(dataset)
-    of_raw = "raw " if dataset.lead == "calibrated" else ""
-    yield of_raw + COMPUTE_OF_SOURCE.get(dataset.source, ALL_KERNELS)
+    yield COMPUTE_OF_SOURCE.get(dataset.source, ALL_KERNELS)
     yield DEFINITIONS
 
 
@@ -377,9 +346,9 @@ def _range(values: Sequence[float], text: Callable[[float], str]) -> str:
     return least if least == greatest else f"{least} to {greatest}"
 
 
-def _footer_of_run(judged: JudgedRun, lead: Lead) -> Iterable[str]:
+def _footer_of_run(judged: JudgedRun) -> Iterable[str]:
     run = judged.run
-    host_bound = host_bound_text([judged], lead)
+    host_bound = host_bound_text([judged])
     if host_bound:
         yield host_bound
     if judged.num_warmup:
@@ -440,9 +409,7 @@ def _short(text: str | None) -> str:
 
 def comparison_lines(comparison: Comparison) -> list[str]:
     """The change taken apart, what else changed, and what to know of it: less than a screen."""
-    apart = taken_apart(
-        comparison.decomposition, comparison.reference, comparison.candidate, comparison.numbers
-    )
+    apart = taken_apart(comparison.decomposition, comparison.reference, comparison.candidate)
     lines = [*apart, *_also_changed(comparison)]
     notes = comparison.notes[:SHORT_NOTES]
     left = len(comparison.notes) - len(notes)
@@ -450,13 +417,13 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     return [*lines, "", *(f"note: {note}" for note in notes), f"{comparison.scope}{more}"]
 
 
-def taken_apart(apart: Decomposition | None, reference: str, candidate: str, numbers: str = "") -> list[str]:
+def taken_apart(apart: Decomposition | None, reference: str, candidate: str) -> list[str]:
     """Table of a change by cells and by phases; [] where it is not taken apart."""
     if apart is None:
         return []
     sides = [elided(label, MAX_LABEL) for label in (reference, candidate)]
     net = ", without cores taken" if apart.is_net else ""
-    head = with_word(f"typical step{net}", numbers)
+    head = f"typical step{net}"
     body = [(head, *sides, "change", LEVEL, "")]
     body += [
         _part_row(part, CELLS[part.name].title if part.name in CELLS else part.name, "")
@@ -544,9 +511,7 @@ def comparison_table(comparison: Comparison) -> str:
     apart = comparison.decomposition
     lines += [
         "",
-        *taken_apart(
-            comparison.decomposition, comparison.reference, comparison.candidate, comparison.numbers
-        ),
+        *taken_apart(comparison.decomposition, comparison.reference, comparison.candidate),
     ]
     lines += [] if apart is None else [*apart.notes, apart.estimator]
     lines += ["", *(f"note: {note}" for note in comparison.notes)]
@@ -562,18 +527,13 @@ def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
         yield from rates
     for name, key in (*ROWS, ("overlap ratio", "overlap_ratio")):
         if key in metrics:
-            yield with_word(name, metrics[key].numbers), key
-    second_source = "raw" if comparison.numbers == "calibrated" else "calibrated"
-    for name, metric in ROWS:
-        row = metrics.get(of_source(second_source, metric))
-        if row is not None and row.difference is not None:
-            yield f"{name}, {second_source}", of_source(second_source, metric)
+            yield name, key
     if comparison.work is None:
         yield from rates
     if comparison.decomposition is None:
         for name in PER_STEP:
             key = f"{name}_per_step"
-            yield with_word(f"{name} / step", metrics[key].numbers), key
+            yield f"{name} / step", key
     for op in operations(metrics, "count"):
         for word, kind in OP_ROWS:
             key = of_operation(kind, op)
@@ -629,9 +589,8 @@ def _kernel_rows(comparison: Comparison, head: tuple[str, ...]) -> list[str]:
 
 
 def row_name(metric: MetricComparison) -> str:
-    """Name of a row in tables and pictures: step, 'overlap ratio, calibrated', compute / step,
-    all_gather transfer."""
-    return with_word(_plain_name(metric.name), metric.numbers)
+    """Name of a row in tables and pictures: step, overlap ratio, compute / step, all_gather transfer."""
+    return _plain_name(metric.name)
 
 
 def _plain_name(metric: str) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, Account, account_of
-from aorta.account.judge.leading import WORDS, partly_timed, with_word
 from aorta.account.judge.ranks import rank_rows
+from aorta.account.judge.remarks import partly_timed
 from aorta.account.model import Dataset, Report
 from aorta.page.parts import (
     Column,
@@ -47,7 +47,7 @@ LEAST_NAMED = 0.08
 
 
 def where_time_goes(report: Report) -> Markup:
-    accounts = {label: account_of(d.first, d.lead) for label, d in report.datasets.items()}
+    accounts = {label: account_of(d.first) for label, d in report.datasets.items()}
     lengths = [float(a.step_ms.mean(axis=1).max()) for a in accounts.values() if a.mean_step_ms > 0]
     longest = max(lengths, default=0.0)
     one_scale = longest <= APART * min(lengths, default=0.0)
@@ -55,8 +55,8 @@ def where_time_goes(report: Report) -> Markup:
     children: list[Markup] = []
     for label, dataset in report.datasets.items():
         account = accounts[label]
-        if len(accounts) > 1 or dataset.lead == "calibrated":
-            children.append(tag("h3", with_word(label, WORDS[dataset.lead])))
+        if len(accounts) > 1:
+            children.append(tag("h3", label))
         if not account.is_measured:
             reason = account.reasons.get("compute", f"not given by source {dataset.source}")
             children.append(tag("p", f"Not measured: the parts of a step ({reason}).", class_="empty"))
@@ -65,8 +65,6 @@ def where_time_goes(report: Report) -> Markup:
             children += _bars(report, dataset, account, scale)
             if has_sums:
                 children.append(_sums(dataset))
-    is_calibrated = any(dataset.lead == "calibrated" for dataset in report.datasets.values())
-    estimates = " Calibrated parts are estimates." if is_calibrated else ""
     timed = " that were timed" if any(map(partly_timed, report.datasets.values())) else ""
     scales = "" if one_scale or len(accounts) < 2 else " Each run has its own scale."
     return section(
@@ -75,7 +73,7 @@ def where_time_goes(report: Report) -> Markup:
         children,
         _steps_of_a_rank() if any(a.step_ms.size for a in accounts.values()) else None,
         lead=f"Means over the judged steps{timed}; each millisecond of a rank is in one part, and the parts"
-        f" add up to the step.{estimates}{scales}",
+        f" add up to the step.{scales}",
     )
 
 
@@ -162,7 +160,7 @@ def shown_ranks(dataset: Dataset, account: Account, named: Iterable[int] = ()) -
     num = len(account.ranks)
     if num <= MAX_BARS:
         return list(range(num))
-    late = [row.rank for row in rank_rows(dataset.first, "raw")[:NUM_LATE]]
+    late = [row.rank for row in rank_rows(dataset.first)[:NUM_LATE]]
     first = [account.ranks.index(rank) for rank in dict.fromkeys([*late, *named])]
     order = [
         i for i in np.argsort(account.by_rank_ms(*EXPOSED_CELLS), kind="stable").tolist() if i not in first
@@ -206,7 +204,7 @@ def account_data(report: Report) -> list[dict[str, Any]]:
     largest."""
     runs = []
     for label, dataset in report.datasets.items():
-        account = account_of(dataset.first, dataset.lead)
+        account = account_of(dataset.first)
         if account.mean_step_ms > 0:
             named = named_ranks(report, label)
             rows = shown_ranks(dataset, account, named)

@@ -18,7 +18,6 @@ from aorta.account.judge.answer import add_observed
 from aorta.account.judge.compare import MATTERS, compare
 from aorta.account.judge.gate import Gate, check_budget, junit_xml, load_budget, markdown
 from aorta.account.judge.judged import dataset, judge
-from aorta.account.judge.leading import settled
 from aorta.account.judge.shown import Shown, traced
 from aorta.account.judge.spreads import known_spread
 from aorta.account.judge.summary import summary
@@ -127,7 +126,6 @@ def make_report(
         for path, label in zip(log_dirs, labels, strict=True)
     ]
     datasets = {name: dataset(name, [run for run in runs if run.run.label == name]) for name in names}
-    datasets = settled(datasets, reference, candidate)
     comparison = None
     if reference is not None and candidate is not None:
         comparison = compare(

@@ -1,1 +1,1 @@
-"""The earlier names of `aorta.calibration.merge` and `aorta.hang`, as commands."""
+"""The earlier names of `aorta.merge.command` and `aorta.hang`, as commands."""

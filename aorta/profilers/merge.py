@@ -2,7 +2,7 @@
 
 import sys
 
-from aorta.calibration.merge import main
+from aorta.merge.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -24,6 +24,5 @@ Which file to open:
 from aorta.record.handles import StepHandle
 from aorta.record.recorder import Recorder
 from aorta.record.settings import RecorderSettings
-from aorta.steps.calibration import Calibration, calibrate
 
-__all__ = ["Calibration", "Recorder", "RecorderSettings", "StepHandle", "calibrate"]
+__all__ = ["Recorder", "RecorderSettings", "StepHandle"]

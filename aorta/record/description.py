@@ -19,7 +19,6 @@ from aorta.record.settings import RecorderSettings
 from aorta.record.sources import Sources
 from aorta.records.schema import GPU_KINDS, AttemptRecord, Ending, PeakRecord, RunRecord
 from aorta.records.secrets import redacted_command, redacted_settings
-from aorta.steps.calibration import Calibration
 
 OTHERS_END_S = 2.0
 """Limit of rank 0's wait for the other ranks' states, after a run that has ended well."""
@@ -37,7 +36,6 @@ def describe_run(
     claim: Claim,
     world_size: int,
     clock_anchors: list[dict[str, int]],
-    calibration: Calibration | None,
 ) -> RunRecord:
     """Make the record of a run that begins. clock_anchors: the list that the recorder goes on adding to."""
     devices = collect_devices()
@@ -61,7 +59,6 @@ def describe_run(
         clock_anchors=clock_anchors,
         coverage={},
         placement=settings.placement,
-        calibration=None if calibration is None else msgspec.to_builtins(calibration),
         flops_per_token=settings.flops_per_token,
         peak_flops=peak,
         not_measured=not_measured,

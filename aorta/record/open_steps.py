@@ -206,7 +206,6 @@ class OpenSteps:
     def _is_recorded(self, step: RecordedStep) -> bool:
         """Choose, and put on or take off what sees the program."""
         sources = self._sources
-        # A step that a profiler traces is recorded: the other steps are calibrated with it.
         traced = profiler_is_on()
         planned = self._sampling.begin(step.global_step)
         recorded = planned or traced
@@ -249,9 +248,7 @@ class OpenSteps:
             sources.look()
             step.is_unseen = False
         if recorded and not step.by_kernels:
-            step.is_detailed = (
-                True  # a calibration by kernels that are traced later corrects what has details
-            )
+            step.is_detailed = True
         sources.watch_streams(recorded and not step.by_kernels)
 
     def _note_order(self, step: RecordedStep) -> None:

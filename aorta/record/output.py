@@ -26,7 +26,6 @@ from aorta.records.files import state_name, unwritten_name
 from aorta.records.schema import Ending, RunRecord, StepRecord
 from aorta.records.state import Tally
 from aorta.records.writer import RunFolder
-from aorta.steps.calibration import Calibration
 from aorta.steps.raw import ResolverSettings
 
 logger = logging.getLogger(__name__)
@@ -41,7 +40,6 @@ class Output:
         self.rank, self.world_size = rank, world_size
         self.folder = RunFolder(folder, rank, claim.goes_on)
         self.standing = Standing(folder, claim, rank, world_size)
-        self.calibration: Calibration | None = None
         self.callbacks: list[Callable[[StepRecord], None]] = []
         self.num_unresolved = self.num_lost = 0
         self._sink: RecordSink | None = None
@@ -80,7 +78,6 @@ class Output:
         )
         self._on_device = clock.is_device
         sink = self._sink = self._open_sink(resolver_settings, sources.learner.refute)
-        sink.calibrate(self.calibration)
         self._start_telemetry(sources.device, settings)
         self._sending = SendingThread(
             journal,
@@ -111,12 +108,6 @@ class Output:
                 callback(record)
             except Exception:
                 logger.exception("aorta: a record callback failed")
-
-    def calibrate(self, calibration: Calibration | None) -> None:
-        """Use a calibration for the steps that are written from now on."""
-        self.calibration = calibration
-        if self._sink is not None:
-            self._sink.calibrate(calibration)
 
     def keep(self, step: RecordedStep, num_waiting: int) -> None:
         """Keep a step that was just closed, lest this process is killed; wake the sender if need be.

@@ -28,9 +28,6 @@ from aorta.records.requests import CapturePlan, plan_capture, read_plan, read_re
 
 log = logging.getLogger(__name__)
 
-KERNELS_WARMUP, KERNELS_ACTIVE = 1, 2
-"""Steps of a window with profiling.kernels_every: one in which the profiler starts, the step that is traced,
-and one in which the work that it left behind runs out."""
 REQUEST_POLL_S = 0.5
 """Interval between two looks for a request, or a plan."""
 LEAD_S = 3 * REQUEST_POLL_S
@@ -97,15 +94,6 @@ class ProfilerWindow:
                 with_stack=settings.with_stack,
                 with_flops=settings.with_flops,
                 experimental_config=_experimental_config(settings),
-            )
-        elif settings.kernels_every:
-            why_none = why_no_kernels(settings)
-            if why_none is not None:
-                if self._rank == 0:
-                    log.warning(why_none)
-                return self
-            self._profiler = profile(
-                activities=[ProfilerActivity.CUDA], schedule=self._action, on_trace_ready=self._export
             )
         if self._profiler is not None:
             # Every cycle is exported, so that nothing is lost with the events that torch clears after it.
@@ -189,10 +177,6 @@ class ProfilerWindow:
     def _targets(self, cycle: int) -> list[Path]:
         """Return the files to write the cycle's trace to; [] where it is not worth having."""
         settings = self._settings
-        if settings.kernels_every:
-            steps = self.active_steps[KERNELS_ACTIVE * cycle : KERNELS_ACTIVE * (cycle + 1)]
-            # The run may have ended before the step's work had run out.
-            return [self._folder / kernels_name(steps[0])] if len(steps) == KERNELS_ACTIVE else []
         targets = []
         if settings.tensorboard:
             # <worker>.<time>.pt.trace.json: the plugin shows one worker with a run per cycle.
@@ -209,37 +193,10 @@ def why_nothing_is_traced(settings: ProfilingConfig, num_steps: int) -> str | No
             f"profiling.enabled traces no step: profiling.wait = {settings.wait} and profiling.warmup = "
             f"{settings.warmup} must add up to less than the {num_steps} steps that this run does"
         )
-    if settings.kernels_every > num_steps:
-        return (
-            f"profiling.kernels_every = {settings.kernels_every} traces no step: it must be at most the "
-            f"{num_steps} steps that this run does"
-        )
     return None
-
-
-def why_no_kernels(settings: ProfilingConfig) -> str | None:
-    """Say why profiling.kernels_every, where it is set, can trace nothing on this machine."""
-    if settings.kernels_every and not accelerator().is_available():
-        return "profiling.kernels_every: there is no GPU whose kernels could be traced"
-    return None
-
-
-def kernels_name(step: int) -> str:
-    """Name the trace of one step's kernels; TensorBoard's plugin does not look for such names."""
-    return f"kernels/step_{step:08d}.json.gz"
-
-
-def step_of_kernels(path: Path) -> int | None:
-    """Return the step whose kernels the trace holds; None where kernels_name did not name it."""
-    name = path.name.removeprefix("step_").removesuffix(".json.gz")
-    return int(name) if path.parent.name == "kernels" and name.isdecimal() else None
 
 
 def _schedule(settings: ProfilingConfig) -> Any:
-    period = settings.kernels_every
-    if period:
-        wait = period - KERNELS_WARMUP - KERNELS_ACTIVE
-        return schedule(wait=wait, warmup=KERNELS_WARMUP, active=KERNELS_ACTIVE, repeat=0)
     return schedule(
         wait=settings.wait, warmup=settings.warmup, active=settings.active, repeat=settings.repeat
     )

@@ -22,7 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
 import torch.distributed as dist
 
 from aorta.device.environment import environment_warnings
@@ -55,7 +54,6 @@ from aorta.record.sources import Sources
 from aorta.records.files import sites_name, stacks_name
 from aorta.records.schema import Ending, PositionSource, RunRecord, StepRecord
 from aorta.records.state import Save
-from aorta.steps.calibration import Calibration
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +64,6 @@ class Recorder:
     def __init__(self, output_dir: str | Path, settings: RecorderSettings) -> None:
         self.output_dir = Path(output_dir)
         self._settings = settings
-        self._calibration = settings.calibration
         self.journal = Journal()
         """What was noted, for a watchdog that reads which collectives were seen and which steps are open."""
         self._sources = Sources(self.journal, settings)
@@ -225,14 +222,6 @@ class Recorder:
         """Call back with every record, some steps later and on another thread. It must not block."""
         self._callbacks.append(callback)
 
-    def calibrate(self, calibration: Calibration | None) -> None:
-        """Use a calibration for the `calibrated` numbers of the steps resolved from now on."""
-        self._calibration = calibration
-        if self._output is not None:
-            self._output.calibrate(calibration)
-        if self._run is not None:
-            self._run.calibration = None if calibration is None else msgspec.to_builtins(calibration)
-
     def pause(self) -> None:
         """Take the instrument off between two steps: until `resume` nothing is seen and nothing costs.
 
@@ -273,7 +262,6 @@ class Recorder:
         self._store_prefix = f"aorta/{claim.run_id}/{claim.attempt}"
         output = self._output = Output(self.output_dir, claim, self.rank, self.world_size)
         output.callbacks = self._callbacks
-        output.calibration = self._calibration
         self._sampling.open(self.rank, self.world_size, self._common_store, state_path(self.output_dir))
         self.steps.began = output.standing.begin
         if claim.attempt:
@@ -289,7 +277,7 @@ class Recorder:
         try:
             self._sources.install()
             self._had_device = self._sources.accelerator.is_initialized()
-            self._run = describe_run(self._settings, claim, self.world_size, self._anchors, self._calibration)
+            self._run = describe_run(self._settings, claim, self.world_size, self._anchors)
             output.write_run(self._run)
             self.companions.opened(self)
         except BaseException as error:

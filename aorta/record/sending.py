@@ -37,7 +37,6 @@ from aorta.record.kernel_source import KernelSource
 from aorta.records.schema import DeviceRecord, KernelCoverage, LibraryCoverage, StepRecord
 from aorta.records.state import Tally
 from aorta.records.writer import LineWriter, next_line_number
-from aorta.steps.calibration import Calibration
 from aorta.steps.event_steps import EventSteps
 from aorta.steps.left_out import LeftOutLines
 from aorta.steps.process import Closed, Reply, frame_bytes, packed, read_frame
@@ -246,9 +245,6 @@ class RecordSink(Protocol):
     def put_collectives(self, chunk: CollectiveChunk) -> None:
         """Take events of the collective library; they may come before their step or after it."""
 
-    def calibrate(self, calibration: Calibration | None) -> None:
-        """Use the calibration for the steps that come from now on."""
-
     def closing(self) -> None:
         """Let a process that writes go on if somebody stopped it: the run is about to end."""
 
@@ -331,9 +327,6 @@ class ProcessSink:
     def library_coverage(self) -> LibraryCoverage | None:
         """Fit of collectives to the library's events, after close; None where there were none."""
         return None if self._closed is None else self._closed.library
-
-    def calibrate(self, calibration: Calibration | None) -> None:
-        self._send(Frame(calibration={} if calibration is None else msgspec.to_builtins(calibration)))
 
     def closing(self) -> None:
         """Continue the process, which somebody may have stopped: it has lines to write."""
@@ -444,9 +437,6 @@ class ThreadSink:
 
     def put_collectives(self, chunk: CollectiveChunk) -> None:
         """Do nothing: on a CPU no step has any."""
-
-    def calibrate(self, calibration: Calibration | None) -> None:
-        self._event_steps.calibrate(calibration)
 
     def closing(self) -> None:
         """Do nothing: no other process writes."""

@@ -12,7 +12,6 @@ from aorta.errors import ConfigError, InstrumentError
 from aorta.record.collective_source import Collectives
 from aorta.record.kernel_source import Kernels
 from aorta.records.overhead import overhead_limit
-from aorta.steps.calibration import Calibration
 
 Placement = Literal["native", "dedicated"]
 
@@ -28,7 +27,6 @@ class RecorderSettings:
     config: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
     layout: dict[str, Any] | None = None
-    calibration: Calibration | None = None
     device: torch.device | str | None = None
     kernels: Kernels = "auto"
     collectives: Collectives = "learned"

@@ -20,7 +20,7 @@ DROPPED = "earlier lines were dropped"
 """Beginning of the first line's `gap` where earlier lines were dropped."""
 LEFT_OUT = "left out of an old line to keep the file small (recording.max_mb)"
 """Reason in `not_measured` of a line that lost its lists."""
-DETAILS = ("collectives", "active_segments", "compute_segments")
+DETAILS = ("collectives", "active_segments")
 """The lists that a line can do without."""
 SHARE_KEPT = 0.5
 """Share of the largest size that a rotation keeps, so that the next one is far away."""

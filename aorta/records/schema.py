@@ -16,11 +16,9 @@ import msgspec
 
 from aorta.timeline.types import (
     STREAM_NAMES,
-    Calibrated,
     OverlapRecord,
     Segment,
     Source,
-    StreamOverlap,
     StreamUse,
 )
 
@@ -30,7 +28,6 @@ __all__ = [
     "READABLE_VERSIONS",
     "SCHEMA_VERSION",
     "STREAM_NAMES",
-    "Calibrated",
     "CallSite",
     "CallSites",
     "CallSums",
@@ -57,7 +54,6 @@ __all__ = [
     "Source",
     "StepPhase",
     "StepRecord",
-    "StreamOverlap",
     "StreamUse",
 ]
 
@@ -139,17 +135,6 @@ StartBy = Literal["stream", "launch", "previous", "library"]
 """The last thing that a collective waited for. stream: the work queued before it. launch: the host, which
 found the queue empty. previous: the last call of its group, whose communicator runs one at a time. library:
 its start is the collective library's own."""
-
-SegmentState = Literal["queued", "starved", "stalled"]
-"""queued: the stream had work. starved: it had run dry by the segment's end, so that it worked for a part of
-the segment that events do not tell. stalled: it waited for another stream, or had no work after the body."""
-
-
-class ComputeSegment(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A stretch of the compute stream between two marks: from the end of the segment before it, or 0."""
-
-    end_ms: float
-    state: SegmentState
 
 
 class LibraryCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -386,8 +371,6 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     exposed_run_lengths_ns: list[int] | None = None
     """From kernel records, whose segments are kept in few steps: where communication was exposed. Distance of
     the first stretch from the window's start, its length, distance to the next stretch, its length, ..."""
-    compute_segments: list[ComputeSegment] | None = None
-    """From events, with the other details: pieces of the compute stream, for calibration."""
     kernels: KernelSums | None = None
     """From source `kernels`."""
     memory: MemoryRecord | None = None
@@ -557,7 +540,6 @@ class RunRecord(msgspec.Struct, kw_only=True):
     clock_anchors: list[dict[str, int]]
     coverage: dict[str, Any]
     placement: str | None
-    calibration: dict[str, Any] | None = None
     flops_per_token: float | None = None
     """Model FLOPs of forward and backward, without what is computed again."""
     peak_flops: PeakRecord | None = None

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from aorta.records.schema import (
     HOST_KINDS,
     STREAM_NAMES,
-    Calibrated,
     DeviceRecord,
     HostSpan,
     HostUse,
@@ -31,7 +30,6 @@ from aorta.records.schema import (
     OverlapRecord,
     Source,
     StepRecord,
-    StreamOverlap,
     StreamUse,
 )
 
@@ -43,8 +41,6 @@ NULL = -(2**63)
 """An integer that was not measured. Such a number is NaN, a flag and a place in a table of texts -1."""
 
 PARTS: tuple[tuple[str, type], ...] = (
-    ("compute_stream", StreamOverlap),
-    ("calibrated", Calibrated),
     *((f"streams.{name}", StreamUse) for name in STREAM_NAMES),
     ("memory", MemoryRecord),
     ("device", DeviceRecord),

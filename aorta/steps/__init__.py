@@ -10,5 +10,4 @@ The way of a step, in the order in which to read the files:
     record.py            the fields that records of all sources share
 
     clocks.py            the device's clocks beside the host's
-    calibration.py       what traced kernels teach about the errors of events, and its correction
 """

@@ -21,13 +21,10 @@ import numpy as np
 
 from aorta.records.schema import (
     CollectiveRecord,
-    ComputeSegment,
     OverlapRecord,
-    SegmentState,
     StartBy,
     StepRecord,
 )
-from aorta.steps.calibration import Calibration, Calibrator
 from aorta.steps.clocks import DeviceClock
 from aorta.steps.raw import CallId, RawCall, RawMark, RawStep, ResolverSettings
 from aorta.steps.record import (
@@ -83,8 +80,6 @@ class _Times:
     """The intervals of one step, in ms from its start."""
 
     comm: list[Span]
-    carried: Intervals
-    """Communication of earlier steps; part of comm."""
     calls: list[tuple[float, StartBy, float] | None]
     """Start, what it began after, and end of every call; None where it has no times."""
     stalled: Intervals
@@ -126,13 +121,8 @@ class EventSteps:
         self._clock = (
             DeviceClock(settings.clock_lower_ns, settings.clock_upper_ns) if settings.on_device else None
         )
-        self._calibrator: Calibrator | None = None
         self._exact = ExactCalls()
         self._run = _RunState()
-
-    def calibrate(self, calibration: Calibration | None) -> None:
-        """Correct the steps resolved from now on; None ends that."""
-        self._calibrator = None if calibration is None else Calibrator(calibration)
 
     def resolve(self, step: RawStep, exact_ns: Sequence[ExactSpan | None] | None = None) -> StepRecord:
         """The step's record. Steps must come in the order in which they ran.
@@ -163,7 +153,6 @@ class EventSteps:
         comm = [
             Span(start - origin, end - origin, Kind.COMM, op, "carried") for op, start, end in run.carried
         ]
-        carried = _rows([(span.start_ms, span.end_ms) for span in comm])
         run.carried = [c for c in run.carried if c[2] > origin + step.window_ms]
         calls: list[tuple[float, StartBy, float] | None] = []
         blocked: list[tuple[float, float]] = []
@@ -190,7 +179,7 @@ class EventSteps:
         starved, idle_after_body = self._starved(step)
         run.forget_old_calls(len(step.calls))
         not_compute = union(np.concatenate([stalled, idle_after_body]))
-        return _Times(comm, carried, calls, stalled, starved, not_compute)
+        return _Times(comm, calls, stalled, starved, not_compute)
 
     def _exact_ms(
         self, step: RawStep, exact_ns: Sequence[ExactSpan | None] | None
@@ -298,35 +287,6 @@ class EventSteps:
         assert self._clock is not None
         return (self._clock.monotonic_ns(self._run.start_run_ms + step_ms) - queued_ns) / 1e6
 
-    def _segments(self, step: RawStep, times: _Times) -> list[ComputeSegment] | None:
-        """The compute stream, cut at every mark on it: as many pieces in every step of one program."""
-        if self._clock is None:
-            return None
-        points = [step.body_ms, step.window_ms]
-        for call in step.calls:
-            if call.on_compute and call.start is not None and call.end is not None:
-                points.append(self._ms(call.start))
-                if call.blocks:
-                    points.append(self._ms(call.end))
-        for mark, call_id in step.waits:
-            start_ms = self._ms(mark)
-            end_run_ms = self._run.ends_run_ms.get(call_id)
-            points += [
-                start_ms,
-                start_ms if end_run_ms is None else max(start_ms, end_run_ms - self._run.start_run_ms),
-            ]
-        points += [self._ms(mark) for stall in step.stalls for mark in stall]
-        for first, last, _ in step.final_waits:
-            points += [self._ms(mark) for mark in (first, last) if mark is not None]
-        ends = sorted(points)
-        middles = [(start + end) / 2 for start, end in zip([0.0, *ends], ends, strict=False)]
-        stopped, starved = _covers(times.not_compute, middles), _covers(times.starved, middles)
-        states: list[SegmentState] = [
-            "stalled" if stop else "starved" if dry else "queued"
-            for stop, dry in zip(stopped, starved, strict=True)
-        ]
-        return [ComputeSegment(*segment) for segment in zip(ends, states, strict=True)]
-
     # -- the record ---------------------------------------------------------------------------
 
     def _record(self, step: RawStep, times: _Times) -> StepRecord:
@@ -346,13 +306,11 @@ class EventSteps:
             origin_unix_ns=start_unix_ns,
         )
         not_measured = self._not_measured(step)
-        calibrator = self._calibrator
         detailed = step.is_detailed
         timed = step.untimed is None
-        segmented = timed and (detailed or calibrator is not None)
         if not detailed:
             not_measured["active_segments"] = not_measured["collectives"] = NO_DETAILS
-        record = step_record(
+        return step_record(
             step,
             settings,
             source=timeline.source,
@@ -363,19 +321,10 @@ class EventSteps:
             streams=stream_uses(timeline) if timed else {},
             overlap=self._overlap(timeline, times, compute, not_measured) if timed else NO_OVERLAP,
             active_segments=active_segments(timeline) if detailed and timed else None,
-            collectives=self._collectives(step, times) if detailed or calibrator else None,
-            compute_segments=self._segments(step, times) if segmented else None,
+            collectives=self._collectives(step, times) if detailed else None,
             host_spans=host_spans(step, lambda ns: self._host_ms(ns, step)),
             not_measured=not_measured,
         )
-        # A calibration needs the details of every step; where they are not to be written they go afterwards.
-        if calibrator is not None:
-            calibrated = calibrator.apply(record, times.carried)
-            with_both = msgspec.structs.replace(record.overlap, calibrated=calibrated)
-            record = msgspec.structs.replace(record, overlap=with_both)
-        if not detailed:
-            record = msgspec.structs.replace(record, collectives=None, compute_segments=None)
-        return record
 
     def _overlap(
         self, timeline: Timeline, times: _Times, compute: Intervals, not_measured: dict[str, str]
@@ -402,14 +351,13 @@ class EventSteps:
             record,
             comm_ms=None, hidden_ms=None, exposed_ms=None, idle_ms=None, overlap_ratio=None,
             hidden_per_compute=None, compute_allreduce_ms=None, compute_reducescatter_ms=None,
-            calibrated=None,
         )  # fmt: skip
 
     def _not_measured(self, step: RawStep) -> dict[str, str]:
         reasons = scalar_reasons(step)
         untimed = [call.reason for call in step.calls if call.start is None or call.end is None]
         if step.untimed is not None:
-            for name in ("overlap", "streams", "active_segments", "compute_segments"):
+            for name in ("overlap", "streams", "active_segments"):
                 reasons[name] = step.untimed
         elif untimed:
             reasons["overlap"] = (
@@ -494,15 +442,6 @@ class ExactCalls:
 
 def _rows(spans: list[tuple[float, float]]) -> Intervals:
     return np.array(spans, dtype=np.float64).reshape(-1, 2)
-
-
-def _covers(spans: Intervals, points_ms: list[float]) -> list[bool]:
-    """For each point, True where it lies in one of the disjoint, sorted spans."""
-    indices = np.searchsorted(spans[:, 0], points_ms, side="right") - 1
-    return [
-        index >= 0 and point_ms < spans[index, 1]
-        for index, point_ms in zip(indices.tolist(), points_ms, strict=True)
-    ]
 
 
 def _forget(times: dict[Any, float], num_remembered: int) -> None:

@@ -27,7 +27,6 @@ from aorta.records.schema import KernelCoverage, KernelNames, LibraryCoverage, S
 from aorta.records.state import Tally, read_states
 from aorta.records.table import LineKey
 from aorta.records.writer import LineWriter, write_sealed
-from aorta.steps.calibration import Calibration
 from aorta.steps.collective_steps import CollectiveSteps
 from aorta.steps.event_steps import EventSteps
 from aorta.steps.kernel_steps import KernelSteps, without_kernels
@@ -140,8 +139,6 @@ def serve(
             write(steps.add_kernels(frame.kernels))
         elif frame.collectives is not None:
             write(steps.add_collectives(frame.collectives))
-        elif frame.calibration is not None:
-            steps.calibrate(msgspec.convert(frame.calibration, Calibration) if frame.calibration else None)
         elif frame.close:
             is_closed = True
             break
@@ -235,9 +232,6 @@ class StepQueue:
     def library_coverage(self) -> LibraryCoverage | None:
         """None where no step had events of the collective library."""
         return self._library.coverage()
-
-    def calibrate(self, calibration: Calibration | None) -> None:
-        self._by_events.calibrate(calibration)
 
     def put(self, step: RawStep, reply: bool) -> Iterator[tuple[StepRecord, bool]]:
         """Take a step; yields the records that are ready now, each with its `reply`."""

@@ -5,7 +5,6 @@ belong to, in a KernelChunk and a CollectiveChunk. Each message crosses the pipe
 """
 
 from enum import IntEnum
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -314,15 +313,13 @@ class CollectiveChunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message to the process; exactly one of the first seven fields is set."""
+    """A message to the process; exactly one of the first six fields is set."""
 
     step: RawStep | None = None
     left_out: LeftOutSteps | None = None
     sequence: RawSequence | None = None
     kernels: KernelChunk | None = None
     collectives: CollectiveChunk | None = None
-    calibration: Any = None
-    """A Calibration as built-ins; {} ends the correction."""
     close: bool = False
     reply: bool = False
     """Send the step's record back: the recorder's listener wants it."""

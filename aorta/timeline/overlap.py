@@ -29,7 +29,6 @@ from aorta.timeline.types import (
     Kind,
     OverlapRecord,
     Segment,
-    StreamOverlap,
     StreamUse,
     Timeline,
     Total,
@@ -43,7 +42,7 @@ def overlap(timeline: Timeline) -> OverlapRecord:
     """The overlap of the window, all spans clipped to it.
 
     comm = hidden + exposed and window = compute + exposed + idle hold by construction. What needs
-    more than spans (stalled_ms, starved_bound_ms, host_bound, calibrated) is left to the recorder.
+    more than spans (stalled_ms, starved_bound_ms, host_bound) is left to the recorder.
     """
     by_op = comm_by_op(timeline)
     comm = _union_of(by_op)
@@ -78,7 +77,6 @@ def overlap(timeline: Timeline) -> OverlapRecord:
         compute_reducescatter_ms=hidden_by_stream["reducescatter"],
         hidden_by_op=hidden_by_op,
         exposed_by_op=exposed_by_op,
-        compute_stream=_compute_stream(timeline, comm, comm_ms),
     )
 
 
@@ -89,21 +87,6 @@ def _exposed_copy_ms(timeline: Timeline, comm: Intervals, compute: Intervals) ->
     if len(copies) == 0:
         return 0.0
     return length_ms(subtract_normalised(copies, union(concat(comm, compute))))
-
-
-def _compute_stream(timeline: Timeline, comm: Intervals, comm_ms: float) -> StreamOverlap | None:
-    if timeline.source not in KERNEL_SOURCES:
-        return None
-    mask = (timeline.kind == Kind.COMPUTE) & on_compute_stream(timeline)
-    compute = union(_clipped(timeline, mask))
-    compute_ms = length_ms(compute)
-    hidden_ms = length_ms(intersect_normalised(comm, compute))
-    return StreamOverlap(
-        compute_ms=compute_ms,
-        hidden_ms=hidden_ms,
-        exposed_ms=max(0.0, comm_ms - hidden_ms),
-        idle_ms=max(0.0, timeline.span_ms - (comm_ms + compute_ms - hidden_ms)),
-    )
 
 
 def total(timeline: Timeline) -> Total:

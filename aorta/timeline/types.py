@@ -176,25 +176,6 @@ class Timeline:
         )
 
 
-class StreamOverlap(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """compute, hidden, exposed and idle counting only kernels of the compute stream."""
-
-    compute_ms: float
-    hidden_ms: float
-    exposed_ms: float
-    idle_ms: float
-
-
-class Calibrated(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The event numbers after correction by kernel windows of other steps."""
-
-    compute_ms: float
-    hidden_ms: float
-    exposed_ms: float
-    idle_ms: float
-    comm_ms: float
-
-
 class OverlapRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One step's overlap, by the definitions in docs/definitions.md."""
 
@@ -216,8 +197,6 @@ class OverlapRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     hidden_by_op: dict[str, float] = {}
     exposed_by_op: dict[str, float] = {}
     """Exposed time by collective operation; concurrent operations each count, so these need not add up."""
-    compute_stream: StreamOverlap | None = None
-    """Kernel sources only: what event numbers are compared and calibrated with."""
     stalled_ms: float | None = None
     """Events and host: time in which the compute stream waits for another stream or a collective."""
     starved_bound_ms: float | None = None
@@ -227,7 +206,6 @@ class OverlapRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The part of starved_bound_ms that lies in hidden_ms."""
     host_bound: bool | None = None
     """The host was the bottleneck of this step (starved_bound_ms above a fifth of step_ms)."""
-    calibrated: Calibrated | None = None
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):

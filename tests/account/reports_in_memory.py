@@ -164,8 +164,7 @@ def comparison_of(reference, candidate, differences=()):
             reference=a, candidate=b, ratio=b / a,
             interval=ConfidenceInterval(b / a * 0.98, b / a * 1.02), difference=b - a,
             difference_interval=ConfidenceInterval(b - a - 0.2, b - a + 0.2), p_value=0.001,
-            p_adjusted=0.004, verdict="worse" if worse else "better", reason="", reference_metric=name,
-            candidate_metric=name,
+            p_adjusted=0.004, verdict="worse" if worse else "better", reason="",
         )  # fmt: skip
     a, b = (
         {
@@ -183,7 +182,6 @@ def comparison_of(reference, candidate, differences=()):
     return Comparison(
         reference=reference.label,
         candidate=candidate.label,
-        numbers="",
         headline=f"{candidate.label} takes longer than {reference.label}: as invented by a test",
         scope="about these two runs only",
         differences=list(differences) or [SettingDifference("environment", "NCCL_ALGO", "Ring", None)],

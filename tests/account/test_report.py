@@ -12,7 +12,7 @@ from aorta.account.load.open import load_run
 from aorta.errors import AortaError
 from aorta.page.table import dataset_table
 from aorta.page.write import Outputs, write_report
-from aorta.records.schema import Calibrated, CollectiveRecord
+from aorta.records.schema import CollectiveRecord
 from tests.dist.launch import run_python
 from tests.records.run_folders import noisy_run, run_record, step_record, step_timeline, write_run
 
@@ -300,19 +300,6 @@ def test_host_bound_steps_are_said(tmp_path):
     text, summary = report(tmp_path, write_run(tmp_path / "run", records))
     assert summary["datasets"]["a"]["host_bound_steps"] == 4
     assert "host-bound: 4 of 11 steps; in these, compute, comm and hidden are upper bounds" in text
-
-
-def test_calibrated_numbers_stand_beside_the_raw_ones(tmp_path):
-    calibrated = Calibrated(compute_ms=7.5, hidden_ms=3.0, exposed_ms=1.25, idle_ms=1.25, comm_ms=4.25)
-    records = []
-    for i in range(12):
-        record = step_record(step_timeline(step=i), 1)
-        overlap = msgspec.structs.replace(record.overlap, calibrated=calibrated)
-        records.append(msgspec.structs.replace(record, overlap=overlap))
-    text, summary = report(tmp_path, write_run(tmp_path / "run", records))
-    assert summary["datasets"]["a"]["steps"]["exposed_ms"]["median"] == 1.0
-    assert summary["datasets"]["a"]["steps"]["calibrated.exposed_ms"]["median"] == 1.25
-    assert "(calibrated)" in text
 
 
 @pytest.mark.heavy

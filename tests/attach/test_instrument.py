@@ -36,7 +36,7 @@ def test_the_scripts_own_error_comes_out(tmp_path):
         ({"hang": {"timeout": 5}}, r"hang: .*timeout.*fields of HangConfig"),
         ({"hang": {"timeout_s": -1}}, r"hang: .*timeout_s"),
         ({"hang": True}, r"hang: .*HangConfig"),
-        ({"profiling": {"kernels_every": "often"}}, r"profiling: .*kernels_every.*fields of ProfilingConfig"),
+        ({"profiling": {"active": "often"}}, r"profiling: .*active.*fields of ProfilingConfig"),
         ({"profiling": 50}, r"profiling: .*ProfilingConfig"),
     ],
 )

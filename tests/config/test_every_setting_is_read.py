@@ -19,9 +19,9 @@ LOCAL_NAMES = {
     "parallel": {"parallel", "layout"},  # dp, tp and ep are read resolved
     "model": {"config", "model"},
 }
-LOOP = ["aorta/training", "aorta/record", "aorta/attach", "aorta/calibration", "aorta/hang"]
+LOOP = ["aorta/training", "aorta/record", "aorta/attach", "aorta/merge", "aorta/hang"]
 PLACES = {
-    "profiling": ["aorta/record", "aorta/attach", "aorta/calibration"],
+    "profiling": ["aorta/record", "aorta/attach", "aorta/merge"],
     "model": ["aorta/training"],
     "compile": ["aorta/training"],
 }

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
-from aorta.calibration.kernel_lines import match_kernels
+from aorta.merge.lines import match_kernels
 from aorta.record.interception.stalls import ASK_EVERY
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord

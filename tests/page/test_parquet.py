@@ -9,7 +9,7 @@ import pytest
 from aorta.errors import ReportError
 from aorta.page import parquet
 from aorta.page.parquet import KEYS, write_parquet
-from aorta.records.schema import Calibrated, DeviceRecord, MemoryRecord
+from aorta.records.schema import DeviceRecord, MemoryRecord
 from tests.account.reports_in_memory import dataset_of, records_of, report_of
 
 
@@ -60,7 +60,6 @@ def test_what_was_not_measured_is_null_and_says_why(tmp_path):
 
 
 def test_parts_of_the_record_are_columns(tmp_path):
-    calibrated = Calibrated(compute_ms=1.0, hidden_ms=2.0, exposed_ms=3.0, idle_ms=4.0, comm_ms=5.0)
     by_rank = records_of(
         num_steps=3,
         num_ranks=1,
@@ -68,10 +67,9 @@ def test_parts_of_the_record_are_columns(tmp_path):
         device=DeviceRecord(sample_unix_ns=9, power_w=512.5, throttling=["power", "thermal"]),
     )
     for records in by_rank.values():
-        overlap = msgspec.structs.replace(records[0].overlap, calibrated=calibrated, host_bound=True)
+        overlap = msgspec.structs.replace(records[0].overlap, host_bound=True)
         records[0] = msgspec.structs.replace(records[0], overlap=overlap)
     row = written(tmp_path, dataset_of("a", by_rank)).iloc[0]
-    assert row["calibrated.exposed_ms"] == 3.0
     assert row["memory.peak_allocated_bytes"] == 7
     assert row["device.power_w"] == 512.5
     assert row["device.throttling"] == "power, thermal"

@@ -14,21 +14,11 @@ from aorta.record.sending import ProcessSink, ThreadSink
 from aorta.records.rotation import read_dropped
 from aorta.records.schema import StepRecord
 from aorta.records.writer import LineWriter
-from aorta.steps.calibration import Calibration, CallShift, SegmentCompute
 from tests.dist.launch import run_python
 from tests.limits import LIMIT_S
 from tests.record.sink_steps import SETTINGS, steps
 
 pytestmark = pytest.mark.processes  # the sink's own
-
-CALIBRATION = Calibration(
-    steps=[0],
-    num_calls=2,
-    num_segments=5,
-    calls=[CallShift(None, None, None, "stream", 0.5, 0.0)],
-    segments=[SegmentCompute(None, "queued", 1.0, 0.9), SegmentCompute(None, "starved", 1.0, 0.5)],
-    hidden=[],
-)
 
 
 def test_both_ways_write_the_same_lines(tmp_path):
@@ -38,8 +28,6 @@ def test_both_ways_write_the_same_lines(tmp_path):
     thread = ThreadSink(SETTINGS, LineWriter.create(tmp_path / "thread"), lambda record: None)
     for sink in (process, thread):
         for number, step in enumerate(steps(6)):
-            if number == 3:
-                sink.calibrate(CALIBRATION)
             sink.put(step, reply=number % 2 == 0)
         assert sink.close(LIMIT_S) == 0
     lines = (tmp_path / "process").read_bytes()
@@ -47,7 +35,6 @@ def test_both_ways_write_the_same_lines(tmp_path):
     records = [msgspec.json.decode(line, type=StepRecord) for line in lines.splitlines()]
     assert [record.global_step for record in got] == [0, 2, 4]
     assert got[1] == records[2]
-    assert [record.overlap.calibrated is not None for record in records] == [False] * 3 + [True] * 3
 
 
 def test_steps_are_written_when_the_training_process_is_killed(tmp_path):

@@ -58,24 +58,6 @@ def test_steps_that_hold_the_profilers_work_are_named(tmp_path: Path) -> None:
     assert window.disturbed_steps == [102, 103, 104, 105, 106, 108, 109, 110, 111, 112]
 
 
-def test_one_step_in_n_is_traced_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU in place of a GPU: the steps that are chosen and the names of the traces."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(profiler, "profile", lambda **options: cpu_profile(asked, **options))
-    asked: list[object] = []
-    settings = ProfilingConfig(kernels_every=5)
-    with ProfilerWindow(settings, tmp_path, rank=1, first_step=10) as window:
-        run_steps(window, 14)
-    assert asked == [[torch.profiler.ProfilerActivity.CUDA]]
-    folder = tmp_path / "torch_profiler" / "rank1" / "kernels"
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "step_00000013.json.gz",
-        "step_00000018.json.gz",
-    ]
-    assert [profiler.step_of_kernels(path) for path in window.cycle_traces] == [13, 18]
-    assert "global_step_3" in names_in(folder / "step_00000013.json.gz")
-
-
 @pytest.mark.parametrize("num_steps", range(1, 9))
 @pytest.mark.parametrize("changes", [{"wait": 2}, {"wait": 0}, {"enabled": False}])
 def test_too_few_steps_to_trace_one_are_known_before(
@@ -86,33 +68,6 @@ def test_too_few_steps_to_trace_one_are_known_before(
         run_steps(window, num_steps)
     wanted = settings.enabled and not window.active_steps
     assert (why_nothing_is_traced(settings, num_steps) is not None) == wanted
-
-
-@pytest.mark.parametrize("num_steps", [3, 4, 5])
-def test_too_few_steps_to_trace_kernels_are_known_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_steps: int
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(profiler, "profile", lambda **options: cpu_profile([], **options))
-    settings = ProfilingConfig(kernels_every=4)
-    with ProfilerWindow(settings, tmp_path, rank=0) as window:
-        run_steps(window, num_steps)
-    assert (why_nothing_is_traced(settings, num_steps) is not None) == (not window.trace_files)
-
-
-def cpu_profile(asked: list[object], activities: list[object], **options: object) -> torch.profiler.profile:
-    asked.append(activities)
-    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing where there is no GPU")
-def test_without_a_gpu_no_kernels_are_traced_and_it_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with ProfilerWindow(ProfilingConfig(kernels_every=4), tmp_path, rank=0) as window:
-        run_steps(window, 8)
-    assert "there is no GPU whose kernels could be traced" in caplog.text
-    assert window.disturbed_steps == []
 
 
 def test_an_unfinished_cycle_is_exported(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import msgspec
 
 from aorta.account.results.schema import read_document
 from aorta.account.watch import newest_of
-from aorta.calibration.peers import TracedStep, packed, unpacked
 from aorta.config.load import load_config
 from aorta.errors import AortaError
 from aorta.hang.last_calls import read_counts
@@ -52,7 +51,6 @@ from aorta.steps.process import unwritten_steps
 from tests.hang.reports_by_hand import report
 from tests.queues.documents import document, point
 from tests.records.plain_records import run, step
-from tests.records.run_folders import step_timeline
 
 STATE = ProcessState(
     run_id="a", attempt=0, rank=0, world_size=1, host="h", pid=1, process_start=1.0, started_unix_ns=1,
@@ -152,10 +150,6 @@ READERS = {
     "unwritten": Reader(
         "unwritten", msgspec.msgpack.encode({"step": {"global_step": 3, "rollbacks": 0, "marks": [1, 2]}}),
         lambda folder, _: unwritten_steps(folder / "unwritten", None, None), frame,
-    ),
-    "peers": Reader(
-        "", zlib.decompress(packed([TracedStep(step(1), step_timeline(compute=8, exposed=1), [])])),
-        lambda _, data: unpacked(data), zlib.compress,
     ),
     "sealed": Reader(
         steps_name(0), LINES, lambda folder, _: list(read_steps(folder / steps_name(0), [])), sealed_lines

@@ -139,7 +139,7 @@ def test_every_file_of_a_run_is_opened_by_the_one_opener() -> None:
     }
     calls = {
         (str(path.relative_to(ROOT / "aorta")), ast.unparse(node.func))
-        for wing in ("records", "record", "steps", "hang", "attach", "calibration", "account/load")
+        for wing in ("records", "record", "steps", "hang", "attach", "merge", "account/load")
         for path in (ROOT / "aorta" / wing).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and not opens_a_descriptor(node)

@@ -220,7 +220,6 @@ def test_a_rocprof_capture_holds_records_and_a_folder_per_rank(checkout: Checkou
     assert train[:4] == ["--config", "config/fsdp.yaml", "--override", "a.b=1"]
     assert train[4:] == [
         "--override", f"training.output_dir={run}", "profiling.ranges=true", "profiling.enabled=false",
-        "profiling.kernels_every=0",
     ]  # fmt: skip
     assert [row["merge"] for row in checkout.noted("merge")] == [[str(run)]]
 

@@ -72,8 +72,8 @@ def test_a_step_that_was_not_timed_has_its_length_and_reasons():
     ]
     overlap = record.overlap
     assert [name for name in overlap.__struct_fields__ if getattr(overlap, name)] == []
-    assert (record.streams, record.active_segments, record.compute_segments) == ({}, None, None)
-    for name in ("overlap", "streams", "active_segments", "compute_segments"):
+    assert (record.streams, record.active_segments) == ({}, None)
+    for name in ("overlap", "streams", "active_segments"):
         assert record.not_measured[name] == "left out"
 
 

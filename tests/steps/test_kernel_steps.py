@@ -57,8 +57,6 @@ def test_a_step_is_what_its_kernels_did_between_its_marks():
     assert overlap.exposed_ms == pytest.approx(3.0)
     assert overlap.idle_ms == pytest.approx(3.0)
     assert overlap.hidden_by_op == pytest.approx({"all_gather": 2.0, "reduce_scatter": 1.0})
-    assert overlap.compute_stream is not None
-    assert overlap.compute_stream.compute_ms == pytest.approx(4.0)
     assert record.loss == 2.5
 
 

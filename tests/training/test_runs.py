@@ -86,12 +86,10 @@ def test_a_run_too_short_for_its_traces_says_so_once_counted_from_where_it_resum
     first = settings(tmp_path, training={"max_steps": 4, "checkpoint_at_end": True}, profiling=profiling)
     resumed = settings(tmp_path, training={"max_steps": 6, "resume": "latest"}, profiling=profiling)
     finished = settings(tmp_path, training={"max_steps": 4, "resume": "latest"}, profiling=profiling)
-    kernels = settings(tmp_path / "kernels", training={"max_steps": 4}, profiling={"kernels_every": 5})
-    said = run_ranks(warnings_of, 2, [first, finished, resumed, kernels])
+    said = run_ranks(warnings_of, 2, [first, finished, resumed])
     assert said[0] == [
         "profiling.enabled traces no step: profiling.wait = 1 and profiling.warmup = 1 must add up to less "
         "than the 2 steps that this run does",
-        "profiling.kernels_every = 5 traces no step: it must be at most the 4 steps that this run does",
     ]
     assert said[1] == []
 

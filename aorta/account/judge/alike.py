@@ -1,20 +1,9 @@
 """Which numbers of two sides mean the same, and with what error they are known."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import numpy as np
 
 from aorta.account.judge.judged import bandwidths
-from aorta.account.judge.leading import (
-    AGAINST_KERNELS,
-    OF_COMPUTE,
-    few_calibrated,
-    has_any,
-    is_of_kernels,
-    leading,
-    own_lead,
-)
+from aorta.account.judge.remarks import is_of_kernels
 from aorta.account.judge.timed_steps import values_where_timed
 from aorta.account.metrics import meaning, metric_key
 from aorta.account.model import Dataset, Run
@@ -26,6 +15,18 @@ from aorta.timeline.types import KERNEL_SOURCES
 
 EXACT_FREEDOM = 1e9
 MAIN = "step_ms"
+OF_COMPUTE = (
+    "compute_ms",
+    "hidden_ms",
+    "exposed_ms",
+    "idle_ms",
+    "overlap_ratio",
+    "hidden_per_compute",
+    "compute_per_step",
+    "exposed_per_step",
+    "idle_per_step",
+)
+"""Depend on what compute means, which is not the same for events, host and kernels."""
 
 
 def estimates(dataset: Dataset, name: str) -> list[Estimate] | None:
@@ -44,33 +45,16 @@ def estimates(dataset: Dataset, name: str) -> list[Estimate] | None:
     return per_run
 
 
-class MetricPair(NamedTuple):
-    """Which metrics of the two sides mean the same."""
-
-    reference: str
-    candidate: str
-    reason: str = ""
-    """Why none do; or what was taken."""
-    comparable: bool = True
-
-
-def matching_pair(name: str, reference: Dataset, candidate: Dataset) -> MetricPair:
+def why_unlike(name: str, reference: Dataset, candidate: Dataset) -> str:
+    """Reason why a metric of the two sides does not mean the same; '' where it does."""
     windows = [side.label for side in (reference, candidate) if is_window(side)]
     if len(windows) == 1 and (meaning(name).unit in ("ms", "bytes") or metric_key(name).name == "count"):
-        return MetricPair(
-            name, name, f"{windows[0]} marks no steps: its numbers are of all that was read", False
-        )
+        return f"{windows[0]} marks no steps: its numbers are of all that was read"
     if unlike := _unlike_bandwidths(name, reference, candidate):
-        return MetricPair(name, name, unlike, False)
-    metrics_used = leading(reference, name), leading(candidate, name)
-    if metrics_used != (name, name):
-        against_kernels = reference.lead != candidate.lead
-        return MetricPair(*metrics_used, AGAINST_KERNELS if against_kernels else "")
+        return unlike
     if kind_of_source(reference) == kind_of_source(candidate) or name not in OF_COMPUTE:
-        return MetricPair(name, name)
-    sources = f"{reference.source} and {candidate.source}"
-    reason = _why_unlike((reference, candidate))
-    return MetricPair(name, name, f"{sources} mean different things by compute, and {reason}", False)
+        return ""
+    return f"{reference.source} and {candidate.source} mean different things by compute"
 
 
 def _unlike_bandwidths(name: str, reference: Dataset, candidate: Dataset) -> str:
@@ -84,20 +68,6 @@ def _unlike_bandwidths(name: str, reference: Dataset, candidate: Dataset) -> str
         f"not the same thing on both sides: that of {matched} is over the transfer, that of {unmatched} over"
         " the whole duration, waiting for late ranks included"
     )
-
-
-def _why_unlike(sides: Sequence[Dataset]) -> str:
-    """Reason why calibrated numbers do not help to compare two kinds of sources."""
-    for side, opposite in (sides, sides[::-1]):
-        if own_lead(side) == "calibrated":
-            return f"{opposite.label} does not tell the kernels of its compute stream apart"
-        if has_any(side):
-            return f"of {side.label} {few_calibrated(side)}"
-    return "neither is calibrated"
-
-
-def are_calibrated(reference: Dataset, candidate: Dataset) -> bool:
-    return reference.lead == candidate.lead == "calibrated"
 
 
 def is_window(side: Dataset) -> bool:

@@ -7,10 +7,10 @@ import msgspec
 
 from aorta.account.judge.alike import is_window
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, IDLE_CELLS, account_of
-from aorta.account.judge.leading import partly_timed
 from aorta.account.judge.phases import phases_of
 from aorta.account.judge.profiles import told_differences
 from aorta.account.judge.ranks import alerts, rank_rows, straggler
+from aorta.account.judge.remarks import partly_timed
 from aorta.account.judge.sites import sites_of
 from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.measures import peak_text
@@ -37,7 +37,7 @@ class Loss:
 
 def losses(dataset: Dataset) -> list[Loss]:
     """Losses that were measured, the largest first; of the first run, where there are several."""
-    account = account_of(dataset.first, dataset.lead)
+    account = account_of(dataset.first)
     measured = [
         Loss(name, account.mean_ms(*cells), account.share(*cells))
         for name, cells in LOSS_CELLS.items()
@@ -58,7 +58,7 @@ def dataset_answer(dataset: Dataset, causes: Causes | None = None) -> str:
 def add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | None = None) -> None:
     """Adds to a dataset's part of summary.json its answer, account, losses and alerts; to its ranks who came
     last, and what telemetry and the allocator said. Of the first run, where there are several."""
-    account = account_of(dataset.first, dataset.lead)
+    account = account_of(dataset.first)
     rows = account.rows()
     by_rank = {row.name: account.by_rank_ms(row.name).tolist() for row in rows}
     summary["answer"] = dataset_answer(dataset, causes)
@@ -78,7 +78,7 @@ def add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | Non
     summary["sites"] = [msgspec.to_builtins(row) for row in sites_of(dataset.first)]
     summary["phases"] = [msgspec.to_builtins(row) for row in phases_of(dataset.first)]
     summary["differences"] = [asdict(entry) for entry in told_differences(dataset.first, late)]
-    for row in rank_rows(dataset.first, dataset.lead):
+    for row in rank_rows(dataset.first):
         fields = asdict(row)
         del fields["rank"]
         summary["ranks"][str(row.rank)]["judged_steps"] = fields
@@ -111,7 +111,7 @@ def mfu_text(dataset: Dataset) -> str:
 def losses_text(dataset: Dataset) -> str:
     """'a step takes 41.2 ms; 12 % of it is exposed communication, 3 % is idle; 59 % of communication is
     hidden under compute': what is said where no cause is."""
-    account = account_of(dataset.first, dataset.lead)
+    account = account_of(dataset.first)
     if not account.mean_step_ms > 0:
         return "step times were not measured"
     a_step = "a timed step" if partly_timed(dataset) else "a step"
@@ -125,8 +125,6 @@ def losses_text(dataset: Dataset) -> str:
     shares = [f"{percent(loss.share)} is {LOSS_WORDS[loss.name]}" for loss in noted]
     if shares:
         text += "; " + ", ".join([shares[0].replace(" is", " of it is", 1), *shares[1:]])
-    if dataset.lead == "calibrated":
-        text += " (calibrated)"
     waiting = account.mean_ms("wait")
     if waiting > account.mean_ms(*EXPOSED_CELLS) / 2 and account.share("wait") >= NOTED:
         text += f"; {number(waiting)} ms of it is {CELLS['wait'].title}"

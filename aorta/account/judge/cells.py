@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from aorta.account.judge.contradictions import Limits, in_cells, please_report
 from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.judged import statistic
-from aorta.account.judge.leading import metric_of
 from aorta.account.judge.selection import last_holds_the_end, looked_at
 from aorta.account.load.rank.host import AFTER, BETWEEN, CPU, IDLE, PREFIX, READY
-from aorta.account.model import JudgedRun, Lead, Run, Statistic
+from aorta.account.model import JudgedRun, Run, Statistic
 from aorta.account.rows import positive
 from aorta.timeline.noise import NORMAL_95
 from aorta.timeline.statistics import MIN_STEPS
@@ -201,18 +200,18 @@ class Account:
         return rows
 
 
-def account_of(judged: JudgedRun, lead: Lead = "raw") -> Account:
-    """Made once for a run and a lead. Of a run of many ranks and steps the last steps (looked_at)."""
-    return judged.once(f"account.{lead}", lambda: _account(judged, lead))
+def account_of(judged: JudgedRun) -> Account:
+    """Made once for a run. Of a run of many ranks and steps the last steps (looked_at)."""
+    return judged.once("account", lambda: _account(judged))
 
 
-def _account(judged: JudgedRun, lead: Lead) -> Account:
-    looked = looked_at(judged, lead)
+def _account(judged: JudgedRun) -> Account:
+    looked = looked_at(judged)
     columns = slice(looked.num_warmup, None)
     run = looked.run
     host = Host(run, columns)
     step = host.metric("step_ms")
-    compute, exposed = (host.metric(metric_of(lead, name)) for name in ("compute_ms", "exposed_ms"))
+    compute, exposed = (host.metric(name) for name in ("compute_ms", "exposed_ms"))
     on_device, between = run.source != "host", np.zeros_like(step)
     tails: dict[str, Floats] = {}
     instrument = _instrument_of(judged, looked)
@@ -227,14 +226,14 @@ def _account(judged: JudgedRun, lead: Lead) -> Account:
         scale = np.divide(step, busy, out=np.ones_like(step), where=busy > step)
         compute, exposed = compute * scale, exposed * scale
         rest = np.where(is_known, positive(step - compute - exposed), 0.0)
-        idle = np.where(np.isfinite(host.metric(metric_of(lead, "idle_ms"))), rest, 0.0)
+        idle = np.where(np.isfinite(host.metric("idle_ms")), rest, 0.0)
         unknown += rest - idle
-        if run.source == "events" and lead == "raw":
+        if run.source == "events":
             bound = np.where(run.host_bound[:, columns] == 1, positive(host.metric("starved_bound_ms")), 0.0)
             starved = np.minimum(bound, compute)
             compute, idle = compute - starved, idle + starved
-        hidden = np.minimum(positive(host.metric(metric_of(lead, "hidden_ms"))), compute)
-        taken_apart = exposed_of(looked, lead)
+        hidden = np.minimum(positive(host.metric("hidden_ms")), compute)
+        taken_apart = exposed_of(looked)
         if taken_apart is not None:
             cells |= {
                 "transfer": taken_apart.transfer_ms * scale,

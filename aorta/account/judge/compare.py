@@ -1,16 +1,15 @@
 """The candidate against the reference: what changed, whether it is real, and where it comes from."""
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from aorta.account import numbers
-from aorta.account.judge.alike import MAIN, MetricPair, are_calibrated, matching_pair
+from aorta.account.judge.alike import MAIN, why_unlike
 from aorta.account.judge.decompose import Change, decompose
 from aorta.account.judge.judged import why_missing
-from aorta.account.judge.leading import LED, accuracy, is_raw_part
 from aorta.account.judge.pairing import Pairs, pairing_text, pairs, rare_text, state_text
 from aorta.account.judge.sentences import comparison_notes, headline, method_notes, scope_text
 from aorta.account.judge.settings import programs, setting_differences
@@ -23,9 +22,7 @@ from aorta.account.metrics import (
     meaning,
     metric_key,
     of_operation,
-    of_source,
     operations,
-    without_source,
 )
 from aorta.account.model import Comparison, ConfidenceInterval, Dataset, MetricComparison, StepWork, Verdict
 from aorta.timeline.ratio import MOST_RUNS, LogRatio, Spread, runs_needed
@@ -42,20 +39,14 @@ WIDEST = 100.0
 def compare(
     reference: Dataset, candidate: Dataset, matters: float = MATTERS, spread: Spread | None = None
 ) -> Comparison:
-    """Every metric that either side has, with a verdict for those of MEANINGS that are judged. Where
-    calibrated numbers lead on both sides, exposed_ms compares these and raw.exposed_ms the measured ones.
+    """Every metric that either side has, with a verdict for those of MEANINGS that are judged.
 
     matters: the smallest change that matters, as a part. spread: of runs of this program, where it is known.
     """
     names = dict.fromkeys((*reference.statistics, *candidate.statistics))
-    likes = {name: matching_pair(name, reference, candidate) for name in names}
-    if are_calibrated(reference, candidate):
-        likes |= {
-            of_source("raw", name): MetricPair(name, name) for name in LED["calibrated"] if name in names
-        }
     work = unequal_work(reference, candidate)
     main = MAIN if work is None else PER_GPU
-    rows = _by_work(_measured(likes, reference, candidate, spread), work)
+    rows = _by_work({name: _measure(name, reference, candidate, spread) for name in names}, work)
     judged = _judged(rows)
     others = [name for name in judged if name != main]
     adjusted = dict(zip(others, holm([rows[name].p_value() for name in others]), strict=True))
@@ -75,7 +66,6 @@ def compare(
         candidate=candidate.label,
         headline=headline(reference, candidate, metrics, parts, work, matters)
         + _of_programs(reference, candidate),
-        numbers=metrics["comm_ms"].numbers if "comm_ms" in metrics else "",
         scope=scope_text(reference, candidate, of_main.ratio if of_main else None, spread),
         differences=list(setting_differences(reference, candidate)),
         metrics=metrics,
@@ -135,16 +125,13 @@ class MetricRow(NamedTuple):
 
     name: str
     meaning: Meaning
-    like: MetricPair
-    numbers: Literal["", "raw", "calibrated"]
     reference: float | None
     candidate: float | None
     pairs: Pairs | None
     ratio: LogRatio | None
     """Of pairs: the logarithm of the ratio, or the difference over the reference for what may be 0."""
     reason: str
-    accuracy: float | None = None
-    """Of calibrated numbers: a smaller difference is none that they can tell."""
+    comparable: bool = True
 
     @property
     def value(self) -> float:
@@ -168,7 +155,7 @@ class MetricRow(NamedTuple):
     ) -> MetricComparison:
         verdict, reason = self._verdict(p_adjusted, num_others, matters, is_main)
         ratio = interval = difference = around = None
-        if self.reference is not None and self.candidate is not None and self.like.comparable:
+        if self.reference is not None and self.candidate is not None and self.comparable:
             difference = self.candidate - self.reference
             ratio = self.candidate / self.reference if self.reference else None
         if self.pairs is not None and self.ratio is not None and self.reference is not None:
@@ -196,9 +183,6 @@ class MetricRow(NamedTuple):
             p_adjusted=p_adjusted,
             verdict=verdict,
             reason=reason,
-            reference_metric=self.like.reference,
-            candidate_metric=self.like.candidate,
-            numbers=self.numbers,
         )
 
     def _verdict(
@@ -207,24 +191,15 @@ class MetricRow(NamedTuple):
         if self.ratio is None or self.pairs is None:
             return "not judged", self.reason
         if p_adjusted is None and not self.exact:
-            if metric_key(self.name).source == "raw":
-                return "not judged", "the calibrated numbers are judged; these are shown beside them"
             if self.name == PER_GPU:
                 return "not judged", "both sides do the same work per step, so step time is judged"
-            if metric_key(self.name).source == "calibrated":
-                return "not judged", f"judged as {without_source(self.name)}"
             return "not judged", "shown for reference, not a metric that is judged"
         low, high = self.ends()
         margin = math.log1p(matters) if self.pairs.is_log else matters
         counts = self.exact and self.meaning.unit != "ms"
-        error = (self.accuracy or 0.0) / abs(self.reference or 1.0)
-        if max(abs(low), abs(high)) + error <= (NO_DIFFERENCE if counts else margin):
+        if max(abs(low), abs(high)) <= (NO_DIFFERENCE if counts else margin):
             return "same", self.reason
         p_value = self.p_value() if p_adjusted is None else p_adjusted
-        if error and abs(self.value) < error:
-            return "cannot tell", "; ".join(
-                filter(None, ["the difference is smaller than the calibration error", self.reason])
-            )
         if p_value > ALPHA:
             caveat = ""
             if self.p_value() <= ALPHA:
@@ -263,21 +238,6 @@ def _change(main: MetricRow, step: MetricRow | None, work: StepWork | None) -> C
     return Change(step.reference, sign * main.value, variance, bool(main.pairs.allowed))
 
 
-def _measured(
-    likes: dict[str, MetricPair], reference: Dataset, candidate: Dataset, spread: Spread | None
-) -> dict[str, MetricRow]:
-    """Rows by name; numbers that have two names are measured once."""
-    rows: dict[str, MetricRow] = {}
-    first: dict[MetricPair, MetricRow] = {}
-    for name, like in likes.items():
-        row = first.get(like)
-        if row is None:
-            row = first[like] = _measure(name, like, reference, candidate, spread)
-        shown = _numbers(name, reference, candidate)
-        rows[name] = row._replace(name=name, meaning=meaning(name), numbers=shown)
-    return rows
-
-
 def _by_work(rows: dict[str, MetricRow], work: StepWork | None) -> dict[str, MetricRow]:
     """Rows with verdicts allowed for the work: with unlike work no step time is better, with like work no
     rate."""
@@ -290,39 +250,26 @@ def _by_work(rows: dict[str, MetricRow], work: StepWork | None) -> dict[str, Met
     return changed
 
 
-def _measure(
-    name: str, like: MetricPair, reference: Dataset, candidate: Dataset, spread: Spread | None
-) -> MetricRow:
-    sides = ((reference, like.reference), (candidate, like.candidate))
+def _measure(name: str, reference: Dataset, candidate: Dataset, spread: Spread | None) -> MetricRow:
+    sides = (reference, candidate)
     medians = []
-    for side, metric in sides:
-        statistic = side.statistics.get(metric)
+    for side in sides:
+        statistic = side.statistics.get(name)
         medians.append(None if statistic is None else statistic.median)
-    row = MetricRow(name, meaning(name), like, "", medians[0], medians[1], None, None, like.reason)
-    if not like.comparable:
+    unlike = why_unlike(name, reference, candidate)
+    row = MetricRow(name, meaning(name), medians[0], medians[1], None, None, unlike, not unlike)
+    if unlike:
         return row
-    for (side, metric), median in zip(sides, medians, strict=True):
+    for side, median in zip(sides, medians, strict=True):
         if median is None:
-            return row._replace(reason=f"{side.label}: {why_missing(side, metric)}")
-    for side, metric in sides:
-        if reason := _too_few(side, metric):
+            return row._replace(reason=f"{side.label}: {why_missing(side, name)}")
+    for side in sides:
+        if reason := _too_few(side, name):
             return row._replace(reason=reason)
-    taken = pairs(reference, candidate, (like.reference, like.candidate))
+    taken = pairs(reference, candidate, (name, name))
     if taken is None:
         return row._replace(reason=f"fewer than {MIN_STEPS} steps of both sides can be taken together")
-    is_calibrated = any(metric_key(metric).source == "calibrated" for metric in like[:2])
-    return row._replace(
-        pairs=taken,
-        ratio=taken.ratio(spread),
-        accuracy=accuracy(without_source(like.reference), (reference, candidate)) if is_calibrated else None,
-    )
-
-
-def _numbers(name: str, reference: Dataset, candidate: Dataset) -> Literal["", "raw", "calibrated"]:
-    """Which of the two a row shows, where its name does not say it."""
-    if not are_calibrated(reference, candidate):
-        return ""
-    return "calibrated" if name in LED["calibrated"] else "raw" if is_raw_part(name) else ""
+    return row._replace(pairs=taken, ratio=taken.ratio(spread))
 
 
 def _too_few(side: Dataset, metric: str) -> str:

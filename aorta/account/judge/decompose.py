@@ -1,20 +1,17 @@
 """The difference of two step times taken apart: which part of the step it comes from."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.judge.alike import MAIN, are_calibrated, matching_pair
+from aorta.account.judge.alike import why_unlike
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, IDLE_CELLS, Account, account_of
-from aorta.account.judge.leading import num_calibrated, num_timed
 from aorta.account.judge.phases import TITLES, phase_steps, phases_of
-from aorta.account.judge.timed_steps import timed_steps
 from aorta.account.load.rank.phases import PHASES
 from aorta.account.model import ConfidenceInterval, Dataset, Decomposition, Part, PhaseChange, StepWork
-from aorta.account.numbers import number
 from aorta.timeline.noise import NORMAL_95, error_of_mean
 from aorta.timeline.ratio import typical
 from aorta.timeline.statistics import MIN_STEPS
@@ -73,15 +70,13 @@ def decompose(
     """Cells of the typical step on both sides, which add up to the change; None where step times or all parts
     are unknown, or do not mean the same on both sides."""
     sides = (reference, candidate)
-    likes = {name: matching_pair(name, reference, candidate) for name in ("step_ms", *PARTS)}
-    if not all(like.comparable for like in likes.values()):
+    if any(why_unlike(name, reference, candidate) for name in ("step_ms", *PARTS)):
         return None
-    accounts = [[account_of(judged, side.lead) for judged in side.runs] for side in sides]
+    accounts = [[account_of(judged) for judged in side.runs] for side in sides]
     if not all(account.is_measured for side in accounts for account in side):
         return None
-    is_raw = all(side.lead == "raw" for side in sides)
     used = [row.name for side in accounts for account in side for row in account.rows()]
-    is_split = is_raw and "communication" not in used
+    is_split = "communication" not in used
     knows_host = all(account.knows_host for side in accounts for account in side)
     cells = [[_cells(account, is_split, knows_host) for account in side] for side in accounts]
     if change.is_net:
@@ -91,17 +86,14 @@ def decompose(
             run["step"] = run["step"] - run.pop("core_taken", 0.0)
     present = {name for side in cells for run in side for name in run}
     parts = [change.part(name, [_share(side, name) for side in cells]) for name in CELLS if name in present]
-    notes = [like.reason for like in [likes["compute_ms"]] if like.reason]
+    notes = []
     if not is_split and any(part.name == "communication" for part in parts):
-        reason = "ranks were not matched on both sides" if is_raw else "waiting is known for raw numbers only"
-        notes.append(f"exposed is not split into waiting and transfer: {reason}")
-    if not is_raw:
-        notes += _of_calibrated(sides)
+        notes.append("exposed is not split into waiting and transfer: ranks were not matched on both sides")
     return Decomposition(
         step=change.step,
         parts=[part for part in parts if part.reference_ms or part.candidate_ms],
         phases=_phases(sides, change),
-        estimator=f"calibrated {ESTIMATOR}" if are_calibrated(reference, candidate) else ESTIMATOR,
+        estimator=ESTIMATOR,
         notes=notes,
         of_work="" if work is None else f"{candidate.label} for the tokens of a step of {reference.label}",
         is_net=change.is_net,
@@ -164,25 +156,3 @@ def _share_of_run(run: Steps, name: str) -> Share:
         return Share(value, None)
     influence = weights * (values - value * step) * len(step) / whole
     return Share(value, float(error_of_mean(influence).variance()) if influence.any() else 0.0)
-
-
-def _of_calibrated(sides: Sequence[Dataset]) -> Iterator[str]:
-    """Notes on parts that are estimates, and not known in every step."""
-    for side in sides:
-        lacking = sum(num_timed(run) - num_calibrated(run) for run in side.runs)
-        if side.lead != "calibrated" or not lacking:
-            continue
-        is_timed = [timed_steps(run) for run in side.runs]
-        pairs = list(zip(side.runs, is_timed, strict=True))
-        step_ms = np.concatenate([run.values(MAIN)[:, timed].mean(axis=0) for run, timed in pairs])
-        is_calibrated_by_run = [
-            np.isfinite(run.values("calibrated.comm_ms")[:, timed]).all(axis=0) for run, timed in pairs
-        ]
-        only = " that were timed and" if not np.concatenate(is_timed).all() else " that"
-        is_known = np.concatenate(is_calibrated_by_run)
-        yield (
-            f"{side.label}: without the {lacking} of {len(is_known)} judged steps{only} have no calibrated"
-            " numbers on every rank; the mean of those is"
-            f" {number(float(step_ms[~is_known].mean()))} ms, of the others"
-            f" {number(float(step_ms[is_known].mean()))} ms"
-        )

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.judge.leading import metric_of
 from aorta.account.load.rank.host import AFTER, BEHIND_EXPOSED, BEHIND_WAITS, PREFIX
-from aorta.account.model import JudgedRun, Lead
+from aorta.account.model import JudgedRun
 from aorta.account.rows import positive
 from aorta.timeline.collective import POINT_TO_POINT
 
@@ -49,19 +48,19 @@ class Exposed:
         return self.wait_ms - self.lost_ms
 
 
-def exposed_of(judged: JudgedRun, lead: Lead = "raw") -> Exposed | None:
+def exposed_of(judged: JudgedRun) -> Exposed | None:
     """None where overlap was not measured, or nothing is exposed.
 
     Where all ranks communicate in the same groups, they leave together, and the last to come waits least:
     what another rank is exposed beyond that is waiting, even while other calls move. That needs no common
     clock. Elsewhere it is what matched collectives tell.
     """
-    return judged.once(f"exposed.{lead}", lambda: _exposed_of(judged, lead))
+    return judged.once("exposed", lambda: _exposed_of(judged))
 
 
-def _exposed_of(judged: JudgedRun, lead: Lead) -> Exposed | None:
+def _exposed_of(judged: JudgedRun) -> Exposed | None:
     run, judged_steps = judged.run, slice(judged.num_warmup, None)
-    name = metric_of(lead, "exposed_ms")
+    name = "exposed_ms"
     if name not in run.metrics:
         return None
     exposed = positive(run.metrics[name][:, judged_steps])
@@ -70,7 +69,7 @@ def _exposed_of(judged: JudgedRun, lead: Lead) -> Exposed | None:
     wait = np.zeros_like(exposed)
     is_known = np.zeros(exposed.shape, dtype=bool)
     matched = run.metrics.get("exposed_wait_ms")
-    if matched is not None and lead == "raw":
+    if matched is not None:
         matched = matched[:, judged_steps]
         is_known = np.isfinite(matched)
         wait = np.minimum(positive(matched), exposed)

@@ -5,9 +5,6 @@
     step_ms:       {max_ratio: 1.02, runs: 3}       # against the reference, of at least 3 runs on each side
     runs: 2        # of every other limit; 1 where left out
 
-A metric is what the report shows for it: calibrated numbers where these lead (leading.py), which
-its line says. calibrated.exposed_ms and raw.exposed_ms are these whatever leads.
-
 A limit is met when the whole 95 % interval keeps it, violated when all of it breaks it, and cannot be
 judged in between: then the runs are too noisy, or too short, for this limit. The interval of a ratio of
 single runs holds what runs of one job differ by.
@@ -22,8 +19,7 @@ from xml.etree import ElementTree
 
 from aorta.account.judge.alike import estimates
 from aorta.account.judge.judged import bandwidths, why_missing
-from aorta.account.judge.leading import LED, WORDS, leading, with_word
-from aorta.account.metrics import MEANINGS, meaning, metric_key, without_source
+from aorta.account.metrics import MEANINGS, meaning, metric_key
 from aorta.account.model import ConfidenceInterval, Dataset, MetricComparison, Report
 from aorta.account.numbers import number
 from aorta.config.yaml_files import read_yaml
@@ -68,7 +64,7 @@ class LimitCheck:
     reason: str
     """'' unless it cannot be judged."""
     numbers: str = ""
-    """'calibrated' or 'raw' where the runs have both; what an absolute bandwidth is over."""
+    """What an absolute bandwidth is over."""
 
     @property
     def text(self) -> str:
@@ -77,8 +73,10 @@ class LimitCheck:
         if self.interval is not None:
             low, high = (number(x, extra_digits=1) for x in (self.interval.low, self.interval.high))
             text += f" [{low}, {high}]"
+        if self.numbers:
+            text += f", {self.numbers}"
         reason = f" ({self.reason})" if self.reason else ""
-        return f"{self.state}: {self.label}: {self.limit.text}: {with_word(text, self.numbers)}{reason}"
+        return f"{self.state}: {self.label}: {self.limit.text}: {text}{reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +146,7 @@ def check_budget(limits: list[Limit], report: Report) -> Gate:
         name for shown_dataset in report.datasets.values() for name in shown_dataset.statistics
     )
     for limit in limits:
-        name = without_source(limit.metric) if _is_raw(limit.metric) else limit.metric
+        name = limit.metric
         if name not in known_metrics and metric_key(name).name not in MEANINGS:
             raise ConfigError(f"--budget: {limit.metric} is not a metric{_near(limit.metric, known_metrics)}")
         if limit.is_ratio and report.comparison is None:
@@ -157,7 +155,7 @@ def check_budget(limits: list[Limit], report: Report) -> Gate:
     checked = []
     for limit in limits:
         if limit.is_ratio and report.comparison is not None:
-            compared_metric = _compared(limit.metric, report.comparison.metrics)
+            compared_metric = report.comparison.metrics.get(limit.metric)
             compared = [
                 shown_dataset
                 for shown_dataset in (report.reference, report.candidate)
@@ -183,31 +181,16 @@ def _enough(checked: LimitCheck, sides: Iterable[Dataset]) -> LimitCheck:
     return replace(checked, state="not judged", reason=f"needs {checked.limit.runs} runs: {', '.join(few)}")
 
 
-def _is_raw(metric: str) -> bool:
-    return metric_key(metric).source == "raw" and without_source(metric) in LED["calibrated"]
-
-
-def _compared(metric: str, metrics: dict[str, MetricComparison]) -> MetricComparison | None:
-    """raw.exposed_ms is a row of its own only where calibrated numbers lead."""
-    row = metrics.get(metric)
-    if row is None and _is_raw(metric):
-        row = metrics.get(without_source(metric))
-        if row is not None and {row.reference_metric, row.candidate_metric} != {row.name}:
-            return None
-    return row
-
-
 def _check_ratio(limit: Limit, label: str, row: MetricComparison | None) -> LimitCheck:
     if row is None or row.ratio is None or row.interval is None:
         value = None if row is None else row.ratio
         reason = row.reason if row is not None and row.reason else "not measured on both sides"
         return LimitCheck(limit, label, value, None, "not judged", reason)
-    return _judge(limit, label, row.ratio, row.interval, row.numbers)
+    return _judge(limit, label, row.ratio, row.interval, "")
 
 
 def _check_absolute(limit: Limit, dataset: Dataset) -> LimitCheck:
-    name = limit.metric.removeprefix("raw.") if _is_raw(limit.metric) else leading(dataset, limit.metric)
-    numbers = WORDS[dataset.lead] if name != limit.metric and not _is_raw(limit.metric) else ""
+    name, numbers = limit.metric, ""
     for over in bandwidths(dataset.runs, name):
         numbers = f"over the {over}"
     statistic = dataset.statistics.get(name)
@@ -254,7 +237,7 @@ def markdown(report: Report, gate: Gate | None) -> str:
         lines += [f"### Budget {gate.state}", "", f"| | run | limit | measured | {LEVEL} interval |"]
         lines += ["|---|---|---|---:|---|"]
         for check in gate.checked:
-            value = with_word(number(check.value, extra_digits=1), check.numbers)
+            value = number(check.value, extra_digits=1) + (f", {check.numbers}" if check.numbers else "")
             interval = check.interval
             bounds = (
                 ""
@@ -286,7 +269,7 @@ def markdown(report: Report, gate: Gate | None) -> str:
             numbers = [number(v, extra_digits=1) for v in (metric.reference, metric.candidate, metric.ratio)]
             interval = metric.interval
             words = "" if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"
-            name = with_word(metric.name, metric.numbers)
+            name = metric.name
             lines.append(_table_row([name, *numbers, words, metric.verdict]))
         lines += ["", _cell(comparison.scope) + ".", ""]
         if comparison.differences:

@@ -95,7 +95,7 @@ def bandwidths(runs: Iterable[JudgedRun], name: str) -> set[Bandwidth]:
     """The bases of the bandwidth called name in the runs that have it; empty for other metrics. A projection
     has no say: nothing waits in it, so that both are the same."""
     key = metric_key(name)
-    if key.name != "busbw_gb_s" or key.source:
+    if key.name != "busbw_gb_s":
         return set()
     runs_with_it = (
         judged.run

@@ -36,7 +36,7 @@ def operators(dataset: Dataset) -> list[KernelTimeRow]:
 
 
 def _rows(dataset: Dataset, time: str, count: str, names: Iterable[str]) -> list[KernelTimeRow]:
-    looked = looked_at(dataset.first, dataset.lead)
+    looked = looked_at(dataset.first)
     means = {}
     for name in names:
         time_ms, num = (looked.mean_of(of_operation(metric, name)) for metric in (time, count))

@@ -7,11 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.exposed import exposed_of
-from aorta.account.judge.leading import metric_of
 from aorta.account.judge.selection import looked_at
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.metrics import THROTTLED, of_operation, operations
-from aorta.account.model import Dataset, JudgedRun, Lead
+from aorta.account.model import Dataset, JudgedRun
 from aorta.account.numbers import byte_text, counted, number, percent
 from aorta.account.rows import row_percentiles
 
@@ -64,18 +63,18 @@ class RankRow:
         return self.num_last / self.num_judged if self.num_judged else 0.0
 
 
-def rank_rows(judged: JudgedRun, lead: Lead) -> list[RankRow]:
+def rank_rows(judged: JudgedRun) -> list[RankRow]:
     """The rank that costs the others most first; where nobody is known to be late, by time in compute."""
-    return list(judged.once(f"rank_rows.{lead}", lambda: _rank_rows(judged, lead)))
+    return list(judged.once("rank_rows", lambda: _rank_rows(judged)))
 
 
-def _rank_rows(judged: JudgedRun, lead: Lead) -> list[RankRow]:
+def _rank_rows(judged: JudgedRun) -> list[RankRow]:
     run = judged.run
     reasons = operations(run.metrics, THROTTLED)
     columns = {
         "step_ms": _over_steps(judged, "step_ms"),
-        "compute_ms": _over_steps(judged, metric_of(lead, "compute_ms")),
-        "exposed_ms": _over_steps(judged, metric_of(lead, "exposed_ms")),
+        "compute_ms": _over_steps(judged, "compute_ms"),
+        "exposed_ms": _over_steps(judged, "exposed_ms"),
         "sm_clock_mhz": _over_steps(judged, "sm_clock_mhz"),
         "lowest_clock_mhz": _over_steps(judged, "sm_clock_mhz", 0),
         "power_w": _over_steps(judged, "power_w"),
@@ -85,7 +84,7 @@ def _rank_rows(judged: JudgedRun, lead: Lead) -> list[RankRow]:
         "device_memory_bytes": _over_steps(judged, "device_memory_bytes", 100),
     }
     shares = {reason: _means(judged.values(of_operation(THROTTLED, reason))) for reason in reasons}
-    caused, num_last, num_judged = _arrivals(judged, lead)
+    caused, num_last, num_judged = _arrivals(judged)
     rows = [
         RankRow(
             rank=rank,
@@ -106,7 +105,7 @@ def straggler(judged: JudgedRun) -> RankRow | None:
     """The rank that comes last nearly always and costs the others a part of the step that is worth a word."""
     if judged.run.arrivals is None:
         return None
-    worst = rank_rows(judged, "raw")[0]
+    worst = rank_rows(judged)[0]
     step_ms = judged.statistics["step_ms"].median or 0.0
     is_late = worst.share_last >= OFTEN_LAST and (worst.caused_ms or 0.0) >= NOTED_WAIT * step_ms
     return worst if is_late and len(judged.run.ranks) > 1 else None
@@ -122,7 +121,7 @@ def alerts(dataset: Dataset) -> list[str]:
 
 
 def _alerts(judged: JudgedRun) -> Iterator[str]:
-    rows = sorted(rank_rows(judged, "raw"), key=lambda row: row.rank)
+    rows = sorted(rank_rows(judged), key=lambda row: row.rank)
     yield from _few(_clock_alerts(judged, rows))
     yield from _few(_memory_alerts(judged, rows))
     if "alloc_retries" in judged.run.metrics:
@@ -192,7 +191,7 @@ def _few(texts: list[str]) -> list[str]:
     ]
 
 
-def _arrivals(judged: JudgedRun, lead: Lead) -> tuple[Floats, Floats, Floats]:
+def _arrivals(judged: JudgedRun) -> tuple[Floats, Floats, Floats]:
     """Per rank over the judged steps: its cost to the others in a step, how often it came last, of how many
     collectives."""
     run_arrivals = judged.run.arrivals
@@ -200,7 +199,7 @@ def _arrivals(judged: JudgedRun, lead: Lead) -> tuple[Floats, Floats, Floats]:
         zeros = np.zeros(len(judged.run.ranks))
         return np.full(len(judged.run.ranks), np.nan), zeros, zeros
     judged_steps = slice(judged.num_warmup, None)
-    exposed = exposed_of(looked_at(judged, lead), lead)
+    exposed = exposed_of(looked_at(judged))
     return (
         np.zeros(len(judged.run.ranks)) if exposed is None else exposed.caused_ms.mean(axis=1),
         run_arrivals.num_last[:, judged_steps].sum(axis=1),

@@ -7,8 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.judge.leading import metric_of
-from aorta.account.model import JudgedRun, Lead, Run
+from aorta.account.model import JudgedRun, Run
 from aorta.errors import ReportError
 
 MOST_NUMBERS = 1 << 20
@@ -33,20 +32,20 @@ def selected(run: Run, steps: tuple[int, int] | None, ranks: Collection[int] | N
     return msgspec.structs.replace(_part(run, np.array(rows), columns), other_sources={})
 
 
-def looked_at(judged: JudgedRun, lead: Lead = "raw") -> JudgedRun:
+def looked_at(judged: JudgedRun) -> JudgedRun:
     """The judged steps that the account is made of: those whose parts are known on every rank, without a
     last one that holds the program's end; of a run of many ranks and steps the last ones, MOST_NUMBERS of all
     ranks together. Where the parts of steps that the overhead left out are known too, and these are the most,
     those alone. judged itself where that is all of them.
     """
-    return judged.once(f"looked_at.{lead}", lambda: _looked_at(judged, lead))
+    return judged.once("looked_at", lambda: _looked_at(judged))
 
 
-def _looked_at(judged: JudgedRun, lead: Lead) -> JudgedRun:
+def _looked_at(judged: JudgedRun) -> JudgedRun:
     run = judged.run
     first = _first_looked_at(judged)
     is_known = np.ones(run.num_steps - first, dtype=bool)
-    for name in ("step_ms", metric_of(lead, "compute_ms"), metric_of(lead, "exposed_ms")):
+    for name in ("step_ms", "compute_ms", "exposed_ms"):
         if name in run.metrics:
             is_finite = np.isfinite(run.metrics[name][:, first:]).all(axis=0)
             if (is_known & is_finite).any():

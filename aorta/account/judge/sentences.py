@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from aorta.account import numbers
-from aorta.account.judge.alike import MAIN, are_calibrated, is_window, kind_of_source
+from aorta.account.judge.alike import MAIN, is_window, kind_of_source
 from aorta.account.judge.cells import CELLS
 from aorta.account.judge.judged import bandwidths
-from aorta.account.judge.leading import few_calibrated, has_any, own_lead, partly_timed, with_word
+from aorta.account.judge.remarks import partly_timed
 from aorta.account.judge.settings import devices_text
 from aorta.account.judge.work import PER_GPU, rate_text, work_text
 from aorta.account.metrics import metric_key, of_operation
@@ -61,9 +61,8 @@ def headline(
     matters: float,
 ) -> str:
     r, c = reference.label, candidate.label
-    lead_word = "calibrated" if are_calibrated(reference, candidate) else ""
     if work is not None:
-        return _headline_of_work(r, c, metrics, parts, work, matters, lead_word)
+        return _headline_of_work(r, c, metrics, parts, work, matters)
     step = metrics.get(MAIN)
     if step is None or step.verdict == "not judged" or step.ratio is None:
         reason = step.reason if step else "no step times"
@@ -73,7 +72,7 @@ def headline(
         return f"{c} is as fast as {r} within {_size(matters)}: {change}"
     if step.verdict == "cannot tell":
         return f"cannot tell whether {c} is {_word(step)} than {r}: {change}; {step.reason}"
-    return f"{c} is {_word(step)} than {r}: {change}{_mostly(parts, lead_word, _word(step) == 'slower')}"
+    return f"{c} is {_word(step)} than {r}: {change}{_mostly(parts, _word(step) == 'slower')}"
 
 
 def _size(matters: float) -> str:
@@ -93,7 +92,6 @@ def _headline_of_work(
     parts: Decomposition | None,
     work: StepWork,
     matters: float,
-    lead_word: str,
 ) -> str:
     """Steps of unlike work: what counts is work per time."""
     rate, step = metrics[PER_GPU], metrics.get(MAIN)
@@ -110,7 +108,7 @@ def _headline_of_work(
     if parts is None:
         return f"{c} is {word} than {r}: {change}{of_step}"
     same_work_text = f"; for the same tokens {number(parts.step.difference_ms, sign=True)} ms"
-    most_of_it = _mostly(parts, lead_word, word == "slower")
+    most_of_it = _mostly(parts, word == "slower")
     return f"{c} is {word} than {r}: {change}{of_step}{same_work_text}{most_of_it}"
 
 
@@ -126,7 +124,7 @@ def _sizes(r: str, c: str, metrics: dict[str, MetricComparison]) -> str:
     return ""
 
 
-def _mostly(parts: Decomposition | None, lead_word: str, is_slower: bool) -> str:
+def _mostly(parts: Decomposition | None, is_slower: bool) -> str:
     """The part and the phase that moved most in the direction of the step, where these are certain to have
     moved that way at all."""
     if parts is None or (parts.step.difference_ms > 0) != is_slower:
@@ -139,7 +137,7 @@ def _mostly(parts: Decomposition | None, lead_word: str, is_slower: bool) -> str
     share = part.difference_ms / difference_ms
     words = "all of it" if share >= 1 else "most of it" if share >= 0.5 else "a part of it"
     of_step = "" if share >= 1 else f" of {number(difference_ms, sign=True)}"
-    moved = with_word(f"{number(part.difference_ms, sign=True)}{of_step} ms", lead_word)
+    moved = f"{number(part.difference_ms, sign=True)}{of_step} ms"
     text = f", {words} {name} ({moved})"
     phase = _largest(
         [(one.title + (f" ({one.line})" if one.line else ""), one.part) for one in parts.phases], is_slower
@@ -190,7 +188,6 @@ def comparison_notes(
                 else ", and so do their definitions of compute: only metrics of one definition are compared"
             )
         )
-    yield from _calibration_notes(reference, candidate)
     for side in (reference, candidate):
         if side.source == "projected":
             yield f"{side.label}: a projection has no noise: the intervals come from the other side alone"
@@ -267,22 +264,4 @@ def _of_own_view(durations: Sequence[str], sides: Sequence[Dataset]) -> str:
     return (
         "collective times and busbw are as each rank saw them and include waiting for late ranks, because"
         " the ranks' clocks were not matched"
-    )
-
-
-def _calibration_notes(reference: Dataset, candidate: Dataset) -> Iterator[str]:
-    sides = (reference, candidate)
-    if are_calibrated(reference, candidate):
-        yield (
-            "compute, comm, hidden, exposed, idle and their ratios are calibrated on both sides (events"
-            " corrected by kernel traces of other steps); numbers per operation and waiting are raw"
-        )
-    is_calibrated = [own_lead(side) == "calibrated" for side in sides]
-    if reference.source != candidate.source or is_calibrated[0] == is_calibrated[1]:
-        return
-    have, lack = sides if is_calibrated[0] else sides[::-1]
-    reason = f"of {lack.label} {few_calibrated(lack)}" if has_any(lack) else f"{lack.label} has none"
-    yield (
-        f"raw numbers are compared, although {have.label} has calibrated ones: {reason}. The error of raw"
-        " numbers depends on the device and its load, and may look like a difference"
     )

@@ -50,7 +50,7 @@ def telling_ranks(judged: JudgedRun, shown: Shown) -> list[int]:
         return sorted(shown.ranks)
     if len(run.ranks) <= MAX_RANKS:
         return list(run.ranks)
-    late = [row.rank for row in rank_rows(judged, "raw")[:NUM_LATE]]
+    late = [row.rank for row in rank_rows(judged)[:NUM_LATE]]
     exposed_ms = np.nan_to_num(judged.values("exposed_ms")).mean(axis=1)
     order = [i for i in np.argsort(exposed_ms, kind="stable").tolist() if run.ranks[i] not in late]
     places: NDArray[np.int64] = np.linspace(0, len(order) - 1, MAX_RANKS - len(late)).round().astype(np.int64)

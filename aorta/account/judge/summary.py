@@ -42,7 +42,7 @@ def summary(datasets: Iterable[Dataset], comparison: Comparison | None) -> dict[
 
 
 def _dataset_summary(dataset: Dataset) -> dict[str, Any]:
-    result = _run_summary(dataset.runs[0]) | {"leading": dataset.lead}
+    result = _run_summary(dataset.runs[0]) | {"leading": "raw"}
     if len(dataset.runs) > 1:
         runs = [_run_summary(run) | {"path": str(run.run.path)} for run in dataset.runs]
         for run in runs:
@@ -117,8 +117,6 @@ def _row(metric: MetricComparison) -> dict[str, Any]:
         "difference_interval": _bounds(metric.difference_interval),
         "p_value": metric.p_value,
         "p_adjusted": metric.p_adjusted,
-        "reference_metric": metric.reference_metric,
-        "candidate_metric": metric.candidate_metric,
     }
 
 

@@ -5,22 +5,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.model import JudgedRun, Lead
+from aorta.account.model import JudgedRun
 from aorta.account.rows import row_blocks
 
 BOUNDS_OF_HOST_BOUND = (
     "in these, compute, comm and hidden are upper bounds and exposed may be off either way"
     " (marks can fire before the kernels they stand for)"
 )
-RAW_BOUNDS_OF_HOST_BOUND = (
-    "in these, raw compute, comm and hidden are upper bounds and raw exposed may be off either way;"
-    " calibrated numbers allow for it"
-)
 
 
 def timed_steps(judged: JudgedRun) -> NDArray[np.bool_]:
-    """[judged step]: some rank has raw numbers of compute or communication. Where times are taken in one
-    step of many (--overhead), the other steps have no such numbers, raw or calibrated."""
+    """[judged step]: some rank has numbers of compute or communication. Where times are taken in one
+    step of many (--overhead), the other steps have no such numbers."""
     return judged.once("timed_steps", lambda: _timed_steps(judged))
 
 
@@ -57,11 +53,10 @@ def _num_known_host_bound(judged: JudgedRun) -> int:
     return int((~np.isnan(judged.run.host_bound[:, judged.num_warmup :])).any(axis=0).sum())
 
 
-def host_bound_text(runs: Sequence[JudgedRun], lead: Lead) -> str:
+def host_bound_text(runs: Sequence[JudgedRun]) -> str:
     """Number of judged steps that were host-bound, and the effect on their numbers; '' where none was."""
     num_host_bound = sum(host_bound_steps(judged) or 0 for judged in runs)
     if num_host_bound == 0:
         return ""
-    bounds = RAW_BOUNDS_OF_HOST_BOUND if lead == "calibrated" else BOUNDS_OF_HOST_BOUND
     num_steps = sum(_num_known_host_bound(judged) for judged in runs)
-    return f"host-bound: {num_host_bound} of {num_steps} steps; {bounds}"
+    return f"host-bound: {num_host_bound} of {num_steps} steps; {BOUNDS_OF_HOST_BOUND}"

@@ -1,6 +1,5 @@
 """Whether the steps of two runs hold the same work, and what leads a comparison where they do not."""
 
-from aorta.account.judge.leading import with_word
 from aorta.account.metrics import RATES, WORK
 from aorta.account.model import Dataset, StepWork
 from aorta.account.numbers import number, times
@@ -44,7 +43,7 @@ def work_notes(reference: Dataset, candidate: Dataset, work: StepWork | None) ->
 
 def rate_text(name: str) -> str:
     """'tokens/s per GPU'"""
-    return {PER_GPU: "tokens/s per GPU", IN_ALL: "tokens/s"}.get(name, with_word(name, ""))
+    return {PER_GPU: "tokens/s per GPU", IN_ALL: "tokens/s"}.get(name, name)
 
 
 def _tokens_of_gpu(side: Dataset) -> float | None:

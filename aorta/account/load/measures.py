@@ -16,14 +16,12 @@ from aorta.account.metrics import (
     COUNTED,
     ENERGY,
     MEMORY,
-    METRIC_SOURCES,
     PER_STEP,
     TELEMETRY,
     THROTTLED,
     WORK,
     metric_key,
     of_operation,
-    of_source,
     operations,
 )
 from aorta.account.numbers import none_if_nan
@@ -46,11 +44,9 @@ def add_measures(sides: Sides, run: RunRecord | None) -> dict[str, str]:
     MEASURES. Reasons why any metric is null."""
     metrics = sides.metrics
     _complete_operations(metrics, sides.collectives_kept)
-    for source in METRIC_SOURCES:
-        for name in PER_STEP:
-            part = of_source(source, f"{name}_ms")
-            if part in metrics:
-                metrics.derive(of_source(source, f"{name}_per_step"), _shares, part, "step_ms")
+    for name in PER_STEP:
+        if f"{name}_ms" in metrics:
+            metrics.derive(f"{name}_per_step", _shares, f"{name}_ms", "step_ms")
     num_ranks = metrics.shape[0]
     unknown = np.broadcast_to(np.nan, metrics.shape)
     for name in [of_operation(THROTTLED, reason) for reason in operations(metrics, THROTTLED)]:

@@ -11,7 +11,7 @@ from aorta.why.causes.whatifs import whatifs_of
 
 def causes_lines(dataset: Dataset) -> Causes:
     """Of the dataset's first run."""
-    explained = explanation_of(dataset.first, dataset.lead, str(dataset.first.run.path))
+    explained = explanation_of(dataset.first, str(dataset.first.run.path))
     lines = [
         CauseLine(
             headline=headline(cause),

@@ -13,7 +13,7 @@ from aorta.account.judge.contradictions import please_report
 from aorta.account.judge.occasional import Occasions, of_all_steps
 from aorta.account.judge.selection import MOST_NUMBERS, last_holds_the_end, looked_at
 from aorta.account.judge.stacks import CodeLine
-from aorta.account.model import JudgedRun, Lead
+from aorta.account.model import JudgedRun
 from aorta.account.numbers import byte_text, number, percent, quantity
 from aorta.account.rows import positive
 from aorta.timeline.types import TRACE_SOURCES
@@ -62,14 +62,14 @@ class Explanation:
     """Sentences that stand for what contradicts itself: mistakes of aorta's."""
 
 
-def explanation_of(judged: JudgedRun, lead: Lead = "raw", path: str = "RUN") -> Explanation:
-    """path: for the commands that check a change. Made once for a run and a lead."""
-    return judged.once(f"explanation.{lead}.{path}", lambda: _explanation(judged, lead, path))
+def explanation_of(judged: JudgedRun, path: str = "RUN") -> Explanation:
+    """path: for the commands that check a change. Made once for a run."""
+    return judged.once(f"explanation.{path}", lambda: _explanation(judged, path))
 
 
-def _explanation(judged: JudgedRun, lead: Lead, path: str) -> Explanation:
-    account = account_of(judged, lead)
-    looked = looked_at(judged, lead)
+def _explanation(judged: JudgedRun, path: str) -> Explanation:
+    account = account_of(judged)
+    looked = looked_at(judged)
     if not account.mean_step_ms > 0 or judged.run.source == "projected":  # a model knows its losses
         return Explanation(account, [], {})
     if account.contradiction:
@@ -80,8 +80,7 @@ def _explanation(judged: JudgedRun, lead: Lead, path: str) -> Explanation:
     cannot_tell: list[str] = []
     exposures = Exposures(looked)
     found = [
-        (finding, ledger.take(finding))
-        for finding in findings(looked, account, lead, _slow_steps(judged, looked))
+        (finding, ledger.take(finding)) for finding in findings(looked, account, _slow_steps(judged, looked))
     ]
     for finding, taken in found:
         _keep(finding, sum(taken.values()))

@@ -14,7 +14,6 @@ from aorta.account.judge.cells import (
     account_of,
 )
 from aorta.account.judge.kernels import kernels_by_class
-from aorta.account.judge.leading import source_text
 from aorta.account.judge.phases import largest_beside_the_model, largest_text
 from aorta.account.judge.profiles import line_text, told_differences
 from aorta.account.judge.sites import sites_of
@@ -40,26 +39,26 @@ MOST_LINES = 4
 def title(dataset: Dataset) -> str:
     """'RUN: a step takes 138 ms (mean of 60 judged steps, 2 ranks, source: host)'; of the first run, where
     there are several."""
-    account = account_of(dataset.first, dataset.lead)
+    account = account_of(dataset.first)
     num_steps = account.step_ms.shape[1]
     steps = counted(num_steps, "judged step")
     if num_steps < account.num_judged:
         steps = f"{num_steps:,} of {counted(account.num_judged, 'judged step')}{_all_steps(dataset, account)}"
     ranks = counted(len(account.ranks), "rank")
     if not account.mean_step_ms > 0:
-        source = source_text(dataset)
+        source = dataset.source
         return f"{dataset.label}: the length of a step was not measured ({ranks}, source: {source})"
     if is_window(dataset):
         return (
             f"{dataset.label}: the whole trace takes {quantity(account.mean_step_ms, 'ms')}; it marks no"
-            f" steps ({ranks}, source: {source_text(dataset)})"
+            f" steps ({ranks}, source: {dataset.source})"
         )
     own = ""
     if account.share("instrument") >= LARGE_SHARE:
         own = f", {quantity(account.mean_ms('instrument'), 'ms')} of it aorta itself"
     return (
         f"{dataset.label}: a step takes {quantity(account.mean_step_ms, 'ms')}{own}"
-        f" (mean of {steps}, {ranks}, source: {source_text(dataset)})"
+        f" (mean of {steps}, {ranks}, source: {dataset.source})"
     )
 
 

@@ -22,7 +22,7 @@ from aorta.errors import AortaError
 from aorta.page.figures import comparison_png
 from aorta.page.html import page
 from aorta.page.write import Outputs, make_report, write_report
-from aorta.records.schema import Calibrated, DeviceRecord, HostSpan
+from aorta.records.schema import DeviceRecord, HostSpan
 from tests.account.reports_in_memory import records_of
 from tests.records.run_folders import noisy_run, run_record, step_record, step_timeline, write_run
 
@@ -117,8 +117,7 @@ def test_direction_of_every_kind_of_metric(tmp_path, step, metric, verdict):
 def test_every_metric_has_a_meaning(tmp_path):
     found = comparison(detailed_run(tmp_path / "a"), detailed_run(tmp_path / "b", seed=1)).metrics
     for name in found:
-        plain = name.removeprefix("calibrated.").removeprefix("compute_stream.")
-        assert plain.partition(".")[0] in MEANINGS, name
+        assert name.partition(".")[0] in MEANINGS, name
     assert meaning("busbw_gb_s.all_gather").better == "higher"
     assert not meaning("comm_ms.all_gather").judged
 
@@ -358,27 +357,6 @@ def test_events_and_kernels_compare_step_and_comm_alone(tmp_path):
     assert found.decomposition is None
     assert found.notes[0].startswith("sources differ (a: events, b: kineto)")
     assert comparison_png(found).startswith(PNG)
-
-
-@pytest.mark.heavy
-def test_calibrated_events_are_compared_with_the_compute_stream(tmp_path):
-    calibrated = Calibrated(compute_ms=7.5, hidden_ms=3.25, exposed_ms=1.25, idle_ms=1.25, comm_ms=4.5)
-
-    def with_calibration(record):
-        overlap = msgspec.structs.replace(record.overlap, calibrated=calibrated)
-        return msgspec.structs.replace(record, overlap=overlap)
-
-    a = run_of(tmp_path / "a", change=with_calibration)
-    found = comparison(a, run_of(tmp_path / "b", source="kineto"))
-    compute = found.metrics["compute_ms"]
-    assert (compute.reference, compute.candidate, compute.verdict) == (7.5, 8.0, "worse")
-    assert compute.reason == "calibrated events against the kernels of the compute stream"
-    ratio = found.metrics["overlap_ratio"]
-    assert (ratio.reference, ratio.candidate) == pytest.approx((3.25 / 4.5, 3.5 / 4.5))
-    # Busy 7.5 to 8.0, of which 3.25 and 3.5 hide communication.
-    assert {part.name: part.difference_ms for part in found.decomposition.parts} == pytest.approx(
-        {"compute": 0.25, "hidden": 0.25, "communication": -0.25, "idle": -0.25}
-    )
 
 
 @pytest.mark.heavy
@@ -727,8 +705,8 @@ def test_no_part_is_named_that_may_not_have_moved(low, words):
     part = Part("compute", 10.0, 13.0, 3.0, ConfidenceInterval(low, 6.0))
     phases = [PhaseChange("forward", part, "a.py:3")]
     parts = Decomposition(Part("step", 10.0, 14.0, 4.0, None), [part], "", [], phases=phases)
-    assert _mostly(parts, "", is_slower=True) == words
-    assert _mostly(parts, "", is_slower=False) == ""
+    assert _mostly(parts, is_slower=True) == words
+    assert _mostly(parts, is_slower=False) == ""
 
 
 # ---- a verdict in each state -------------------------------------------------------------------------------

@@ -1,14 +1,12 @@
 """Two ranks and three steps, small enough to work every number out by hand."""
 
-import dataclasses
 import json
 
-import msgspec
 import pytest
 
 from aorta.page.table import dataset_table
 from aorta.page.write import Outputs, make_report, write_report
-from aorta.records.schema import Calibrated, CollectiveRecord
+from aorta.records.schema import CollectiveRecord
 from aorta.timeline.types import Kind, Span, Timeline
 from tests.records.run_folders import run_record, step_record, write_run
 
@@ -67,31 +65,3 @@ def test_the_terminal_tells_what_is_waiting(folder):
     print(dataset_table(found))
     (waiting,) = [line for line in dataset_table(found).splitlines() if line.startswith("waiting for ranks ")]
     assert "0.500 ms" in waiting
-
-
-@pytest.mark.heavy
-def test_calibrated_numbers_of_both_sides_are_set_side_by_side(tmp_path):
-    folders = []
-    for name, exposed in (("a", 1.25), ("b", 2.5)):
-        rows = []
-        for step in range(12):
-            line = Timeline.from_spans(
-                [Span(0, 6.0, Kind.COMPUTE), Span(5.0, 8.0 + step % 2, Kind.COMM, "all_gather", "nccl")],
-                (0.0, 10.0), rank=0, step=step, source="events", origin_unix_ns=10**18 + step * 10**7,
-            )  # fmt: skip
-            record = step_record(line, 1)
-            calibrated = Calibrated(
-                compute_ms=6.0, comm_ms=1.0 + exposed, hidden_ms=1.0, exposed_ms=exposed, idle_ms=4 - exposed
-            )
-            overlap = msgspec.structs.replace(record.overlap, calibrated=calibrated)
-            record = msgspec.structs.replace(record, overlap=overlap)
-            rows.append(record)
-        folders.append(write_run(tmp_path / name, rows, run_record(1)))
-    outputs = dataclasses.replace(ALONE, long=True)
-    text = write_report(folders, ["a", "b"], tmp_path / "out", outputs=outputs).text
-    compared = text[text.index("b against a\n") :].splitlines()
-    (row,) = [line.split() for line in compared if line.startswith("exposed, calibrated  ")]
-    assert row[2:7] == ["1.25", "ms", "2.50", "ms", "2.000"]
-    (row,) = [line.split() for line in compared if line.startswith("exposed, raw  ")]
-    assert row[2:7] == ["3.00", "ms", "3.00", "ms", "1.000"]  # six of the eleven judged steps
-    assert "exposed raw, idle raw: the calibrated numbers are judged; these are shown beside them" in text

@@ -23,9 +23,7 @@ from aorta.records.blocks import StepNumbers
 from aorta.records.columns import ArrowTable
 from aorta.records.files import columns_name, steps_name
 from aorta.records.schema import (
-    Calibrated,
     CollectiveRecord,
-    ComputeSegment,
     DeviceRecord,
     HostSpan,
     HostUse,
@@ -34,7 +32,6 @@ from aorta.records.schema import (
     MemoryRecord,
     OverlapRecord,
     StepRecord,
-    StreamOverlap,
 )
 from aorta.records.writer import LineWriter
 from tests.records import plain_records
@@ -98,13 +95,6 @@ def by_kernels(lines):
     draw = random.Random(1)
     changed = []
     for i, line in enumerate(lines):
-        parts = line.overlap
-        stream = StreamOverlap(
-            compute_ms=parts.compute_ms,
-            hidden_ms=parts.hidden_ms,
-            exposed_ms=parts.exposed_ms,
-            idle_ms=parts.idle_ms,
-        )
         kernels = KernelSums(
             num_kernels=5 + i % 2, num_graph_nodes=i % 3,
             classes={"gemm": (draw.random(), 4), "copy": (0.1, 1)},
@@ -116,7 +106,6 @@ def by_kernels(lines):
                 line,
                 source="kernels" if i % 6 else "events",
                 kernels=kernels if i % 6 else None,
-                overlap=msgspec.structs.replace(parts, compute_stream=stream),
                 exposed_run_lengths_ns=[10, 20, 5, draw.randrange(9)] if i % 3 else [],
             )  # fmt: skip
         )
@@ -128,18 +117,6 @@ def of_attempts(lines):
     again = [msgspec.structs.replace(line, attempt=1, gap="a restart") for line in lines[-10:]]
     rolled_back = [msgspec.structs.replace(line, attempt=1, rollbacks=1) for line in lines[-2:]]
     return lines + again + rolled_back
-
-
-def calibrated(lines):
-    changed = []
-    for line in lines:
-        parts = line.overlap
-        names = Calibrated.__struct_fields__
-        numbers = Calibrated(**{name: getattr(parts, name) for name in names})
-        segments = [ComputeSegment(1.0, "queued")]
-        overlap = msgspec.structs.replace(parts, calibrated=numbers if len(changed) % 3 else None)
-        changed.append(msgspec.structs.replace(line, overlap=overlap, compute_segments=segments))
-    return changed
 
 
 def bare(lines):
@@ -156,7 +133,6 @@ KINDS = {
     "plain": list,
     "kernels": by_kernels,
     "attempts": of_attempts,
-    "calibrated": calibrated,
     "bare": bare,
 }
 
@@ -422,7 +398,7 @@ def test_every_field_of_a_record_is_a_column_or_one_that_no_statistic_reads():
     lists = {name.partition(".")[0] for name in table.LISTS}
     columns = {*table.FIELDS, *parts, *lists, "overlap"}
     left = {*StepRecord.__struct_fields__, *OverlapRecord.__struct_fields__} - columns
-    assert left == {"rocm_smi_output", "compute_segments", "modules", "calls_by_op"}
+    assert left == {"rocm_smi_output", "modules", "calls_by_op"}
     assert set(StepNumbers.__struct_fields__) - columns == {"line"}
     for _, struct in table.PARTS:
         left = set(struct.__struct_fields__) - table.scalar_fields(struct).keys()

@@ -28,17 +28,6 @@ def of_overlap(**values):
     return lambda record: record["overlap"].update(values)
 
 
-def of_calibrated(**values):
-    parts = {"compute_ms": 6.0, "comm_ms": 3.0, "hidden_ms": 2.0, "exposed_ms": 1.0, "idle_ms": 1.0}
-    return lambda record: (record.update(step_ms=8.0), raw_of_8_ms(record, calibrated=parts | values))
-
-
-def raw_of_8_ms(record, **values):
-    parts = {"compute_ms": 6.0, "comm_ms": 3.0, "hidden_ms": 2.0, "exposed_ms": 1.0, "idle_ms": 1.0}
-    of_op = {"hidden_by_op": {"all_gather": 2.0}, "exposed_by_op": {"all_gather": 1.0}}
-    record["overlap"].update(parts | of_op | {"overlap_ratio": 2 / 3} | values)
-
-
 def scaled(name, factor):
     """One part of the record, or its step, without the others."""
 
@@ -73,10 +62,6 @@ def of_segment(**values):
         (scaled("exposed_ms", 0.1), "hidden_ms + exposed_ms of"),
         (scaled("compute_ms", 1.001), "compute_ms + exposed_ms + idle_ms of"),
         (scaled("idle_ms", 3), "compute_ms + exposed_ms + idle_ms of"),
-        (of_calibrated(exposed_ms=2.0), "calibrated.hidden_ms + calibrated.exposed_ms of 4 is not"),
-        (of_calibrated(comm_ms=9.0), "calibrated.hidden_ms + calibrated.exposed_ms of 3 is not"),
-        (of_calibrated(idle_ms=5.0), "calibrated.idle_ms of 5 is not the 1 that"),
-        (of_calibrated(compute_ms=4.0), "calibrated.idle_ms of 1 is not the 3 that"),
         (of_overlap(exposed_ms=None, idle_ms=None, compute_ms=99.0), "compute_ms of 99 is more than step_ms"),
         (
             of_overlap(exposed_by_op={"all_gather": 1e6}),
@@ -112,8 +97,6 @@ def test_rounding_is_no_contradiction(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        of_calibrated(),
-        of_calibrated(compute_ms=7.5, idle_ms=0.0),  # estimates of more than the step: nothing is idle
         of_overlap(idle_ms=None),
         of_overlap(comm_ms=None, hidden_ms=None, exposed_ms=None, idle_ms=None, overlap_ratio=None),
         lambda record: record.update(step_ms=None),

@@ -7,7 +7,7 @@ import pytest
 from aorta.account.judge.answer import dataset_answer
 from aorta.account.judge.gate import check_budget, load_budget
 from aorta.account.judge.judged import dataset, judge
-from aorta.account.judge.leading import remarks
+from aorta.account.judge.remarks import remarks
 from aorta.account.load.open import load_run
 from aorta.page.distributions import distribution_data
 from aorta.page.figures import bars_of
@@ -16,7 +16,7 @@ from aorta.page.table import dataset_table
 from aorta.page.write import make_report
 from aorta.records.schema import CollectiveRecord
 from aorta.why.causes.run_text import title
-from tests.account.calibrated_runs import numbers, row_of, sparse_run
+from tests.account.sparse_runs import row_of, sparse_run
 from tests.records.run_folders import sealed_again
 
 
@@ -82,57 +82,11 @@ def test_the_median_of_timed_steps_stands_beside_that_of_the_others(tmp_path):
     ]
 
 
-@pytest.mark.heavy
-def test_steps_that_were_not_timed_have_no_say_in_what_leads(tmp_path):
-    found = alone(sparse_run(tmp_path, numbers(exposed=2.0)))
-    assert found.lead == "calibrated"
-    assert dataset_answer(found).startswith("a: a timed step takes 10.0 ms; 20 % of it is exposed")
-    assert row_of(dataset_table(found), "communication").split()[1:3] == ["2.00", "ms"]
-    assert "which lack them" not in dataset_table(found)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("lacking", "lead"), [pytest.param(1, "calibrated", id="9-of-10"), pytest.param(2, "raw", id="8-of-10")]
-)
-def test_nearly_all_timed_steps_must_have_calibrated_numbers(tmp_path, lacking, lead):
-    lacks = lambda rank, step: rank == 1 and step < 4 * lacking  # noqa: E731
-    found = alone(sparse_run(tmp_path, numbers(), lacks, num_steps=40))
-    assert found.lead == lead
-    said = {
-        "calibrated": "without 1 of 10 judged steps that were timed, which lack them on some rank\n",
-        "raw": "raw numbers come first: 8 of 10 judged steps that were timed have calibrated numbers on every"
-        " rank, 90 % are needed\n",
-    }
-    assert said[lead] in dataset_table(found)
-
-
-@pytest.mark.heavy
-def test_a_step_that_one_rank_timed_counts_against_calibrated_numbers(tmp_path):
-    """Rank 1 has no times of step 4 at all: what it would show is left out, and not by plan."""
-    folder = sparse_run(tmp_path, numbers())
-    lines = (folder / "rank_1_metrics.jsonl").read_bytes().splitlines()
-    record = msgspec.json.decode(lines[4])
-    record["overlap"] = msgspec.json.decode(lines[5])["overlap"]
-    lines[4] = msgspec.json.encode(record)
-    (folder / "rank_1_metrics.jsonl").write_bytes(sealed_again(b"\n".join(lines)))
-    assert alone(folder).lead == "raw"  # 7 of 8
-
-
-def test_a_run_without_any_times_leads_with_raw_numbers(tmp_path):
-    found = alone(sparse_run(tmp_path / "a", numbers(), num_steps=3, every=4))
-    assert found.lead == "calibrated"  # step 0 was timed
+def test_a_run_without_any_times_has_no_overlap(tmp_path):
+    sparse_run(tmp_path / "a", num_steps=3, every=4)  # step 0 was timed
     late = make_report([tmp_path / "a"], ["a"], warmup=1).datasets["a"]
-    assert (late.lead, remarks(late)) == ("raw", [])
+    assert remarks(late) == []
     assert dataset_answer(late) == "a: a step takes 10.0 ms; overlap was not measured"
-
-
-@pytest.mark.heavy
-def test_a_missing_calibration_is_not_blamed_on_left_out_details(tmp_path):
-    """Steps that were not timed have no segments, without the choice of details having a part in it."""
-    found = alone(sparse_run(tmp_path, numbers(), lacks=lambda rank, step: step % 8))
-    assert "4 of 8 judged steps that were timed" in dataset_table(found)
-    assert "without details" not in dataset_table(found)
 
 
 # ---- two of them, and what the page says --------------------------------------------------------
@@ -140,15 +94,14 @@ def test_a_missing_calibration_is_not_blamed_on_left_out_details(tmp_path):
 
 def pair(tmp_path, **changes):
     """64 judged steps each, 16 of them timed; exposed goes from 1 to 2 ms of 10."""
-    a = sparse_run(tmp_path / "a", numbers(), num_steps=64, noise=0.01, **changes)
-    b = sparse_run(tmp_path / "b", numbers(exposed=2.0), num_steps=64, noise=0.01, **changes)
+    a = sparse_run(tmp_path / "a", num_steps=64, noise=0.01, **changes)
+    b = sparse_run(tmp_path / "b", exposed=2.0, num_steps=64, noise=0.01, **changes)
     return make_report([a, b], ["a", "b"], warmup=0)
 
 
 @pytest.mark.heavy
 def test_two_such_runs_are_judged_by_their_timed_steps(tmp_path):
     found = pair(tmp_path).comparison
-    assert found.numbers == "calibrated"
     assert found.metrics["exposed_ms"].verdict == "worse"
     assert found.metrics["comm_ms"].verdict in ("same", "cannot tell")
     parts = {part.name: part.difference_ms for part in found.decomposition.parts}
@@ -157,7 +110,6 @@ def test_two_such_runs_are_judged_by_their_timed_steps(tmp_path):
         assert any(
             note.startswith(f"{side}: only 16 of 64 judged steps were recorded") for note in found.notes
         )
-    assert not any("no calibrated" in note for note in found.decomposition.notes)
 
 
 @pytest.mark.heavy
@@ -168,17 +120,9 @@ def test_a_limit_is_judged_by_the_timed_steps(tmp_path):
 
 
 @pytest.mark.heavy
-def test_timed_steps_without_a_number_still_count_as_lacking_it(tmp_path):
-    """5 of 16 timed steps have calibrated numbers: raw ones are compared."""
-    found = pair(tmp_path, lacks=lambda rank, step: step > 16).comparison
-    assert (found.numbers, found.metrics["exposed_ms"].verdict) == ("", "same")
-    assert found.metrics["calibrated.exposed_ms"].reason.startswith("a: 5 judged steps with this number")
-
-
-@pytest.mark.heavy
 def test_shares_of_the_step_are_of_steps_that_were_timed(tmp_path):
     """2 ms of 10: the others take 5 ms, of which 2 would be 40 %."""
-    folder = sparse_run(tmp_path, numbers(exposed=2.0), untimed_ms=5.0)
+    folder = sparse_run(tmp_path, exposed=2.0, untimed_ms=5.0)
     found = alone(folder)
     assert dataset_answer(found).startswith("a: a timed step takes 10.0 ms; 20 % of it is exposed")
     text = dataset_table(found)

@@ -13,8 +13,8 @@ WIDTH = 2
 MIB = 1 << 20
 
 
-def causes(judged, lead="raw"):
-    return explanation_of(judged, lead).causes
+def causes(judged):
+    return explanation_of(judged).causes
 
 
 class Host:

@@ -86,7 +86,7 @@ def outputs(path):
     """What `aorta why` and `aorta report` print, the page, and summary.json."""
     report = make_report([path], ["a"], explain=causes_lines)
     found, causes = report.datasets["a"], report.causes["a"]
-    explained = explanation_of(found.first, found.lead, str(path))
+    explained = explanation_of(found.first, str(path))
     texts = causes_text(explained, found), dataset_table(found, causes=causes)
     return report, explained, *texts
 

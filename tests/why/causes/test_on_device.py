@@ -5,7 +5,6 @@ import pytest
 
 from aorta.account.judge.answer import dataset_answer
 from aorta.account.judge.judged import dataset, judge
-from aorta.account.judge.leading import settled
 from aorta.account.load.open import load_run
 from aorta.records.schema import HostSpan, HostUse, KernelSums
 from aorta.why.causes.lines import causes_lines
@@ -133,7 +132,7 @@ def test_late_launches_are_a_loss_where_small_kernels_explain_them(tmp_path):
 
 def test_what_a_program_is_made_of_is_a_fact_of_its_account(tmp_path):
     run = load_run(run_of(tmp_path / "run", launches(100), steps=STEPS), "a")
-    single = settled({"a": dataset("a", [judge(run, 1)])})["a"]
+    single = dataset("a", [judge(run, 1)])
     text = nothing_text(single, explanation_of(single.first))
     assert "launches: the host runs and has nothing queued on the device for 12" in text
     assert "The host bounds the step by what the program is made of: 150 kernels" in text
@@ -187,7 +186,7 @@ def test_an_evaluation_between_steps_counts_though_the_device_is_busy(tmp_path):
 
 def test_a_report_begins_with_the_largest_cause_where_the_median_step_has_none_of_it(tmp_path):
     run = load_run(run_of(tmp_path / "run", evaluates, steps=STEPS), "a")
-    single = settled({"a": dataset("a", [judge(run, 1)])})["a"]
+    single = dataset("a", [judge(run, 1)])
     answer = dataset_answer(single, causes_lines(single))
     assert answer.startswith("a: time between steps on all ranks, every 10th step: 28.1 ms a step, 48 %")
     print(dataset_answer(single))

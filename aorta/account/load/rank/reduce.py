@@ -14,12 +14,10 @@ from aorta.account.load.rank.columns import IMPOSSIBLE, Floats, RankFile, RunRow
 from aorta.account.load.rank.impossible import MOST_MS, check_block, impossible_record
 from aorta.account.load.rank.kernels import GRAPH_NODES, NAME_COUNT, NamedKernels
 from aorta.account.metrics import (
-    CALIBRATED_METRICS,
     MEASURED,
     OVERLAP_METRICS,
     metric_key,
     of_operation,
-    of_source,
     operations,
 )
 from aorta.errors import RecordError, ReportError
@@ -193,14 +191,8 @@ def contradictions(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
     )
     for name in (name for name in MEASURED if name in metrics):
         yield contradiction(name, metrics[name] < 0, "must not be negative")
-    for name in (of_source("calibrated", name) for name in CALIBRATED_METRICS):
-        if name not in metrics:
-            continue
-        yield contradiction(name, metrics[name] < -ROUNDING_MS, "must not be negative")
-    for source in ("", "calibrated"):
-        hidden, comm = of_source(source, "hidden_ms"), of_source(source, "comm_ms")
-        if comm in metrics:
-            yield contradiction(hidden, _is_more(metrics[hidden], metrics[comm]), f"is more than {comm}")
+    is_more = _is_more(metrics["hidden_ms"], metrics["comm_ms"])
+    yield contradiction("hidden_ms", is_more, "is more than comm_ms")
     yield from _broken_sums(metrics)
     for total in ("comm_ms", "exposed_ms"):
         for name in [of_operation(total, op) for op in operations(metrics, total)]:
@@ -219,29 +211,6 @@ def _broken_sums(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
     yield broken_sum(("compute_ms", "exposed_ms", "idle_ms"), "step_ms")
     is_more = _is_more(metrics["compute_ms"], metrics["step_ms"])
     yield is_more, lambda row: f"compute_ms of {metrics['compute_ms'][row]:g} is more than step_ms"
-    if "compute_stream.compute_ms" in metrics:
-        yield broken_sum(("compute_stream.hidden_ms", "compute_stream.exposed_ms"), "comm_ms")
-        yield broken_sum(
-            [of_source("compute_stream", name) for name in ("compute_ms", "exposed_ms", "idle_ms")], "step_ms"
-        )
-    if "calibrated.comm_ms" in metrics:
-        yield broken_sum(("calibrated.hidden_ms", "calibrated.exposed_ms"), "calibrated.comm_ms")
-        yield _wrong_rest(metrics)
-
-
-def _wrong_rest(metrics: dict[str, Floats]) -> Contradiction:
-    """Calibrated compute and exposed are estimates, each by itself, and may be more than the step."""
-    idle_ms, step_ms = metrics["calibrated.idle_ms"], metrics["step_ms"]
-    busy_ms = metrics["calibrated.compute_ms"] + metrics["calibrated.exposed_ms"]
-    rest_ms = np.maximum(step_ms - busy_ms, 0.0)
-    wrong = np.abs(idle_ms - rest_ms) > ROUNDING_MS + ROUNDING * np.maximum(step_ms, busy_ms)
-
-    def describe(row: int) -> str:
-        parts = f"calibrated.compute_ms + calibrated.exposed_ms of {busy_ms[row]:.9g}"
-        left = f"the {rest_ms[row]:.9g} that {parts} leave of step_ms of {step_ms[row]:.9g}"
-        return f"calibrated.idle_ms of {idle_ms[row]:.9g} is not {left}"
-
-    return wrong, describe
 
 
 def _is_more(larger: Floats, smaller: Floats) -> NDArray[np.bool_]:

@@ -109,7 +109,7 @@ def _without_untimed(record: OverlapRecord, untimed: Mapping[str, str]) -> Overl
     if not untimed:
         return record
     lost = dict.fromkeys(name for kind in untimed for name in OF_KIND[kind])
-    derived = ("exposed_copy_ms", "overlap_ratio", "hidden_per_compute", "compute_stream",
+    derived = ("exposed_copy_ms", "overlap_ratio", "hidden_per_compute",
             "compute_allreduce_ms", "compute_reducescatter_ms")  # fmt: skip
     return msgspec.structs.replace(
         record, hidden_by_op={}, exposed_by_op={}, **dict.fromkeys((*lost, *derived))

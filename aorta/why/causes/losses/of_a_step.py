@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from aorta.account.judge.cells import LARGE_SHARE, Account
 from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.occasional import Occasions, are_alike, occasions, without_traces
-from aorta.account.model import JudgedRun, Lead
+from aorta.account.model import JudgedRun
 from aorta.account.numbers import quantity
 from aorta.account.rows import positive
 from aorta.why.causes.cause import CauseKind
@@ -71,9 +71,7 @@ ANNOUNCED = "pause announced by the program"
 NOT_RECORDED = "these records do not show what the host does meanwhile"
 
 
-def findings(
-    judged: JudgedRun, account: Account, lead: Lead, slow: Occasions | None = None
-) -> list[CauseFinding]:
+def findings(judged: JudgedRun, account: Account, slow: Occasions | None = None) -> list[CauseFinding]:
     """What is lost; some of it too little to name. Where two would explain the same ms of a cell, the first
     has them.
 
@@ -81,9 +79,9 @@ def findings(
     """
     details = exposure(judged)
     launching_ms = 0.0 if details is None or not small_calls(judged) else details.small_launch_ms
-    parts = parts_of(judged, account, lead, launching_ms)
+    parts = parts_of(judged, account, launching_ms)
     step_ms = parts.step_ms.mean(axis=0)
-    exposed = exposed_of(judged, lead)
+    exposed = exposed_of(judged)
     losses: list[CauseFinding] = []
     if exposed is not None:
         # The clock has all of its loss below.

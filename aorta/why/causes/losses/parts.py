@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.cells import EXPOSED_CELLS, HOST_PARTS, Account, Host
 from aorta.account.judge.exposed import exposed_of
-from aorta.account.judge.leading import metric_of
 from aorta.account.judge.ranks import HARMLESS
 from aorta.account.judge.stacks import MOST_RANKS, Samples, samples_of
 from aorta.account.load.rank.host import BYTES, IDLE, IDLE_BEHIND, LOOPS, OTHER
 from aorta.account.load.rank.kernels import COUNT, TIME
 from aorta.account.metrics import THROTTLED, of_operation, operations
-from aorta.account.model import JudgedRun, Lead
+from aorta.account.model import JudgedRun
 from aorta.account.rows import positive
 from aorta.why.causes.finding import Floats
 
@@ -80,18 +79,18 @@ class Parts:
         return self.account.knows_host
 
 
-def parts_of(judged: JudgedRun, account: Account, lead: Lead, small_launch_ms: float = 0.0) -> Parts:
+def parts_of(judged: JudgedRun, account: Account, small_launch_ms: float = 0.0) -> Parts:
     """judged: the steps of the account. small_launch_ms: what the host needs in a step to launch small
     collectives."""
     run, cells = judged.run, account.cells
     host = Host(run, slice(judged.num_warmup, None))
     zero = np.zeros_like(account.step_ms)
-    exposed = exposed_of(judged, lead)
+    exposed = exposed_of(judged)
     idle_waits = zero if exposed is None or not account.on_device else exposed.idle_waits_ms
     ms_by_kind = {kind: cells[kind] for kind in (*HOST_PARTS, "optimizer", "copy") if kind in cells}
     ms_by_kind["between_steps"] = account.between_ms
     if account.on_device:
-        compute = work = positive(host.metric(metric_of(lead, "compute_ms")))
+        compute = work = positive(host.metric("compute_ms"))
         launch = cells.get("launch", zero)
         ms_by_kind["small_messages"] = np.minimum(small_launch_ms, launch)
         counts = [host.metric(name) for name in run.metrics if name.startswith("kernel_count.")]

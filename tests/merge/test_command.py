@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aorta.account.load.open import load_run
-from aorta.calibration.merge import main, merge
+from aorta.merge.command import main, merge
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import RunRecord

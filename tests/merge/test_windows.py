@@ -10,16 +10,15 @@ import pytest
 import torch
 
 from aorta.account.load.open import load_run
-from aorta.calibration.after_run import check_run
-from aorta.record.profiler import kernels_name
+from aorta.merge.windows import check_run
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.writer import write_json
-from tests.calibration.traced_runs import ROUNDED_MS, write_records, write_trace
+from tests.merge.traced_runs import ROUNDED_MS, write_records, write_trace
 from tests.records.run_folders import sealed_again
 
 
-def test_a_window_goes_into_run_json_with_its_calibration(tmp_path):
+def test_a_window_goes_into_run_json(tmp_path):
     write_records(tmp_path, 4)
     trace = write_trace(tmp_path / "torch_profiler/rank0/trace.json", 4)
     (check,) = check_run(tmp_path, 0, [trace])
@@ -27,11 +26,6 @@ def test_a_window_goes_into_run_json_with_its_calibration(tmp_path):
     assert (check.num_matched, check.leftovers) == (3, [])
     run = read_run(tmp_path / "run.json")
     assert run.coverage["kernel_windows"] == [msgspec.to_builtins(check)]
-    assert run.calibration is not None
-    # Its kernels begin 0.4 ms after their records, at all three calls.
-    (shift,) = [row for row in run.calibration["calls"] if row[0] is not None]
-    assert shift[:4] == [0, "all_reduce", 1000, "stream"]
-    assert shift[4:] == pytest.approx([0.4, 0.0], abs=ROUNDED_MS)
 
 
 def test_the_kernels_of_the_window_become_lines_of_their_own(tmp_path):
@@ -92,9 +86,9 @@ def test_the_report_keeps_both_sources_apart(tmp_path):
 
 
 def test_a_trace_of_one_steps_kernels_gives_that_steps_line(tmp_path):
-    """As profiling.kernels_every leaves it: no annotations of steps, the step in the name."""
+    """As earlier versions left it: no annotations of steps, the step in the name."""
     write_records(tmp_path, 4)
-    trace = write_trace(tmp_path / kernels_name(1), 4)
+    trace = write_trace(tmp_path / "kernels/step_00000001.json.gz", 4)
     content = json.loads(trace.read_text())
     content["traceEvents"] = [e for e in content["traceEvents"] if e.get("cat") != "user_annotation"]
     trace.write_bytes(gzip.compress(json.dumps(content).encode()))
@@ -163,13 +157,6 @@ def ask_for_traces(folder: Path, **profiling: Any) -> None:
 @pytest.mark.parametrize(
     ("profiling", "has_gpu", "why"),
     [
-        pytest.param(
-            {"kernels_every": 4},
-            False,
-            "profiling.kernels_every: there is no GPU whose kernels could be traced",
-            id="no-gpu",
-        ),
-        pytest.param({"kernels_every": 4}, True, "no trace of a step was written", id="too-short"),
         pytest.param({"enabled": True}, False, "no trace of a step was written", id="stopped-early"),
     ],
 )

@@ -1,9 +1,9 @@
-"""python -m aorta.calibration.merge RUN : add what kernel traces beside a run's records say to the records.
+"""python -m aorta.merge.command RUN : add what kernel traces beside a run's records say to the records.
 
 RUN is the folder of a run (run.json, rank_<n>_metrics.jsonl) with traces in rank<n>/ (rocprofv3, Nsight
 Systems) or torch_profiler/rank<n>/. Each step that a trace has whole becomes a line of the trace's source in
-the rank's file, in the window that the run's own line has; the run's own lines of other steps get calibrated
-numbers; run.json gets coverage and calibration. Doing it again adds nothing.
+the rank's file, in the window that the run's own line has; run.json gets coverage. Doing it again adds
+nothing.
 
 Exit status: 0 when lines could be made, 2 when not.
 """
@@ -15,13 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
 
-from aorta.calibration.after_run import (
-    WindowCheck,
-    add_to_run,
-    apply_calibration,
-    window_check,
-)
-from aorta.calibration.kernel_lines import (
+from aorta.errors import AortaError, RecordError, TraceError
+from aorta.merge.lines import (
     RankLines,
     append_lines,
     coverage_of,
@@ -29,16 +24,17 @@ from aorta.calibration.kernel_lines import (
     read_lines,
     shift_by_steps,
     shifted,
-    traced_steps,
+    step_of_kernels,
     whole_steps,
 )
-from aorta.calibration.peers import peers_of, some_of
-from aorta.errors import AortaError, RecordError, TraceError
-from aorta.record.profiler import step_of_kernels
+from aorta.merge.windows import (
+    WindowCheck,
+    add_to_run,
+    window_check,
+)
 from aorta.records.files import STEPS_FILE
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
-from aorta.steps.calibration import TracedStep, calibrate
 from aorta.traces.classify import COMM_RULES, CommRule, load_rules
 from aorta.traces.model import NS_PER_MS, RankTrace
 from aorta.traces.rocprof import BOOT_CLOCK
@@ -60,12 +56,11 @@ class Merged:
     source: str
     num_added: int
     notes: list[str]
-    traced: list[TracedStep]
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m aorta.calibration.merge",
+        prog="python -m aorta.merge.command",
         description="Add the kernels' numbers to the records of a run, from the traces beside them.",
     )
     parser.add_argument("run", help="folder of the run; traces in its rank<n>/ or torch_profiler/rank<n>/")
@@ -111,27 +106,9 @@ def merge(
             f"no trace beside the records of {folder} holds a step of the run; looked in rank<n>/ and "
             f"torch_profiler/rank<n>/{reason}"
         )
-    _calibrate(folder, run, merged)
+    if of_first := [result.check for result in merged if result.rank == 0]:
+        add_to_run(folder, of_first)
     return merged
-
-
-def _calibrate(folder: Path, run: RunRecord, merged: list[Merged]) -> None:
-    """Calibrate each rank with its peers, as at the end of a run; rank 0's calibration goes into run.json."""
-    profiled = run.coverage.get("profiled_steps") or []
-    of_rank: dict[int, list[TracedStep]] = {}
-    for result in merged:
-        of_rank.setdefault(result.rank, []).extend(result.traced)
-    for rank in of_rank:
-        peers = [
-            step
-            for peer in peers_of(rank, run.world_size)
-            for step in some_of(of_rank.get(peer, []), run.world_size)
-        ]
-        calibration = calibrate(peers, rank)
-        if calibration is not None:
-            apply_calibration(folder, rank, calibration, read_lines(folder, rank, []), profiled)
-        if rank == 0:
-            add_to_run(folder, [result.check for result in merged if result.rank == 0], calibration)
 
 
 def _ranks(folder: Path) -> list[int]:
@@ -165,7 +142,6 @@ def _merge_rank(
             source=trace.source,
             num_added=append_lines(lines, kernel_lines(trace, chosen, coverage)),
             notes=notes,
-            traced=traced_steps([row for row in chosen if row.source == "events"], trace, coverage),
         )
 
 

@@ -1,7 +1,7 @@
 """One trace beside one rank's lines: matches kernels to records, and makes lines of the trace's source.
 
-after_run.py and merge.py call read_lines, whole_steps, coverage_of, kernel_lines, append_lines and
-traced_steps, in this order.
+windows.py and command.py call read_lines, whole_steps, coverage_of, kernel_lines and append_lines, in this
+order.
 """
 
 from collections import defaultdict
@@ -17,7 +17,6 @@ from aorta.records.files import steps_name
 from aorta.records.reader import read_steps
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.records.writer import LineWriter
-from aorta.steps.calibration import CallError, TracedStep
 from aorta.steps.record import partial_record
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.overlap import window_fields
@@ -75,6 +74,12 @@ def read_lines(output_dir: Path | str, rank: int, faults: list[str] | None = Non
         if record.source in ("events", "host"):
             steps[record.global_step] = record
     return RankLines(path, steps, present)
+
+
+def step_of_kernels(path: Path) -> int | None:
+    """The step whose kernels alone a trace holds, as earlier versions wrote them; None for other traces."""
+    name = path.name.removeprefix("step_").removesuffix(".json.gz")
+    return int(name) if path.parent.name == "kernels" and name.isdecimal() else None
 
 
 def whole_steps(trace: RankTrace, steps: dict[int, StepRecord]) -> list[StepRecord]:
@@ -191,25 +196,6 @@ def append_lines(lines: RankLines, new: Iterable[StepRecord]) -> int:
             if (line.global_step, line.source) not in lines.present and writer.write(line):
                 lines.present.add((line.global_step, line.source))
         return writer.num_written
-
-
-def traced_steps(records: Iterable[StepRecord], trace: RankTrace, coverage: Coverage) -> list[TracedStep]:
-    """The steps with their kernels and the times that `coverage` matched, for a calibration to learn from."""
-    errors: dict[int, list[CallError]] = defaultdict(list)
-    for match in coverage.matched:
-        if match.record_start_ms is not None and match.record_end_ms is not None:
-            start_ms = match.kernel_start_ms - match.record_start_ms
-            errors[match.step].append(
-                CallError(match.place, start_ms, match.kernel_end_ms - match.record_end_ms)
-            )
-    return [
-        TracedStep(
-            record,
-            trace.window(record.start_unix_ns, record.end_unix_ns),
-            errors[record.global_step],
-        )
-        for record in records
-    ]
 
 
 # -- matching records and kernels ----------------------------------------------------------------------

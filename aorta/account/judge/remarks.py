@@ -1,0 +1,97 @@
+"""Remarks on the numbers of a report: of how many steps they are, and whether these stand for the others."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.account.judge.judged import statistic
+from aorta.account.judge.overhead import overhead_texts
+from aorta.account.judge.timed_steps import timed_steps
+from aorta.account.judge.whole_run import whole_run_text
+from aorta.account.load.rank.kernels import graph_text
+from aorta.account.model import Dataset, JudgedRun
+from aorta.account.numbers import number
+from aorta.timeline.types import KERNEL_SOURCES
+
+
+def is_of_kernels(dataset: Dataset) -> bool:
+    return dataset.source in KERNEL_SOURCES or dataset.source == "projected"
+
+
+def num_timed(judged: JudgedRun) -> int:
+    """Judged steps in which some rank has numbers of compute or communication."""
+    return int(timed_steps(judged).sum())
+
+
+def remarks(dataset: Dataset) -> list[str]:
+    """Remarks on the numbers of a report, and on how many steps they are of."""
+    lines = [
+        text
+        for text in (
+            partly_timed(dataset),
+            recorded_apart(dataset),
+            *_whole_runs(dataset),
+            graph_text(dataset),
+        )
+        if text
+    ]
+    lines += overhead_texts(dataset)
+    return lines
+
+
+def timed_step_ms(dataset: Dataset) -> float | None:
+    """Median step of the steps that were timed: the whole that compute and communication are parts of."""
+    medians = [_timed_step_ms(judged) for judged in dataset.runs if num_timed(judged)]
+    measured = [median for median in medians if median is not None]
+    return (
+        float(np.mean(measured))
+        if len(measured) == len(dataset.runs)
+        else dataset.statistics["step_ms"].median
+    )
+
+
+def _timed_step_ms(judged: JudgedRun) -> float | None:
+    is_timed = timed_steps(judged)
+    if is_timed.all():
+        return judged.statistics["step_ms"].median
+    return judged.once("timed_step_ms", lambda: statistic(judged.values("step_ms")[:, is_timed]).median)
+
+
+def _whole_runs(dataset: Dataset) -> list[str]:
+    parts = {"compute": "compute_ms", "exposed communication": "exposed_ms", "neither": "idle_ms"}
+    several = len(dataset.runs) > 1
+    texts = [(judged.run.label, whole_run_text(judged, parts)) for judged in dataset.runs]
+    return [f"{label}: {text}" if several else text for label, text in texts if text]
+
+
+def partly_timed(dataset: Dataset) -> str:
+    """Text of how many judged steps were timed, and whether these took as long as the others, which a share
+    of the step is told by; '' where all were timed, or none."""
+    is_timed = np.concatenate([timed_steps(judged) for judged in dataset.runs])
+    if is_timed.all() or not is_timed.any():
+        return ""
+    return (
+        f"only {is_timed.sum()} of {len(is_timed)} judged steps were recorded (--overhead):"
+        " compute, communication and all numbers derived from them come from these steps"
+        f"{_lengths(dataset, is_timed)}"
+    )
+
+
+def recorded_apart(dataset: Dataset) -> str:
+    """Text of how many judged steps are not in the account because recording makes them longer, while all is
+    known of the others too; '' where all are in it."""
+    left_out = np.concatenate([judged.run.left_out[judged.num_warmup :] for judged in dataset.runs])
+    num = int((~left_out).sum())
+    if partly_timed(dataset) or not 0 < num <= len(left_out) / 2:
+        return ""
+    return (
+        f"{num} of {len(left_out)} judged steps were recorded with their details (--overhead) and are in no"
+        f" mean, since that may make them longer{_lengths(dataset, ~left_out)}"
+    )
+
+
+def _lengths(dataset: Dataset, is_recorded: NDArray[np.bool_]) -> str:
+    step_ms = np.concatenate([np.median(judged.values("step_ms"), axis=0) for judged in dataset.runs])
+    if np.isnan(step_ms).any():
+        return ""
+    own, others = (number(np.median(step_ms[which])) for which in (is_recorded, ~is_recorded))
+    return f"; the recorded ones' median step takes {own} ms, the others' {others} ms"
