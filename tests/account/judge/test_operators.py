@@ -82,6 +82,7 @@ def test_without_a_known_device_there_is_a_rate_and_no_attainable():
     assert (row.achieved, row.of_attainable) == ("0.001 TFLOP/s", None)
 
 
+@pytest.mark.processes  # that read the traces
 def test_the_long_report_of_a_trace_lists_its_operators(tmp_path, capsys):
     events = []
     for step in range(4):
