@@ -184,8 +184,6 @@ class Extractor:
             self._clock.recycle([step.logged])
         return RawStep(
             **_numbers_without_times(step),
-            groups=[],
-            calls=[],
             scalars=read_scalars(step.scalars),
             device=telemetry.device,
             rocm_smi_output=telemetry.rocm_smi_output,
@@ -209,11 +207,7 @@ def host_only(step: RecordedStep, reason: str) -> RawStep:
     missing = ("device", "collectives", *(name for name in step.scalars if name not in scalars))
     return RawStep(
         **_numbers_without_times(step),
-        groups=[],
-        calls=[],
         scalars=scalars,
-        device=None,
-        rocm_smi_output=None,
         not_measured=dict.fromkeys(missing, reason),
         kernels_lost=reason,
         num_calls=len(step.calls if step.learned is None else step.learned.like.calls),
@@ -228,10 +222,6 @@ def _numbers_without_times(step: RecordedStep) -> dict[str, Any]:
     return _host_numbers(step) | {
         "window_ms": 0.0,
         "body_ms": 0.0,
-        "waits": [],
-        "stalls": [],
-        "final_waits": [],
-        "ranges": [],
         "kernel_marks": (step.start.number, step.body_end.number, step.window_end.number),
     }
 

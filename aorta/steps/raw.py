@@ -113,20 +113,20 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     body_end_ns: int
     window_end_ns: int
     host_ms: float
-    groups: list[RawGroup]
-    calls: list[RawCall]
-    waits: list[tuple[RawMark, CallId]]
+    groups: list[RawGroup] = []
+    calls: list[RawCall] = []
+    waits: list[tuple[RawMark, CallId]] = []
     """(mark, call): the compute stream began to wait for an asynchronous call."""
-    stalls: list[tuple[RawMark, RawMark]]
-    final_waits: list[tuple[RawMark, RawMark | None, list[CallId]]]
+    stalls: list[tuple[RawMark, RawMark]] = []
+    final_waits: list[tuple[RawMark, RawMark | None, list[CallId]]] = []
     """(before, after, calls): the compute stream waits for the last of the calls."""
-    ranges: list[tuple[str, RawMark, RawMark]]
-    scalars: dict[str, float]
-    memory: tuple[int, int, int, int | None, int | None] | None
+    ranges: list[tuple[str, RawMark, RawMark]] = []
+    scalars: dict[str, float] = {}
+    memory: tuple[int, int, int, int | None, int | None] | None = None
     """Allocated, reserved, peak allocated bytes; retries and segments given back, since the process began."""
-    device: DeviceRecord | None
-    rocm_smi_output: str | None
-    not_measured: dict[str, str]
+    device: DeviceRecord | None = None
+    rocm_smi_output: str | None = None
+    not_measured: dict[str, str] = {}
     gap_ms: float = 0.0
     """Time between the previous window's end and this start; 0 unless the recorder was paused."""
     untimed: str | None = None
