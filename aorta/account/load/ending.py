@@ -35,7 +35,6 @@ def story(
     elif run.finished_unix_ns is None:
         lines.append("run.json records no end: the run was killed, or is still running")
     lines += _lost(run, states)
-    lines += _cut(run, states, ranks)
     return lines
 
 
@@ -102,16 +101,21 @@ def _lost(run: RunRecord, states: Iterable[RankState]) -> Iterator[str]:
             yield f"rank {run.coverage.get('rank', 0)}: {num} {text}"
 
 
-def _cut(run: RunRecord, states: Iterable[RankState], ranks: Sequence[RankFile]) -> Iterator[str]:
-    """Ranks whose lines end before the last one that they had written."""
-    by_rank = {state.rank: state.lines for state in states}
+def cut(
+    run: RunRecord | None, states: Iterable[RankState], ranks: Sequence[RankFile]
+) -> Iterator[tuple[str, int]]:
+    """Ranks whose lines end before the last one that they had written, each with the number of these."""
+    if run is None or len(run.attempts) != 1:
+        return
+    by_rank = {state.rank: state.lines for state in states if state.process.run_id == run.run_id}
     for rank in ranks:
         lines = by_rank.get(rank.rank)
         end = _last_common_step([rank])
         if lines is None or lines.closed_unix_ns is None or lines.num_lost or lines.last_step is None:
             continue
-        if len(run.attempts) == 1 and end is not None and end < lines.last_step:
-            yield f"rank {rank.rank} had recorded up to step {lines.last_step}, its file ends at step {end}"
+        if end is not None and end < lines.last_step:
+            text = f"rank {rank.rank} had recorded up to step {lines.last_step}, its file ends at step {end}"
+            yield text, lines.num_steps
 
 
 def _last_common_step(ranks: Sequence[RankFile]) -> int | None:

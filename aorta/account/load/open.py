@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from aorta.account.load.attempts import ranks_of_run
-from aorta.account.load.ending import last_ending, story
+from aorta.account.load.ending import cut, last_ending, story
 from aorta.account.load.evidence import comm_evidence, possible_of_records
 from aorta.account.load.goodput import goodput, goodput_text
 from aorta.account.load.rank.calls import MAX_CALLS
@@ -144,7 +144,11 @@ def _load_records(
         loaded.notes.append(unsure)
     states, launch_notes = list(read_states(folder).values()), read_notes(folder)
     loaded.notes.extend(_missing_beside(ranks, {path.name for path in folder.iterdir()}))
-    damage_text = _damage_text(damage, loaded, ranks)
+    are_cut = list(cut(run, states, ranks))
+    if are_cut and strict:
+        raise ReportError(are_cut[0][0])
+    damage += [text for text, _ in are_cut]
+    damage_text = _damage_text(damage, loaded, ranks, max((num for _, num in are_cut), default=0))
     loaded.story[:] = [
         *([] if damage_text is None else [damage_text]),
         *story(run, states, ranks, launch_notes),
@@ -180,8 +184,11 @@ def _run_record(folder: Path, notes: list[str], strict: bool) -> tuple[RunRecord
         return None, ["run.json"]
 
 
-def _damage_text(damage: list[str], run: Run, ranks: list[RankFile]) -> str | None:
-    """The line that stands before all numbers of a damaged run: what is damaged, and how much is left."""
+def _damage_text(damage: list[str], run: Run, ranks: list[RankFile], num_written: int) -> str | None:
+    """The line that stands before all numbers of a damaged run: what is damaged, and how much is left.
+
+    num_written: steps of a rank, as far as the ranks themselves have told.
+    """
     size = max(rank.world_size for rank in ranks)
     absent = sorted(set(range(size)) - set(run.ranks))
     if absent:
@@ -189,7 +196,8 @@ def _damage_text(damage: list[str], run: Run, ranks: list[RankFile]) -> str | No
         damage = [f"all of rank{'s' if len(absent) > 1 else ''} {some}", *damage]
     if not damage:
         return None
-    steps = max(len(done.global_step) for rank in ranks for done in rank.sources.values())
+    read = (len(done.global_step) for rank in ranks for done in rank.sources.values())
+    steps = max(num_written, *read)
     if run.num_steps < LEAST_LEFT * steps:
         raise ReportError(
             f"{damage[0]}: {DAMAGED}, and too little is left: {run.num_steps} of at least {steps} steps"

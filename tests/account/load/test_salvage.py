@@ -8,8 +8,11 @@ import pytest
 
 from aorta.account.load.open import load_run
 from aorta.errors import AortaError
+from aorta.records.files import state_name
 from aorta.records.reader import read_run, read_steps
-from aorta.records.writer import LineWriter, RunFolder
+from aorta.records.schema import AttemptRecord, Ending
+from aorta.records.state import ProcessState, StateFile, Tally
+from aorta.records.writer import LineWriter, RunFolder, write_json
 from aorta.traces.cache import Reading
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "example" / "ddp"
@@ -95,6 +98,36 @@ def test_the_damaged_line_alone_is_left_out_and_named(folder):
     whole_steps = [record.global_step for record in read_steps(folder / "rank_1_metrics.jsonl", [])]
     assert left.global_step.tolist() == [step for step in whole_steps if step != whole_steps[7]]
     assert any("1 line is left out, the first is line 8: " in note for note in left.notes)
+
+
+@pytest.mark.parametrize(("num_left", "is_enough"), [(25, True), (9, False)])
+def test_a_file_that_ends_before_what_its_rank_had_written_is_damaged(folder, num_left, is_enough):
+    """Both files are cut at the end of a line, so that nothing but what the ranks tell shows it."""
+    state = ProcessState(
+        run_id="one", attempt=0, rank=0, world_size=2, host="", pid=1, process_start=None, started_unix_ns=0,
+        written_unix_ns=0, ending=Ending(kind="finished"),
+    )  # fmt: skip
+    run = read_run(folder)
+    run.attempts.append(AttemptRecord(attempt=0, world_size=2, started_unix_ns=0, ending=state.ending))
+    write_json(folder / "run.json", run)
+    for rank in range(2):
+        path = folder / f"rank_{rank}_metrics.jsonl"
+        StateFile(folder / state_name(rank), 0).write(msgspec.structs.replace(state, rank=rank))
+        tally = Tally(folder / state_name(rank), 0)
+        for record in read_steps(path, []):
+            tally.add(record, None)
+        tally.close()
+        assert not load_run(folder, "run").story
+    for rank in range(2):
+        change_lines(folder / f"rank_{rank}_metrics.jsonl", lambda lines: lines[:num_left])
+    with pytest.raises(AortaError, match=r"rank 0 had recorded up to step \d+, its file ends at step"):
+        load_run(folder, "run")
+    if is_enough:
+        left = load_run(folder, "run", reading=LEFT)
+        assert f"{left.num_steps} of at least 32 steps" in left.story[0]
+    else:
+        with pytest.raises(AortaError, match="too little is left: 9 of at least 32 steps"):
+            load_run(folder, "run", reading=LEFT)
 
 
 def test_records_that_are_read_again_leave_the_same_line_out(folder):
