@@ -114,10 +114,11 @@ def _phase_table(dataset: Dataset, report: Report) -> Markup | None:
     rows = phases_of(dataset.first)
     if not rows:
         return None
-    several = len(dataset.first.run.ranks) > 1
+    several, has_bytes = len(dataset.first.run.ranks) > 1, any(row.bytes is not None for row in rows)
     columns: list[Column] = [
         ("Phase", "", False), ("In a step", "ms", True), ("Of it", "", True),
-        *([("Ranks", "ms", True)] if several else []), ("Most of it in", "", False),
+        *([("Ranks", "ms", True)] if several else []), *([("Memory", "MiB", True)] if has_bytes else []),
+        ("Most of it in", "", False),
     ]  # fmt: skip
     drawn = [
         tag(
@@ -126,6 +127,7 @@ def _phase_table(dataset: Dataset, report: Report) -> Markup | None:
             cell(row.ms),
             cell(row.share, text=percent(row.share)),
             tag("td", rank_range(row), class_="num") if several else None,
+            cell(None if row.bytes is None else row.bytes / 2**20) if has_bytes else None,
             tag("td", "" if row.line is None else row.line.text),
         )
         for row in rows

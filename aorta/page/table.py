@@ -42,7 +42,7 @@ from aorta.account.model import (
     Part,
     Run,
 )
-from aorta.account.numbers import counted, number, percent, quantity, times
+from aorta.account.numbers import byte_text, counted, number, percent, quantity, times
 from aorta.page.parts import MAX_LABEL, interval_text
 from aorta.timeline.statistics import LEVEL, WARMUP_RULE
 from aorta.timeline.types import TRACE_SOURCES
@@ -132,8 +132,7 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: 
     lines += [f"warning: {text}" for text in alerts(dataset)]
     lines += ["", *_aligned([("", "mean", "of step", "ranks"), *account_rows(dataset)])]
     if phases := phase_rows(dataset):
-        head = f"phase ({counted(phases_of(dataset.first)[0].num_steps, 'step')})"
-        lines += ["", *_aligned([(head, "mean", "of step", "ranks", "most of it in"), *phases])]
+        lines += ["", *_aligned(phases)]
     if ops := _operation_rows(dataset):
         lines += ["", *_aligned([("", "mean", "exposed"), *ops])]
     measures = [*_measure_rows(dataset, RATE_ROWS), *_measure_rows(dataset, DEVICE_ROWS)]
@@ -237,20 +236,19 @@ def account_rows(dataset: Dataset) -> list[tuple[str, ...]]:
 
 
 def phase_rows(dataset: Dataset) -> list[tuple[str, ...]]:
-    """Phases of the host, which add up to the step, each with the line that most of it is in; of the first
-    run."""
-    several = len(dataset.first.run.ranks) > 1
-    return [
-        (
-            row.title,
-            _ms(row.ms),
-            percent(row.share),
-            rank_range(row) if several else "",
-            "" if row.line is None else row.line.text,
-        )
-        for row in phases_of(dataset.first)
-        if row.share >= LEAST_SHOWN
-    ]
+    """Phases of the host, which add up to the step, each with its memory and the line that most of it is in,
+    below their heading; of the first run."""
+    rows = [row for row in phases_of(dataset.first) if row.share >= LEAST_SHOWN]
+    if not rows:
+        return []
+    several, has_bytes = len(dataset.first.run.ranks) > 1, any(row.bytes is not None for row in rows)
+    head = (f"phase ({counted(rows[0].num_steps, 'step')})", "mean", "of step", "ranks")
+    found: list[tuple[str, ...]] = [(*head, *(["memory"] if has_bytes else []), "most of it in")]
+    for row in rows:
+        cells = row.title, _ms(row.ms), percent(row.share), rank_range(row) if several else ""
+        memory = ("" if row.bytes is None else byte_text(row.bytes),) if has_bytes else ()
+        found.append((*cells, *memory, "" if row.line is None else row.line.text))
+    return found
 
 
 def rank_range(row: PhaseRow) -> str:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.profiles import sampled_ranks
 from aorta.account.judge.stacks import CodeLine, Samples, heaviest, samples_of
-from aorta.account.load.rank.phases import PHASES, PREFIX
+from aorta.account.load.rank.phases import BYTES, PHASES, PREFIX
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import quantity
 from aorta.account.rows import positive
@@ -44,6 +44,8 @@ class PhaseRow:
     """Judged steps that show their phases."""
     line: CodeLine | None
     """None where too few samples are in it, or most of them in no line of the program."""
+    bytes: float | None
+    """The most that was seen allocated on a device, of judged steps and ranks; None where nobody looked."""
 
     @property
     def title(self) -> str:
@@ -128,10 +130,16 @@ def _phases_of(judged: JudgedRun) -> list[PhaseRow]:
             by_rank[phase].tolist(),
             steps["step"].shape[1],
             _line(samples, phase, own is not None),
+            _bytes(judged, phase),
         )
         for phase in PHASES
         if phase in by_rank and by_rank[phase].any()
     ]
+
+
+def _bytes(judged: JudgedRun, phase: StepPhase) -> float | None:
+    values = judged.run.host_parts.get(f"{BYTES}{phase}", np.zeros((0, 0)))[:, judged.num_warmup :]
+    return float(np.nanmax(values)) if np.isfinite(values).any() else None
 
 
 def _own_code(samples: list[Samples]) -> float | None:

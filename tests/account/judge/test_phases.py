@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from aorta.account.judge.phases import largest_text, phases_of
-from aorta.account.load.rank.phases import PREFIX
+from aorta.account.load.rank.phases import BYTES, PREFIX
 from tests.account.judge.sampled_runs import AUGMENT, MAIN, MODEL, sampled, sampled_dataset
 
 
@@ -54,6 +54,19 @@ def test_code_of_the_loop_before_a_backward_pass_is_no_forward_pass():
         "main(), train.py:20",
         "augment(), data.py:5",
     )
+
+
+def test_the_memory_of_a_phase_is_the_most_of_all_ranks_and_judged_steps():
+    judged = judged_with(forward=16.0, backward=4.0)
+    seen = np.full(judged.run.metrics["step_ms"].shape, np.nan)
+    seen[:, : judged.num_warmup], seen[0, -1], seen[1, -2] = 9e9, 2e9, 3e9
+    parts = {**judged.run.host_parts, f"{BYTES}forward": seen}
+    judged = msgspec.structs.replace(judged, run=msgspec.structs.replace(judged.run, host_parts=parts))
+    assert {row.phase: row.bytes for row in phases_of(judged)} == {
+        "forward": 3e9,
+        "backward": None,
+        "rest": None,
+    }
 
 
 def test_steps_that_do_not_show_their_phases_are_left_out():

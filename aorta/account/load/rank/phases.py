@@ -16,7 +16,8 @@ from aorta.records.table import StepTable
 from aorta.timeline.row_intervals import NONE, RowIntervals, concat, subtract, union
 
 Ints = NDArray[np.int64]
-PREFIX = "host.phase."
+PREFIX, BYTES = "host.phase.", "host.bytes."
+WITH_BYTES: tuple[StepPhase, ...] = ("forward", "backward", "optimizer")
 PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
 OF_KIND: dict[HostKind, StepPhase] = {
     "checkpoint": "checkpoint",
@@ -31,21 +32,22 @@ _UPDATES: tuple[StepPhase, ...] = ("optimizer", "checkpoint", "evaluation")
 
 
 def phase_metrics(block: StepTable) -> dict[str, Floats]:
-    """host.phase.<phase> in ms for each phase but rest, NaN in lines without a backward pass.
-
-    That tells what is forward. Nothing where no line has one.
+    """host.phase.<phase> in ms for each phase but rest, NaN in lines without a backward pass, which tells
+    what is forward; host.bytes.<phase>, the most that was seen allocated. Nothing where no line has them.
     """
+    memory = {f"{BYTES}{name}": block.numbers(f"memory.{name}_bytes") for name in WITH_BYTES}
+    bytes_of = {name: values for name, values in memory.items() if values is not None}
     window_ms = block.numbers("step_ms")
     is_noted = block.has("host_spans")
     if window_ms is None or not is_noted.any():
-        return {}
+        return bytes_of
     is_noted &= np.isfinite(window_ms)
     spans, num = block.host_spans(), len(block)
     is_told = np.zeros(num, dtype=bool)
     is_told[spans.row[spans.kind == HOST_KINDS.index("backward")]] = True
     is_told &= is_noted
     if not is_told.any():
-        return {}
+        return bytes_of
     of_kind = np.array([PHASES.index(OF_KIND[kind]) if kind in OF_KIND else -1 for kind in HOST_KINDS])
     phase = of_kind[spans.kind]
     chosen = (phase >= 0) & is_told[spans.row]
@@ -53,7 +55,7 @@ def phase_metrics(block: StepTable) -> dict[str, Floats]:
     start, end = np.clip(spans.start_ms[chosen], 0.0, most), np.clip(spans.end_ms[chosen], 0.0, most)
     is_long = end > start
     parts = _Parts(row[is_long], start[is_long], end[is_long], phase[chosen][is_long])
-    return _sums(_disjoint(parts), is_told, window_ms)
+    return _sums(_disjoint(parts), is_told, window_ms) | bytes_of
 
 
 class _Parts(NamedTuple):
