@@ -17,7 +17,7 @@ from harness import arguments, write
 from simulated_runs import GROUPS, Floats, Runs, Simulation, autoregressive
 
 from aorta.account.judge.states import differ
-from aorta.timeline.ratio import Decision, LogRatio, decided, log_ratio, taken_columns, work_columns
+from aorta.timeline.ratio import Decision, LogRatio, Spread, decided, log_ratio, taken_columns, work_columns
 from aorta.timeline.statistics import ALPHA, MIN_STEPS, warmup_steps
 
 MATTERS = 0.03
@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=2000)
     parser.add_argument("--only", default="", help="cells whose name has this in it")
     parser.add_argument("--group", default="", choices=["", *GROUPS])
+    parser.add_argument("--run-spread", type=float, help="what runs differ by, known: 0.005 is 0.5 %%")
     parser.add_argument("--states", action="store_true", help="steps in some state alone, instead of cells")
     options = parser.parse_args()
     if options.states:
@@ -62,7 +63,8 @@ def main() -> None:
         for simulation in simulations:
             if options.only not in simulation.name:
                 continue
-            found = rates(simulation, options.pairs)
+            spread = None if options.run_spread is None else Spread(options.run_spread, 20)
+            found = rates(simulation, options.pairs, spread=spread)
             low, high = wilson(found.false_alarms, found.pairs)
             rows.append(
                 {
@@ -142,7 +144,7 @@ def line_of(name: str, found: Rates) -> str:
     )
 
 
-def rates(simulation: Simulation, pairs: int, seed: int = 1) -> Rates:
+def rates(simulation: Simulation, pairs: int, seed: int = 1, spread: Spread | None = None) -> Rates:
     rng = np.random.default_rng(seed)
     alarms = same = wrongly_same = 0
     found = [0] * len(PLANTED)
@@ -150,7 +152,7 @@ def rates(simulation: Simulation, pairs: int, seed: int = 1) -> Rates:
     for start in range(0, pairs, CHUNK):
         num = min(CHUNK, pairs - start)
         reference, candidate = simulation.pairs(rng, num)
-        for ratio in _ratios(simulation, reference, candidate):
+        for ratio in _ratios(simulation, reference, candidate, spread):
             half = ratio.error.width(ALPHA)
             called = decided(ratio.value, half, MATTERS)
             alarms += sum(map(_is_called, called))
@@ -168,13 +170,15 @@ def _is_called(one: Decision) -> bool:
     return one in ("higher", "lower")
 
 
-def _ratios(simulation: Simulation, reference: Runs, candidate: Runs) -> list[LogRatio]:
+def _ratios(
+    simulation: Simulation, reference: Runs, candidate: Runs, spread: Spread | None
+) -> list[LogRatio]:
     """Of all pairs at once; one by one where leading steps are left out by a rule."""
     num = min(reference.step_ms.shape[-1], candidate.step_ms.shape[-1])
     r, c = (np.log(np.median(side.step_ms, axis=2))[..., :num] for side in (reference, candidate))
     of_r, of_c = _known(reference, num), _known(candidate, num)
     if not simulation.warmup:
-        return [log_ratio(r, c, of_r, of_c)]
+        return [log_ratio(r, c, of_r, of_c, spread)]
     ratios = []
     for i in range(len(r)):
         runs = (*reference.step_ms[i], *candidate.step_ms[i])

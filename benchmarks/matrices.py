@@ -27,7 +27,7 @@ QUIET, NOISY, ROUND = 0.02, 0.08, 0.05
 """Standard deviations: of a run, of a run of a noisy cell, and of a round."""
 PLANTED = 0.10
 MATTERS = 0.03
-NUM_SERIES = 1000
+NUM_SERIES = 500
 
 
 def main() -> None:

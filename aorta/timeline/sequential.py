@@ -9,6 +9,7 @@ time.
 Source: Kim and DeMets, Biometrika 74 (1987), for spending by a power of the information.
 """
 
+import bisect
 import math
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -93,7 +94,10 @@ def _pairs_needed(deviation: float, margin: float, level: float) -> int | None:
     """level: of the last look."""
     from scipy.special import stdtrit
 
-    num = np.arange(FIRST_LOOK, MOST_ADVISED + 1)
-    needed = stdtrit(num - 1, 1 - level / 2) + stdtrit(num - 1, POWER)
-    does = needed * deviation / np.sqrt(num) <= margin
-    return int(num[does.argmax()]) if does.any() else None
+    def tells(num: int) -> bool:
+        needed = float(stdtrit(num - 1, 1 - level / 2) + stdtrit(num - 1, POWER))
+        return needed * deviation <= margin * math.sqrt(num)
+
+    numbers = range(FIRST_LOOK, MOST_ADVISED + 1)
+    place = bisect.bisect_left(numbers, True, key=tells)
+    return numbers[place] if place < len(numbers) else None
