@@ -24,6 +24,7 @@ from aorta.record.interception.switch import BackendCounts, Interception
 from aorta.record.journal import Journal
 from aorta.record.kernel_source import KernelSource
 from aorta.record.learned_calls import Learner
+from aorta.record.overhead import NUM_FIRST
 from aorta.record.phase_memory import PhaseMemory
 from aorta.record.settings import RecorderSettings
 from aorta.record.sites import Sites
@@ -132,7 +133,11 @@ class Sources:
             return "there is no device: nothing else tells of collectives"
         if self.kernels.reason is not None:
             return f"there are no kernel records: {self.kernels.reason}"
-        return self._why_to_see() or "too few steps in a row had the same ones, by the backends' counts"
+        return self._why_to_see() or (
+            f"too few steps were recorded behind the first {NUM_FIRST}"
+            if self.learner.is_sure
+            else "too few steps in a row had the same ones, by the backends' counts"
+        )
 
     def look(self) -> None:
         """See collectives again."""

@@ -193,6 +193,12 @@ def test_as_many_in_another_order_are_not_called_by_the_old_names(tmp_path):
         assert calls[-1] == changed[0]  # seen again
 
 
+@pytest.mark.processes
+def test_a_run_of_the_first_steps_alone_says_why_all_are_seen(tmp_path):
+    for rank in run_ranks(ran, 2, tmp_path, learned_steps.Program, 20, "off"):
+        assert rank["coverage"]["why_all_seen"] == "too few steps were recorded behind the first 24"
+
+
 def test_a_run_on_a_cpu_says_why_all_are_seen(tmp_path):
     with aorta.instrument(tmp_path) as recorder, recorder.step():
         pass
