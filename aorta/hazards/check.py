@@ -78,11 +78,6 @@ class Hazard:
     """Of memory that was freed too early: the site of the next allocation; where that has none, of the first
     operation that writes there."""
 
-    @property
-    def edge(self) -> tuple[Hashable, Hashable]:
-        """The missing order: (stream that should wait, stream it should wait for)."""
-        return self.later[0], self.earlier[0]
-
 
 @dataclass(slots=True)
 class _Region:
@@ -101,7 +96,6 @@ class _Region:
     """Hazards whose memory this allocation got, until it is known what writes there."""
     recorded: set[int] = field(default_factory=set)
     """Streams that the allocator waits for before it reuses the memory (record_stream)."""
-    site: Any = None
 
 
 @dataclass(slots=True)
@@ -130,8 +124,6 @@ class HazardCheck:
         self.step = 0
         """Number of the step that operations now belong to."""
         self.num_operations = 0
-        self.num_forgotten = 0
-        """Regions whose history was too fine to be kept."""
         self._numbers: dict[Hashable, int] = {HOST: self.order.add_stream()}
         self._names: list[Hashable] = [HOST]
         self._events: OrderedDict[Hashable, _Recorded] = OrderedDict()
@@ -206,7 +198,7 @@ class HazardCheck:
         """Note that the stream's allocator handed out memory."""
         x, end = self._issued(stream), address + max(num_bytes, 1)
         told, reused = self._unearth(x, address, end, site)
-        region = self._take(address, end, x, site)
+        region = self._take(address, end, x)
         if told:
             region.segments.forget_streams(told)
             region.reused = reused
@@ -288,7 +280,6 @@ class HazardCheck:
                             self._conflict(touch, other, region.owner)
                     if len(segments.starts) > MAX_SEGMENTS:
                         segments.forget()
-                        self.num_forgotten += 1
                     at = until
 
     def capture(self, graph: Hashable, entries: Sequence[Entry]) -> None:
@@ -386,17 +377,17 @@ class HazardCheck:
         old = self._region_at(start)
         if old is not None:  # freed, as far as is known: its new owner was not seen
             end = min(end, old.end)
-            region = self._take(start, end, None, None)
+            region = self._take(start, end, None)
             region.segments.forget()
             return region
         return self._put(_Region(start, end, None, self._new_owner()))
 
-    def _take(self, start: int, end: int, stream: int | None, site: Any) -> _Region:
+    def _take(self, start: int, end: int, stream: int | None) -> _Region:
         """Make a region of an allocation. It inherits the accesses to freed memory of the same stream."""
         same = self._regions.get(start)
         if same is not None and same.end == end and not same.is_live:  # as the allocator does it mostly
             segments = same.segments if same.stream == stream else Segments()
-            region = _Region(start, end, stream, self._new_owner(), segments, site=site)
+            region = _Region(start, end, stream, self._new_owner(), segments)
             self._regions[start] = region
             return region
         inherited = Segments()
@@ -409,7 +400,7 @@ class HazardCheck:
                     part = old.segments.within(a, b)
                     rest = _Region(a, b, old.stream, old.owner, part, old.is_live, old.is_shared)
                     self._put(rest)
-        return self._put(_Region(start, end, stream, self._new_owner(), inherited, site=site))
+        return self._put(_Region(start, end, stream, self._new_owner(), inherited))
 
     def _overlapping(self, start: int, end: int) -> list[_Region]:
         first = max(0, bisect_right(self._starts, start) - 1)

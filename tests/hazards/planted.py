@@ -25,6 +25,11 @@ def waits(stream, other):
     return ["wait_stream", stream, other]
 
 
+def edge(hazard):
+    """The missing order: (stream that should wait, stream it should wait for)."""
+    return hazard.later[0], hazard.earlier[0]
+
+
 FILL = [new(A), op(COMPUTE, "fill", writes=[A])]
 
 

@@ -6,7 +6,7 @@ The reports were read for which stream waits for which; the logs are ours.
 import pytest
 
 from aorta.hazards.check import HazardCheck, play
-from tests.hazards.planted import FILL, NCCL, PINNED, REDUCE, A, B, freed, new, op, waits
+from tests.hazards.planted import FILL, NCCL, PINNED, REDUCE, A, B, edge, freed, new, op, waits
 
 COMPUTE, SIDE, D2H, H2D = "compute", "side", "d2h", "h2d"
 REPORTED = {
@@ -68,4 +68,4 @@ REPORTED = {
 @pytest.mark.parametrize("report", REPORTED)
 def test_a_reported_race_is_found_with_the_order_that_it_lacked(report):
     log, expected = REPORTED[report]
-    assert [(hazard.kind, hazard.edge) for hazard in play(log, HazardCheck()).hazards.values()] == [expected]
+    assert [(hazard.kind, edge(hazard)) for hazard in play(log, HazardCheck()).hazards.values()] == [expected]

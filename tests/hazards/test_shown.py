@@ -103,8 +103,8 @@ def test_the_page_has_a_section_for_checked_runs_alone(folder):
     checked(folder, finding(), rank=0)
     source = page(make_report([folder], ["run"]))
     assert 'id="hazards"' in source
-    assert "possible: race, 8,192 bytes" in source
-    assert "aten::mm at train.py:9 in Block.forward, on default stream" in source
+    assert "1. possible: race, 4 times, first in step 2, rank 0" in source
+    assert "later    aten::mm at train.py:9 in Block.forward" in source
 
 
 def test_a_command_that_died_is_said_with_its_code(tmp_path):
