@@ -25,7 +25,8 @@ def sparse_run(
     **changes,
 ):
     """Two ranks; every step of 10 ms, with relative noise of its own in all its times; 8 ms of compute. Where
-    it was not timed only its length is known, untimed_ms, and which collectives it called."""
+    it was not timed only its length is known, untimed_ms (of the step), and which collectives
+    it called."""
     rng = random.Random(folder.name)
     records = []
     for step in range(num_steps):
@@ -39,7 +40,7 @@ def sparse_run(
                 nothing = {name: {} if name.endswith("by_op") else None for name in known.__struct_fields__}
                 record = msgspec.structs.replace(
                     record,
-                    step_ms=untimed_ms * scale,
+                    step_ms=(untimed_ms(step) if callable(untimed_ms) else untimed_ms) * scale,
                     overlap=msgspec.structs.replace(known, **nothing),
                     streams={},
                     active_segments=None,
