@@ -53,7 +53,8 @@ def line_of(finding: CauseFinding, judged: JudgedRun) -> CodeLine | None:
         several = [one for rank in ranks[:MOST_RANKS] if (one := _samples(judged, rank)) is not None]
         group = finding.facts.get("group")
         if group is not None:
-            stacks = [stack for one in several for stack in of_group(one, group, 1 / len(several))]
+            part = 1 / len(several)
+            stacks = [stack for one in several for stack in of_group(one, group[0], set(group[1]), part)]
         else:
             stacks = [stack for one in several for stack in _chosen(finding, judged, one, 1 / len(several))]
     site = _issuing_most(finding, judged)

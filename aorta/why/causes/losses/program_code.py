@@ -31,6 +31,10 @@ LARGE = 0.1
 """Of a step, from which on a group is called by what it does to the device."""
 MOSTLY = 0.4
 """Of the largest group, from which on exposed copies are what it does."""
+FEWEST = 3
+"""Samples that show what is named."""
+GIVEN_BACK = ("torch", "empty_cache")
+"""Library and function of which the allocator's counters know better what they cost."""
 MANY_WAITS = 4
 """A step: a value that is read once or twice does not make the code around it wait."""
 DETAILED_STEPS = 24
@@ -63,12 +67,15 @@ def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
     common = set.intersection(*(set(groups) for groups in grouped))
     found = []
     for group in common:
+        if sum(len(groups[group]) for groups in grouped) < FEWEST:
+            continue
         ms = _common(samples, [groups[group] for groups in grouped], account)
         if ms.mean() >= LEAST * account.mean_step_ms:
             found.append((group, ms))
     waits = _waits(judged) if found and account.on_device else set()
     for place, (group, ms) in enumerate(sorted(found, key=lambda entry: -entry[1].mean())[:MOST_GROUPS]):
-        facts = {**who, "op": "loop" if group[2] else "", "part_ms": float(ms.mean()), "group": group}
+        facts = {**who, "op": "loop" if group[2] else "", "part_ms": float(ms.mean())}
+        facts["group"] = group, tuple(loops)
         kind: CauseKind = "program_code"
         if account.on_device and ms.mean() >= LARGE * account.mean_step_ms:
             lines = set().union(
@@ -100,10 +107,10 @@ def _lines(samples: Samples, rows: list[int]) -> set[tuple[str, int]]:
     return {(Path(frame.file).name, frame.line) for path in paths for frame in path if frame.is_program}
 
 
-def of_group(samples: Samples, group: Group, factor: float) -> list[WeightedStack]:
-    """The samples of a finding's group."""
+def of_group(samples: Samples, group: Group, loops: set[Function], factor: float) -> list[WeightedStack]:
+    """The samples of a finding's group; loops: as it was found with."""
     which = np.zeros(len(samples.rows), dtype=bool)
-    which[_groups(samples, set(_loops(samples))).get(group, [])] = True
+    which[_groups(samples, set(loops)).get(group, [])] = True
     return samples.chosen(which, factor)
 
 
@@ -129,7 +136,7 @@ def _groups(samples: Samples, loops: set[Function]) -> dict[Group, list[int]]:
 
 def _group_of(path: list[StackFrame], loops: set[Function]) -> Group | None:
     own = [frame for frame in path if frame.is_program]
-    if not own or is_a_loss(path[-1]):
+    if not own or is_a_loss(path[-1]) or (path[-1].file, path[-1].function) == GIVEN_BACK:
         return None
     inside = [place for place, frame in enumerate(own) if (frame.file, frame.outer_function) in loops]
     if not inside:
