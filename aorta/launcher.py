@@ -8,9 +8,6 @@ from typing import NamedTuple
 
 from aorta.errors import ConfigError
 
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables to take away from a child process that must not take itself for a rank."""
-
 
 class LaunchedRank(NamedTuple):
     """Place of this process among the others; without a launcher it is the only one."""

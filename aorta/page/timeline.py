@@ -86,7 +86,7 @@ def _of_causes(report: Report, label: str) -> dict[str, int]:
     }
 
 
-def timeline_data(steps_shown: list[Steps], group_names: dict[str, str] | None = None) -> dict[str, Any]:
+def timeline_data(steps_shown: list[Steps]) -> dict[str, Any]:
     """Data that page.js draws; times in ms since the earliest rank's start of the step."""
     num = sum(
         len(steps.records.get(step, ()))

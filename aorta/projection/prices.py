@@ -132,10 +132,6 @@ class Anchor(NamedTuple):
     rest: float
     """Measured over projected step with these: a factor on the whole step."""
 
-    @property
-    def told_apart(self) -> bool:
-        return bool(self.terms)
-
 
 LAUNCHES = (
     "moe_layer_host_s",

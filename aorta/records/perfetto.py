@@ -55,14 +55,13 @@ def write_perfetto(
     items: Iterable[StepRecord | Timeline],
     *,
     offset_ns: Mapping[int, int] | None = None,
-    group_names: Mapping[str, str] | None = None,
     kernel_names: Mapping[int, Sequence[str]] | None = None,
 ) -> int:
     """Write the trace of a run, one step at a time; returns the number of events.
 
     items are the steps of all ranks; those of one rank in the order of their steps. offset_ns is added
     to every time of a rank: what brings the ranks' clocks together where the clock of the records does
-    not. group_names replaces names of process groups. kernel_names: by rank, what lines of kernel records
+    not. kernel_names: by rank, what lines of kernel records
     refer to, for the steps that keep every kernel. Without any item the trace is valid and empty.
     """
     try:
@@ -70,7 +69,7 @@ def write_perfetto(
             replacing(path) as raw,
             gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as file,
         ):
-            num_events = _write(file, label, items, offset_ns or {}, group_names or {}, kernel_names or {})  # type: ignore[arg-type]
+            num_events = _write(file, label, items, offset_ns or {}, kernel_names or {})  # type: ignore[arg-type]
     except OSError as error:
         raise RecordError(f"cannot write {path}: {error.strerror or error}") from error
     return num_events
@@ -81,7 +80,6 @@ def _write(
     label: str,
     items: Iterable[StepRecord | Timeline],
     offset_ns: Mapping[int, int],
-    group_names: Mapping[str, str],
     kernel_names: Mapping[int, Sequence[str]],
 ) -> int:
     encode = msgspec.json.Encoder().encode
@@ -95,7 +93,7 @@ def _write(
             file.write(_head(label, origin_ns, offset_ns))
         rank = ranks.get(item.rank)
         if rank is None:
-            rank = ranks[item.rank] = _Rank(item.rank, label, group_names, kernel_names.get(item.rank, ()))
+            rank = ranks[item.rank] = _Rank(item.rank, label, kernel_names.get(item.rank, ()))
         events = rank.timeline if isinstance(item, Timeline) else rank.record
         for event in events(item, start_ns + offset_ns.get(item.rank, 0) - origin_ns):  # type: ignore[arg-type]
             file.write(b",\n" if num_events else b"\n")
@@ -123,14 +121,11 @@ class _Rank:
     Slices of a track never overlap: one that would goes to another track beside it.
     """
 
-    def __init__(
-        self, rank: int, label: str, group_names: Mapping[str, str], kernel_names: Sequence[str]
-    ) -> None:
+    def __init__(self, rank: int, label: str, kernel_names: Sequence[str]) -> None:
         self.pid = PIDS_APART * (rank + 1)  # process 0 is the idle process to readers of this format
         self._name = f"rank {rank}" + (f" ({label})" if label else "")
         self._rank = rank
         self._named = False
-        self._group_names = group_names
         self._kernel_names = kernel_names
         self._lanes: dict[str, list[tuple[int, int]]] = {}
         """Threads that show each track: (id, end of its last slice in ns)."""
@@ -218,7 +213,7 @@ class _Rank:
             "op": collective.op,
             "bytes": collective.bytes,
             "dtype": collective.dtype,
-            "group": self._group_names.get(collective.group, collective.group),
+            "group": collective.group,
             "num_ranks": len(collective.ranks),
             "seq": collective.seq,
             "async": collective.is_async,

@@ -138,14 +138,14 @@ def test_collectives_that_run_at_once_are_beside_each_other(tmp_path):
 
 def test_a_collective_keeps_its_unclipped_times_and_its_numbers(tmp_path):
     row = collective(-0.5, 11.25, op="reduce_scatter", seq=7, group="3")
-    trace = write(tmp_path, [step_record(step_timeline(), collectives=[row])], group_names={"3": "dp"})
+    trace = write(tmp_path, [step_record(step_timeline(), collectives=[row])])
     (event,) = slices(trace, name="reduce_scatter")
     assert unix_ms(trace, [event], offset_ns=10**12).tolist() == [[-0.5, 11.25]]
     assert event["args"] == {
         "op": "reduce_scatter",
         "bytes": 4096,
         "dtype": "bfloat16",
-        "group": "dp",
+        "group": "3",
         "num_ranks": 2,
         "seq": 7,
         "async": False,

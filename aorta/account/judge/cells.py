@@ -57,6 +57,9 @@ CELLS: dict[str, Cell] = {
     "core_taken": Cell("core taken", "the host's thread is ready to run, and others have the cores", "host"),
     "idle": Cell("idle", "the device does nothing; what the host does is not known", "host"),
     "instrument": Cell("aorta itself", "a recorded step takes longer by that, idle or on a CPU", "unknown"),
+    "first_steps": Cell(
+        "longer first steps", "the first steps, recorded alone, are longer by that", "unknown"
+    ),
     "not_measured": Cell("not measured", "what the source has no times of", "unknown"),
 }
 """Cells in the order in which they are shown."""
@@ -146,7 +149,7 @@ class Account:
     @property
     def own_step_ms(self) -> float:
         """The mean step without what aorta itself takes of it."""
-        return self.mean_step_ms - self.mean_ms("instrument")
+        return self.mean_step_ms - self.mean_ms("instrument", "first_steps")
 
     @property
     def is_measured(self) -> bool:
@@ -245,8 +248,8 @@ def _account(judged: JudgedRun) -> Account:
         between = between if noted is None else np.where(np.isfinite(noted), positive(noted), between)
         if on_device:
             cells |= {"compute": compute - hidden, "hidden": hidden}
-            cells |= _of_device(host, idle, between, instrument.ms)
-            _late_by_recording(cells, instrument.ms)
+            cells |= _of_device(host, idle, between, instrument)
+            _late_by_recording(cells, instrument)
         else:
             cells |= _of_cpu(host, compute - hidden + idle, between, step, exposed, instrument.ms)
             cells["hidden"] = hidden
@@ -290,6 +293,7 @@ class _Instrument(NamedTuple):
     gap_ms: float = 0.0
     """What recording may make the step longer by in other cells; 0 where it does not for certain."""
     why_not: str = ""
+    cell: str = "instrument"
 
 
 def _instrument_of(judged: JudgedRun, looked: JudgedRun) -> _Instrument:
@@ -331,7 +335,7 @@ def _beyond_left_out(judged: JudgedRun, looked: JudgedRun) -> _Instrument:
     if more_ms <= half_ms:
         most = f"{max(more_ms + half_ms, 0.0):.3g} ms"
         return _Instrument(why_not=f"within the scatter of steps, at most {most} a step")
-    return _Instrument(more_ms, half_ms)
+    return _Instrument(more_ms, half_ms, cell="first_steps")
 
 
 class Host:
@@ -383,14 +387,14 @@ class Host:
         return asleep
 
 
-def _of_device(host: Host, idle: Floats, between: Floats, instrument_ms: float) -> dict[str, Floats]:
+def _of_device(host: Host, idle: Floats, between: Floats, instrument: _Instrument) -> dict[str, Floats]:
     """Idle device, by what the host did meanwhile. A wait of the host for the device costs the idle time
     behind it, but no more than the wait itself, since the host would have been ahead by that much. Where the
     host's thread neither works nor asks for a core, nor is in a span in which it may sleep, it is blocked."""
     cells: dict[str, Floats] = {}
     left = _give(cells, "copy", positive(host.metric("exposed_copy_ms")), idle)
     if not host.parts:
-        return cells | {"idle": _give_instrument(cells, instrument_ms, left)}
+        return cells | {"idle": _give_instrument(cells, instrument, left)}
     unusual = positive(left - np.median(left, axis=1, keepdims=True))
     for kind in (*HOST_ORDER, "synchronisation"):
         span = between if kind == "between_steps" else host.span(kind) + host.tail(kind)
@@ -403,19 +407,22 @@ def _of_device(host: Host, idle: Floats, between: Floats, instrument_ms: float) 
         left = _give(cells, "blocked", host.asleep(between), left)
         part = np.divide(ready, launching, out=np.zeros_like(left), where=is_noted)
         left = _give(cells, "core_taken", left * part, left)
-    return cells | {"launch": _give_instrument(cells, instrument_ms, left)}
+    return cells | {"launch": _give_instrument(cells, instrument, left)}
 
 
-def _give_instrument(cells: dict[str, Floats], ms: float, left: Floats) -> Floats:
+def _give_instrument(cells: dict[str, Floats], instrument: _Instrument, left: Floats) -> Floats:
     """Take what recording costs from what nothing else explains: that is where it runs."""
-    return _give(cells, "instrument", np.full_like(left, ms), left) if ms > 0 else left
+    if not instrument.ms > 0:
+        return left
+    return _give(cells, instrument.cell, np.full_like(left, instrument.ms), left)
 
 
-def _late_by_recording(cells: dict[str, Floats], ms: float) -> None:
+def _late_by_recording(cells: dict[str, Floats], instrument: _Instrument) -> None:
     """What of it a rank has no launches for, it waits for the others, which recording makes as much later."""
-    if ms > 0 and "wait" in cells:
-        more = np.minimum(ms - cells["instrument"], cells["wait"])
-        cells["instrument"], cells["wait"] = cells["instrument"] + more, cells["wait"] - more
+    if instrument.ms > 0 and "wait" in cells:
+        own = cells[instrument.cell]
+        more = np.minimum(instrument.ms - own, cells["wait"])
+        cells[instrument.cell], cells["wait"] = own + more, cells["wait"] - more
 
 
 def _inflated(cells: dict[str, Floats], ms: float) -> None:

@@ -22,7 +22,7 @@ def _text(overhead: OverheadRecord, of_run: str) -> str:
         return (
             f"what aorta cost {of_run} is not known: its first {overhead.num_first} recorded steps"
             " took longer than the unrecorded ones after them, and other reasons for that are as likely (on a"
-            " GPU it is in the row 'aorta itself')"
+            " GPU it is in the row 'longer first steps')"
         )
     text = f"aorta cost {_share(overhead.cost, overhead.interval)} of {of_run}"
     if overhead.later_cost is not None and overhead.later_interval is not None:

@@ -84,7 +84,7 @@ def _explanation(judged: JudgedRun, path: str) -> Explanation:
     ]
     for finding, taken in found:
         _keep(finding, sum(taken.values()))
-        room = _Room(_may_go_too(finding, taken, ledger), _most_ms(account, ledger))
+        room = _Room(_may_go_too(taken, ledger), _most_ms(account, ledger))
         cause = cause_of(finding, rule_of[finding.kind], looked, account, stack, path, room)
         wrong = None if cause is None else exposures.exceeded(finding, taken)
         if cause is not None and wrong is not None:
@@ -147,7 +147,7 @@ def _keep(finding: CauseFinding, mean_ms: float) -> None:
         return
     part = mean_ms / claimed_ms
     finding.ms = finding.ms * part
-    for name in ("part_ms", "others_ms"):
+    for name in ("part_ms", "others_ms", "per_call_ms"):
         if name in finding.facts:
             finding.facts[name] *= part
     if finding.occasions is not None:
@@ -158,7 +158,7 @@ def _keep(finding: CauseFinding, mean_ms: float) -> None:
         )
 
 
-def _may_go_too(finding: CauseFinding, taken: dict[str, float], ledger: Ledger) -> float:
+def _may_go_too(taken: dict[str, float], ledger: Ledger) -> float:
     """ms of the mean step that nothing explains and that may go with a loss: what is left in its cells, and
     the waiting of ranks for each other, which long and uneven work makes."""
     names = {*taken, "wait"} - {"compute", "hidden", "transfer", "communication"}

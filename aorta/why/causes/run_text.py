@@ -56,6 +56,9 @@ def title(dataset: Dataset) -> str:
     own = ""
     if account.share("instrument") >= LARGE_SHARE:
         own = f", {quantity(account.mean_ms('instrument'), 'ms')} of it aorta itself"
+    elif account.share("first_steps") >= LARGE_SHARE:
+        more = quantity(account.mean_ms("first_steps"), "ms")
+        own = f", {more} more than the steps that were left out of recording"
     return (
         f"{dataset.label}: a step takes {quantity(account.mean_step_ms, 'ms')}{own}"
         f" (mean of {steps}, {ranks}, source: {dataset.source})"

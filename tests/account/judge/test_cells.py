@@ -186,7 +186,7 @@ def test_recorded_first_steps_are_longer_by_what_the_later_ones_lack(tmp_path):
     folder = run_of(tmp_path / "run", make, steps=32)
     found = told_what_aorta_cost(folder, 6.0, [-1.0, 13.0], every=None)
     # Of 6 ms: 5 of the launches and 0 of the wait of rank 0, which nobody is late for; of rank 1's wait 5.
-    assert cells_of(found) == pytest.approx({"compute": 10.0, "transfer": 3.0, "instrument": 5.0})
+    assert cells_of(found) == pytest.approx({"compute": 10.0, "transfer": 3.0, "first_steps": 5.0})
     assert found.own_step_ms == pytest.approx(13.0)
 
 

@@ -293,6 +293,8 @@ def _one_of_small_messages(judged: JudgedRun, losses: list[CauseFinding]) -> lis
     merged = CauseFinding(
         "small_messages", np.sum([finding.ms for finding in small], axis=0), together(small), facts=facts
     )
+    if "count" in facts:
+        facts["per_call_ms"] = merged.mean_ms / float(facts["count"])  # type: ignore[arg-type]
     gone = {id(finding) for finding in small}
     return [merged, *(finding for finding in losses if id(finding) not in gone)]
 

@@ -83,6 +83,8 @@ def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
             )
             is_copying = place == 0 and account.mean_ms("copy") >= MOSTLY * ms.mean()
             kind = "synchronisation" if waits & lines else "copy" if is_copying else kind
+        if kind == "program_code" and ms.mean() < LARGE * account.mean_step_ms:
+            continue  # it would not be named, and take from what is
         yield CauseFinding(kind, ms, {cells: 1.0}, facts=facts)
 
 

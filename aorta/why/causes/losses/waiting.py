@@ -220,7 +220,7 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseF
     if arrivals is not None and arrivals.num_judged[worst, judged_steps].any():
         facts["num_last"] = int(arrivals.num_last[worst, judged_steps].sum())
         facts["num_judged"] = int(arrivals.num_judged[worst, judged_steps].sum())
-    on_core = _on_core(judged, parts, late)
+    on_core = _on_core(parts, late)
     evidence = [] if on_core is None else [on_core.text(late)]
     own = "blocked"
     if on_core is None:
@@ -357,7 +357,7 @@ class _OnCore:
         )
 
 
-def _on_core(judged: JudgedRun, parts: Parts, late: LateRank) -> _OnCore | None:
+def _on_core(parts: Parts, late: LateRank) -> _OnCore | None:
     """None where nothing tells."""
     if parts.cpu_ms is None or parts.taken_ms is None or parts.on_device:
         return None
