@@ -256,7 +256,7 @@ def test_who_comes_last_nearly_always_is_in_the_answer(tmp_path):
     """Rank 1 comes 2 ms later to the only collective of each step."""
     report = report_of(tmp_path / "a", num_ranks=4, late=1)
     found = report.datasets["a"]
-    worst = rank_rows(found.first, "raw")[0]
+    worst = rank_rows(found.first)[0]
     assert (worst.rank, worst.num_last, worst.num_judged) == (1, 11, 11)
     assert worst.caused_ms == pytest.approx(2.0, abs=0.01)
     assert report.summary["datasets"]["a"]["straggler"] == 1
