@@ -30,7 +30,6 @@ __all__ = [
     "STREAM_NAMES",
     "CallSite",
     "CallSites",
-    "CallSums",
     "CollectiveMember",
     "CollectiveRecord",
     "DeviceKind",
@@ -119,16 +118,6 @@ class CollectiveMember(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     bytes: int
     dtype: str
     peer: int | None = None
-
-
-class CallSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The collectives of one operation in a step."""
-
-    count: int
-    bytes: int | None
-    """None where that of one is not known."""
-    duration_ms: float | None
-    """Sum of their durations; collectives at once each count. None where one has no times."""
 
 
 StartBy = Literal["stream", "launch", "previous", "library"]
@@ -399,13 +388,6 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     by group and the operations of the kernels agree. Sizes and modules are as of those steps."""
     instrument_ms: float | None = None
     """CPU time of aorta's own code at the step's ends, in the thread that trains. None: not measured."""
-    samples: int | None = None
-    """Samples that this rank's batches held; None where no loader or input tells."""
-    host_parts: dict[str, float] | None = None
-    """What the host did, as sums of the spans: ms by kind in the body (data), behind it (data.after), and of
-    idle device meanwhile (idle.data). What is 0 is left out. None: not noted."""
-    calls_by_op: dict[str, CallSums] | None = None
-    """Collectives by operation. None: not told apart."""
     gap: str | None = None
     """Why this line does not follow the one before it: a pause, a rollback, a step that raised an error."""
     not_measured: dict[str, str] = {}

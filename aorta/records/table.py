@@ -55,7 +55,7 @@ NOT_MEASURED, THROTTLING = "not_measured", "device.throttling"
 
 ListName = Literal[
     "collectives", "active_segments", "exposed_run_lengths_ns", "host_spans", "kernels.top",
-    "kernels.classes", "hidden_by_op", "exposed_by_op", "scalars", "host_parts",
+    "kernels.classes", "hidden_by_op", "exposed_by_op", "scalars",
 ]  # fmt: skip
 
 LISTS: dict[ListName, dict[str, type]] = {
@@ -68,9 +68,7 @@ LISTS: dict[ListName, dict[str, type]] = {
     "host_spans": {"kind": str, "start_ms": float, "end_ms": float, "bytes": int},
     "kernels.top": {"name": int, "ms": float, "count": int},
     "kernels.classes": {"key": str, "ms": float, "count": int},
-    **{name: {"key": str, "value": float} for name in (
-        "hidden_by_op", "exposed_by_op", "scalars", "host_parts",
-    )},
+    **{name: {"key": str, "value": float} for name in ("hidden_by_op", "exposed_by_op", "scalars")},
 }  # fmt: skip
 """Fields of the items by list. ranks: JSON, of the first call of a group among the lines alone.
 active_streams: JSON."""

@@ -35,7 +35,6 @@ class _Line(msgspec.Struct, gc=False):
     step_ms: float | None
     attempt: int = 0
     rollbacks: int = 0
-    host_parts: dict[str, float] | None = None
     host_spans: list[Any] | None = None
 
     @property
@@ -48,8 +47,6 @@ class _Line(msgspec.Struct, gc=False):
 
     def spent_ms(self, kind: str) -> float:
         """Host time of a kind in the step's window, behind its body too."""
-        if self.host_parts is not None:
-            return self.host_parts.get(kind, 0.0) + self.host_parts.get(f"{kind}.after", 0.0)
         return float(sum(span[2] - span[1] for span in self.host_spans or () if span[0] == kind))
 
 

@@ -10,7 +10,7 @@ from aorta.account.judge.judged import judge
 from aorta.account.load.goodput import Goodput, goodput, goodput_text
 from aorta.account.load.open import load_run
 from aorta.records.files import steps_name
-from aorta.records.schema import AttemptRecord, Ending
+from aorta.records.schema import AttemptRecord, Ending, HostSpan
 from tests.records.plain_records import run, step
 from tests.records.run_folders import write_run
 
@@ -33,7 +33,12 @@ def written(folder: Path, hung: bool = False) -> list[Goodput]:
     lines = [
         *(line(number, at_s) for number, at_s in enumerate((3, 5, 12, 14))),
         line(2, 34, 1),
-        line(3, 36, 1, host_parts={"checkpoint": 200.0, "checkpoint.after": 300.0}),
+        line(
+            3,
+            36,
+            1,
+            host_spans=[HostSpan("checkpoint", 100.0, 300.0), HostSpan("checkpoint", 1600.0, 1900.0)],
+        ),
         line(4, 38, 1),
     ]
     endings = (
