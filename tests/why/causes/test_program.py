@@ -9,6 +9,7 @@ from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import CallSite, CallSites
 from aorta.why.causes.program import OFFERS, program_of, without_in_force, workers_of
+from aorta.why.causes.rank import explanation_of
 from aorta.why.causes.rules import rules
 from aorta.why.causes.stack import STACKS, stack_of, told_by_kernels
 from tests.records.run_folders import run_record
@@ -227,3 +228,18 @@ def test_gradients_that_the_program_reduces_one_by_one_are_for_buckets(tmp_path)
         tmp_path / "gradients", make, optimizers=ADAM | {"num_parameters": 24}
     )
     assert "only shown" in advice(tmp_path / "values", make, optimizers=ADAM | {"num_parameters": 200})
+
+
+def test_calls_of_the_program_are_not_charged_with_another_operation(tmp_path):
+    """12 broadcasts of 2 ms by hand beside an all_reduce of 6 ms: at most 24 ms are of broadcast."""
+
+    def make(rank, step, noise):
+        host = Host().work(30.0 * noise.gauss(1, 0.01))
+        for _ in range(12):
+            host.comm(2.0, op="broadcast", size=64)
+        return host.comm(6.0, size=8 * MIB)
+
+    explained = explanation_of(judge(load_run(run_of(tmp_path / "run", make), "run")))
+    assert explained.cannot_tell == []
+    (cause,) = [cause for cause in explained.causes if cause.kind == "small_messages"]
+    assert 20.0 < cause.ms <= 24.01

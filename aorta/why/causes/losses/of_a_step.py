@@ -100,7 +100,7 @@ def findings(judged: JudgedRun, account: Account, slow: Occasions | None = None)
         finding.slow_steps = slow if finding.kind in SEEN else None
     losses = _whole_steps(losses, step_ms, account.global_step)
     losses = _one_of_small_messages(judged, losses)
-    losses = _one_of_a_program(losses)
+    losses = _one_of_a_program(judged, losses)
     losses += clocks(judged, parts)
     for finding, is_retry in retries(judged, step_ms):
         if finding.ms.any():
@@ -299,9 +299,9 @@ def _one_of_small_messages(judged: JudgedRun, losses: list[CauseFinding]) -> lis
     return [merged, *(finding for finding in losses if id(finding) not in gone)]
 
 
-def _one_of_a_program(losses: list[CauseFinding]) -> list[CauseFinding]:
+def _one_of_a_program(judged: JudgedRun, losses: list[CauseFinding]) -> list[CauseFinding]:
     """Small and large calls of one operation that the program itself issues are one loss, of the kind that
-    has more: it can leave them out, or join them."""
+    has more: it can leave them out, or join them. What is exposed of other operations is none of it."""
     of_program = [
         finding
         for finding in losses
@@ -312,7 +312,8 @@ def _one_of_a_program(losses: list[CauseFinding]) -> list[CauseFinding]:
         return losses
     merged = max(of_program, key=lambda finding: finding.mean_ms)
     merged.takes = together(of_program)
-    merged.ms = np.sum([finding.ms for finding in of_program], axis=0)
+    exposed = positive(judged.values(f"exposed_ms.{merged.facts['op']}")).mean(axis=0)
+    merged.ms = np.minimum(np.sum([finding.ms for finding in of_program], axis=0), exposed)
     gone = {id(finding) for finding in of_program} - {id(merged)}
     return [finding for finding in losses if id(finding) not in gone]
 
