@@ -124,9 +124,24 @@ def mark_of_weights(optimizers: Iterable[Any], world_size: int) -> str | None:
             parameters = [one for group in optimizer.param_groups for one in group["params"]]
             for parameter in parameters[:_FEW_PARAMETERS]:
                 local = getattr(parameter, "_local_tensor", parameter).detach()
+                if local.numel() and not _may_be_read(local):
+                    return None
                 marks.append(zlib.crc32(repr(local.flatten()[:_FEW_VALUES].tolist()).encode()))
         return _mark("w", repr(sorted(marks)).encode(), world_size) if marks else None
     return None
+
+
+def _may_be_read(tensor: Any) -> bool:
+    """No stream is capturing, which a read would end, and the memory is there: offloading programs free it
+    and leave the tensor its shape."""
+    from torch import cuda  # which is there where a tensor is
+
+    if tensor.is_cuda and cuda.is_current_stream_capturing():
+        return False
+    last = tensor.storage_offset() + sum(
+        (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return bool(tensor.untyped_storage().nbytes() >= (last + 1) * tensor.element_size())
 
 
 def _mark(kind: str, data: bytes, number: int) -> str:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aorta.account.load.open import load_run
-from aorta.attach.position import Loaded, Position, mark_of_file, position_of
+from aorta.attach.position import Loaded, Position, mark_of_file, mark_of_weights, position_of
 from aorta.records.reader import read_run, read_steps
 from aorta.records.state import MOST_SAVES, Save, kept_saves, read_states
 from tests.attach import loops
@@ -133,3 +133,13 @@ def test_of_several_optimizers_the_one_with_fewest_steps_counts() -> None:
     assert position_of([stepped(4), stepped(2)], loaded("x")) == Position(2, "optimizer")
     assert position_of([], Loaded()) == Position(0, "program")
     assert position_of([], loaded("x")) is None
+
+
+def test_parameters_whose_memory_was_given_back_are_not_read():
+    """Programs that offload free a parameter's memory and leave its shape: reading it would kill them."""
+    weights = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+    assert mark_of_weights([optimizer], 2) is not None
+    assert mark_of_weights([optimizer], 2) != mark_of_weights([optimizer], 4)
+    weights.untyped_storage().resize_(0)
+    assert mark_of_weights([optimizer], 2) is None
