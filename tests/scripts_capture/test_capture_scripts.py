@@ -40,7 +40,7 @@ class Checkout:
         (folder / "config").mkdir()
         (folder / "config" / "default.yaml").touch()
         (folder / "config" / "fsdp.yaml").touch()
-        merge = folder / "aorta" / "calibration" / "merge.py"
+        merge = folder / "aorta" / "merge" / "command.py"
         merge.parent.mkdir(parents=True)
         merge.write_text(MERGE)
 

@@ -98,18 +98,6 @@ def test_copies_alone_are_a_named_part_of_idle_where_they_are_seen():
     assert overlap(step(compute(1, 2), source="kineto")).exposed_copy_ms == 0.0
 
 
-def test_a_kernel_source_also_tells_the_compute_stream_alone():
-    spans = [compute(0, 3), compute(2, 6, "side"), comm(1, 5)]
-    result = overlap(step(*spans, source="kineto"))
-    assert result.hidden_ms == pytest.approx(4)
-    assert result.compute_stream is not None
-    assert result.compute_stream.compute_ms == pytest.approx(3)
-    assert result.compute_stream.hidden_ms == pytest.approx(2)
-    assert result.compute_stream.exposed_ms == pytest.approx(2)
-    assert result.compute_stream.idle_ms == pytest.approx(5)
-    assert overlap(step(*spans)).compute_stream is None
-
-
 def test_total_counts_kernels_only_where_they_are_seen():
     spans = [compute(0, 3), comm(1, 5), copy(8, 9)]
     seen = total(step(*spans, source="kineto"))
