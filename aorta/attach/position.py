@@ -134,9 +134,9 @@ def mark_of_weights(optimizers: Iterable[Any], world_size: int) -> str | None:
 def _may_be_read(tensor: Any) -> bool:
     """No stream is capturing, which a read would end, and the memory is there: offloading programs free it
     and leave the tensor its shape."""
-    from torch import cuda  # which is there where a tensor is
+    from aorta.device.backend import backend_of  # which needs torch, as tensors do
 
-    if tensor.is_cuda and cuda.is_current_stream_capturing():
+    if tensor.device.type != "cpu" and backend_of(tensor.device).is_capturing():
         return False
     last = tensor.storage_offset() + sum(
         (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)

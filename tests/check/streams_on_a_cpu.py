@@ -137,7 +137,7 @@ def install() -> None:
     watch_module.DeviceOrder = Order
 
 
-def watched(step: Callable[[], None], folder: Path, rank: int, num_steps: int = 5) -> Checked:
+def watched(step: Callable[[], None], folder: Path, rank: int, num_steps: int = 4) -> Checked:
     """What the check finds in steps 2 and 3."""
     watch = HazardWatch(every=100, confirm=False)
     watch.opened(SimpleNamespace(output_dir=folder, rank=rank, world_size=2, store_prefix=""))

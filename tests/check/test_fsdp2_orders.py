@@ -41,7 +41,7 @@ def found_in(left_out: list[str]) -> list[set[tuple[str, str, str]]]:
     for name in ("", HOOK, *left_out):
         originals = mutants.leave_out(name) if name in LEFT_OUT else []
         torch.manual_seed(0)
-        blocks = [nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(3)]
+        blocks = [nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(2)]
         model = nn.Sequential(*blocks, nn.Linear(32, 8))
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
         for module in (*blocks, model):

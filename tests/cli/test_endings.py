@@ -239,14 +239,14 @@ def test_a_program_that_runs_out_of_memory_ends_with_who_held_it(tmp_path: Path)
     script = tmp_path / "keeps.py"
     script.write_text(
         "import resource, torch\n"
-        "model = torch.nn.Linear(1000, 1000)\n"
+        "model = torch.nn.Linear(10, 1000)\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "predictions = []\n"
         "for step in range(200):\n"
         "    if step == 3:\n"
         "        size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "        resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20),) * 2)\n"
-        "    output = model(torch.ones(5000, 1000))\n"  # 20 MB
+        "    output = model(torch.ones(5000, 10))\n"  # 20 MB
         "    output.mean().backward()\n"
         "    optimizer.step()\n"
         "    predictions.append(output.detach())\n"
