@@ -338,7 +338,9 @@ class Attachment:
         original = sys.excepthook
 
         def excepthook(kind: Any, error: Any, traceback: Any) -> None:
-            traceback = without_frames_of_aorta(error)
+            with suppress(Exception):  # what a program hands over may be anything
+                if error is not None and traceback is error.__traceback__:
+                    traceback = without_frames_of_aorta(error)
             self._failure = (kind, error, traceback)
             original(kind, error, traceback)
 

@@ -80,20 +80,23 @@ def _noted(mark: str | None, saves: "Sequence[Save] | None") -> "Save | None":
     return found[-1] if len({save.position for save in found}) == 1 else None
 
 
-def steps_of(optimizers: Iterable[Any]) -> int | None:
+def steps_of(optimizers: Iterable[Any], may_wait: bool = True) -> int | None:
     """Steps in the state of torch's optimizers; None where there is no state, or one without a count.
 
-    Of several the one with fewest steps counts: others may take several in an iteration.
+    Of several the one with fewest steps counts: others may take several in an iteration. may_wait: read
+    counts on a device too, which waits for it.
     """
-    counts = [count for count in map(_steps_of, optimizers) if count is not None]
+    counts = [count for one in optimizers if (count := _steps_of(one, may_wait)) is not None]
     return min(counts, default=None)
 
 
-def _steps_of(optimizer: Any) -> int | None:
+def _steps_of(optimizer: Any, may_wait: bool) -> int | None:
     for state in optimizer.state.values():
         step = state.get("step") if isinstance(state, dict) else None
         if step is not None:
-            return int(step)
+            with suppress(TypeError, ValueError):  # of an optimizer that counts in its own way
+                return int(step) if may_wait or not getattr(step, "is_cuda", False) else None
+            return None
     return None
 
 
@@ -117,31 +120,24 @@ def mark_of_file(file: Any) -> str | None:
 
 def mark_of_weights(optimizers: Iterable[Any], world_size: int) -> str | None:
     """What tells this rank's parameters from others: a few values of a few of them. None where they cannot be
-    read. world_size: with another one shards are others, and ranks would not agree."""
+    read: on a device, where a read waits, or may be of memory that was given back; where offloading has freed
+    them. world_size: with another one shards are others, and ranks would not agree."""
     marks = []
     with suppress(Exception):
         for optimizer in optimizers:
             parameters = [one for group in optimizer.param_groups for one in group["params"]]
             for parameter in parameters[:_FEW_PARAMETERS]:
                 local = getattr(parameter, "_local_tensor", parameter).detach()
-                if local.numel() and not _may_be_read(local):
+                if local.device.type != "cpu" or not local.is_contiguous():
+                    return None
+                if (
+                    local.untyped_storage().nbytes()
+                    < (local.storage_offset() + local.numel()) * local.element_size()
+                ):
                     return None
                 marks.append(zlib.crc32(repr(local.flatten()[:_FEW_VALUES].tolist()).encode()))
         return _mark("w", repr(sorted(marks)).encode(), world_size) if marks else None
     return None
-
-
-def _may_be_read(tensor: Any) -> bool:
-    """No stream is capturing, which a read would end, and the memory is there: offloading programs free it
-    and leave the tensor its shape."""
-    from aorta.device.backend import backend_of  # which needs torch, as tensors do
-
-    if tensor.device.type != "cpu" and backend_of(tensor.device).is_capturing():
-        return False
-    last = tensor.storage_offset() + sum(
-        (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return bool(tensor.untyped_storage().nbytes() >= (last + 1) * tensor.element_size())
 
 
 def _mark(kind: str, data: bytes, number: int) -> str:

@@ -25,7 +25,7 @@ from aorta.record.interception.switch import Interception
 from aorta.record.profiler import RequestedCapture
 from aorta.record.recorder import Recorder
 from aorta.records.files import steps_name
-from aorta.records.state import Save
+from aorta.records.state import MOST_SAVES, Save
 
 MODES_AT = 3
 """Step at whose end switches of torch are read."""
@@ -167,9 +167,10 @@ class AttachedSession:
             return
         mark = mark_of_file(file)
         if mark is not None:
-            save = Save(self._num_steps, mark, steps_of(self._attachment.program.optimizers))
+            save = Save(self._num_steps, mark, steps_of(self._attachment.program.optimizers, False))
             if self._cycle.calls is None and self._cuts:  # the calls up to here may turn out to be iterations
                 self._early_saves.append((len(self._cuts), save))
+                del self._early_saves[:-MOST_SAVES]
             else:
                 self._recorder.saved(save)
 
@@ -189,6 +190,7 @@ class AttachedSession:
             return
         if self._cuts and not self._explicit and self._blind is None and self._cycle.is_first_iteration:
             self._split(self._cuts[-1:])  # the program's only iteration: no second one has told where it ends
+            self._iterations_were((1,))
             self._cuts.clear()
         open_step = None if self._open is None else self._open.step
         self._drop()

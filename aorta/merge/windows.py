@@ -19,7 +19,6 @@ from aorta.merge.lines import (
     coverage_of,
     kernel_lines,
     read_lines,
-    step_of_kernels,
     whole_steps,
 )
 from aorta.records.reader import read_run
@@ -71,7 +70,7 @@ def check_run(
             trace = read_kineto(path)
             if lines is None:
                 lines = read_lines(folder, rank)
-            rows = _rows(path, trace, lines)
+            rows = whole_steps(trace, lines.steps)
             coverage = coverage_of(trace, rows)
             append_lines(lines, kernel_lines(trace, rows, coverage))
         except AortaError as error:
@@ -88,13 +87,6 @@ def check_run(
             if checks or profiled_steps:
                 log.warning("%s; nothing of the traces was added", error)
     return checks
-
-
-def _rows(path: Path, trace: RankTrace, lines: RankLines) -> list[StepRecord]:
-    step = step_of_kernels(path)
-    if step is None:
-        return whole_steps(trace, lines.steps)
-    return [lines.steps[step]] if step in lines.steps else []
 
 
 def window_check(name: str, trace: RankTrace, rows: Sequence[StepRecord], coverage: Coverage) -> WindowCheck:

@@ -24,7 +24,7 @@ from aorta.traces.classify import COMM_RULES, CommRule, load_rules
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NESTED = ("streams", "active_segments", "collectives", "compute_segments", "not_measured", "rocm_smi_output")
+NESTED = ("streams", "active_segments", "collectives", "not_measured", "rocm_smi_output")
 """Fields of a record that `steps` leaves out."""
 KERNEL_COLUMNS = ("rank", "kind", "op", "name", "stream", "start_ms", "end_ms", "duration_ms")
 COLUMNS = (

@@ -391,10 +391,12 @@ def _attribute_of(held: Any, skipped: set[int]) -> str:
         elif type(one) is CellType:
             closures = [closure for closure in gc.get_referrers(one) if type(closure) is tuple]
             for function in gc.get_referrers(*closures):
-                if type(function) is FunctionType and one in (function.__closure__ or ()):
+                cells = (function.__closure__ or ()) if type(function) is FunctionType else ()
+                # By identity: equal cells have equal contents, and to compare tensors is work for the device.
+                place = next((i for i, cell in enumerate(cells) if cell is one), None)
+                if place is not None:
                     code = function.__code__
-                    place = code.co_freevars[(function.__closure__ or ()).index(one)]
-                    return _placed(place, code.co_filename, code.co_firstlineno)
+                    return _placed(code.co_freevars[place], code.co_filename, code.co_firstlineno)
             continue
         else:
             names = vars(one) if hasattr(one, "__dict__") and type(one) is not FrameType else {}

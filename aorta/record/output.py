@@ -142,7 +142,7 @@ class Output:
     def _latest_telemetry(self) -> Telemetry:
         telemetry = self._telemetry
         if telemetry is None:
-            return Telemetry()
+            return Telemetry(not_measured={"device": "no sample yet"})
         sample = telemetry.latest()
         reasons = {} if sample is not None else {"device": telemetry.reason or "no sample yet"}
         text = telemetry.rocm_smi_output()

@@ -315,13 +315,15 @@ class Meter:
         always_on, plain_ms = self.always_on(), self.plain_ms
         return max(limit - (always_on.ms / plain_ms if always_on and plain_ms else 0.0), limit / 8)
 
-    def has_room(self, limit: float, more_ms: float = 0.0) -> bool:
-        """True where another block may be recorded out of turn within the limit. more_ms: of steps that were
+    def has_room(self, limit: float, more_ms: float = 0.0, num_blocks: int = 1) -> bool:
+        """True where so many blocks may be recorded out of turn within the limit. more_ms: of steps that were
         not added yet."""
         most_ms = self._most_ms()
         if most_ms is None:
             return False
-        return most_ms * (self.num_later_recorded + BLOCK) <= self._left(limit) * (self.later_ms + more_ms)
+        return most_ms * (self.num_later_recorded + num_blocks * BLOCK) <= self._left(limit) * (
+            self.later_ms + more_ms
+        )
 
     def record(self, limit: float | None) -> OverheadRecord:
         """Describe all this for run.json."""

@@ -74,8 +74,8 @@ class Recorder:
         self.steps.open_clock = self._open_clock
         self._sources.phase_memory.near = self._near_memory_limit
         self._output: Output | None = None
-        self._standing: Standing | None = None
         """None outside of `with`."""
+        self._standing: Standing | None = None
         self._store_prefix: str | None = None
         self._pid = os.getpid()
         self._had_device = False

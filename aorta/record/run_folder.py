@@ -440,8 +440,7 @@ class Standing:
         if self._ending is None or self._ending.kind == "finished" != ending.kind:
             self._ending = ending
             self._write()
-            if ending.kind != "finished":
-                self._file.close()
+            self._file.close()
 
     def _write(self) -> None:
         self._written_s = time.monotonic()

@@ -265,7 +265,8 @@ class Sampling:
             self._plain_ms = _moved(self._plain_ms, step_ms)
         block = block_of(self._place)
         num_extra = 2 if self._has_changed() else 1 if self.was_slow else 0
-        if num_extra and block >= self._extra.stop - 1 and self.meter.has_room(self.limit or 0.0):
+        is_free = block + 1 >= self._extra.stop  # no block out of turn is under way or to come but this one
+        if num_extra and is_free and self.meter.has_room(self.limit or 0.0, num_blocks=num_extra):
             self._extra = range(block + 1, block + 1 + num_extra)
 
     def _has_changed(self) -> bool:

@@ -159,9 +159,11 @@ class StateFile:
         while isinstance(state, ProcessState) and len(data) >= PAGE_BYTES and state.saves:
             state = msgspec.structs.replace(state, saves=state.saves[1:])
             data = msgspec.json.encode(state)
-        if self._descriptor is None or len(data) >= PAGE_BYTES:
+        if len(data) >= PAGE_BYTES:
             return
         with suppress(OSError):
+            if self._descriptor is None:  # closed, or there was none
+                self._descriptor = regular_descriptor(self._path, _FLAGS)
             if os.fstat(self._descriptor).st_nlink == 0:  # somebody has removed it
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 os.close(self._descriptor)

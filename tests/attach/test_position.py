@@ -2,12 +2,13 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from aorta.account.load.open import load_run
-from aorta.attach.position import Loaded, Position, mark_of_file, mark_of_weights, position_of
+from aorta.attach.position import Loaded, Position, mark_of_file, mark_of_weights, position_of, steps_of
 from aorta.records.reader import read_run, read_steps
 from aorta.records.state import MOST_SAVES, Save, kept_saves, read_states
 from tests.attach import loops
@@ -143,3 +144,15 @@ def test_parameters_whose_memory_was_given_back_are_not_read():
     assert mark_of_weights([optimizer], 2) != mark_of_weights([optimizer], 4)
     weights.untyped_storage().resize_(0)
     assert mark_of_weights([optimizer], 2) is None
+
+
+def test_a_save_reads_no_count_that_is_on_a_device_and_none_that_is_no_number():
+    """To read it would wait for the device at every torch.save of the program."""
+    weights = torch.nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+    optimizer.state[weights]["step"] = SimpleNamespace(is_cuda=True, __int__=lambda self: 7)
+    assert steps_of([optimizer], may_wait=False) is None
+    optimizer.state[weights]["step"] = [1]
+    assert steps_of([optimizer]) is None
+    optimizer.state[weights]["step"] = 5
+    assert steps_of([optimizer], may_wait=False) == 5

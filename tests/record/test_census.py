@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from aorta.record.census import alike, census
+from aorta.record.census import _attribute_of, alike, census
 
 CPU = torch.device("cpu")
 BATCH, WIDTH = 3, 1000
@@ -130,3 +130,14 @@ def test_a_look_that_takes_too_long_is_left_and_says_so(model):
 def test_layers_that_are_alike_are_one():
     assert alike("model.layers.3.mlp.0") == "model.layers.*.mlp.*"
     assert alike("layer3.conv1") == "layer3.conv1"
+
+
+def test_a_tensor_of_a_closure_with_several_is_named_by_its_own_cell():
+    """Cells are equal where their contents are, and tensors cannot be asked that."""
+    first, held = torch.zeros(3), torch.ones(3)
+
+    def step():
+        return first, held
+
+    assert _attribute_of(held, set()).startswith("held ")
+    assert len(step()) == 2
