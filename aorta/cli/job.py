@@ -157,7 +157,7 @@ def _raise_alarms(run: Path, target: str, every_s: float) -> int:
             send(alarm)
         record = _run_record(run)
         if record is not None and record.finished_unix_ns is not None:
-            return FINE if len(slots) else CANNOT_TELL
+            return FINE if len(slots) or newest.ranks else CANNOT_TELL
         if not len(slots) or not slots["is_closed"].all():
             ended_s = None
         elif ended_s is None:
@@ -169,6 +169,7 @@ def _raise_alarms(run: Path, target: str, every_s: float) -> int:
 
 def _sender(target: str) -> "Callable[[Alarm], None]":
     """What tells the target of an alarm. One that cannot be told is a line on stderr: watching goes on."""
+    from http.client import HTTPException
     from urllib.parse import urlsplit
 
     import msgspec
@@ -187,17 +188,31 @@ def _sender(target: str) -> "Callable[[Alarm], None]":
             file.write(msgspec.json.encode(alarm) + b"\n")
 
     is_url = target.startswith(("http://", "https://"))
+    if is_url and not _has_host(target):
+        raise ConfigError("--alarm: the address names no host and port")
     if not is_url and target != "exit" and not Path(target).absolute().parent.is_dir():
         raise ConfigError(f"--alarm {target}: there is no folder {Path(target).parent}")
+    if not is_url and Path(target).is_dir():
+        raise ConfigError(f"--alarm {target}: is a folder; a file, exit or an address would work")
 
     def send(alarm: "Alarm") -> None:
         try:
             (post if is_url else append)(alarm)
-        except OSError as error:
+        except (OSError, ValueError, HTTPException) as error:
             place = urlsplit(target).hostname if is_url else target  # the rest of an address may be a secret
             click.echo(f"top: cannot tell {place} of an alarm: {error}", err=True)
 
     return send
+
+
+def _has_host(address: str) -> bool:
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(address)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _top_json(shown: "Newest", damage: list[str], parts: "Sequence[Goodput]") -> str:

@@ -96,6 +96,8 @@ def test_a_secret_of_a_web_address_is_not_printed(top: Top) -> None:
 def test_targets_that_cannot_be_are_refused(top: Top, tmp_path: Path) -> None:
     assert top("--alarm", tmp_path / "missing" / "file").exit_code == BAD_INPUT
     assert top("--alarm", "exit", "--once").exit_code == BAD_INPUT
+    for wrong in (tmp_path, "http://", "http://127.0.0.1:abc/hook", "http://[::1"):
+        assert top("--alarm", wrong).exit_code == BAD_INPUT
 
 
 def test_a_job_without_a_step_cannot_be_told(tmp_path: Path) -> None:

@@ -88,13 +88,16 @@ def _work(key: WorkKey, hardware: Hardware | None, call_ms: float) -> tuple[str,
     types = key.types.split(", ")
     if not shapes or len(types) != len(shapes) or not all(kind in BYTES for kind in types):
         return "", None
-    flops = _flops(key.operator.rpartition("::")[2], shapes)
+    operator = key.operator.rpartition("::")[2]
+    if operator == "_scaled_mm":  # what follows its matrices are their scales
+        shapes, types = shapes[:2], types[:2]
+    flops = _flops(operator, shapes)
     if flops:
         kind = types[-1]
         rates = {} if hardware is None else hardware.compute.sustained_flops
         least_ms = 1e3 * flops / rates[kind] if kind in rates else None
         return f"{number(flops / call_ms / 1e9)} TFLOP/s", least_ms
-    size = _bytes(key.operator.rpartition("::")[2], shapes, types, key.repeated.split(", "))
+    size = _bytes(operator, shapes, types, key.repeated.split(", "))
     if not size:
         return "", None
     least_ms = None

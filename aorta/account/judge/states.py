@@ -81,7 +81,9 @@ def states_text(
     found.sort(key=lambda state: -sum(state.num))
     is_moved = max(abs(state.num[0] - state.num[1]) for state in found) > MOVED * total
     of_whole = decided(*_of(whole.ratio(spread)), matters)[0]
-    is_of_mixture = is_moved and all(state.decision != of_whole for state in found)
+    is_of_mixture = (
+        is_moved and of_whole in ("higher", "lower") and all(state.decision != of_whole for state in found)
+    )
     if not (is_of_mixture or differ([state.ratio for state in found if state.ratio], matters)):
         return ""
     return f"what changed hangs on the state of a step: {'; '.join(state.text for state in found)}"

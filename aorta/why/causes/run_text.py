@@ -58,7 +58,7 @@ def title(dataset: Dataset) -> str:
         own = f", {quantity(account.mean_ms('instrument'), 'ms')} of it aorta itself"
     elif account.share("first_steps") >= LARGE_SHARE:
         more = quantity(account.mean_ms("first_steps"), "ms")
-        own = f", {more} more than the steps that were left out of recording"
+        own = f", {more} of it longer first steps"
     return (
         f"{dataset.label}: a step takes {quantity(account.mean_step_ms, 'ms')}{own}"
         f" (mean of {steps}, {ranks}, source: {dataset.source})"
@@ -141,8 +141,8 @@ def _reason_text(cell: str, dataset: Dataset, account: Account) -> str:
     if cell != "launch" or not num or account.step_ms.shape[1] < MIN_STEPS:
         return f"Its reason is not certain{_too_few(account)}."
     return (
-        f"The host bounds the step by what the program is made of: {num:,.0f} kernels and copies, few of them"
-        " smaller than their launch. More work in a launch (larger batches) hides it."
+        f"The host bounds the step: {num:,.0f} kernels and copies, whose launches alone explain little of it."
+        " More work in a launch (larger batches) hides it."
     )
 
 
@@ -159,7 +159,7 @@ def nothing_text(dataset: Dataset, explained: Explanation) -> str:
     is_lossy = any((loss.share or 0.0) >= LARGE_LOSS for loss in losses(dataset))
     phase = largest_beside_the_model(dataset.first)
     is_large_phase = phase is not None and phase.share >= LARGE_LOSS
-    is_nothing = not (explained.cannot_tell or is_large or is_lossy or is_large_phase)
+    is_nothing = account.is_measured and not (explained.cannot_tell or is_large or is_lossy or is_large_phase)
     text = NOTHING if is_nothing else "No cause is named."
     lost = losses_text(dataset)
     text += f" {lost[0].upper()}{lost[1:].removesuffix('.')}."

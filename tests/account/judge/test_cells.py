@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, account_of
+from aorta.account.judge.decompose import _cells as cells_compared
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import HostUse, OverlapRecord
@@ -188,6 +189,9 @@ def test_recorded_first_steps_are_longer_by_what_the_later_ones_lack(tmp_path):
     # Of 6 ms: 5 of the launches and 0 of the wait of rank 0, which nobody is late for; of rank 1's wait 5.
     assert cells_of(found) == pytest.approx({"compute": 10.0, "transfer": 3.0, "first_steps": 5.0})
     assert found.own_step_ms == pytest.approx(13.0)
+    compared = cells_compared(found, is_split=True, knows_host=True)
+    assert "first_steps" not in compared
+    assert compared["step"].mean() == pytest.approx(13.0)
 
 
 def test_first_steps_alone_do_not_tell_what_recording_takes(tmp_path):

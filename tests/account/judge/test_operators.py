@@ -107,3 +107,10 @@ def test_the_long_report_of_a_trace_lists_its_operators(tmp_path, capsys):
     assert "mm 4096x4096, 4096x4096 bf16 0.250 ms 25 % 1 250.0 us 549.8 TFLOP/s 79 %" in said
     main(["report", str(path), *quiet], standalone_mode=False)
     assert "TFLOP/s" not in capsys.readouterr().out
+
+
+def test_the_scales_of_an_fp8_product_are_none_of_its_matrices():
+    """2 * 8192^3 FLOP in 1 ms, row by row scaled: 1100 TFLOP/s."""
+    key = of("_scaled_mm", "8192x8192, 8192x8192, 8192x1, 1x8192", "fp8, fp8, fp32, fp32")
+    (row,) = rows((key, [1.0, 1.0], [1, 1]), device=None)
+    assert row.achieved == "1,100 TFLOP/s"

@@ -135,7 +135,7 @@ def test_what_a_program_is_made_of_is_a_fact_of_its_account(tmp_path):
     single = dataset("a", [judge(run, 1)])
     text = nothing_text(single, explanation_of(single.first))
     assert "launches: the host runs and has nothing queued on the device for 12" in text
-    assert "The host bounds the step by what the program is made of: 150 kernels" in text
+    assert "The host bounds the step: 150 kernels" in text
 
 
 def reads_values(num, kernels):
