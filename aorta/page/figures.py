@@ -473,7 +473,7 @@ def _draw_ratios(axis: Axes, comparison: Comparison, metrics_drawn: list[MetricC
     axis.set_xticks([], minor=True)
     axis.set_ylim(len(metrics_drawn) - 0.4, -0.6)
     axis.set_yticks(
-        range(len(metrics_drawn)), [_plain(row_name(metric)) for metric in metrics_drawn], fontsize=8.5
+        range(len(metrics_drawn)), [_plain(row_name(metric.name)) for metric in metrics_drawn], fontsize=8.5
     )
     sides = " / ".join(elided(label, 34) for label in (comparison.candidate, comparison.reference))
     intervals = f", {LEVEL} intervals" if any(metric.interval is not None for metric in metrics_drawn) else ""

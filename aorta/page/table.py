@@ -12,9 +12,9 @@ from aorta.account.judge.judged import missing, why_missing
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators
 from aorta.account.judge.phases import PhaseRow, phases_of
 from aorta.account.judge.ranks import alerts
-from aorta.account.judge.remarks import num_timed, remarks
+from aorta.account.judge.remarks import remarks
 from aorta.account.judge.selection import looked_at
-from aorta.account.judge.timed_steps import host_bound_text
+from aorta.account.judge.timed_steps import host_bound_text, timed_steps
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.load.rank.kernels import (
     KernelTimeRow,
@@ -368,7 +368,7 @@ def _footer_of_run(judged: JudgedRun) -> Iterable[str]:
 def _lacking_comm(judged: JudgedRun) -> Iterable[str]:
     """Timed steps of which communication is not known; remarks() says how many were timed."""
     num_known = int((~np.isnan(judged.values("comm_ms"))).all(axis=0).sum())
-    num = num_timed(judged)
+    num = int(timed_steps(judged).sum())
     if 0 < num_known < num:
         only = " that were timed" if num < judged.num_steps else ""
         yield (
@@ -469,7 +469,7 @@ def _also_changed(comparison: Comparison) -> list[str]:
     """Collectives and kernels that are called, the largest change first."""
     kernels = {name for name, _, _ in compared_kernels(comparison)}
     called = [
-        (kernel_name(name) if name in kernels else row_name(metric), metric)
+        (kernel_name(name) if name in kernels else row_name(metric.name), metric)
         for name, metric in comparison.metrics.items()
         if metric.verdict in CALLED
         and metric.ratio
@@ -586,12 +586,8 @@ def _kernel_rows(comparison: Comparison, head: tuple[str, ...]) -> list[str]:
 # ---- names and columns, for pictures and the page too --------------------------------------------
 
 
-def row_name(metric: MetricComparison) -> str:
+def row_name(metric: str) -> str:
     """Name of a row in tables and pictures: step, overlap ratio, compute / step, all_gather transfer."""
-    return _plain_name(metric.name)
-
-
-def _plain_name(metric: str) -> str:
     kind, op = metric_key(metric).name, metric_key(metric).operation
     if kind in KERNEL_WORDS:
         return f"{op}{KERNEL_WORDS[kind]}"

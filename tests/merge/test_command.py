@@ -11,10 +11,10 @@ from aorta.account.load.open import load_run
 from aorta.merge.command import main, merge
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
-from aorta.records.schema import RunRecord
 from aorta.records.writer import LineWriter, write_json
 from aorta.steps.event_steps import EventSteps
 from aorta.steps.raw import ResolverSettings
+from tests.records.plain_records import run as plain_run
 from tests.steps.raw_steps import Made
 from tests.traces.trace_writers import NSYS_EPOCH_NS, START_NS, write_csv_set, write_nsys, write_rocpd
 
@@ -42,21 +42,8 @@ def write_run(folder: Path, start_unix_ns: int, anchor_ns: int = UNIX_MINUS_BOOT
             if number == 1:
                 step.call("all_reduce", 0.04, 0.09, is_async=True)
             writer.write(event_steps.resolve(step.raw()))
-    run = RunRecord(
-        started_unix_ns=0,
-        world_size=1,
-        command=[],
-        config=None,
-        model=None,
-        layout=None,
-        versions={},
-        devices=[],
-        environment={},
-        clock_anchors=[{"unix_ns": anchor_ns + 7, "boottime_ns": 7, "monotonic_ns": 0, "width_ns": 0}],
-        coverage={"rank": 0},
-        placement="native",
-    )
-    write_json(folder / "run.json", run)
+    anchor = {"unix_ns": anchor_ns + 7, "boottime_ns": 7, "monotonic_ns": 0, "width_ns": 0}
+    write_json(folder / "run.json", plain_run(clock_anchors=[anchor], coverage={"rank": 0}))
     (folder / "rank0").mkdir()
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from aorta.records.files import steps_name
-from aorta.records.schema import RunRecord
 from aorta.records.writer import LineWriter, write_json
 from aorta.steps.event_steps import EventSteps
 from aorta.steps.raw import ResolverSettings
+from tests.records.plain_records import run as plain_run
 from tests.steps.raw_steps import Made
 
 STEP_MS = 10
@@ -38,21 +38,7 @@ def write_records(folder: Path, num_steps: int, detail_every: int = 1) -> None:
             step.wait(4, call)
             raw = msgspec.structs.replace(step.raw(), is_detailed=number % detail_every == 0)
             writer.write(event_steps.resolve(raw))
-    run = RunRecord(
-        started_unix_ns=0,
-        world_size=2,
-        command=[],
-        config=None,
-        model=None,
-        layout=None,
-        versions={},
-        devices=[],
-        environment={},
-        clock_anchors=[],
-        coverage={},
-        placement="native",
-    )
-    write_json(folder / "run.json", run)
+    write_json(folder / "run.json", plain_run(world_size=2))
 
 
 def write_trace(path: Path, num_steps: int, extra_kernel: bool = False) -> Path:

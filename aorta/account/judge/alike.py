@@ -3,7 +3,6 @@
 import numpy as np
 
 from aorta.account.judge.judged import bandwidths
-from aorta.account.judge.remarks import is_of_kernels
 from aorta.account.judge.timed_steps import values_where_timed
 from aorta.account.metrics import meaning, metric_key
 from aorta.account.model import Dataset, Run
@@ -84,4 +83,4 @@ def is_whole_trace(run: Run) -> bool:
 
 
 def kind_of_source(side: Dataset) -> str:
-    return "kernels" if is_of_kernels(side) else side.source
+    return "kernels" if side.source in (*KERNEL_SOURCES, "projected") else side.source

@@ -266,7 +266,7 @@ def _measure(name: str, reference: Dataset, candidate: Dataset, spread: Spread |
     for side in sides:
         if reason := _too_few(side, name):
             return row._replace(reason=reason)
-    taken = pairs(reference, candidate, (name, name))
+    taken = pairs(reference, candidate, name)
     if taken is None:
         return row._replace(reason=f"fewer than {MIN_STEPS} steps of both sides can be taken together")
     return row._replace(pairs=taken, ratio=taken.ratio(spread))

@@ -186,7 +186,7 @@ def _check_ratio(limit: Limit, label: str, row: MetricComparison | None) -> Limi
         value = None if row is None else row.ratio
         reason = row.reason if row is not None and row.reason else "not measured on both sides"
         return LimitCheck(limit, label, value, None, "not judged", reason)
-    return _judge(limit, label, row.ratio, row.interval, "")
+    return _judge(limit, label, row.ratio, row.interval)
 
 
 def _check_absolute(limit: Limit, dataset: Dataset) -> LimitCheck:
@@ -204,7 +204,9 @@ def _check_absolute(limit: Limit, dataset: Dataset) -> LimitCheck:
     return _judge(limit, dataset.label, statistic.median, ConfidenceInterval(*side(runs)[1]), numbers)
 
 
-def _judge(limit: Limit, label: str, value: float, interval: ConfidenceInterval, numbers: str) -> LimitCheck:
+def _judge(
+    limit: Limit, label: str, value: float, interval: ConfidenceInterval, numbers: str = ""
+) -> LimitCheck:
     upper = limit.kind.startswith("max")
     keeps = interval.high <= limit.bound if upper else interval.low >= limit.bound
     breaks = interval.low > limit.bound if upper else interval.high < limit.bound

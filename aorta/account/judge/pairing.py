@@ -87,14 +87,11 @@ class _Series(NamedTuple):
 def pairs(
     reference: Dataset,
     candidate: Dataset,
-    metrics: tuple[str, str],
+    metric: str,
     is_chosen: Callable[[JudgedRun], Mask] | None = None,
 ) -> Pairs | None:
     """None where fewer than MIN_STEPS can be taken together. is_chosen: which judged steps of a run are."""
-    sides = [
-        [_series(run, name, is_chosen) for run in side.runs]
-        for side, name in zip((reference, candidate), metrics, strict=True)
-    ]
+    sides = [[_series(run, metric, is_chosen) for run in side.runs] for side in (reference, candidate)]
     fixed = [side.source == "projected" for side in (reference, candidate)]
     measured = [
         series for side, is_fixed in zip(sides, fixed, strict=True) if not is_fixed for series in side
@@ -103,7 +100,7 @@ def pairs(
     if len(common) < MIN_STEPS:
         return None
     unlike: dict[str, int] = {}
-    if is_by_step and meaning(metrics[0]).unit == "ms" and not any(fixed):
+    if is_by_step and meaning(metric).unit == "ms" and not any(fixed):
         common, unlike = _alike(reference, candidate, common)
     values = [
         np.stack(
@@ -120,7 +117,7 @@ def pairs(
         values = [side / scale for side in values]
     known = None
     allowed = 0.0
-    if is_by_step and is_log and not any(fixed) and meaning(metrics[0]).unit == "ms":
+    if is_by_step and is_log and not any(fixed) and meaning(metric).unit == "ms":
         known = _known(reference, candidate, common)
         taken = [_of_runs(side, common, _taken) for side in (reference, candidate)]
         if _is_taken(taken):

@@ -3,23 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.judge.judged import statistic
 from aorta.account.judge.overhead import overhead_texts
 from aorta.account.judge.timed_steps import timed_steps
 from aorta.account.judge.whole_run import whole_run_text
 from aorta.account.load.rank.kernels import graph_text
-from aorta.account.model import Dataset, JudgedRun
+from aorta.account.model import Dataset
 from aorta.account.numbers import number
-from aorta.timeline.types import KERNEL_SOURCES
-
-
-def is_of_kernels(dataset: Dataset) -> bool:
-    return dataset.source in KERNEL_SOURCES or dataset.source == "projected"
-
-
-def num_timed(judged: JudgedRun) -> int:
-    """Judged steps in which some rank has numbers of compute or communication."""
-    return int(timed_steps(judged).sum())
 
 
 def remarks(dataset: Dataset) -> list[str]:
@@ -36,24 +25,6 @@ def remarks(dataset: Dataset) -> list[str]:
     ]
     lines += overhead_texts(dataset)
     return lines
-
-
-def timed_step_ms(dataset: Dataset) -> float | None:
-    """Median step of the steps that were timed: the whole that compute and communication are parts of."""
-    medians = [_timed_step_ms(judged) for judged in dataset.runs if num_timed(judged)]
-    measured = [median for median in medians if median is not None]
-    return (
-        float(np.mean(measured))
-        if len(measured) == len(dataset.runs)
-        else dataset.statistics["step_ms"].median
-    )
-
-
-def _timed_step_ms(judged: JudgedRun) -> float | None:
-    is_timed = timed_steps(judged)
-    if is_timed.all():
-        return judged.statistics["step_ms"].median
-    return judged.once("timed_step_ms", lambda: statistic(judged.values("step_ms")[:, is_timed]).median)
 
 
 def _whole_runs(dataset: Dataset) -> list[str]:

@@ -73,7 +73,7 @@ def states_text(
             return mask
 
         num = [float(np.mean([is_in(run).sum() for run in side.runs])) for side in sides]
-        taken = pairs(reference, candidate, (MAIN, MAIN), is_in)
+        taken = pairs(reference, candidate, MAIN, is_in)
         ratio = taken.ratio(spread) if taken is not None and taken.is_log else None
         decision = "cannot tell" if ratio is None else decided(*_of(ratio), matters)[0]
         is_judged = has_several or name not in STATES.values()

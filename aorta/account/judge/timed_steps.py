@@ -42,12 +42,6 @@ def host_bound_steps(judged: JudgedRun) -> int | None:
     return None if np.isnan(host_bound).all() else int((host_bound == 1).any(axis=0).sum())
 
 
-def share_host_bound(judged: JudgedRun) -> float | None:
-    """host_bound_steps over the judged steps of which it is known; None where of none."""
-    num_host_bound = host_bound_steps(judged)
-    return None if num_host_bound is None else num_host_bound / _num_known_host_bound(judged)
-
-
 def _num_known_host_bound(judged: JudgedRun) -> int:
     """Judged steps of which some rank knows whether it was host-bound."""
     return int((~np.isnan(judged.run.host_bound[:, judged.num_warmup :])).any(axis=0).sum())
