@@ -4,18 +4,20 @@
     python benchmarks/plants/remedies.py OUT --cores 2        so many at a time as the machine has cores
     python benchmarks/plants/remedies.py OUT --only fused     by name, with commas between
     python benchmarks/plants/remedies.py OUT --device cuda    those of GPUs
+    python benchmarks/plants/remedies.py OUT --repeats 5      three on a CPU and one on GPUs where not given
 
 A program of scripts/remedies says in its docstring which cause it has and what it must be told; comments
-`# ->` say what the line above them becomes (nothing: it goes). A remedy is right where it is told first,
-where a step of the changed program takes less time, and where the changed program is not told it again.
-Both run under aorta; what a step takes is what they print. tests/benchmarks/test_remedies.py says which
-remedies have no program, and why.
+`# ->` say what the line above them becomes (nothing: it goes). A remedy is right where it is told first and
+the changed program is not told it again, in most repeats, and where the median step of the changed program
+takes less time. The two run in turn, both under aorta; what a step takes is what they print.
+tests/benchmarks/test_remedies.py says which remedies have no program, and why.
 """
 
 import json
 import re
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,15 +92,19 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="NAME,…")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--cores", type=int, default=0, help="a program's own; 0: one at a time, on all")
+    parser.add_argument("--repeats", type=int, default=0)
     options = parser.parse_args()
+    repeats = options.repeats or (3 if options.device == "cpu" else 1)
     known = remedies()
     chosen = options.only.split(",") if options.only else [
         name for name, remedy in known.items() if remedy.device == options.device
     ]  # fmt: skip
     rows: list[dict[str, Any]] = []
-    beside_each_other(
-        chosen, options.cores, lambda name: rows.append(_tried(known[name], options.out / name))
-    )
+
+    def tried(name: str) -> None:
+        rows.append(_tried(known[name], options.out / name, repeats))
+
+    beside_each_other(chosen, options.cores, tried)
     right = sum(row["told"] and row["helps"] and not row["told_again"] for row in rows)
     print(f"{right} of {len(rows)} remedies told, of use, and not told again; {machine()}")
     (options.out / "remedies.json").write_text(json.dumps(rows, indent=1))
@@ -106,34 +112,47 @@ def main() -> int:
     return 0
 
 
-def _tried(remedy: Remedy, out: Path) -> dict[str, Any]:
-    """Record the program and the changed one, and print what came out."""
+def _tried(remedy: Remedy, out: Path, repeats: int) -> dict[str, Any]:
+    """Record the program and the changed one in turn, and print what came out."""
     from plants.judge import launched, recorded, run
 
-    took, told = {}, {}
-    for variant, text in (("planted", remedy.text), ("changed", remedy.changed())):
-        program = out / variant / "program"
-        program.mkdir(parents=True, exist_ok=True)
-        script = program / f"{remedy.name}.py"
-        script.write_text(text)
-        (program / "measured.py").write_text((PROGRAMS / "measured.py").read_text())
-        folder = out / variant / "run"
-        took[variant] = run(recorded(folder, launched(remedy.ranks, [str(script)])), remedy.name)
-        told[variant] = told_of(folder, remedy.cause)
-    is_told, is_again = (
-        re.search(remedy.told, change) is not None and re.fullmatch(remedy.cause, kind) is not None
-        for kind, change in (told["planted"], told["changed"])
+    variants = {"planted": remedy.text, "changed": remedy.changed()}
+    took: dict[str, list[float | None]] = {name: [] for name in variants}
+    told: dict[str, list[tuple[str, str]]] = {name: [] for name in variants}
+    for repeat in range(repeats):
+        for variant, text in variants.items():
+            program = out / str(repeat) / variant / "program"
+            program.mkdir(parents=True, exist_ok=True)
+            script = program / f"{remedy.name}.py"
+            script.write_text(text)
+            (program / "measured.py").write_text((PROGRAMS / "measured.py").read_text())
+            folder = out / str(repeat) / variant / "run"
+            took[variant].append(run(recorded(folder, launched(remedy.ranks, [str(script)])), remedy.name))
+            told[variant].append(told_of(folder, remedy.cause))
+    num_told, num_again = (
+        sum(
+            re.search(remedy.told, change) is not None and re.fullmatch(remedy.cause, kind) is not None
+            for kind, change in told[variant]
+        )
+        for variant in variants
     )
-    before_ms, after_ms = took["planted"], took["changed"]
+    ran = {name: [ms for ms in times if ms is not None] for name, times in took.items()}
+    before_ms, after_ms = (median(times) if times else None for times in ran.values())
     helps = before_ms is not None and after_ms is not None and after_ms < before_ms
+    is_sure = helps and max(ran["changed"]) < min(ran["planted"])
+    is_told, is_again = 2 * num_told > repeats, 2 * num_again > repeats
     mark = "ok   " if is_told and helps and not is_again else "WRONG"
-    text = f"{mark} {remedy.name:18} {before_ms} -> {after_ms} ms a step"
-    if not is_told or is_again:
+    text = (
+        f"{mark} {remedy.name:18} {before_ms} -> {after_ms} ms a step{'' if is_sure else ', ranges meet'}; "
+        f"told {num_told} of {repeats}, again {num_again}"
+    )
+    if num_told < repeats or num_again:
         text += f"\n      before: {told['planted']}\n      after: {told['changed']}"
     print(text, flush=True)
     return {
-        "name": remedy.name, "told": is_told, "helps": helps, "told_again": is_again,
-        "before_ms": before_ms, "after_ms": after_ms, "change": told["planted"][1],
+        "name": remedy.name, "told": is_told, "helps": helps, "sure": is_sure, "told_again": is_again,
+        "num_told": num_told, "num_again": num_again, "repeats": repeats,
+        "before_ms": before_ms, "after_ms": after_ms, "change": told["planted"][0][1],
     }  # fmt: skip
 
 
