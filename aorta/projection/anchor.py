@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from aorta.config.yaml_files import read_yaml
 from aorta.errors import ConfigError
-from aorta.hardware import Hardware
-from aorta.projection.measured_runs import RUN, hardware_of_device
+from aorta.hardware import Hardware, hardware_name_of, load_hardware
 from aorta.projection.model import Model
 from aorta.projection.plan import RATES, Plan
 from aorta.projection.prices import Anchor, Pricer
@@ -23,6 +22,7 @@ from aorta.records.files import STEPS_FILES
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import RunRecord, StepRecord
 
+RUN = "run.json"
 TERMS = {
     "gemm": (("gemm",), ("gemm",)),
     "attention": (("attention",), ("attention",)),
@@ -147,6 +147,16 @@ def settings_of_run(measured: Measured, node: int, named: Collection[str] = ()) 
     if run.world_size % node:
         raise ConfigError(f"--measured {measured.name}: {run.world_size} ranks do not fill nodes of {node}")
     return [*settings, f"nodes={run.world_size // node}", f"gpus_per_node={node}"]
+
+
+def hardware_of_device(run: RunRecord) -> Hardware:
+    """The hardware file whose name the device's name holds."""
+    names = sorted({str(device.get("name")) for device in run.devices})
+    for name in names:
+        hardware_name = hardware_name_of(name)
+        if hardware_name is not None:
+            return load_hardware(hardware_name)
+    raise ConfigError(f"ran on {', '.join(names) or 'no known device'}, which has no hardware file")
 
 
 def anchored(measured: Measured, model: Model, plan: Plan, hardware: Hardware, pricer: Pricer) -> Anchor:

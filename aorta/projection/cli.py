@@ -14,7 +14,7 @@ from aorta.projection import output
 from aorta.projection.job_file import CompareCommand, JobCommand, SweepCommand
 from aorta.projection.memory import memory as memory_of
 from aorta.projection.options import (
-    BACKEND_OPTIONS,
+    CLOCK_OPTION,
     PLAN_OPTIONS,
     SEARCH_OPTIONS,
     SEARCHED,
@@ -25,7 +25,7 @@ from aorta.projection.options import (
     read,
 )
 from aorta.projection.plan import check_count
-from aorta.projection.prices import Pricer, factors_of
+from aorta.projection.prices import factors_of
 from aorta.projection.step import project
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ class ProjectGroup(OneLineGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] in ("validate", "validate-kernels"):
+        if args and args[0] in ("validate", "validate-kernels", "calibrate"):
             raise ConfigError(
-                f"{args[0]} has left the package: run python benchmarks/projection/validate.py --data DIR in "
-                "the repository, or `aorta project calibrate` on your own runs"
+                f"{args[0]} has left the package: --measured RUN starts a projection from your own run; "
+                "benchmarks/projection/validate.py in the repository compares with tables of runs"
             )
         return super().resolve_command(ctx, args)
 
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 @main.command(cls=JobCommand)
-@options(SETTINGS, PLAN_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
+@options(SETTINGS, PLAN_OPTIONS, CLOCK_OPTION, WHAT_IF_OPTIONS)
 @click.option(
     "--profiling-mode",
     type=click.Choice(["simulate", "benchmark", "both"]),
@@ -80,13 +80,11 @@ def performance(**option_values: Any) -> None:
         raise ConfigError(f"--profiling-mode {mode} needs --measurements FILE")
     projections = {}
     if mode != "benchmark":
-        projections["simulate"] = project(model, plan, pricer_of(option_values, job))
+        projections["simulate"] = project(model, plan, job.pricer())
     if mode != "simulate":
         from aorta.projection.benchmarked import measured_pricer
 
-        projections["benchmark"] = project(
-            model, plan, measured_pricer(path, model, plan, pricer_of(option_values, job))
-        )
+        projections["benchmark"] = project(model, plan, measured_pricer(path, model, plan, job.pricer()))
     memory_estimate = memory_of(model, plan, hardware.memory.hbm_bytes)
     results = {
         name: output.performance(projection, memory_estimate) for name, projection in projections.items()
@@ -95,7 +93,7 @@ def performance(**option_values: Any) -> None:
         from aorta.projection.record import write_record
 
         projection = next(iter(projections.values()))
-        write_record(option_values["log_dir"], projection, pricer_of(option_values, job))
+        write_record(option_values["log_dir"], projection, job.pricer())
     _print(
         option_values["as_json"],
         results if mode == "both" else next(iter(results.values())),
@@ -115,20 +113,18 @@ def memory(**option_values: Any) -> None:
 
 
 @main.command(cls=JobCommand)
-@options(SETTINGS, PLAN_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
+@options(SETTINGS, PLAN_OPTIONS, CLOCK_OPTION, WHAT_IF_OPTIONS)
 @click.option("--ablation/--no-ablation", default=True, show_default=True, help="Step without each term.")
 @options(JSON_OPTION)
 def explain(**option_values: Any) -> None:
     """Every operation with its time, bound and source; the step without each term."""
     job = job_of(option_values)
-    explanation = output.explain(
-        job.model, job.plan, pricer_of(option_values, job), option_values["ablation"]
-    )
+    explanation = output.explain(job.model, job.plan, job.pricer(), option_values["ablation"])
     _print(option_values["as_json"], explanation, output.explain_text)
 
 
 @main.command(cls=JobCommand)
-@options(SETTINGS, SEARCH_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
+@options(SETTINGS, SEARCH_OPTIONS, CLOCK_OPTION, WHAT_IF_OPTIONS)
 @click.option("--gpus", required=True, type=int)
 @click.option("--top", type=int, default=15, show_default=True)
 @options(JSON_OPTION)
@@ -150,7 +146,6 @@ def search(**option_values: Any) -> None:
         fixed,
         option_values["top"],
         not option_values["as_json"],
-        **_backends(option_values),
     )
     _print(option_values["as_json"], layouts, searching.text)
 
@@ -198,23 +193,8 @@ def _searched(option_values: dict[str, Any]) -> tuple["Release", dict[str, Any],
     return release, fixed, first | {name: getattr(plan, name) for name in axes}
 
 
-@main.command()
-@click.option("--measurements", required=True, type=click.Path(path_type=Path, file_okay=False))
-@click.option("--all-rows", is_flag=True, help="Fit on every row instead of the stated half.")
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="File for --calibration.")
-@options(JSON_OPTION)
-def calibrate(measurements: Path, all_rows: bool, output: Path | None, as_json: bool) -> None:
-    """Fit the few factors above the kernels to measured steps; says how well they do on the other half."""
-    from aorta.projection import calibrate as calibration
-
-    fitted = calibration.calibrate(measurements, all_rows)
-    if output is not None:
-        calibration.write(output, fitted)
-    _print(as_json, fitted, calibration.text)
-
-
 @main.command(cls=CompareCommand)
-@options(PLAN_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
+@options(PLAN_OPTIONS, CLOCK_OPTION, WHAT_IF_OPTIONS)
 @click.argument("other", nargs=-1, required=True, metavar="KEY=VALUE...")
 @options(JSON_OPTION)
 def compare(other: tuple[str, ...], **option_values: Any) -> None:
@@ -226,14 +206,14 @@ def compare(other: tuple[str, ...], **option_values: Any) -> None:
     flags = flags_of([text for text in other if text not in changes], compare, option_values)
     second = whatif.changed(job_of(flags, option_values), changes)
     comparison = whatif.compared(
-        project(first.model, first.plan, pricer_of(option_values, first)),
-        project(second.model, second.plan, pricer_of(flags, second)),
+        project(first.model, first.plan, first.pricer()),
+        project(second.model, second.plan, second.pricer()),
     )
     _print(option_values["as_json"], comparison, whatif.compared_text)
 
 
 @main.command(cls=SweepCommand)
-@options(PLAN_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
+@options(PLAN_OPTIONS, CLOCK_OPTION, WHAT_IF_OPTIONS)
 @click.argument("settings", nargs=-1, required=True, metavar="[KEY=VALUE]... AXIS=FIRST..LAST|A,B,C")
 @options(JSON_OPTION)
 def sweep(settings: tuple[str, ...], **option_values: Any) -> None:
@@ -250,7 +230,7 @@ def sweep(settings: tuple[str, ...], **option_values: Any) -> None:
                 else flags_of([f"{axis}={value}"], sweep, option_values)
             )
             job = job_of(flags, option_values)
-            rows.append((value, project(job.model, job.plan, pricer_of(flags, job))))
+            rows.append((value, project(job.model, job.plan, job.pricer())))
         except AortaError as error:
             rows.append((value, error))
     if all(isinstance(row, AortaError) for _, row in rows):
@@ -317,12 +297,7 @@ def _plain_job(option_values: dict[str, Any]) -> "Job":
     from aorta.projection.whatif import Job
 
     model, plan, hardware = read(option_values)
-    path = option_values.get("calibration")
-    if path is None:
-        return Job(model, plan, hardware, factors_of(hardware))
-    from aorta.projection.calibrate import read_calibration
-
-    return Job(model, plan, hardware, read_calibration(path, hardware))
+    return Job(model, plan, hardware, factors_of(hardware))
 
 
 def _anchor(path: Path, option_values: dict[str, Any]) -> "Anchor":
@@ -348,7 +323,7 @@ def _anchor(path: Path, option_values: dict[str, Any]) -> "Anchor":
         raise ConfigError(
             f"--measured {path}: {error}; --measured-as KEY=VALUE says what it ran with"
         ) from None
-    return anchored(measured, job.model, job.plan, job.hardware, pricer_of(flags, job))
+    return anchored(measured, job.model, job.plan, job.hardware, job.pricer())
 
 
 def _recorded_batch(tokens: int | None, flags: dict[str, Any]) -> int | None:
@@ -359,20 +334,6 @@ def _recorded_batch(tokens: int | None, flags: dict[str, Any]) -> int | None:
         return None
     sequences = max(1, round(tokens * flags["cp"] / flags["seq_len"]))
     return int(sequences * ranks)
-
-
-def pricer_of(option_values: dict[str, Any], job: "Job") -> Pricer:
-    """Kernel models by the names that were given."""
-    return job.pricer(**_backends(option_values))
-
-
-def _backends(option_values: dict[str, Any]) -> dict[str, Any]:
-    table = option_values.get("gemm_table")
-    return {
-        "gemm_backend": option_values["gemm_backend"],
-        "sdpa_backend": option_values["sdpa_backend"],
-        "gemm_options": {"path": table} if table else {},
-    }
 
 
 def _print(as_json: bool, result: dict[str, Any], text: Callable[[dict[str, Any]], str]) -> None:

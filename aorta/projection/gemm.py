@@ -1,4 +1,4 @@
-"""Time of a GEMM: its size, the least it can cost (roofline), and output tiles in waves (tile).
+"""Time of a GEMM: its size, and output tiles in waves.
 
 A GEMM is D[m, n] = A[m, k] . B[k, n], batch of them at once. Layout is as in cuBLAS after the column-major
 turn: TN is x[m, k] . w[n, k]^T (forward), NN is dgrad, NT is wgrad.
@@ -17,7 +17,7 @@ Idea of tiles, waves and quantisation: NVIDIA, Matrix Multiplication Background 
 """
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -75,38 +75,6 @@ class GemmSize(msgspec.Struct, frozen=True):
     def bytes_written(self) -> float:
         """D once. FP8 and FP4 GEMMs write bf16."""
         return max(2.0, dtype_bytes(self.dtype)) * self.batch * self.m * self.n
-
-
-class GemmBackend(Protocol):
-    """A model of GEMM time on one GPU."""
-
-    def simulate(
-        self, m: int, n: int, k: int, dtype: str, layout: str = "TN", batch: int = 1
-    ) -> KernelEstimate: ...
-
-
-class RooflineGemm(msgspec.Struct, frozen=True):
-    """Optimistic by design for small or badly shaped problems; see the tile backend."""
-
-    hardware: Hardware
-
-    def simulate(
-        self, m: int, n: int, k: int, dtype: str, layout: str = "TN", batch: int = 1
-    ) -> KernelEstimate:
-        """Seconds, launch included."""
-        size = GemmSize(m, n, k, dtype, layout, batch)
-        compute_s = size.flops / sustained_flops(self.hardware, dtype)
-        memory_s = (size.bytes_read + size.bytes_written) / self.hardware.memory.sustained_hbm_bytes_per_s
-        launch_s = self.hardware.launch.kernel_s
-        work_s = max(compute_s, memory_s)
-        bound = "latency" if work_s < launch_s else "compute" if compute_s >= memory_s else "memory"
-        return estimate(
-            launch_s + work_s,
-            bound,
-            "gemm roofline",
-            rate_interval(self.hardware, dtype, self.hardware.efficiency.gemm.interval),
-            {"compute_s": compute_s, "memory_s": memory_s, "launch_s": launch_s},
-        )
 
 
 class Candidates(NamedTuple):

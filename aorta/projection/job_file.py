@@ -158,12 +158,12 @@ def read_job(path: Path, command: click.Command, ctx: click.Context) -> JobFile:
 
 def job_keys() -> frozenset[str]:
     """Keys that a job may hold: those that any project command reads."""
-    from aorta.projection.options import BACKEND_OPTIONS, PLAN_OPTIONS, WHAT_IF_OPTIONS
+    from aorta.projection.options import CLOCK_OPTION, PLAN_OPTIONS, WHAT_IF_OPTIONS
 
     @click.command()
     def every() -> None: ...
 
-    for option in (*PLAN_OPTIONS, *BACKEND_OPTIONS, *WHAT_IF_OPTIONS):
+    for option in (*PLAN_OPTIONS, *CLOCK_OPTION, *WHAT_IF_OPTIONS):
         every = option(every)
     return frozenset({"gpus", "top", "set", *RATES, *_options(every)})
 

@@ -130,7 +130,6 @@ WHAT_IF_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         metavar="KEY=VALUE",
         help="What if: hardware.memory.sustained_hbm_bytes_per_s=x2, plan.slowdown=1.1, factors.gemm=0.9.",
     ),
-    click.option("--calibration", type=click.Path(path_type=Path), help="Factors from `calibrate --output`."),
     click.option(
         "--measured",
         type=click.Path(path_type=Path),
@@ -144,12 +143,7 @@ WHAT_IF_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="What the measured job ran with where it differs from this one, such as tp=2.",
     ),
 )
-BACKEND_OPTIONS: tuple[Callable[[Any], Any], ...] = (
-    click.option("--gemm-backend", default="tile", show_default=True, metavar="tile|roofline|table|origami"),
-    click.option(
-        "--gemm-table", type=click.Path(path_type=Path), help="Measured GEMMs of --gemm-backend table."
-    ),
-    click.option("--sdpa-backend", default="tile", show_default=True, metavar="tile|roofline|origami"),
+CLOCK_OPTION: tuple[Callable[[Any], Any], ...] = (
     click.option("--gpu-clock-mhz", type=float, help="Scales compute rates, not memory or links."),
 )
 
@@ -211,10 +205,6 @@ def read(option_values: Mapping[str, Any]) -> tuple[Model, Plan, Hardware]:
     ends = [name for name in ("first_stage_layers", "last_stage_layers") if option_values[name] is not None]
     if ends and option_values["pp"] == 1:
         raise ConfigError(f"--{ends[0].replace('_', '-')} has no effect without --pp above 1")
-    if option_values.get("gemm_table") and option_values["gemm_backend"] != "table":
-        raise ConfigError("--gemm-table has no effect without --gemm-backend table")
-    if option_values.get("gemm_backend") == "table" and not option_values.get("gemm_table"):
-        raise ConfigError("--gemm-backend table needs --gemm-table FILE")
     plan = plan_of(option_values, model, hardware)
     plan.check(model)
     return model, plan, hardware

@@ -1,30 +1,22 @@
 """Seconds of each operation: kernel models of the hardware, and the few factors that a step adds to them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from functools import cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from aorta.config.yaml_files import near
-from aorta.errors import ProjectionError
 from aorta.hardware import Hardware, StepFactors, sustained_flops
 from aorta.projection.collectives import collective_time, domain_size, rank_group
 from aorta.projection.constants import constants
 from aorta.projection.estimates import KernelEstimate, estimate, memory_bound
-from aorta.projection.gemm import GemmBackend, TileGemm
+from aorta.projection.gemm import TileGemm
 from aorta.projection.model import Model
 from aorta.projection.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp, Op, Scan
 from aorta.projection.plan import Plan
-from aorta.projection.sdpa import AttentionSize, SdpaBackend, TileSdpa
+from aorta.projection.sdpa import AttentionSize, TileSdpa
 
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
-USUAL_MODELS = (TileGemm, TileSdpa)
-"""Loaded with this module, so that the first projection does not wait for them; others when asked for."""
 ROUTED = ("experts", "permute", "unpermute")
 """Prefixes of the names of operations on routed tokens."""
 CATEGORIES = {
@@ -48,8 +40,7 @@ class Contention(NamedTuple):
 class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Factors of a step on kernels that were measured or modelled alone. All that is fitted above kernels.
 
-    `projection calibrate` fits gemm, contention_compute and dtensor_launch_s; constants.yaml says where the
-    others come from.
+    constants.yaml says where each comes from; --set factors.gemm=x1.1 changes one.
     """
 
     gemm: float
@@ -165,17 +156,13 @@ class Pricer:
         hardware: Hardware,
         plan: Plan,
         *,
-        gemm_backend: str = "tile",
-        sdpa_backend: str = "tile",
-        gemm_options: dict[str, Any] | None = None,
         factors: Factors | None = None,
         disabled_terms: frozenset[str] = frozenset(),
     ) -> None:
         self.hardware, self.plan, self.disabled_terms = hardware, plan, disabled_terms
         self.factors = factors or factors_of(hardware)
         self.contention = self.factors.contention
-        self._gemm = get_gemm_simulation_backend(gemm_backend, hardware, **(gemm_options or {}))
-        self._sdpa = get_sdpa_simulation_backend(sdpa_backend, hardware)
+        self._gemm, self._sdpa = TileGemm(hardware), TileSdpa(hardware)
         self.domain_size = domain_size(hardware, plan.gpus_per_node)
         """GPUs that scale-up links join on the plan's nodes."""
         self._cache: dict[Op, Priced] = {}
@@ -398,69 +385,3 @@ def _link_share(estimate: KernelEstimate) -> float:
     if details.get("nic_s", 0.0) <= details.get("link_s", 0.0):
         return 1.0
     return (details["latency_s"] + details["link_s"]) / estimate.time_s
-
-
-class BackendKind(NamedTuple):
-    """The models of one kind of kernel."""
-
-    title: str
-    entry_points: str
-    """Group under which other packages add theirs: callables that take the hardware and the options."""
-    places: Mapping[str, str]
-    """Place of each model, module:class. Imported when asked for: some need packages that may be absent."""
-
-
-GEMM = BackendKind(
-    "GEMM",
-    "aorta.gemm_backends",
-    {
-        "tile": "aorta.projection.gemm:TileGemm",
-        "roofline": "aorta.projection.gemm:RooflineGemm",
-        "table": "aorta.projection.kernel_tables:TableGemm",
-        "origami": "aorta.projection.origami:OrigamiGemm",
-    },
-)
-SDPA = BackendKind(
-    "attention",
-    "aorta.sdpa_backends",
-    {
-        "tile": "aorta.projection.sdpa:TileSdpa",
-        "roofline": "aorta.projection.sdpa:RooflineSdpa",
-        "origami": "aorta.projection.origami:OrigamiSdpa",
-    },
-)
-
-
-def get_gemm_simulation_backend(name: str, hardware: Hardware, **options: Any) -> GemmBackend:
-    """The GEMM model of that name: tile, roofline, table (path=...), origami, or one of an entry point."""
-    backend: GemmBackend = _backend(GEMM, name, hardware, options)
-    return backend
-
-
-def get_sdpa_simulation_backend(name: str, hardware: Hardware, **options: Any) -> SdpaBackend:
-    """The attention model of that name: tile, roofline, origami or one of an entry point."""
-    backend: SdpaBackend = _backend(SDPA, name, hardware, options)
-    return backend
-
-
-def _backend(kind: BackendKind, name: str, hardware: Hardware, options: dict[str, Any]) -> Any:
-    if name == "table" and name in kind.places and "path" not in options:
-        raise ProjectionError(
-            f"the {kind.title} backend table needs path=FILE of measurements; tile needs none"
-        )
-    if name in kind.places:
-        module, _, attribute = kind.places[name].partition(":")
-        return getattr(import_module(module), attribute)(hardware, **options)
-    plugins = {point.name: point for point in entry_points(group=kind.entry_points)}
-    if name not in plugins:
-        article = "an" if kind.title[0] in "aeiou" else "a"
-        names = [*kind.places, *plugins]
-        raise ProjectionError(f"{name!r} is not {article} {kind.title} backend{near(name, names)}")
-    return plugins[name].load()(hardware, **options)
-
-
-def entry_points(group: str) -> "Iterable[EntryPoint]":
-    """Installed backends of a group. Loaded when somebody asks for one: it costs a tenth of a command."""
-    from importlib import metadata
-
-    return metadata.entry_points(group=group)

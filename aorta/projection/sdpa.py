@@ -1,4 +1,4 @@
-"""Time of an attention: its size, a roofline, and flash attention as tiles on compute units.
+"""Time of an attention: its size, and flash attention as tiles on compute units.
 
 A forward tile holds a block of queries and walks over the keys that its queries see; each step is QK^T, the
 softmax and PV. A backward tile holds a block of keys and walks over the queries that see them; each step is
@@ -15,14 +15,14 @@ Sources of the algorithm: Dao, FlashAttention-2 (arXiv 2307.08691); Shah et al.,
 """
 
 import math
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import ProjectionError
-from aorta.hardware import Hardware, SdpaEfficiency, boost_flops, dtype_bytes, rate_interval, sustained_flops
+from aorta.hardware import Hardware, SdpaEfficiency, boost_flops, dtype_bytes, rate_interval
 from aorta.projection.estimates import KernelEstimate, estimate
 from aorta.projection.gemm import power_flops
 
@@ -101,39 +101,11 @@ class AttentionSize(msgspec.Struct, frozen=True):
         return 2 * tensors * size + q * self.head_dim_v * size + q * self.head_dim_qk * 8.0 + q * 12.0
 
 
-class SdpaBackend(Protocol):
-    """A model of attention time on one GPU."""
-
-    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> KernelEstimate: ...
-
-
 def checked_family(family: str) -> Family:
     """The kernel family, or an error that names both."""
     if family not in FAMILIES:
         raise ProjectionError(f"attention family {family!r} is not one of {', '.join(FAMILIES)}")
     return "cudnn" if family == "cudnn" else "flash"
-
-
-class RooflineSdpa(msgspec.Struct, frozen=True):
-    """No tiles and no waves: right for long sequences, optimistic for short ones."""
-
-    hardware: Hardware
-
-    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> KernelEstimate:
-        """Seconds, launch included."""
-        checked_family(family)
-        fitted = self.hardware.efficiency.sdpa(family)
-        share = fitted.backward if backward else fitted.forward
-        compute_s = size.flops(backward) / (sustained_flops(self.hardware, size.dtype) * share)
-        memory_s = size.bytes_moved(backward) / self.hardware.memory.sustained_hbm_bytes_per_s
-        launch_s = self.hardware.launch.kernel_s
-        return estimate(
-            launch_s + max(compute_s, memory_s),
-            "compute" if compute_s >= memory_s else "memory",
-            f"attention roofline, {family}",
-            rate_interval(self.hardware, size.dtype, fitted.interval),
-            {"compute_s": compute_s, "memory_s": memory_s, "launch_s": launch_s},
-        )
 
 
 class TileSdpa:

@@ -27,7 +27,7 @@ FURTHER = 6
 
 
 def search(
-    job: Job, release: Release, fixed: dict[str, Any], top: int = 15, progress: bool = False, **backends: Any
+    job: Job, release: Release, fixed: dict[str, Any], top: int = 15, progress: bool = False
 ) -> dict[str, Any]:
     """Every legal layout ranked by speed among those that fit, and the Pareto front of speed and memory.
 
@@ -42,7 +42,7 @@ def search(
             f"no layout of {plan.nodes * plan.gpus_per_node} x {job.hardware.name} is legal for a batch of "
             f"{plan.global_batch_size}"
         )
-    pricer = job.pricer(**backends).with_plan(plans[0])
+    pricer = job.pricer().with_plan(plans[0])
     quick = Quick(job.model, pricer)
     ranked = sorted(plans, key=quick.step_s)
     fitting, smallest, examined = _fitting(job.model, job.hardware, ranked, 2 * top + FURTHER)

@@ -34,8 +34,8 @@ class Job(NamedTuple):
     anchor: Anchor | None = None
     """A measured step that projections start from."""
 
-    def pricer(self, **backends: Any) -> Pricer:
-        pricer = Pricer(self.hardware, self.plan, factors=self.factors, **backends)
+    def pricer(self) -> Pricer:
+        pricer = Pricer(self.hardware, self.plan, factors=self.factors)
         return pricer if self.anchor is None else pricer.with_anchor(self.anchor)
 
     def project(self) -> Projection:

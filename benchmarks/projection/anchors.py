@@ -21,11 +21,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from harness import arguments
 from projection.interval_widths import release
+from projection.measured_steps import Row, files_below
 from projection.published import read_published
 from projection.validate import judge, published_tables
 
 from aorta.projection.interval import LAYOUT, SCALES, WIDTHS, anchored_widenings, family, scale_of, width_of
-from aorta.projection.measured_runs import Row, files_below
 from aorta.projection.prices import Anchor
 from aorta.projection.step import Projection
 

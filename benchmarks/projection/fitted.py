@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from aorta.projection.measured_runs import Row
+from projection.measured_steps import Row
+
 from aorta.projection.plan import Plan
 from aorta.projection.prices import Factors
 

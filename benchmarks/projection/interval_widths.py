@@ -25,12 +25,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from harness import arguments
 from projection.leave_out import left_out_residuals
+from projection.measured_steps import Row, files_below, pricer_of
 from projection.published import read_published
 from projection.validate import judge, published_tables
 
-from aorta.projection.calibrate import pricer_of
 from aorta.projection.interval import SCALES, WIDTHS, family, scale_of, width_of
-from aorta.projection.measured_runs import Row, files_below
 from aorta.projection.step import Projection, project
 
 ASKED = 0.87

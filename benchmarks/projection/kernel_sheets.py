@@ -8,6 +8,7 @@ Measurements came from eager PyTorch calls back to back, so a kernel shorter tha
 call measures the host: the prediction is the longer of the two, and such rows say "host-bound".
 """
 
+import csv
 import re
 import zlib
 from collections.abc import Callable, Sequence
@@ -16,22 +17,21 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from projection.measured_steps import LeftOut
 
 from aorta.errors import AortaError, ProjectionError
 from aorta.hardware import Hardware, RatioInterval
 from aorta.projection.collectives import collective_time, rank_group
 from aorta.projection.estimates import KernelEstimate, memory_bound
-from aorta.projection.kernel_tables import (
-    GEMM_COLUMNS,
-    QUANTILES,
-    gemm_of,
-    read_rows,
-    seconds_of,
-)
-from aorta.projection.measured_runs import LeftOut
-from aorta.projection.prices import get_gemm_simulation_backend, get_sdpa_simulation_backend
-from aorta.projection.sdpa import AttentionSize, checked_family
+from aorta.projection.gemm import TileGemm
+from aorta.projection.sdpa import AttentionSize, TileSdpa, checked_family
 
+DTYPES = {
+    "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "tf32": "tf32", "float8": "fp8",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
+}  # fmt: skip
+GEMM_COLUMNS = ("op", "dtype", "m", "n", "k", "median_ms")
+QUANTILES = (0.1, 0.9)
 CALIBRATION, HELD_OUT = "calibration", "held_out"
 MIB = 1 << 20
 JUDGED_COLLECTIVE_BYTES = MIB
@@ -47,6 +47,54 @@ SPELLINGS = {
 COLLECTIVES = re.compile(r"collectives_x([1-9][0-9]{0,3})\.csv")
 NUM_CONSTANTS = {"gemm.csv": 7, "sdpa.csv": 4, "collectives_x2.csv": 7, "collectives_x4.csv": 7}
 """Fitted on the calibration half; collectives share theirs."""
+
+
+class MeasuredGemm(msgspec.Struct, frozen=True):
+    """A row of a table of GEMMs."""
+
+    op: str
+    layout: str
+    dtype: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    time_s: float
+
+
+def gemm_of(row: dict[str, str]) -> MeasuredGemm:
+    """Reads a row; ValueError where a number is none."""
+    return MeasuredGemm(
+        op=row["op"],
+        layout=row["op"].rpartition("_")[2],
+        dtype=DTYPES.get(row["dtype"], row["dtype"]),
+        batch=int(row.get("batch") or 1),
+        m=int(row["m"]),
+        n=int(row["n"]),
+        k=int(row["k"]),
+        time_s=seconds_of(row["median_ms"]),
+    )
+
+
+def seconds_of(milliseconds: str) -> float:
+    """A measured time, above 0."""
+    value = float(milliseconds)
+    if not 0 < value < float("inf"):
+        raise ValueError(f"a time must be above 0, got {milliseconds}")
+    return value * 1e-3
+
+
+def read_rows(path: str | Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+    """The rows of a CSV file that must have these columns."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            absent = [name for name in columns if name not in (reader.fieldnames or ())]
+            if absent:
+                raise ProjectionError(f"{path}: lacks the column {absent[0]!r}")
+            return [{name: value or "" for name, value in row.items() if name} for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ProjectionError(f"{path}: cannot be read: {error}") from None
 
 
 class KernelCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +192,7 @@ def sheet_of(name: str, gpu: Hardware) -> Sheet | None:
 
 
 def _gemm_sheet(gpu: Hardware) -> Sheet:
-    backend = get_gemm_simulation_backend("tile", gpu, warm=True)
+    backend = TileGemm(gpu, warm=True)
 
     def rows_of(line: dict[str, str]) -> list[KernelCheck]:
         row = gemm_of(line)
@@ -159,7 +207,7 @@ def _gemm_sheet(gpu: Hardware) -> Sheet:
 
 
 def _sdpa_sheet(gpu: Hardware) -> Sheet:
-    backend = get_sdpa_simulation_backend("tile", gpu)
+    backend = TileSdpa(gpu)
 
     def rows_of(line: dict[str, str]) -> list[KernelCheck]:
         rows = []

@@ -13,11 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from projection.fitted import FITTED, prior_shift, slope_of
+from projection.measured_steps import Row, pricer_of
 
 from aorta.hardware import RatioInterval
-from aorta.projection.calibrate import pricer_of
 from aorta.projection.interval import WIDTHS, Widening, width_of
-from aorta.projection.measured_runs import Row
 from aorta.projection.prices import Factors, factors_of
 from aorta.projection.step import Projection, project
 

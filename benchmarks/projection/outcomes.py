@@ -22,10 +22,9 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from projection.measured_steps import Row, files_below, pricer_of
 from projection.published import read_published
 
-from aorta.projection.calibrate import pricer_of
-from aorta.projection.measured_runs import Row, files_below
 from aorta.projection.memory import memory
 from aorta.projection.step import project
 

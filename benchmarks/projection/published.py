@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from projection.measured_steps import LeftOut, Row
 
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware, hardware_names, load_hardware, part_name
-from aorta.projection.measured_runs import LeftOut, Row
 from aorta.projection.memory import memory
 from aorta.projection.model import Model, load_model
 from aorta.projection.plan import Plan, RecomputeModule

@@ -3,12 +3,8 @@
 from fnmatch import fnmatch
 from typing import Any
 
+from projection.measured_steps import STEPS
 from projection.published import PUBLISHED
-
-from aorta.projection.measured_runs import STEPS
-
-RUNS = "runs"
-"""Key of the folders of aorta.training in the report."""
 
 
 def text(result: dict[str, Any]) -> str:
@@ -22,7 +18,7 @@ def text(result: dict[str, Any]) -> str:
         lines += _memory_text(report.get("peak_memory") or {})
         lines += _left_out_text(report.get("leave_one_group_out") or {})
         lines.append("")
-        if name in (STEPS, RUNS) or fnmatch(name, PUBLISHED):
+        if name == STEPS or fnmatch(name, PUBLISHED):
             lines += [_row_text(row) for row in report["rows"]]
             lines += [_range_text(row) for row in report.get("incomplete_rows", ())]
         lines += [f"  {row['name']:34s} not judged: {row['reason']}" for row in report.get("left_out", ())]

@@ -3,7 +3,7 @@
     python benchmarks/projection/validate.py --data DIR [--json]
 
 The folder may hold any of the known files, at any depth: steps.jsonl, measured_throughput*.csv, sheets of
-kernels, folders of runs. A row that cannot be projected is listed with the reason. Where --data is not given,
+kernels. A row that cannot be projected is listed with the reason. Where --data is not given,
 the environment variable AORTA_DATA names the folder.
 """
 
@@ -31,14 +31,7 @@ from projection.leave_out import (
     residual_interval,
     step_sensitivity,
 )
-from projection.published import PUBLISHED, read_published
-
-from aorta.config.yaml_files import convert, read_yaml
-from aorta.errors import AortaError, ConfigError
-from aorta.hardware import load_hardware, sustained_flops, vendor_step
-from aorta.projection.calibrate import is_calibration, pricer_of, quantile
-from aorta.projection.interval import NOT_IN_VIEW, WIDTHS, Widening, bounds
-from aorta.projection.measured_runs import (
+from projection.measured_steps import (
     STEPS,
     LeftOut,
     Row,
@@ -46,10 +39,17 @@ from aorta.projection.measured_runs import (
     find,
     folders_below,
     hardware_of_folder,
-    read_runs,
+    is_calibration,
+    pricer_of,
+    quantile,
     read_steps,
-    run_folders,
 )
+from projection.published import PUBLISHED, read_published
+
+from aorta.config.yaml_files import convert, read_yaml
+from aorta.errors import AortaError, ConfigError
+from aorta.hardware import load_hardware, sustained_flops, vendor_step
+from aorta.projection.interval import NOT_IN_VIEW, WIDTHS, Widening, bounds
 from aorta.projection.memory import memory
 from aorta.projection.model import models
 from aorta.projection.plan import layout_text
@@ -89,8 +89,6 @@ def validate(folder: Path) -> dict[str, Any]:
     together = [row for judged in judged_tables for row in judged.rows]
     for path, judged in zip(published_tables(folder), judged_tables, strict=True):
         files[path.name] = published_report(judged, together)
-    if run_folders(folder):
-        files[pages.RUNS] = runs_report(*read_runs(folder))
     files |= _kernels(folder)
     if not files:
         raise ConfigError(f"{folder}: has none of the files that are read, such as {STEPS} or {PUBLISHED}")
@@ -143,19 +141,6 @@ def steps_report(rows: Sequence[Row], left_out: Sequence[LeftOut] = ()) -> dict[
         "leave_one_group_out": _groups_left_out(device_rows, ("family", "form", "world", "stack")),
         "peak_memory": _memory_errors(step_rows),
         "rows": step_rows,
-        "left_out": msgspec.to_builtins(left_out),
-    }
-
-
-def runs_report(rows: Sequence[Row], left_out: Sequence[LeftOut] = ()) -> dict[str, Any]:
-    """Errors of step time of folders that aorta.training left; nothing was fitted to them."""
-    judged, left_out = with_projections(rows, left_out)
-    run_rows = [_step_row(row, projection) | {"calibration": False} for row, projection in judged]
-    return {
-        **_errors([row for row in run_rows if not row["host_bound"]]),
-        "host_bound": _errors([row for row in run_rows if row["host_bound"]]),
-        "peak_memory": _memory_errors(run_rows),
-        "rows": run_rows,
         "left_out": msgspec.to_builtins(left_out),
     }
 

@@ -3,11 +3,9 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from aorta.hardware import load_hardware
-from aorta.projection.kernel_tables import TableGemm, read_gemms
 from tests.larger_data import FOLDER, needs_data
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -87,27 +85,6 @@ def test_every_row_of_every_file_is_in_the_report():
         lines = len((FOLDER / "h200" / name).read_text().splitlines()) - 1
         assert len(file.rows) == lines * (2 if name == "sdpa.csv" else 1)
         assert file.calibration.num_rows + file.held_out.num_rows + file.not_judged.num_rows == len(file.rows)
-
-
-@pytest.mark.heavy
-@needs_data()
-def test_the_table_predicts_rows_it_has_not_seen(tmp_path):
-    """Held-out GEMMs inside the calibration rows, interpolated from these alone."""
-    source = FOLDER / "h200" / "gemm.csv"
-    head, *lines = source.read_text().splitlines()
-    halves = [half_of("x".join(str(d) for d in sorted((r.m, r.n, r.k)))) for r in read_gemms(source)]
-    path = tmp_path / "gemm.csv"
-    path.write_text(
-        "\n".join([head, *(line for line, half in zip(lines, halves, strict=True) if half == CALIBRATION)])
-    )
-    table = TableGemm(load_hardware("h200"), path)
-    errors = []
-    for row, half in zip(read_gemms(source), halves, strict=True):
-        done = table.simulate(row.m, row.n, row.k, row.dtype, row.layout, row.batch)
-        if half == HELD_OUT and done.details["inside"]:
-            errors.append(abs(done.time_s / row.time_s - 1))
-    assert len(errors) > 200
-    assert np.median(errors) < 0.03
 
 
 def test_twins_are_in_the_same_half():

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from aorta.errors import ConfigError
-from aorta.projection.calibrate import quantile
 from tests.larger_data import FOLDER, needs_data
 from tests.projection.step_line import STEP
 
@@ -15,6 +14,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from projection import text as pages
 from projection.fitted import FITTED_ON
+from projection.measured_steps import quantile
 from projection.validate import published_report, validate
 
 pytestmark = pytest.mark.timeout(900)  # some 500 projections, on a machine that others may load

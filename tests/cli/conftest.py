@@ -30,7 +30,6 @@ def inputs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_hang(runs / "stuck" / "hang")
     write_document(runs / "queues.json", document(point()))
     write_running(runs / "fsdp", runs / "running")
-    write_measured(runs / "measured")
     return runs
 
 
@@ -47,13 +46,3 @@ def write_running(ended: Path, folder: Path) -> None:
     shutil.copytree(ended, folder)
     record = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(record | {"finished_unix_ns": None}))
-
-
-def write_measured(folder: Path) -> None:
-    """A published throughput."""
-    folder.mkdir()
-    (folder / "measured_throughput.csv").write_text(
-        "id,gpu,n_gpus,task,model,precision,seq,mbs,gbs,tp,pp,vpp,cp,ep,shard,recompute,compile,schedule,"
-        "framework,tok_s_gpu,step_s,complete,quality,source\n"
-        "x0,H100,8,pretrain,llama3-8b,bf16,8192,1,128,1,1,1,1,1,fsdp,,,,megatron-bridge,9000,,yes,,\n"
-    )

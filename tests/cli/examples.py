@@ -30,7 +30,7 @@ NO_RESULTS = {"run", "capture", "merge", "train", "demo", "queues profile", "pro
 ELSEWHERE = {"ab", "gate", "sweep", "check", "hang", "queues run", "queues sweep", "queues run-priority",
              "queues compare", "queues probe",
              "program run", "program compare", "project explain", "project search",
-             "project calibrate", "project compare", "project sweep"}  # fmt: skip
+             "project compare", "project sweep"}  # fmt: skip
 """Their JSON is tested beside them: tests/hang, tests/queues, tests/programs, tests/projection."""
 
 PROGRAM_SIZES = ("--m", "24", "--n", "4", "--k", "8", "--rounds", "8")
@@ -61,7 +61,6 @@ OTHERS = {
         "project", "search", "--model", "llama3-8b", "--gpu-arch", "h100", "--gpus", "8",
         "--global-batch-size", "64",
     ),
-    "project calibrate": ("project", "calibrate", "--measurements", "measured"),
     "project compare": ("project", "compare", *PROJECTED, "tp=2"),
     "project sweep": ("project", "sweep", *PROJECTED, "tp=1,2"),
 }  # fmt: skip

@@ -25,7 +25,7 @@ from tests.limits import LIMIT_S
 
 STARTS_PROCESSES = {"ab", "sweep", "check", "run", "train", "demo", "queues profile"}
 """What they print on stdout comes from other processes, or is tried as a process below."""
-NOTHING_PRINTED = {"queues probe", "program compare", "merge", "project calibrate"}
+NOTHING_PRINTED = {"queues probe", "program compare", "merge"}
 """Without GPUs, kernel traces and enough measured steps they print nothing on stdout."""
 TORCH = {"queues run", "queues sweep", "queues run-priority", "program run", "doctor"}
 PRINTS = sorted(EXAMPLES.keys() - STARTS_PROCESSES - NOTHING_PRINTED)

@@ -1,7 +1,3 @@
-import json
-import shutil
-from pathlib import Path
-
 import pytest
 
 from aorta.hardware import load_hardware
@@ -25,15 +21,3 @@ def price(h200):
         return project(model or load_model(name), plan, Pricer(hardware, plan, disabled_terms=frozenset(off)))
 
     return run
-
-
-@pytest.fixture
-def h200_run(tmp_path):
-    """A run of two ranks as aorta.training leaves it, said to have been on H200."""
-    folder = tmp_path / "runs" / "fsdp"
-    shutil.copytree(Path(__file__).resolve().parents[2] / "docs" / "example" / "fsdp", folder)
-    run = json.loads((folder / "run.json").read_text())
-    for device in run["devices"]:
-        device["name"] = "NVIDIA H200"
-    (folder / "run.json").write_text(json.dumps(run))
-    return folder

@@ -16,12 +16,13 @@ from aorta.errors import ConfigError
 from aorta.hardware import load_hardware
 from aorta.projection import layers
 from aorta.projection.collectives import RankGroup, collective_time, rank_group
+from aorta.projection.gemm import TileGemm
 from aorta.projection.memory import memory
 from aorta.projection.model import Model, load_model
 from aorta.projection.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp
 from aorta.projection.plan import Plan
-from aorta.projection.prices import Pricer, get_gemm_simulation_backend, get_sdpa_simulation_backend
-from aorta.projection.sdpa import AttentionSize
+from aorta.projection.prices import Pricer
+from aorta.projection.sdpa import AttentionSize, TileSdpa
 from aorta.projection.stages import local_params
 from aorta.projection.step import project
 
@@ -43,7 +44,7 @@ def busbw_gb_s(op, size, ranks, gpu):
 @pytest.mark.parametrize("gpu", ["mi300x", "mi325x", "mi355x", "h100", "b200"])
 def test_fp8_is_not_priced_as_bf16(gpu):
     """FP8 twins came out identical to BF16 (17,696 tokens/s/GPU both)."""
-    backend = get_gemm_simulation_backend("tile", load_hardware(gpu))
+    backend = TileGemm(load_hardware(gpu))
     bf16, fp8 = (backend.simulate(16384, 8192, 8192, dtype).time_s for dtype in ("bf16", "fp8"))
     assert bf16 / fp8 > 1.6
     plan = {**EIGHT, "seq_len": 8192}
@@ -70,14 +71,14 @@ def test_fp8_has_an_element_wise_floor(gpu):
 )
 def test_gemms_run_at_the_sustained_clock_not_the_nameplate(gpu, dtype, measured_tflops):
     """8192 cubed came out at 968 TFLOP/s; AMD's maximum achievable rate of an MI300X is 708."""
-    done = get_gemm_simulation_backend("tile", load_hardware(gpu)).simulate(16384, 16384, 16384, dtype)
+    done = TileGemm(load_hardware(gpu)).simulate(16384, 16384, 16384, dtype)
     assert 2 * 16384**3 / done.time_s / 1e12 == pytest.approx(measured_tflops, rel=0.06)
 
 
 def test_causal_attention_is_not_counted_twice():
     """The causal factor scaled the printed FLOPs and not the time: attention cost twice what it does."""
     for gpu in ("mi300x", "h200"):
-        backend = get_sdpa_simulation_backend("tile", load_hardware(gpu))
+        backend = TileSdpa(load_hardware(gpu))
         size = AttentionSize(1, 16384, 16384, 32, 8, 128, 128)
         full = msgspec.structs.replace(size, causal=False)
         for backward in (False, True):

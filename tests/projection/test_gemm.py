@@ -1,6 +1,4 @@
-import sys
 from functools import cache
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -10,17 +8,15 @@ from hypothesis import strategies as st
 from aorta.errors import ProjectionError
 from aorta.hardware import Hardware, hardware_names, load_hardware, sustained_flops
 from aorta.projection.gemm import GemmSize, TileGemm, power_flops
-from aorta.projection.prices import get_gemm_simulation_backend
 
 GPUS = st.sampled_from(hardware_names())
 DIMS = st.integers(min_value=1, max_value=40_000)
-MODELS = st.sampled_from(["tile", "roofline"])
 ROUNDING = 1 + 1e-9
 
 
 @cache
-def backend(name: str, gpu: str):
-    return get_gemm_simulation_backend(name, load_hardware(gpu))
+def tile_model(gpu: str) -> TileGemm:
+    return TileGemm(load_hardware(gpu))
 
 
 def with_memory(gpu: Hardware, factor: float) -> Hardware:
@@ -34,21 +30,21 @@ def with_memory(gpu: Hardware, factor: float) -> Hardware:
 
 
 @pytest.mark.heavy
-@given(GPUS, MODELS, DIMS, DIMS, DIMS, st.floats(1.0, 8.0))
-def test_more_bandwidth_is_never_slower(gpu, model, m, n, k, factor):
-    faster = get_gemm_simulation_backend(model, with_memory(load_hardware(gpu), factor))
-    before = backend(model, gpu).simulate(m, n, k, "bf16").time_s
+@given(GPUS, DIMS, DIMS, DIMS, st.floats(1.0, 8.0))
+def test_more_bandwidth_is_never_slower(gpu, m, n, k, factor):
+    faster = TileGemm(with_memory(load_hardware(gpu), factor))
+    before = tile_model(gpu).simulate(m, n, k, "bf16").time_s
     assert faster.simulate(m, n, k, "bf16").time_s <= before * ROUNDING
 
 
 @pytest.mark.heavy
-@given(GPUS, MODELS, st.tuples(DIMS, DIMS, DIMS), st.sampled_from([0, 1, 2]), st.integers(1, 9000))
-def test_a_larger_problem_is_never_faster(gpu, model, size, axis, more):
+@given(GPUS, st.tuples(DIMS, DIMS, DIMS), st.sampled_from([0, 1, 2]), st.integers(1, 9000))
+def test_a_larger_problem_is_never_faster(gpu, size, axis, more):
     """Exactly, not up to quantisation: a candidate's tiles, waves and bytes grow with each dimension, and
     the fastest of growing candidates grows."""
     larger = list(size)
     larger[axis] += more
-    simulate = backend(model, gpu).simulate
+    simulate = tile_model(gpu).simulate
     assert simulate(*size, "bf16").time_s <= simulate(*larger, "bf16").time_s * ROUNDING
 
 
@@ -57,9 +53,9 @@ def test_a_larger_problem_is_never_faster(gpu, model, size, axis, more):
 def test_fp8_is_between_its_memory_floor_and_bf16(gpu, m, n, k):
     size = GemmSize(m, n, k, "fp8")
     assume("fp8" in load_hardware(gpu).compute.peak_flops)  # not on Ampere
-    fp8 = backend("tile", gpu).simulate(m, n, k, "fp8").time_s
+    fp8 = tile_model(gpu).simulate(m, n, k, "fp8").time_s
     floor_s = (size.bytes_read + size.bytes_written) / load_hardware(gpu).memory.hbm_bytes_per_s
-    assert floor_s <= fp8 <= backend("tile", gpu).simulate(m, n, k, "bf16").time_s * ROUNDING
+    assert floor_s <= fp8 <= tile_model(gpu).simulate(m, n, k, "bf16").time_s * ROUNDING
 
 
 @pytest.mark.heavy
@@ -67,7 +63,7 @@ def test_fp8_is_between_its_memory_floor_and_bf16(gpu, m, n, k):
 def test_no_tile_beats_the_data_sheet(gpu, m, n, k, dtype):
     compute = load_hardware(gpu).compute
     assume(dtype in compute.peak_flops)
-    flops = 2.0 * m * n * k / backend("tile", gpu).simulate(m, n, k, dtype).time_s
+    flops = 2.0 * m * n * k / tile_model(gpu).simulate(m, n, k, dtype).time_s
     assert flops <= compute.peak_flops[dtype] * compute.boost_clock_hz / compute.clock_hz
 
 
@@ -81,7 +77,7 @@ def test_no_tile_beats_the_data_sheet(gpu, m, n, k, dtype):
     ],
 )
 def test_large_gemms_end_near_the_sustained_rate(gpu, dtype):
-    done = backend("tile", gpu).simulate(16384, 16384, 16384, dtype)
+    done = tile_model(gpu).simulate(16384, 16384, 16384, dtype)
     assert done.details["flops"] / done.time_s == pytest.approx(
         sustained_flops(load_hardware(gpu), dtype), rel=0.08
     )
@@ -89,20 +85,20 @@ def test_large_gemms_end_near_the_sustained_rate(gpu, dtype):
 
 
 def test_fp8_is_not_priced_as_bf16():
-    tile = backend("tile", "mi300x")
+    tile = tile_model("mi300x")
     ratio = tile.simulate(8192, 8192, 8192, "bf16").time_s / tile.simulate(8192, 8192, 8192, "fp8").time_s
     assert ratio == pytest.approx(1273 / 708, rel=0.05)
 
 
 def test_published_gemm_of_mi300x():
     """8192^3 bf16 measured at 724 (node smoke) and 765 TFLOP/s (preflight): Primus documents, 2026."""
-    done = backend("tile", "mi300x").simulate(8192, 8192, 8192, "bf16")
+    done = tile_model("mi300x").simulate(8192, 8192, 8192, "bf16")
     assert done.details["flops"] / done.time_s == pytest.approx(744e12, rel=0.08)
 
 
 def test_a_tile_too_many_costs_a_wave():
     """132 tiles of 128 x 256 are one wave on 132 SMs; one more row of tiles starts another."""
-    tile = backend("tile", "h200")
+    tile = tile_model("h200")
     one = tile.simulate(128 * 12, 256 * 11, 4096, "bf16")
     more = tile.simulate(128 * 13, 256 * 11, 4096, "bf16")
     assert one.details["waves"] == 1
@@ -110,12 +106,12 @@ def test_a_tile_too_many_costs_a_wave():
 
 
 def test_a_short_result_splits_k():
-    assert backend("tile", "h200").simulate(256, 256, 65536, "bf16").details["split_k"] > 1
+    assert tile_model("h200").simulate(256, 256, 65536, "bf16").details["split_k"] > 1
 
 
 def test_small_m_reads_the_weight():
     """m = 16 against an 8192 x 28672 weight: the weight's bytes at the HBM rate, and little more."""
-    done = backend("tile", "h200").simulate(16, 28672, 8192, "bf16")
+    done = tile_model("h200").simulate(16, 28672, 8192, "bf16")
     assert done.bound == "memory"
     assert done.time_s == pytest.approx(28672 * 8192 * 2 / 4.1e12, rel=0.06)
 
@@ -128,7 +124,7 @@ def test_warm_operands_are_faster():
 
 
 def test_a_batch_is_one_launch():
-    tile = backend("tile", "h200")
+    tile = tile_model("h200")
     assert tile.simulate(256, 512, 512, "bf16", batch=64).time_s < (
         64 * tile.simulate(256, 512, 512, "bf16").time_s
     )
@@ -143,8 +139,8 @@ def test_the_power_limit_closes_the_gap_to_the_sustained_rate():
 
 
 def test_the_interval_of_a_derived_rate_is_wider():
-    measured = backend("tile", "h200").simulate(4096, 4096, 4096, "bf16")
-    derived = backend("tile", "h100").simulate(4096, 4096, 4096, "bf16")
+    measured = tile_model("h200").simulate(4096, 4096, 4096, "bf16")
+    derived = tile_model("h100").simulate(4096, 4096, 4096, "bf16")
     assert derived.high_s / derived.time_s > measured.high_s / measured.time_s
     assert derived.low_s / derived.time_s < measured.low_s / measured.time_s
 
@@ -160,65 +156,4 @@ def test_the_interval_of_a_derived_rate_is_wider():
 )
 def test_what_cannot_be_priced_is_refused(arguments, message):
     with pytest.raises(ProjectionError, match=message):
-        backend("tile", "h200").simulate(*arguments)
-
-
-def test_unknown_backend_names_the_near_one():
-    with pytest.raises(ProjectionError, match="did you mean 'tile'"):
-        get_gemm_simulation_backend("tiles", load_hardware("h200"))
-
-
-def test_a_backend_of_another_package_is_found(monkeypatch):
-    point = SimpleNamespace(name="mine", load=lambda: lambda hardware, answer: (hardware.name, answer))
-    monkeypatch.setattr("aorta.projection.prices.entry_points", lambda group: [point])
-    assert get_gemm_simulation_backend("mine", load_hardware("h200"), answer=42) == ("h200", 42)
-
-
-def test_origami_absent_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "origami", None)
-    with pytest.raises(ProjectionError, match="scripts/install_origami.sh"):
-        get_gemm_simulation_backend("origami", load_hardware("mi300x"))
-
-
-class FakeOrigami:
-    """The names that the backend uses; every tile takes one cycle per million FLOP."""
-
-    architecture_t = SimpleNamespace(gfx942="gfx942", gfx950="gfx950")
-    transpose_t = SimpleNamespace(T="T", N="N")
-    data_type_t = SimpleNamespace(Float8_fnuz="f8_fnuz")
-    problem_t = config_t = SimpleNamespace
-
-    def __init__(self):
-        self.problems = []
-
-    def get_hardware_for_arch(self, arch, num_cus, lds, l2, clock_khz):
-        return SimpleNamespace(num_cus=num_cus)
-
-    def string_to_datatype(self, name):
-        return name
-
-    def dim3_t(self, m, n, k):
-        return SimpleNamespace(m=m, n=n, k=k)
-
-    def select_config(self, problem, device, configs):
-        self.problems.append(problem)
-        size = problem.size
-        return SimpleNamespace(config=configs[0], latency=2e-6 * size.m * size.n * size.k)
-
-
-def test_origami_cycles_are_seconds_at_the_sustained_clock(monkeypatch):
-    fake = FakeOrigami()
-    monkeypatch.setitem(sys.modules, "origami", fake)
-    done = get_gemm_simulation_backend("origami", load_hardware("mi300x")).simulate(
-        4096, 4096, 4096, "fp8", "NT"
-    )
-    # 2 * 4096^3 / 1e6 cycles at 1207 MHz, and 2 us to launch
-    assert done.time_s == pytest.approx(2 * 4096**3 / 1e6 / 1.207e9 + 2e-6)
-    assert fake.problems[0].a_dtype == "f8_fnuz"
-    assert (fake.problems[0].a_transpose, fake.problems[0].b_transpose) == ("N", "T")
-
-
-def test_origami_knows_amd_only(monkeypatch):
-    monkeypatch.setitem(sys.modules, "origami", FakeOrigami())
-    with pytest.raises(ProjectionError, match="h200 is sm_90"):
-        get_gemm_simulation_backend("origami", load_hardware("h200"))
+        tile_model("h200").simulate(*arguments)

@@ -7,7 +7,7 @@ import pytest
 
 from aorta.errors import ConfigError
 from aorta.hardware import load_hardware
-from aorta.projection.measured_runs import read_runs
+from aorta.projection.anchor import read_measured
 from aorta.projection.model import load_model
 from aorta.projection.plan import Plan
 from aorta.projection.prices import Pricer
@@ -91,6 +91,5 @@ def test_too_many_ranks_are_refused(tmp_path):
 def test_a_projected_folder_is_no_measurement(tmp_path):
     found, pricer = projected("llama3-8b", **FSDP)
     write_record(tmp_path / "run", found, pricer)
-    rows, (left_out,) = read_runs(tmp_path)
-    assert rows == []
-    assert "no measured steps" in left_out.reason
+    with pytest.raises(ConfigError, match="no measured steps"):
+        read_measured(tmp_path / "run")

@@ -1,4 +1,3 @@
-import sys
 from functools import cache
 
 import msgspec
@@ -9,11 +8,9 @@ from hypothesis import strategies as st
 
 from aorta.errors import ProjectionError
 from aorta.hardware import hardware_names, load_hardware
-from aorta.projection.prices import get_sdpa_simulation_backend
-from aorta.projection.sdpa import AttentionSize
+from aorta.projection.sdpa import AttentionSize, TileSdpa
 
 GPUS = st.sampled_from(hardware_names())
-MODELS = st.sampled_from(["tile", "roofline"])
 FAMILIES = st.sampled_from(["flash", "cudnn"])
 LENGTHS = st.integers(1, 20_000)
 HEADS = st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128])
@@ -21,17 +18,17 @@ ROUNDING = 1 + 1e-9
 
 
 @cache
-def backend(name: str, gpu: str):
-    return get_sdpa_simulation_backend(name, load_hardware(gpu))
+def tile_model(gpu: str) -> TileSdpa:
+    return TileSdpa(load_hardware(gpu))
 
 
-def priced(model="tile", gpu="h200", **changed):
+def priced(gpu="h200", **changed):
     size = {
         "batch": 1, "seq_q": 4096, "seq_kv": 4096, "num_heads": 32, "num_kv_heads": 32, "head_dim_qk": 128,
         "head_dim_v": 128, "dtype": "bf16", "causal": False, "backward": False, "family": "flash",
     } | changed  # fmt: skip
     backward, family = size.pop("backward"), size.pop("family")
-    return backend(model, gpu).simulate(AttentionSize(**size), backward, family)
+    return tile_model(gpu).simulate(AttentionSize(**size), backward, family)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -48,27 +45,27 @@ def test_flops_by_hand():
 
 
 @pytest.mark.heavy
-@given(GPUS, MODELS, FAMILIES, st.booleans(), st.booleans(), LENGTHS, HEADS, st.sampled_from([1, 2, 4, 8]))
-def test_gqa_is_never_slower_than_mha(gpu, model, family, causal, backward, length, heads, shared):
+@given(GPUS, FAMILIES, st.booleans(), st.booleans(), LENGTHS, HEADS, st.sampled_from([1, 2, 4, 8]))
+def test_gqa_is_never_slower_than_mha(gpu, family, causal, backward, length, heads, shared):
     kv_heads = max(1, heads // shared)
     common = {
         "seq_q": length, "seq_kv": length, "num_heads": heads, "causal": causal, "backward": backward,
         "family": family,
     }  # fmt: skip
-    gqa = priced(model, gpu, num_kv_heads=kv_heads, **common)
-    mha = priced(model, gpu, num_kv_heads=heads, **common)
+    gqa = priced(gpu, num_kv_heads=kv_heads, **common)
+    mha = priced(gpu, num_kv_heads=heads, **common)
     assert gqa.time_s <= mha.time_s * ROUNDING
 
 
 @pytest.mark.heavy
-@given(GPUS, MODELS, FAMILIES, st.booleans(), LENGTHS, HEADS)
-def test_causal_is_never_slower_than_full(gpu, model, family, backward, length, heads):
+@given(GPUS, FAMILIES, st.booleans(), LENGTHS, HEADS)
+def test_causal_is_never_slower_than_full(gpu, family, backward, length, heads):
     common = {
         "seq_q": length, "seq_kv": length, "num_heads": heads, "num_kv_heads": heads, "backward": backward,
         "family": family,
     }  # fmt: skip
-    assert priced(model, gpu, causal=True, **common).time_s <= (
-        priced(model, gpu, causal=False, **common).time_s * ROUNDING
+    assert priced(gpu, causal=True, **common).time_s <= (
+        priced(gpu, causal=False, **common).time_s * ROUNDING
     )
 
 
@@ -84,8 +81,8 @@ def test_a_longer_sequence_is_never_faster_beyond_a_wave(gpu, family, causal, ba
         "backward": backward,
         "family": family,
     }
-    short = priced("tile", gpu, seq_q=length, seq_kv=length, **common)
-    long = priced("tile", gpu, seq_q=length + more, seq_kv=length + more, **common)
+    short = priced(gpu, seq_q=length, seq_kv=length, **common)
+    long = priced(gpu, seq_q=length + more, seq_kv=length + more, **common)
     slack = 1.5 if causal else ROUNDING
     assert short.time_s <= long.time_s * slack
 
@@ -99,9 +96,9 @@ def test_more_bandwidth_is_never_slower(gpu, family, backward, length, heads):
         sustained_hbm_bytes_per_s=2 * hardware.memory.sustained_hbm_bytes_per_s,
         l2_bytes_per_s=2 * hardware.memory.l2_bytes_per_s,
     )
-    faster = get_sdpa_simulation_backend("tile", msgspec.structs.replace(hardware, memory=memory))
+    faster = TileSdpa(msgspec.structs.replace(hardware, memory=memory))
     asked = (AttentionSize(1, length, length, heads, heads, 128, 128), backward, family)
-    assert faster.simulate(*asked).time_s <= backend("tile", gpu).simulate(*asked).time_s * ROUNDING
+    assert faster.simulate(*asked).time_s <= tile_model(gpu).simulate(*asked).time_s * ROUNDING
 
 
 @pytest.mark.heavy
@@ -111,7 +108,7 @@ def test_more_bandwidth_is_never_slower(gpu, family, backward, length, heads):
 def test_no_kernel_beats_the_data_sheet(gpu, family, causal, backward, length, heads):
     compute = load_hardware(gpu).compute
     done = priced(
-        "tile", gpu, seq_q=length, seq_kv=length, num_heads=heads, num_kv_heads=heads, causal=causal,
+        gpu, seq_q=length, seq_kv=length, num_heads=heads, num_kv_heads=heads, causal=causal,
         backward=backward, family=family,
     )  # fmt: skip
     boost = compute.peak_flops["bf16"] * compute.boost_clock_hz / compute.clock_hz
@@ -151,14 +148,3 @@ def test_backward_is_about_two_and_a_half_forwards():
 def test_what_cannot_be_priced_is_refused(changed, message):
     with pytest.raises(ProjectionError, match=message):
         priced(**changed)
-
-
-def test_unknown_backend_names_the_near_one():
-    with pytest.raises(ProjectionError, match="did you mean 'roofline'"):
-        get_sdpa_simulation_backend("rofline", load_hardware("h200"))
-
-
-def test_origami_absent_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "origami", None)
-    with pytest.raises(ProjectionError, match="scripts/install_origami.sh"):
-        get_sdpa_simulation_backend("origami", load_hardware("mi300x"))

@@ -151,24 +151,6 @@ def test_a_sweep_names_what_cannot_be():
     assert sweep_values("8..40") == [8, 16, 32]
 
 
-def test_a_calibration_file_is_read_back(tmp_path):
-    path = tmp_path / "factors.json"
-    path.write_text(json.dumps({"schema": 1, "gpu": "h100", "factors": {"gemm": 1.96}}))
-    before = answer("performance", *SMALL)["breakdown"]["gemm_ms"]
-    after = answer("performance", *SMALL, "--calibration", path)["breakdown"]["gemm_ms"]
-    assert after == pytest.approx(2 * before)
-    for content, message in (
-        ({"schema": 1, "gpu": "h200", "factors": {}}, "fitted on h200"),
-        ({"schema": 1, "gpu": "h100", "factors": {"gem": 1}}, "did you mean 'gemm'"),
-        ({"schema": 1, "gpu": "h100", "factors": {"gemm": -1}}, "above 0"),
-        ([1], "is no file"),
-    ):
-        path.write_text(json.dumps(content))
-        result = run("performance", *SMALL, "--calibration", path)
-        assert result.exit_code == 2
-        assert message in result.stderr
-
-
 @pytest.mark.parametrize("gpu", hardware_names())
 def test_clocks_beyond_the_part_are_refused(gpu):
     boost_mhz = load_hardware(gpu).compute.boost_clock_hz / 1e6

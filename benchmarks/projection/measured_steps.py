@@ -1,32 +1,30 @@
-"""Training runs that were measured, as rows to fit factors to and to compare projections with.
+"""Training runs that were measured (steps.jsonl, one a line), as rows to compare projections with.
 
-Two forms are read: folders that aorta.training leaves (run.json and rank_*_metrics.jsonl), and steps.jsonl
-with one run a line. A run that cannot be projected is left out with a reason.
+A run that cannot be projected is left out with a reason.
 """
 
 import json
 import os
 from fnmatch import fnmatch
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from aorta.errors import AortaError, ConfigError
-from aorta.hardware import Hardware, hardware_name_of, hardware_names, load_hardware
+from aorta.hardware import Hardware, hardware_names, load_hardware
 from aorta.projection.model import ExpertShape, Model
 from aorta.projection.plan import Plan
-from aorta.records.files import STEPS_FILES
-from aorta.records.reader import read_run
-from aorta.records.reader import read_steps as read_lines
-from aorta.records.schema import RunRecord
+from aorta.projection.prices import Factors, Pricer, factors_of
 
-RUN = "run.json"
 STEPS = "steps.jsonl"
 GPUS_PER_NODE = 8
 """Ranks of a node in runs that do not name their nodes."""
 MOST_FOLDERS = 10_000
+_PRICERS: dict[int, Pricer] = {}
+"""One pricer for each part, by the id of the hardware that it keeps alive: rows of one part share what its
+kernels cost, which is most of a projection."""
 
 
 class Row(NamedTuple):
@@ -67,89 +65,6 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True):
     grad_accum: int = 1
     compile: bool = False
     peak_gib: float | None = None
-
-
-def run_folders(folder: Path) -> list[Path]:
-    """Folders at or below this one that hold a run; older runs that were moved aside are not among them."""
-    return [
-        path.parent
-        for path in files_below(folder, RUN)
-        if not any(part.startswith("previous-") for part in path.relative_to(folder).parts)
-    ]
-
-
-def read_runs(folder: Path) -> tuple[list[Row], list[LeftOut]]:
-    """A row per run: the median step of its slowest rank, over the later half of the steps."""
-    rows: list[Row] = []
-    left_out: list[LeftOut] = []
-    for path in run_folders(folder):
-        name = str(path.relative_to(folder)) if path != folder else path.name
-        try:
-            rows.append(_run_row(path, name))
-        except AortaError as error:
-            left_out.append(LeftOut(name, str(error)))
-        except (msgspec.ValidationError, OSError) as error:
-            left_out.append(LeftOut(name, f"{path / RUN}: {error}"))
-    return rows, left_out
-
-
-def _run_row(folder: Path, name: str) -> Row:
-    run = read_run(folder)
-    if run.model is None or run.layout is None:
-        raise ConfigError(f"{folder / RUN}: has no model or no layout")
-    hardware = hardware_of_device(run)
-    step_ms, peak_gib = _measured(folder)
-    line = msgspec.convert({**run.layout, "name": name, "model": run.model, "step_ms": step_ms}, StepLine)
-    row = step_row(line, hardware)
-    return row._replace(name=name, plans=(("", _as_configured(row.plans[0][1], run)),), peak_gib=peak_gib)
-
-
-def hardware_of_device(run: RunRecord) -> Hardware:
-    """The hardware file whose name the device's name holds."""
-    names = sorted({str(device.get("name")) for device in run.devices})
-    for name in names:
-        hardware_name = hardware_name_of(name)
-        if hardware_name is not None:
-            return load_hardware(hardware_name)
-    raise ConfigError(f"ran on {', '.join(names) or 'no known device'}, which has no hardware file")
-
-
-def _measured(folder: Path) -> tuple[float, float | None]:
-    """Step time of the slowest rank in ms, and the largest peak of allocated GiB where one was recorded."""
-    slowest = 0.0
-    peaks = []
-    for path in sorted(folder.glob(STEPS_FILES)):
-        steps = []
-        for record in read_lines(path):
-            if record.source != "projected" and record.step_ms is not None:
-                steps.append(record.step_ms)
-            if record.memory is not None:
-                peaks.append(record.memory.peak_allocated_bytes)
-        if steps:
-            slowest = max(slowest, median(steps[len(steps) // 2 :]))
-    if not slowest:
-        raise ConfigError(f"{folder}: has no measured steps")
-    return slowest, max(peaks) / 2**30 if peaks else None
-
-
-def _as_configured(plan: Plan, run: RunRecord) -> Plan:
-    """The plan of a run's configuration beyond its layout; refuses what the projection does not model."""
-    config = run.config or {}
-    training, parallel = config.get("training", {}), config.get("parallel", {})
-    precision = training.get("precision", "bf16")
-    if precision not in ("bf16", "fp16"):
-        raise ConfigError(f"ran in {precision}, only 16-bit arithmetic is modelled")
-    is_fsdp = parallel.get("mode", "fsdp") == "fsdp" and plan.dp > 1
-    grads = 2 if parallel.get("reduce_dtype") in ("bf16", "fp16") and is_fsdp else 4
-    return msgspec.structs.replace(
-        plan,
-        sharding="fsdp2" if is_fsdp else "ddp",
-        reshard_after_forward=parallel.get("reshard_after_forward", True),
-        forward_prefetch=parallel.get("forward_prefetch", 0) if is_fsdp else 0,
-        backward_prefetch=parallel.get("backward_prefetch", 1) if is_fsdp else 1,
-        weights="fp32",  # autocast where FSDP does not convert them
-        grad_bytes=grads,
-    )
 
 
 def read_steps(path: Path) -> tuple[list[Row], list[LeftOut]]:
@@ -295,3 +210,21 @@ def _walked(folder: Path) -> list[tuple[Path, list[str]]]:
                 f"{folder}: holds more than {MOST_FOLDERS} folders; give the one with the measurements"
             )
     return walked
+
+
+def is_calibration(row: Row) -> bool:
+    """True for runs of one and two GPUs, which the fit uses; larger ones are held out."""
+    return int(row.group["world"]) <= 2
+
+
+def pricer_of(row: Row, factors: Factors | None = None) -> Pricer:
+    """A pricer for the row's first plan; factors: those of the part where None."""
+    hardware = row.hardware
+    if id(hardware) not in _PRICERS:
+        _PRICERS[id(hardware)] = Pricer(hardware, row.plans[0][1])
+    return _PRICERS[id(hardware)].with_plan(row.plans[0][1]).with_factors(factors or factors_of(hardware))
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The quantile, linear between the order statistics."""
+    return float(np.quantile(values, share))
