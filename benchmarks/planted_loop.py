@@ -2,7 +2,7 @@
 WORK is 100.
 
     aorta ab -n 24 --metric cpu_ms --env WORK=100,103 -- python benchmarks/planted_loop.py
-    bash benchmarks/ab_on_gpus.sh OUT                  1 % and nothing, on the GPUs that are there
+    bash benchmarks/ab_on_gpus.sh OUT                  1 % and nothing, each series on a GPU of its own
 
 One process on a CPU; under torchrun on GPUs, with its gradients reduced.
 """
