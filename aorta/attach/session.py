@@ -9,6 +9,7 @@ import atexit
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from aorta.attach.settings import say
 from aorta.attach.step_detection import MAX_CALLS, MAX_PASSES, BackwardCycle, Ends, LoaderSign, OptimizerCycle
 from aorta.errors import AortaError
 from aorta.record.handles import Cut, StepHandle
+from aorta.record.host import EVALUATION
 from aorta.record.interception.switch import Interception
 from aorta.record.profiler import RequestedCapture
 from aorta.record.recorder import Recorder
@@ -86,6 +88,9 @@ class AttachedSession:
         """Module.train as it was, and its replacement, while an evaluation runs."""
         self._pause: Any = None
         """The pause that the watchdog was told of, for an evaluation."""
+        self._pause_began_s = 0.0
+        self._evaluations: list[float] = []
+        """Seconds of those that are in no step."""
         self._capture: RequestedCapture | None = None
         self._model_calls: Any = None
         """Of the step in which they are noted, for its FLOPs."""
@@ -247,6 +252,11 @@ class AttachedSession:
             calls = self._names if self._cycle.calls is None else self._cycle.calls
             place = " + ".join(self._names[key] for key in calls)  # type: ignore[index]
         recorder.coverage_notes["steps_at"] = place
+        if self._evaluations:
+            recorder.coverage_notes["evaluations"] = {
+                "times": len(self._evaluations),
+                "s": sum(self._evaluations),
+            }
         recorder.program = self._attachment.program.described()
 
     def _is_of_the_loop(self, trains: bool = False) -> bool:
@@ -419,6 +429,8 @@ class AttachedSession:
         logging, then belongs to the last step. dataset: the id of the data set that is asked."""
         if self._explicit or threading.get_ident() != self.thread:
             return  # asked for by a thread that fetches ahead, maybe while the loop's is in a backward pass
+        if not self._attachment.torch.is_grad_enabled():
+            return  # for an evaluation, maybe with the data set of training
         if self._num_backwards == 0:
             self._loader.batch_requested(dataset)
         if self._open is None and dataset == self._loader.dataset and self._cycle.calls is not None:
@@ -484,6 +496,8 @@ class AttachedSession:
         if self._pause is not None:
             pause, self._pause = self._pause, None
             pause.__exit__(None, None, None)
+            if self._recorder is not None and self._recorder.journal.current is None:
+                self._evaluations.append(time.monotonic() - self._pause_began_s)
 
     def evaluation_begins(self) -> None:
         """Leave the loop at a model.eval() between two iterations: no step until model.train()."""
@@ -494,11 +508,12 @@ class AttachedSession:
             return
         if self._cycle.calls is None or self._cycle.is_open or self._blind is not None:
             return
+        if self._recorder is None or self._pause is not None:
+            return
         self._evaluating = True
-        if self._evaluated_last or self._recorder is None:
-            return  # every iteration has one: it belongs to the loop
-        self._leave()
-        self._pause = self._recorder.pausing("evaluation")
+        if not self._evaluated_last:  # where every iteration has one, it belongs to the loop
+            self._leave()
+        self._pause, self._pause_began_s = self._recorder.pausing(EVALUATION), time.monotonic()
         self._pause.__enter__()
         self._wait_for_training()
 
@@ -521,6 +536,7 @@ class AttachedSession:
         """Begin a step at the model.train() that follows an evaluation."""
         try:
             self._stop_waiting_for_training()
+            self._end_pause()
             if self._open is None and self._loader.dataset is None and self._attachment.is_on:
                 self._begin()
         except Exception as error:

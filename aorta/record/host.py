@@ -39,6 +39,10 @@ MOST_NOTES = 256
 """Limit of notes per step; what comes after is not noted."""
 NOTED_WAIT_NS = 20_000
 """Length from which on a call that may wait for the device is noted."""
+EVALUATION = "evaluation"
+"""A pause that nobody announced."""
+WITHIN: tuple[HostKind, ...] = ("synchronisation", "garbage_collection")
+"""Notes that may come within an evaluation."""
 FULL_COLLECTION = 2
 """The generation of garbage that is noted; younger ones take microseconds."""
 TENSOR_WAITS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
@@ -88,6 +92,8 @@ class HostWatch:
         """CHECKPOINTS that are not imported yet."""
         self._depth = 0
         """Above 0 within a noted call: torch.save within a checkpoint's save is one note."""
+        self._without_gradient: HostNote | None = None
+        """The batch, or the evaluation, that was asked for last with autograd off."""
 
     def install(self) -> None:
         """Begin to note what happens a few times a step: a batch, a backward pass, a checkpoint."""
@@ -290,7 +296,16 @@ class HostWatch:
             return
         if kind != "garbage_collection" and step.thread != threading.get_ident():
             return  # another thread's doing: the step's own thread goes on beside it
-        notes.append(HostNote(kind, start_ns, monotonic_ns(), place, num_bytes))
+        if kind != "data" or torch.is_grad_enabled():
+            notes.append(HostNote(kind, start_ns, monotonic_ns(), place, num_bytes))
+            return
+        # A second batch without gradients, and no training between them: what lies between was an evaluation.
+        last = next((i for i in reversed(range(len(notes))) if notes[i].kind not in WITHIN), None)
+        if last is not None and notes[last] is self._without_gradient:
+            notes[last:] = [HostNote("pause", notes[last].start_ns, monotonic_ns(), EVALUATION)]
+        else:
+            notes.append(HostNote(kind, start_ns, monotonic_ns(), place))
+        self._without_gradient = notes[-1]
 
 
 def caller() -> str:

@@ -52,6 +52,8 @@ class OpenSteps:
         """Told of each step whose window has just ended because the next one began."""
         self._is_plain = False
         """True: the open step is left out, and nothing is put on, taken off or marked in it."""
+        self._is_rare = False
+        """The step before the open one holds something RARE."""
         self._usual_own_ns = 0.0
         """Time that goes_on takes, the middle of the latest calls."""
         self.num_left_out = 0
@@ -99,7 +101,9 @@ class OpenSteps:
             return
         began_ns = time.thread_time_ns()
         counts = self._end_calls(previous)
-        if previous is None or any(note.kind in RARE for note in previous.host_notes):
+        notes = () if previous is None else previous.host_notes
+        was_rare, self._is_rare = self._is_rare, any(note.kind in RARE for note in notes)
+        if previous is None or (self._is_rare and not was_rare):  # in every step it is part of the loop
             self._sampling.interrupted()
         step.left_out = None if self._is_recorded(step) else LEFT_OUT
         sources.module_names.begin_step()

@@ -9,7 +9,7 @@ locals are never read. Each line of the file adds to the tables that the lines b
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
@@ -19,19 +19,13 @@ from aorta.errors import NOT_JSON
 from aorta.files import read_regular
 from aorta.records.seal import seal_of
 
-StackPhase = Literal["rest", "data", "forward", "backward", "optimizer", "checkpoint", "communication"]
-STACK_PHASES: tuple[StackPhase, ...] = (
-    "rest",
-    "data",
-    "forward",
-    "backward",
-    "optimizer",
-    "checkpoint",
-    "communication",
-)
+StackPhase = Literal[
+    "rest", "data", "forward", "backward", "optimizer", "checkpoint", "communication", "evaluation"
+]
+STACK_PHASES: tuple[StackPhase, ...] = get_args(StackPhase)
 """What the functions of a stack show the thread to be in; rest: none of the others. By their places here in a
 sample. communication: a call of torch.distributed that the program, or a library, makes outside of the
-others."""
+others. evaluation: whatever goes on in one, or in a pause that was announced."""
 Doing = Literal["runs", "ready", "sleeps"]
 DOING: tuple[Doing, ...] = ("runs", "ready", "sleeps")
 """ready: to run, but others have the cores. sleeps: a system call, a lock, another thread."""

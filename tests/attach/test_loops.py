@@ -206,6 +206,26 @@ def test_collectives_of_an_evaluation_are_in_no_step(attached: Attach) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("kind", "num_outside", "evaluated_steps"),
+    [
+        pytest.param("evaluating", 2, [], id="now-and-then-in-no-step"),
+        pytest.param("evaluated_each_time", 2, [3, 4, 5], id="part-of-the-loop"),
+        pytest.param("without_gradients", 0, [2, 5], id="batches-without-gradients"),
+    ],
+)
+def test_an_evaluation_is_seen_though_nobody_announces_it(
+    attached: Attach, kind: str, num_outside: int, evaluated_steps: list[int]
+) -> None:
+    result = attached(kind)
+    assert [step.global_step for step in result.steps] == list(range(STEPS))
+    assert result.run.coverage.get("evaluations", {"times": 0})["times"] == num_outside
+    spans = {step.global_step: step.host_spans or [] for step in result.steps}
+    paused = [number for number, of_step in spans.items() if any(one.kind == "pause" for one in of_step)]
+    assert paused == evaluated_steps
+
+
+@pytest.mark.heavy
 def test_what_follows_the_optimizer_is_the_same_steps(attached: Attach) -> None:
     result = attached("loading")
     # Known from the third step on: logging of the second one is still in the window of the third.

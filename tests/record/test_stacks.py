@@ -257,6 +257,18 @@ def test_where_sampling_is_dear_it_comes_more_rarely():
     assert sampler._period_s() == pytest.approx(1.0)
 
 
+def test_what_goes_on_in_an_evaluation_is_of_it(tmp_path):
+    journal = Journal()
+    sampler = StackSampler(journal)
+    sampler._trains, journal.pause = threading.get_ident(), "evaluation"
+    sampler.write_to(tmp_path / "stacks")
+    sampler.start()
+    in_a_module(lambda: time.sleep(0.2))
+    sampler.stop()
+    samples = joined(read_stacks(tmp_path / "stacks")).samples
+    assert {STACK_PHASES[one.phase] for one in samples} == {"evaluation"}
+
+
 def test_off_is_off(tmp_path):
     sampler = StackSampler(Journal(), is_wanted=False)
     sampler.write_to(tmp_path / "stacks", attempt=0)

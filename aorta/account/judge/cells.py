@@ -48,7 +48,7 @@ CELLS: dict[str, Cell] = {
     "garbage_collection": Cell("garbage collection", "Python collects garbage", "host"),
     "checkpoint": Cell("checkpoint", "the program saves a checkpoint", "host"),
     "data": Cell("data", "the host waits for the next batch", "host"),
-    "pause": Cell("pause", "the program has announced a pause", "host"),
+    "pause": Cell("pause", "the program evaluates, or has announced a pause", "host"),
     "optimizer": Cell("optimizer", "Optimizer.step runs on the host", "host"),
     "between_steps": Cell("between steps", "between two step bodies, and none of the above", "host"),
     "synchronisation": Cell("synchronisation", "the host waits for the device, then launches anew", "host"),

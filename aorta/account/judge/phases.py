@@ -1,13 +1,13 @@
 """Phases of a step by the host's clock, each with the line of the program that most of it is in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.profiles import sampled_ranks
-from aorta.account.judge.stacks import CodeLine, Samples, heaviest, samples_of
+from aorta.account.judge.stacks import CodeLine, Samples, WeightedStack, heaviest, samples_of
 from aorta.account.load.rank.phases import BYTES, PHASES, PREFIX
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import quantity
@@ -20,6 +20,9 @@ FEWEST = 3
 """Samples from which on a phase has a line."""
 ENOUGH = 6
 """Samples before backward passes, from which on these are divided into the model and the program's code."""
+WORTH_SAYING = 0.01
+"""Of the judged steps' time, from which on evaluations beside them are said."""
+MODULE_CALLS = ("Module._wrapped_call_impl", "Module._call_impl")
 TITLES: dict[StepPhase, str] = {
     "data": "data",
     "forward": "forward",
@@ -74,6 +77,32 @@ def largest_text(judged: JudgedRun) -> str:
     row = max(rows, key=lambda row: row.ms)
     of_step = f"{quantity(row.ms, 'ms')} of {quantity(row.ms / row.share, 'ms')}"
     return f"The largest phase is {row.title}: {of_step} (mean of {row.num_steps:,} steps){row.place}."
+
+
+def evaluation_text(judged: JudgedRun) -> str:
+    """'Evaluations took 0.5 s in no step, 6 times, most of it in test(), a.py:15.' '' of short ones."""
+    record = judged.run.run
+    seen = {} if record is None else record.coverage.get("evaluations") or {}
+    if not seen or not seen["s"] >= WORTH_SAYING * 1e-3 * judged.values("step_ms").mean(axis=0).sum():
+        return ""
+    line = line_of_evaluation(judged)
+    place = "" if line is None else f", most of it in {line.text}"
+    return f"Evaluations took {quantity(seen['s'], 's')} in no step, {seen['times']} times{place}."
+
+
+def line_of_evaluation(judged: JudgedRun) -> CodeLine | None:
+    """The line of the program that calls modules in no step."""
+    samples = samples_of(judged.whole or judged, judged.run.ranks[0])
+    if samples is None:
+        return None
+    which = ~samples.is_judged & samples.at("no_step") & samples.in_phase("forward", "evaluation")
+    found = heaviest([_until_a_module(stack) for stack in samples.chosen(which)])
+    return found if found is not None and found.num_samples >= FEWEST else None
+
+
+def _until_a_module(stack: WeightedStack) -> WeightedStack:
+    called = next((i for i, frame in enumerate(stack.frames) if frame.function in MODULE_CALLS), None)
+    return replace(stack, frames=stack.frames[:called])
 
 
 def largest_beside_the_model(judged: JudgedRun) -> PhaseRow | None:
@@ -200,7 +229,5 @@ def _which(samples: Samples, phase: StepPhase, is_apart: bool) -> NDArray[np.boo
             return own & in_body & samples.is_behind
         case "logging":
             return own & ~in_body
-        case "evaluation":
-            return np.zeros(len(judged), dtype=bool)
         case _:
             return judged & samples.in_phase(phase)

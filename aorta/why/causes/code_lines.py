@@ -1,7 +1,6 @@
 """The line of the program that a cause is in, by the stacks sampled in its steps and on its rank."""
 
 from collections import defaultdict
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +26,7 @@ FEWEST = 3
 """Samples that show a loss."""
 LEAST = 0.3
 """Of a loss, that the samples in its line must account for: fewer are of something else."""
-WAITS_IN: tuple[StackPhase, ...] = ("communication", "data", "checkpoint")
-MODULE_CALLS = ("Module._wrapped_call_impl", "Module._call_impl")
+WAITS_IN: tuple[StackPhase, ...] = ("communication", "data", "checkpoint", "evaluation")
 OF_COLLECTIVES: tuple[CauseKind, ...] = ("small_messages", "transfer", "no_prefetch", "shared_communicator")
 """Kinds whose line is the one that issues."""
 MOST_ISSUED = 3
@@ -120,21 +118,6 @@ def _line_of_site(site: SiteRow) -> CodeLine:
     )
 
 
-def line_of_evaluation(judged: JudgedRun) -> CodeLine | None:
-    """The line of the program that calls modules in no step."""
-    samples = _samples(judged, judged.run.ranks[0])
-    if samples is None:
-        return None
-    which = ~samples.is_judged & samples.at("no_step") & samples.in_phase("forward")
-    found = heaviest([_until_a_module(stack) for stack in samples.chosen(which)])
-    return found if found is not None and found.num_samples >= FEWEST else None
-
-
-def _until_a_module(stack: WeightedStack) -> WeightedStack:
-    called = next((i for i, frame in enumerate(stack.frames) if frame.function in MODULE_CALLS), None)
-    return replace(stack, frames=stack.frames[:called])
-
-
 def _beyond_the_others(finding: CauseFinding, judged: JudgedRun, rank: int) -> list[WeightedStack]:
     """What the rank does, less what the others do on average."""
     own = _samples(judged, rank)
@@ -200,6 +183,8 @@ def _which(finding: CauseFinding, samples: Samples) -> NDArray[np.bool_]:
     # Waiting inside of torch is for other ranks or for the device.
     own &= ~(samples.that("sleeps") & samples.in_phase("forward", "backward") & samples.leaf_in("torch"))
     match kind:
+        case "pause" if op is None:
+            return judged & samples.in_phase("evaluation")
         case "pause" if op == "asleep":
             return own & samples.that("sleeps")
         case "late_rank" if op == "sleeps":

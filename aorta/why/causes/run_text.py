@@ -14,7 +14,7 @@ from aorta.account.judge.cells import (
     account_of,
 )
 from aorta.account.judge.kernels import kernels_by_class
-from aorta.account.judge.phases import largest_beside_the_model, largest_text
+from aorta.account.judge.phases import evaluation_text, largest_beside_the_model, largest_text
 from aorta.account.judge.profiles import line_text, told_differences
 from aorta.account.judge.sites import sites_of
 from aorta.account.load.measures import peak_text
@@ -101,9 +101,9 @@ def late_rank(explained: Explanation) -> int | None:
 
 
 def notes(explained: Explanation, judged: JudgedRun) -> list[str]:
-    """What cannot be told, the largest phase, what no cause explains, and what lies outside of steps."""
+    """What cannot be told, the largest phase, evaluations, what no cause explains, what is in no step."""
     unexplained = _unexplained_text(explained) if explained.causes else ""
-    texts = (largest_text(judged), unexplained, _outside_text(explained.account))
+    texts = (largest_text(judged), evaluation_text(judged), unexplained, _outside_text(explained.account))
     return [*explained.cannot_tell, *(text for text in texts if text)]
 
 

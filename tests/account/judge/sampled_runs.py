@@ -13,7 +13,8 @@ SLEEP = StackFrame("time", 0, "sleep", is_program=False)
 
 
 def sampled(*samples):
-    """samples: (global step, us, what the thread does, frames from the outermost on)."""
+    """samples: (global step, us, what the thread does, frames from the outermost on). Step -1: in none, where
+    a model is called in an evaluation."""
     stacks = Stacks()
     ids = {}
     for step, us, doing, *path in samples:
@@ -26,8 +27,12 @@ def sampled(*samples):
                 ids[key] = len(stacks.nodes)
                 stacks.nodes.append(key)
             node = ids[key]
-        phase = "forward" if MODEL in path else "rest"
-        places = PLACES.index("body"), STACK_PHASES.index(phase), DOING.index(doing)
+        phase = "rest" if MODEL not in path else "evaluation" if step < 0 else "forward"
+        places = (
+            PLACES.index("no_step" if step < 0 else "body"),
+            STACK_PHASES.index(phase),
+            DOING.index(doing),
+        )
         stacks.samples.append(StackSample(step, *places, False, node, us))
     return stacks
 

@@ -4,9 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from aorta.account.judge.phases import largest_text, phases_of
+from aorta.account.judge.phases import evaluation_text, largest_text, phases_of
 from aorta.account.load.rank.phases import BYTES, PREFIX
 from tests.account.judge.sampled_runs import AUGMENT, MAIN, MODEL, sampled, sampled_dataset
+from tests.records import plain_records
 
 
 def judged_with(stacks=None, **phases):
@@ -54,6 +55,25 @@ def test_code_of_the_loop_before_a_backward_pass_is_no_forward_pass():
         "main(), train.py:20",
         "augment(), data.py:5",
     )
+
+
+@pytest.mark.parametrize(
+    ("s", "text"),
+    [
+        pytest.param(
+            1.5, "Evaluations took 1.50 s in no step, 3 times, most of it in augment(), data.py:5.", id="said"
+        ),
+        pytest.param(0.001, "", id="too-short"),
+    ],
+)
+def test_evaluations_in_no_step_are_told_with_their_line(s, text):
+    stacks = sampled(
+        (2, 10_000, "runs", MAIN), *((-1, 10_000, "runs", MAIN, AUGMENT, MODEL) for _ in range(3))
+    )
+    judged = judged_with(stacks, forward=16.0, backward=4.0)
+    record = plain_records.run(coverage={"evaluations": {"times": 3, "s": s}})
+    judged = msgspec.structs.replace(judged, run=msgspec.structs.replace(judged.run, run=record))
+    assert evaluation_text(judged) == text
 
 
 def test_the_memory_of_a_phase_is_the_most_of_all_ranks_and_judged_steps():

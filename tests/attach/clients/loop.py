@@ -440,6 +440,38 @@ def loading(losses):
         losses.append(loss.item())
 
 
+def without_gradients(losses):
+    """Evaluates with the data set of training after every third batch; nothing is told of it but no_grad."""
+    model = ddp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    data = Batches(STEPS)
+    for number, batch in enumerate(torch.utils.data.DataLoader(data, batch_size=None)):
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number % 3 == 2:
+            with torch.no_grad():
+                for other in torch.utils.data.DataLoader(data, batch_size=None):
+                    model.module(other).sum().item()
+        losses.append(loss.item())
+
+
+def evaluated_each_time(losses):
+    model = ddp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for batch in batches(STEPS):
+        model.train()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            model.module(batch).sum().item()
+        losses.append(loss.item())
+
+
 def raising(losses):
     plain(losses)
     raise RuntimeError("the script's own")

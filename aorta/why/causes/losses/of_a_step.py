@@ -67,7 +67,7 @@ ALIKE_STEPS = 0.8
 RARE = 0.5
 """Median over mean, below which a loss is in few steps."""
 IDLES_OR_WAITS = "idles, or waits for a rank in a collective behind which nothing is launched yet,"
-ANNOUNCED = "pause announced by the program"
+EVALUATION = "evaluation, or an announced pause"
 NOT_RECORDED = "these records do not show what the host does meanwhile"
 
 
@@ -261,7 +261,7 @@ def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
     if name == "between_steps":
         facts["what"] = BETWEEN_STEPS
     if name == "pause":
-        facts["what"] = ANNOUNCED
+        facts["what"] = EVALUATION
     if name == "launch":
         is_waiting = float(parts.idle_waits_ms.mean()) >= WORTH_SAYING * part_ms
         facts["state"] = IDLES_OR_WAITS if is_waiting else "idles"
