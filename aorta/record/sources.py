@@ -224,7 +224,7 @@ class Sources:
 
 
 def _trains_on_cpu(devices: Backend) -> bool:
-    """True for a rank whose process group knows no GPU and whose process holds no memory of one."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_backend() != CPU.collectives:
+    """True for a process that holds no memory of a GPU, and whose process group, if any, knows none."""
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() != CPU.collectives:
         return False
     return all(devices.reserved_bytes(index) == 0 for index in range(devices.count()))

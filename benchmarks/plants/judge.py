@@ -219,7 +219,9 @@ def output(command: list[str], name: str) -> str:
         print(f"{name}: took over 300 s", file=sys.stderr)
         return ""
     if ended.returncode:
-        print(f"{name}: exit status {ended.returncode}: {ended.stderr[-300:]}", file=sys.stderr)
+        errors = re.findall(r"^.*\b\w*(?:Error|Exception)\b.*$", ended.stderr, re.MULTILINE)
+        text = "; ".join(dict.fromkeys(errors)) or ended.stderr[-300:]
+        print(f"{name}: exit status {ended.returncode}: {text[:600]}", file=sys.stderr)
     return ended.stdout
 
 

@@ -14,6 +14,7 @@ tests/benchmarks/test_remedies.py says which remedies have no program, and why.
 """
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -99,6 +100,8 @@ def main() -> int:
     chosen = options.only.split(",") if options.only else [
         name for name, remedy in known.items() if remedy.device == options.device
     ]  # fmt: skip
+    if options.device == "cpu":  # or aorta would record the GPUs of a machine that has some
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     rows: list[dict[str, Any]] = []
 
     def tried(name: str) -> None:

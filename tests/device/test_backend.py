@@ -13,6 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import aorta
 from aorta.device import backend as seam
 from aorta.device.backend import CPU, accelerator, backend_of
+from aorta.record.sources import _trains_on_cpu
 from tests.device.fake_device import FakeBackend, FakeEvent
 
 
@@ -165,3 +166,14 @@ def test_a_device_is_served_by_the_accelerator_or_by_the_cpu() -> None:
     assert backend_of(torch.device("cpu")) is CPU
     assert (chosen.is_device, CPU.is_device) == (True, False)
     assert chosen.is_available() or chosen.device_in_use() is None
+
+
+@pytest.mark.parametrize(("reserved_bytes", "on_cpu"), [(0, True), (300, False)])
+def test_a_process_without_a_group_is_of_the_cpu_where_it_holds_no_memory_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, reserved_bytes: int, on_cpu: bool
+) -> None:
+    """On a machine with GPUs, which the recorder has looked at: that alone is no use of them."""
+    assert not dist.is_initialized()
+    backend = FakeBackend()
+    monkeypatch.setattr(backend, "reserved_bytes", lambda index: reserved_bytes)
+    assert _trains_on_cpu(backend) is on_cpu

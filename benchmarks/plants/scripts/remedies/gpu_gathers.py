@@ -21,7 +21,7 @@ for layer in model[2:-1:2]:
 fully_shard(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 rows, labels = torch.randn(512, 64, device=device), torch.randint(10, (512,), device=device)
-for _ in steps(150):
+for _ in steps(600):
     optimizer.zero_grad()
     cross_entropy(model(rows), labels).backward()
     optimizer.step()
