@@ -34,7 +34,7 @@ ELSEWHERE = {"ab", "gate", "sweep", "check", "hang", "queues run", "queues sweep
 """Their JSON is tested beside them: tests/hang, tests/queues, tests/programs, tests/projection."""
 
 PROGRAM_SIZES = ("--m", "24", "--n", "4", "--k", "8", "--rounds", "8")
-QUEUE_SIZES = ("--iterations", "3", "--warmup", "0", "--no-pieces", "--no-switch", "--no-calibrate")
+QUEUE_SIZES = ("--iterations", "3", "--warmup", "0", "--no-pieces", "--no-switch")
 OTHERS = {
     "run": ("run", "-o", "recorded", "--no-report", "--", "true"),
     "ab": ("ab", "-n", "3", "--metric", "wall_s", "-o", "tried", "--", "true", "--", "true"),

@@ -1,14 +1,12 @@
 """Options of run, sweep, run-priority and profile, the workloads' own among them."""
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
-from aorta.errors import ConfigError, did_you_mean
+from aorta.errors import ConfigError
 from aorta.queues import catalogue
 from aorta.queues.catalogue import MAX_STREAMS, SYNC_MODES, ListedOption, flag_of
 
@@ -22,8 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _PREFIX = "workload_option_"
 _HERE = "aorta.queues.cli."
 _NAMED, _PARAMETERS, _ALL = _HERE + "workload", _HERE + "workload_parameters", _HERE + "help_all"
-_GIVEN, _FILE = _HERE + "given", _HERE + "file"
-"""Keys of click's `context.meta`, through which callbacks hand values to SettingsCommand."""
+"""Keys of click's `context.meta`, through which callbacks hand values to the commands."""
 
 DAILY = {
     "streams",
@@ -37,17 +34,12 @@ DAILY = {
     "overwrite",
 }
 """Options that --help shows; --help-all shows the others too."""
-KEPT = {"no_calibrate"}
-"""Options that are accepted and shown nowhere."""
-SETTINGS_NOTE = "Every option is also a setting: streams=8, or a line of the YAML file of --settings."
 WORKLOAD_NOTE = "For the options of a workload name it before --help."
 
 
 def measuring_options(iterations: int) -> Callable[[F], F]:
     """Options of the measurement and of its output."""
     options = [
-        click.argument("given", nargs=-1, metavar="[KEY=VALUE]...", expose_value=False,
-                       callback=_note(_GIVEN)),
         click.option("--iterations", "-i", type=int, default=iterations, show_default=True),
         click.option("--warmup", "-w", type=int, default=10, show_default=True),
         click.option(
@@ -60,15 +52,12 @@ def measuring_options(iterations: int) -> Callable[[F], F]:
         click.option("--seed", type=int, default=0, show_default=True),
         click.option("--budget-s", type=float, help="Fewer iterations where they would take longer."),
         click.option("--no-pieces", is_flag=True, help="Do not time single pieces (achieved concurrency)."),
-        click.option("--no-calibrate", is_flag=True, hidden=True, help="Does nothing: kept for scripts."),
         click.option("--no-switch", is_flag=True, help="Do not measure the queue switch overhead."),
         click.option("--profile", is_flag=True, help="Trace a few further iterations with torch.profiler."),
         click.option("--profile-dir", type=click.Path(path_type=Path), default=Path("profiles"),
                      show_default=True),
         click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else."),
         click.option("--overwrite", is_flag=True, help="Replace files that are there."),
-        click.option("--settings", type=click.Path(path_type=Path), expose_value=False, callback=_note(_FILE),
-                     help="YAML file of settings, by the options' names."),
         click.option("--help-all", is_flag=True, is_eager=True, expose_value=False, callback=_help_all,
                      help="Show the rarer options, too."),
     ]  # fmt: skip
@@ -81,15 +70,6 @@ def measuring_options(iterations: int) -> Callable[[F], F]:
     return decorate
 
 
-def _note(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
-    """A callback that keeps the value in the context's notes."""
-
-    def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-        context.meta[key] = value
-
-    return keep
-
-
 def _help_all(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:
         context.meta[_ALL] = True
@@ -97,89 +77,18 @@ def _help_all(context: click.Context, parameter: click.Parameter, value: bool) -
         context.exit()
 
 
-class SettingsCommand(click.Command):
-    """A command that takes its options as KEY=VALUE and from a file, too; its help shows the daily ones."""
+class DailyCommand(click.Command):
+    """A command whose help shows the options of daily use."""
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
         parameters = super().get_params(context)
         for parameter in parameters:
-            if isinstance(parameter, click.Option) and parameter.name not in ("help", "help_all", "settings"):
-                shown = parameter.name in DAILY or _ALL in context.meta
-                parameter.hidden = parameter.name in KEPT or not shown
+            if isinstance(parameter, click.Option) and parameter.name not in ("help", "help_all"):
+                parameter.hidden = parameter.name not in DAILY and _ALL not in context.meta
         return parameters
 
-    def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write_paragraph()
-        formatter.write_text(SETTINGS_NOTE)
 
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(context, args)
-        if not context.resilient_parsing:
-            self._read_settings(context)
-        return rest
-
-    def _read_settings(self, context: click.Context) -> None:
-        """Fills in the settings of KEY=VALUE arguments and of the settings file, the arguments first.
-
-        ConfigError for a key that is no option, and for one that is also given as a flag.
-        """
-        options = _options_by_key(self.get_params(context))
-        on_line = dict(map(_key_and_value, context.meta[_GIVEN]))
-        from_file = {} if context.meta[_FILE] is None else _read_file(context.meta[_FILE])
-        for key, value in (from_file | on_line).items():
-            option = options.get(key)
-            if option is None:
-                otherwise = f"; --help-all lists those of {context.command_path}"
-                place = "" if key in on_line else f"{context.meta[_FILE]}: "
-                raise ConfigError(f"{place}{key} is not a setting{did_you_mean(key, options, otherwise)}")
-            assert option.name is not None
-            has_flag = context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-            if has_flag and key in on_line:
-                raise ConfigError(f"{key} is given twice, as {option.opts[0]} and as {key}={value}")
-            if not has_flag and value is not None:
-                context.params[option.name] = _value(option, value, context)
-
-
-def _options_by_key(parameters: Iterable[click.Parameter]) -> dict[str, click.Option]:
-    """Options by the name that a setting has: that of the flag."""
-    return {
-        flag[2:].replace("-", "_"): parameter
-        for parameter in parameters
-        if isinstance(parameter, click.Option) and parameter.name not in ("help", "help_all", "settings")
-        for flag in parameter.opts
-        if flag.startswith("--")
-    }
-
-
-def _key_and_value(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"{text!r} is no setting; write KEY=VALUE, such as streams=8")
-    return key.replace("-", "_"), value
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    from aorta.config.yaml_files import read_yaml
-
-    settings = read_yaml(path)
-    if settings is None:
-        return {}
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{path}: must hold settings such as `streams: 8`, one a line")
-    return {str(key).replace("-", "_"): value for key, value in settings.items()}
-
-
-def _value(option: click.Option, value: Any, context: click.Context) -> Any:
-    """The value as the option itself would have read it."""
-    if option.is_flag:
-        return click.BOOL.convert(value, option, context)
-    if isinstance(value, list):
-        nested = any(isinstance(entry, list) for entry in value)
-        value = json.dumps(value) if nested else ",".join(map(str, value))
-    return option.type_cast_value(context, str(value))
-
-
-class WorkloadCommand(SettingsCommand):
+class WorkloadCommand(DailyCommand):
     """A command that has every option of every workload, found when they are needed. Its help shows those of
     the workload that is named; --help-all shows those of all where none is."""
 
@@ -198,8 +107,8 @@ class WorkloadCommand(SettingsCommand):
         return [*common, *context.meta[_PARAMETERS], help_option]
 
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_epilog(context, formatter)
         if context.meta.get(_NAMED) is None:
+            formatter.write_paragraph()
             formatter.write_text(WORKLOAD_NOTE)
 
 

@@ -10,7 +10,7 @@ import click
 from aorta.errors import ConfigError
 from aorta.queues.catalogue import PRIORITIES
 from aorta.queues.cli.options import (
-    SettingsCommand,
+    DailyCommand,
     WorkloadCommand,
     measuring_options,
     options_of,
@@ -93,7 +93,7 @@ def sweep_command(
     _sweep(plans, ranks, common, output, plots)
 
 
-@click.command("run-priority", cls=SettingsCommand)
+@click.command("run-priority", cls=DailyCommand)
 @click.argument("priority", type=click.Choice([*PRIORITIES, "all"]))
 @click.option("--streams", "-s", default="1,2,4,8,16", show_default=True)
 @click.option("--output", "-o", type=click.Path(path_type=Path))

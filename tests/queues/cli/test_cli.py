@@ -52,16 +52,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         ("run sleeps --backend gloo", "--backend gloo needs a process group; start with torchrun"),
         ("run sleeps --sync-mode sometimes", "'sometimes' is not one of"),
         ("run sleeps --no-such-option", "No such option"),
-        ("run sleeps streams=0", "--streams must be 1 to 64, got '0'"),
-        ("run sleeps stream=2", "stream is not a setting, did you mean 'streams'?"),
-        ("run sleeps zzz=2", "zzz is not a setting; --help-all lists those of"),
-        ("run sleeps mm_dim=4", "--mm-dim is an option of overlap, not of sleeps"),
-        ("run sleeps iterations=few", "'few' is not a valid integer"),
-        ("run sleeps fail=perhaps", "'perhaps' is not a valid boolean"),
-        ("run sleeps streams=2 --streams 4", "streams is given twice, as --streams and as streams=2"),
-        ("run sleeps more", "'more' is no setting; write KEY=VALUE, such as streams=8"),
-        ("run sleeps --settings nowhere.yaml", "nowhere.yaml: cannot be read"),
-        ("run-priority P0 mm_dim=4", "mm_dim is not a setting"),
+        ("run sleeps --iterations few", "'few' is not a valid integer"),
         ("sweep sleeps --streams 1,,2", "--streams must be 1 to 64, got ''"),
         ("sweep sleeps --streams 9,10", "no point of the sweep is possible"),
         ("run-priority P7", "'P7' is not one of"),
@@ -73,7 +64,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         ("lst", "lst is not a command, did you mean 'list'?"),
         ("run sleeps --streams 2 --stop no_compiler", "there is no compiler here"),
         ("profile sleeps --streams 2 --nosuch", "No such option"),
-        ("profile sleeps --streams 2 stream=3", "stream is not a setting"),
         ("profile sleeps --streams 2 --profile-dir /dev/null", "--profile-dir /dev/null is a file"),
         ("profile sleeps --streams 2 --profile-dir /proc/a/b", "/proc/a/b cannot be written"),
     ],
@@ -137,7 +127,6 @@ def test_help_shows_the_options_of_the_workload_that_is_named(run: Run) -> None:
     for rare in ("--mm-dim", "--sleep-ms", "--backend"):
         assert rare in everything
         assert rare not in daily
-    assert "--no-calibrate" not in everything
     assert "--sleep-ms" in sleeps
     assert "--iterations" in sleeps
     assert "--mm-dim" not in sleeps
@@ -148,43 +137,6 @@ def test_help_shows_the_options_of_the_workload_that_is_named(run: Run) -> None:
 def test_help_fits_a_screen(command: str) -> None:
     arguments = [command, *(["comms_compute_overlap"] if command in ("run", "sweep") else []), "--help"]
     assert len(CliRunner().invoke(main, arguments).stdout.splitlines()) <= 45
-
-
-def test_settings_come_from_options_pairs_and_a_file(run: Run, tmp_path: Path) -> None:
-    """An option or a pair goes before the file; all are read as the option itself would be."""
-    file = tmp_path / "settings.yaml"
-    file.write_text("streams: 4\nsleep-ms: 2\npieces: 6\nno_pieces: true\nno_switch: true\n")
-    arguments = [
-        "run",
-        "sleeps",
-        "streams=2",
-        "--sleep-ms",
-        "1",
-        "iterations=8",
-        "--settings",
-        file,
-        "--json",
-    ]
-    point = json.loads(run(*arguments).stdout)["points"][0]
-    options = point["configuration"]["options"]
-    assert (point["configuration"]["streams"], options["sleep_ms"], options["pieces"]) == (2, 1.0, 6)
-    assert point["iterations"] == 8
-    assert point["ranks"][0]["concurrency"] is None
-    assert point["metrics"]["queue_switch_us"]["reason"] == "not asked for"
-
-
-@pytest.mark.parametrize(
-    "given",
-    ["mm_dim: [8, 8, 16]\nprocess_groups: [[0]]", 'mm_dim: "8,8,16"\nprocess_groups: "[0]"'],
-    ids=["lists", "texts"],
-)
-def test_lists_in_a_file_are_those_of_the_options(run: Run, tmp_path: Path, given: str) -> None:
-    file = tmp_path / "settings.yaml"
-    file.write_text(given)
-    arguments = ["run", "overlap", "streams=2", *QUICK[:4], "no_pieces=yes", "--settings", file, "--json"]
-    options = json.loads(run(*arguments).stdout)["points"][0]["configuration"]["options"]
-    assert options["mm_dim"] == [8, 8, 16]
-    assert options["process_groups"] == [[0]]
 
 
 def test_run_prints_one_document_and_nothing_else(run: Run, tmp_path: Path) -> None:
