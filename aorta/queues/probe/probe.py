@@ -31,7 +31,7 @@ VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "DEBUG_HIP_IGNO
 """Environment variables that set queues and priorities: a result keeps their values."""
 SWITCH_STREAMS = 2
 """Streams that the chains of the switch cost go around."""
-SCHEMA = 4
+SCHEMA = 5
 TIMEOUT_S = 120.0
 """Longest wait for the process of one setting."""
 

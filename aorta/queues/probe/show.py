@@ -7,7 +7,7 @@ from rich.table import Table
 
 from aorta.queues.probe.priority import Delays
 from aorta.queues.probe.probe import ProbeResult, ProbeSetting, conclude
-from aorta.queues.probe.switch import PLACEMENTS, ChainDifference, Chains, Seen
+from aorta.queues.probe.switch import PLACEMENTS, Chains, Seen
 
 
 def show_probe(result: ProbeResult, console: Console) -> None:
@@ -58,21 +58,17 @@ def show_settings(variable: str, settings: Sequence[ProbeSetting], console: Cons
 def _chains(chains: Chains) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("chain of empty kernels")
-    for name in ("µs per kernel", "95 %", "short chains", "long chains"):
+    for name in ("µs per kernel", "95 %"):
         table.add_column(name, justify="right")
     placement = _placement_text(chains.seen)
     names = {
         "same": "one stream",
-        "control": "one stream, again",
-        "recorded": "one stream, event after each",
         "switching": f"{chains.streams} streams{placement} in turn, by events",
-        "free": f"{chains.streams} streams{placement} in turn, no events",
     }
     for leg in PLACEMENTS:
         slope = chains.slopes[leg]
         interval = f"{slope.interval_us[0]:.3f} … {slope.interval_us[1]:.3f}"
-        row = (f"{slope.us:.3f}", interval, f"{slope.short_us:.3f}", f"{slope.long_us:.3f}")
-        table.add_row(names[leg], *row)
+        table.add_row(names[leg], f"{slope.us:.3f}", interval)
     return table
 
 
@@ -85,17 +81,9 @@ def _placement_text(seen: Seen | None) -> str:
 
 
 def _switch(chains: Chains) -> list[str]:
-    control = "0 within it" if chains.control.is_zero else "NOT 0: distrust the switch cost"
-    lines = [
-        f"switch to another stream   {_difference(chains.per_switch)}",
-        f"control, same less same    {_difference(chains.control)} (99 %)   {control}",
-    ]
+    low, high = chains.per_switch.interval_us
+    lines = [f"switch to another stream   {chains.per_switch.us:+.3f} µs   {low:+.3f} … {high:+.3f}"]
     return lines if chains.primed else [*lines, "launch-bound: some chains began before they were submitted"]
-
-
-def _difference(difference: ChainDifference) -> str:
-    low, high = difference.interval_us
-    return f"{difference.us:+.3f} µs   {low:+.3f} … {high:+.3f}"
 
 
 def _delays(result: ProbeResult) -> Table:

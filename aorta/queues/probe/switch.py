@@ -5,9 +5,7 @@ These kernels are empty, so that a slope is the gap from the end of one to the s
 A chain of N kernels takes a + b (N − 1); b is the slope, in µs from start to start. Placements:
 
 same        all on one stream: the gap that a stream has anyway
-recorded    the same, with an event recorded after each: the price of the event alone
 switching   around k streams, each kernel after the one before it, by events
-free        around k streams without events: what the queues could do if nothing had to wait
 
 The cost of a switch is the slope of `switching` less that of `same`: what an edge to another stream takes
 longer than an edge along a stream. It depends on whether the streams share a queue, and on how many of them
@@ -46,14 +44,11 @@ CHECK_US = 100.0
 """Length of the spins that show which streams share a queue."""
 TRIES = 3
 """Runs of a program until one is seen with its streams on different queues."""
-CONSTANT_WITHIN = 0.1
-"""Relative difference of the slopes of short and long chains that still counts as one cost per kernel."""
-Z_95, Z_99 = 1.960, 2.576
-"""Quantiles of the normal distribution for intervals of 95 and 99 %."""
+Z_95 = 1.960
+"""Quantile of the normal distribution for intervals of 95 %."""
 
-Placement = Literal["same", "control", "recorded", "switching", "free"]
-PLACEMENTS: tuple[Placement, ...] = ("same", "control", "recorded", "switching", "free")
-"""`control` is `same` once more: its difference must be 0 within its interval."""
+Placement = Literal["same", "switching"]
+PLACEMENTS: tuple[Placement, ...] = ("same", "switching")
 Spans = Mapping[Placement, Floats]
 """Start of the first to start of the last kernel in µs, [repetition, length], by placement."""
 NO_QUEUES = "not measured: a CPU has no hardware queues and no clock that a kernel could read"
@@ -141,7 +136,7 @@ def as_switch_cost(measured: "Chains", clock: ProbeClock) -> SwitchCost:
 
 
 class Chains(msgspec.Struct, frozen=True, kw_only=True):
-    """Slopes by placement, and their differences from `same`."""
+    """Slopes by placement, and what `switching` adds to `same`."""
 
     streams: int
     seen: "Seen | None"
@@ -149,9 +144,6 @@ class Chains(msgspec.Struct, frozen=True, kw_only=True):
     lengths: list[int]
     repetitions: int
     slopes: "dict[Placement, Slope]"
-    control: "ChainDifference"
-    """`control` less `same`, 99 %: a false alarm is one in a hundred."""
-    recorded: "ChainDifference"
     per_switch: "ChainDifference"
     primed: bool
 
@@ -161,15 +153,6 @@ class Slope(msgspec.Struct, frozen=True, kw_only=True):
 
     us: float
     interval_us: tuple[float, float]
-    short_us: float
-    """Over the shorter half of the lengths."""
-    long_us: float
-    """Over the longer half."""
-
-    @property
-    def constant(self) -> bool:
-        """True if both halves agree within CONSTANT_WITHIN: the cost is one per kernel."""
-        return abs(self.long_us - self.short_us) <= CONSTANT_WITHIN * abs(self.us)
 
 
 class ChainDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,10 +160,6 @@ class ChainDifference(msgspec.Struct, frozen=True, kw_only=True):
 
     us: float
     interval_us: tuple[float, float]
-
-    @property
-    def is_zero(self) -> bool:
-        return self.interval_us[0] <= 0 <= self.interval_us[1]
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,12 +208,12 @@ def chain_program(placement: Placement, streams: Sequence[int], length: int) -> 
     """A chain of `length` kernels."""
     program: list[Op] = []
     for index in range(length):
-        switches = placement in ("switching", "free")
+        switches = placement == "switching"
         stream = streams[index % len(streams)] if switches else streams[0]
-        if placement == "switching" and index:
+        if switches and index:
             program.append(QueueWait(stream, index - 1))
         program.append(Stamp(stream))
-        if placement in ("switching", "recorded"):
+        if switches:
             program.append(QueueRecord(stream, index))
     return program
 
@@ -250,33 +229,21 @@ def compare(
     """Slopes and differences; a tick of the clock over the longest chain widens every interval."""
     slopes = {placement: slopes_us(spans[placement], lengths) for placement in PLACEMENTS}
     tick_us = tick_ns / 1e3 / (lengths[-1] - lengths[0])
-
-    def less_same(placement: Placement, z: float = Z_95) -> ChainDifference:
-        median_us, interval = pseudo_median(slopes[placement] - slopes["same"], tick_us, z)
-        return ChainDifference(us=median_us, interval_us=interval)
-
+    median_us, interval = pseudo_median(slopes["switching"] - slopes["same"], tick_us)
     return Chains(
         streams=streams,
         seen=seen,
         lengths=list(lengths),
         repetitions=len(spans["same"]),
         slopes={placement: _slope(spans[placement], lengths, tick_us) for placement in PLACEMENTS},
-        control=less_same("control", Z_99),
-        recorded=less_same("recorded"),
-        per_switch=less_same("switching"),
+        per_switch=ChainDifference(us=median_us, interval_us=interval),
         primed=primed,
     )
 
 
 def _slope(span_us: Floats, lengths: Sequence[int], tick_us: float) -> Slope:
-    half = len(lengths) // 2
     median_us, interval = pseudo_median(slopes_us(span_us, lengths), tick_us)
-    return Slope(
-        us=median_us,
-        interval_us=interval,
-        short_us=pseudo_median(slopes_us(span_us[:, : half + 1], lengths[: half + 1]))[0],
-        long_us=pseudo_median(slopes_us(span_us[:, half:], lengths[half:]))[0],
-    )
+    return Slope(us=median_us, interval_us=interval)
 
 
 def slopes_us(span_us: Floats, lengths: Sequence[int]) -> Floats:
@@ -287,7 +254,7 @@ def slopes_us(span_us: Floats, lengths: Sequence[int]) -> Floats:
     return slopes
 
 
-def pseudo_median(values: Floats, tick: float = 0.0, z: float = Z_95) -> tuple[float, tuple[float, float]]:
+def pseudo_median(values: Floats, tick: float = 0.0) -> tuple[float, tuple[float, float]]:
     """Hodges-Lehmann estimate and its interval (Wilcoxon's signed ranks), widened by `tick`.
 
     Needs no normal distribution, and a few runs that something disturbed hardly move it.
@@ -296,7 +263,7 @@ def pseudo_median(values: Floats, tick: float = 0.0, z: float = Z_95) -> tuple[f
     rows, columns = np.triu_indices(num)
     pairs = np.sort((values[rows] + values[columns]) / 2)
     mean, deviation = num * (num + 1) / 4, np.sqrt(num * (num + 1) * (2 * num + 1) / 24)
-    cut = max(0, int(np.floor(mean - z * deviation)) - 1)
+    cut = max(0, int(np.floor(mean - Z_95 * deviation)) - 1)
     return float(np.median(pairs)), (float(pairs[cut] - tick), float(pairs[-1 - cut] + tick))
 
 

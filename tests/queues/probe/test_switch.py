@@ -32,8 +32,6 @@ def test_the_planted_cost_is_found(gap_us, event_us):
     found, _ = chains(SimulatedDevice(2, 2, gap_us=gap_us, event_us=event_us), [0, 1], **QUICK)
     assert found.slopes["same"].us == pytest.approx(gap_us, abs=1e-3)
     assert found.per_switch.us == pytest.approx(event_us, abs=1e-3)
-    assert found.control.us == 0
-    assert all(found.slopes[placement].constant for placement in ("same", "switching"))
 
 
 @pytest.mark.heavy
@@ -43,19 +41,7 @@ def test_noise_and_a_coarse_clock_widen_the_interval_around_the_planted_cost():
     mean_noise_us = 0.5 * np.sqrt(2 / np.pi)  # of |N(0, 0.5)|, on the wait
     low, high = found.per_switch.interval_us
     assert low <= 2.0 + mean_noise_us <= high
-    assert found.control.is_zero
-    assert not found.per_switch.is_zero
-
-
-@pytest.mark.heavy
-def test_the_control_covers_zero_as_often_as_its_interval_promises():
-    """99 % intervals: of 200 controls, 2 are expected to miss; 9 or more would happen once in 4000."""
-    random = np.random.default_rng(0)
-    misses = 0
-    for _ in range(200):
-        spans = {p: random.normal(50, 3, (15, 4)) + np.array([8, 16, 32, 64]) for p in PLACEMENTS}
-        misses += not compare(spans, (8, 16, 32, 64), 2, 0.0, True).control.is_zero
-    assert misses <= 8
+    assert low > 0
 
 
 def test_a_switch_that_saves_time_is_negative():
@@ -72,11 +58,6 @@ def test_one_disturbed_run_does_not_move_the_answer():
     spans["switching"] = spans["switching"].copy()
     spans["switching"][3, 2] = 5000.0
     assert compare(spans, (1, 2, 3), 2, 0.0, True).per_switch.us == 0
-
-
-def test_a_cost_that_grows_with_the_chain_is_not_constant():
-    spans = {placement: np.tile(np.array([1.0, 2, 4, 8]) ** 2, (6, 1)) for placement in PLACEMENTS}
-    assert not compare(spans, (1, 2, 4, 8), 2, 0.0, True).slopes["same"].constant
 
 
 def test_slopes_are_those_of_a_line():
@@ -106,7 +87,6 @@ def test_a_switching_chain_waits_for_the_kernel_before_it():
         *(QueueWait(5, 1), Stamp(5), QueueRecord(5, 2)),
     ]
     assert chain_program("same", [5, 7], 2) == [Stamp(5), Stamp(5)]
-    assert chain_program("free", [5, 7], 2) == [Stamp(5), Stamp(7)]
 
 
 @pytest.mark.heavy
