@@ -49,16 +49,17 @@ part truth "${ranks[@]}" benchmarks/truth.py --cases fsdp fsdp_short ddp fsdp_co
 if ((num_gpus == 2)); then
   part truth-tp-moe "${ranks[@]}" benchmarks/truth.py --cases tp moe --output "$folder/truth-tp-moe.csv"
 fi
-part calibrated-lines "$python" benchmarks/truth.py lines --ranks "$num_gpus" \
-  --output "$folder/calibrated_lines.csv"
 part hangs "$python" benchmarks/reliability/hangs.py --backend nccl --jobs 2 --output "$folder/hangs.csv"
 part capture "$python" benchmarks/capture.py --ranks "$num_gpus" --output "$folder/capture.csv"
-part queues "${ranks[@]}" benchmarks/queues.py --output "$folder/queues"
-part programs "$python" benchmarks/programs.py --gpus "$num_gpus" --output "$folder/programs" --budget-s 200
+part queues "${ranks[@]}" -m aorta.queues run-priority all --streams 4,16 --budget-s 0.5 \
+  --output "$folder/queues.json"
+for op in ag_gemm gemm_rs gemm_ar; do
+  part "program-$op" "${ranks[@]}" -m -- aorta.host_ir compare --op "$op" --m 65536 --n 1024 --k 4096
+done
 if ((num_gpus == 2)); then
-  part queue-truth "$python" benchmarks/queues.py truth --output "$folder/queue_truth.json"
-  part waiting-streams "$python" benchmarks/queues.py waiting --output "$folder/waiting_streams.csv"
-  part queues-one "$python" benchmarks/queues.py --output "$folder/queues"
+  part queues-one "$python" -m aorta.queues run-priority all --streams 4,16 --budget-s 0.5 \
+    --output "$folder/queues_one.json"
+  part queue-probe "$python" -m aorta.queues probe --max-connections 1,2,8,32
 fi
 if ((num_gpus == 4)); then
   part fsdp-tp "${ranks[@]}" train.py --config config/fsdp_tp.yaml \

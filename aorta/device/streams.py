@@ -204,8 +204,6 @@ class DeviceStreams:
 
 _pooled: dict[tuple[torch.device, int], dict[int, Any]] = {}
 """Streams that kept_streams has made, by device and priority, then by the driver's handle."""
-_handles_apart: set[int] = set()
-"""Handles that stream_apart gave away for good."""
 
 
 def kept_streams(priorities: Sequence[int], device: torch.device) -> DeviceStreams:
@@ -219,7 +217,7 @@ def kept_streams(priorities: Sequence[int], device: torch.device) -> DeviceStrea
     runtime.
     """
     streams = DeviceStreams(0, device)
-    avoid = {backend_of(device).handle_of(streams.main), *_handles_apart}
+    avoid = {backend_of(device).handle_of(streams.main)}
     lent: dict[int, int] = {}
     for priority in priorities:
         number = lent.get(priority, 0)
@@ -241,14 +239,6 @@ def _kept_stream(number: int, priority: int, device: torch.device, avoid: set[in
         pool[backend.handle_of(stream)] = stream
         usable.append(stream)
     return usable[number]
-
-
-def stream_apart(device: torch.device) -> Any:
-    """A stream that kept_streams neither lends nor has lent; for a caller that keeps it."""
-    lent = {handle for streams in _pooled.values() for handle in streams}
-    stream = _distinct_stream(device, 0, lent | _handles_apart)
-    _handles_apart.add(backend_of(device).handle_of(stream))
-    return stream
 
 
 def _distinct_stream(device: torch.device, priority: int, in_use: Collection[int]) -> Any:

@@ -13,7 +13,6 @@ others are taken to be as far as this one.
 """
 
 import math
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -71,8 +70,6 @@ class Machine:
     num_queues: int | None = None
     """Number of hardware queues; None: one for every stream."""
     model: QueueModel = "start-order"
-    stream_order: tuple[str, ...] = ()
-    """Streams that are given queues first, in this order; the others follow by first use."""
     timing_events: bool = False
     """True: a timing event after each communication drains its queue."""
     in_issue_order: bool = False
@@ -83,18 +80,8 @@ class Machine:
     comm_entry: float = 0.0
     """Share of a compute kernel's time after which a communication that comes later finds room beside it.
     1: not before the kernel ends, which is what a kernel does whose blocks fill the device until they end."""
-    comm_late: float = 0.0
-    """Share of communications, drawn at random, that begin late_us after they could. With comm_entry, a
-    compute kernel that becomes ready meanwhile gets the device first: a race that either can win."""
-    late_us: float = 0.0
-    seed: int = 0
-    """Seed of the draws: the same seed gives the same times."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.comm_late <= 1:
-            raise HostProgramError(f"comm_late is a share from 0 to 1, got {self.comm_late}")
-        if not 0 <= self.late_us < math.inf:
-            raise HostProgramError(f"late_us must be a time, got {self.late_us}")
         if not 0 <= self.wait_us < math.inf:
             raise HostProgramError(f"wait_us must be a time, got {self.wait_us}")
         if not 0 <= self.comm_entry <= 1:
@@ -178,11 +165,8 @@ class _Packet:
     waits_for: "_Packet | None" = None
     before: "_Packet | None" = None
     """The packet before this one in the stream."""
-    reached_us: float | None = None
-    """Time at which nothing before it was left."""
-    late_us: float = 0.0
-    """Delay from then until it is ready."""
     ready_us: float | None = None
+    """Time at which nothing before it was left."""
     is_done: bool = False
     start_us: float = 0.0
     end_us: float = 0.0
@@ -280,16 +264,12 @@ class _Device:
 
     def __init__(self, packets: list[_Packet], costs: Costs, machine: Machine) -> None:
         self.packets, self.costs, self.machine = packets, costs, machine
-        used_streams = dict.fromkeys(packet.stream for packet in packets)
-        streams = list(dict.fromkeys([*machine.stream_order, *used_streams]))
+        streams = list(dict.fromkeys(packet.stream for packet in packets))
         num_queues = machine.num_queues or max(1, len(streams))
         self.queues = [_Queue() for _ in range(num_queues)]
         queue_of = {stream: place % num_queues for place, stream in enumerate(streams)}
-        draw = random.Random(machine.seed)
         for packet in packets:
             self.queues[queue_of[packet.stream]].packets.append(packet)
-            if packet.is_comm and draw.random() < machine.comm_late:
-                packet.late_us = machine.late_us
         self.compute = [packet for packet in packets if packet.is_compute]
         self.num_started = 0
         """Number of compute kernels that have started."""
@@ -340,10 +320,6 @@ class _Device:
             if head.waits_for is not None and not self.has_passed(head.waits_for):
                 return False
             if (head.waits_for is not None or head.kernel is not None) and not _stream_is_at(head):
-                return False
-            if head.reached_us is None:
-                head.reached_us = self.now_us
-            if head.reached_us + head.late_us > self.now_us:
                 return False
             head.ready_us = self.now_us
         return True
@@ -403,8 +379,6 @@ class _Device:
             passes_us = head.issued_us
             if head.waits_for is not None and head.waits_for.is_done:
                 passes_us = max(passes_us, head.waits_for.end_us + self.machine.wait_us)
-            if head.reached_us is not None:
-                passes_us = max(passes_us, head.reached_us + head.late_us)
             if passes_us > self.now_us:
                 yield passes_us - self.now_us
 

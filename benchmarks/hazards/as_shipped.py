@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from programs import WIDTH, Net, batch  # type: ignore[attr-defined]  # of this folder, not benchmarks/
+from programs import WIDTH, Net, batch  # type: ignore[import-not-found]  # of this folder
 from torch import nn
 
 NUM_STEPS = 6

@@ -11,7 +11,7 @@ import torch
 from aorta.device import streams as module
 from aorta.device.backend import use
 from aorta.device.cuda import CudaBackend, loaded_function
-from aorta.device.streams import MAIN, DeviceStreams, ThreadStreams, kept_streams, make_streams, stream_apart
+from aorta.device.streams import MAIN, DeviceStreams, ThreadStreams, kept_streams, make_streams
 from tests.device.fake_device import FakeBackend
 
 PATIENCE_S = 20.0
@@ -205,17 +205,15 @@ def test_kept_streams_are_the_same_for_every_caller_and_leave_some_of_the_pool(m
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     monkeypatch.setattr(CudaBackend, "unpooled_stream", lambda self, device, priority: FromRuntime())
     monkeypatch.setattr(module, "_pooled", {})
-    monkeypatch.setattr(module, "_handles_apart", set())
 
     def handles(priorities: list[int]) -> list[int]:
         return [stream.cuda_stream for stream in kept_streams(priorities, device).streams]
 
     first = handles([0] * 16)
-    apart = stream_apart(device).cuda_stream
     more = handles([0] * 20 + [-1])
     assert more[:16] == first
     assert len(set(more)) == 21
-    assert not {current.cuda_stream, apart} & set(more)
+    assert current.cuda_stream not in more
     many = handles([0] * 40)
     assert len(set(many)) == 40
     assert sum(handle >= FromRuntime.first for handle in many) == 40 - 24

@@ -108,13 +108,6 @@ def test_one_queue_with_barriers_runs_everything_one_after_the_other(order):
     assert total(emit_named(order), num_queues=1, model="aql-barrier") == 16
 
 
-def test_streams_can_be_given_to_queues_in_a_measured_order():
-    program = emit(Shape(tile_order="breadth", num_streams=1))
-    # main 0, worker 1, lane 0: the worker has a queue of its own. With the lane second, both share queue 1.
-    assert total(program, num_queues=2) == 9
-    assert total(program, num_queues=2, stream_order=("comm", "main", "worker[0]")) == 15
-
-
 def test_slowdowns_act_while_both_run():
     program = emit(Shape(num_tiles=2, num_streams=2))
     costs = Costs(comm_us=10, gemm_us=10, comm_slowdown=2, compute_slowdown=1.25)
@@ -153,27 +146,6 @@ def test_a_wait_passes_some_time_after_what_it_waits_for():
     gemms = [kernel for kernel in ran if not kernel.is_comm]
     assert [gemm.start_us - gather.end_us for gather, gemm in zip(gathers, gemms, strict=True)] == [2, 2]
     assert gathers[1].start_us == gathers[0].end_us
-
-
-@pytest.mark.heavy
-def test_a_late_communication_loses_the_race_for_the_device():
-    program, costs = emit_named("join_hoisted", num_tiles=4), Costs(comm_us=2, gemm_us=1)
-    room = {"comm_entry": 1, "wait_us": 0.01}
-    # The first all-gather begins 0.1 late and the last GEMM follows it; in between each comes after a GEMM.
-    late = total(program, costs, comm_late=1, late_us=0.1, **room)
-    assert late == pytest.approx(4 * 3, abs=0.6)
-    assert total(program, costs, comm_late=0, late_us=0.1, **room) == pytest.approx(4 * 2 + 1, abs=0.6)
-    drawn = [total(program, costs, comm_late=0.5, late_us=0.1, seed=seed, **room) for seed in range(64)]
-    # Three races of a GEMM each: from none to all of them lost, and never outside.
-    assert {round(time) for time in drawn} == {9, 10, 11, 12}
-    assert drawn == [total(program, costs, comm_late=0.5, late_us=0.1, seed=s, **room) for s in range(64)]
-
-
-def test_on_one_queue_there_is_no_race():
-    program, costs = emit_named("join_hoisted", num_tiles=4), Costs(comm_us=2, gemm_us=1)
-    for late in (0, 1):
-        took = total(program, costs, num_queues=1, comm_entry=1, comm_late=late, late_us=0.01)
-        assert took == pytest.approx(4 * 3, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -321,8 +293,6 @@ def test_room_is_interference_and_queues_are_queue_waste():
         (lambda: Machine(num_queues=0), "queues must be at least 1, got 0"),
         (lambda: Machine(wait_us=-1), "wait_us must be a time, got -1"),
         (lambda: Machine(comm_entry=1.5), "share from 0 to 1, got 1.5"),
-        (lambda: Machine(comm_late=-0.5), "share from 0 to 1, got -0.5"),
-        (lambda: Machine(late_us=float("nan")), "late_us must be a time, got nan"),
     ],
 )
 def test_impossible_costs_and_machines_are_refused(make, expected):

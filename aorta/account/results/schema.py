@@ -42,7 +42,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reason: str | None = None
     """Why value or interval is None."""
     source: str | None = None
-    """Where it is not that of the point: "events calibrated by kernels"."""
+    """Where it is not that of the point."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,24 +107,8 @@ class Concurrency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     hidden_ms_each: list[float]
 
 
-class CalibrationRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Calibration of a rank's pieces by the kernels of other iterations, which ran under torch.profiler."""
-
-    iterations: int
-    num_pieces: int
-    """Of an iteration."""
-    num_kernels: int
-    """Matched with pieces, in all iterations."""
-    num_outside: int
-    """Launched between pieces."""
-    clock_shift_us: int
-    """Between the trace's clock and the host's, as found from the matches."""
-    start_shift_us: dict[str, float]
-    """By name: by how much the first kernel began after its piece, on average."""
-
-
-class RankRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Measurements of one rank at one point."""
+class RankRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements of one rank at one point. Earlier versions wrote further fields, which are left out."""
 
     rank: int
     device: str
@@ -152,11 +136,6 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """At the end of the timed iterations."""
     telemetry_reason: str | None
     traces: list[str] = []
-    calibrated: Concurrency | None = None
-    """The same pieces as in `concurrency`, calibrated by kernels of other iterations."""
-    calibration: CalibrationRecord | None = None
-    calibration_reason: str | None = None
-    """Why there is none."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

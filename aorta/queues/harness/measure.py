@@ -38,7 +38,6 @@ from aorta.queues.options import check_groups
 NO_HOST_MEMORY = "DefaultCPUAllocator"
 """Part of torch's message, a plain RuntimeError, when the host has too little memory."""
 TELEMETRY_INTERVAL_S = 0.05
-NOT_CALIBRATED = "pieces are not calibrated; --profile traces the kernels themselves"
 ALL_THREADS = _ExperimentalConfig(profile_all_threads=True)
 """Worker threads stand for streams on a CPU, and work in no thread that the profiler knows by itself."""
 PROFILED_ITERATIONS = 5
@@ -189,7 +188,6 @@ def _run_and_collect(bench: WorkloadBench) -> RankRun:
         telemetry=sample,
         telemetry_reason=sample_reason,
         traces=traces,
-        calibration_reason=NOT_CALIBRATED,
     )
 
 
