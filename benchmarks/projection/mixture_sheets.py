@@ -1,4 +1,4 @@
-"""Kernels of mixtures and hybrids: the model beside what `mixtures_and_hybrids.py` or `dispatch.py` measured.
+"""Kernels of mixtures and hybrids: the model beside a sheet of measured ones.
 
     python benchmarks/projection/mixture_sheets.py benchmarks/results/mixtures_and_hybrids_h100.csv --gpu h100
 
