@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aorta.check.device_order import DeviceOrder
 from aorta.check.operators import Issued
 
 SPIN_CYCLES = 60_000_000
@@ -178,13 +179,12 @@ class Trial:
 class DeviceTrial(Trial):
     """Delays the earlier operation on its stream."""
 
-    def __init__(self, suspect: Suspect, stream: Callable[[], int]) -> None:
+    def __init__(self, suspect: Suspect, order: DeviceOrder) -> None:
         super().__init__(suspect)
-        self._stream = stream
+        self._order = order
         self._end: Any = None
         self._on_device: Ranges = []
         """The delayed operation's bytes on the device."""
-        self._own = torch.cuda.Stream()
 
     def issue(self, issued: Issued, run: Callable[[], Any]) -> Any:
         return run() if torch.cuda.is_current_stream_capturing() else super().issue(issued, run)
@@ -192,7 +192,7 @@ class DeviceTrial(Trial):
     def delayed(self, issued: Issued, run: Callable[[], Any]) -> Any:
         suspect = self._suspect
         stream: Any = torch.cuda.current_stream()
-        if isinstance(suspect.earlier_stream, int) and suspect.earlier_stream != self._stream():
+        if isinstance(suspect.earlier_stream, int) and suspect.earlier_stream != self._order.stream():
             stream = torch.cuda.ExternalStream(suspect.earlier_stream)
         with torch.cuda.stream(stream):
             torch.cuda._sleep(SPIN_CYCLES * min(LONGEST, 4 ** (suspect.num_delayed - 1)))
@@ -233,12 +233,9 @@ class DeviceTrial(Trial):
         return result
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        """Copy on the current stream, into memory of another stream: the program's must not be taken."""
-        if not tensor.is_cuda:
+        """Copy on the current stream, into memory that is not the program's."""
+        with self._order.aside():
             return tensor.detach().clone()
-        with torch.cuda.stream(self._own):
-            copy = torch.empty_like(tensor, requires_grad=False)
-        return copy.copy_(tensor.detach())
 
     def _common(self, issued: Issued) -> list[Tensor]:
         """Bytes that the operation shares with the delayed one; of memory that it does not have yet, all of

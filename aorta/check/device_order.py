@@ -5,7 +5,9 @@ What is called here runs in the middle of torch's own calls, so it only appends 
 """
 
 import ctypes
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ LOOK_AHEAD = 4096
 """Entries of the trace among which the next one of the log is looked for."""
 HISTORY = 1_000_000
 """Entries of the allocator's trace that are kept; a window has tens of thousands."""
+
+ROOM = 1 << 28
+"""Bytes that must be free on a device before the check takes memory for fingerprints: twice what they need."""
 
 
 class DeviceOrder:
@@ -38,9 +43,29 @@ class DeviceOrder:
         """Site of the operation in progress; -1 between operations."""
         self.is_in_collective = False
         """That operation is a collective."""
-        self.is_ours = False
-        """What happens is the check's own, not the program's."""
+        self._aside = 0
+        """Thread in which what happens is the check's own, not the program's."""
+        self._pool = _own_pool()
+        self._has_memory = False
+        """The pool was used before, and keeps what it got."""
         self.is_listening = False
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within it this thread works for the check: nothing is logged, and memory is from a pool that the
+        program never gets any of. The allocator may then give the program what it would have given it."""
+        self._aside, pool = threading.get_ident(), self._pool
+        try:
+            with nullcontext() if pool is None else torch.cuda.use_mem_pool(pool, self.device):
+                yield
+        finally:
+            self._aside = 0
+
+    def has_room(self) -> bool:
+        """True if fingerprints need not take memory that the program may want."""
+        if self._pool is not None and not self._has_memory:
+            self._has_memory = torch.cuda.mem_get_info(self.device)[0] >= ROOM
+        return self._has_memory
 
     def stream(self) -> int:
         """Handle of the current stream; 0 is the default one."""
@@ -57,7 +82,7 @@ class DeviceOrder:
             (gpu_trace.EventWaitCallbacks, lambda e, s: log.append(["wait", s, e, self._place("wait")])),
             (gpu_trace.EventDeletionCallbacks, lambda e: log.append(["forget_event", e])),
             (gpu_trace.EventSynchronizationCallbacks, lambda e: log.append(["synchronize_event", e])),
-            (gpu_trace.StreamSynchronizationCallbacks, lambda s: log.append(["synchronize", s])),
+            (gpu_trace.StreamSynchronizationCallbacks, self._synchronized),
             (gpu_trace.DeviceSynchronizationCallbacks, lambda: log.append(["synchronize_all"])),
             (gpu_trace.MemoryAllocationCallbacks, self._allocated),
             (gpu_trace.MemoryDeallocationCallbacks, self._freed),
@@ -91,18 +116,27 @@ class DeviceOrder:
     def _place(self, name: str) -> int:
         return self.current if self.current >= 0 else self._site(name)
 
+    def _synchronized(self, stream: int) -> None:
+        if self._aside != threading.get_ident():
+            self._log.append(["synchronize", stream])
+
     def _allocated(self, address: int) -> None:
-        if self.is_ours:
-            self._log.append(["ours", address, "alloc"])
-        else:
+        if self._aside != threading.get_ident():
             site = self.current if self.current >= 0 else None
             self._log.append(["allocate", address, 0, self.stream(), site])
 
     def _freed(self, address: int) -> None:
-        if self.is_ours:
-            self._log.append(["ours", address, "free_requested"])
-        else:  # in a collective's call c10d drops what earlier ones used: its watchdog has seen them end
+        if self._aside != threading.get_ident():
+            # In a collective's call c10d drops what earlier ones used: its watchdog has seen them end.
             self._log.append(["free", address, self._site("free"), None, self.is_in_collective])
+
+
+def _own_pool() -> Any:
+    """A pool of memory; None where the program's allocator has none, as cudaMallocAsync."""
+    try:
+        return torch.cuda.MemPool()
+    except RuntimeError:
+        return None
 
 
 def trace_flag() -> Any:
@@ -151,14 +185,13 @@ def completed(log: list[LogEntry], trace: list[dict[str, Any]]) -> list[LogEntry
     """The log with sizes of allocations, and of frees the stream and whether the allocator waits for users of
     the memory, from the allocator's trace: both have them in the same order.
 
-    Allocations that the trace does not have are left out, and what the check itself did.
+    Allocations that the trace does not have are left out.
     """
     whole: list[LogEntry] = []
     at = 0
     for entry in log:
-        is_ours = entry[0] == "ours"
-        if is_ours or (entry[0] in ("allocate", "free") and entry[3] != HOST):
-            action = entry[2] if is_ours else "alloc" if entry[0] == "allocate" else "free_requested"
+        if entry[0] in ("allocate", "free") and entry[3] != HOST:
+            action = "alloc" if entry[0] == "allocate" else "free_requested"
             found = next(
                 (
                     i
@@ -172,8 +205,6 @@ def completed(log: list[LogEntry], trace: list[dict[str, Any]]) -> list[LogEntry
                     continue
             else:
                 at = found + 1
-                if is_ours:
-                    continue
                 told = trace[found]
                 if entry[0] == "allocate":
                     entry = ["allocate", entry[1], told["size"], told["stream"], entry[4]]

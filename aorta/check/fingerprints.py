@@ -1,127 +1,179 @@
 """Fingerprints of tensors: a norm and eight sums with signs, which tell of a sum of tensors what they
-tell of its parts, and are far apart for tensors that are."""
+tell of its parts, and are far apart for tensors that are.
+
+The sums are made on the tensors' device in few kernels and little memory; `numbers` brings them to the host,
+many at once.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from itertools import islice
+from math import isfinite
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from aorta.hazards.numbers import Numbers
 
 WIDTH = 64
 NUM_ROWS, NUM_COLUMNS = 4, 2
 """Sets of signs along and across a tensor laid out in rows of WIDTH: their products give the sums."""
 BLOCK = 8
 """Rows that are summed together where tensors are laid out one behind the other."""
-MOST_TOGETHER = 1 << 22
-"""Elements that are laid out together at most: larger tensors keep the device busy alone."""
-_signs: dict[Any, Tensor] = {}
+MOST_ROWS = 1 << 16
+"""Rows that are worked on at a time: they take 16 MiB, and more keep a device busy anyway. The next ones have
+the same signs again, or all of a set turned."""
+NUM_TURNS = 1 << 12
 
 
-def fingerprint(tensor: Tensor) -> Tensor:
-    """[square of the norm, eight signed sums] on the tensor's device, in float64.
+class Prints(NamedTuple):
+    """Fingerprints of tensors of one device, on it."""
+
+    sums: Tensor
+    """[tensors, NUM_ROWS, NUM_COLUMNS]"""
+    norms: Tensor
+    """Of the pieces of all tensors."""
+    tensor_of_norm: Sequence[int]
+
+
+def fingerprints(tensors: Sequence[Tensor], num_parts: int = 1) -> Prints:
+    """Fingerprints of plain tensors of one device; of a single one, those of that many equal parts."""
+    if num_parts > 1:
+        if not tensors[0].numel() % (num_parts * WIDTH):
+            return _in_rows(tensors[0], num_parts)
+        tensors = tensors[0].reshape(-1).chunk(num_parts)
+    groups: list[list[Tensor]] = [[]]
+    num_rows = 0
+    for tensor in tensors:
+        more = -(-tensor.numel() // (WIDTH * BLOCK)) * BLOCK
+        num_rows += more
+        if groups[-1] and num_rows > MOST_ROWS:
+            groups.append([])
+            num_rows = more
+        groups[-1].append(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
+    found = [_in_rows(group[0]) if len(group) == 1 else _together(group) for group in groups]
+    if len(found) == 1:
+        return found[0]
+    firsts = np.cumsum([0, *(len(one.sums) for one in found)]).tolist()
+    return Prints(
+        torch.cat([one.sums for one in found]),
+        torch.cat([one.norms for one in found]),
+        [first + n for first, one in zip(firsts, found, strict=False) for n in one.tensor_of_norm],
+    )
+
+
+def numbers(all_prints: Sequence[Prints]) -> list[Numbers]:
+    """[square of the norm, eight signed sums] of each tensor, in order; empty where one is not finite.
 
     A sum of tensors of one shape has the sum of their signed sums. The mean square of the differences of two
     tensors' signed sums is the square of the norm of their difference, to about a third.
     """
-    flat = tensor.detach().reshape(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).reshape(-1)
-    flat = flat.to(torch.float64 if flat.dtype == torch.float64 else torch.float32)
-    num_rows = flat.numel() // WIDTH
-    table, rest = flat[: num_rows * WIDTH].view(num_rows, WIDTH), flat[num_rows * WIDTH :]
-    sums = _of_rows(num_rows, flat).T @ table
-    if rest.numel():
-        sums[:, : rest.numel()] += rest
-    signed = sums.double() @ _of_columns(flat.device)
-    return torch.cat((flat.square().sum(dtype=torch.float64).reshape(1), signed.reshape(-1)))
+    rows: dict[torch.device, Numbers] = {}
+    for device in {prints.sums.device for prints in all_prints}:
+        own = [prints for prints in all_prints if prints.sums.device == device]
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # they were made on the program's streams
+        sums = torch.cat([prints.sums for prints in own]).flatten(1).cpu().double().numpy()
+        norms = torch.cat([prints.norms for prints in own]).cpu().double().numpy()
+        firsts = np.cumsum([0, *(len(prints.sums) for prints in own)])
+        places = [np.add(prints.tensor_of_norm, first) for prints, first in zip(own, firsts, strict=False)]
+        squares = np.bincount(np.concatenate(places), weights=norms * norms, minlength=len(sums))
+        rows[device] = np.concatenate((squares[:, None], sums), axis=1).tolist()
+    left = {device: iter(of_device) for device, of_device in rows.items()}
+    return [
+        row if all(map(isfinite, row)) else []
+        for prints in all_prints
+        for row in islice(left[prints.sums.device], len(prints.sums))
+    ]
 
 
-def fingerprints(tensors: Sequence[Tensor]) -> Tensor:
-    """Row by row the fingerprints of plain tensors of one device, in few kernels however many they are."""
-    groups: list[list[int]] = [[]]
-    num = 0
-    for place, tensor in enumerate(tensors):
-        num += tensor.numel()
-        if groups[-1] and num > MOST_TOGETHER:
-            groups.append([])
-            num = tensor.numel()
-        groups[-1].append(place)
-    rows = []
-    for places in groups:
-        group = [tensors[place] for place in places]
-        if len(group) == 1 or any(tensor.is_complex() for tensor in group):
-            rows += [fingerprint(tensor).unsqueeze(0) for tensor in group]
-        else:
-            rows.append(_together(group))
-    return rows[0] if len(rows) == 1 else torch.cat(rows)
+def _in_rows(tensor: Tensor, num_parts: int = 1) -> Prints:
+    """Fingerprints of equal parts of a tensor, in whole rows if they are more than one."""
+    flat = tensor.reshape(-1)
+    rest = flat.numel() % WIDTH
+    num_rows = flat.numel() // (num_parts * WIDTH)
+    table = flat[: flat.numel() - rest].view(num_parts, num_rows, WIDTH)
+    signs, turns, columns = _signs(flat.device)
+    sums = torch.zeros(num_parts, NUM_ROWS, NUM_COLUMNS, device=flat.device) if not num_rows else None
+    norms = []
+    step = max(MOST_ROWS >> (num_parts - 1).bit_length(), 1)
+    for at in range(0, num_rows, step):
+        rows = table[:, at : at + step].float()
+        first, turn = at % MOST_ROWS, at // MOST_ROWS % NUM_TURNS
+        own = signs[:, first : first + rows.shape[1]].expand(num_parts, -1, -1)
+        part = torch.bmm(own, rows @ columns)
+        sums = part if sums is None else torch.addcmul(sums, part, turns[turn])
+        norms.append(torch.linalg.vector_norm(rows, dim=(1, 2)))
+    if rest or not norms:
+        last = flat[flat.numel() - rest :].float()
+        assert sums is not None
+        sums = sums + last @ columns[:rest]
+        norms.append(torch.linalg.vector_norm(last).reshape(1))
+    assert sums is not None
+    return Prints(sums, norms[0] if len(norms) == 1 else torch.cat(norms), [*range(num_parts)] * len(norms))
 
 
-def _together(tensors: list[Tensor]) -> Tensor:
+def _together(tensors: list[Tensor]) -> Prints:
     """Fingerprints of small tensors: laid out one behind the other, each in whole blocks of rows."""
     device = tensors[0].device
     numels = tuple([tensor.numel() for tensor in tensors])
     layout = _layout(numels, device)
-    table = torch.zeros(layout.num_rows * WIDTH, device=device)
+    table = torch.zeros(layout.num_blocks * BLOCK * WIDTH, device=device)
     flat = torch._C._nn.flatten_dense_tensors(tensors)  # one call, where each tensor would need two
     torch._foreach_copy_(list(table.split_with_sizes(layout.pieces)[::2]), flat.split_with_sizes(numels))
-    table = table.view(layout.num_rows, WIDTH)
-    across = (table @ _of_columns(device).float()).double()
-    signed = layout.signs.unsqueeze(2) * across.unsqueeze(1)
-    values = torch.cat((table.square().sum(1, dtype=torch.float64, keepdim=True), signed.flatten(1)), 1)
-    of_blocks = values.view(-1, BLOCK, values.shape[1]).sum(1)
-    found = torch.zeros(len(tensors), values.shape[1], dtype=torch.float64, device=device)
-    return found.index_add_(0, layout.tensor_of_block, of_blocks)
+    across = table.view(-1, WIDTH) @ _signs(device)[2]
+    of_blocks = torch.bmm(layout.signs, across.view(-1, BLOCK, NUM_COLUMNS))
+    found = torch.zeros(len(tensors), NUM_ROWS, NUM_COLUMNS, device=device)
+    return Prints(
+        found.index_add_(0, layout.tensor_of_block, of_blocks),
+        torch.linalg.vector_norm(table.view(-1, BLOCK * WIDTH), dim=1),
+        layout.owners,
+    )
 
 
 class _Layout(NamedTuple):
     pieces: list[int]
     """Elements of each tensor, then those that fill its last block."""
-    num_rows: int
+    num_blocks: int
     signs: Tensor
-    """Of each row, as fingerprint() has them: a tensor's last row is added as it is, if it is not whole."""
+    """Of each block, as rows have them alone: a tensor's last row is added as it is, if it is not whole."""
     tensor_of_block: Tensor
+    owners: list[int]
 
 
 @lru_cache(maxsize=64)
 def _layout(numels: tuple[int, ...], device: torch.device) -> _Layout:
     num_blocks = [-(-numel // (WIDTH * BLOCK)) for numel in numels]
-    of_rows = _of_rows(max(num_blocks) * BLOCK, torch.empty(0)).double()
+    of_rows = _signs(torch.device("cpu"))[0]
     signs = []
     for numel, num in zip(numels, num_blocks, strict=True):
-        own = of_rows[: num * BLOCK].clone()
-        own[numel // WIDTH :] = 1.0
-        signs.append(own)
-    numbers = torch.arange(len(numels)).repeat_interleave(torch.tensor(num_blocks))
+        own = of_rows[:, : num * BLOCK].clone()
+        own[:, numel // WIDTH :] = 1.0
+        signs.append(own.view(NUM_ROWS, num, BLOCK).transpose(0, 1))
+    owners = [number for number, num in enumerate(num_blocks) for _ in range(num)]
     return _Layout(
         pieces=[
             piece
             for numel, num in zip(numels, num_blocks, strict=True)
             for piece in (numel, num * BLOCK * WIDTH - numel)
         ],
-        num_rows=sum(num_blocks) * BLOCK,
+        num_blocks=sum(num_blocks),
         signs=torch.cat(signs).to(device),
-        tensor_of_block=numbers.to(device),
+        tensor_of_block=torch.tensor(owners, dtype=torch.int64, device="cpu").to(device),
+        owners=owners,
     )
 
 
-def _of_rows(num_rows: int, like: Tensor) -> Tensor:
-    """Signs of the first rows; the same numbers on every rank and for every length."""
-    key = (like.device, like.dtype)
-    known = _signs.get(key)
-    if known is None or len(known) < num_rows:
-        generator = torch.Generator().manual_seed(20260101)
-        length = max(num_rows, 1024 if known is None else 2 * len(known))
-        # Drawn row by row, so that a longer draw begins with the shorter one.
-        signs = torch.randint(0, 2, (length, NUM_ROWS), generator=generator) * 2 - 1
-        known = _signs[key] = signs.to(like.device, like.dtype)
-    return known[:num_rows]
-
-
-def _of_columns(device: torch.device) -> Tensor:
-    known = _signs.get(device)
-    if known is None:
-        generator = torch.Generator().manual_seed(20260102)
-        signs = torch.randint(0, 2, (WIDTH, NUM_COLUMNS), generator=generator) * 2 - 1
-        known = _signs[device] = signs.to(device, torch.float64)
-    return known
+@lru_cache
+def _signs(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Signs along the rows, [NUM_ROWS, MOST_ROWS]; of the next MOST_ROWS and so on, [NUM_TURNS, NUM_ROWS, 1];
+    and across, [WIDTH, NUM_COLUMNS]. The same on every rank."""
+    generator = torch.Generator().manual_seed(20260101)
+    signs, turns, columns = (
+        (torch.randint(0, 2, shape, generator=generator, device="cpu") * 2 - 1).float()
+        for shape in ((NUM_ROWS, MOST_ROWS), (NUM_TURNS, NUM_ROWS, 1), (WIDTH, NUM_COLUMNS))
+    )
+    turns[0] = 1.0
+    return signs.to(device), turns.to(device), columns.to(device)

@@ -2,12 +2,13 @@
 around the optimizer's step. They are read once, behind the window."""
 
 import gc
+import operator
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import wraps
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import nullcontext
+from functools import reduce, wraps
 from itertools import islice
-from math import isfinite
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -18,11 +19,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils._python_dispatch import _disable_current_modes
 
-from aorta.check.fingerprints import fingerprints
+from aorta.check.fingerprints import Prints, fingerprints, numbers
 from aorta.check.operators import Issued
-from aorta.hazards.numbers import Call, Difference, Moment, Numbered, Numbers, Parameter
+from aorta.hazards.numbers import Call, Difference, Moment, Numbered, Parameter
 from aorta.record.interception.replaced import uncompiled
 
 OPS = {
@@ -39,20 +39,33 @@ MIN_NUMEL = 16
 """Smaller tensors are counters and flags, not data."""
 
 
+_SKIPPED = reduce(
+    operator.or_,
+    (
+        torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
+        for name in (
+            "Python", "PythonTLSSnapshot", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA", "AutocastCPU",
+            "AutocastCUDA",
+        )
+    ),
+)  # fmt: skip
+"""Modes of the dispatcher, autograd and autocast, by one guard: contexts of their own cost as much as a kernel."""
+
+
 def _unseen(method: F) -> F:
     """Return a method whose own operators and memory nothing sees: they are not the program's."""
 
     @wraps(method)
     def unseen(numbering: "Numbering", *args: Any) -> Any:
         order = numbering.order
+        if order is not None and (numbering.is_short or torch.cuda.is_current_stream_capturing()):
+            return None
         try:
-            if order is not None:
-                order.is_ours = True
-            with _disable_current_modes(), torch.no_grad():
+            with torch._C._ExcludeDispatchKeyGuard(_SKIPPED), nullcontext() if order is None else order.aside():
                 return method(numbering, *args)
-        finally:
-            if order is not None:
-                order.is_ours = False
+        except torch.OutOfMemoryError:
+            numbering.is_short = True
+            return None
 
     return unseen  # type: ignore[return-value]
 
@@ -62,11 +75,11 @@ class _Pending:
 
     __slots__ = ("call", "inputs", "is_printed", "outputs", "prints")
 
-    def __init__(self, call: Call, inputs: Tensor, outputs: list[Tensor]) -> None:
+    def __init__(self, call: Call, inputs: Prints, outputs: list[Tensor]) -> None:
         self.call = call
         self.inputs = inputs
         self.outputs = outputs
-        self.prints: Tensor | None = None
+        self.prints: Prints | None = None
         self.is_printed = False
 
 
@@ -84,12 +97,14 @@ class Numbering:
         self.promised_calls: list[_Pending] = []
         """Calls whose futures C++ waits for, unseen: behind the backward pass they have ended."""
         self._counts: dict[tuple[int, str], int] = {}
-        self._parameters: list[tuple[list[Parameter], Tensor]] = []
+        self._parameters: list[tuple[list[Parameter], Prints]] = []
         self._names: dict[int, str] | None = None
         self._hooks: list[Any] = []
         self.is_hooked = False
         self.is_on = False
         """In a window."""
+        self.is_short = False
+        """The device has too little memory left for fingerprints."""
 
     def hook_optimizers(self) -> None:
         """See the steps of all optimizers from now on; nothing while one goes through its hooks.
@@ -115,10 +130,11 @@ class Numbering:
         taken = Numbered(rank=rank)
         both = [(pending.inputs, pending.prints) for pending in self._pending]
         prints = [one for of_call in both for one in of_call if one is not None]
-        values = iter(_plain([*prints, *(rows for _, rows in self._parameters)]))
+        values = iter(numbers([*prints, *(rows for _, rows in self._parameters)]))
         for pending in self._pending:
-            pending.call.inputs = list(islice(values, len(pending.inputs)))
-            pending.call.outputs = [] if pending.prints is None else list(islice(values, len(pending.prints)))
+            pending.call.inputs = list(islice(values, len(pending.inputs.sums)))
+            if pending.prints is not None:
+                pending.call.outputs = list(islice(values, len(pending.prints.sums)))
             taken.calls.append(pending.call)
         for parameters, _ in self._parameters:
             for parameter in parameters:
@@ -140,7 +156,7 @@ class Numbering:
         if op is None or group is None or dist.get_world_size(group) < 2:
             return None
         ranks = dist.get_process_group_ranks(group)
-        inputs, outputs = _sides(op, values, len(ranks))
+        inputs, outputs = _sides(op, values)
         if not inputs or any(t.numel() < MIN_NUMEL or not t.is_floating_point() for t in inputs):
             return None
         name = ",".join(map(str, ranks))
@@ -157,7 +173,8 @@ class Numbering:
             epsilon=torch.finfo(inputs[0].dtype).eps,
             root=values.get("root_rank"),
         )
-        pending = _Pending(call, fingerprints(inputs), outputs)
+        num = len(ranks) if op == "reduce_scatter" else 1
+        pending = _Pending(call, _of_parts(inputs, num), outputs)
         self._pending.append(pending)
         return pending
 
@@ -196,8 +213,7 @@ class Numbering:
         if not pending.is_printed:
             pending.is_printed = True
             num = 1 if pending.call.op != "all_gather" else pending.call.group.count(",") + 1
-            parts = pending.outputs if len(pending.outputs) == num else _chunks(pending.outputs, num)
-            pending.prints = fingerprints(parts) if parts else None
+            pending.prints = _of_parts(pending.outputs, num) if pending.outputs else None
         pending.outputs = []
 
     # -- parameters ----------------------------------------------------------------------------
@@ -234,17 +250,6 @@ class Numbering:
                 tensors.append(tensor)
         for known, tensors in of_device.values():
             self._parameters.append((known, fingerprints(tensors)))
-
-
-def _plain(prints: Sequence[Tensor]) -> Iterator[Numbers]:
-    """Rows of fingerprints as JSON can hold them, read at once from each device: empty where one is not
-    finite."""
-    rows: dict[torch.device, Iterator[Numbers]] = {}
-    for device in {one.device for one in prints}:
-        rows[device] = iter(torch.cat([one for one in prints if one.device == device]).tolist())
-    for one in prints:
-        for row in islice(rows[one.device], len(one)):
-            yield row if all(map(isfinite, row)) else []
 
 
 def _in_optimizer() -> bool:
@@ -309,8 +314,8 @@ def _reduction(values: dict[str, Any]) -> str:
     return str(kind.name).lower()
 
 
-def _sides(op: str, values: dict[str, Any], num: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Inputs and outputs of a call, in parts where ranks send or get different ones."""
+def _sides(op: str, values: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Inputs and outputs of a call."""
     inputs, outputs = list[Tensor](), list[Tensor]()
     for name, value in values.items():
         tensors = [t for t in _flat(value) if isinstance(t, Tensor)]
@@ -322,8 +327,6 @@ def _sides(op: str, values: dict[str, Any], num: int) -> tuple[list[Tensor], lis
         outputs = list(inputs) if "tensors" in values else []
         if len(inputs) != 1:
             return [], []
-    if op == "reduce_scatter" and len(inputs) == 1:
-        inputs = _chunks(inputs, num)
     return inputs, outputs
 
 
@@ -331,10 +334,10 @@ def _flat(value: Any) -> list[Any]:
     return [one for item in value for one in _flat(item)] if isinstance(value, (list, tuple)) else [value]
 
 
-def _chunks(tensors: list[Tensor], num: int) -> list[Tensor]:
-    if len(tensors) != 1 or tensors[0].numel() % num:
-        return tensors
-    return list(tensors[0].detach().reshape(-1).chunk(num))
+def _of_parts(tensors: list[Tensor], num: int) -> Prints:
+    """Fingerprints of what ranks send or get: tensors, or one that holds a part for each of num ranks."""
+    is_one = len(tensors) == 1 and not tensors[0].numel() % num
+    return fingerprints(tensors, num if is_one else 1)
 
 
 class FirstBad:

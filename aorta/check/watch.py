@@ -167,6 +167,7 @@ class HazardWatch(Companion):
                 self._order = DeviceOrder(self._log, self._sites.number)
             self._order.listen()
             self._numbering.order = self._order
+            self._numbering.is_short = not self._order.has_room()
         if self._works is None:
             entries = self._log if self._order is None else None
             self._works = Works(entries, self._numbering.waited, self._numbering.promised)
@@ -238,6 +239,8 @@ class HazardWatch(Companion):
 
     def _keep_numbers(self) -> None:
         taken = self._numbering.take(self.checked.rank)
+        if self._numbering.is_short:
+            self._cannot_see("wrong numbers where a device has no memory left for fingerprints")
         kept = self._numbered_windows
         kept.append(taken)
         size = max(len(taken.calls) + len(taken.parameters), 1)
@@ -368,7 +371,7 @@ class HazardWatch(Companion):
     def _begin_trial(self, number: int) -> None:
         suspect, self._trial_began = self._suspects[0], number
         if self._order is not None:
-            self._trial = DeviceTrial(suspect, self._order.stream)
+            self._trial = DeviceTrial(suspect, self._order)
         else:
             is_late = suspect.num_trials % max(self._world_size, 1) == self._rank
             self._trial = HostTrial(suspect, is_late, self._is_done, lambda: self._last_stream)

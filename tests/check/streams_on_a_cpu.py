@@ -2,6 +2,7 @@
 the check what they are asked for: what it orders, and what it does not, is then known without a device."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,12 @@ class Order:
 
     def stream(self) -> int:
         return Stream.current.handle
+
+    def has_room(self) -> bool:
+        return True
+
+    def aside(self) -> nullcontext[None]:
+        return nullcontext()
 
     def listen(self) -> None:
         self.is_listening = True
@@ -132,7 +139,7 @@ def install() -> None:
     """Give this process streams, for good."""
     torch.cpu.Stream, torch.cpu.Event, torch.cpu.stream = Stream, Event, lambda stream: stream
     torch.cpu.current_stream = lambda device=None: Stream.current
-    torch.cuda.is_initialized = lambda: True
+    torch.cuda.is_initialized, torch.cuda.is_current_stream_capturing = lambda: True, lambda: False
     torch.Tensor.is_cuda = True
     watch_module.DeviceOrder = Order
 

@@ -5,19 +5,28 @@ import math
 import pytest
 import torch
 
-from aorta.check.fingerprints import fingerprint, fingerprints
+from aorta.check.fingerprints import fingerprints, numbers
+from aorta.check.numbering import Numbering, _unseen
 from aorta.hazards.findings import read_checked
 from tests.check.rank_programs import bucket_loops, reducer_on_a_device, spoilt_loops
 from tests.dist.launch import run_ranks
 
 
-@pytest.mark.parametrize("size", [3, 64, 1000, 70_001])
+def printed(tensors, num_parts: int = 1) -> torch.Tensor:
+    return torch.tensor([row or [math.nan] * 9 for row in numbers([fingerprints(tensors, num_parts)])])
+
+
+def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
+    return printed([tensor])[0]
+
+
+@pytest.mark.parametrize("size", [3, 64, 1000, 70_001, 4_300_000])
 def test_the_fingerprint_of_a_sum_is_the_sum_of_fingerprints(size):
     generator = torch.Generator().manual_seed(size)
     a, b = torch.randn(2, size, generator=generator)
     both = fingerprint(a)[1:] + fingerprint(b)[1:]
-    assert torch.allclose(fingerprint(a + b)[1:], both, atol=1e-2)
-    assert math.isclose(fingerprint(a)[0], a.double().square().sum(), rel_tol=1e-5)
+    assert torch.allclose(fingerprint(a + b)[1:], both, atol=2e-2)
+    assert math.isclose(fingerprint(a)[0], a.double().square().sum(), rel_tol=1e-3)
 
 
 @pytest.mark.parametrize("share", [1.0, 2**-4])
@@ -36,8 +45,15 @@ def test_a_tensors_layout_and_type_do_not_matter_and_short_ones_count_too():
     assert fingerprint(torch.zeros(0)).tolist() == [0.0] * 9
 
 
-def test_a_nan_is_in_every_number():
-    assert all(map(math.isnan, fingerprint(torch.tensor([1.0, math.nan])).tolist()))
+def test_a_tensor_with_a_nan_has_no_numbers():
+    assert numbers([fingerprints([torch.tensor([1.0, math.nan]), torch.ones(2)])])[0] == []
+
+
+@pytest.mark.parametrize("size", [3 * 64 * 40, 3 * 1000])
+def test_parts_of_a_tensor_have_the_fingerprints_of_tensors(size):
+    whole = torch.randn(size)
+    alone = torch.stack([fingerprint(part) for part in whole.chunk(3)])
+    torch.testing.assert_close(printed([whole], 3), alone, rtol=1e-4, atol=1e-4)
 
 
 def test_buckets_that_are_filled_again_and_clipped_are_right(tmp_path):
@@ -70,11 +86,24 @@ def test_tensors_printed_together_have_the_fingerprints_that_each_has_alone():
     tensors = [torch.randn(size) for size in sizes]
     tensors += [torch.randn(7, 9).t(), torch.randn(33, 5).half(), torch.randn(8, dtype=torch.float64)]
     alone = torch.stack([fingerprint(tensor) for tensor in tensors])
-    torch.testing.assert_close(fingerprints(tensors), alone, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(printed(tensors), alone, rtol=1e-4, atol=1e-4)
 
 
 def test_large_tensors_are_printed_in_several_layouts(monkeypatch):
     tensors = [torch.randn(size) for size in (300, 700, 200, 900)]
-    together = fingerprints(tensors)
-    monkeypatch.setattr("aorta.check.fingerprints.MOST_TOGETHER", 1000)
-    torch.testing.assert_close(fingerprints(tensors), together, rtol=1e-5, atol=1e-5)
+    together = printed(tensors)
+    monkeypatch.setattr("aorta.check.fingerprints.MOST_ROWS", 16)
+    torch.testing.assert_close(printed(tensors), together, rtol=1e-4, atol=1e-4)
+
+
+def test_what_the_program_has_switched_on_does_not_reach_fingerprints():
+    numbering, x = Numbering(str), torch.randn(100, 64, requires_grad=True)
+
+    @_unseen
+    def look(_: Numbering) -> torch.Tensor:
+        return fingerprints([x]).sums
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        sums = look(numbering)
+    assert sums.dtype == torch.float32 and not sums.requires_grad
+    torch.testing.assert_close(sums, fingerprints([x.detach()]).sums)
