@@ -96,6 +96,8 @@ class Numbering:
         self._of_stream: dict[Hashable, _Pending] = {}
         self.promised_calls: list[_Pending] = []
         """Calls whose futures C++ waits for, unseen: behind the backward pass they have ended."""
+        self._caller: Any = None
+        """Stream on which it waits."""
         self._counts: dict[tuple[int, str], int] = {}
         self._parameters: list[tuple[list[Parameter], Prints]] = []
         self._names: dict[int, str] | None = None
@@ -198,14 +200,28 @@ class Numbering:
         thread, which may change what comes out (PowerSGD's do): nothing is compared then."""
         pending = self._of_stream.pop(stream, None)
         if pending is not None and to_cpp:
-            self.promised_calls.append(pending)
+            self.promise(pending)
+
+    def promise(self, pending: Any) -> None:
+        """Note a call of a backward pass that C++ waits for in the end, on the stream of who called it."""
+        if self.order is not None and not self.promised_calls:
+            self._caller = None
+            if torch._C._current_graph_task_id() != -1:
+                torch.autograd.Variable._execution_engine.queue_callback(self._note_caller)  # type: ignore[attr-defined]
+        self.promised_calls.append(pending)
+
+    def _note_caller(self) -> None:
+        self._caller = torch.cuda.current_stream()
 
     def settle(self) -> None:
         """Fingerprint the outputs of calls that C++ has waited for, now that no backward pass runs: what
-        follows may change them, as clipping does where gradients are views of buckets."""
+        follows may change them, as clipping does where gradients are views of buckets. What follows may
+        be on another stream, which did not wait for them."""
         if self.promised_calls and torch._C._current_graph_task_id() == -1:
-            for pending in self.promised_calls:
-                self._print(pending)
+            if self.order is None or self._caller is not None:
+                with nullcontext() if self._caller is None else torch.cuda.stream(self._caller):
+                    for pending in self.promised_calls:
+                        self._print(pending)
             self.promised_calls.clear()
 
     @_unseen

@@ -482,7 +482,7 @@ class HazardWatch(Companion):
                         # end of the pass. Somebody's hook may change what comes out before.
                         is_reducer = not (site.where or site.inside)
                         if is_reducer and torch._C._current_graph_task_id() != -1:
-                            self._numbering.promised_calls.append(pending)
+                            self._numbering.promise(pending)
                         return result
                 self._numbering.issued(pending, stream, result, issued.is_async)
             return result

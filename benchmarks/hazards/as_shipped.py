@@ -11,9 +11,9 @@ ddp_mixed   DistributedDataParallel with its private `mixed_precision`. Slow is 
             on which gradients are cast. Mended: the stream that casts parameters waits for the caller's, and
             gradients are recorded on the stream that casts them.
 
-Each form runs four times from the same weights on the same batches: twice as it is, with one stream slow, and
-slow but mended. A line for each says how far losses, gradients and parameters are from the first run's. With
---check one form trains as it is, nothing is slow, and nothing is compared.
+Each form runs six times from the same weights on the same batches: twice mended, twice as it is, with one stream
+slow, and slow but mended. A line for each says how far losses, gradients and parameters are from the first run's.
+With --check one form trains as it is, nothing is slow, and nothing is compared.
 """
 
 import argparse
@@ -141,7 +141,7 @@ def train(
 
 
 def distance(a: list[Tensor], b: list[Tensor]) -> float:
-    """Norm of the difference over the first's norm; 0 only where all bits agree, nan where one has a NaN."""
+    """Norm of the difference over the first's norm; nan where one has a NaN."""
     apart = torch.stack([(x.double() - y.double()).norm() for x, y in zip(a, b, strict=True)])
     return float(apart.norm() / torch.stack([x.double().norm() for x in a]).norm())
 
@@ -157,20 +157,25 @@ FORMS: dict[str, Callable[[How], Seen]] = {
 }
 
 
+ROWS = {
+    "mended": How(is_mended=True),
+    "mended, again": How(is_mended=True),
+    "as it is": How(),
+    "as it is, again": How(),
+    "slow": How(is_slow=True),
+    "slow, mended": How(is_slow=True, is_mended=True),
+}
+
+
 def compare() -> None:
-    """Run each form as it is, again, slow, and slow but mended; print what differs."""
+    """Run each form in all ways; print what differs from the first, which lacks no order."""
     is_told = dist.get_rank() == 0
     if is_told:
         print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {WIDTH} wide, {NUM_STEPS} steps")
-        print("norm of what differs from the first run, of the first's norm; 0: all bits agree")
+        print("norm of what differs from `mended`, of its norm, and the first step in which it does")
     for name, run in FORMS.items():
         first: Seen = {}
-        for row, how in (
-            ("as it is", How()),
-            ("as it is, again", How()),
-            ("slow", How(is_slow=True)),
-            ("slow, mended", How(is_slow=True, is_mended=True)),
-        ):
+        for row, how in ROWS.items():
             torch.manual_seed(0)
             try:
                 seen = run(how)
@@ -180,8 +185,18 @@ def compare() -> None:
                 continue
             first = first or seen
             if is_told and seen is not first:
-                far = "  ".join(f"{what} {distance(first[what], seen[what]):9.3g}" for what in first)
+                far = "  ".join(f"{what} {difference(first[what], seen[what])}" for what in first)
                 print(f"{name:44} {row:16} {far}", flush=True)
+        if is_told and first:
+            losses = " ".join(f"{float(loss):.4f}" for loss in first["losses"])
+            print(f"{name:44} losses, mended   {losses}", flush=True)
+
+
+def difference(a: list[Tensor], b: list[Tensor]) -> str:
+    """How far apart, and the first step: 0 where all bits agree."""
+    places = [n for n, (x, y) in enumerate(zip(a, b, strict=True)) if not torch.equal(x, y)]
+    step = f"({places[0] * NUM_STEPS // len(a)})" if places else ""
+    return f"{distance(a, b) if places else 0:9.3g} {step:3}"
 
 
 def main() -> None:

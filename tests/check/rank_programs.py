@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aorta.attach.instrument import instrument
+from aorta.check.numbering import Numbering
 from aorta.check.sites import Sites
 from aorta.check.watch import HazardWatch
 from aorta.hazards.findings import Site
@@ -101,7 +102,7 @@ class Zeros(TorchDispatchMode):
 
 def reducer_on_a_device(folder: str) -> None:
     """DDP whose reducer's collectives are issued where no Python is on the stack, as on a device; rank 1 gets
-    zeros in step 3."""
+    zeros in step 3. A loader's stream has the first operation behind a backward pass: it waits for nothing."""
     streams_on_a_cpu.install()
     number = Sites.number
 
@@ -115,13 +116,24 @@ def reducer_on_a_device(folder: str) -> None:
     model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watch = HazardWatch(every=2, confirm=False)
-    rank = dist.get_rank()
+    rank, loader, caller = dist.get_rank(), streams_on_a_cpu.Stream(), streams_on_a_cpu.Stream.current
+    looked_on = set()
+    look = Numbering._print
+
+    def print_on(numbering, pending):
+        looked_on.add(streams_on_a_cpu.Stream.current)
+        look(numbering, pending)
+
+    Numbering._print = print_on  # type: ignore[method-assign]
     watch.opened(SimpleNamespace(output_dir=Path(folder), rank=rank, world_size=2, store_prefix=""))  # type: ignore[arg-type]
     with Zeros() as zeros:
         for step in range(6):
             watch.step_begins(step)
             zeros.is_on = step == 3 and rank == 1
             model(torch.ones(4, 64)).sum().backward()
+            with loader:
+                torch.ones(4).add_(1)
             optimizer.step()
             optimizer.zero_grad()
     watch.closing(None)
+    assert looked_on == {caller}

@@ -140,6 +140,7 @@ def install() -> None:
     torch.cpu.Stream, torch.cpu.Event, torch.cpu.stream = Stream, Event, lambda stream: stream
     torch.cpu.current_stream = lambda device=None: Stream.current
     torch.cuda.is_initialized, torch.cuda.is_current_stream_capturing = lambda: True, lambda: False
+    torch.cuda.current_stream, torch.cuda.stream = lambda: Stream.current, lambda stream: stream
     torch.Tensor.is_cuda = True
     watch_module.DeviceOrder = Order
 
