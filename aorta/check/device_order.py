@@ -24,7 +24,7 @@ HISTORY = 1_000_000
 """Entries of the allocator's trace that are kept; a window has tens of thousands."""
 
 ROOM = 1 << 28
-"""Bytes that must be free on a device before the check takes memory for fingerprints: twice what they need."""
+"""Bytes that must be free on a device before fingerprints take memory: twice what they need."""
 
 
 class DeviceOrder:
@@ -45,7 +45,8 @@ class DeviceOrder:
         """That operation is a collective."""
         self._aside = 0
         """Thread in which what happens is the check's own, not the program's."""
-        self._pool = _own_pool()
+        # cudaMallocAsync has no pools.
+        self._pool = torch.cuda.MemPool() if torch.cuda.get_allocator_backend() == "native" else None
         self._has_memory = False
         """The pool was used before, and keeps what it got."""
         self.is_listening = False
@@ -129,14 +130,6 @@ class DeviceOrder:
         if self._aside != threading.get_ident():
             # In a collective's call c10d drops what earlier ones used: its watchdog has seen them end.
             self._log.append(["free", address, self._site("free"), None, self.is_in_collective])
-
-
-def _own_pool() -> Any:
-    """A pool of memory; None where the program's allocator has none, as cudaMallocAsync."""
-    try:
-        return torch.cuda.MemPool()
-    except RuntimeError:
-        return None
 
 
 def trace_flag() -> Any:

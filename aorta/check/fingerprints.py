@@ -70,7 +70,7 @@ def numbers(all_prints: Sequence[Prints]) -> list[Numbers]:
     A sum of tensors of one shape has the sum of their signed sums. The mean square of the differences of two
     tensors' signed sums is the square of the norm of their difference, to about a third.
     """
-    rows: dict[torch.device, Numbers] = {}
+    rows: dict[torch.device, list[Numbers]] = {}
     for device in {prints.sums.device for prints in all_prints}:
         own = [prints for prints in all_prints if prints.sums.device == device]
         if device.type == "cuda":
@@ -78,7 +78,7 @@ def numbers(all_prints: Sequence[Prints]) -> list[Numbers]:
         sums = torch.cat([prints.sums for prints in own]).flatten(1).cpu().double().numpy()
         norms = torch.cat([prints.norms for prints in own]).cpu().double().numpy()
         firsts = np.cumsum([0, *(len(prints.sums) for prints in own)])
-        places = [np.add(prints.tensor_of_norm, first) for prints, first in zip(own, firsts, strict=False)]
+        places = [np.array(p.tensor_of_norm, np.int64) + first for p, first in zip(own, firsts, strict=False)]
         squares = np.bincount(np.concatenate(places), weights=norms * norms, minlength=len(sums))
         rows[device] = np.concatenate((squares[:, None], sums), axis=1).tolist()
     left = {device: iter(of_device) for device, of_device in rows.items()}
@@ -123,12 +123,12 @@ def _together(tensors: list[Tensor]) -> Prints:
     table = torch.zeros(layout.num_blocks * BLOCK * WIDTH, device=device)
     flat = torch._C._nn.flatten_dense_tensors(tensors)  # one call, where each tensor would need two
     torch._foreach_copy_(list(table.split_with_sizes(layout.pieces)[::2]), flat.split_with_sizes(numels))
-    across = table.view(-1, WIDTH) @ _signs(device)[2]
-    of_blocks = torch.bmm(layout.signs, across.view(-1, BLOCK, NUM_COLUMNS))
+    across = table.view(layout.num_blocks * BLOCK, WIDTH) @ _signs(device)[2]
+    of_blocks = torch.bmm(layout.signs, across.view(layout.num_blocks, BLOCK, NUM_COLUMNS))
     found = torch.zeros(len(tensors), NUM_ROWS, NUM_COLUMNS, device=device)
     return Prints(
         found.index_add_(0, layout.tensor_of_block, of_blocks),
-        torch.linalg.vector_norm(table.view(-1, BLOCK * WIDTH), dim=1),
+        torch.linalg.vector_norm(table.view(layout.num_blocks, BLOCK * WIDTH), dim=1),
         layout.owners,
     )
 

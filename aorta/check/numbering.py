@@ -49,7 +49,8 @@ _SKIPPED = reduce(
         )
     ),
 )  # fmt: skip
-"""Modes of the dispatcher, autograd and autocast, by one guard: contexts of their own cost as much as a kernel."""
+"""Modes of the dispatcher, autograd and autocast, by one guard: contexts of their own cost as much as a
+kernel."""
 
 
 def _unseen(method: F) -> F:
@@ -61,7 +62,10 @@ def _unseen(method: F) -> F:
         if order is not None and (numbering.is_short or torch.cuda.is_current_stream_capturing()):
             return None
         try:
-            with torch._C._ExcludeDispatchKeyGuard(_SKIPPED), nullcontext() if order is None else order.aside():
+            with (
+                torch._C._ExcludeDispatchKeyGuard(_SKIPPED),
+                nullcontext() if order is None else order.aside(),
+            ):
                 return method(numbering, *args)
         except torch.OutOfMemoryError:
             numbering.is_short = True
@@ -207,7 +211,7 @@ class Numbering:
         if self.order is not None and not self.promised_calls:
             self._caller = None
             if torch._C._current_graph_task_id() != -1:
-                torch.autograd.Variable._execution_engine.queue_callback(self._note_caller)  # type: ignore[attr-defined]
+                torch.autograd.Variable._execution_engine.queue_callback(self._note_caller)
         self.promised_calls.append(pending)
 
     def _note_caller(self) -> None:

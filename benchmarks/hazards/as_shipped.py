@@ -11,9 +11,9 @@ ddp_mixed   DistributedDataParallel with its private `mixed_precision`. Slow is 
             on which gradients are cast. Mended: the stream that casts parameters waits for the caller's, and
             gradients are recorded on the stream that casts them.
 
-Each form runs six times from the same weights on the same batches: twice mended, twice as it is, with one stream
-slow, and slow but mended. A line for each says how far losses, gradients and parameters are from the first run's.
-With --check one form trains as it is, nothing is slow, and nothing is compared.
+Each form runs six times from the same weights on the same batches: twice mended, twice as it is, with one
+stream slow, and slow but mended. A line for each says how far losses, gradients and parameters are from the
+first run's. With --check one form trains as it is, nothing is slow, and nothing is compared.
 """
 
 import argparse

@@ -102,7 +102,8 @@ class Zeros(TorchDispatchMode):
 
 def reducer_on_a_device(folder: str) -> None:
     """DDP whose reducer's collectives are issued where no Python is on the stack, as on a device; rank 1 gets
-    zeros in step 3. A loader's stream has the first operation behind a backward pass: it waits for nothing."""
+    zeros in step 3. A loader's stream, which waits for nothing, has the first operation behind a backward
+    pass."""
     streams_on_a_cpu.install()
     number = Sites.number
 

@@ -105,5 +105,6 @@ def test_what_the_program_has_switched_on_does_not_reach_fingerprints():
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         sums = look(numbering)
-    assert sums.dtype == torch.float32 and not sums.requires_grad
+    assert sums.dtype == torch.float32
+    assert not sums.requires_grad
     torch.testing.assert_close(sums, fingerprints([x.detach()]).sums)

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
+from aorta.check.watch import HazardWatch
+from aorta.hazards.findings import read_checked
 from aorta.merge.lines import match_kernels
 from aorta.record.interception.stalls import ASK_EVERY
 from aorta.records.reader import read_run, read_steps
@@ -480,6 +483,27 @@ def a_graph_is_captured_beside(placement: Any) -> float:
     graph.replay()
     torch.cuda.synchronize()
     return float(x)
+
+
+def memory_of_checked_steps() -> tuple[list[list[int]], int, list[str], list[Any]]:
+    """Where the memory of each step lies, the steps 2 and 3 of which are checked; what the check says."""
+    watch, folder = HazardWatch(every=100, confirm=False), Path(tempfile.mkdtemp())
+    rank = dist.get_rank()
+    watch.opened(SimpleNamespace(output_dir=folder, rank=rank, world_size=2, store_prefix=""))  # type: ignore[arg-type]
+    model = DistributedDataParallel(_network())
+    optimizer = torch.optim.AdamW(model.parameters())
+    addresses = []
+    for step in range(8):
+        watch.step_begins(step)
+        loss = model(ones(64 * 1024).view(64, 1024)).square().mean()
+        loss.backward()
+        own = [loss.data_ptr(), *(p.grad.data_ptr() for p in model.parameters() if p.grad is not None)]
+        optimizer.step()
+        optimizer.zero_grad()
+        addresses.append([*own, ones(1000).data_ptr(), ones(3 << 20).data_ptr()])
+    watch.closing(None)  # type: ignore[arg-type]
+    checked = read_checked(folder)[0]
+    return addresses, checked.num_compared, checked.blind, checked.differences
 
 
 def _tensor_parallel() -> nn.Module:

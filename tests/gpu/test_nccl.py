@@ -142,3 +142,20 @@ def test_collectives_that_change_are_never_called_by_the_old_names(tmp_path):
         assert after[0] == (False, None)
         assert all(calls is None or len(calls) == usual + 1 for _, calls in after)
         assert len(after[-1][1]) == usual + 1
+
+
+@pytest.mark.parametrize("allocator", ["native", "expandable_segments:True"])
+def test_fingerprints_take_no_memory_of_the_programs_allocator(monkeypatch, allocator):
+    if allocator != "native":
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", allocator)
+    for addresses, num_compared, blind, differences in on_two_gpus(nccl_ranks.memory_of_checked_steps):
+        assert addresses[2:4] == addresses[4:6] == addresses[6:]  # steps 2 and 3 are checked
+        assert (blind, differences) == ([], [])
+        assert num_compared > 20
+
+
+def test_an_allocator_without_pools_has_no_fingerprints(monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    for _, num_compared, blind, _ in on_two_gpus(nccl_ranks.memory_of_checked_steps):
+        assert num_compared == 0
+        assert any("no memory left for fingerprints" in words for words in blind)
