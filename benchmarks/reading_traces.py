@@ -40,14 +40,12 @@ from aorta.processes import no_garbage_collection
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Total
 from aorta.traces import files as inflate
-from aorta.traces.cache import Reading
 from aorta.traces.files import read_bytes
-from aorta.traces.sources import Source, map_ranks, open_source
+from aorta.traces.sources import Reading, Source, map_ranks, open_source
 
 RANK = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*)\d+')
 WORLD = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}]*?"world_size"\s*:\s*)\d+')
 WORLD_AFTER = re.compile(rb'("world_size"\s*:\s*)\d+')
-UNCACHED = Reading(cache=False)
 GZIP_HEADER = bytes((0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255))
 HTA = """
 import resource, sys, time
@@ -164,7 +162,7 @@ def measure_report(folder: Path, jobs: int) -> dict[str, float]:
     for row, summary in map_ranks(partial(rank_report, len(source.ranks)), source, jobs=jobs):
         rows.append(row)
         summaries.append(summary)
-    match_traces(source, summaries, reading=UNCACHED)
+    match_traces(source, summaries)
     return measured(time.perf_counter() - start, rows)
 
 
@@ -231,7 +229,7 @@ def beside(
         folder = Path(base, "traces")
         folder.mkdir()
         replicate(trace, folder, num_ranks)
-        report = [sys.executable, "-m", "aorta", "report", str(folder), "--jobs", str(jobs), "--no-cache"]
+        report = [sys.executable, "-m", "aorta", "report", str(folder), "--jobs", str(jobs)]
         commands = {"aorta": [*report, "--no-page", "--no-perfetto", "--no-parquet", "--no-pictures"]}
         commands["aorta"] += ["--output", str(Path(base, "out"))]
         commands["aorta_outputs"] = [*report, "--output", str(Path(base, "usual"))]
@@ -282,7 +280,7 @@ def rank_total(source: Source, rank: int) -> Measured:
 
 def rank_report(world_size: int, source: Source, rank: int) -> tuple[Measured, RankSummary]:
     start = time.process_time()
-    summary = reduce_rank(source, rank, world_size=world_size, reading=UNCACHED)
+    summary = reduce_rank(source, rank, world_size=world_size, reading=Reading())
     return Measured(rank, summary.sums, peak_bytes(), time.process_time() - start), summary
 
 

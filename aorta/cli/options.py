@@ -128,15 +128,6 @@ reading_options = option_group(
         section="Reading",
         help="Read ranks on Dask workers: tcp://host:8786, or local[:N] for N workers here.",
     ),
-    rare(
-        "--no-cache",
-        "cache",
-        flag_value=False,
-        default=True,
-        type=bool,
-        section="Reading",
-        help="Neither use nor fill the cache of what was read before.",
-    ),
 )
 
 

@@ -25,7 +25,7 @@ from aorta.errors import CANNOT_TELL, FINE, VIOLATED, ReportError
 
 if TYPE_CHECKING:
     from aorta.account.model import Comparison, Progress
-    from aorta.traces.cache import Reading
+    from aorta.traces.sources import Reading
 
 
 @click.command("report", cls=OneScreenCommand)
@@ -109,7 +109,7 @@ def compare_command(
         **options,
     )
     if changes:
-        names = ("comm_rules", "step_kernel", "step_period", "cache")
+        names = ("comm_rules", "step_kernel", "step_period")
         reading = trace_reading(*(options[name] for name in names))
         text = _changes(runs, labels, folder, reading, options["jobs"], options["long"])
         if text and not options["as_json"]:
@@ -136,14 +136,13 @@ def write_and_print(
     comm_rules: Path | None = None,
     step_kernel: str | None = None,
     step_period: int | None = None,
-    cache: bool = True,
     strict: bool = False,
     **outputs: Any,
 ) -> int:
     """Write the report of runs into output, print it, and return the exit code.
 
     sides: labels of the reference and the candidate, where two of the runs are compared. comm_rules,
-    step_kernel, step_period, cache: for runs that are traces (trace_reading). strict: refuse a damaged run,
+    step_kernel, step_period: for runs that are traces (trace_reading). strict: refuse a damaged run,
     as every gate does. outputs: other fields of aorta.page.write.Outputs.
     """
     from aorta.page.write import Outputs, write_report
@@ -166,7 +165,7 @@ def write_and_print(
             dask=dask,
             progress=progress,
             reading=trace_reading(
-                comm_rules, step_kernel, step_period, cache, strict, outputs.get("long", False) and not sides
+                comm_rules, step_kernel, step_period, strict, outputs.get("long", False) and not sides
             ),
             outputs=Outputs(jobs=jobs or usable_cores(), **outputs),
             explain=causes_lines,
@@ -221,16 +220,15 @@ def trace_reading(
     comm_rules: Path | None = None,
     step_kernel: str | None = None,
     step_period: int | None = None,
-    cache: bool = True,
     strict: bool = True,
     operators: bool = False,
 ) -> "Reading":
     """How runs and traces are read. comm_rules: a file for aorta.traces.classify.load_rules."""
-    from aorta.traces.cache import Reading
     from aorta.traces.classify import load_rules
+    from aorta.traces.sources import Reading
     from aorta.traces.steps import StepRule
 
-    return Reading(load_rules(comm_rules), cache, StepRule(step_kernel, step_period), operators, strict)
+    return Reading(load_rules(comm_rules), StepRule(step_kernel, step_period), operators, strict)
 
 
 def report_folder(run: Path, name: str = "report") -> Path:

@@ -50,11 +50,10 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordsReading:
-    """Settings for reading a run or traces: processes, Dask's address, a cache, a file of rules."""
+    """Settings for reading a run or traces: processes, Dask's address, a file of rules."""
 
     jobs: int | None
     dask: str | None
-    cache: bool
     comm_rules: Path | None
     strict: bool
 
@@ -66,9 +65,9 @@ class RecordsReading:
 
     def load(self, paths: tuple[Path, ...], label: str) -> "Run":
         from aorta.account.load.open import load_run
-        from aorta.traces.cache import Reading
+        from aorta.traces.sources import Reading
 
-        reading = Reading(rules=self.rules, cache=self.cache, strict=self.strict)
+        reading = Reading(rules=self.rules, strict=self.strict)
         return load_run(paths, label, jobs=self.jobs, dask=self.dask, reading=reading)
 
 
@@ -94,7 +93,6 @@ def why_command(
     as_json: bool,
     jobs: int | None,
     dask: str | None,
-    cache: bool,
     comm_rules: Path | None,
     strict: bool,
     **selected: Any,
@@ -107,7 +105,7 @@ def why_command(
     if of_hazards:
         return _hazards(runs, as_json)
     selection = Selection(**selected)
-    reading = RecordsReading(jobs=jobs, dask=dask, cache=cache, comm_rules=comm_rules, strict=strict)
+    reading = RecordsReading(jobs=jobs, dask=dask, comm_rules=comm_rules, strict=strict)
     is_run = _is_run(runs)
     if is_run and len(runs) > 1:
         raise ReportError(f"aorta why takes one run, got {len(runs)}; aorta compare takes two")

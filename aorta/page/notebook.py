@@ -18,8 +18,8 @@ from aorta.errors import ReportError, TraceError
 from aorta.page.table import comparison_table, dataset_table
 from aorta.page.write import make_report
 from aorta.records.schema import StepRecord
-from aorta.traces.cache import Reading
 from aorta.traces.classify import COMM_RULES, CommRule, load_rules
+from aorta.traces.sources import Reading
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,6 @@ import numpy as np
 
 from aorta.account.judge.ranks import straggler
 from aorta.account.judge.shown import Shown, telling_ranks
-from aorta.account.load.traces.record_calls import match_records
 from aorta.account.model import Arrivals, JudgedRun, NamedSpan, Report, Run
 from aorta.records.perfetto import COMPUTE, EXPOSED, HIDDEN, IDLE, states
 from aorta.records.reader import OP_OF_STREAM
@@ -21,8 +20,6 @@ from aorta.timeline.waits import exposed_waiting
 
 MAX_MARKS = 80_000
 """Spans and stretches in the page, all runs together: about 2 MB."""
-MAX_RANKS_MATCHED = 64
-"""Largest run whose ranks are all read again to find who waits for whom, if loading did not tell."""
 STATE_INDEX = {COMPUTE: 0, HIDDEN: 1, EXPOSED: 2, IDLE: 3}
 WAITING = 4
 """Exposed, and nothing moves because a rank has not arrived."""
@@ -163,8 +160,6 @@ def _steps(judged: JudgedRun, of_causes: dict[str, int], shown: Shown, further_m
         steps.waits = _waits(steps, run.arrivals)
         late = straggler(judged)
         steps.late_rank = None if late is None else late.rank
-    elif run.source in TRACE_SOURCES and 1 < len(run.ranks) <= MAX_RANKS_MATCHED:
-        _match(steps, run)
     return steps
 
 
@@ -237,22 +232,6 @@ def _waits(steps: Steps, arrivals: Arrivals) -> dict[Call, float]:
                     if wait_ms is not None:
                         waits[call] = wait_ms
     return waits
-
-
-def _match(steps: Steps, run: Run) -> None:
-    """Waits and clocks of traces: those begin at different collectives, and number them from there."""
-    matched = match_records(run)
-    if matched is None:
-        return
-    calls, view = matched
-    steps.residual_us = view.clock.residual_us
-    steps.offset_ns = dict(zip(view.ranks, view.clock.offset_ns.round().astype(int).tolist(), strict=True))
-    for rank_calls, waits in zip(calls, view.waits, strict=True):
-        for op, start_ns, wait_ms in zip(
-            rank_calls.op, rank_calls.start_ns.tolist(), waits.wait_ms.tolist(), strict=True
-        ):
-            if np.isfinite(wait_ms):
-                steps.waits[rank_calls.rank, op, start_ns] = wait_ms
 
 
 def _call(record: StepRecord, row: CollectiveRecord) -> Call:

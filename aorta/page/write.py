@@ -33,7 +33,7 @@ from aorta.records.reader import read_kernel_names
 from aorta.records.schema import StepRecord
 from aorta.records.writer import write_json
 from aorta.timeline.ratio import Spread
-from aorta.traces.cache import Reading
+from aorta.traces.sources import Reading
 
 OWN_FILES = (
     "*_timeline.png",

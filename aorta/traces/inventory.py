@@ -6,7 +6,6 @@ from a second reading of a Kineto trace: the RankTrace holds device work alone.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,13 +17,12 @@ from numpy.typing import NDArray
 from aorta.errors import TraceError
 from aorta.processes import no_garbage_collection
 from aorta.timeline.types import Kind
-from aorta.traces.cache import Reading
 from aorta.traces.classify import COMM_RULES, COMMUNICATION, COPY, CommRule, classifier, kernel_class
 from aorta.traces.files import read_bytes, unpack
 from aorta.traces.kineto import CATEGORIES, EARLIER_CATEGORIES, LAUNCH_CATEGORIES
 from aorta.traces.model import RankTrace, TraceCollective
 from aorta.traces.sniff import read_member
-from aorta.traces.sources import Source
+from aorta.traces.sources import Reading, Source
 
 Floats = NDArray[np.float64]
 TYPES = {
@@ -93,7 +91,7 @@ class LaunchedBy(NamedTuple):
 
 def rank_inventory(source: Source, rank: int, reading: Reading) -> Inventory:
     """The inventory of one rank's trace."""
-    trace = replace(reading, cache=False).read(source, rank)  # a cached one does not tell who launched what
+    trace = reading.read(source, rank)
     by_correlation = _launchers_of_rank(source, rank)
     keys = _keys(trace, by_correlation, reading.rules)
     num_steps = max(len(trace.steps), 1)

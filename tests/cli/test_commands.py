@@ -215,7 +215,7 @@ def test_rules_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_why_reads_records_as_report_does(runs: Path) -> None:
     plain = run("why", runs / "fsdp", "--json")
-    chosen = run("why", runs / "fsdp", "--json", "--jobs", "1", "--no-cache")
+    chosen = run("why", runs / "fsdp", "--json", "--jobs", "1")
     assert (plain.exit_code, chosen.exit_code) == (FINE, FINE)
     assert chosen.stdout == plain.stdout
 

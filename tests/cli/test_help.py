@@ -86,7 +86,7 @@ def test_an_option_of_two_commands_is_declared_alike(names: tuple[str, str]) -> 
     """With one type, value name and help; only what --steps and --ranks choose differs."""
     first, second = ({o.opts[0]: o for o in options_of(name)} for name in names)
     shared = first.keys() & second.keys()
-    assert {"--json", "--warmup", "--jobs", "--dask", "--no-cache", "--steps", "--ranks"} <= shared
+    assert {"--json", "--warmup", "--jobs", "--dask", "--steps", "--ranks"} <= shared
     for name in shared - {"--output"}:
         assert repr(first[name].type) == repr(second[name].type)
         assert first[name].metavar == second[name].metavar

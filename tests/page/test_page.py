@@ -417,28 +417,6 @@ def test_no_wait_is_claimed_where_a_rank_is_missing(tmp_path):
     assert {span[9] for span in spans} == {None}
 
 
-def test_traces_are_matched_by_what_they_hold_and_not_by_number(tmp_path):
-    """Rank 1's trace begins one collective later, so that its numbers are one behind; it is 2 ms late."""
-    by_rank = records_of(num_steps=12, source="kineto")
-    for rank, records in by_rank.items():
-        seq = 0
-        for i, record in enumerate(records):
-            base = record.collectives[1]
-            rows = []
-            for k in range(4):
-                if rank or i or k:
-                    start, end = 5.0 + 6 * k + 2 * rank, 9.0 + 6 * k
-                    rows.append(
-                        msgspec.structs.replace(base, bytes=1024 << k, start_ms=start, end_ms=end, seq=seq)
-                    )
-                    seq += 1
-            records[i] = msgspec.structs.replace(record, collectives=rows, start_unix_ns=10**15 + i * 10**9)
-    (steps,) = steps_to_show(report_of(dataset_of("a", by_rank)))
-    found = {rank: {round(ms, 3) for (of, _, _), ms in steps.waits.items() if of == rank} for rank in by_rank}
-    assert found == {0: {2.0}, 1: {0.0}}
-    assert steps.residual_us == pytest.approx(0, abs=1)
-
-
 def test_clocks_are_known_as_well_as_ranks_see_the_same_collective_end(tmp_path):
     """A rank's own clock is known to a us. Ranks see ends 0.4 ms apart, now the one first, now the other."""
     by_rank = records_of(num_steps=12, source="host")

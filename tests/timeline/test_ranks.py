@@ -7,8 +7,7 @@ from aorta.timeline.collective import GroupKey
 from aorta.timeline.common_clock import align
 from aorta.timeline.intervals import EMPTY, intervals, length_ms
 from aorta.timeline.matching import RankCalls
-from aorta.timeline.types import Kind, Span, Timeline
-from aorta.timeline.waits import NOBODY, doing, late_windows, match_ranks, split_exposed, stragglers
+from aorta.timeline.waits import NOBODY, exposed_waiting, match_ranks
 
 MS = 1_000_000
 WORLD = GroupKey((0, 1), "0")
@@ -29,6 +28,12 @@ def calls(rank, *rows, group=WORLD, exposed=EMPTY, offset_ns=0):
     )
 
 
+def waiting_ms(one, waits):
+    """Exposed time of a rank in which nothing moves."""
+    start, end = (one.start_ns - one.origin_ns) / MS, (one.end_ns - one.origin_ns) / MS
+    return length_ms(exposed_waiting(start, start + waits.wait_ms, end, one.exposed))
+
+
 def test_wait_lasts_until_the_last_rank_arrives_and_it_is_to_blame():
     """Rank 1 comes 3 ms late; 2 ms of transfer remain for both."""
     early = calls(0, ("all_reduce", 4, 0, 5), exposed=intervals([(0, 5)]))
@@ -38,21 +43,16 @@ def test_wait_lasts_until_the_last_rank_arrives_and_it_is_to_blame():
     assert view.waits[0].transfer_ms.tolist() == [2.0]
     assert view.waits[1].wait_ms.tolist() == [0.0]
     assert view.waits[1].late_rank.tolist() == [1]
-    splits = [split_exposed(early, view.waits[0]), split_exposed(late, view.waits[1])]
-    assert splits[0] == (5.0, 2.0, {1: 3.0}, 0.0)
-    assert splits[1] == (2.0, 2.0, {}, 0.0)
-    assert stragglers(view, splits) == [(1, 1, 1, 3.0)]
-    assert late_windows(late, view.waits[1]) == [(0, 3 * MS)]
+    assert waiting_ms(early, view.waits[0]) == 3.0
+    assert waiting_ms(late, view.waits[1]) == 0.0
 
 
-def test_the_parts_of_exposed_add_up():
-    """Two collectives at once: transfer first, then each wait, what is left is another's."""
+def test_of_two_collectives_at_once_transfer_comes_first():
     one = calls(0, ("all_reduce", 4, 0, 6), ("all_gather", 8, 2, 10), exposed=intervals([(0, 12)]))
     other = calls(1, ("all_reduce", 4, 4, 6), ("all_gather", 8, 9, 10), exposed=EMPTY)
     view = match_ranks([one, other])
-    split = split_exposed(one, view.waits[0])
     # Transfer 4-6 and 9-10; waits 0-4 and 2-9 for rank 1; 10-12 belongs to no collective.
-    assert split == (12.0, 3.0, {1: 7.0}, 2.0)
+    assert waiting_ms(one, view.waits[0]) == 9.0 - 2.0
 
 
 def sequence(num, seed=0, period=5):
@@ -172,7 +172,6 @@ def test_a_lead_below_the_residual_blames_nobody():
     view = match_ranks([calls(r, *rows[r]) for r in (0, 1)])
     assert view.clock.residual_us > 10
     assert set(view.waits[0].late_rank.tolist()) == {NOBODY}
-    assert stragglers(view, [split_exposed(calls(r, *rows[r]), view.waits[r]) for r in (0, 1)]) == []
 
 
 def test_drift_over_a_long_run():
@@ -198,22 +197,8 @@ def test_clocks_are_tied_through_a_chain_of_groups():
     assert "not tied" in clock.notes[0]
 
 
-def test_what_the_late_rank_did():
-    spans = [
-        Span(0, 2, Kind.COMPUTE, name="gemm"),
-        Span(1, 3, Kind.COMM, "all_reduce", "nccl"),
-        Span(4, 4.5, Kind.COMPUTE, name="norm"),
-        Span(5, 6, Kind.COPY, stream="copies"),
-    ]
-    line = Timeline.from_spans(spans, (0.0, 10.0), source="kineto", origin_unix_ns=5 * MS)
-    found = doing(line, [(6 * MS, 13 * MS)])  # 1 to 8 ms of the timeline
-    assert found.window_ms == 7.0
-    assert found.kernels == [("gemm", 1.0), ("norm", 0.5)]
-    assert (found.idle_ms, found.comm_ms, found.copy_ms) == (5.5, 1.0, 1.0)
-
-
 def test_exposed_is_kept_in_the_clock_of_its_rank():
     early = calls(0, ("all_reduce", 4, 0, 5), exposed=intervals([(1, 5)]), offset_ns=10**15)
     late = calls(1, ("all_reduce", 4, 3, 5), offset_ns=10**15)
     view = match_ranks([early, late])
-    assert split_exposed(early, view.waits[0]) == (length_ms(early.exposed), 2.0, {1: 2.0}, 0.0)
+    assert waiting_ms(early, view.waits[0]) == 2.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from aorta.account.load.traces.open import load_traces
 from aorta.errors import AortaError
-from aorta.traces.cache import Reading
+from aorta.traces.sources import Reading
 from tests.traces.trace_writers import WRITERS, kineto, write_tar
 
 VALUES: tuple[Any, ...] = (
@@ -170,5 +170,5 @@ def outcome(load: Callable[[], object]) -> str:
 
 def load(folder: Path) -> object:
     """All of what a report does with traces."""
-    run = load_traces(folder, "x", reading=Reading(cache=False))
+    run = load_traces(folder, "x", reading=Reading())
     return [list(run.records(rank)) for rank in run.ranks]

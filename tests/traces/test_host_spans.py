@@ -11,14 +11,13 @@ import pytest
 from aorta.account.load.rank.reduce import reduce_records
 from aorta.account.load.traces.open import load_traces
 from aorta.account.load.traces.steps import step_records
-from aorta.traces.cache import Reading, cache_folder, read_cached
 from aorta.traces.host_calls import NO_CALLS as NO_CALLS_MADE
 from aorta.traces.host_calls import host_of_calls, link
 from aorta.traces.host_spans import NO_CALLS, NO_RANGES, HostEvent
-from aorta.traces.sources import open_source
+from aorta.traces.sources import Reading, open_source
 from tests.larger_data import FOLDER, needs_data
 from tests.traces.kineto_events import kernel, launch, mark, parse
-from tests.traces.trace_writers import WRITERS, write_kineto
+from tests.traces.trace_writers import WRITERS
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
@@ -248,15 +247,6 @@ def test_every_format_tells_of_waits(tmp_path, writer):
     assert trace.host_not_shown["data"] == NO_RANGES
 
 
-def test_the_cache_keeps_what_the_host_did(tmp_path):
-    write_kineto(tmp_path / "trace.json")
-    source = open_source(tmp_path)
-    fresh, again = read_cached(source, 0), read_cached(source, 0)
-    assert len(list(cache_folder().iterdir())) == 1
-    assert list(again.host_spans) == list(fresh.host_spans) != []
-    assert again.host_not_shown == fresh.host_not_shown != {}
-
-
 def test_ranges_of_operators_tell_of_loaders_and_optimizers():
     """As torch.autograd.profiler.emit_nvtx makes them; a loader on another thread does not count."""
     ranges = [
@@ -286,13 +276,13 @@ def test_ranges_of_operators_tell_of_loaders_and_optimizers():
     ],
 )
 def test_share_of_idle_that_a_loader_costs(name, least, most):
-    run = load_traces(FOREIGN / name, "x", reading=Reading(cache=False))
+    run = load_traces(FOREIGN / name, "x", reading=Reading())
     share = run.host_parts["host.idle.data"].sum() / run.metrics["idle_ms"].sum()
     assert least <= share <= most
 
 
 @needs_data(FOREIGN)
 def test_a_trace_of_the_device_alone_does_not_split_idle():
-    run = load_traces(FOREIGN / "mi210_gpu_only_kineto.json.gz", "x", reading=Reading(cache=False))
+    run = load_traces(FOREIGN / "mi210_gpu_only_kineto.json.gz", "x", reading=Reading())
     assert not run.host_parts
     assert run.not_measured["host_spans"] == NO_RANGES

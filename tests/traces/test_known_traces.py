@@ -7,11 +7,10 @@ import pytest
 from aorta.account.load.open import load_run
 from aorta.timeline.overlap import overlap, total
 from aorta.timeline.types import Kind
-from aorta.traces.cache import Reading
 from aorta.traces.classify import COPY_KERNEL
 from aorta.traces.model import RankTrace
 from aorta.traces.quality import verdict
-from aorta.traces.sources import open_source
+from aorta.traces.sources import Reading, open_source
 from tests.larger_data import FOLDER, TRACES, needs_data
 
 pytestmark = needs_data(TRACES)
@@ -201,6 +200,6 @@ def test_the_compute_stream_is_the_one_that_computes_longest():
     ],
 )
 def test_the_steps_of_public_traces(name, steps):
-    run = load_run(FOREIGN / name, "x", reading=Reading(cache=False))
+    run = load_run(FOREIGN / name, "x", reading=Reading())
     assert run.global_step.tolist() == steps
     assert any("the whole trace counts as one step" in note for note in run.notes) == (steps == [0])

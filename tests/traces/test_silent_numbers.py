@@ -13,8 +13,7 @@ from aorta.errors import TraceError
 from aorta.timeline.overlap import overlap
 from aorta.traces import files as inflate
 from aorta.traces import kineto_file
-from aorta.traces.cache import Reading, cache_folder
-from aorta.traces.sources import open_source
+from aorta.traces.sources import Reading, open_source
 from aorta.traces.steps import StepRule
 from tests.dist.launch import run_python
 from tests.larger_data import TRACES, needs_data
@@ -23,7 +22,6 @@ from tests.traces.trace_writers import kineto
 
 NCCL = "ncclDevKernel_AllReduce"
 MI350X_FSDP = TRACES / "mi350x_fsdp_rocprofv3.json.gz"
-UNCACHED = Reading(cache=False)
 
 
 def write(folder, *events, rank=0, world_size=1, name=None, **header):
@@ -35,7 +33,7 @@ def write(folder, *events, rank=0, world_size=1, name=None, **header):
 
 
 def load(folder, **options):
-    return load_traces(folder, "x", reading=UNCACHED, **options)
+    return load_traces(folder, "x", reading=Reading(), **options)
 
 
 def says(run, text):
@@ -393,7 +391,7 @@ def test_a_capture_that_begins_within_a_step_is_cut_at_its_rest(tmp_path):
 )
 def test_steps_as_asked_for(tmp_path, rule, num_steps):
     path = write(tmp_path / "a", *unmarked())
-    assert load_traces(path, "x", reading=Reading(cache=False, steps=rule)).num_steps == num_steps
+    assert load_traces(path, "x", reading=Reading(steps=rule)).num_steps == num_steps
 
 
 def test_a_kernel_that_is_not_there_is_named(tmp_path):
@@ -401,7 +399,7 @@ def test_a_kernel_that_is_not_there_is_named(tmp_path):
     with pytest.raises(
         TraceError, match="no kernel of the compute stream has 'sgd' in its name; it has adam"
     ):
-        load_traces(path, "x", reading=Reading(cache=False, steps=StepRule(kernel="sgd")))
+        load_traces(path, "x", reading=Reading(steps=StepRule(kernel="sgd")))
 
 
 def test_nothing_is_found_in_what_does_not_repeat(tmp_path):
@@ -417,7 +415,7 @@ def test_nothing_is_found_in_what_does_not_repeat(tmp_path):
 @pytest.mark.heavy
 def test_the_steps_of_a_real_capture_without_marks():
     """50 training steps under rocprofv3."""
-    trace = UNCACHED.read(source := open_source(MI350X_FSDP), source.ranks[0])
+    trace = Reading().read(source := open_source(MI350X_FSDP), source.ranks[0])
     assert len(trace.steps) == 50
     # The first begins with what repeats, behind the program's own start, and the last ends with the capture.
     assert {len(step) for step in trace.steps[1:-1]} == {822}
@@ -429,12 +427,11 @@ def test_the_steps_of_a_real_capture_without_marks():
 # ---- the command -------------------------------------------------------------------------------
 
 
-def test_the_command_takes_steps_and_leaves_the_cache_alone(tmp_path):
+def test_the_command_takes_steps(tmp_path):
     path = write(tmp_path / "a", *unmarked())
-    arguments = ["--log-dir", str(path), "--label", "x", "--output", str(tmp_path / "out"), "--no-cache"]
+    arguments = ["--log-dir", str(path), "--label", "x", "--output", str(tmp_path / "out")]
     arguments += ["--step-kernel", "adam", "--no-page", "--no-perfetto", "--no-parquet", "--no-pictures"]
     done = run_python("analysis/overlap_report.py", *arguments)
     assert done.returncode == 0, done.stderr
     assert "4 were cut out by a kernel with 'adam' in its name" in done.stdout
     assert json.loads((tmp_path / "out/summary.json").read_text())["datasets"]["x"]["num_steps"] == 3
-    assert list(cache_folder().iterdir()) == []

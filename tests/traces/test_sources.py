@@ -8,17 +8,14 @@ import os
 import sys
 import tarfile
 import types
-from pathlib import Path
 
 import pytest
 
 from aorta.errors import TraceError
 from aorta.timeline.overlap import total
-from aorta.traces import cache
-from aorta.traces.cache import Reading, cache_folder, read_cached
 from aorta.traces.quality import facts, verdict, verdict_of_ranks
 from aorta.traces.sniff import HEAD_BYTES
-from aorta.traces.sources import map_ranks, open_source, recognise
+from aorta.traces.sources import Reading, map_ranks, open_source, recognise
 from tests.traces.trace_writers import (
     WRITERS,
     kineto,
@@ -348,75 +345,13 @@ def test_dask_runs_the_same_function(source, monkeypatch):
         list(map_ranks(comm_ms, source, dask="tcp://nowhere"))
 
 
-# ---- cache -------------------------------------------------------------------------------------
-
-
-def test_the_cache_gives_what_was_read(source, monkeypatch):
-    fresh = read_cached(source, 1)
-    assert len(list(cache_folder().iterdir())) == 1
-    monkeypatch.setattr("aorta.traces.sources._read", None)  # nothing is read a second time
-    again = read_cached(source, 1)
-    assert again.collectives == fresh.collectives
-    assert again.quality == fresh.quality
-    assert total(again.timeline) == total(fresh.timeline)
-    assert [s.window_ms for s in again.steps] == [s.window_ms for s in fresh.steps]
-    assert again.timeline.origin_unix_ns == fresh.timeline.origin_unix_ns
-    assert (again.rank, again.world_size, again.device) == (1, 3, "a device")
-
-
-def test_another_content_or_rule_is_another_cache(tmp_path, source):
-    read_cached(source, 1)
-    (tmp_path / "b.json").write_bytes(kineto(1, 3, shift_us=7))
-    moved = read_cached(source, 1)
-    assert moved.timeline.origin_unix_ns - read_cached(source, 0).timeline.origin_unix_ns == 7000
-    read_cached(source, 1, rules=())
-    assert len(list(cache_folder().iterdir())) == 4
-
-
-@pytest.mark.parametrize(
-    "damage", [b"", b"PAR1", lambda data: data[: len(data) // 2], lambda data: data[::-1]]
-)
-def test_a_damaged_cache_is_read_anew(source, damage):
-    fresh = read_cached(source, 0)
-    (path,) = cache_folder().iterdir()
-    path.write_bytes(damage if isinstance(damage, bytes) else damage(path.read_bytes()))
-    assert total(read_cached(source, 0).timeline) == total(fresh.timeline)
+# ---- nothing is written ------------------------------------------------------------------------
 
 
 def test_nothing_is_written_beside_the_traces(tmp_path, source):
     before = sorted(tmp_path.iterdir())
-    read_cached(source, 0)
+    Reading().read(source, 0)
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_without_the_cache_nothing_is_written(source):
-    Reading(cache=False).read(source, 0)
-    assert list(cache_folder().iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_written_does_not_matter(source, monkeypatch):
-    monkeypatch.setenv("AORTA_CACHE_DIR", "/dev/null/cache")
-    assert total(read_cached(source, 0).timeline).num_kernels == 5
-
-
-def test_the_cache_is_in_the_users_cache_folder(monkeypatch):
-    monkeypatch.delenv("AORTA_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert cache_folder() == Path("/somewhere/aorta/traces")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/user")
-    assert cache_folder() == Path("/home/user/.cache/aorta/traces")
-
-
-def test_a_full_cache_forgets_what_was_not_used_for_longest(source, monkeypatch):
-    for rank in (0, 1):
-        read_cached(source, rank)
-    first = min(cache_folder().iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    os.utime(first, (1, 1))
-    monkeypatch.setattr(cache, "LARGEST_CACHE_BYTES", 1)
-    read_cached(source, 2)
-    assert len(list(cache_folder().iterdir())) == 1
-    assert not first.exists()
 
 
 # ---- quality -----------------------------------------------------------------------------------

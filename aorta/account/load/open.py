@@ -35,7 +35,7 @@ from aorta.records.schema import CallSites, RunRecord, Source, StepRecord
 from aorta.records.stacks import Stacks, joined, read_stacks
 from aorta.records.state import read_states
 from aorta.records.table import StepTable
-from aorta.traces.cache import Reading
+from aorta.traces.sources import Reading
 
 LEAST_LEFT = 0.5
 """Share of the longest rank's steps below which what is left of a damaged run is refused: a short stretch is

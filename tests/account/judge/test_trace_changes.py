@@ -8,9 +8,8 @@ from click.testing import CliRunner
 
 from aorta.account.judge.trace_changes import certainty, trace_changes
 from aorta.cli import main
-from aorta.traces.cache import Reading
 from aorta.traces.inventory import rank_inventory
-from aorta.traces.sources import open_source
+from aorta.traces.sources import Reading, open_source
 from tests.traces.kineto_events import kernel, launch, mark
 
 STEP_US = 1000
@@ -45,7 +44,7 @@ def trace(path, kernels, num_steps=4, jitter=(0, 1, 2, 1, 0, 2, 1)):
 
 
 def compared(*paths):
-    sides = [[rank_inventory(open_source(path), 0, Reading(cache=False))] for path in paths]
+    sides = [[rank_inventory(open_source(path), 0, Reading())] for path in paths]
     return trace_changes(*sides)
 
 
@@ -172,7 +171,7 @@ def test_certainty_counts_the_ways_steps_can_fall():
 def test_compare_prints_and_writes_it(tmp_path):
     before = trace(tmp_path / "a.json", [("=gemm_a", 100, *MM)])
     after = trace(tmp_path / "b.json", [("=gemm_a", 130, *MM)])
-    quick = ["--no-page", "--no-cache"]
+    quick = ["--no-page"]
     done = CliRunner().invoke(main, ["compare", str(before), str(after), "-o", str(tmp_path / "out"), *quick])
     assert done.exit_code == 0, done.output
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["changes.csv", "summary.json"]

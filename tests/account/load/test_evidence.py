@@ -14,8 +14,8 @@ from aorta.records.files import kernels_name
 from aorta.records.schema import KernelNames, KernelSums
 from aorta.records.writer import write_json
 from aorta.timeline.types import Kind
-from aorta.traces.cache import Reading
 from aorta.traces.classify import COMM_RULES, CommRule
+from aorta.traces.sources import Reading
 from tests.larger_data import FOLDER, needs_data
 from tests.records.run_folders import run_record, step_record, step_timeline, write_run
 from tests.traces.kineto_events import kernel, launch, mark
@@ -28,7 +28,7 @@ OF_64 = {"distributedInfo": {"rank": 0, "world_size": 64}}
 def load(folder: Path, *events: dict, header: dict | None = None, rules=COMM_RULES) -> Run:
     path = folder / "rank0.json"
     path.write_text(json.dumps((header or {}) | {"traceEvents": list(events)}))
-    return load_run(path, "a", reading=Reading(rules=rules, cache=False))
+    return load_run(path, "a", reading=Reading(rules=rules))
 
 
 def test_one_process_has_nobody_to_talk_to(tmp_path):
@@ -55,7 +55,7 @@ def test_several_ranks_without_communication_are_said(tmp_path):
 def test_the_files_of_several_ranks_are_groups_too(tmp_path):
     for rank in range(2):
         (tmp_path / f"rank{rank}.json").write_text(json.dumps({"traceEvents": [GEMM]}))
-    run = load_run(tmp_path, "a", reading=Reading(cache=False))
+    run = load_run(tmp_path, "a", reading=Reading())
     assert comm_evidence(run).absence == "no communication was recognised between 2 ranks"
 
 
@@ -163,7 +163,7 @@ def test_kernels_of_records_by_their_short_names(tmp_path):
 @needs_data(DEEPSEEK)
 def test_expert_parallel_kernels_of_a_public_trace_are_communication():
     """113.44 ms of dpsk::ep:: kernels by an independent sum of its events, 109.25 of them under compute."""
-    run = load_run(DEEPSEEK, "a", reading=Reading(cache=False))
+    run = load_run(DEEPSEEK, "a", reading=Reading())
     total = run.totals[0]
     assert total["comm_ms"] == pytest.approx(113.44, abs=0.005)
     assert total["hidden_ms"] == pytest.approx(109.25, abs=0.005)

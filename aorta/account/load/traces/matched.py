@@ -1,68 +1,23 @@
 """The ranks of one run of traces, matched by the order of their collectives."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from aorta.account.load.traces.reduce import RankSummary
 from aorta.errors import TraceError
-from aorta.timeline.waits import (
-    Doing,
-    ExposedSplit,
-    RankView,
-    Straggler,
-    doing,
-    late_windows,
-    match_ranks,
-    split_exposed,
-    stragglers,
-)
-from aorta.traces.cache import Reading
+from aorta.timeline.waits import RankView, match_ranks
 from aorta.traces.sources import Source
 
 EARLIEST_UNIX_NS = 10**18
 """September 2001: earlier times are of a clock that began with the machine or the trace."""
 LONGEST_APART_NS = 3_600_000_000_000
 """Between ranks of one run; clocks of machines differ by less."""
-MAX_DOING = 3
-"""Stragglers whose traces are read again for what they were doing."""
 
 
-@dataclass(slots=True)
-class MatchedTraces:
-    """How the collectives of the ranks match."""
-
-    view: RankView
-    splits: list[ExposedSplit]
-    """Exposed communication of each rank over the whole window."""
-    stragglers: list[Straggler]
-    doing: dict[int, Doing]
-    """What the first of the stragglers did while others waited for them."""
-
-
-def match_traces(
-    source: Source,
-    summaries: Sequence[RankSummary],
-    *,
-    are_all: bool = True,
-    reading: Reading = Reading(),  # noqa: B008 (frozen)
-) -> MatchedTraces:
-    """The ranks matched; the traces of the worst stragglers are read again for what they were doing.
-
-    Groups that lack a rank have no waits. TraceError where the ranks did not run at the same time."""
+def match_traces(source: Source, summaries: Sequence[RankSummary], *, are_all: bool = True) -> RankView:
+    """The ranks matched. Groups that lack a rank have no waits. TraceError where the ranks did not run at the
+    same time."""
     _check_times(source, summaries)
-    view = match_ranks([summary.calls for summary in summaries], are_all=are_all)
-    splits = [
-        split_exposed(summary.calls, waits) for summary, waits in zip(summaries, view.waits, strict=True)
-    ]
-    late = stragglers(view, splits)
-    doing_by_rank = {}
-    for summary in late[:MAX_DOING]:
-        row = view.ranks.index(summary.rank)
-        trace = reading.read(source, summary.rank)
-        doing_by_rank[summary.rank] = doing(
-            trace.timeline, late_windows(summaries[row].calls, view.waits[row])
-        )
-    return MatchedTraces(view, splits, late, doing_by_rank)
+    return match_ranks([summary.calls for summary in summaries], are_all=are_all)
 
 
 def _check_times(source: Source, summaries: Sequence[RankSummary]) -> None:

@@ -1,14 +1,13 @@
-"""What a report says of its traces: gaps, clocks, stragglers."""
+"""What a report says of its traces: gaps, clocks, who came last."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from aorta.account.load.rank.kernels import kernel_name
-from aorta.account.load.traces.matched import MAX_DOING, MatchedTraces
 from aorta.account.load.traces.reduce import RankSummary
+from aorta.account.load.waits import last_to_arrive
 from aorta.account.numbers import number
-from aorta.timeline.waits import Doing
+from aorta.timeline.waits import RankView
 from aorta.traces.model import NS_PER_MS
 from aorta.traces.quality import verdict_of_ranks
 
@@ -31,9 +30,8 @@ def trace_notes(summaries: Sequence[RankSummary]) -> list[str]:
     return lines
 
 
-def rank_notes(matched: MatchedTraces, are_all: bool) -> list[str]:
-    """Clock, matching and stragglers. are_all: there are no other ranks, whose calls are missing."""
-    view = matched.view
+def rank_notes(view: RankView, are_all: bool) -> list[str]:
+    """Clock, matching, and who came last. are_all: there are no other ranks, whose calls are missing."""
     if len(view.ranks) < 2:
         return []
     lines = [f"note: {note}" for note in view.notes] if are_all else []
@@ -48,23 +46,9 @@ def rank_notes(matched: MatchedTraces, are_all: bool) -> list[str]:
     left = sum(view.num_left)
     if left and are_all:
         lines.append(f"note: collectives that were not found on all ranks of their group: {left}")
-    for late in matched.stragglers[:MAX_DOING]:
-        text = f"rank {late.rank} arrived last in {late.num_late} of {late.num_judged} collectives"
-        text += f" and cost the others {number(late.caused_ms)} ms of exposed waiting in total"
-        late_doing = matched.doing.get(late.rank)
-        lines.append(
-            text + (f": {_doing_text(late_doing)}" if late_doing and late_doing.window_ms > 0 else "")
-        )
+    if last := last_to_arrive(view.ranks, view.waits):
+        lines.append(f"note: {last}")
     return lines
-
-
-def _doing_text(late_doing: Doing) -> str:
-    busy = ", ".join(f"{kernel_name(name)} {number(ms)} ms" for name, ms in late_doing.kernels)
-    idle, window = number(late_doing.idle_ms), number(late_doing.window_ms)
-    text = f"in the {window} ms before it arrived its compute stream was idle for {idle} ms"
-    if late_doing.comm_ms > 0:
-        text += f" ({number(late_doing.comm_ms)} ms of it in other collectives)"
-    return f"{text} and ran {busy}" if busy else text
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -20,9 +20,8 @@ from aorta.account.load.traces.reduce import kernels_of, reduce_ranks
 from aorta.account.load.traces.run import run_of_summaries
 from aorta.account.load.traces.waits import add_waits_of_traces, arrivals_of_traces
 from aorta.account.model import Progress, Run
-from aorta.traces.cache import Reading
 from aorta.traces.inventory import rank_inventory
-from aorta.traces.sources import map_ranks, open_source
+from aorta.traces.sources import Reading, map_ranks, open_source
 from aorta.traces.steps import StepRule
 
 
@@ -62,20 +61,20 @@ def load_traces(
         notes.append(
             f"{len(summaries)} of {num_ranks} ranks: waiting for the others is not split from transfer"
         )
-    matched = match_traces(source, summaries, are_all=are_all, reading=reading)
-    between_ranks = rank_notes(matched, are_all)
+    view = match_traces(source, summaries, are_all=are_all)
+    between_ranks = rank_notes(view, are_all)
     run = run_of_summaries(source, label, summaries, reading)
     rows = [(summary.calls, summary.step_of_call, summary.windows) for summary in summaries]
-    add_waits_of_traces(run, rows, matched.view)
+    add_waits_of_traces(run, rows, view)
     possible = Counter[str]()
     for summary in summaries:
         possible.update(summary.possible_comm_ms)
     run = msgspec.structs.replace(
         run,
         possible_comm_ms={name: ms / len(summaries) for name, ms in possible.most_common()},
-        arrivals=arrivals_of_traces(run, rows, matched.view),
-        clock_offset_ns=matched.view.clock.moved_ns,
-        clock_residual_us=matched.view.clock.residual_us,
+        arrivals=arrivals_of_traces(run, rows, view),
+        clock_offset_ns=view.clock.moved_ns,
+        clock_residual_us=view.clock.residual_us,
         kernels=partial(kernels_of, source, reading),
         inventories=[*map_ranks(partial(rank_inventory, reading=reading), source, jobs=jobs)]
         if reading.operators

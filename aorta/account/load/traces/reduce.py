@@ -19,10 +19,9 @@ from aorta.records.schema import StepRecord
 from aorta.timeline.matching import RankCalls
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Kind, Total
-from aorta.traces.cache import Reading
 from aorta.traces.model import rank_calls
 from aorta.traces.quality import Finding, RankFacts, facts, truncated, verdict
-from aorta.traces.sources import Source, map_ranks
+from aorta.traces.sources import Reading, Source, map_ranks
 
 
 @dataclass(slots=True)

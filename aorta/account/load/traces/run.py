@@ -13,8 +13,7 @@ from aorta.account.metrics import of_operation
 from aorta.account.model import Run
 from aorta.errors import TraceError
 from aorta.records.schema import RunRecord
-from aorta.traces.cache import Reading
-from aorta.traces.sources import Source
+from aorta.traces.sources import Reading, Source
 
 
 def run_of_summaries(source: Source, label: str, summaries: Sequence[RankSummary], reading: Reading) -> Run:

@@ -6,13 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.load.collectives import add_waits_of_kinds
-from aorta.account.load.traces.record_calls import Row
 from aorta.account.load.waits import RankWaits, StepWaits, add_waits, arrivals
 from aorta.account.model import Arrivals, CollectiveKind, Run
-from aorta.timeline.intervals import clip, length_ms, union
+from aorta.timeline.intervals import clip, length_ms
 from aorta.timeline.matching import RankCalls
-from aorta.timeline.waits import RankView, exposed_parts
+from aorta.timeline.waits import RankView, exposed_waiting
 from aorta.traces.model import NS_PER_MS
+
+Row = tuple[RankCalls, NDArray[np.int64], dict[int, tuple[float, float]]]
+"""Of one rank: its calls, the global step that issued each, and the steps' windows in ms from
+RankCalls.origin_ns."""
 
 
 def add_waits_of_traces(run: Run, rows: Sequence[Row], view: RankView) -> None:
@@ -25,12 +28,14 @@ def add_waits_of_traces(run: Run, rows: Sequence[Row], view: RankView) -> None:
     exposed_wait = np.full((len(run.ranks), run.num_steps), np.nan)
     step_waits = []
     for r, ((calls, step_of_call, windows), waits) in enumerate(zip(rows, view.waits, strict=True)):
-        parts = exposed_parts(calls, waits)
-        waiting = union(np.concatenate([*parts.wait.values()])) if parts.wait else None
         unknown = np.isnan(waits.wait_ms)
+        start_ms, end_ms = ((ns - calls.origin_ns) / NS_PER_MS for ns in (calls.start_ns, calls.end_ns))
+        waiting = exposed_waiting(
+            start_ms[~unknown], (start_ms + waits.wait_ms)[~unknown], end_ms[~unknown], calls.exposed
+        )
         for step, window in windows.items():
-            if step in place and not unknown[_is_in_window(calls, window)].any():
-                exposed_wait[r, place[step]] = 0.0 if waiting is None else length_ms(clip(waiting, *window))
+            if step in place and not unknown[(start_ms < window[1]) & (end_ms > window[0])].any():
+                exposed_wait[r, place[step]] = length_ms(clip(waiting, *window))
         column = np.array([place.get(step, -1) for step in step_of_call.tolist()], dtype=np.int64)
         step_waits.append(StepWaits(np.array(calls.op, dtype=str), column, waits))
     if np.isfinite(exposed_wait).any():
@@ -71,9 +76,3 @@ def arrivals_of_traces(run: Run, rows: Sequence[Row], view: RankView) -> Arrival
         for (calls, step_of_call, _), waits in zip(rows, view.waits, strict=True)
     ]
     return arrivals(run.ranks, of_ranks, run.num_steps)
-
-
-def _is_in_window(calls: RankCalls, window: tuple[float, float]) -> NDArray[np.bool_]:
-    start = (calls.start_ns - calls.origin_ns) / NS_PER_MS
-    end = (calls.end_ns - calls.origin_ns) / NS_PER_MS
-    return np.asarray((start < window[1]) & (end > window[0]))
