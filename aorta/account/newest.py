@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.judged import judge
+from aorta.account.judge.selection import looked_at
 from aorta.account.load.rank.reduce import reduce_records
 from aorta.account.load.run import RunFiles, assemble
 from aorta.account.model import JudgedRun
@@ -107,7 +108,9 @@ def newest(
     states = _of_one_attempt(followed)
     shown = _shown(states, [state.recent for state in states])
     recorded = _shown(states, [state.recorded for state in states])
-    judged = _judged(states, recorded) if all(recorded) else None
+    judged = (
+        _judged(states, [_both(*of) for of in zip(recorded, shown, strict=True)]) if all(recorded) else None
+    )
     late = None
     if judged is not None and len(states) == max(records[-1].world_size for records in recorded):
         late = late_rank(judged)
@@ -167,6 +170,11 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(measured) / len(measured) if measured else None
 
 
+def _both(recorded: list[StepRecord], shown: list[StepRecord]) -> list[StepRecord]:
+    """The shown steps among the recorded ones, in order."""
+    return [one for _, one in sorted({key_of(record): record for record in [*recorded, *shown]}.items())]
+
+
 def _judged(states: Sequence[FollowedRank], shown: Sequence[Sequence[StepRecord]]) -> JudgedRun | None:
     """The shown steps as a run; None where ranks share none, and where a line contradicts itself: a report
     says so. Where none of them lists its collectives, the last one that did goes before them as warm-up."""
@@ -205,7 +213,7 @@ def _waits(
     judged: JudgedRun | None,
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
     """By rank, what it waits in a step and what it makes each other one wait; None where nobody knows."""
-    exposed = None if judged is None else exposed_of(judged)
+    exposed = None if judged is None else exposed_of(looked_at(judged))
     if exposed is None or not exposed.is_split:
         return None, None
     return exposed.wait_ms.mean(axis=1), exposed.caused_ms.mean(axis=1)

@@ -218,12 +218,12 @@ def _cause(label: str, place: int, line: CauseLine, step_ms: float) -> Markup:
 
 
 def _picture(line: CauseLine, step_ms: float) -> Markup | None:
-    """A step, and at its end the cause's part of it with its interval; of a loss between steps, the step with
-    the time that follows it."""
+    """A step, and at its end the cause's part of it with its interval; of a loss that is in no step of the
+    account, the run's time for each step."""
     ms, interval = line.data["ms"], line.data["interval_ms"]
     what = "a step"
     if not line.data["is_in_step"] and line.data["share"] > 0:
-        what, step_ms = "a step and the time behind it", ms / line.data["share"]
+        what, step_ms = "the run for each step", ms / line.data["share"]
     if not 0 < ms <= step_ms:
         return None
     without = 100 * (1 - ms / step_ms)

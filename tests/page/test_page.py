@@ -245,7 +245,7 @@ def test_a_loss_between_steps_is_part_of_a_step_and_what_follows_it():
     line = cause_line(ms=60.0, interval_ms=None, share=0.6, is_in_step=False)
     (picture,) = pictures_of_causes(with_causes(line))
     assert re.findall(r'width="([\d.]+)%"', picture) == ["40.000", "60.000"]
-    assert "of a step and the time behind it, 100.0 ms: 60.0 ms" in picture
+    assert "of the run for each step, 100.0 ms: 60.0 ms" in picture
 
 
 def test_where_there_is_no_cause_that_is_the_first_sentence():

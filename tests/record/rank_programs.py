@@ -21,6 +21,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import aorta
+from aorta.attach import hooks
+from aorta.attach.settings import AttachSettings
 
 
 def records(folder: str, rank: int) -> list[dict[str, Any]]:
@@ -701,3 +703,20 @@ def last_step_of_ddp(folder: str) -> list[str | None]:
             model(torch.ones(2, 8)).sum().backward()
         reasons.append(records(f"{folder}/{run}", dist.get_rank())[0]["not_measured"].get("overlap"))
     return reasons
+
+
+def late_where_left_out(folder: str, num_steps: int = 56) -> None:
+    """Steps by DDP with the hooks of `aorta run`: rank 1 sleeps in those that the overhead leaves out."""
+    attachment = hooks.Attachment(AttachSettings(output=str(folder)))
+    attachment.imported("torch", torch)
+    model = DistributedDataParallel(_network())
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(num_steps):
+        recorder = None if attachment.session is None else attachment.session._recorder
+        step = None if recorder is None else recorder.journal.current
+        if step is not None and step.left_out is not None and dist.get_rank() == 1:
+            time.sleep(0.06)
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    attachment.take_off(None)

@@ -64,7 +64,8 @@ def without_contradictions(
             )
         evidence = []
         for text in cause.evidence:
-            wrong = next(in_text(text, account.limits), None)
+            # What is in no step of the account may be longer than any of them.
+            wrong = next(in_text(text, account.limits), None) if cause.is_in_step else None
             if wrong is None:
                 evidence.append(text)
             else:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -23,6 +24,7 @@ from aorta.why.causes.code_lines import issued_text, line_of
 from aorta.why.causes.contradictions import Exposures, without_contradictions
 from aorta.why.causes.finding import WAIT, CauseFinding
 from aorta.why.causes.ledger import Ledger
+from aorta.why.causes.losses.left_out import late_in_left_out, steps_left_out
 from aorta.why.causes.losses.of_a_step import findings
 from aorta.why.causes.losses.outside import outside_cause
 from aorta.why.causes.program import program_of, without_in_force, workers_of
@@ -97,6 +99,11 @@ def _explanation(judged: JudgedRun, path: str) -> Explanation:
     outside = outside_cause(account, path, line_of_evaluation(looked))
     if outside is not None:
         named.append((outside, {}))
+    late = late_in_left_out(judged)
+    if late is not None:
+        named += [
+            (cause, {}) for cause in _of_left_out(late, rule_of[late.kind], judged, account, stack, path)
+        ]
     named = sorted(named, key=lambda entry: -entry[0].ms)[:MOST_SHOWN]
     named, more = without_contradictions(named, account, stack)
     left = {name: account.mean_ms(name) for name in LOSSES if name in account.cells}
@@ -110,6 +117,36 @@ def _explanation(judged: JudgedRun, path: str) -> Explanation:
         dict(sorted(left.items(), key=lambda entry: -entry[1])),
         [*cannot_tell, *more],
     )
+
+
+def _of_left_out(
+    late: CauseFinding,
+    rule: CauseRule,
+    judged: JudgedRun,
+    account: Account,
+    stack: frozenset[str],
+    path: str,
+) -> Iterator[Cause]:
+    """The cause of what is late in steps that the account, which is of recorded ones, does not hold."""
+    is_left_out, step_ms = steps_left_out(judged), judged.values("step_ms")
+    of_these = replace(
+        account,
+        global_step=judged.run.global_step[judged.num_warmup :][is_left_out],
+        step_ms=step_ms[:, is_left_out],
+        cells={},
+        tails={},
+    )
+    cause = cause_of(late, rule, judged, of_these, stack, path, _Room(0.0, of_these.mean_step_ms))
+    if cause is not None:
+        part, interval = float(is_left_out.mean()), cause.interval_ms
+        yield msgspec.structs.replace(
+            cause,
+            ms=part * cause.ms,
+            interval_ms=None if interval is None else (part * interval[0], part * interval[1]),
+            bound_ms=None,
+            share=part * cause.ms / float(np.nanmean(step_ms)),
+            is_in_step=False,
+        )
 
 
 def _slow_steps(judged: JudgedRun, looked: JudgedRun) -> Occasions | None:

@@ -130,9 +130,14 @@ def expected_parts(record):
     updates = [span.end_ms for span in record.host_spans if span.kind == "optimizer"]
     if updates:
         sums["host.behind_update"] = max(WINDOW_MS - max(updates), 0)
+        sums["host.until.update"] = min(
+            span.start_ms for span in record.host_spans if span.kind == "optimizer"
+        )
         if tells_idle:
             behind = {ms for ms in idle - loops if ms >= max(updates)}
             sums["host.idle.behind_update"] = len(behind)
+    passes = [span.start_ms for span in record.host_spans if span.kind == "backward"]
+    sums |= {"host.until.backward": max(passes)} if passes else {}
     sizes = [span.bytes for span in record.host_spans if span.kind == "optimizer" and span.bytes is not None]
     return sums | ({"host.optimizer_bytes": sum(sizes)} if sizes else {})
 

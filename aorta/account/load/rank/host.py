@@ -51,6 +51,8 @@ INNERMOST_FIRST: tuple[HostKind, ...] = (
 NEVER_IDLE: frozenset[HostKind] = frozenset(("synchronisation", "backward"))
 """Kinds in which the device does not idle: it works while the host waits for it, and backward is the work. A
 wait has a column of idle device all the same: what it costs behind it."""
+UNTIL_BACKWARD, UNTIL_UPDATE = "host.until.backward", "host.until.update"
+"""ms from the step's start to the start of its last backward pass, and of its first optimizer."""
 LOOPS = "host.loops_of_waits"
 """ms from the first to the last of many waits in a row."""
 IDLE_BEHIND = "host.idle.behind_update"
@@ -133,11 +135,13 @@ def host_metrics(block: StepTable) -> dict[str, Floats]:
             metrics[f"{IDLE}synchronisation"] = no_idle + behind_waits_ms
         metrics[f"{IDLE}{OTHER}"] = no_idle + np.maximum(lengths_ms(left, num) - behind_waits_ms, 0.0)
         metrics[LOOPS] = no_idle + lengths_ms(loops, num)
+    passes = _of_kind(host_spans, "backward", is_noted)
+    if len(passes):
+        metrics[UNTIL_BACKWARD] = _of_each_row(np.maximum, passes.row, passes.start, num)
     updates = _of_kind(host_spans, "optimizer", is_noted)
     if len(updates):
-        ends = np.full(num, np.nan)
-        first = np.flatnonzero(np.append(True, updates.row[1:] != updates.row[:-1]))
-        ends[updates.row[first]] = np.maximum.reduceat(updates.end, first)
+        ends = _of_each_row(np.maximum, updates.row, updates.end, num)
+        metrics[UNTIL_UPDATE] = _of_each_row(np.minimum, updates.row, updates.start, num)
         metrics[BEHIND_UPDATE] = np.maximum(window_ms - ends, 0.0)
         if tells_idle.any():
             rest = subtract(left, loops)
@@ -248,6 +252,14 @@ def carry_waits(metrics: dict[str, Floats], global_step: NDArray[np.int64]) -> N
 def _of_kind(spans: HostSpans, kind: HostKind, is_noted: NDArray[np.bool_]) -> RowIntervals:
     chosen = (spans.kind == HOST_KINDS.index(kind)) & is_noted[spans.row]
     return RowIntervals(spans.row[chosen], spans.start_ms[chosen], spans.end_ms[chosen])
+
+
+def _of_each_row(of: np.ufunc, row: NDArray[np.int64], values: Floats, num: int) -> Floats:
+    """[row]: the largest or least of its values, NaN where it has none. Rows are in order."""
+    result = np.full(num, np.nan)
+    first = np.flatnonzero(np.append(True, row[1:] != row[:-1]))
+    result[row[first]] = of.reduceat(values, first)
+    return result
 
 
 def _segments(

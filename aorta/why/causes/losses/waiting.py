@@ -296,8 +296,8 @@ def _one_rank(judged: JudgedRun, parts: Parts, left: Floats) -> LateRank | None:
     # What the others cost this one comes back when it is no longer late; only the balance is lost.
     net = left[worst] - of_the_others(left)[worst]
     knows_busy = parts.on_device or parts.taken_ms is not None
-    is_sure = _signs(net) >= LEAST_SIGNS and _lasts(net, knows_busy)
-    is_often = (net > 0).mean() >= ONE_RANK and _lasts(net, knows_busy)
+    is_sure = signs(net) >= LEAST_SIGNS and lasts(net, knows_busy)
+    is_often = (net > 0).mean() >= ONE_RANK and lasts(net, knows_busy)
     is_usual = by_rank[worst] >= ONE_RANK * total and (is_often or is_sure)
     slow_steps = occasions(net, judged.run.global_step[judged.num_warmup :])
     if slow_steps is not None and slow_steps.excess_ms.mean() >= np.median(net[~slow_steps.is_slow]):
@@ -305,14 +305,14 @@ def _one_rank(judged: JudgedRun, parts: Parts, left: Floats) -> LateRank | None:
     return LateRank(worst, net, None, is_sure) if is_usual else None
 
 
-def _signs(net: Floats) -> float:
+def signs(net: Floats) -> float:
     """The sum over what it varies by where each step's sign is chance, as with ranks that are late in turn:
     one long step makes 1, however long it is."""
     size = float(np.sqrt((net**2).sum()))
     return float(net.sum()) / size if size > 0 else 0.0
 
 
-def _lasts(net: Floats, knows_busy: bool) -> bool:
+def lasts(net: Floats, knows_busy: bool) -> bool:
     """Whether the stretches of the run, all but one, show what the whole shows: a machine that is busy for a
     while makes no rank late. All of them where no record tells how busy it was."""
     num_stretches = min(STRETCHES, len(net) // MIN_STRETCH)

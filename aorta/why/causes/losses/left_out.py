@@ -1,0 +1,110 @@
+"""A rank that is late in the steps that the overhead left out, and not in the recorded ones.
+
+Of such a step there are the host's times alone: its start, its last backward pass, its first optimizer. The
+ranks that wait meet all of these marks before the one that they wait for, which comes to one of them behind
+everybody, by more than in recorded steps. Where these are not shorter for it nobody waits: a host may be
+behind the others' while its device is not.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.account.judge.exposed import Floats
+from aorta.account.load.rank.host import CPU, READY, UNTIL_BACKWARD, UNTIL_UPDATE
+from aorta.account.model import JudgedRun
+from aorta.account.numbers import quantity
+from aorta.why.causes.finding import WAIT, CauseFinding, of_the_others
+from aorta.why.causes.losses.waiting import LEAST_SIGNS, lasts, signs
+
+FEWEST_STEPS = 8
+"""Left out, and recorded, from which on they are compared."""
+MOST_OF_IT = 0.5
+"""Of its lateness, from which on CPU time, or other programs on its core, are the reason."""
+MARKS = {"": "its next step", UNTIL_BACKWARD: "the backward pass", UNTIL_UPDATE: "the optimizer"}
+"""Columns of ms after the step's start, and what begins there."""
+
+
+def late_in_left_out(judged: JudgedRun) -> CauseFinding | None:
+    """What each of the judged steps that were left out would be shorter by."""
+    run = judged.run
+    step_ms = judged.values("step_ms")
+    is_left_out = steps_left_out(judged)
+    is_known = ~is_left_out & np.isfinite(step_ms).all(axis=0)
+    if len(run.ranks) < 2 or min(is_left_out.sum(), is_known.sum()) < FEWEST_STEPS:
+        return None
+    # Medians: blocks behind a change are recorded, in which the rank is late as well.
+    longer_ms = float(step_ms[:, is_left_out].mean() - np.median(step_ms[:, is_known].mean(axis=0)))
+    best: tuple[float, int, str, Floats, float] | None = None
+    for mark, at_ms in _marks(judged).items():
+        behind_ms = _behind(at_ms)
+        usual = np.median(np.nan_to_num(behind_ms[:, is_known]), axis=1)
+        late_ms = np.nan_to_num(behind_ms[:, is_left_out]) - np.maximum(usual, 0.0)[:, None]
+        row = int(np.argmax(late_ms.mean(axis=1)))
+        if best is None or late_ms[row].mean() > best[0]:
+            best = float(late_ms[row].mean()), row, mark, late_ms[row], float(usual[row])
+    if best is None:
+        return None
+    mean_ms, row, mark, late_ms, usual_ms = best
+    cost_ms = min(mean_ms, longer_ms)
+    if not cost_ms > 0 or (run.clock_residual_us or 0.0) / 1e3 > mean_ms:
+        return None
+    # Of a few steps the sizes differ too much: then it has to be late in nearly every one.
+    if max(signs(late_ms), signs(np.sign(late_ms))) < LEAST_SIGNS or not lasts(late_ms, knows_busy=True):
+        return None
+    return CauseFinding(
+        "late_rank",
+        late_ms * (cost_ms / mean_ms),
+        takes={WAIT: 1.0},
+        facts={"who": f"rank {run.ranks[row]}", "op": _doing(judged, row, is_left_out, cost_ms)},
+        evidence=[
+            f"in {int(is_left_out.sum()):,} judged steps that the overhead left out it comes to"
+            f" {MARKS[mark]} {quantity(mean_ms + max(usual_ms, 0.0), 'ms')} behind the others, in recorded"
+            f" ones {quantity(max(usual_ms, 0.0), 'ms')}; steps take {quantity(longer_ms, 'ms')} more then"
+        ],
+        rank=run.ranks[row],
+        is_sure=True,
+    )
+
+
+def steps_left_out(judged: JudgedRun) -> NDArray[np.bool_]:
+    """[judged step]: left out by the overhead on some rank. After a slow step each rank judges by itself what
+    is recorded."""
+    if not judged.run.left_out.any():
+        return np.zeros(judged.num_steps, dtype=bool)
+    is_timed, has_length = (
+        np.isfinite(judged.values(name)).all(axis=0) for name in ("compute_ms", "step_ms")
+    )
+    result: NDArray[np.bool_] = np.logical_and(~is_timed, has_length)
+    return result
+
+
+def _marks(judged: JudgedRun) -> dict[str, Floats]:
+    """[rank, judged step] by mark: ms after the first start of the step, on a common clock."""
+    run, judged_steps = judged.run, slice(judged.num_warmup, None)
+    moved_ns = np.array([run.clock_offset_ns.get(rank, 0) for rank in run.ranks], dtype=np.int64)
+    start_ns = run.start_unix_ns[:, judged_steps] + moved_ns[:, None]
+    start_ms = (start_ns - start_ns.min(axis=0)) / 1e6
+    marks = {"": np.append(start_ms[:, 1:], np.full((len(start_ms), 1), np.nan), axis=1)}
+    for name in (UNTIL_BACKWARD, UNTIL_UPDATE):
+        if name in run.host_parts:
+            marks[name] = start_ms + run.host_parts[name][:, judged_steps]
+    return marks
+
+
+def _behind(at_ms: Floats) -> Floats:
+    """[rank, step]: how long after the last one of the others it comes; below 0 where it comes before it."""
+    in_order = np.sort(at_ms, axis=0)
+    last, before = in_order[-1], in_order[-2]
+    behind_ms: Floats = np.where(at_ms == last, last - before, at_ms - last)
+    return behind_ms
+
+
+def _doing(judged: JudgedRun, row: int, is_left_out: NDArray[np.bool_], cost_ms: float) -> str:
+    """What the late rank's thread does beyond the others': it works, is starved of its core, or sleeps."""
+    parts, judged_steps = judged.run.host_parts, slice(judged.num_warmup, None)
+    for op, name in (("starved", READY), ("works", CPU)):
+        if name in parts:
+            used = np.nan_to_num(parts[name][:, judged_steps][:, is_left_out])
+            if float((used[row] - of_the_others(used)[row]).mean()) >= MOST_OF_IT * cost_ms:
+                return op
+    return "sleeps"

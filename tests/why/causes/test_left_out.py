@@ -1,0 +1,85 @@
+"""A rank that is late in the steps that the overhead left out alone: named from the host's marks in them."""
+
+import pytest
+
+from aorta.account.judge.judged import judge
+from aorta.account.load.open import load_run
+from aorta.account.newest import newest
+from aorta.records.newest import Follower
+from aorta.records.schema import OverlapRecord
+from aorta.why.causes.late import late_rank
+from tests.dist.launch import run_ranks
+from tests.record.rank_programs import late_where_left_out
+from tests.why.causes.runs import Host, causes, run_of
+
+FIRST, STEPS = 24, 80
+LEFT_OUT = {
+    "overlap": OverlapRecord(), "is_recorded": False, "collectives": None, "active_segments": None,
+    "streams": {},
+}  # fmt: skip
+
+
+def two_ranks(folder, forward_ms, waits_ms, first_ms=(5.0, 5.0)):
+    """Judged steps of a forward pass of so many ms by rank in steps that are left out, a backward pass that
+    waits, and an optimizer. forward_ms, waits_ms: of (step, rank)."""
+
+    def make(rank, step, noise):
+        if step < FIRST:
+            most = max(first_ms)
+            host = Host().work(first_ms[rank] * noise.gauss(1, 0.01))
+            host.host += Host().idle(most + 5 - host.at, "backward").host
+            return host.work(3.0).comm(most + 5 - host.at).work(0.5, "optimizer")
+        host = (
+            Host().work(forward_ms(step, rank) * noise.gauss(1, 0.01)).work(waits_ms(step, rank), "backward")
+        )
+        return host.work(0.5, "optimizer"), LEFT_OUT
+
+    return judge(load_run(run_of(folder, make, steps=STEPS), "a"))
+
+
+def late_ranks(judged):
+    return [(cause.rank, cause.is_in_step) for cause in causes(judged) if cause.is_waited_for]
+
+
+def test_the_rank_that_comes_to_the_backward_pass_last_is_named(tmp_path):
+    """Rank 1 takes 20 ms longer in 56 of 79 judged steps."""
+    judged = two_ranks(tmp_path / "run", lambda _, rank: (5.0, 25.0)[rank], lambda _, rank: (25.0, 5.0)[rank])
+    (cause,) = [cause for cause in causes(judged) if cause.is_waited_for]
+    assert (cause.kind, cause.rank, cause.is_in_step) == ("late_rank", 1, False)
+    assert cause.ms == pytest.approx(20.0 * 56 / 79, rel=0.03)
+    assert cause.interval_ms[0] < cause.ms < cause.interval_ms[1]
+    assert late_rank(judged).wait_ms == pytest.approx(20.0, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("forward_ms", "waits_ms"),
+    [
+        pytest.param(lambda step, rank: 5.0 + 20 * (rank == step % 2),
+                     lambda step, rank: 25.0 - 20 * (rank == step % 2), id="in-turn"),
+        pytest.param(lambda step, rank: 25.0, lambda step, rank: 5.0, id="all"),
+        pytest.param(lambda step, rank: (5.0, 8.0)[rank], lambda step, rank: (5.5, 2.5)[rank],
+                     id="behind-in-a-step-that-is-no-longer"),
+        pytest.param(lambda step, rank: 5.0 + 300 * (rank == step - 50 == 1),
+                     lambda step, rank: 5.0 + 300 * (rank == 0 and step == 51), id="once"),
+    ],
+)  # fmt: skip
+def test_no_rank_is_named_where_none_is_late_for_long(tmp_path, forward_ms, waits_ms):
+    assert late_ranks(two_ranks(tmp_path / "run", forward_ms, waits_ms)) == []
+
+
+def test_a_rank_that_is_as_late_in_recorded_steps_is_named_by_these(tmp_path):
+    forward_ms = (5.0, 25.0)
+    judged = two_ranks(
+        tmp_path / "run", lambda _, rank: forward_ms[rank], lambda _, rank: (25.0, 5.0)[rank], forward_ms
+    )
+    assert late_ranks(judged) == [(1, True)]
+
+
+def test_a_rank_that_sleeps_in_steps_that_are_left_out_is_named_while_it_runs(tmp_path):
+    run_ranks(late_where_left_out, 2, tmp_path)
+    follower = Follower(tmp_path)
+    follower.poll()
+    late = newest(follower.ranks.values(), late_rank).late
+    assert late.rank == 1
+    assert late.wait_ms > 20
+    assert (1, False) in late_ranks(judge(load_run(tmp_path, "a")))
