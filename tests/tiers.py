@@ -19,7 +19,6 @@ PROCESS_CALLS = frozenset({"fork", "spawnv", "posix_spawn", "forkpty", "system",
 WAIT = (
     "hang/test_watchdog.py",
     "attach/test_instrument.py",
-    "training/test_layer_times.py",
     "device/native/test_kernel_records_library.py",
     "test_imports.py",
 )

@@ -58,47 +58,21 @@ def main() -> None:
 
 @main.command(cls=JobCommand)
 @options(SETTINGS, PLAN_OPTIONS, CLOCK_OPTION, WHAT_IF_OPTIONS)
-@click.option(
-    "--profiling-mode",
-    type=click.Choice(["simulate", "benchmark", "both"]),
-    default="simulate",
-    show_default=True,
-)
-@click.option(
-    "--measurements", type=click.Path(path_type=Path), help="Measured layers of benchmark mode, JSON."
-)
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Write the step as records, for the report.")
 @options(JSON_OPTION)
 def performance(**option_values: Any) -> None:
     """Step time, tokens per second and GPU, and where the time goes."""
     job = job_of(option_values)
     model, plan, hardware = job.model, job.plan, job.hardware
-    mode, path = option_values["profiling_mode"], option_values["measurements"]
-    if mode == "simulate" and path is not None:
-        raise ConfigError("--measurements has no effect without --profiling-mode benchmark or both")
-    if mode != "simulate" and path is None:
-        raise ConfigError(f"--profiling-mode {mode} needs --measurements FILE")
-    projections = {}
-    if mode != "benchmark":
-        projections["simulate"] = project(model, plan, job.pricer())
-    if mode != "simulate":
-        from aorta.projection.benchmarked import measured_pricer
-
-        projections["benchmark"] = project(model, plan, measured_pricer(path, model, plan, job.pricer()))
+    pricer = job.pricer()
+    projection = project(model, plan, pricer)
     memory_estimate = memory_of(model, plan, hardware.memory.hbm_bytes)
-    results = {
-        name: output.performance(projection, memory_estimate) for name, projection in projections.items()
-    }
     if option_values["log_dir"] is not None:
         from aorta.projection.record import write_record
 
-        projection = next(iter(projections.values()))
-        write_record(option_values["log_dir"], projection, job.pricer())
-    _print(
-        option_values["as_json"],
-        results if mode == "both" else next(iter(results.values())),
-        output.performance_text,
-    )
+        write_record(option_values["log_dir"], projection, pricer)
+    result = output.performance(projection, memory_estimate)
+    _print(option_values["as_json"], result, output.performance_text)
 
 
 @main.command(cls=JobCommand)

@@ -86,8 +86,6 @@ def _beside_published(model: Model) -> dict[str, Any] | None:
 
 
 def performance_text(result: dict[str, Any]) -> str:
-    if "step_ms" not in result:
-        return "\n\n".join(f"{mode}\n{performance_text(part)}" for mode, part in result.items())
     interval = result["interval"]
     lines = [
         f"{result['model']}   {result['gpus']} x {result['gpu']}   {result['layout']}",

@@ -168,7 +168,6 @@ class Pricer:
         self._cache: dict[Op, Priced] = {}
         self.unit_runs: dict[int, Any] = {}
         self.units: dict[tuple[str, bool], Any] = {}
-        self.scales: dict[str, tuple[float, float]] = {}
         self.anchor: Anchor | None = None
         self._kernels: dict[tuple[object, ...], KernelEstimate] = {}
 
@@ -197,12 +196,6 @@ class Pricer:
             launches = {name: getattr(self.factors, name) * host for name in LAUNCHES}
             clone = self.with_factors(msgspec.structs.replace(self.factors, **launches))
         clone.anchor = anchor
-        return clone
-
-    def with_scales(self, scales: dict[str, tuple[float, float]]) -> "Pricer":
-        """Operations of a unit take that much longer (forward, backward): what measured layers say."""
-        clone = self.with_plan(self.plan)
-        clone.scales = scales
         return clone
 
     def without_term(self, term: str) -> "Pricer":

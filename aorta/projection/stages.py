@@ -62,18 +62,15 @@ def build(
                 layers.block(model, plan, key[0], pricer.domain_size), dense + expert, plan
             )
             again = layers.recomputed(work, plan, key[1])
-            kinds[key] = _scaled(
-                Unit(
-                    unit_name(key[0]), priced(work.forward), priced((*again, *work.backward)), dense, expert
-                ),
-                pricer,
+            kinds[key] = Unit(
+                unit_name(key[0]), priced(work.forward), priced((*again, *work.backward)), dense, expert
             )
         blocks.append(kinds[key])
     vocab = model.embedding_params / (plan.tp if plan.vocab_parallel else 1)
     top = bottom = None
     if first:
         work = layers.embedding(model, plan)
-        top = _scaled(Unit("embedding", priced(work.forward), priced(work.backward), vocab), pricer)
+        top = Unit("embedding", priced(work.forward), priced(work.backward), vocab)
     if last and plan.mtp:
         work = layers.further_prediction(model, plan, pricer.domain_size)
         dense, expert = mtp_params(model, plan)
@@ -84,27 +81,14 @@ def build(
         work = layers.output(model, plan)
         output_params = 0.0 if model.tied_embeddings and first else vocab
         work = layers.autocast(work, output_params, plan)
-        bottom = _scaled(
-            Unit("output", priced(work.forward), priced(work.backward), output_params + model.hidden), pricer
-        )
+        bottom = Unit("output", priced(work.forward), priced(work.backward), output_params + model.hidden)
     units = tuple(unit for unit in (top, *blocks, bottom) if unit is not None)
     return Stage(top, tuple(blocks), bottom, units, copied_bytes)
 
 
 def unit_name(kind: str) -> str:
-    """Name of a layer's kind in measurements: by its feed-forward where it has one."""
+    """Name of a layer's kind: by its feed-forward where it has one."""
     return KINDS[kind][1] if KINDS[kind][1] != "none" else kind
-
-
-def _scaled(unit: Unit, pricer: Pricer) -> Unit:
-    """The unit as long as a measurement says, where there is one."""
-    if unit.name not in pricer.scales:
-        return unit
-    forward_factor, backward_factor = pricer.scales[unit.name]
-    return unit._replace(
-        forward=tuple(priced._replace(seconds=priced.seconds * forward_factor) for priced in unit.forward),
-        backward=tuple(priced._replace(seconds=priced.seconds * backward_factor) for priced in unit.backward),
-    )
 
 
 def recomputes(model: Model, plan: Plan, layer: int) -> bool:

@@ -240,9 +240,6 @@ def traced(folder: Path) -> None:
 def projected(folder: Path) -> None:
     shutil.copy(PACKAGE / "projection" / "models" / "llama2-7b.yaml", folder / "model.yaml")
     shutil.copy(PACKAGE / "hardware" / "parts" / "h200.yaml", folder / "part.yaml")
-    unit = {"unit": "dense", "micro_batch_size": 1, "seq_len": 4096, "forward_ms": 5.0, "backward_ms": 10.0}
-    layers = {"schema": 1, "gpu": "h200", "source": "made", "units": [unit]}
-    (folder / "layers.json").write_text(json.dumps(layers))
 
 
 def programmed(folder: Path) -> None:
@@ -316,8 +313,7 @@ def config(folder: Path, rng: random.Random) -> Call:
 
 def project(folder: Path, rng: random.Random) -> Call:
     model, part = folder / "model.yaml", folder / "part.yaml"
-    kind = rng.choice((["memory"], ["performance"], ["performance", "--profiling-mode", "benchmark",
-                       "--measurements", folder / "layers.json"]))  # fmt: skip
+    kind = rng.choice((["memory"], ["performance"]))
     return aorta("project", *kind, "--model", model, "--gpu-arch", part)
 
 
@@ -400,7 +396,7 @@ SUBJECTS = (
             lambda f, _: aorta("sweep", "--recipe", f / "sweep.yaml", "--list", "--", "true")),
     Subject("results of queues", swept, values_of("a.json", "b.json"),
             lambda f, _: aorta("queues", "compare", "-b", f / "a.json", "-t", f / "b.json")),
-    Subject("models, parts, layers", projected, texts_of("*.yaml", "layers.json"), project),
+    Subject("models, parts", projected, texts_of("*.yaml"), project),
     Subject("host programs", programmed, texts_of("program.txt"), program),
     Subject("checkpoints", checkpointed, bytes_of("*.distcp", ".metadata", "*.pt", "aorta.json"), resume),
     Subject("checkpoints, no checksums", checkpointed, files_with_fitting_checksums, resume),

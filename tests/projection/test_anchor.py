@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 
+import aorta
 from aorta.errors import BAD_INPUT
 from aorta.projection.anchor import read_measured
 from aorta.projection.cli import main
@@ -28,6 +30,7 @@ JOB = [
     "fsdp",
 ]
 ONE_NODE = [*JOB, "--global-batch-size", "32", "--micro-batch-size", "2"]
+MODELS = Path(aorta.__file__).parent / "projection" / "models"
 ROW = """
 model: llama3-8b
 gpu_arch: h100
@@ -152,6 +155,18 @@ def test_terms_of_a_recorded_node_carry_over_to_64_gpus(recorded):
     assert found["step_ms"] == pytest.approx(truth["step_ms"], rel=0.01)
     assert found["breakdown"]["gemm_ms"] == pytest.approx(truth["breakdown"]["gemm_ms"], rel=0.01)
     assert found["breakdown"]["attention_ms"] == pytest.approx(truth["breakdown"]["attention_ms"], rel=0.02)
+
+
+def test_a_record_with_fewer_layers_tells_the_software_of_the_whole_model(recorded, tmp_path):
+    """Four layers of the model fit where 32 do not: their terms are those of the same software."""
+    slow, four = ["--set", "factors.gemm=x1.5"], tmp_path / "four_layers.yaml"
+    four.write_text((MODELS / "llama3-8b.yaml").read_text().replace("num_layers: 32", "num_layers: 4"))
+    run = recorded(*slow, "--model", str(four))
+    truth = answer("performance", *ONE_NODE, *slow)
+    found = answer("performance", *ONE_NODE, "--measured", run, "--measured-as", f"model={four}")
+    assert found["step_ms"] == pytest.approx(truth["step_ms"], rel=0.02)
+    assert found["breakdown"]["gemm_ms"] == pytest.approx(truth["breakdown"]["gemm_ms"], rel=0.01)
+    assert any("the anchor trained llama3-8b" in one["reason"] for one in found["widened_by"])
 
 
 def test_the_batch_of_a_recorded_run_follows_from_its_tokens(recorded):

@@ -100,8 +100,6 @@ def refused(*arguments):
         pytest.param(["--model", "llama3-9b"], "did you mean 'llama3-8b'", id="model"),
         pytest.param(["--moe-grouped-gemm", "legacy"], "has no effect", id="grouped-gemm-of-dense"),
         pytest.param(["--enable-deepep"], "needs a model with experts", id="deepep-of-dense"),
-        pytest.param(["--measurements", "x.json"], "has no effect without", id="measurements"),
-        pytest.param(["--profiling-mode", "benchmark"], "needs --measurements", id="benchmark"),
         pytest.param(["--schedule", "interleaved"], "has no effect without --pp", id="schedule"),
         pytest.param(["--fsdp-overlap", 0.9], "needs --sharding", id="fsdp-overlap"),
         pytest.param(["--recompute", "some"], "must be none, selective, full", id="recompute"),
@@ -186,47 +184,6 @@ def test_command_is_quick_and_leaves_torch_alone():
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0, done.stderr
     assert min(times) < 1.5  # of the processor: 0.35 s on an idle machine
-
-
-def measurements(tmp_path, **changes):
-    unit = {"unit": "dense", "micro_batch_size": 1, "seq_len": 4096, "forward_ms": 5.0, "backward_ms": 10.0}
-    path = tmp_path / "layers.json"
-    plain = {"schema": 1, "gpu": "h200", "source": "test", "units": [unit | changes]}
-    path.write_text(json.dumps(plain))
-    return path
-
-
-def test_benchmark_mode_takes_the_measured_layer(tmp_path):
-    path = measurements(tmp_path)
-    both = answer("performance", *SMALL, "--profiling-mode", "both", "--measurements", path)
-    assert set(both) == {"simulate", "benchmark"}
-    more = both["benchmark"]["step_ms"] - both["simulate"]["step_ms"]
-    modelled = answer("explain", *SMALL, "--no-ablation")["operations"]
-    layer_us = sum(row["us"] for row in modelled if row["unit"] == "dense")
-    assert more == pytest.approx(2 * 32 * (15.0 - layer_us / 1e3), rel=0.05)  # two micro-batches, 32 layers
-
-
-def test_layer_measured_at_smaller_tp_is_carried_over(tmp_path):
-    path = measurements(tmp_path)
-    arguments = [*SMALL, "--tp", 2, "--profiling-mode", "both", "--measurements", path]
-    both = answer("performance", *arguments)
-    assert both["benchmark"]["step_ms"] > both["simulate"]["step_ms"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        pytest.param({"seq_len": 2048}, "seq_len", id="other-sequence"),
-        pytest.param({"unit": "moe"}, "no experts", id="other-kind"),
-        pytest.param({"forward_s": 1}, "is not a setting", id="unknown-key"),
-        pytest.param({"forward_ms": -1.0}, "forward_ms", id="negative"),
-    ],
-)
-def test_measurements_that_do_not_belong_are_errors(tmp_path, changes, message):
-    path = measurements(tmp_path, **changes)
-    result = run("performance", *SMALL, "--profiling-mode", "benchmark", "--measurements", path)
-    assert result.exit_code == 2, result.output
-    assert message in result.stderr
 
 
 @pytest.mark.heavy

@@ -10,7 +10,6 @@ from aorta.errors import AortaError
 from aorta.hang.report import read_reports
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.lint.cuda_graph import read_graph
-from aorta.projection.benchmarked import read_measurements
 from aorta.records.files import steps_name
 from aorta.records.newest import Follower
 from aorta.records.requests import read_plan, read_request
@@ -25,7 +24,6 @@ NO_JSON = {"no-text": b'{"schema": 1, "a": "\xdb\xff"}', "deep": b"[" * 100_000,
     ("name", "read"),
     [
         pytest.param("rank0.json", lambda path: read_reports(path.parent), id="hang"),
-        pytest.param("layers.json", read_measurements, id="measurements"),
         pytest.param("a.json", read_document, id="results"),
         pytest.param("aorta.json", lambda path: read_meta(path.parent), id="checkpoint"),
         pytest.param("graph.json", read_graph, id="graph"),
