@@ -124,6 +124,7 @@ MEANINGS = {
     "starved_hidden_bound_ms": Meaning("lower", "ms"),
     "tokens_per_s_per_gpu": Meaning("higher", "tokens/s", judged=True),
     "tokens_per_s": Meaning("higher", "tokens/s"),
+    "samples_per_s": Meaning("higher", "samples/s"),
     "model_tflops_per_gpu": Meaning("higher", "TFLOP/s"),
     "mfu": Meaning("higher", ""),
     "energy_per_token_mj": Meaning("lower", "mJ"),

@@ -31,6 +31,9 @@ HEAVY = ("mm", "conv", "attention", "rnn", "lstm", "gru")
 """Parts of names of operators that have FLOPs worth counting."""
 
 
+ALIKE = 3
+"""Steps in which the model's input must have one size, for the batch to be known."""
+UNLIKE = "batches differ in size from step to step: give recorder.step their tokens"
 NO_OPTIMIZER = "no optimizer was seen in a whole step: it is not known what the model is"
 NO_CALL = "no module that holds the optimizer's parameters was called in the step"
 
@@ -53,6 +56,8 @@ class ModelCalls:
         """Copies with what they were called with."""
         self._times: dict[Any, int] = {}
         self._copies: dict[int, tuple[Any, Module | None]] = {}
+        self._sizes: list[dict[int, tuple[int, int]]] = []
+        """Of each step so far, by module: rows and tokens that it was called with."""
         self.precision: str | None = None
         """In which most of the work is done, by autocast and the parameters' type."""
         self._trained: set[int] = set()
@@ -63,6 +68,7 @@ class ModelCalls:
         self._trained = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
         if not self._trained or self._original is not None:
             return
+        self._sizes.append({})
         compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
         if compiled is not None and _compiled_frames() > 0:
             self._replace(compiled)  # compiled code is guarded by Module's own
@@ -111,6 +117,11 @@ class ModelCalls:
             if copy is None:
                 return False
             leaves, structure = tree_flatten((args, named))
+            rows, tokens = _size(module, leaves)
+            before = self._sizes[-1].get(id(module), (0, 0))
+            self._sizes[-1][id(module)] = before[0] + rows, before[1] + tokens
+            if len(self._sizes) > 1:
+                return True
             shapes = [_meta(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             key = id(module), str(structure), tuple(map(_shape_text, shapes))
             self._times[key] = self._times.get(key, 0) + 1
@@ -136,6 +147,24 @@ class ModelCalls:
     def is_empty(self) -> bool:
         """True where the step called no model: one that was cut short, as a rule."""
         return not self._kinds and not self._error
+
+    @property
+    def wants_more(self) -> bool:
+        """True while too few steps tell whether their batches are alike."""
+        return len(self._sizes) < ALIKE and not self._error
+
+    def batch(self) -> tuple[int | None, int | None, str]:
+        """Rows of a step's batch, or its tokens where it is a table of them, by the module that gets least (a
+        discriminator gets more than a batch); and why neither is known."""
+        found = {
+            tuple(min((size[i] for size in step.values() if size[i]), default=0) for i in (0, 1))
+            for step in self._sizes
+            if step
+        }
+        if self._error or len(found) != 1:
+            return None, None, self._error or (UNLIKE if found else NO_CALL)
+        ((rows, tokens),) = found
+        return None if tokens else rows or None, tokens or None, ""
 
     def count(self) -> tuple[float | None, str]:
         """FLOPs of the step, or None; and the reason. Drops what was noted."""
@@ -234,6 +263,18 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
     _refuse_sparse(tensor)
     made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     return made.requires_grad_(tensor.requires_grad)
+
+
+def _size(module: Module, leaves: Iterable[Any]) -> tuple[int, int]:
+    """Rows of the first tensor that has some, and its entries where it is a table of token numbers: integers,
+    for a model with embeddings, but not with one for each column, as categories have."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    first = next((one for one in tensors if one.dim() > 1), tensors[0] if tensors else None)
+    if first is None:
+        return 0, 0
+    is_table = first.dim() == 2 and first.dtype in (torch.int64, torch.int32)
+    num_tables = sum(isinstance(one, torch.nn.Embedding) for one in module.modules()) if is_table else 0
+    return first.shape[0], first.numel() if 0 < num_tables < first.shape[1] else 0
 
 
 def _refuse_sparse(tensor: torch.Tensor) -> None:

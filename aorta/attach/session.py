@@ -32,8 +32,8 @@ from aorta.records.state import MOST_SAVES, Save
 MODES_AT = 3
 """Step at whose end switches of torch are read."""
 CALLS_AT, MOST_TRIES = 2, 8
-"""Steps after which the model's calls are noted, in one step of rank 0; where that was cut short, in the next
-ones."""
+"""Steps after which the model's calls are noted, in a few steps of rank 0; where that was cut short, in the
+next ones."""
 
 if TYPE_CHECKING:
     from aorta.attach.hooks import Attachment
@@ -366,15 +366,19 @@ class AttachedSession:
         self._num_backwards = self._num_calls = self._num_signed = 0
 
     def _note_model_calls(self) -> None:
-        """In one early step of rank 0, once it is known what a step is."""
+        """In a few early steps of rank 0, once it is known what a step is."""
         recorder = self._recorder
         assert recorder is not None
         is_known = self._explicit or self._cycle.calls is not None
-        if recorder.flops is None and recorder.rank == 0 and is_known and self._num_steps >= CALLS_AT:
+        if recorder.rank or not is_known or self._num_steps < CALLS_AT:
+            return
+        if recorder.flops is None:
             from aorta.attach.flops import ModelCalls
 
             self._num_tries += 1
-            self._model_calls = recorder.flops = ModelCalls()
+            recorder.flops = ModelCalls()
+        if recorder.flops.wants_more:
+            self._model_calls = recorder.flops
             self._model_calls.begin_step(self._attachment.program.optimizers)
 
     def _model_calls_end(self) -> None:

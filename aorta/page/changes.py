@@ -259,7 +259,7 @@ def _ratio_marks(ratio: float, interval: ConfidenceInterval | None, reach: float
 
 
 def _sides_cells(metric: MetricComparison) -> list[Markup]:
-    unit = metric.unit if metric.unit not in ("bytes", "tokens/s") else ""
+    unit = metric.unit if metric.unit not in ("bytes", "tokens/s", "samples/s") else ""
     name = f"{title(metric.name)}, {unit}" if unit else title(metric.name)
     return [
         tag("th", name, scope="row"),

@@ -86,6 +86,7 @@ TITLES = {
     "tokens_per_step": "tokens per step",
     "tokens_per_s_per_gpu": "tokens/s per GPU",
     "tokens_per_s": "tokens/s",
+    "samples_per_s": "samples/s",
     "model_tflops_per_gpu": "model FLOP/s per GPU",
     "mfu": "MFU (model FLOP/s / peak)",
     "energy_per_token_mj": "energy per token",

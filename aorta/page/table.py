@@ -68,6 +68,7 @@ OP_ROWS = (
 RATE_ROWS = (
     ("tokens/s per GPU", "tokens_per_s_per_gpu", ""),
     ("tokens/s", "tokens_per_s", ""),
+    ("samples/s", "samples_per_s", ""),
     ("model FLOP/s per GPU", "model_tflops_per_gpu", "TFLOP/s"),
     ("MFU", "mfu", "%"),
     ("energy per token", "energy_per_token_mj", "mJ"),
@@ -550,7 +551,7 @@ def _is_on_both_sides(metric: MetricComparison | None) -> bool:
 
 
 def _comparison_row(name: str, metric: MetricComparison, matters: float) -> tuple[str, ...]:
-    unit = "" if metric.unit == "tokens/s" else metric.unit  # the row's name has it
+    unit = "" if metric.unit in ("tokens/s", "samples/s") else metric.unit  # the row's name has it
     return (
         name,
         quantity(metric.reference, unit),

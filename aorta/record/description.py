@@ -5,7 +5,7 @@ The recorder calls describe_run when it is entered and finish_run when it is clo
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from aorta.record.settings import RecorderSettings
 from aorta.record.sources import Sources
 from aorta.records.schema import GPU_KINDS, AttemptRecord, Ending, PeakRecord, RunRecord
 from aorta.records.secrets import redacted_command, redacted_settings
+from aorta.timeline.collective import POINT_TO_POINT
 
 OTHERS_END_S = 2.0
 """Limit of rank 0's wait for the other ranks' states, after a run that has ended well."""
@@ -82,8 +83,29 @@ class FlopsOfStep(Protocol):
 
     precision: str | None
 
+    @property
+    def wants_more(self) -> bool:
+        """True while another step should be noted."""
+
+    def begin_step(self, optimizers: Iterable[Any]) -> None:
+        """Note a step."""
+
+    def batch(self) -> tuple[int | None, int | None, str]:
+        """Samples and tokens of one rank's step, and why neither is known."""
+
     def count(self) -> tuple[float | None, str]:
         """FLOPs of one rank's step; or None, and the reason."""
+
+
+def add_batch(run: RunRecord, calls: FlopsOfStep) -> None:
+    """Add what a step works on, or the reason why that is not known."""
+    reason = ""
+    if POINT_TO_POINT & set(run.coverage.get("seen", ())):
+        reason = "ranks pass activations on: what rank 0 works on says nothing of the others"
+    else:
+        run.samples_per_step, run.tokens_per_step, reason = calls.batch()
+    if run.tokens_per_step is None:
+        run.not_measured["tokens"] = reason or "the model is called with no table of tokens"
 
 
 def add_flops(run: RunRecord, flops: FlopsOfStep) -> None:

@@ -34,6 +34,7 @@ from aorta.record.companions import Cause, Companions
 from aorta.record.description import (
     NOT_SEEN_BY_DESIGN,
     FlopsOfStep,
+    add_batch,
     add_flops,
     collectives_seen,
     describe_run,
@@ -375,6 +376,8 @@ class Recorder:
             self._run.coverage = self._coverage(output)
             self._run.overhead = self._sampling.record()
             self._run.program = self.program
+            if self.flops is not None:
+                add_batch(self._run, self.flops)
             if self.flops is not None and ending.kind == "finished" and self._run.flops_per_token is None:
                 add_flops(self._run, self.flops)
             if self.rank == 0:

@@ -533,6 +533,9 @@ class RunRecord(msgspec.Struct, kw_only=True):
     overhead: OverheadRecord | None = None
     flops_per_step: float | None = None
     """Model FLOPs of one rank's step, counted by torch on a copy without data."""
+    samples_per_step: int | None = None
+    tokens_per_step: int | None = None
+    """Of one rank's step, by what the model was called with; samples where that is no table of tokens."""
     program: dict[str, Any] | None = None
     """What was in force, read once in the process: wrappers and their arguments, loaders, optimizers."""
     not_measured: dict[str, str] = {}

@@ -8,7 +8,15 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from aorta.attach.flops import NO_CALL, NO_OPTIMIZER, ModelCalls, NotCountedError, copy_without_data, flops_of
+from aorta.attach.flops import (
+    NO_CALL,
+    NO_OPTIMIZER,
+    UNLIKE,
+    ModelCalls,
+    NotCountedError,
+    copy_without_data,
+    flops_of,
+)
 
 B, S, D, HEADS, LAYERS, VOCABULARY = 2, 32, 64, 4, 2, 100
 
@@ -238,3 +246,56 @@ def test_ranks_that_share_a_model_have_no_count():
     model.weight.device_mesh = Mesh()
     with pytest.raises(NotCountedError, match="the axis tp"):
         copy_without_data(model)
+
+
+class Recommender(nn.Module):
+    """An embedding for each of four categories."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables, self.out = nn.ModuleList(nn.Embedding(9, 4) for _ in range(4)), nn.Linear(16, 1)
+
+    def forward(self, categories, numbers=None):
+        return self.out(torch.cat([table(categories[:, i]) for i, table in enumerate(self.tables)], 1))
+
+
+def batch_of(modules, step, num_steps=3):
+    """What is found of steps(number) that call these modules."""
+    calls = ModelCalls()
+    optimizer = torch.optim.SGD([p for one in modules for p in one.parameters()], 0.1)
+    for number in range(num_steps):
+        assert calls.wants_more
+        calls.begin_step([optimizer])
+        step(number)
+        calls.end_step()
+    return calls.batch()
+
+
+DECODER, LINEAR, CRITIC = Decoder(), nn.Linear(4, 4), nn.Linear(4, 1)
+
+
+def as_a_generator_and_its_critic(_):
+    made = LINEAR(torch.zeros(5, 4))
+    for rows in (torch.zeros(5, 4), made.detach(), made):
+        CRITIC(rows)
+
+
+@pytest.mark.parametrize(
+    ("modules", "step", "found"),
+    [
+        pytest.param([DECODER], lambda _: DECODER(IDS), (None, B * S, ""), id="tokens"),
+        pytest.param([DECODER], lambda _: [DECODER(ids=IDS) for _ in "ab"], (None, 2 * B * S, ""), id="two"),
+        pytest.param([LINEAR], lambda _: LINEAR(torch.zeros(5, 4)), (5, None, ""), id="rows"),
+        pytest.param([LINEAR, CRITIC], as_a_generator_and_its_critic, (5, None, ""), id="critic"),
+        pytest.param(
+            [model := Recommender()],
+            lambda _: model(torch.zeros(6, 4, dtype=torch.long)),
+            (6, None, ""),
+            id="categories-are-no-tokens",
+        ),
+        pytest.param([LINEAR], lambda i: LINEAR(torch.zeros(i + 1, 4)), (None, None, UNLIKE), id="unlike"),
+        pytest.param([LINEAR], lambda _: None, (None, None, NO_CALL), id="no-call"),
+    ],
+)  # fmt: skip
+def test_the_batch_is_told_by_what_the_model_is_called_with(modules, step, found):
+    assert batch_of(modules, step) == found

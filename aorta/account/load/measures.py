@@ -52,6 +52,11 @@ def add_measures(sides: Sides, run: RunRecord | None) -> dict[str, str]:
     for name in [of_operation(THROTTLED, reason) for reason in operations(metrics, THROTTLED)]:
         metrics.derive(name, _zero_if_absent, name, THROTTLED)
     total = metrics.pop("tokens", unknown).sum(axis=0) * distinct_share(run)
+    if run is not None and run.tokens_per_step and not np.isfinite(total).any():
+        total = np.full(total.shape, float(run.tokens_per_step * num_ranks) * distinct_share(run))
+    if run is not None and run.samples_per_step:
+        samples = float(run.samples_per_step * num_ranks) * distinct_share(run)
+        metrics.derive("samples_per_s", lambda ms: _per_s(np.full(ms.shape, samples), ms), "step_ms")
     metrics[WORK] = np.broadcast_to(total, metrics.shape)
     metrics.derive("tokens_per_s", lambda step_ms: _per_s(total, step_ms), "step_ms")
     metrics.derive("tokens_per_s_per_gpu", lambda per_s: per_s / num_ranks, "tokens_per_s")

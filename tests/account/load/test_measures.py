@@ -313,3 +313,21 @@ def test_flops_that_could_not_be_counted_say_why(tmp_path):
     run = run_record(not_measured={"flops_per_step": "the model communicates in its forward pass"})
     loaded = load_run(run_of(tmp_path / "run", run=run), "run")
     assert loaded.not_measured["mfu"] == "the model communicates in its forward pass"
+
+
+def test_work_per_time_by_what_the_model_was_called_with_needs_no_word_of_the_program(tmp_path):
+    """Of rank 0, times two ranks; lines that have tokens go first."""
+
+    def metrics(name, tokens=None, **counted):
+        run = run_record(2, devices=[GPU] * 2, **counted)
+        return load_run(run_of(tmp_path / name, run=run, tokens=tokens), name).metrics
+
+    seen = metrics("seen", tokens_per_step=500)
+    assert np.allclose(seen["tokens_per_s"], 1e6 / seen["step_ms"])
+    assert np.allclose(seen["tokens_per_s_per_gpu"], 5e5 / seen["step_ms"])
+    told = metrics("told", tokens=1000, tokens_per_step=500)
+    assert np.allclose(told["tokens_per_s"], 2e6 / told["step_ms"])
+    images = metrics("images", samples_per_step=64)
+    assert np.allclose(images["samples_per_s"], 128e3 / images["step_ms"])
+    assert np.isnan(images["tokens_per_s"]).all()
+    assert "samples/s" in dataset_table(make_report([tmp_path / "images"], ["a"]).datasets["a"])
