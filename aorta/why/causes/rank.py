@@ -168,6 +168,9 @@ def _rows_text(taken: dict[str, float], account: Account) -> str:
     if not rows or (len(rows) == 1 and rows[0][1] >= (1 - WORTH_A_ROW) * account.mean_ms(rows[0][0])):
         return ""
     texts = [_part_text(ms, account.mean_ms(name), CELLS[name].title) for name, ms in rows]
+    small_ms = total - sum(ms for _, ms in rows)
+    if small_ms > 0 and quantity(total - small_ms, "ms") != quantity(total, "ms"):
+        texts.append(f"{quantity(small_ms, 'ms')} of other rows")
     return f"in the table it is {', '.join(texts[:-1])}{' and ' if len(texts) > 1 else ''}{texts[-1]}"
 
 
@@ -263,6 +266,7 @@ def cause_of(
         and (change.waits is None or change.waits == waits)
         and (change.op is None or change.op == finding.facts.get("op"))
         and (change.origin is None or change.origin == finding.facts.get("origin"))
+        and (change.calls is None or (line is not None and change.calls == line.calls))
         and (change.rare is None or change.rare == value.is_rare)
         and _filled(change.set, facts)
     )
@@ -323,9 +327,9 @@ def _least_share(rule: CauseRule, finding: CauseFinding, judged: JudgedRun) -> f
     """Part of the step from which on it is named."""
     if finding.facts.get("is_proven") and rule.least_share_proven is not None:
         return rule.least_share_proven
-    by_op = rule.least_share_by_op.get(str(finding.facts.get("op")))
-    if by_op is not None:
-        return by_op
+    for name in ("moves", "op"):
+        if (least := rule.least_share_by.get(str(finding.facts.get(name)))) is not None:
+            return least
     if judged.run.source == "host" and rule.least_share_on_cpu is not None:
         return rule.least_share_on_cpu
     return rule.least_share

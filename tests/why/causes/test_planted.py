@@ -109,7 +109,13 @@ def bare_transfer(rank, step, noise):
 def low_clock(rank, step, noise):
     is_low = rank == 1 and step > 8
     throttling = ["hw_thermal_slowdown"] if is_low else []
-    return plain(noise), sampled(clock=1200.0 if is_low else 1980.0, throttling=throttling)
+    host = plain(noise, compute=49.5 if is_low else 30.0)
+    return host, sampled(clock=1200.0 if is_low else 1980.0, throttling=throttling)
+
+
+def low_clock_without_loss(rank, step, noise):
+    """A sample of another moment, or work that waits for memory: no step is longer."""
+    return plain(noise), low_clock(rank, step, noise)[1]
 
 
 def power_capped(rank, step, noise):
@@ -197,6 +203,7 @@ def test_telemetry_gives_causes(tmp_path, make, kind, subject):
         pytest.param(
             lambda rank, step, noise: (plain(noise), sampled(clock=1980 - 20 * rank)), id="clocks-vary"
         ),
+        pytest.param(low_clock_without_loss, id="low-clock-without-loss"),
         pytest.param(power_capped, id="power-of-all-ranks"),
     ],
 )
@@ -267,6 +274,23 @@ def test_the_same_bucket_reduced_three_times_is_named_with_two_thirds_of_it(tmp_
     assert first.kind == "transfer"
     assert first.ms == pytest.approx(2.0, rel=0.15)
     assert "no_sync()" in first.change
+
+
+def units_reduced_each_micro_batch(rank, step, noise):
+    """Two units of fully_shard: of each micro-batch's gathers 2 ms stick out, of its reductions 1 ms."""
+    host = Host()
+    for _ in range(3):
+        for unit in range(2):
+            host.comm(1.0, "all_gather", module=unit).work(12.0 * noise.gauss(1, 0.005))
+        for unit in range(2):
+            host.comm(0.5, "reduce_scatter", module=unit)
+    return host, {"modules": ["layers.0", "layers.1"]}
+
+
+def test_units_reduced_three_times_are_named_with_two_thirds_of_their_reductions_alone(tmp_path):
+    (cause,) = found(tmp_path / "run", units_reduced_each_micro_batch)
+    assert cause.ms == pytest.approx(2.0, rel=0.15)
+    assert "reduced 3 times between two optimizer steps: set_requires_gradient_sync(False)" in cause.change
 
 
 def test_one_process_needs_no_words_on_its_rank(tmp_path):

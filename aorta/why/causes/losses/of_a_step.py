@@ -306,7 +306,7 @@ def _one_of_a_program(judged: JudgedRun, losses: list[CauseFinding]) -> list[Cau
         finding
         for finding in losses
         if finding.kind in ("small_messages", "transfer")
-        and finding.facts.get("origin") in ("program", "gradients")
+        and finding.facts.get("origin") in ("program", "own", "gradients")
     ]
     if len({finding.facts["op"] for finding in of_program}) != 1 or len(of_program) < 2:
         return losses

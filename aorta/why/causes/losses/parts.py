@@ -33,6 +33,8 @@ EAGER_LAUNCH_MS = 0.01
 LOW_CLOCK = 0.85
 """Of the usual clock: below it a rank is slowed down, whatever the driver says of the reason."""
 SLIGHTLY_LOW_CLOCK = 0.97
+MIN_USUAL_STEPS = 3
+"""At the usual clock, that others are compared with."""
 
 
 @dataclass(slots=True)
@@ -205,7 +207,20 @@ def _clocks(judged: JudgedRun, compute: Floats) -> tuple[Floats, float | None, F
             usual = max(usual, float(np.median(free)))
     ratio = np.nan_to_num(clock / usual, nan=1.0)
     is_held_down = (ratio < LOW_CLOCK) | (severe & (ratio < SLIGHTLY_LOW_CLOCK))
-    loss = np.where(is_held_down, compute * (1 - ratio), 0.0)
+    loss = np.where(is_held_down, compute * (1 - ratio), 0.0) * _as_slow(compute, is_held_down, ratio)
     means = loss.mean(axis=1, keepdims=True)
     beyond = np.divide(means - means.min(), means, out=np.zeros_like(means), where=means > 0)
     return clock, usual, np.where(usual_limit & ~severe, loss * beyond, loss)
+
+
+def _as_slow(compute: Floats, is_held_down: NDArray[np.bool_], ratio: Floats) -> Floats:
+    """[rank, 1]: of what a low clock would cost in proportion, the part by which the rank computes longer in
+    such steps than in its others, or else than the other ranks at their usual clock: a sample may be of
+    another moment, and work that waits for memory is no slower. 1 where nothing can be compared with."""
+    part = np.ones((len(compute), 1))
+    for row, held in enumerate(is_held_down):
+        others = compute[row, ~held] if (~held).sum() >= MIN_USUAL_STEPS else compute[~is_held_down]
+        if held.any() and len(others) >= MIN_USUAL_STEPS:
+            expected = float((compute[row, held] * (1 - ratio[row, held])).mean())
+            part[row] = np.clip((compute[row, held].mean() - np.median(others)) / expected, 0.0, 1.0)
+    return part

@@ -5,7 +5,7 @@ Which collectives stick out is read from a few steps whose details were kept.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from aorta.account.judge.exposed import Exposed
 from aorta.account.judge.sites import sites_of
-from aorta.account.metrics import of_operation
+from aorta.account.metrics import of_operation, operations
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import byte_text, counted
 from aorta.account.rows import positive
@@ -47,6 +47,14 @@ MERGED_BYTES = 25 << 20
 HIDDEN_ENOUGH = 0.6
 """Hidden part of gathers, from which on they are prefetched: of few, the first one cannot be hidden."""
 MIN_GATHERS = 3
+NEEDLESS = {
+    "an object": "object",
+    "buffers": "buffers",
+    "a tensor": "own",
+    "a value": "own",
+    "a metric": "own",
+}
+"""What moves that is no gradient or parameter, as call sites have it, and its origin for the rules."""
 MOST_OF_ALL = 0.9
 """Part of exposed time above which an operation is named without the others."""
 UNHIDDEN = 0.05
@@ -91,28 +99,68 @@ def transfer(
             finding.ms = np.minimum(finding.ms, left)
             left = left - finding.ms
             yield finding
-    facts = _largest(judged, details)
-    facts["kind_of_loss"] = "transfer" if exposed.is_split else "communication"
+            if finding.kind == "no_prefetch":
+                taken["all_gather"] = taken.get("all_gather", 0.0) + finding.ms
+    shares = _shares_of_transfer(judged, taken)
+    transfer_ms = positive((exposed.transfer_ms + exposed.unsplit_ms).mean(axis=0) - sum(taken.values()))
+    in_turn = _in_turn(exposed)
+    for op, repeats in _repeats(details).items():
+        if op in shares:
+            # Also where a late host has nothing queued meanwhile: fewer of them are less to launch.
+            finding = _repeated(shares[op] * transfer_ms, shares[op] * in_turn, repeats)
+            finding.facts |= {**_facts_of(judged, parts, exposed, details, op), **finding.facts}
+            left = left * (1 - shares[op] * (1 - 1 / repeats))
+            yield finding
+    # What a program need not send is a cause of its own; gradients and parameters have one remedy.
+    for op in [op for op in shares if moves_of(judged, op) in NEEDLESS]:
+        ms = np.minimum(shares.pop(op) * transfer_ms, left)
+        left = left - ms
+        yield CauseFinding("transfer", ms, MOVING, facts=_facts_of(judged, parts, exposed, details, op))
+    if shares:
+        yield CauseFinding(
+            "transfer", left, MOVING, facts=_facts_of(judged, parts, exposed, details, *shares)
+        )
+
+
+def _facts_of(
+    judged: JudgedRun, parts: Parts, exposed: Exposed, details: Exposure | None, *ops: str
+) -> dict[str, object]:
+    """Of the operation of these that is exposed longest."""
+    facts = _largest(judged, details, ops)
+    op = str(facts["op"])
+    facts |= {
+        "kind_of_loss": "transfer" if exposed.is_split else "communication",
+        "moves": moves_of(judged, op),
+    }
     if not exposed.is_split:
         facts["unsplit"] = "this includes waiting for late ranks: the ranks could not be matched"
-    repeats = int(str(facts.get("repeats", 1)))
-    if facts.get("origin") == "accumulated" and repeats > 1:
-        repeated = _repeated(exposed, left, repeats, facts)
-        left = left / repeats
-        yield repeated
-        facts = {**facts, "origin": "bucket"}
-    if _moves_objects(judged, str(facts["op"])):
-        facts |= {"origin": "object"}
-    is_bare = parts.on_device and _is_unhidden(judged, parts, str(facts["op"]))
-    facts["is_proven"] = is_bare or facts.get("origin") == "object"
-    yield CauseFinding("transfer", left, MOVING, facts=facts)
+    if facts.get("origin") == "program" and op == "all_reduce" and _is_every_gradient(judged):
+        facts["origin"] = "gradients"
+    elif facts["moves"] in NEEDLESS:
+        facts["origin"] = NEEDLESS[str(facts["moves"])]
+    facts["is_proven"] = parts.on_device and _is_unhidden(judged, parts, op)
+    return facts
 
 
-def _moves_objects(judged: JudgedRun, op: str) -> bool:
-    """Most calls of an operation send what Python pickles: its size, then its bytes, waited for twice."""
-    rows = [row for row in sites_of(judged) if row.op == op]
-    of_objects = sum(row.per_step for row in rows if row.moves == "an object")
-    return of_objects > 0.5 * sum(row.per_step for row in rows)
+def _shares_of_transfer(judged: JudgedRun, taken: dict[str, Floats]) -> dict[str, float]:
+    """Of what is left of the transfer, each operation's, by how long it is exposed beyond what was taken; all
+    of it of none, '', where no operation is known."""
+    bare = {
+        op: (judged.mean_of(of_operation("exposed_ms", op)) or 0.0) - float(np.mean(taken.get(op, 0.0)))
+        for op in operations(judged.run.metrics, "exposed_ms")
+    }
+    total = sum(max(ms, 0.0) for ms in bare.values())
+    return {op: ms / total for op, ms in bare.items() if ms > 0} or {"": 1.0}
+
+
+def moves_of(judged: JudgedRun, op: str) -> str:
+    """What most calls of an operation send: 'an object', 'buffers'; '' where nobody looked."""
+    calls: dict[str, float] = defaultdict(float)
+    for row in sites_of(judged):
+        if row.op == op:
+            calls[row.moves.partition(",")[0].partition(" of ")[0]] += row.per_step
+    most = max(calls, key=lambda moves: calls[moves], default="")
+    return most if calls and calls[most] > 0.5 * sum(calls.values()) else ""
 
 
 def _is_unhidden(judged: JudgedRun, parts: Parts, op: str) -> bool:
@@ -122,19 +170,33 @@ def _is_unhidden(judged: JudgedRun, parts: Parts, op: str) -> bool:
     return is_bare or parts.account.mean_ms("hidden") < UNHIDDEN * parts.account.comm_ms
 
 
-def _repeated(exposed: Exposed, left: Floats, repeats: int, facts: dict[str, object]) -> CauseFinding:
+def _repeats(details: Exposure | None) -> dict[str, int]:
+    """How often an operation reduces the gradients of the same bucket or unit between two optimizer steps,
+    where that is more than once."""
+    calls = [
+        (op, module, num) for (op, module, _), (_, _, num) in (details.by_call if details else {}).items()
+    ]
+    units = {module for op, module, _ in calls if op == "reduce_scatter"}
+    of_op: dict[str, list[int]] = defaultdict(list)
+    for op, module, num in calls:
+        if op in ("all_reduce", "reduce_scatter") and module and (_is_bucket(module) or module in units):
+            of_op[op].append(num)
+    repeats = {op: int(np.median(nums)) for op, nums in of_op.items()}
+    return {op: num for op, num in repeats.items() if num > 1}
+
+
+def _repeated(transfer_ms: Floats, in_turn_ms: Floats, repeats: int) -> CauseFinding:
     """Reductions of the same gradients before the last one of a step: their transfer, and the waiting for
     ranks in turn. Of that more is left than of the transfer: what ranks vary by adds up over micro-batches as
     a sum of chances does."""
-    transfer_ms = left * (1 - 1 / repeats)
-    wait_ms = _in_turn(exposed) * (1 - 1 / np.sqrt(repeats))
+    transfer_ms, wait_ms = transfer_ms * (1 - 1 / repeats), in_turn_ms * (1 - 1 / np.sqrt(repeats))
     total = float((transfer_ms + wait_ms).mean())
     part = float(transfer_ms.mean()) / total if total > 0 else 1.0
     return CauseFinding(
         "transfer",
         transfer_ms + wait_ms,
         {("transfer", "communication"): part, WAIT: 1 - part},
-        facts={**facts, "is_proven": True, "is_repeated": True},
+        facts={"origin": "accumulated", "repeats": repeats, "is_proven": True},
     )
 
 
@@ -295,39 +357,34 @@ def _shared_communicator(details: "Exposure | None", exposed: Floats) -> CauseFi
     )
 
 
-def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]:
-    """What sticks out most, for the words."""
+def _largest(judged: JudgedRun, details: "Exposure | None", ops: Sequence[str]) -> dict[str, object]:
+    """What of these operations sticks out most, for the words."""
     facts: dict[str, object] = {"what": "communication", "op": ""}
-    if details is not None and details.by_call:
-        (op, module, group), (ms, size, num) = max(details.by_call.items(), key=lambda item: item[1][0])
-        same_op = sum(entry[0] for key, entry in details.by_call.items() if key[0] == op)
+    by_call = {} if details is None else {key: one for key, one in details.by_call.items() if key[0] in ops}
+    all_ms = sum(entry[0] for entry in by_call.values())
+    if details is not None and all_ms > 0:
+        (op, module, group), (ms, size, num) = max(by_call.items(), key=lambda item: item[1][0])
+        same_op = [entry for key, entry in by_call.items() if key[0] == op]
+        same_ms = sum(entry[0] for entry in same_op)
         name = f"{op} of {module}" if module else op
-        if ms < 0.5 * same_op and module:
+        if ms < 0.5 * same_ms and module:
             name = f"{op} (most in {module})"
-            ms, num = same_op, sum(entry[2] for key, entry in details.by_call.items() if key[0] == op)
-        facts["origin"] = origin_of(details, op)
-        repeats = [entry[2] for key, entry in details.by_call.items() if key[0] == op and _is_bucket(key[1])]
-        facts["repeats"] = max(repeats, default=1)
-        all_ms = sum(entry[0] for entry in details.by_call.values())
-        others = "" if same_op >= MOST_OF_ALL * all_ms else " and other operations"
+            ms, num = same_ms, sum(entry[2] for entry in same_op)
+        others = "" if same_ms >= MOST_OF_ALL * all_ms else " and other operations"
         name = name.replace(UNKNOWN_OP, "calls of no known operation")
         of_group = f" ({group} group)" if group and not group.isdecimal() else ""
         largest = f", the largest of {byte_text(size)}" if size else ""
-        facts |= {
+        return facts | {
             "what": f"{name}{of_group}{others}",
             "op": op,
             "op_ms": ms,
+            "origin": origin_of(details, op),
             "largest": name,
             "calls": f"{counted(num, 'call')}{largest}",
+            "example": details.example,
         }
-        facts["example"] = details.example
-        return facts
-    by_op = {
-        name.partition(".")[2]: float(np.nanmean(values[:, judged.num_warmup :]))
-        for name, values in judged.run.metrics.items()
-        if name.startswith("exposed_ms.") and np.isfinite(values[:, judged.num_warmup :]).any()
-    }
-    if by_op:
+    by_op = {op: judged.mean_of(of_operation("exposed_ms", op)) or 0.0 for op in ops if op}
+    if any(by_op.values()):
         op = max(by_op, key=lambda name: by_op[name])
         others = "" if by_op[op] >= MOST_OF_ALL * sum(by_op.values()) else " and other operations"
         facts |= {"what": op + others, "op": op, "op_ms": by_op[op]}
@@ -335,8 +392,7 @@ def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]
 
 
 def origin_of(details: "Exposure | None", op: str, of_small: bool = False) -> str:
-    """What most calls of an operation are for, or most of its small ones: bucket, accumulated, unit or
-    program."""
+    """What most calls of an operation are for, or most of its small ones: bucket, unit or program."""
     counts: dict[str, int] = defaultdict(int)
     for key, (_, _, num_all) in (details.by_call if details is not None else {}).items():
         name, module, _ = key
@@ -344,7 +400,7 @@ def origin_of(details: "Exposure | None", op: str, of_small: bool = False) -> st
         if name != op or not num:
             continue
         if _is_bucket(module):
-            counts["accumulated" if num_all > 1 else "bucket"] += num
+            counts["bucket"] += num
         else:
             counts["unit" if module and op in UNIT_OPS else "program"] += num
     return max(counts, key=lambda origin: counts[origin], default="")
@@ -372,13 +428,13 @@ def exposure(judged: JudgedRun) -> Exposure | None:
             bare = exposed_spans(record)
             num += 1
             launching_ms += _small_launches_ms(record)
-            for ms, call in _shares(record, bare):
-                key = (call.op, record.module_of(call), call.group)
-                entry = by_call[key]
-                entry[0] += ms
+            for call in record.collectives or ():
+                entry = by_call[call.op, record.module_of(call), call.group]
                 entry[1] = max(entry[1], call.bytes or 0)
                 entry[2] += 1
                 entry[3] += (call.bytes or 0) <= SMALL_BYTES
+            for ms, call in _shares(record, bare):
+                by_call[call.op, record.module_of(call), call.group][0] += ms
             for queued_call, ms in _queued(record, bare):
                 queued[queued_call] += ms
             for start, end in bare.tolist():

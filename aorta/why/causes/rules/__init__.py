@@ -23,8 +23,10 @@ class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     op: str | None = None
     """Only where the finding is of this operation."""
     origin: str | None = None
-    """Only where most of it is of this: bucket (of DDP), accumulated (the same bucket several times a step),
-    unit (of fully_shard), object (pickled), gradients (reduced by hand), program."""
+    """Only where most of it is of this: bucket (of DDP), accumulated (the same gradients several times a
+    step), unit (of fully_shard), object (pickled), gradients (reduced by hand), program."""
+    calls: str | None = None
+    """Only where the cause's line of the program is in this function of a library."""
     rare: bool | None = None
     """Only where the loss is in few steps, or in all."""
 
@@ -35,8 +37,8 @@ class CauseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Part of the step from which on the loss is a cause."""
     least_share_on_cpu: float | None = None
     """The same for ranks on a CPU, whose cores other processes use too; None: as least_share."""
-    least_share_by_op: dict[str, float] = {}
-    """Instead of both, of findings of this operation."""
+    least_share_by: dict[str, float] = {}
+    """Instead of both, of findings of this operation, or of calls that move this."""
     least_share_proven: float | None = None
     """Instead of all three, where records prove that the loss need not be: gradients that are reduced several
     times between two updates, communication of devices of which nothing is hidden."""
