@@ -43,6 +43,8 @@ class CauseFinding:
     """Those of all steps, of which the loss may be a part."""
     is_sure: bool = False
     """It lasts all along the run, and chance would not have it in so many steps: however the level drifts."""
+    by_stretch: bool = False
+    """ms holds means of stretches of the run, which do not tell of single steps."""
     is_risk: bool = False
     """No time is lost yet: named whatever ms is."""
 

@@ -117,7 +117,7 @@ def worth(finding: CauseFinding, global_step: NDArray[np.int64]) -> Worth:
     if finding.occasions is not None:
         return Worth(*finding.occasions.mean_ms(), is_rare=True, occasions=finding.occasions, lasts=True)
     median, mean = float(np.median(finite)), finding.mean_ms
-    is_rare = median < RARE * mean or mean < UNLIKE * median
+    is_rare = not finding.by_stretch and (median < RARE * mean or mean < UNLIKE * median)
     slow_steps = occasions(values, global_step, finding.slow_steps) if is_rare else None
     if slow_steps is not None:
         slow_ms, interval = slow_steps.mean_ms()

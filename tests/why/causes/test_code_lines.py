@@ -17,6 +17,7 @@ FRAMES = {
     "main": StackFrame(TRAIN, 20, "main", is_program=True),
     "augment": StackFrame("/job/straggler.py", 5, "augment", is_program=True),
     "backward": StackFrame("torch", 0, "Tensor.backward", is_program=False),
+    "synchronize": StackFrame("torch", 0, "synchronize", is_program=False),
     "getitem": StackFrame("/job/data.py", 7, "Rows.__getitem__", is_program=True),
 }
 NAMES = [*FRAMES]
@@ -211,3 +212,19 @@ def test_a_line_that_reads_value_after_value_waits_for_the_device(tmp_path):
     assert first.kind == "synchronisation"
     assert first.line.text == "augment(), straggler.py:5"
     assert first.ms == pytest.approx(8.0, rel=0.1)
+
+
+def test_a_wait_for_the_whole_device_is_to_be_left_out(tmp_path):
+    """Its evidence is no value that is read, and events time a phase without it."""
+
+    def make(rank, step, noise):
+        host = Host().work(20.0 * noise.gauss(1, 0.01))
+        host.host.append(HostSpan("synchronisation", host.at - 10.0, host.at, "synchronize in train.py:20"))
+        return host.idle(6.0).work(10.0).comm(2.0), {"source": "kernels", "host_use": HostUse(30.0, 0.0)}
+
+    folder = run_of(tmp_path, make)
+    for rank in (0, 1):
+        write_stacks(folder, rank, ("synchronize", "rest", "runs", 12.0))
+    first = first_cause(folder)
+    assert first.kind == "synchronisation"
+    assert first.change.startswith("leave the synchronize() of main(), train.py:20 out of the loop")

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aorta.account.judge.cells import Account
 from aorta.account.judge.stacks import MOST_RANKS, Samples, WeightedStack, is_a_loss, samples_of
 from aorta.account.model import JudgedRun
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.cause import CauseKind
-from aorta.why.causes.finding import CauseFinding, Floats
+from aorta.why.causes.finding import CauseFinding, Floats, of_the_least
 from aorta.why.causes.program import program_of
 
 Function = tuple[str, str]
@@ -52,16 +53,18 @@ TRACEBACKS = (
 
 
 def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
-    ranks = judged.run.ranks[:MOST_RANKS]
-    samples = [one for rank in ranks if (one := samples_of(judged, rank)) is not None]
+    ranks, whole = judged.run.ranks[:MOST_RANKS], judged.whole or judged
+    # Of all judged steps: the program does the same where its times were not taken.
+    samples = [one for rank in ranks if (one := samples_of(whole, rank)) is not None]
     if not samples or len(samples) < len(ranks):
         return
+    steps = _places(whole, account)
     cells = DEVICE_CELLS if account.on_device else CPU_CELLS
     who = {"who": "all ranks" if len(ranks) > 1 else "the rank", "step_ms": account.mean_step_ms}
     if "anomaly" in program_of(judged.run.run)[0]:
-        ms = _common(samples, [_in_tracebacks(one) for one in samples], account)
+        ms = _common(samples, [_in_tracebacks(one) for one in samples], account, steps)
         facts: dict[str, Any] = {**who, "op": "anomaly", "part_ms": float(ms.mean())}
-        yield CauseFinding("program_code", ms, {cells: 1.0}, facts=facts)
+        yield CauseFinding("program_code", ms, {cells: 1.0}, facts=facts, by_stretch=True)
     loops = {function for one in samples for function in _loops(one)}
     grouped = [_groups(one, loops) for one in samples]
     common = set.intersection(*(set(groups) for groups in grouped))
@@ -69,7 +72,7 @@ def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
     for group in common:
         if sum(len(groups[group]) for groups in grouped) < FEWEST:
             continue
-        ms = _common(samples, [groups[group] for groups in grouped], account)
+        ms = _common(samples, [groups[group] for groups in grouped], account, steps)
         if ms.mean() >= LEAST * account.mean_step_ms:
             found.append((group, ms))
     waits = _waits(judged) if found and account.on_device else set()
@@ -78,14 +81,14 @@ def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
         facts["group"] = group, tuple(loops)
         kind: CauseKind = "program_code"
         if account.on_device and ms.mean() >= LARGE * account.mean_step_ms:
-            lines = set().union(
-                *(_lines(one, groups[group]) for one, groups in zip(samples, grouped, strict=True))
-            )
+            rows = [groups[group] for groups in grouped]
+            lines = set().union(*map(_lines, samples, rows))
             is_copying = place == 0 and account.mean_ms("copy") >= MOSTLY * ms.mean()
-            kind = "synchronisation" if waits & lines else "copy" if is_copying else kind
+            is_waiting = waits & lines or _synchronize(samples, rows)
+            kind = "synchronisation" if is_waiting else "copy" if is_copying else kind
         if kind == "program_code" and ms.mean() < LARGE * account.mean_step_ms:
             continue  # it would not be named, and take from what is
-        yield CauseFinding(kind, ms, {cells: 1.0}, facts=facts)
+        yield CauseFinding(kind, ms, {cells: 1.0}, facts=facts, by_stretch=True)
 
 
 def _waits(judged: JudgedRun) -> set[tuple[str, int]]:
@@ -107,6 +110,17 @@ def _lines(samples: Samples, rows: list[int]) -> set[tuple[str, int]]:
     """Lines of the program that the thread was in."""
     paths = (samples.stacks.path(node) for node in {int(samples.rows[row, 5]) for row in rows})
     return {(Path(frame.file).name, frame.line) for path in paths for frame in path if frame.is_program}
+
+
+def _synchronize(samples: list[Samples], rows: list[list[int]]) -> bool:
+    """Most samples are in a function of torch that waits for the device, if for one value or none."""
+    leaves = [
+        one.stacks.path(int(one.rows[row, 5]))[-1]
+        for one, chosen in zip(samples, rows, strict=True)
+        for row in chosen
+    ]
+    num = sum(leaf.file == "torch" and leaf.function.endswith("synchronize") for leaf in leaves)
+    return num > len(leaves) / 2
 
 
 def of_group(samples: Samples, group: Group, loops: set[Function], factor: float) -> list[WeightedStack]:
@@ -161,21 +175,32 @@ def _in_tracebacks(samples: Samples) -> list[int]:
     return np.flatnonzero(samples.is_judged & is_traceback[samples.rows[:, 5]]).tolist()
 
 
-def _common(samples: list[Samples], rows: list[list[int]], account: Account) -> Floats:
-    """[step]: ms of the rank that has least of it, the mean of each stretch of the run."""
-    num_steps = account.step_ms.shape[1]
-    stretch = np.arange(num_steps) * min(STRETCHES, num_steps) // num_steps
-    by_rank = []
+def _places(whole: JudgedRun, account: Account) -> tuple[int, NDArray[np.int64]]:
+    """How many steps were judged, and the place among them of each step of the account."""
+    steps = whole.run.global_step[whole.num_warmup :]
+    order = np.argsort(steps)
+    place = np.searchsorted(steps, account.global_step, sorter=order)
+    return len(steps), order[np.minimum(place, len(steps) - 1)]
+
+
+def _common(
+    samples: list[Samples], rows: list[list[int]], account: Account, steps: tuple[int, NDArray[np.int64]]
+) -> Floats:
+    """[step]: as much as the rank that has least of it over the run; the mean of each stretch of it, of which
+    there are fewer where samples are few."""
+    num = min(max(min(STRETCHES, sum(map(len, rows)) // FEWEST), 2), steps[0])
+    stretch, by_rank = np.arange(steps[0]) * num // steps[0], []
     garbage = account.cells.get("garbage_collection", np.zeros_like(account.step_ms))
-    collecting = np.divide(garbage, account.step_ms, out=np.zeros_like(garbage), where=account.step_ms > 0)
+    collecting = garbage.mean(axis=1) / account.step_ms.mean(axis=1)
     for row, (one, chosen) in enumerate(zip(samples, rows, strict=True)):
         judged = one.column >= 0
-        whole = np.bincount(stretch[one.column[judged]], one.ms[judged], minlength=stretch[-1] + 1)
+        whole = np.bincount(stretch[one.column[judged]], one.ms[judged], minlength=num)
         # A stack does not show that garbage is collected in its innermost line; spans of the host do.
-        weights = one.ms[chosen] * (1 - collecting[row, one.column[chosen]])
-        part = np.bincount(stretch[one.column[chosen]], weights, minlength=stretch[-1] + 1)
+        weights = one.ms[chosen] * (1 - collecting[row])
+        part = np.bincount(stretch[one.column[chosen]], weights, minlength=num)
         # Of nothing, bincount makes integers, whatever its weights are.
-        share = np.divide(part, whole, out=np.zeros(len(whole)), where=whole > 0)
-        by_rank.append(share[stretch] * account.step_ms.mean())
-    result: Floats = np.min(by_rank, axis=0)
-    return result
+        share = np.divide(part, whole, out=np.zeros(len(whole)), where=whole > 0)[stretch[steps[1]]]
+        # Few steps of the account may lie where few samples do.
+        scale = float(part.sum() / whole.sum() / share.mean()) if share.any() else 0.0
+        by_rank.append(share * scale * account.step_ms.mean())
+    return of_the_least(np.array(by_rank))
