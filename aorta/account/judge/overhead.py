@@ -4,6 +4,9 @@ from aorta.account.model import Dataset
 from aorta.account.numbers import quantity
 from aorta.records.schema import OverheadRecord
 
+VAGUE = 0.1
+"""Upper end of a cost that may be nothing, above which its interval tells of the machine alone."""
+
 
 def overhead_texts(dataset: Dataset) -> list[str]:
     """A sentence for each run that measured what aorta cost it."""
@@ -17,6 +20,7 @@ def overhead_texts(dataset: Dataset) -> list[str]:
 
 
 def _text(overhead: OverheadRecord, of_run: str) -> str:
+    assert overhead.interval is not None
     first_ms = overhead.step_interval_ms
     if overhead.only_first and first_ms is not None and first_ms[0] > 0:
         return (
@@ -24,6 +28,13 @@ def _text(overhead: OverheadRecord, of_run: str) -> str:
             " took longer than the unrecorded ones after them, and other reasons for that are as likely (on a"
             " GPU it is in the row 'longer first steps')"
         )
+    low, high = overhead.interval
+    if high <= 0 or (low <= 0 and high > VAGUE):
+        most = (
+            f", {max(100 * high, 0):.0f} % at most" if high > 0 else ": recorded steps were the shorter ones"
+        )
+        text = f"what aorta cost {of_run} cannot be told from how its steps vary{most}"
+        return text + _above_limit(overhead)
     text = f"aorta cost {_share(overhead.cost, overhead.interval)} of {of_run}"
     if overhead.later_cost is not None and overhead.later_interval is not None:
         limit = "" if overhead.limit is None else f", limit {100 * overhead.limit:.3g} %"

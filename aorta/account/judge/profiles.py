@@ -89,7 +89,8 @@ def slow_and_usual(judged: JudgedRun, named: Sequence[int] = ()) -> tuple[list[P
     lengths = judged.values("step_ms")
     if not lengths.size:
         return None
-    found = occasions(np.nanmean(lengths, axis=0), judged.run.global_step[judged.num_warmup :])
+    mean_ms = np.ma.masked_invalid(lengths).mean(axis=0).filled(0.0)  # of a step that no rank has
+    found = occasions(mean_ms, judged.run.global_step[judged.num_warmup :])
     if found is None:
         return None
     both = [

@@ -54,7 +54,7 @@ def test_of_a_short_run_it_is_of_the_whole():
         num_steps=38,
         num_recorded=22,
     )
-    assert texts(short) == ["aorta cost 5 % [0, 25] of this run"]
+    assert texts(short) == ["what aorta cost this run cannot be told from how its steps vary, 25 % at most"]
 
 
 def test_first_steps_that_are_longer_are_not_called_aortas_cost():

@@ -90,6 +90,20 @@ def test_a_wait_behind_which_work_is_queued_is_for_the_late_rank(tmp_path):
     assert any(text.startswith("launches: 10.0 ms a step there") for text in first.evidence)
 
 
+def test_a_rank_that_waits_computes_no_less_for_it(tmp_path):
+    """It computes beside a collective that has begun: both compute 20 ms, and rank 1 launches 8 ms late."""
+
+    def make(rank, step, noise):
+        if rank == 1:
+            return Host().idle(8.0).work(20.0).comm(2.0, lead=20.0), used(45.0)
+        host = Host().work(10.0).comm(18.0, start=10.0, lead=10.0)
+        return host.work(10.0).idle(8.0).comm(2.0, lead=30.0), used(20.0)
+
+    first = named(tmp_path / "run", make)[0]
+    assert (first.kind, first.rank) == ("late_rank", 1)
+    assert not any(text.startswith("compute:") for text in first.evidence)
+
+
 def test_a_wait_behind_which_nothing_is_launched_is_nobodys_fault(tmp_path):
     """If rank 0 came in time, rank 1 would idle instead: its host launches what comes next only then."""
     first, *others = named(tmp_path / "run", rank_0_behind(0.0))

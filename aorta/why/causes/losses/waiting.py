@@ -415,11 +415,10 @@ def _all_asleep(parts: Parts, late: LateRank) -> CauseFinding:
 
 def _has_more_of(parts: Parts, late: LateRank) -> tuple[str, str] | None:
     """The cell of its step in which it takes longest beyond the others, and that in words."""
-    own = {
-        name: _of_rank(values, late)
-        for name, values in parts.account.cells.items()
-        if name not in EXPOSED_CELLS
-    }
+    cells = {name: values for name, values in parts.account.cells.items() if name not in EXPOSED_CELLS}
+    # Those that wait compute beside a collective that has begun.
+    cells["compute"] = cells.get("compute", 0.0) + cells.pop("hidden", np.zeros_like(parts.step_ms))
+    own = {name: _of_rank(values, late) for name, values in cells.items()}
     name = max(own, key=lambda name: own[name][0] - own[name][1])
     mine, others = own[name]
     if not mine - others >= MOST_OF_ALL * float(late.ms[late.steps].mean()):
