@@ -1,10 +1,9 @@
-"""{label}_timeline.png: where each global step's time went. comparison.png: what changed, and by how much."""
+"""{label}_timeline.png: where each global step's time went."""
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
-from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,13 +11,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from aorta.account.judge.cells import CELLS
-from aorta.account.metrics import MEANINGS, metric_key
-from aorta.account.model import Comparison, Dataset, Decomposition, JudgedRun, MetricComparison, Part
-from aorta.account.numbers import MINUS, percent, quantity
+from aorta.account.model import Dataset, JudgedRun
+from aorta.account.numbers import MINUS, quantity
 from aorta.page.parts import LIGHT
-from aorta.page.table import device_text, elided, row_name
-from aorta.timeline.statistics import LEVEL
+from aorta.page.table import device_text, elided
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -29,16 +25,6 @@ PARTS = (
     ("idle", LIGHT["idle"]),
     ("not told apart", LIGHT["outline"]),
 )
-PART_COLOURS = {
-    "compute": "compute",
-    "hidden": "hidden",
-    "communication": "exposed",
-    "transfer": "exposed",
-    "wait": "wait",
-    "copy": "accent",
-    "not_measured": "panel",
-}
-VERDICT_COLOURS = {"better": "better", "worse": "worse", "different": "accent"}
 MAX_BARS = 400
 """Bars of a timeline; beyond it neighbouring steps share a bar, which shows their mean."""
 MAX_WIDE_GAPS = 6
@@ -51,13 +37,6 @@ MAX_LABELS = 8
 LABEL_SHARE = 0.027
 """Room that a slanting label needs, as a part of the axis' width."""
 HEADROOM = 1.2
-MAX_RATIOS = 24
-MAX_LABEL = 40
-SIDE_WIDTH = 20
-"""Letters of a line below a bar of the comparison."""
-
-
-# ---- the timeline of a run -----------------------------------------------------------------------
 
 
 def timeline_png(dataset: Dataset) -> bytes:
@@ -283,237 +262,10 @@ def _label_steps(axis: Axes, bars: Bars) -> None:
     axis.set_xticks(bars.place[ticks], [str(bars.first_step[i]) for i in ticks])
 
 
-# ---- the comparison of two runs ------------------------------------------------------------------
-
-
-def comparison_png(comparison: Comparison) -> bytes:
-    return _png(comparison_figure(comparison))
-
-
-def comparison_figure(comparison: Comparison) -> Figure:
-    """The step time taken apart, side by side; beside it the ratio of every metric with its interval."""
-    metrics_drawn = _ratios(comparison)
-    height = max(4.4, 1.9 + 0.3 * len(metrics_drawn))
-    figure = Figure(figsize=(12.5, height), dpi=140, layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
-    if comparison.decomposition is not None:
-        _draw_parts(left, comparison, comparison.decomposition)
-    else:
-        _draw_shares(left, comparison)
-    if metrics_drawn:
-        _draw_ratios(right, comparison, metrics_drawn)
-    else:
-        _say(right, "no metric was measured on both sides")
-    figure.suptitle(
-        _plain(fill(_with_short_labels(comparison, comparison.headline), 110)),
-        x=0.01, ha="left", fontsize=12, fontweight="bold", color=LIGHT["ink"],
-    )  # fmt: skip
-    figure.supxlabel(
-        _plain(fill(_with_short_labels(comparison, comparison.scope) + ".", 150)),
-        x=0.01,
-        ha="left",
-        fontsize=8.5,
-        color=LIGHT["muted"],
-    )
-    return figure
-
-
-def _draw_parts(axis: Axes, comparison: Comparison, parts: Decomposition) -> None:
-    bottom = np.zeros(2)
-    total = max(parts.step.reference_ms, parts.step.candidate_ms, 1e-9)
-    for part in parts.parts:
-        heights = np.array([part.reference_ms, part.candidate_ms])
-        colour = LIGHT[PART_COLOURS.get(part.name, "idle")]
-        axis.bar(
-            [0, 1], heights, 0.56, bottom, color=colour, linewidth=0.6, edgecolor=LIGHT["outline"],
-            label=CELLS[part.name].title,
-        )  # fmt: skip
-        ink = LIGHT["ink"] if PART_COLOURS.get(part.name) in (None, "panel", "wait") else LIGHT["paper"]
-        for x in (0, 1):
-            if heights[x] > 0.045 * total:
-                middle = bottom[x] + heights[x] / 2
-                axis.text(x, middle, _ms(heights[x]), ha="center", va="center", fontsize=9, color=ink)
-        ends = bottom + heights
-        axis.plot([0.28, 0.72], ends, color=LIGHT["outline"], linewidth=0.7, linestyle=(0, (3, 2)))
-        if abs(part.difference_ms) > 0.002 * total:
-            middle = float(np.mean(bottom + heights / 2))
-            axis.annotate(
-                _difference(part), (1.32, middle), fontsize=8.5, va="center",
-                color=LIGHT["worse" if part.difference_ms > 0 else "better"], annotation_clip=False,
-            )  # fmt: skip
-        bottom = ends
-    for x, value in enumerate((parts.step.reference_ms, parts.step.candidate_ms)):
-        axis.annotate(
-            _ms(value), (x, bottom[x]), xytext=(0, 4), textcoords="offset points", ha="center",
-            fontsize=10, fontweight="bold", color=LIGHT["ink"],
-        )  # fmt: skip
-    axis.annotate(
-        _difference(parts.step), (1.32, float(bottom.max())), xytext=(0, 4),
-        textcoords="offset points", fontsize=9, fontweight="bold", color=LIGHT["ink"], annotation_clip=False,
-    )  # fmt: skip
-    _name_sides(axis, comparison)
-    axis.set_xlim(-0.45, 1.85)
-    axis.set_ylim(min(0.0, float(bottom.min())), float(bottom.max()) * 1.08)
-    axis.set_ylabel("ms per step (means)")
-    if parts.of_work:
-        axis.set_title(_plain(fill(parts.of_work, 60)), fontsize=8.5, color=LIGHT["muted"], loc="left")
-    _bare(axis)
-
-
-def _draw_shares(axis: Axes, comparison: Comparison) -> None:
-    """Draws shares of the time where times cannot be set side by side."""
-    parts = [(name, comparison.metrics.get(f"{name}_per_step")) for name in ("compute", "exposed", "idle")]
-    shares = [(name, metric) for name, metric in parts if metric is not None and metric.ratio is not None]
-    if len(shares) < len(parts):
-        _say(axis, "the step times cannot be taken apart:\ncompute is not known, or means different things")
-        return
-    bottom = np.zeros(2)
-    for name, metric in shares:
-        heights = 100 * np.array([metric.reference or 0.0, metric.candidate or 0.0])
-        axis.bar(
-            [0, 1], heights, 0.56, bottom, color=LIGHT[name], linewidth=0.6, edgecolor=LIGHT["outline"],
-            label=f"{name} communication" if name == "exposed" else name,
-        )  # fmt: skip
-        for x in (0, 1):
-            if heights[x] > 4:
-                ink = LIGHT["ink" if name == "idle" else "paper"]
-                middle = bottom[x] + heights[x] / 2
-                axis.text(x, middle, f"{heights[x]:.0f} %", ha="center", va="center", fontsize=9, color=ink)
-        bottom = bottom + heights
-    _name_sides(axis, comparison)
-    axis.set_xlim(-0.45, 1.45)
-    axis.set_ylabel("% of a step, or of all that was read")
-    _bare(axis)
-
-
-def _name_sides(axis: Axes, comparison: Comparison) -> None:
-    """Writes the labels below the bars, and the legend below the labels."""
-    names = [
-        fill(elided(label, MAX_LABEL), SIDE_WIDTH, break_on_hyphens=False)
-        for label in (comparison.reference, comparison.candidate)
-    ]
-    axis.set_xticks([0, 1], [_plain(name) for name in names], fontsize=10)
-    num_lines = 1 + max(name.count("\n") for name in names)
-    handles, labels = axis.get_legend_handles_labels()
-    axis.legend(
-        handles[::-1], labels[::-1], loc="upper center", bbox_to_anchor=(0.5, -0.01 - 0.06 * num_lines),
-        frameon=False, fontsize=8.5, ncols=3,
-    )  # fmt: skip
-
-
-def _with_short_labels(comparison: Comparison, text: str) -> str:
-    for label in sorted((comparison.reference, comparison.candidate), key=len, reverse=True):
-        if len(label) > MAX_LABEL:
-            text = text.replace(label, elided(label, MAX_LABEL))
-    return text
-
-
-def _ratios(comparison: Comparison) -> list[MetricComparison]:
-    """Metrics that are judged, or shown for their size, in the order of MEANINGS."""
-    order = list(MEANINGS)
-    shown_anyway = [*order[:7], comparison.main]
-    if comparison.decomposition is None:
-        shown_anyway += [name for name in order if name.endswith("_per_step")]
-    candidates = [
-        metric
-        for metric in comparison.metrics.values()
-        if metric.ratio is not None
-        and metric.ratio > 0
-        and metric_key(metric.name).name not in ("count", "bytes")
-        and (metric.p_adjusted is not None or metric.name in shown_anyway)
-    ]
-    place = {name: i for i, name in enumerate([comparison.main, *order])}
-    return sorted(
-        candidates, key=lambda metric: min(place[metric_key(metric.name).name], place.get(metric.name, 999))
-    )[:MAX_RATIOS]
-
-
-def _draw_ratios(axis: Axes, comparison: Comparison, metrics_drawn: list[MetricComparison]) -> None:
-    lows = [
-        max(metric.interval.low, 1e-3) if metric.interval else metric.ratio or 1.0 for metric in metrics_drawn
-    ]
-    highs = [metric.interval.high if metric.interval else metric.ratio or 1.0 for metric in metrics_drawn]
-    reach = max([abs(np.log(x)) for x in (*lows, *highs) if x > 0] + [0.01])
-    reach = min(reach * 1.08, np.log(20))
-    axis.axvline(1, color=LIGHT["outline"], linewidth=1)
-    for row, (metric, low, high) in enumerate(zip(metrics_drawn, lows, highs, strict=True)):
-        assert metric.ratio is not None
-        colour = LIGHT[VERDICT_COLOURS.get(metric.verdict, "muted")]
-        if metric.interval is not None:
-            axis.plot([low, high], [row, row], color=colour, linewidth=2.2, solid_capstyle="butt")
-            for end in (low, high):
-                axis.plot([end, end], [row - 0.16, row + 0.16], color=colour, linewidth=1.4)
-        filled = metric.verdict in VERDICT_COLOURS
-        axis.plot(
-            metric.ratio,
-            row,
-            "o",
-            markersize=6,
-            color=colour,
-            markerfacecolor=colour if filled else LIGHT["paper"],
-        )
-        away = abs(np.log(metric.ratio)) > reach
-        if away:
-            edge = np.exp(reach if metric.ratio > 1 else -reach)
-            axis.plot(edge, row, ">" if metric.ratio > 1 else "<", markersize=7, color=colour, clip_on=False)
-        change = (
-            percent(metric.ratio - 1, sign=True, digits=1, minus=MINUS)
-            if 1 / 3 < metric.ratio < 3
-            else _change(metric.ratio, large=True)
-        )
-        axis.annotate(
-            f"{change}  {metric.verdict}", (1.02, row), xycoords=("axes fraction", "data"), va="center",
-            fontsize=8.5, color=colour, annotation_clip=False,
-        )  # fmt: skip
-    axis.set_xscale("log")
-    axis.set_xlim(np.exp(-reach), np.exp(reach))
-    ticks = _ratio_ticks(reach)
-    axis.set_xticks(ticks, [_change(x, large=ticks[-1] >= 3) for x in ticks])
-    axis.set_xticks([], minor=True)
-    axis.set_ylim(len(metrics_drawn) - 0.4, -0.6)
-    axis.set_yticks(
-        range(len(metrics_drawn)), [_plain(row_name(metric.name)) for metric in metrics_drawn], fontsize=8.5
-    )
-    sides = " / ".join(elided(label, 34) for label in (comparison.candidate, comparison.reference))
-    intervals = f", {LEVEL} intervals" if any(metric.interval is not None for metric in metrics_drawn) else ""
-    axis.set_xlabel(_plain(f"{sides}, medians{intervals}"), fontsize=9)
-    axis.grid(axis="x", color="#000000", alpha=0.1, linewidth=0.6)
-    _bare(axis)
-
-
-def _change(ratio: float, *, large: bool) -> str:
-    if ratio == 1:
-        return "same"
-    return f"x {ratio:.3g}" if large else f"{100 * (ratio - 1):+g} %"
-
-
-def _ratio_ticks(reach: float) -> list[float]:
-    """About five round percentages within reach of 1."""
-    top = np.exp(reach)
-    if top > 3:
-        return [x for x in (1 / 10, 1 / 5, 1 / 2, 1, 2, 5, 10) if 1 / top <= x <= top]
-    steps = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
-    step = next((s for s in steps if s >= (top - 1) / 2.5), 1.0)
-    return [round(1 + i * step, 6) for i in range(-2, 3) if 1 / top <= 1 + i * step <= top]
-
-
-# ---- helpers of both -----------------------------------------------------------------------------
-
-
-def _say(axis: Axes, text: str) -> None:
-    axis.set_axis_off()
-    axis.text(0.5, 0.5, text, ha="center", va="center", fontsize=10, color=LIGHT["muted"])
-
-
 def _bare(axis: Axes) -> None:
     axis.set_axisbelow(True)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
-
-
-def _difference(part: Part) -> str:
-    return quantity(part.difference_ms, "ms", sign=True, minus=MINUS)
 
 
 def _ms(value: float) -> str:

@@ -247,12 +247,6 @@ class RunComparison:
             if metric.verdict != "not judged"
         }
 
-    def plot(self) -> "Figure":
-        """Parts of the step time's change, as a matplotlib figure."""
-        from aorta.page.figures import comparison_figure
-
-        return comparison_figure(self.comparison)
-
     def __repr__(self) -> str:
         return f"{self.headline}\n\n{comparison_table(self.comparison)}"
 

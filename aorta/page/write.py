@@ -22,7 +22,7 @@ from aorta.account.judge.shown import Shown, traced
 from aorta.account.judge.spreads import known_spread
 from aorta.account.judge.summary import summary
 from aorta.account.load.open import load_run
-from aorta.account.model import Causes, Comparison, Dataset, Progress, Report, Run
+from aorta.account.model import Causes, Dataset, Progress, Report, Run
 from aorta.account.numbers import counted
 from aorta.errors import FINE, ReportError
 from aorta.files import read_regular, write_whole
@@ -76,8 +76,6 @@ class EarlierReport(msgspec.Struct):
     datasets: dict[str, Any]
     files: list[str]
     """Names of the files that report wrote beside it."""
-    reference: str | None = None
-    candidate: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,13 +295,10 @@ def _large_outputs(
     if outputs.parquet:
         yield {"steps.parquet": lambda path: _write_parquet(path, report)}
     if outputs.pictures:
-        pictures: dict[str, Callable[[Path], object]] = {
+        yield {
             f"{label}_timeline.png": partial(_write_timeline, single)
             for label, single in report.datasets.items()
         }
-        if report.comparison is not None:
-            pictures["comparison.png"] = partial(_write_comparison, report.comparison)
-        yield pictures
     if outputs.perfetto:
         for label, single in report.datasets.items():
             yield {f"{label}.perfetto.json.gz": partial(_write_perfetto, label, single, shown)}
@@ -315,12 +310,6 @@ def _write_timeline(single: Dataset, path: Path) -> None:
     from aorta.page.figures import timeline_png  # matplotlib takes a second to load
 
     write_whole(path, timeline_png(single))
-
-
-def _write_comparison(comparison: Comparison, path: Path) -> None:
-    from aorta.page.figures import comparison_png
-
-    write_whole(path, comparison_png(comparison))
 
 
 def _write_parquet(path: Path, report: Report) -> None:
@@ -409,8 +398,6 @@ def _of_gone_labels(output: Path, report: Report) -> list[Path]:
         return []  # no report of ours, or of a version that kept no list: nothing is known to be its
     gone_labels = earlier.datasets.keys() - report.datasets.keys()
     names = {name.format(label) for label in gone_labels for name in OF_LABEL}
-    if gone_labels & {earlier.reference, earlier.candidate}:
-        names.add("comparison.png")
     return [output / name for name in sorted(names.intersection(earlier.files)) if Path(name).name == name]
 
 

@@ -545,7 +545,6 @@ def test_the_command_writes_everything(tmp_path):
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
         "summary.json",
-        "comparison.png",
         "report.html",
         "steps.parquet",
         *(f"{label}{end}" for label in "xy" for end in ("_timeline.png", ".perfetto.json.gz")),

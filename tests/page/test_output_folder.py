@@ -43,7 +43,7 @@ def test_what_an_earlier_report_wrote_for_another_label_is_removed(tmp_path):
     (out / "new.perfetto.json.gz").write_text("older")
     text = write_report([run], ["kept"], out, outputs=FEW).text
     assert text.splitlines()[-2:] == [
-        "removed files of an earlier report: comparison.png, old.perfetto.json.gz, old_timeline.png",
+        "removed files of an earlier report: old.perfetto.json.gz, old_timeline.png",
         "left in place, not part of this report: kept.perfetto.json.gz, kept_timeline.png, mine_timeline.png,"
         " new.perfetto.json.gz",
     ]
