@@ -12,16 +12,20 @@ the block over the mean of the two; so is `again`, a block of `without` itself: 
 nothing. Threads that launch have cores of their own. Then the loop runs on with the overhead of 1 % and
 without any of this: printed beside are `every` that it would choose next, and of run.json the cost that the
 recorder measured itself.
-Rows, of the time and of the CPU time of the threads that launch (cpu_): mean of these ratios without a fifth
-on either side, with a bootstrap interval; `quiet`: the lower quartile of the blocks over that of `without`,
-which other programs of the machine move less. every_step combines `recorded` and `seen` by the share of steps
-that are seen, at_limit this and `left_out` by the share that were recorded.
+Rows, of the time, of the CPU time of the threads that launch (cpu_) and of the fastest step of each block by
+the host's clock (quiet_), which other programs of the machine move least and which tells nothing of a loop
+that the device bounds: the middle of these ratios by Hodges and Lehmann, with the interval of Wilcoxon's
+signed ranks.
+every_step combines `recorded` and `seen` by the share of steps that are seen, at_limit this and `left_out` by
+the share that were recorded. A few kinds alone (--kinds left_out) have more blocks in the same time.
 """
 
 import gc
 import random
 import tempfile
+import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +36,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from cases import CASES, TINY, Job, config_of, pin_threads, process_group
 from harness import arguments, write
-from scipy.stats import trim_mean
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -44,7 +47,10 @@ HOST_BOUND = ("buckets", "item", "foreach")
 KINDS = ("recorded", "left_out", "seen", "records")
 RARELY = ("seen", "records")
 """Not in every round: they tell what the others consist of."""
+COLUMNS = ("", "cpu_", "quiet_")
+"""What is measured of a block, as its rows begin."""
 WARM_STEPS = 6
+MOST_THREADS, LEAST_MS = 6, 0.005
 
 
 class Block(nn.Module):
@@ -104,9 +110,10 @@ class HostBound:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--loops", nargs="+", default=[*HOST_BOUND, "ddp", "fsdp_short", "tp", "fsdp"])
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--rarely", type=int, default=4, help="one round of so many has seen and records")
-    parser.add_argument("--steps", type=int, default=2, help="timed steps in a block")
+    parser.add_argument("--steps", type=int, default=4, help="timed steps in a block")
     parser.add_argument("--seconds", type=float, default=28.0, help="for the blocks of a loop, at most")
     parser.add_argument("--limit-seconds", type=float, default=20.0, help="of the run with 1 %%, at least")
     parser.add_argument("--small", action="store_true", help="small models, to try it")
@@ -134,23 +141,23 @@ def measured(name: str, device: torch.device, options: Any, folder: Path) -> dic
     for _ in range(WARM_STEPS):
         loop.step()
     blocks = in_turn(loop, options, folder / "blocks")
-    plain = np.concatenate([blocks[f"{kind} without"][..., 0].ravel() for kind in KINDS])
-    row: dict[str, Any] = {"loop": name, "step_ms": float(np.median(plain))}
-    for kind in ("again", *KINDS):
+    row: dict[str, Any] = {"loop": name, "step_ms": float(np.median(blocks["again without"][..., 0]))}
+    row["threads"] = blocks.pop("threads")
+    for kind in ("again", *options.kinds):
         ratios = blocks[kind] / blocks[f"{kind} without"].mean(axis=1)
-        for what, column in (("", 0), ("cpu_", 1)):
+        for column, what in enumerate(COLUMNS):
             ends = middle(ratios[:, column])
             row |= {
                 f"{what}{kind}{end}": value for end, value in zip(("", "_low", "_high"), ends, strict=True)
             }
-        row[f"{kind}_quiet"] = float(np.percentile(blocks[kind][:, 0], 25) / np.percentile(plain, 25))
         row[f"{kind}_pairs"] = len(ratios)
-    for end in ("", "_low", "_high"):
-        row[f"every_step{end}"] = (
-            row[f"recorded{end}"] + (row[f"seen{end}"] - row[f"recorded{end}"]) / SEEN_EVERY
-        )
+    if "recorded" in options.kinds and "seen" in options.kinds:
+        for end in ("", "_low", "_high"):
+            row[f"every_step{end}"] = (
+                row[f"recorded{end}"] + (row[f"seen{end}"] - row[f"recorded{end}"]) / SEEN_EVERY
+            )
     row |= at_limit(loop, folder / "limit", row["step_ms"], options)
-    if row["every"]:
+    if row["every"] and "every_step" in row and "left_out" in row:
         share = share_recorded(row["every"])
         for end in ("", "_low", "_high"):
             row[f"at_limit{end}"] = share * row[f"every_step{end}"] + (1 - share) * row[f"left_out{end}"]
@@ -159,11 +166,11 @@ def measured(name: str, device: torch.device, options: Any, folder: Path) -> dic
 
 
 def in_turn(loop: Any, options: Any, folder: Path) -> dict[str, Any]:
-    """(time of the slower rank, CPU time in the mean) of the blocks in ms a step: of each kind, and of those
-    beside them."""
+    """Of the blocks in ms a step, by COLUMNS (the time is the slower rank's): of each kind, and beside."""
     order, began = random.Random(0), time.perf_counter()
     ran: list[str] = []
-    mine: list[tuple[float, float]] = []
+    mine: list[tuple[float, float, float]] = []
+    threads: dict[str, list[Counter[str]]] = defaultdict(list)
     with aorta.instrument(folder, overhead="off") as recorder:
         recorded, seen = [True], [False]
         sampling, sources = recorder._sampling, recorder._sources
@@ -188,15 +195,17 @@ def in_turn(loop: Any, options: Any, folder: Path) -> dict[str, Any]:
                 sources.watch_waits(False)
                 sources.kernels.wake()
             with_steps = kind in ("recorded", "seen", "left_out")
-            mine.append(block((lambda: loop.step(recorder)) if with_steps else loop.step, options.steps))
+            numbers, used = block((lambda: loop.step(recorder)) if with_steps else loop.step, options.steps)
+            mine.append(numbers)
             ran.append(kind)
+            threads[kind].append(used)
             if kind != "without":
                 recorder.pause()
 
         for number in range(options.rounds):
-            kinds = (
-                KINDS if number % options.rarely == 0 else tuple(kind for kind in KINDS if kind not in RARELY)
-            )
+            kinds = [
+                kind for kind in options.kinds if number % options.rarely == 0 or kind not in RARELY
+            ] or options.kinds
             for kind in order.sample(kinds, len(kinds)):
                 run("without")
                 run(kind)
@@ -205,25 +214,40 @@ def in_turn(loop: Any, options: Any, folder: Path) -> dict[str, Any]:
         run("without")
     of_ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, mine)
-    times = np.stack(
-        [np.max(np.array(of_ranks)[..., 0], axis=0), np.mean(np.array(of_ranks)[..., 1], axis=0)], axis=1
-    )
+    times = np.mean(np.array(of_ranks), axis=0)
+    times[:, 0] = np.max(np.array(of_ranks)[..., 0], axis=0)
     found: dict[str, Any] = {
+        "threads": {kind: threads_beside(threads, kind) for kind in options.kinds},
         "again": times[2:-1:2],
         "again without": np.stack([times[0:-3:2], times[4::2]], axis=1),
     }
-    for kind in KINDS:
+    for kind in options.kinds:
         at = np.array([place for place, name in enumerate(ran) if name == kind])
         found[kind] = times[at]
         found[f"{kind} without"] = np.stack([times[at - 1], times[at + 1]], axis=1)
     return found
 
 
+def threads_beside(threads: dict[str, list[Counter[str]]], kind: str) -> str:
+    """'main +0.31, aorta-records +0.12': ms of CPU a step in blocks of a kind beyond those without."""
+    names = {name for used in threads[kind] for name in used}
+    more_ms = {
+        name: float(np.median([used[name] for used in threads[kind]]))
+        - float(np.median([used[name] for used in threads["without"]]))
+        for name in names
+    }
+    largest = sorted(more_ms.items(), key=lambda entry: -abs(entry[1]))[:MOST_THREADS]
+    return ", ".join(f"{name} {ms:+.3f}" for name, ms in largest if abs(ms) >= LEAST_MS)
+
+
 def middle(ratios: Any) -> tuple[float, float, float]:
-    """Mean without a fifth on either side, and its 95 % bootstrap interval."""
-    draws = np.random.default_rng(0).choice(ratios, (4000, len(ratios)))
-    low, high = np.percentile(trim_mean(draws, 0.2, axis=1), [2.5, 97.5])
-    return float(trim_mean(ratios, 0.2)), float(low), float(high)
+    """Hodges and Lehmann's middle of the ratios, on a log scale, and its 95 % interval."""
+    logs, n = np.log(ratios), len(ratios)
+    means = np.sort(((logs[:, None] + logs[None, :]) / 2)[np.triu_indices(n)])
+    least = n * (n + 1) / 4 - 1.96 * np.sqrt(n * (n + 1) * (2 * n + 1) / 24)
+    place = min(max(round(least), 0), len(means) - 1)
+    found, low, high = np.exp([np.median(means), means[place], means[-1 - place]]).tolist()
+    return found, low, high
 
 
 def at_limit(loop: Any, folder: Path, step_ms: float, options: Any) -> dict[str, Any]:
@@ -251,25 +275,35 @@ def at_limit(loop: Any, folder: Path, step_ms: float, options: Any) -> dict[str,
     }
 
 
-def block(step: Callable[[], None], num_steps: int) -> tuple[float, float]:
+def block(step: Callable[[], None], num_steps: int) -> tuple[tuple[float, float, float], Counter[str]]:
+    """Numbers by COLUMNS, and CPU time of each thread, in ms a step."""
     step()  # what the switch left cold
     synchronise()
     dist.barrier()
-    began, cpu_began = time.perf_counter(), launching_s()
+    cpu_began, times_s = threads_ms(), [time.perf_counter()]
     for _ in range(num_steps):
         step()
-    cpu_s = launching_s() - cpu_began  # before the wait, which spins
+        times_s.append(time.perf_counter())
+    cpu = threads_ms()  # before the wait, which spins
     synchronise()
-    return (time.perf_counter() - began) / num_steps * 1e3, cpu_s / num_steps * 1e3
+    elapsed_s = time.perf_counter() - times_s[0]
+    used = Counter({name: (ms - cpu_began[name]) / num_steps for name, ms in cpu.items()})
+    launching_ms = sum(ms for name, ms in used.items() if name == "main" or name.startswith("pt_autograd"))
+    return (elapsed_s / num_steps * 1e3, launching_ms, min(np.diff(times_s)) * 1e3), used
 
 
-def launching_s() -> float:
-    """CPU time so far of this thread and of those of the autograd engine."""
-    total_ns = time.thread_time_ns()
+def threads_ms() -> Counter[str]:
+    """CPU time so far of the threads of this process: main is the one that trains."""
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    names[threading.get_native_id()] = "main"
+    found: Counter[str] = Counter()
     for task in Path("/proc/self/task").iterdir():
-        if (task / "comm").read_text().startswith("pt_autograd"):
-            total_ns += int((task / "schedstat").read_text().split()[0])
-    return total_ns / 1e9
+        try:
+            name = names.get(int(task.name)) or (task / "comm").read_text().strip()
+            found[name] += int((task / "schedstat").read_text().split()[0]) / 1e6
+        except OSError:  # it has ended
+            continue
+    return found
 
 
 def agreed(go_on: bool) -> bool:
@@ -287,19 +321,18 @@ def show(row: dict[str, Any]) -> None:
     if "failed" in row:
         print(f"{row['loop']:11s} failed: {row['failed']}", flush=True)
         return
-    text = "  ".join(
-        f"{kind} {row[kind]:.3f} [{row[f'{kind}_low']:.3f}, {row[f'{kind}_high']:.3f}]"
-        for kind in ("again", *KINDS, "every_step", "at_limit")
-        if kind in row
-    )
-    quiet = "  ".join(f"{kind} {row[f'{kind}_quiet']:.3f}" for kind in KINDS)
-    print(f"{row['loop']:11s} {row['step_ms']:7.2f} ms x {row['left_out_pairs']}  {text}", flush=True)
-    cpu = "  ".join(
-        f"{kind} {row[f'cpu_{kind}']:.3f} [{row[f'cpu_{kind}_low']:.3f}, {row[f'cpu_{kind}_high']:.3f}]"
-        for kind in ("again", *KINDS)
-    )
-    print(f"{'':11s} cpu: {cpu}", flush=True)
-    print(f"{'':11s} quiet: {quiet}", flush=True)
+    kinds = [kind for kind in ("again", *KINDS, "every_step", "at_limit") if kind in row]
+    num_blocks = max(row[f"{kind}_pairs"] for kind in KINDS if kind in row)
+    for what in COLUMNS:
+        texts = [
+            f"{kind} {row[what + kind]:.3f} [{row[f'{what}{kind}_low']:.3f}, {row[f'{what}{kind}_high']:.3f}]"
+            for kind in kinds
+            if what + kind in row
+        ]
+        head = what[:-1] or f"{row['step_ms']:.2f} ms x {num_blocks}"
+        print(f"{'' if what else row['loop']:11s} {head:>16s}  {'  '.join(texts)}", flush=True)
+    for kind, text in row["threads"].items():
+        print(f"{'':11s} {'':>16s}  {kind}, ms of CPU a step: {text}", flush=True)
     own = row["own_cost"]
     print(
         f"{'':11s} with 1 %: every {row['every']}, "
