@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aorta.hazards.check import Access
 from aorta.record.interception.replaced import uncompiled
 
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
 FAKE = frozenset(("FakeTensor", "FunctionalTensor", "FakeFunctionalTensor"))
-PLAIN = (Tensor, torch.nn.Parameter)
 NO_ACCESS = frozenset(
     (
         "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
@@ -56,7 +56,7 @@ def accessed(tensor: Tensor) -> Access | None:
 class Plan:
     """What is known of an operator from its schema."""
 
-    __slots__ = ("arguments", "func", "is_collective", "is_none", "name", "returns")
+    __slots__ = ("arguments", "func", "is_collective", "is_none", "is_question", "name", "returns")
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -75,7 +75,7 @@ class Plan:
             if "Tensor" in str(argument.type)
         ]
         """Of arguments that are tensors: place, name, whether it is written, whether it is a list of them."""
-        self.returns = any(value.alias_info is None for value in schema.returns)
+        self.returns = namespace != "c10d" and any(value.alias_info is None for value in schema.returns)
         """True: outputs may be new tensors."""
         is_view = bool(schema.returns) and all(
             value.alias_info is not None and not value.alias_info.is_write for value in schema.returns
@@ -83,6 +83,8 @@ class Plan:
         writes = any(is_write for _, _, is_write, _ in self.arguments)
         is_wait = namespace in COLLECTIVES and not self.is_collective
         has_tensors = bool(self.arguments) or any("Tensor" in str(value.type) for value in schema.returns)
+        self.is_question = not writes and not any("Tensor" in str(value.type) for value in schema.returns)
+        """It only tells the host something: a number of a tensor, as item() does."""
         self.is_none = schema.name in NO_ACCESS or (is_view and not writes) or is_wait or not has_tensors
 
     def note(self, args: Any, kwargs: Any, reads: Accesses, writes: Accesses) -> None:
@@ -109,21 +111,10 @@ class Plan:
 
     def note_result(self, result: Any, reads: Accesses, writes: Accesses) -> None:
         """Add the new tensors among what it returned."""
-        if not self.returns or (self.is_collective and self.name.startswith("c10d::")):
-            return
         outputs: Accesses = []
         _add(result, outputs)
-        if len(outputs) == 1:
-            address = outputs[0][1][0]
-            for part in (reads, writes):
-                for _, access in part:
-                    if access[0] == address:
-                        return
-            writes += outputs
-        elif outputs:
-            inputs = {access[0] for _, access in reads}
-            inputs.update([access[0] for _, access in writes])
-            writes += [output for output in outputs if output[1][0] not in inputs]
+        known = {access[0] for part in (reads, writes) for _, access in part}
+        writes += [output for output in outputs if output[1][0] not in known]
 
 
 class Issued:
@@ -172,7 +163,7 @@ class OperatorMode(TorchDispatchMode):
     @uncompiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if types and any(kind not in PLAIN for kind in types):
+        if types and not PLAIN.issuperset(types):
             if any(kind.__name__ in FAKE for kind in types):
                 return func(*args, **kwargs)  # nothing runs; a fake tensor refuses while a mode is above it
             return NotImplemented
@@ -199,7 +190,8 @@ class OperatorMode(TorchDispatchMode):
 
         def run() -> Any:
             result = func(*args, **kwargs)
-            plan.note_result(result, issued.reads, issued.writes)
+            if plan.returns:
+                plan.note_result(result, issued.reads, issued.writes)
             if pins:
                 self._pinned(result)
             return result

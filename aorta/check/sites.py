@@ -20,7 +20,6 @@ PLUMBING = tuple(
     )
 )  # fmt: skip
 """Files of torch that say nothing about who issued an operation."""
-MAX_DEPTH = 60
 
 
 class Sites:
@@ -29,26 +28,29 @@ class Sites:
     def __init__(self) -> None:
         self.sites: list[Site] = []
         self._numbers: dict[Any, int] = {}
-        self._kinds: dict[int, tuple[int, CodeType]] = {}
-        """By the id of a code, which is kept alive: its hash looks through all its constants."""
+        self._kinds: dict[int, int] = {}
+        """By the id of a code, whose hash looks through all its constants."""
+        self._codes: list[CodeType] = []
+        """Kept alive, so that no other gets the id of one."""
 
     def number(self, operation: str, tensor: Any = None, is_collective: bool = False) -> int:
         """Number of the site that the caller's stack and the operation are."""
         user = inside = None
         kinds = self._kinds
-        frame, depth = sys._getframe(1), 0
-        while frame is not None and depth < MAX_DEPTH:
+        frame: Any = sys._getframe(2)  # of the check's own frames, two at least
+        while frame is not None:
             code = frame.f_code
-            known = kinds.get(id(code))
-            if known is None:
-                known = kinds[id(code)] = _kind(code.co_filename), code
-            kind = known[0]
-            if kind == 0:
+            try:
+                kind = kinds[id(code)]
+            except KeyError:
+                kind = kinds[id(code)] = _kind(code.co_filename)
+                self._codes.append(code)
+            if not kind:
                 user = frame
                 break
             if kind == 1 and inside is None:
                 inside = frame
-            frame, depth = frame.f_back, depth + 1  # type: ignore[assignment]
+            frame = frame.f_back
         key: Any = operation
         for at in (user, inside):
             if at is not None:

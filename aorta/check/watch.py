@@ -437,14 +437,18 @@ class HazardWatch(Companion):
         reads: Accesses = []
         writes: Accesses = []
         plan.note(args, kwargs, reads, writes)
+        order = self._order
+        on_host = plan.is_question and order is not None and not self._pinned
+        if on_host and not any(tensor is None or tensor.is_cuda for tensor, _ in reads):
+            return plan.func(*args, **kwargs)  # optimizers ask for each counter of steps, on the host
         touched = writes or reads
         site = self._sites.number(plan.name, touched[0][0] if touched else None)
         if self._numbering.promised_calls:
             self._numbering.settle()
-        order = self._order
         if order is None:
             result = plan.func(*args, **kwargs)
-            plan.note_result(result, reads, writes)
+            if plan.returns:
+                plan.note_result(result, reads, writes)
             self._log.append(("launch", HOST, [a for _, a in reads], [a for _, a in writes], site))
             self._num_exactly += 1
             return result
@@ -453,7 +457,8 @@ class HazardWatch(Companion):
             result = plan.func(*args, **kwargs)
         finally:
             order.current = outer
-        plan.note_result(result, reads, writes)
+        if plan.returns:
+            plan.note_result(result, reads, writes)
         entry = self._entry(reads, writes, order, site)
         if entry is not None:
             self._log.append(entry)

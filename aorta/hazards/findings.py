@@ -106,7 +106,9 @@ def _name(stream: str) -> str:
 
 
 def write_checked(folder: Path, checked: Checked) -> None:
-    write_whole(folder / hazards_name(checked.rank), msgspec.json.format(msgspec.json.encode(checked)))
+    """Write a rank's file. It is not waited for on its way to the disk: training stands still meanwhile."""
+    data = msgspec.json.format(msgspec.json.encode(checked))
+    write_whole(folder / hazards_name(checked.rank), data, durable=False)
 
 
 def read_checked(folder: Path) -> list[Checked]:
