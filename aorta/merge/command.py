@@ -24,7 +24,6 @@ from aorta.merge.lines import (
     read_lines,
     shift_by_steps,
     shifted,
-    step_of_kernels,
     whole_steps,
 )
 from aorta.merge.windows import (
@@ -124,14 +123,10 @@ def _merge_rank(
     except RecordError as error:
         faults.append(f"rank {rank} is left out: {error}")
         return
-    for name, trace, rows in _traces(folder, rank, faults, rules):
+    for name, trace in _traces(folder, rank, faults, rules):
         notes: list[str] = []
         trace = _on_the_records_clock(trace, run, lines, notes)
-        chosen = (
-            whole_steps(trace, lines.steps)
-            if rows is None
-            else [lines.steps[s] for s in rows if s in lines.steps]
-        )
+        chosen = whole_steps(trace, lines.steps)
         coverage = coverage_of(trace, chosen)
         if not chosen:
             faults.append(f"rank {rank}: {name} holds no whole step of the run ({_spans(trace, lines)})")
@@ -147,22 +142,21 @@ def _merge_rank(
 
 def _traces(
     folder: Path, rank: int, faults: list[str], rules: Sequence[CommRule]
-) -> Iterator[tuple[str, RankTrace, list[int] | None]]:
-    """(name, trace, its steps where its name tells them; else None) of every trace of a rank."""
+) -> Iterator[tuple[str, RankTrace]]:
+    """Name and content of every trace of a rank."""
     captured = list(_captured(folder / f"rank{rank}", rank, faults, rules))
     if captured:
         # Processes that the rank started left files too; the rank's own has most activities.
         name, trace = max(captured, key=lambda capture: len(capture[1].timeline))
-        yield name, trace, None
+        yield name, trace
     windows = folder / "torch_profiler" / f"rank{rank}"
-    for path in sorted([*windows.glob("*.pt.trace.json*"), *windows.glob("kernels/step_*.json.gz")]):
+    for path in sorted(windows.glob("*.pt.trace.json*")):
         try:
             (trace,) = _read(path, rules)
         except (AortaError, ValueError) as error:
             faults.append(f"rank {rank}: {path.name}: {error}")
             continue
-        step = step_of_kernels(path)
-        yield path.name, trace, None if step is None else [step]
+        yield path.name, trace
 
 
 def _captured(

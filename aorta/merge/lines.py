@@ -76,12 +76,6 @@ def read_lines(output_dir: Path | str, rank: int, faults: list[str] | None = Non
     return RankLines(path, steps, present)
 
 
-def step_of_kernels(path: Path) -> int | None:
-    """The step whose kernels alone a trace holds, as earlier versions wrote them; None for other traces."""
-    name = path.name.removeprefix("step_").removesuffix(".json.gz")
-    return int(name) if path.parent.name == "kernels" and name.isdecimal() else None
-
-
 def whole_steps(trace: RankTrace, steps: dict[int, StepRecord]) -> list[StepRecord]:
     """The lines of the steps that lie in the trace.
 

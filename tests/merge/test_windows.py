@@ -1,7 +1,5 @@
 """A run's records beside a trace of its kernels; the trace is written by hand."""
 
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,6 @@ import pytest
 import torch
 
 from aorta.account.load.open import load_run
-from aorta.merge.command import merge
 from aorta.merge.windows import check_run
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
@@ -84,21 +81,6 @@ def test_the_report_keeps_both_sources_apart(tmp_path):
     assert kernels.global_step.tolist() == [0, 1, 2]
     assert kernels.metrics["hidden_ms"] == pytest.approx(1.6, abs=ROUNDED_MS)
     assert read_run(tmp_path / "run.json").coverage["profiled_steps"] == [0, 1]
-
-
-def test_a_trace_of_one_steps_kernels_gives_that_steps_line(tmp_path):
-    """As earlier versions left it: no annotations of steps, the step in the name."""
-    write_records(tmp_path, 4)
-    trace = write_trace(tmp_path / "torch_profiler/rank0/kernels/step_00000001.json.gz", 4)
-    content = json.loads(trace.read_text())
-    content["traceEvents"] = [e for e in content["traceEvents"] if e.get("cat") != "user_annotation"]
-    trace.write_bytes(gzip.compress(json.dumps(content).encode()))
-    (merged,) = merge(tmp_path)
-    assert (merged.check.steps, merged.check.num_matched) == ([1], 1)
-    lines = [r for r in read_steps(tmp_path / steps_name(0)) if r.source == "kineto"]
-    assert [(line.global_step, line.overlap.hidden_ms) for line in lines] == [
-        (1, pytest.approx(1.6, abs=ROUNDED_MS))
-    ]
 
 
 def test_kernels_of_one_name_are_matched_in_the_order_of_their_ends(tmp_path):
