@@ -1,7 +1,7 @@
 """Checks on the GPUs at hand what aorta promises of them, and writes one file: scripts/amd_check.sh runs it.
 
     bash scripts/amd_check.sh [FILE] [--quick] [--parts records truth ...]
-    aorta doctor --grade FILE
+    bash scripts/amd_check.sh FILE --grade
 
 Takes 10 min at most, 5 with --quick (fewer pairs of blocks, no queues). Each part runs commands of aorta as
 users give them, reads the records that they leave, and keeps a few numbers. The file names no person,
@@ -25,10 +25,11 @@ from statistics import median
 
 import msgspec
 import torch
+from device_grade import SCHEMA, DeviceCheck, Fact, Part, exit_code, grade_lines, read_check
 from harness import ROOT
 
 from aorta._version import __version__
-from aorta.account.results.device_check import SCHEMA, DeviceCheck, Fact, Part
+from aorta.errors import FINE, ConfigError
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import KernelCoverage, StepRecord
@@ -320,12 +321,17 @@ def run_part(machine: Machine, name: str) -> Part:
     )
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", nargs="?", type=Path, default=Path("device_check.json"))
     parser.add_argument("--quick", action="store_true", help="5 min: fewer pairs of blocks, no queues")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--grade", action="store_true", help="say of FILE, line by line, what holds")
     options = parser.parse_args()
+    if options.grade:
+        check = read_check(options.file)
+        print("\n".join(grade_lines(check)))
+        return exit_code(check)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="device_check-") as folder:
         machine = Machine(Path(folder), options.quick)
@@ -346,8 +352,12 @@ def main() -> None:
         parts=parts,
     )
     options.file.write_bytes(msgspec.json.format(msgspec.json.encode(check), indent=1) + b"\n")
-    print(f"wrote {options.file}; grade it with: aorta doctor --grade {options.file}")
+    print("\n".join(["", *grade_lines(check), "", f"wrote {options.file}"]))
+    return FINE
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        sys.exit(main())
+    except ConfigError as error:
+        sys.exit(f"error: {error}")

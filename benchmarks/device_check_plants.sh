@@ -8,7 +8,7 @@ export PYTHON=${2:-python3}
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 graded() { # graded NAME
-  PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} "$PYTHON" -m aorta doctor --grade "$folder/$1.json" >"$folder/$1.txt"
+  PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} "$PYTHON" benchmarks/device_check.py --grade "$folder/$1.json" >"$folder/$1.txt"
   echo "exit status $?" >>"$folder/$1.txt"
 }
 

@@ -3,13 +3,14 @@
 `RULES` is the whole of the grade: a line for each promise, with the fact that decides it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from aorta.errors import ConfigError
+from aorta.errors import CANNOT_TELL, FINE, VIOLATED, ConfigError
 
 Fact = float | bool | str | None
 Verdict = Literal["pass", "fail", "not run"]
@@ -152,3 +153,26 @@ def _text(fact: Fact) -> str:
     if isinstance(fact, bool):
         return "yes" if fact else "no"
     return f"{fact:.4g}" if isinstance(fact, float) else str(fact)
+
+
+def grade_lines(check: DeviceCheck) -> list[str]:
+    """The machine, how many lines hold, then each line."""
+    grades = grade(check)
+    counts = Counter(line.verdict for line in grades)
+    devices = ", ".join(f"{n} x {name}" for name, n in Counter(check.devices).items()) or "no GPU"
+    width = max(len(line.rule.promise) for line in grades)
+    lines = [
+        f"{devices}, {check.runtime}, torch {check.torch}, aorta {check.aorta}",
+        f"{counts['pass']} lines pass, {counts['fail']} fail, {counts['not run']} did not run",
+        "",
+    ]
+    for line in grades:
+        found = line.found if line.verdict == "not run" else f"{line.found} (bound: {line.rule.bound})"
+        lines.append(f"{line.verdict:<7}  {line.rule.part:<8}  {line.rule.promise:<{width}}  {found}")
+    return lines
+
+
+def exit_code(check: DeviceCheck) -> int:
+    """1 where a line fails, 3 where none fails and one did not run."""
+    verdicts = {line.verdict for line in grade(check)}
+    return VIOLATED if "fail" in verdicts else CANNOT_TELL if "not run" in verdicts else FINE

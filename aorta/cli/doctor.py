@@ -9,17 +9,15 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal
 
 import click
 
 from aorta.cli.options import json_option
 from aorta.command_line import OneScreenCommand, output_of_verdict
-from aorta.errors import CANNOT_TELL, FINE, REPORT, VIOLATED, to_install
+from aorta.errors import CANNOT_TELL, FINE, REPORT, to_install
 
 State = Literal["works", "missing", "broken", "not needed"]
 
@@ -38,22 +36,12 @@ class DoctorCheck:
 
 
 @click.command("doctor", cls=OneScreenCommand)
-@click.option(
-    "--grade",
-    "checked",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Judge a file of scripts/amd_check.sh line by line.",
-)
 @json_option
-def doctor_command(checked: Path | None, as_json: bool) -> int:
+def doctor_command(as_json: bool) -> int:
     """Check what works on this machine: torch, GPUs, telemetry, profilers, compiler, optional packages.
 
     Each thing that does not work comes with a fix. Exit code 3: a required one is missing or broken.
-    With --grade: 1 where a line fails, 3 where none fails and one did not run.
     """
-    if checked is not None:
-        return _grade(checked, as_json)
     checks = list(_checks())
     with output_of_verdict():
         if as_json:
@@ -61,39 +49,6 @@ def doctor_command(checked: Path | None, as_json: bool) -> int:
         else:
             _print(checks)
     return CANNOT_TELL if _failed(checks) else FINE
-
-
-def _grade(path: Path, as_json: bool) -> int:
-    from aorta.account.results.device_check import grade, read_check
-
-    check = read_check(path)
-    grades = grade(check)
-    counts = Counter(line.verdict for line in grades)
-    with output_of_verdict():
-        if as_json:
-            rows = [
-                {"part": g.rule.part, "promise": g.rule.promise, "bound": g.rule.bound, "found": g.found}
-                | {"verdict": g.verdict}
-                for g in grades
-            ]
-            click.echo(json.dumps(rows, indent=1))
-        else:
-            devices = ", ".join(f"{n} x {name}" for name, n in Counter(check.devices).items()) or "no GPU"
-            click.echo(f"{devices}, {check.runtime}, torch {check.torch}, aorta {check.aorta}")
-            click.echo(
-                f"{counts['pass']} lines pass, {counts['fail']} fail, {counts['not run']} did not run\n"
-            )
-            colours = {"pass": "green", "not run": "yellow", "fail": "red"}
-            width = max(len(line.rule.promise) for line in grades)
-            for line in grades:
-                verdict = click.style(f"{line.verdict:<7}", fg=colours[line.verdict])
-                found = (
-                    line.found if line.verdict == "not run" else f"{line.found} (bound: {line.rule.bound})"
-                )
-                click.echo(f"{verdict}  {line.rule.part:<8}  {line.rule.promise:<{width}}  {found}")
-    if counts["fail"]:
-        return VIOLATED
-    return CANNOT_TELL if counts["not run"] else FINE
 
 
 def _failed(checks: list[DoctorCheck]) -> list[DoctorCheck]:
