@@ -131,7 +131,7 @@
   aorta.whenNear(holder, async () => {
     try {
       plotly = await aorta.plotly();
-      holder.replaceChildren(); // the still picture
+      holder.replaceChildren();
     } catch (error) {
       said.textContent = `The chart cannot be drawn by this browser (${error.message}). ${said.textContent}`;
       return;

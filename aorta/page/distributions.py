@@ -3,7 +3,6 @@
 import base64
 import gzip
 import warnings
-from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from aorta.account.metrics import COUNTED, MEASURES, metric_key
 from aorta.account.model import JudgedRun, Report
-from aorta.page.parts import Markup, number, tag, title, unit
+from aorta.page.parts import title, unit
 
 MAX_STEPS = 500
 """Steps shown of a run; a longer run shows every second, third, ... step."""
@@ -72,10 +71,6 @@ def _group(name: str) -> str:
     return op if op else "More of the step"
 
 
-def _place(name: str) -> int:
-    return FIRST.index(name) if name in FIRST else len(FIRST)
-
-
 def _measured(judged: JudgedRun, name: str) -> bool:
     values = judged.run.metrics.get(name)
     return values is not None and bool(np.isfinite(values).any())
@@ -101,73 +96,6 @@ def _over_ranks(values: NDArray[np.float64]) -> list[list[float | None]]:
     if len(values) == 1:
         rows = rows[:1]
     return [[float(f"{x:.5g}") if np.isfinite(x) else None for x in row.tolist()] for row in rows]
-
-
-def static_picture(data: dict[str, Any]) -> Markup | None:
-    """The first metric as a picture that needs no script: what is printed before the chart was looked at."""
-    if not data["metrics"]:
-        return None
-    metric = data["metrics"][0]
-    runs = [run for run in data["runs"] if metric["name"] in run["values"]]
-    judged = [x for run in runs for row in run["values"][metric["name"]] for x in row[run["num_warmup"] :]]
-    present: list[float] = [x for x in judged if x is not None]
-    if not present:
-        return None
-    low, high = min(present), max(present)
-    room = 0.08 * ((high - low) or abs(high) or 1.0)
-    low, high = low - room, high + room
-    first: int = min(run["steps"][0] for run in runs)
-    last: int = max(max(run["steps"][-1] for run in runs), first + 1)
-
-    def x_of(step: int) -> float:
-        return round(60 + 640 * (step - first) / (last - first), 1)
-
-    def y_of(value: float) -> float:
-        return round(280 - 250 * (min(max(value, low), high) - low) / (high - low), 1)
-
-    def points(steps: Iterable[int], values: Iterable[float | None]) -> list[str]:
-        return [f"{x_of(s)},{y_of(x)}" for s, x in zip(steps, values, strict=True) if x is not None]
-
-    drawn: list[Markup] = [
-        tag("path", d="M60,30 V280 H700 M760,280 H990", class_="axis line"),
-        tag("text", f"{number(high)} {metric['unit']}", x=2, y=26),
-        tag("text", f"{number(low)} {metric['unit']}", x=2, y=296),
-        tag("text", f"global step {first} to {last}", x=380, y=298, text_anchor="middle"),
-    ]
-    for place, run in enumerate(runs):
-        side = 1 if len(runs) == 1 or run["side"] == data["candidate"] else 0
-        middle, *spread = run["values"][metric["name"]]
-        steps = run["steps"]
-        if spread:
-            least, greatest = spread
-            outline = points(steps, greatest) + points(steps, least)[::-1]
-            drawn.append(tag("polygon", points=" ".join(outline), class_=f"band run-{side}"))
-        drawn.append(tag("polyline", points=" ".join(points(steps, middle)), class_=f"line run-{side}"))
-        drawn += _box(middle[run["num_warmup"] :], place, len(runs), run["label"], y_of, side)
-    return tag("svg", drawn, viewBox="0 0 1000 300", class_="still", aria_hidden="true")
-
-
-def _box(
-    values: list[float | None],
-    place: int,
-    num_runs: int,
-    label: str,
-    y_of: Callable[[float], float],
-    side: int,
-) -> list[Markup]:
-    """Quartiles of the judged steps, and their median."""
-    present = [x for x in values if x is not None]
-    if not present:
-        return []
-    lower, middle, upper = map(y_of, np.percentile(present, (25, 50, 75)).tolist())
-    width = 200 / num_runs
-    x = 770 + place * width
-    return [
-        tag("rect", x=f"{x:.1f}", y=f"{upper:.1f}", width=f"{0.6 * width:.1f}",
-            height=f"{max(1.0, lower - upper):.1f}", class_=f"box run-{side}"),
-        tag("path", d=f"M{x:.1f},{middle:.1f} h{0.6 * width:.1f}", class_=f"line run-{side}"),
-        tag("text", label[:14], x=f"{x:.1f}", y=296),
-    ]  # fmt: skip
 
 
 @cache

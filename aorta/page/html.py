@@ -6,7 +6,6 @@ and the plotting library), and it may not load anything.
 """
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -20,7 +19,7 @@ from aorta.errors import ReportError
 from aorta.files import write_whole
 from aorta.page.answer import answer, causes
 from aorta.page.changes import changes
-from aorta.page.distributions import distribution_data, plotly_packed, plotly_source, static_picture
+from aorta.page.distributions import distribution_data, plotly_packed, plotly_source
 from aorta.page.frame import asset, hash_of, style_text
 from aorta.page.hazards import hazards
 from aorta.page.heat import heat_data, ranks_by_steps
@@ -83,7 +82,7 @@ def page(report: Report, shown: Shown | None = None) -> str:
         ("timeline", _timeline(report, steps_shown)),
         ("collectives", collectives(report)),
         ("kernels", kernels(_kernels_by_class_and_name(report))),
-        ("distributions", _distributions(distributions)),
+        ("distributions", _distributions()),
         ("ran", what_ran(report)),
         ("notes", notes(report)),
         ("definitions", definitions()),
@@ -194,7 +193,7 @@ def _timeline(report: Report, steps_shown: list[Steps]) -> Markup:
     )
 
 
-def _distributions(data: dict[str, Any]) -> Markup:
+def _distributions() -> Markup:
     return section(
         "distributions",
         "Distributions",
@@ -205,7 +204,7 @@ def _distributions(data: dict[str, Any]) -> Markup:
         ),
         tag(
             "div",
-            static_picture(data),
+            "The chart needs a browser that runs scripts.",
             id="distribution-chart",
             role="img",
             aria_label="Distribution of a metric over steps",

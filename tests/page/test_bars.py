@@ -1,4 +1,4 @@
-"""The timeline picture: where bars stand, and what is written above and between them."""
+"""The pictures of a report: how high bars are, and what is written above them."""
 
 import math
 
@@ -18,41 +18,15 @@ def picture_data(steps, slow=None, num_warmup=0):
     return dataset_of("a", {0: records}, num_warmup=num_warmup)
 
 
-def test_steps_that_are_left_out_leave_a_gap():
-    """Four bars, a gap of one bar for steps 4 to 9, then bars again; the warm-up does not fill the gap."""
-    bars = bars_of(picture_data([0, 1, 2, 3, *range(10, 30)], num_warmup=5).first)
-    assert bars.place.tolist() == [0, 1, 2, 3, *range(5, 25)]
-    assert bars.gaps == [(4.0, 4, 9)]
-    assert bars.extents(5) == [(-0.5, 3.5), (4.5, 5.5)]
-    assert bars.extents(4) == [(-0.5, 3.5)]
-    assert bars.extents(0) == []
-
-
-def test_where_every_tenth_step_was_recorded_there_is_no_gap():
-    bars = bars_of(picture_data([0, 1, 2, *range(10, 100, 10)]).first)
-    assert bars.place.tolist() == list(range(12))
-    assert bars.gaps == []
-
-
 @pytest.mark.heavy
-def test_steps_share_a_bar_only_with_neighbours():
-    """Two steps a bar: 0 1 | 2 3 | 4, the gap, 10 11 | 12 13 | ..."""
+def test_neighbouring_steps_share_a_bar():
+    """Two steps a bar: 0 1 | 2 3 | 4 10 | 11 12 | ..."""
     steps = [*range(5), *range(10, 10 + MAX_BARS)]
     bars = bars_of(picture_data(steps, slow={4: 70.0}).first)
     assert bars.per_bar == 2
-    assert bars.first_step[:5].tolist() == [0, 2, 4, 10, 12]
-    assert bars.greatest[:4].tolist() == pytest.approx([10.0, 10.0, 70.0, 10.0])
-    assert bars.place[3] - bars.place[2] > 2
-    assert bars.num_whole(3) == 1
-    assert bars.extents(3) == [(-0.5, 1.0)]
-
-
-@pytest.mark.heavy
-def test_the_gap_is_drawn_and_named():
-    axis = timeline_figure(picture_data([0, 1, 2, 3, *range(10, 30)], num_warmup=5)).axes[0]
-    left = [bar.get_x() for bar in axis.containers[0]]
-    assert np.diff(left)[:5].tolist() == pytest.approx([1, 1, 1, 2, 1])
-    assert "steps 4–9 left out" in [text.get_text() for text in axis.texts]
+    assert bars.first_step[:4].tolist() == [0, 2, 4, 11]
+    assert bars.greatest[:4].tolist() == pytest.approx([10.0, 10.0, 40.0, 10.0])
+    assert bars.peak[:4].tolist() == pytest.approx([10.0, 10.0, 70.0, 10.0])
 
 
 @pytest.mark.heavy

@@ -481,11 +481,6 @@ def test_quartiles_are_those_of_the_box(shown):
     assert box[:3] == pytest.approx(np.percentile(box[3], (25, 50, 75)).tolist())
 
 
-def test_a_chart_that_was_not_looked_at_is_printed(shown):
-    page = shown("single")
-    assert page.js("document.querySelectorAll('#distribution-chart svg.still polyline').length") == 1
-
-
 def test_every_link_of_the_navigation_has_its_section(shown):
     for name in ("compared", "single", "without-details"):
         page = shown(name)
