@@ -79,21 +79,3 @@ def test_pieces_cover_the_rows(rows: int, num: int, taper: bool, heights: list[i
     assert [end - first for first, end in pieces] == heights
     assert pieces[0][0] == 0
     assert all(a[1] == b[0] for a, b in zip(pieces, pieces[1:], strict=False))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_communication_alone_carries_every_peers_rows_and_ends(way: str) -> None:
-    op, make = WAYS[way]
-    peers = Peers(Problem(op, m=24, n=3, k=4, dtype=torch.float64, num_ranks=2))
-    strategies = [make(bench) for bench in peers.benches]
-    for strategy in strategies * CALLS:
-        communicate = strategy.communication()
-        assert communicate is not None
-        communicate()
-    for bench in peers.benches:
-        bench.streams.synchronize()
-    if op == "ag_gemm":
-        for rank, strategy in enumerate(strategies):
-            assert isinstance(strategy, GatherByCopy)
-            assert torch.equal(strategy.gathered[0].local[1 - rank], peers.benches[1 - rank].operands.a)
-    peers.close()

@@ -5,7 +5,7 @@ serial among them, in turns. Every strategy's result was checked bit for bit bef
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -26,11 +26,10 @@ LEVEL_ROUNDS = 10
 """Rounds in which the host does not submit ahead of the device; they explain a time and decide nothing."""
 COPY_CHUNKS = (1, 2, 4, 8, 16)
 """Numbers of pieces to try for copies."""
-COPIES_ALONE = "copy engine alone"
 SETTINGS = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "TORCH_NCCL_HIGH_PRIORITY")
 SETTING_PREFIXES = ("NCCL_", "RCCL_", "TORCH_SYMM_MEM_", "TORCH_NCCL_")
 """Environment variables, with SETTINGS, that change what is measured."""
-HEAD = ("strategy", "settings", "ms", "95 %", "x multiply", "efficiency", "x own bound", "own", "host level")
+HEAD = ("strategy", "settings", "ms", "95 %", "x multiply", "efficiency", "host level")
 
 
 class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,15 +50,6 @@ class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
     efficiency: Figure | None
     """(serial - time) / (serial - bound), with the comparison's bound_ms: above 1 where a strategy moves its
     bytes faster than the collective. None: serial and bound are within noise of each other."""
-    transport: str
-    """Carrier of the bytes."""
-    transport_ms: float | None
-    """Time of that transport alone with all bytes: the comparison's collective or its copies."""
-    own_bound_ms: float | None
-    """max(transport_ms, the multiply alone)."""
-    time_over_own_bound: float | None
-    efficiency_of_own_bound: Figure | None
-    """(serial - time) / (serial - own_bound_ms)."""
     false_edges: int | None
     """Number of false edges that lint finds in its program."""
     not_measured: dict[str, str]
@@ -83,8 +73,6 @@ class StrategyComparison(msgspec.Struct, frozen=True, kw_only=True):
     serial_ms: Figure
     comm_ms: Figure
     gemm_ms: Figure
-    copy_engine_ms: Figure | None
-    """Time of the bytes alone by copy engines and flags, one piece per peer."""
     bound_ms: float
     """max(comm, gemm), each alone in one piece, the collective of `serial`."""
     rows: list[StrategyRow]
@@ -185,22 +173,12 @@ class _FinalRounds:
         self.finalists: dict[str, Strategy] = {"serial": serial, **others}
         self.num_rounds = num_rounds
         legs = [Leg("comm", serial.communicate), Leg("gemm", serial.multiply)]
-        copies = self._copies()
-        legs += [Leg("copies", copies)] if copies is not None else []
         legs += [Leg(f"{family}/ahead", strategy.submit) for family, strategy in self.finalists.items()]
         self.times = session.measure(legs, num_rounds)
         level = [
             Leg(family, strategy.submit, host_ahead=False) for family, strategy in self.finalists.items()
         ]
         self.level_times = session.measure(level, LEVEL_ROUNDS)
-
-    def _copies(self) -> Callable[[], None] | None:
-        """Call that moves the bytes alone by copy engines; None where no finalist uses them."""
-        if all(strategy.transport != "copy engine" for strategy in self.finalists.values()):
-            return None
-        one_piece = _gather(1) if self.session.problem.gathers else _reduce(1)
-        built = self.session.build([Family(COPIES_ALONE, [one_piece])]).get(COPIES_ALONE)
-        return built[0].communication() if built else None
 
     def comparison(self, screened: Mapping[str, float]) -> StrategyComparison:
         problem, device = self.session.problem, self.session.device
@@ -219,7 +197,6 @@ class _FinalRounds:
             serial_ms=median_of(self.times.slowest("serial/ahead")),
             comm_ms=median_of(self.times.slowest("comm")),
             gemm_ms=median_of(self.times.slowest("gemm")),
-            copy_engine_ms=(median_of(self.times.slowest("copies")) if "copies" in self.times.ms else None),
             bound_ms=max(self._median("comm"), self._median("gemm")),
             rows=rows,
             unavailable=self.session.unavailable,
@@ -235,14 +212,6 @@ class _FinalRounds:
         efficiency = self._efficiency(family)
         if efficiency is None:
             not_measured["efficiency"] = "serial and the bound are within noise of each other"
-        transport = self._transport_ms(strategy)
-        own_bound = None if transport is None else max(transport, gemm_ms)
-        own_efficiency = None if own_bound is None else self._efficiency(family, own_bound)
-        if own_bound is None:
-            missing = ("transport_ms", "own_bound_ms", "time_over_own_bound", "efficiency_of_own_bound")
-            not_measured |= dict.fromkeys(missing, "its transport was not measured alone")
-        elif own_efficiency is None:
-            not_measured["efficiency_of_own_bound"] = "serial and its bound are within noise of each other"
         program = strategy.program if isinstance(strategy, Chunked) else None
         if program is None:
             not_measured["false_edges"] = "it is not a host program"
@@ -256,35 +225,23 @@ class _FinalRounds:
             exposed_ms=time.value - gemm_ms,
             time_over_gemm=time.value / gemm_ms,
             efficiency=efficiency,
-            transport=strategy.transport,
-            transport_ms=transport,
-            own_bound_ms=own_bound,
-            time_over_own_bound=None if own_bound is None else time.value / own_bound,
-            efficiency_of_own_bound=own_efficiency,
             false_edges=None if program is None else len(lint(program).false_edges),
             not_measured=not_measured,
             host_late_rounds=self.times.late[f"{family}/ahead"],
         )
 
-    def _efficiency(self, family: str, bound_ms: float | None = None) -> Figure | None:
-        """Gain over serial as a share of the most possible; None where serial is within noise of the bound.
-
-        bound_ms: by default the longer of comm and gemm, drawn from the same rounds as the times.
-        """
+    def _efficiency(self, family: str) -> Figure | None:
+        """Gain over serial as a share of the most possible; None where serial is within noise of the bound,
+        the longer of comm and gemm."""
         columns = {"serial": "serial/ahead", "comm": "comm", "gemm": "gemm", "time": f"{family}/ahead"}
         rounds = {name: self.times.slowest(leg) for name, leg in columns.items()}
 
         def most(medians: Mapping[str, float]) -> float:
-            bound = max(medians["comm"], medians["gemm"]) if bound_ms is None else bound_ms
-            return medians["serial"] - bound
+            return medians["serial"] - max(medians["comm"], medians["gemm"])
 
         if figure_of(rounds, most).low <= 0:
             return None
         return figure_of(rounds, lambda medians: (medians["serial"] - medians["time"]) / most(medians))
-
-    def _transport_ms(self, strategy: Strategy) -> float | None:
-        leg = {"collective": "comm", "copy engine": "copies"}.get(strategy.transport)
-        return self._median(leg) if leg is not None and leg in self.times.ms else None
 
     def _median(self, leg: str) -> float:
         return float(np.median(self.times.slowest(leg)))
@@ -325,15 +282,13 @@ def environment() -> dict[str, str]:
 def comparison_text(comparison: StrategyComparison) -> str:
     """Verdict and a table with a row per strategy; a dash where nothing was measured (the JSON says why)."""
     alone = f"communication alone {_ms(comparison.comm_ms)}   multiply alone {_ms(comparison.gemm_ms)}"
-    copies = comparison.copy_engine_ms
     lines = [
         f"{comparison.op}   M {comparison.m}  N {comparison.n}  K {comparison.k}   {comparison.dtype}"
         f"   {comparison.ranks} x {comparison.device}"
         f"   {comparison.rounds} rounds, slowest rank",
         comparison.verdict,
-        f"serial {_ms(comparison.serial_ms)}   {alone}   bound {comparison.bound_ms:.3f} ms"
-        + ("" if copies is None else f"   copy engine alone {_ms(copies)}"),
-        "efficiency: of the bound above; own: of the longer of the multiply and its own transport alone",
+        f"serial {_ms(comparison.serial_ms)}   {alone}   bound {comparison.bound_ms:.3f} ms",
+        "efficiency: of the bound above",
         "",
         *_aligned([HEAD, *map(_table_row, comparison.rows)]),
     ]
@@ -352,8 +307,6 @@ def _table_row(row: StrategyRow) -> tuple[str, ...]:
         f"{row.time_ms.low:.3f}..{row.time_ms.high:.3f}",
         f"{row.time_over_gemm:.2f}",
         _share(row.efficiency),
-        "-" if row.time_over_own_bound is None else f"{row.time_over_own_bound:.2f}",
-        _share(row.efficiency_of_own_bound),
         f"{row.time_host_level_ms.value:.3f}",
     )
 

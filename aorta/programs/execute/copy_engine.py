@@ -35,8 +35,6 @@ Route = Literal["pairwise", "ring"]
 class CopyEngine(Strategy):
     """Base of both strategies: a copy stream beside the caller's, and signals."""
 
-    transport = "copy engine"
-
     def __init__(self, bench: StrategyBench, **settings: int | str) -> None:
         super().__init__(bench, **settings)
         if bench.problem.num_ranks < 2:
@@ -130,9 +128,6 @@ class GatherByCopy(CopyEngine):
     def poison(self) -> None:
         poison(self.out, *(buffer.local for buffer in self.gathered))
 
-    def communication(self) -> Action:
-        return self._comm
-
     def _push_actions(self, half: int) -> Iterator[Action]:
         operands, buffers = self.bench.operands, self.gathered[half].of_rank
         for step, pieces in enumerate(self.pieces, start=1):
@@ -178,14 +173,6 @@ class GatherByCopy(CopyEngine):
         # The caller may write its rows again only when they are all sent.
         self._follow(MAIN, self.bench.copies)
 
-    def _comm(self) -> None:
-        half = self._begin()
-        for push in self._pushes[half]:
-            push()
-        for wait, _ in self._arrivals[half]:
-            wait()
-        self._join()
-
 
 class ReduceByCopy(CopyEngine):
     """Multiply + reduce-scatter or all-reduce: partial sums travel round the ring and grow on the way.
@@ -214,24 +201,11 @@ class ReduceByCopy(CopyEngine):
         self._spreads = [list(self._spread_actions(half)) for half in (0, 1)]
 
     def submit(self) -> None:
-        self._run(multiply=True)
-
-    def result(self) -> torch.Tensor:
-        return self.outputs[(self.calls - 1) % 2].local.view(-1, self.bench.problem.n)
-
-    def poison(self) -> None:
-        poison(self.first, *(buffer.local for buffer in [*self.outputs, *self.hops]))
-
-    def communication(self) -> Action:
-        return lambda: self._run(multiply=False)
-
-    def _run(self, multiply: bool) -> None:
         half = self._begin()
         for wait, product, push in self._steps[half]:
             if wait is not None:
                 wait()
-            if multiply:
-                self._multiply(product)
+            self._multiply(product)
             for send in push:
                 send()
         if self.spreads:
@@ -239,6 +213,12 @@ class ReduceByCopy(CopyEngine):
                 wait()
         # The operands and sums may be written again only when they are all sent.
         self._follow(MAIN, self.bench.copies)
+
+    def result(self) -> torch.Tensor:
+        return self.outputs[(self.calls - 1) % 2].local.view(-1, self.bench.problem.n)
+
+    def poison(self) -> None:
+        poison(self.first, *(buffer.local for buffer in [*self.outputs, *self.hops]))
 
     def _step_actions(self, half: int) -> Iterator[tuple[Action | None, Action, list[Action]]]:
         """Actions of every piece of every step: wait for the sum so far, add this rank's part, send it on."""

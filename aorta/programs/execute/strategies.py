@@ -7,7 +7,7 @@ own, which a user would pick today. copy_engine.py has those that push rows into
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,6 @@ from aorta.programs.execute.symmetric import FlagSignals, SymmetricBuffer, need_
 from aorta.programs.language.emit import ORDERS, Comm, Shape, TileOrder, emit
 from aorta.programs.language.expr import HostProgramError
 
-Transport = Literal["collective", "send_recv", "copy engine"]
-"""Carrier of the bytes. collective: the process group's collective that `serial` uses."""
 SIGNAL_SLOTS = 256
 """Flags per sending rank, shared by all strategies of a bench."""
 MULTICAST_ROWS = 2048
@@ -110,7 +108,6 @@ class Strategy(ABC):
 
     name: str
     note: str = ""
-    transport: Transport = "collective"
 
     def __init__(self, bench: StrategyBench, **settings: int | str) -> None:
         self.bench = bench
@@ -139,10 +136,6 @@ class Strategy(ABC):
     @abstractmethod
     def poison(self) -> None:
         """Fill outputs and staging with NaN. Called while no rank runs anything."""
-
-    def communication(self) -> Callable[[], None] | None:
-        """Call that submits all of its communication and nothing else; None where it cannot be told apart."""
-        return None
 
 
 class Serial(Strategy):
@@ -237,8 +230,6 @@ class Chunked(Strategy):
             raise StrategyUnavailable(str(error)) from None
         if streams_needed(self.program, threads=False) > bench.num_workers:
             raise StrategyUnavailable(f"{streams} streams: only {bench.num_workers} were made")
-        if comm != "collective":
-            self.transport = "send_recv"
         lanes = {"comm": bench.group}
         self.execution = Execution(self.program, tensors, bench.streams, lanes, control=bench.control)
 
@@ -259,7 +250,6 @@ class TorchSymmetric(Strategy):
     """Base of torch's fused operators, whose result is a tensor of their own."""
 
     note = "the operator allocates its results itself"
-    transport = "copy engine"
     op: str
 
     def __init__(self, bench: StrategyBench, **settings: int | str) -> None:
