@@ -54,7 +54,7 @@ part capture "$python" benchmarks/capture.py --ranks "$num_gpus" --output "$fold
 part queues "${ranks[@]}" -m aorta.queues run-priority all --streams 4,16 --budget-s 0.5 \
   --output "$folder/queues.json"
 for op in ag_gemm gemm_rs gemm_ar; do
-  part "program-$op" "${ranks[@]}" -m -- aorta.host_ir compare --op "$op" --m 65536 --n 1024 --k 4096
+  part "program-$op" "${ranks[@]}" -- benchmarks/pipelining/compare.py --op "$op" --m 65536 --n 1024 --k 4096
 done
 if ((num_gpus == 2)); then
   part queues-one "$python" -m aorta.queues run-priority all --streams 4,16 --budget-s 0.5 \

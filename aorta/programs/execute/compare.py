@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from aorta.device.backend import accelerator, backend_of
-from aorta.programs.execute.copy_engine import GatherByCopy, ReduceByCopy
 from aorta.programs.execute.problem import Problem
 from aorta.programs.execute.session import Family, Make, StrategySession
 from aorta.programs.execute.strategies import Chunked, FusedGather, FusedScatter, Serial, Strategy
@@ -24,8 +23,6 @@ SCREENING_ROUNDS = 6
 """Rounds in which all alternatives of a family compete."""
 LEVEL_ROUNDS = 10
 """Rounds in which the host does not submit ahead of the device; they explain a time and decide nothing."""
-COPY_CHUNKS = (1, 2, 4, 8, 16)
-"""Numbers of pieces to try for copies."""
 SETTINGS = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "TORCH_NCCL_HIGH_PRIORITY")
 SETTING_PREFIXES = ("NCCL_", "RCCL_", "TORCH_SYMM_MEM_", "TORCH_NCCL_")
 """Environment variables, with SETTINGS, that change what is measured."""
@@ -90,18 +87,22 @@ def compare(
     tiles: Sequence[int],
     streams: Sequence[int],
     num_rounds: int = 30,
+    further: Sequence[Family] = (),
+    priorities: Sequence[int] = (),
 ) -> StrategyComparison:
     """Try all families, then measure the fastest of each in turns.
 
-    Collective over the default process group; every rank gets the same comparison.
+    Collective over the default process group; every rank gets the same comparison. further: families beside
+    those of programs and of torch; priorities: of the streams that these need beside the workers.
     """
-    session = StrategySession(problem, device, max(streams))
+    session = StrategySession(problem, device, max(streams), priorities)
     try:
         serial = session.build([Family("serial", [Serial])])["serial"][0]
         assert isinstance(serial, Serial)
         families = program_families(problem.op, tiles, streams)
         if backend_of(device).is_device:
-            families += copy_families(problem.op)
+            families += fused_families(problem.op)
+        families += further
         finalists, screened = _screened(session, session.build(families))
         return _FinalRounds(session, serial, finalists, num_rounds).comparison(screened)
     finally:
@@ -124,29 +125,14 @@ def program_families(op: str, tiles: Sequence[int], streams: Sequence[int]) -> l
     return families
 
 
-def copy_families(op: str) -> list[Family]:
-    """Strategies over symmetric memory, aorta's and torch's own; they need GPUs that reach each other."""
-    if op == "ag_gemm":
-        tapered = [_gather(chunks, taper=True) for chunks in COPY_CHUNKS[1:4]]
-        return [
-            Family("copy engine pairwise", [*map(_gather, COPY_CHUNKS), *tapered]),
-            Family("copy engine ring", [_gather(chunks, route="ring") for chunks in COPY_CHUNKS[:4]]),
-            Family("torch fused", [FusedGather]),
-        ]
-    copies = [Family("copy engine ring", [_reduce(chunks) for chunks in COPY_CHUNKS])]
-    return copies if op == "gemm_ar" else [*copies, Family("torch fused", [FusedScatter])]
+def fused_families(op: str) -> list[Family]:
+    """torch's own operators over symmetric memory; they need GPUs that reach each other."""
+    fused: dict[str, Make] = {"ag_gemm": FusedGather, "gemm_rs": FusedScatter}
+    return [Family("torch fused", [fused[op]])] if op in fused else []
 
 
 def _chunked(order: str, tiles: int, streams: int, **options: str) -> Make:
     return lambda bench: Chunked(bench, order, tiles, streams, **options)  # type: ignore[arg-type]
-
-
-def _gather(chunks: int, **options: object) -> Make:
-    return lambda bench: GatherByCopy(bench, chunks, **options)  # type: ignore[arg-type]
-
-
-def _reduce(chunks: int) -> Make:
-    return lambda bench: ReduceByCopy(bench, chunks)
 
 
 def _screened(

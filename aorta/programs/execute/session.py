@@ -22,13 +22,13 @@ import torch.distributed as dist
 from aorta.device.backend import accelerator, backend_of
 from aorta.errors import AortaError
 from aorta.launcher import launched_rank, rank_text
-from aorta.programs.execute import symmetric
 from aorta.programs.execute.collectives import failures
 from aorta.programs.execute.problem import DTYPES, Arena, Operands, Problem, reference
 from aorta.programs.execute.strategies import (
     Strategy,
     StrategyBench,
     StrategyUnavailable,
+    enable_symmetric_memory,
     strategy_streams,
 )
 from aorta.programs.execute.timing import Leg, RoundTimes, Stopwatch, Stuck
@@ -140,7 +140,10 @@ class Family:
 class StrategySession:
     """Session on one problem, on all ranks of the default process group. Constructing it is collective."""
 
-    def __init__(self, problem: Problem, device: torch.device, num_workers: int) -> None:
+    def __init__(
+        self, problem: Problem, device: torch.device, num_workers: int, further: Sequence[int] = ()
+    ) -> None:
+        """further: priorities of streams beside the workers, for strategies that need them."""
         self.problem = problem
         self.device = device
         self.rank = dist.get_rank()
@@ -149,12 +152,12 @@ class StrategySession:
         if backend_of(device).is_device and problem.num_ranks > 1:
             # Where this fails, the strategies that need it say so themselves.
             with suppress(RuntimeError, ImportError):
-                symmetric.enable(group)
+                enable_symmetric_memory(group)
         operands = Operands(problem, device, self.rank)
         arena = Arena(problem.dtype, device)
-        streams = strategy_streams(num_workers, device)
+        streams = strategy_streams(num_workers, device, further)
         self.bench = StrategyBench(
-            problem, operands, arena, streams, device, self.rank, group, control=self.control
+            problem, operands, arena, streams, num_workers, device, self.rank, group, control=self.control
         )
         self.watch = Stopwatch(streams, device, group)
         self.unavailable: dict[str, str] = {}

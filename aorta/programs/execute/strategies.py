@@ -1,27 +1,27 @@
 """Ways of putting a collective beside a matrix multiply, with the same operands and outcome.
 
 Serial is what every gain is measured against; Chunked runs a host program; the fused operators are PyTorch's
-own, which a user would pick today. copy_engine.py has those that push rows into the peers' memory.
+own, which a user would pick today.
 """
 
+import os
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from aorta.device.streams import MAIN, DeviceStreams, Streams, ThreadStreams, kept_streams
+from aorta.device.streams import MAIN, Streams, ThreadStreams, kept_streams
 from aorta.programs.execute.collectives import all_gather, all_reduce, reduce_scatter
 from aorta.programs.execute.executor import Execution, streams_needed
 from aorta.programs.execute.problem import Arena, Operands, Problem, bind, expected, in_order_of_ranks
-from aorta.programs.execute.symmetric import FlagSignals, SymmetricBuffer, need_symmetric_memory
 from aorta.programs.language.emit import ORDERS, Comm, Shape, TileOrder, emit
 from aorta.programs.language.expr import HostProgramError
 
-SIGNAL_SLOTS = 256
-"""Flags per sending rank, shared by all strategies of a bench."""
+MULTICAST_SWITCH = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
+"""Environment variable that keeps torch's symmetric memory from using NVLink multicast."""
 MULTICAST_ROWS = 2048
 """Rows up to which torch may multicast, unless it returns the gathered rows: it is asked for them."""
 
@@ -41,6 +41,8 @@ class StrategyBench:
     operands: Operands
     arena: Arena
     streams: Streams
+    num_workers: int
+    """Number of streams for tiles; they are numbered from 0."""
     device: torch.device
     rank: int
     group: dist.ProcessGroup
@@ -48,59 +50,39 @@ class StrategyBench:
     control: dist.ProcessGroup | None = None
     """Process group for agreements between hosts, which need no device."""
 
-    shared: dict[tuple[str, tuple[int, ...]], SymmetricBuffer] = field(default_factory=dict)
-    made_signals: dict[Streams, FlagSignals] = field(default_factory=dict)
-
-    def symmetric(self, name: str, shape: tuple[int, ...]) -> SymmetricBuffer:
-        """A buffer that all ranks address; the same one for the same name and shape.
-
-        Collective when it is asked for the first time. Raises HostProgramError, or an error of torch's, where
-        there is none.
-        """
-        key = (name, shape)
-        need_symmetric_memory(self.device)
-        if key not in self.shared:
-            self.shared[key] = SymmetricBuffer(shape, self.problem.dtype, self.device, self.group)
-        return self.shared[key]
-
-    def signals(self, num_slots: int) -> Any:
-        """Signals between the ranks, for this bench's streams; strategies use them in turns.
-
-        Collective; raises like symmetric().
-        """
-        need_symmetric_memory(self.device)
-        if num_slots > SIGNAL_SLOTS:
-            raise HostProgramError(f"{num_slots} signals per rank are more than {SIGNAL_SLOTS} flags")
-        assert isinstance(self.streams, DeviceStreams)
-        if self.streams not in self.made_signals:
-            self.made_signals[self.streams] = FlagSignals(
-                SIGNAL_SLOTS, self.streams, self.device, self.group, self.control or self.group
-            )
-        return self.made_signals[self.streams]
-
-    @property
-    def num_workers(self) -> int:
-        """Number of streams for tiles; they are numbered from 0."""
-        return len(self.streams) - (2 if self.streams.kind == "threads" else 1)
-
-    @property
-    def copies(self) -> int:
-        """Number of the stream for copies, the one after the workers."""
-        return self.num_workers
-
     def submit(self, work: Callable[[], object]) -> None:
         """Submit one call to MAIN."""
         self.streams.submit(MAIN, work)
 
 
-def strategy_streams(num_workers: int, device: torch.device) -> Streams:
-    """Streams for a bench: workers and one for copies; on threads one more plays the process group's lane.
-
-    Copies have priority: the few kernels that go with them must not queue behind blocks of a multiply.
-    """
+def strategy_streams(num_workers: int, device: torch.device, further: Sequence[int] = ()) -> Streams:
+    """Streams for a bench: workers, and behind them one for each further priority; on threads one more plays
+    the process group's lane."""
     if device.type == "cpu":
-        return ThreadStreams(num_workers + 2)
-    return kept_streams([0] * num_workers + [-1], device)
+        return ThreadStreams(num_workers + len(further) + 1)
+    return kept_streams([*([0] * num_workers), *further], device)
+
+
+def need_symmetric_memory(device: torch.device) -> None:
+    """Raise HostProgramError, with the reason, where symmetric memory cannot be used."""
+    if device.type != "cuda":
+        raise HostProgramError("symmetric memory needs GPUs that reach each other's memory")
+    if os.environ.get(MULTICAST_SWITCH) != "1" and not torch.version.hip:
+        raise HostProgramError(f"{MULTICAST_SWITCH}=1 was not set before the start: multicast stays off")
+
+
+def enable_symmetric_memory(group: dist.ProcessGroup) -> None:
+    """Register the group with symmetric memory, which torch up to 2.8 needs and later ones do by themselves.
+
+    Collective, and before anything else on symmetric memory.
+    """
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    register = getattr(symmetric_memory, "enable_symm_mem_for_group", None)
+    if register is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            register(group.group_name)
 
 
 class Strategy(ABC):

@@ -1,27 +1,32 @@
 """Strategies that push into peers' memory, tried with threads for copy engines and ranks."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from aorta.device.streams import MAIN
-from aorta.programs.execute.copy_engine import GatherByCopy, ReduceByCopy, chunk_rows
 from aorta.programs.execute.problem import Problem, expected
 from aorta.programs.execute.strategies import Strategy
-from tests.programs.local_peers import LocalBench, Peers
+from tests.benchmarks.local_peers import LocalBench, Peers
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from pipelining.copy_engine import GatherByCopy, ReduceByCopy, chunk_rows
 
 CALLS = 5
 
 WAYS: dict[str, tuple[str, Callable[[LocalBench], Strategy]]] = {
-    "gather": ("ag_gemm", lambda bench: GatherByCopy(bench, 3)),
-    "gather in one piece": ("ag_gemm", lambda bench: GatherByCopy(bench, 1)),
-    "gather tapered": ("ag_gemm", lambda bench: GatherByCopy(bench, 4, taper=True)),
-    "gather by a ring": ("ag_gemm", lambda bench: GatherByCopy(bench, 2, route="ring")),
-    "scatter": ("gemm_rs", lambda bench: ReduceByCopy(bench, 3)),
-    "scatter in one piece": ("gemm_rs", lambda bench: ReduceByCopy(bench, 1)),
-    "all-reduce": ("gemm_ar", lambda bench: ReduceByCopy(bench, 2)),
+    "gather": ("ag_gemm", lambda bench: GatherByCopy(bench, bench, 3)),
+    "gather in one piece": ("ag_gemm", lambda bench: GatherByCopy(bench, bench, 1)),
+    "gather tapered": ("ag_gemm", lambda bench: GatherByCopy(bench, bench, 4, taper=True)),
+    "gather by a ring": ("ag_gemm", lambda bench: GatherByCopy(bench, bench, 2, route="ring")),
+    "scatter": ("gemm_rs", lambda bench: ReduceByCopy(bench, bench, 3)),
+    "scatter in one piece": ("gemm_rs", lambda bench: ReduceByCopy(bench, bench, 1)),
+    "all-reduce": ("gemm_ar", lambda bench: ReduceByCopy(bench, bench, 2)),
 }
 
 

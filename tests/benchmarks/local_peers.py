@@ -41,9 +41,9 @@ class LocalBench(StrategyBench):
         problem = peers.problem
         operands = Operands(problem, CPU, rank)
         operands.fill_integers()
-        streams = strategy_streams(1, CPU)
+        streams = strategy_streams(1, CPU, further=[-1])
         group: Any = None
-        super().__init__(problem, operands, Arena(problem.dtype, CPU), streams, CPU, rank, group)
+        super().__init__(problem, operands, Arena(problem.dtype, CPU), streams, 1, CPU, rank, group)
         self.peers = peers
 
     def symmetric(self, name: str, shape: tuple[int, ...]) -> Any:

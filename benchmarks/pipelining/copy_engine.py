@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
+from pipelining.peers import Peers, SymmetricBuffer
 
 from aorta.device.streams import MAIN
 from aorta.programs.execute.strategies import (
@@ -25,7 +26,6 @@ from aorta.programs.execute.strategies import (
     StrategyUnavailable,
     poison,
 )
-from aorta.programs.execute.symmetric import SymmetricBuffer
 from aorta.programs.language.expr import HostProgramError
 
 Action = Callable[[], None]
@@ -35,11 +35,12 @@ Route = Literal["pairwise", "ring"]
 class CopyEngine(Strategy):
     """Base of both strategies: a copy stream beside the caller's, and signals."""
 
-    def __init__(self, bench: StrategyBench, **settings: int | str) -> None:
+    def __init__(self, bench: StrategyBench, peers: Peers, **settings: int | str) -> None:
         super().__init__(bench, **settings)
         if bench.problem.num_ranks < 2:
             raise StrategyUnavailable("one rank has no peer to copy to")
-        self.streams = bench.streams
+        self.streams, self.peers = bench.streams, peers
+        self.copies = bench.num_workers  # the stream behind the workers
         self.signals: Any = None
         self.ranks = bench.problem.num_ranks
         self.rank = bench.rank
@@ -48,11 +49,11 @@ class CopyEngine(Strategy):
     def _buffer(self, name: str, *shape: int) -> SymmetricBuffer:
         """Buffer that strategies use in turns."""
         with _needing_peers():
-            return self.bench.symmetric(name, shape)
+            return self.peers.symmetric(name, shape)
 
     def _make_signals(self, num_slots: int) -> Any:
         with _needing_peers():
-            return self.bench.signals(num_slots)
+            return self.peers.signals(num_slots)
 
     def _begin(self) -> int:
         """Begin a call; returns the half, 0 or 1, of the pairs of buffers that it uses."""
@@ -60,7 +61,7 @@ class CopyEngine(Strategy):
         half = self.calls % 2
         self.calls += 1
         # The caller wrote the rows on MAIN; and its previous call must be over before peers are written to.
-        self._follow(self.bench.copies, MAIN)
+        self._follow(self.copies, MAIN)
         return half
 
     def _follow(self, stream: int, leader: int) -> None:
@@ -82,6 +83,7 @@ class GatherByCopy(CopyEngine):
     def __init__(
         self,
         bench: StrategyBench,
+        peers: Peers,
         chunks: int,
         *,
         taper: bool = False,
@@ -91,7 +93,7 @@ class GatherByCopy(CopyEngine):
 
         A ring passes on the pieces that it received, so that all its shards are cut alike.
         """
-        super().__init__(bench, route=route, chunks=chunks, **({"taper": 1} if taper else {}))
+        super().__init__(bench, peers, route=route, chunks=chunks, **({"taper": 1} if taper else {}))
         problem = bench.problem
         last = chunk_rows(problem.shard_rows, chunks, taper)
         earlier = last if route == "ring" else chunk_rows(problem.shard_rows, min(chunks, 2))
@@ -143,7 +145,7 @@ class GatherByCopy(CopyEngine):
     def _push(
         self, out: torch.Tensor, source: torch.Tensor, peer: int, slot: int, forwarded: tuple[int, int] | None
     ) -> Action:
-        copies, copy = self.bench.copies, _copy(out, source)
+        copies, copy = self.copies, _copy(out, source)
 
         def push() -> None:
             if forwarded is not None:
@@ -171,7 +173,7 @@ class GatherByCopy(CopyEngine):
 
     def _join(self) -> None:
         # The caller may write its rows again only when they are all sent.
-        self._follow(MAIN, self.bench.copies)
+        self._follow(MAIN, self.copies)
 
 
 class ReduceByCopy(CopyEngine):
@@ -185,8 +187,8 @@ class ReduceByCopy(CopyEngine):
     name = "copy engine ring"
     note = "C lies in symmetric memory; read it before the next call but one"
 
-    def __init__(self, bench: StrategyBench, chunks: int) -> None:
-        super().__init__(bench, chunks=chunks)
+    def __init__(self, bench: StrategyBench, peers: Peers, chunks: int) -> None:
+        super().__init__(bench, peers, chunks=chunks)
         problem = bench.problem
         self.spreads = problem.op == "gemm_ar"
         rows, columns = problem.shard_rows, problem.n
@@ -212,7 +214,7 @@ class ReduceByCopy(CopyEngine):
             for wait in self._spreads[half]:
                 wait()
         # The operands and sums may be written again only when they are all sent.
-        self._follow(MAIN, self.bench.copies)
+        self._follow(MAIN, self.copies)
 
     def result(self) -> torch.Tensor:
         return self.outputs[(self.calls - 1) % 2].local.view(-1, self.bench.problem.n)
@@ -265,7 +267,7 @@ class ReduceByCopy(CopyEngine):
         return step * len(self.pieces) + number
 
     def _push(self, out: torch.Tensor, source: torch.Tensor, peer: int, slot: int) -> Action:
-        copies, copy = self.bench.copies, _copy(out, source)
+        copies, copy = self.copies, _copy(out, source)
 
         def push() -> None:
             self._follow(copies, MAIN)  # the multiply has written the source

@@ -1,4 +1,4 @@
-"""Buffers that every rank can address, and signals between ranks that ride on them.
+"""Buffers that every rank can address, and signals between ranks that ride on them; one set a bench.
 
 The buffers are torch's symmetric memory, without multicast. Constructing them is collective: all ranks must
 construct the same ones in the same order. Signals are flags in memory that streams write and wait for by the
@@ -7,9 +7,7 @@ the device, which a matrix multiply that fills it does not leave.
 """
 
 import ctypes
-import os
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +16,9 @@ import torch.distributed as dist
 
 from aorta.device.streams import DeviceStreams
 from aorta.programs.execute.collectives import gathered
+from aorta.programs.execute.strategies import StrategyBench, need_symmetric_memory
 from aorta.programs.language.expr import HostProgramError
 
-MULTICAST_SWITCH = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
-"""Environment variable that keeps torch's symmetric memory from using NVLink multicast."""
 HANDSHAKE_S = 2.0
 """Seconds in which the flags of all peers must have arrived."""
 SIGNAL_BYTES = 4
@@ -30,27 +27,42 @@ WAIT_GREATER_EQUAL = 0
 WRITE_AFTER_EARLIER_WORK = 0
 """Default flags: the value is written when all earlier work of the stream is visible to everybody."""
 
-
-def need_symmetric_memory(device: torch.device) -> None:
-    """Raise HostProgramError, with the reason, where symmetric memory cannot be used."""
-    if device.type != "cuda":
-        raise HostProgramError("symmetric memory needs GPUs that reach each other's memory")
-    if os.environ.get(MULTICAST_SWITCH) != "1" and not torch.version.hip:
-        raise HostProgramError(f"{MULTICAST_SWITCH}=1 was not set before the start: multicast stays off")
+SIGNAL_SLOTS = 256
+"""Flags per sending rank, shared by all strategies of a bench."""
 
 
-def enable(group: dist.ProcessGroup) -> None:
-    """Register the group with symmetric memory, which torch up to 2.8 needs and later ones do by themselves.
+class Peers:
+    """What strategies of one bench share: buffers by name and shape, signals for the bench's streams."""
 
-    Collective, and before anything else of this module.
-    """
-    import torch.distributed._symmetric_memory as symmetric_memory
+    def __init__(self, bench: StrategyBench) -> None:
+        self.bench = bench
+        self._buffers: dict[tuple[str, tuple[int, ...]], SymmetricBuffer] = {}
+        self._signals: FlagSignals | None = None
 
-    register = getattr(symmetric_memory, "enable_symm_mem_for_group", None)
-    if register is not None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            register(group.group_name)
+    def symmetric(self, name: str, shape: tuple[int, ...]) -> "SymmetricBuffer":
+        """A buffer that all ranks address; the same one for the same name and shape.
+
+        Collective when it is asked for the first time. Raises HostProgramError, or an error of torch's, where
+        there is none.
+        """
+        bench = self.bench
+        need_symmetric_memory(bench.device)
+        if (name, shape) not in self._buffers:
+            buffer = SymmetricBuffer(shape, bench.problem.dtype, bench.device, bench.group)
+            self._buffers[name, shape] = buffer
+        return self._buffers[name, shape]
+
+    def signals(self, num_slots: int) -> "FlagSignals":
+        """Signals between the ranks, which strategies use in turns. Collective; raises like symmetric()."""
+        bench = self.bench
+        need_symmetric_memory(bench.device)
+        if num_slots > SIGNAL_SLOTS:
+            raise HostProgramError(f"{num_slots} signals per rank are more than {SIGNAL_SLOTS} flags")
+        if self._signals is None:
+            assert isinstance(bench.streams, DeviceStreams)
+            control = bench.control or bench.group
+            self._signals = FlagSignals(SIGNAL_SLOTS, bench.streams, bench.device, bench.group, control)
+        return self._signals
 
 
 class SymmetricBuffer:
