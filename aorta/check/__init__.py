@@ -3,6 +3,7 @@
 watch.py         a companion of the recorder: which steps are checked; findings of each window
 operators.py     what each operator of the dispatcher reads and writes
 sites.py         where operations were issued
+names.py         what the program calls its parameters, modules and streams
 device_order.py  events, waits, synchronisations and the allocator, as torch tells of them
 works.py         waits for asynchronous collectives on the CPU
 launches.py      kernels of Triton and of inductor, which the dispatcher does not see

@@ -1,11 +1,10 @@
 """Takes fingerprints in checked steps: of collectives before and after, of gradients and parameters
 around the optimizer's step. They are read once, behind the window."""
 
-import gc
 import operator
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from functools import reduce, wraps
 from itertools import islice
@@ -21,6 +20,7 @@ from torch.optim.optimizer import (
 )
 
 from aorta.check.fingerprints import Prints, fingerprints, numbers
+from aorta.check.names import named_parameters
 from aorta.check.operators import Issued
 from aorta.hazards.numbers import Call, Difference, Moment, Numbered, Parameter
 from aorta.record.interception.replaced import uncompiled
@@ -280,40 +280,6 @@ def _in_optimizer() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def named_parameters() -> Iterator[tuple[str, nn.Parameter]]:
-    """All modules' parameters, each once, with the outermost module's name of it. Takes a look at every
-    object."""
-    is_module = dict[type, bool]()
-    modules = []
-    for thing in gc.get_objects():
-        kind = type(thing)
-        known = is_module.get(kind)
-        if known is None:
-            known = is_module[kind] = issubclass(kind, nn.Module)
-        if known:
-            modules.append(thing)
-    inner = {id(child) for module in modules for child in module.children()}
-    seen = set[int]()
-    for module in modules:
-        if id(module) not in inner:
-            for name, parameter in module.named_parameters():
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    yield name.removeprefix("module."), parameter
-
-
-def places_of_parameters() -> list[tuple[int, int, str]]:
-    """Start and end of the bytes of each parameter and gradient of this process, and what they are."""
-    places = []
-    for name, parameter in named_parameters():
-        for tensor, words in ((parameter, f"parameter {name}"), (parameter.grad, f"gradient of {name}")):
-            local: Any = getattr(tensor, "_local_tensor", tensor)  # of a sharded one, this rank's part
-            if type(local) in (Tensor, nn.Parameter) and local.layout is torch.strided:
-                start = local.data_ptr()
-                places.append((start, start + local.nbytes, words))
-    return places
 
 
 def _group(values: dict[str, Any]) -> Any:

@@ -4,8 +4,10 @@ import os
 import sys
 from types import CodeType
 from typing import Any
+from weakref import ref
 
 import torch
+from torch import nn
 
 from aorta.hazards.findings import Site
 
@@ -30,6 +32,8 @@ class Sites:
         self._numbers: dict[Any, int] = {}
         self._kinds: dict[int, int] = {}
         """By the id of a code, whose hash looks through all its constants."""
+        self.modules: dict[int, Any] = {}
+        """Of a site that a module's code issued: a reference to the first such module, which may be gone."""
         self._codes: list[CodeType] = []
         """Kept alive, so that no other gets the id of one."""
 
@@ -63,8 +67,23 @@ class Sites:
             if number is None:
                 number = self._numbers[place] = len(self.sites)
                 self.sites.append(_site(operation, by, via, tensor, is_collective))
+                module = _module()
+                if module is not None:
+                    self.modules[number] = ref(module)
             self._numbers[key] = number
         return number
+
+
+def _module() -> nn.Module | None:
+    """The innermost module whose code runs."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_varnames[:1] == ("self",):
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, nn.Module):
+                return owner
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
 
 
 def _kind(path: str) -> int:

@@ -19,13 +19,23 @@ from aorta.check.delays import DeviceTrial, HostTrial, Suspect
 from aorta.check.device_order import DeviceOrder
 from aorta.check.graphs import Entries, Graphs
 from aorta.check.launches import Launches
-from aorta.check.numbering import FirstBad, Numbering, places_of_parameters
+from aorta.check.names import named_modules, named_streams, places_of_parameters
+from aorta.check.numbering import FirstBad, Numbering
 from aorta.check.operators import Accesses, Issued, OperatorMode, Plan
 from aorta.check.sites import Sites
 from aorta.check.works import Works
 from aorta.hazards.check import HOST, Hazard, HazardCheck, play, without_events
 from aorta.hazards.exceptions import Exceptions
-from aorta.hazards.findings import Checked, Finding, Place, Site, missing_order, write_checked
+from aorta.hazards.findings import (
+    DEFAULT_STREAM,
+    NCCL,
+    Checked,
+    Finding,
+    Place,
+    Site,
+    missing_order,
+    write_checked,
+)
 from aorta.hazards.numbers import Numbered
 from aorta.record.companions import Accompanied, Cause, Companion
 
@@ -77,7 +87,7 @@ class HazardWatch(Companion):
         """Operations of the window whose accesses are known."""
         self._sites = Sites()
         self._order: DeviceOrder | None = None
-        self._numbering = Numbering(lambda site: str(self._sites.sites[site]))
+        self._numbering = Numbering(lambda site: self._sites.sites[site].place)
         self._works: Works | None = None
         self._mode: OperatorMode | None = None
         self._launches = Launches(self._around)
@@ -91,7 +101,8 @@ class HazardWatch(Companion):
         self._last_stream: Hashable = HOST
         self._first_bad: FirstBad | None = None
         """Looks at every result, once something was not finite."""
-        self._stream_names: dict[Hashable, str] = {0: "default stream", HOST: HOST}
+        self._stream_names: dict[Hashable, str] = {0: DEFAULT_STREAM, HOST: HOST}
+        self._module_names: dict[int, str] = {}
         self._windows: dict[bytes, tuple[list[Hazard], int]] = {}
         """What the last windows had that were not alike, by a digest of their logs."""
         self._pinned: set[int] = set()
@@ -209,6 +220,8 @@ class HazardWatch(Companion):
             self._cannot_see(
                 "streams and memory of a device, which the process has not used: check it on one"
             )
+        if hazards:
+            self._name_things()
         places = places_of_parameters() if hazards else []
         for hazard in hazards:
             at = hazard.address
@@ -216,6 +229,13 @@ class HazardWatch(Companion):
         self._suspects.sort(key=lambda suspect: suspect.following >= 0)  # races first
         self._keep_numbers()
         self._write(is_urgent=bool(hazards))
+
+    def _name_things(self) -> None:
+        """Learn what the program calls its modules and streams."""
+        self._module_names = named_modules()
+        if self._order is not None:
+            for handle, name in named_streams().items():
+                self._stream_names.setdefault(handle, f"stream {name}")
 
     def _played(self, entries: Entries) -> tuple[list[Hazard], int]:
         """Hazards of a log, and its number of operations. Where an allocator gives a step what it gave the
@@ -332,7 +352,7 @@ class HazardWatch(Companion):
     def _finding(self, hazard: Hazard, parameter: str) -> Finding:
         earlier, later = self._place(*hazard.earlier), self._place(*hazard.later)
         hint, at = hazard.hint
-        where = f" at {self._sites.sites[at]}" if isinstance(at, int) and at >= 0 else ""
+        where = f" {self._sites.sites[at].place}" if isinstance(at, int) and at >= 0 else ""
         return Finding(
             kind=hazard.kind,
             rank=self.checked.rank,
@@ -351,11 +371,13 @@ class HazardWatch(Companion):
         )
 
     def _place(self, stream: Hashable, site: Any) -> Place:
-        known = isinstance(site, int) and site >= 0
-        return Place(
-            stream=self._stream_name(stream),
-            site=self._sites.sites[site] if known else Site(operation="not known"),
-        )
+        known = Site(operation="not known")
+        if isinstance(site, int) and site >= 0:
+            module = self._sites.modules.get(site, lambda: None)()
+            known = msgspec.structs.replace(
+                self._sites.sites[site], module=self._module_names.get(id(module), "")
+            )
+        return Place(stream=self._stream_name(stream), site=known)
 
     def _stream_name(self, stream: Hashable) -> str:
         if isinstance(stream, str):
@@ -542,14 +564,14 @@ class HazardWatch(Companion):
             if event[0] == "wait" and event[1] != current:
                 # Its kernel follows, and then the events that others wait for, more than one of them.
                 entry[1] = event[1]
-                self._stream_names.setdefault(event[1], f"NCCL stream {self._num_group_streams() + 1}")
+                self._stream_names.setdefault(event[1], f"{NCCL} {self._num_group_streams() + 1}")
                 return at + place + 1
         records = [i for i, event in enumerate(events) if event[0] == "record" and event[2] == current]
         place = records[0] if records else len(events)
         return at + place
 
     def _num_group_streams(self) -> int:
-        return sum(name.startswith("NCCL") for name in self._stream_names.values())
+        return sum(name.startswith(NCCL) for name in self._stream_names.values())
 
     def _on_host(self, issued: Issued, run: Callable[[], Any]) -> Any:
         stream: Hashable = HOST

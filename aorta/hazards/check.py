@@ -42,9 +42,9 @@ HOST = "host"
 
 _new = tuple.__new__
 RULES = {
-    (True, False): "reads what is still written",
-    (True, True): "overwrites what is still written",
-    (False, True): "overwrites what is still read",
+    (True, False): "reads what is still being written",
+    (True, True): "overwrites what is still being written",
+    (False, True): "overwrites what is still being read",
 }
 """By (the earlier one writes, the later one writes): what the later operation does."""
 MAX_EVENTS = 65_536
@@ -456,9 +456,7 @@ class HazardCheck:
             if is_reused or not tomb.is_told:
                 for touch in late.values():
                     later = Touch(x, 0, tomb.site, 0, True, tomb.start, tomb.end, None)
-                    rule = (
-                        "frees, and hands on, what is still used" if is_reused else "frees what is still used"
-                    )
+                    rule = f"frees{', and hands on,' if is_reused else ''} what is still in use"
                     kind: Kind = "reuse" if is_reused else "latent"
                     hazard = self._add(kind, touch, later, rule, tomb.start, tomb.end - tomb.start, site)
                     if is_reused and hazard is not None:

@@ -11,6 +11,7 @@ from aorta.files import read_regular, write_whole
 from aorta.hazards.numbers import Call, Difference, Numbered, Parameter, differences
 from aorta.records.files import HAZARDS_FILES, hazards_name
 
+DEFAULT_STREAM, NCCL = "default stream", "NCCL stream"
 Status = Literal["confirmed", "possible", "known"]
 """confirmed: with the earlier operation delayed, the later one ran first and values changed. known: an
 exception that a file of exceptions names."""
@@ -26,13 +27,20 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """file:line in torch, where that is nearer."""
     function: str = ""
     """Qualified name of the function at `where`, such as Attention.forward."""
+    module: str = ""
+    """The first module whose code issued it, by its name in the outermost one."""
     tensor: str = ""
     """Type and shape of the first tensor."""
     is_collective: bool = False
 
+    @property
+    def place(self) -> str:
+        """Where, in words with a preposition; empty where nothing is known."""
+        at, within = self.where or self.inside, self.function
+        return " ".join((f"at {at}",) * bool(at) + (f"in {within}",) * bool(within))
+
     def __str__(self) -> str:
-        places = " in ".join(place for place in (self.where or self.inside, self.function) if place)
-        return f"{self.operation} at {places}" if places else self.operation
+        return f"{self.operation} {self.place}".rstrip()
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +102,7 @@ def missing_order(waiting: str, awaited: str, earlier: Site, later: Site, kind: 
             f"tensor.record_stream({_name(awaited)}) before it is freed, "
             f"or {_name(waiting)}.wait_stream({_name(awaited)})"
         )
-    if earlier.is_collective:
+    if earlier.is_collective and awaited.startswith((NCCL, "the collective")):
         return f"work.wait() on {waiting} before {later.operation}"
     if waiting == "host":
         return f"{_name(awaited)}.synchronize() before {later.operation}"
@@ -102,7 +110,11 @@ def missing_order(waiting: str, awaited: str, earlier: Site, later: Site, kind: 
 
 
 def _name(stream: str) -> str:
-    return stream.replace(" ", "_").replace("-", "_")
+    """Code for a stream that was given in words."""
+    if stream == DEFAULT_STREAM:
+        return "torch.cuda.default_stream()"
+    name = stream.removeprefix("stream ")
+    return name if name.isidentifier() else stream.replace(" ", "_")
 
 
 def write_checked(folder: Path, checked: Checked) -> None:
@@ -136,7 +148,8 @@ def read_checked(folder: Path) -> list[Checked]:
 
 
 def merged(all_checked: Iterable[Checked]) -> list[Finding]:
-    """Findings of all ranks, those of the same sites once; confirmed ones first, then by kind and count."""
+    """Findings of all ranks, those of the same sites once; confirmed ones first, then by kind and count. What
+    was handed on is not told as latent too."""
     by_sites: dict[object, Finding] = {}
     for finding in (finding for checked in all_checked for finding in checked.findings):
         key = (finding.kind, finding.earlier, finding.later)
@@ -149,6 +162,8 @@ def merged(all_checked: Iterable[Checked]) -> list[Finding]:
         known.first_step = min(known.first_step, finding.first_step)
         if finding.status == "confirmed":
             known.status, known.reason = "confirmed", ""
+    reused = {(finding.earlier, finding.later) for finding in by_sites.values() if finding.kind == "reuse"}
+    found = [f for f in by_sites.values() if f.kind != "latent" or (f.earlier, f.later) not in reused]
     order = ("confirmed", "possible", "known")
     kinds = ("race", "reuse", "latent")
-    return sorted(by_sites.values(), key=lambda f: (order.index(f.status), kinds.index(f.kind), -f.count))
+    return sorted(found, key=lambda f: (order.index(f.status), kinds.index(f.kind), -f.count))

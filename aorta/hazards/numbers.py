@@ -35,7 +35,7 @@ class Call(msgspec.Struct, kw_only=True):
     op: str
     reduction: str = ""
     name: str
-    """Where it was issued."""
+    """Where it was issued, in words: at a line, in a function."""
     epsilon: float = 0.0
     """Relative rounding of the type."""
     inputs: list[Numbers] = []
@@ -93,7 +93,7 @@ def _not_finite(ranks: Sequence[Numbered]) -> Iterator[Difference]:
             for word, parts in (("goes in", call.inputs), ("comes out", call.outputs)):
                 if not all(map(_is_finite, parts)):
                     detail = f"a value that is not finite {word}"
-                    difference = _difference(rank.rank, call, "nan", f"{call.op} at {call.name}", detail)
+                    difference = _difference(rank.rank, call, "nan", f"{call.op} {call.name}", detail)
                     difference.place += 0.5 * (parts is call.outputs)
                     yield difference
                     break
@@ -155,7 +155,7 @@ def _of_call(members: Sequence[int], calls: Sequence[Call]) -> Iterator[Differen
             if off > bound:
                 of_part = f", part of rank {members[part]}" if len(call.outputs) > 1 else ""
                 detail = f"what comes out is off by {off:.3g}{of_part}; its norm is {_norm(output):.3g}"
-                yield _difference(member, call, "sum", f"{op} at {call.name}", detail)
+                yield _difference(member, call, "sum", f"{op} {call.name}", detail)
                 break
 
 
@@ -172,7 +172,7 @@ def _stale(members: Sequence[int], calls: Sequence[Call], earlier: Sequence[Call
         for member, call, is_same in zip(members, calls, same, strict=True):
             if is_same:
                 detail = "what goes in has the bits of the step before, other ranks' has not"
-                yield _difference(member, call, "stale", f"{call.op} at {call.name}", detail)
+                yield _difference(member, call, "stale", f"{call.op} {call.name}", detail)
 
 
 # -- parameters ---------------------------------------------------------------------------------------

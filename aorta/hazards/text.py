@@ -56,6 +56,8 @@ def _finding(number: int, finding: Finding) -> list[str]:
         lines.append(f"   {side:9}{place.site}")
         if place.site.inside and place.site.where:
             lines.append(f"   {'':9}by {place.site.inside}")
+        if place.site.module:
+            lines.append(f"   {'':9}first in module {place.site.module}")
         lines.append(f"   {'':9}on {place.stream}")
     of = (f" of {tensor}" if tensor else "") + (f", {finding.parameter}" if finding.parameter else "")
     lines.append(f"   the later one {finding.rule}: {finding.num_bytes:,} bytes{of}")

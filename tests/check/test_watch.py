@@ -12,6 +12,7 @@ from torch import nn
 from torch._C._distributed_c10d import Work
 
 from aorta.check.device_order import Queries, completed, trace_flag
+from aorta.check.names import names_of
 from aorta.check.operators import accessed
 from aorta.check.watch import HazardWatch
 from aorta.check.works import Works
@@ -57,7 +58,7 @@ def test_a_buffer_used_before_its_collective_was_waited_for(tmp_path):
         work.wait()
 
     checked = watched(step, tmp_path)
-    assert edges(checked) == {("aten::mul_", "overwrites what is still written", "c10d::allreduce_")}
+    assert edges(checked) == {("aten::mul_", "overwrites what is still being written", "c10d::allreduce_")}
     finding = checked.findings[0]
     assert (finding.count, finding.first_step, finding.num_bytes) == (2, 2, 256)
     assert finding.later.site.where.endswith(f"test_watch.py:{step.__code__.co_firstlineno + 2}")
@@ -98,7 +99,7 @@ def test_reading_the_input_of_a_gather_is_no_race_and_reading_its_output_is(tmp_
         work.wait()
 
     assert edges(watched(step, tmp_path)) == {
-        ("aten::sum", "reads what is still written", "c10d::_allgather_base_")
+        ("aten::sum", "reads what is still being written", "c10d::_allgather_base_")
     }
 
 
@@ -210,6 +211,37 @@ def test_findings_of_ranks_are_one_and_the_text_says_what_is_missing(tmp_path):
     text = checked_text([checked])
     assert text.startswith("1 possible in 2 checked steps of 1 rank\n")
     assert "missing  work.wait() on host before aten::sum" in text
+
+
+class Accumulator(nn.Module):
+    def forward(self, x):
+        work = dist.all_reduce(x, async_op=True)
+        x.add_(1)
+        work.wait()
+
+
+def test_the_module_whose_code_issued_an_operation_is_named(tmp_path):
+    model = nn.Sequential(nn.Identity(), nn.Sequential(Accumulator()))
+    x = torch.ones(64)
+    (found,) = watched(lambda: model(x), tmp_path).findings
+    assert found.later.site.module == found.earlier.site.module == "1.0"
+
+
+def test_things_have_the_names_of_what_holds_them():
+    class Thing:
+        pass
+
+    class Loader:
+        def __init__(self) -> None:
+            self.copy_stream = Thing()
+
+    def closed_over():
+        side_stream = Thing()
+        return lambda: side_stream
+
+    loader, function, local_stream = Loader(), closed_over(), Thing()
+    names = names_of([loader.copy_stream, function(), local_stream])
+    assert set(names.values()) == {"copy_stream", "side_stream", "local_stream"}
 
 
 def test_of_a_long_run_the_first_and_the_last_fingerprints_are_kept(tmp_path, monkeypatch):

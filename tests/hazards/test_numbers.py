@@ -8,7 +8,7 @@ from aorta.hazards.numbers import Call, Numbered, Parameter, differences
 def call(inputs, outputs, step=0, op="all_reduce", reduction="sum", place=0, **given):
     """A call of ranks 0 and 1; fingerprints are [square of the norm, one signed sum]."""
     return Call(
-        step=step, group="0,1", number=0, place=place, op=op, reduction=reduction, name="train.py:8",
+        step=step, group="0,1", number=0, place=place, op=op, reduction=reduction, name="at train.py:8",
         inputs=[[x * x, x] for x in inputs], outputs=[[x * x, x] for x in outputs], **given,
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ def finding(**given) -> Finding:
         "earlier": Place(stream="NCCL stream 1", site=GATHER),
         "later": Place(stream="default stream", site=USE),
     }
-    fields = {"kind": "race", "rank": 0, "rule": "reads what is still written", "num_bytes": 8192}
+    fields = {"kind": "race", "rank": 0, "rule": "reads what is still being written", "num_bytes": 8192}
     fields |= {"missing": missing_order("default stream", "NCCL stream 1", GATHER, USE, "race")}
     return Finding(**(fields | sides | {"count": 4, "first_step": 2} | given))
 
@@ -66,7 +66,7 @@ def test_a_possible_finding_alone_violates_nothing(folder):
 def test_wrong_numbers_violate(folder):
     call = {"step": 2, "group": "0,1", "number": 0, "place": 1, "op": "all_reduce", "reduction": "sum"}
     for rank, output in ((0, 8.0), (1, 3.0)):
-        one = Call(**call, name="train.py:8", inputs=[[16.0, 4.0]], outputs=[[output * output, output]])
+        one = Call(**call, name="at train.py:8", inputs=[[16.0, 4.0]], outputs=[[output * output, output]])
         checked(folder, rank=rank, calls=[one])
     result = run("why", str(folder), "--hazards")
     assert result.exit_code == VIOLATED
@@ -114,11 +114,34 @@ def test_a_command_that_died_is_said_with_its_code(tmp_path):
         assert f"the command ended with exit code {words}" in result.output
 
 
-def test_memory_freed_too_early_asks_for_record_stream():
-    text = missing_order("copy stream", "default stream", USE, Site(operation="free"), "reuse")
-    assert text == (
-        "tensor.record_stream(default_stream) before it is freed, or copy_stream.wait_stream(default_stream)"
+def test_code_for_an_order_has_the_programs_names_of_streams():
+    for waiting, awaited, code in (
+        ("default stream", "stream side", "torch.cuda.default_stream().wait_stream(side)"),
+        ("stream 2", "stream copy_stream", "stream_2.wait_stream(copy_stream)"),
+    ):
+        assert missing_order(waiting, awaited, USE, USE, "race") == f"{code} before aten::mm"
+    # A collective that was not asynchronous has no work to wait for, and is on the caller's stream.
+    assert missing_order("stream 2", "stream 1", GATHER, USE, "race").startswith(
+        "stream_2.wait_stream(stream_1)"
     )
+
+
+def test_memory_that_was_handed_on_is_not_told_as_latent_too(folder):
+    both = [finding(kind=kind) for kind in ("latent", "reuse")]
+    checked(folder, *both, finding(kind="latent", later=Place(stream="stream 1", site=USE)))
+    output = run("why", str(folder), "--hazards").output
+    assert output.startswith("2 possible in 2 checked steps")
+
+
+def test_a_module_is_named_where_one_issued_the_operation(folder):
+    used = msgspec.structs.replace(USE, module="blocks.0.down")
+    checked(folder, finding(later=Place(stream="default stream", site=used)))
+    assert "first in module blocks.0.down\n" in run("why", str(folder), "--hazards").output
+
+
+def test_memory_freed_too_early_asks_for_record_stream():
+    text = missing_order("stream copying", "stream 1", USE, Site(operation="free"), "reuse")
+    assert text == ("tensor.record_stream(stream_1) before it is freed, or copying.wait_stream(stream_1)")
     assert missing_order("host", "copy", USE, USE, "race") == "copy.synchronize() before aten::mm"
 
 

@@ -1,0 +1,102 @@
+"""What the program calls its parameters, modules and streams: a look at every object, for findings alone."""
+
+import gc
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from types import CellType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aorta.check.sites import OURS
+
+
+def _outermost_modules() -> list[nn.Module]:
+    is_module = dict[type, bool]()
+    modules = []
+    for thing in gc.get_objects():
+        kind = type(thing)
+        known = is_module.get(kind)
+        if known is None:
+            known = is_module[kind] = issubclass(kind, nn.Module)
+        if known:
+            modules.append(thing)
+    inner = {id(child) for module in modules for child in module.children()}
+    return [module for module in modules if id(module) not in inner]
+
+
+def named_parameters() -> Iterator[tuple[str, nn.Parameter]]:
+    """All modules' parameters, each once, with the outermost module's name of it."""
+    seen = set[int]()
+    for module in _outermost_modules():
+        for name, parameter in module.named_parameters():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name.removeprefix("module."), parameter
+
+
+def named_modules() -> dict[int, str]:
+    """By id, the outermost module's name of each module within it."""
+    return {
+        id(inner): name.removeprefix("module.")
+        for module in _outermost_modules()
+        for name, inner in module.named_modules()
+        if name not in ("", "module")
+    }
+
+
+def places_of_parameters() -> list[tuple[int, int, str]]:
+    """Start and end of the bytes of each parameter and gradient of this process, and what they are."""
+    places = []
+    for name, parameter in named_parameters():
+        for tensor, words in ((parameter, f"parameter {name}"), (parameter.grad, f"gradient of {name}")):
+            local: Any = getattr(tensor, "_local_tensor", tensor)  # of a sharded one, this rank's part
+            if type(local) in (Tensor, nn.Parameter) and local.layout is torch.strided:
+                start = local.data_ptr()
+                places.append((start, start + local.nbytes, words))
+    return places
+
+
+def named_streams() -> dict[int, str]:
+    """By handle, what the program calls its streams of a device."""
+    streams = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.cuda.Stream)]
+    names = names_of(streams)
+    return {stream.cuda_stream: names[id(stream)] for stream in streams if id(stream) in names}
+
+
+def names_of(things: Sequence[Any]) -> dict[int, str]:
+    """By id, the longest name of each thing: of a variable, an attribute or a key."""
+    wanted = {id(thing) for thing in things}
+    holders = gc.get_referrers(*things) if things else []
+    named: list[dict[str, Any]] = [holder for holder in holders if type(holder) is dict]
+    for holder in holders:
+        with suppress(Exception):  # what has no names, or asks its own code for them
+            named.append(vars(holder))
+    for function in _functions_of([holder for holder in holders if type(holder) is CellType]):
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        named.append({name: _content(cell) for name, cell in cells})
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            if not frame.f_code.co_filename.startswith(OURS):
+                named.append(frame.f_locals)
+            frame = frame.f_back  # type: ignore[assignment]
+    found: dict[int, str] = {}
+    for names in named:
+        for name, thing in list(names.items()):
+            if id(thing) in wanted and isinstance(name, str) and len(name) > len(found.get(id(thing), "")):
+                found[id(thing)] = name
+    return found
+
+
+def _functions_of(cells: list[Any]) -> list[FunctionType]:
+    closures = [h for h in gc.get_referrers(*cells) if type(h) is tuple] if cells else []
+    holders = gc.get_referrers(*closures) if closures else []
+    return [holder for holder in holders if type(holder) is FunctionType]
+
+
+def _content(cell: CellType) -> Any:
+    with suppress(ValueError):  # nothing yet
+        return cell.cell_contents
+    return None
