@@ -9,7 +9,7 @@ from aorta.account.judge.answer import dataset_answer, mfu_text
 from aorta.account.judge.cells import CELLS, account_of
 from aorta.account.judge.compare import CALLED
 from aorta.account.judge.judged import missing, why_missing
-from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators
+from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators, queue_text
 from aorta.account.judge.phases import PhaseRow, phases_of
 from aorta.account.judge.ranks import alerts
 from aorta.account.judge.remarks import remarks
@@ -143,6 +143,8 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: 
     for rows in (kernels_by_class(dataset), kernels_by_name(dataset), operators(dataset)):
         if rows:
             lines += ["", *kernel_table(rows, step_ms)]
+    if queue := queue_text(dataset):
+        lines += ["", queue]
     lines += ["", *_footer(dataset)]
     return "\n".join(lines)
 

@@ -37,8 +37,8 @@ PERIOD_S = 0.05
 FIRST_PERIOD_S, NUM_FIRST = 0.02, 100
 """A short run needs an answer too: its first samples come faster, as far as FIRST_CPU_S allows."""
 CPU_SHARE, FIRST_CPU_S = 0.002, 0.02
-"""Part of a core that sampling may take, beyond what the first samples take at once; where a sample takes
-longer, samples come more rarely."""
+"""Part of a core that sampling may take, and what the first samples may take at once, which is made up for
+within 20 s; where a sample takes longer, samples come more rarely."""
 MANY = 36_000
 """Samples (half an hour of them) after which they come more rarely the longer the run is: from then on each
 doubling of its length adds about 25,000."""
@@ -259,9 +259,11 @@ class StackSampler:
         if not self._num_samples:
             return FIRST_PERIOD_S
         period_s = FIRST_PERIOD_S if self._num_samples < NUM_FIRST else PERIOD_S
-        # The mean of all so far: first samples, which learn the functions of the program, are paid for too.
-        cpu_s = max(self._cpu_s - FIRST_CPU_S, 0.0) / self._num_samples
-        return max(period_s, cpu_s / CPU_SHARE, self._elapsed_s / MANY)
+        period_s = max(period_s, self._elapsed_s / MANY)
+        allowed_s = max(CPU_SHARE * self._elapsed_s, FIRST_CPU_S + CPU_SHARE / 2 * self._elapsed_s)
+        if self._cpu_s > allowed_s:  # half as often as their mean cost allows, until the time has made it up
+            period_s = max(period_s, 2 * self._cpu_s / self._num_samples / CPU_SHARE)
+        return period_s
 
     def _sample(self, weight_s: float, stopping: threading.Lock) -> None:
         step = self._journal.current

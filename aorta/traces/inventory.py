@@ -5,7 +5,7 @@ from a second reading of a Kineto trace: the RankTrace holds device work alone.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -65,6 +65,18 @@ class WorkTimes(NamedTuple):
     launches: Floats
 
 
+class LaunchQueue(NamedTuple):
+    """How far launches were ahead of the device: medians over all launches of kernels and copies."""
+
+    depth: float
+    """Launched before and not finished."""
+    empty_share: float
+    """Of launches before which everything had finished."""
+    ahead_ms: float
+    """From a launch to its start."""
+    num_launches: int
+
+
 class Inventory(NamedTuple):
     """All device work of a rank, by step."""
 
@@ -77,6 +89,8 @@ class Inventory(NamedTuple):
     has_operators: bool
     device: str | None = None
     """As the trace names it."""
+    queue: LaunchQueue | None = None
+    """None where the trace does not link launches."""
 
 
 class LaunchedBy(NamedTuple):
@@ -92,7 +106,7 @@ class LaunchedBy(NamedTuple):
 def rank_inventory(source: Source, rank: int, reading: Reading) -> Inventory:
     """The inventory of one rank's trace."""
     trace = reading.read(source, rank)
-    by_correlation = _launchers_of_rank(source, rank)
+    by_correlation, queue = _launchers_of_rank(source, rank)
     keys = _keys(trace, by_correlation, reading.rules)
     num_steps = max(len(trace.steps), 1)
     step = trace.launch_step if trace.steps else np.zeros(len(trace.timeline), dtype=np.int64)
@@ -110,7 +124,7 @@ def rank_inventory(source: Source, rank: int, reading: Reading) -> Inventory:
     in_order = middle[np.argsort(line.start_ms[middle], kind="stable")].tolist()
     sequence = tuple(keys[i] for i in in_order if keys[i].kind == "kernel")
     has_operators = any(launched.operator for launched in by_correlation.values())
-    return Inventory(rows, num_steps, not trace.steps, sequence, has_operators, trace.device)
+    return Inventory(rows, num_steps, not trace.steps, sequence, has_operators, trace.device, queue)
 
 
 def _keys(
@@ -158,15 +172,15 @@ def _of_collective(collective: TraceCollective | None, op: str) -> WorkKey:
     return WorkKey("collective", COMMUNICATION, op, "", " ".join(filter(None, parts)), collective.group or "")
 
 
-def _launchers_of_rank(source: Source, rank: int) -> dict[int | str, LaunchedBy]:
+def _launchers_of_rank(source: Source, rank: int) -> tuple[dict[int | str, LaunchedBy], LaunchQueue | None]:
     file = source.files[rank]
     if file.format != "kineto":
-        return {}
+        return {}, None
     first = Path(file.paths[0])
     try:
         return _launchers(read_member(first, file.member) if file.member else read_bytes(first), file.name)
     except TraceError:
-        return {}  # JAX's traces have no operators of torch
+        return {}, None  # JAX's traces have no operators of torch
 
 
 class _LaunchArgs(msgspec.Struct, gc=False):
@@ -191,8 +205,9 @@ class _Trace(msgspec.Struct):
     events: list[_Event] = msgspec.field(name="traceEvents")
 
 
-def _launchers(data: bytes, location: str) -> dict[int | str, LaunchedBy]:
-    """Operator and module of each launch, by correlation id; empty where the trace has no operators.
+def _launchers(data: bytes, location: str) -> tuple[dict[int | str, LaunchedBy], LaunchQueue | None]:
+    """Operator and module of each launch, by correlation id, empty where the trace has no operators; and the
+    queue of launches.
 
     Raises TraceError where the bytes are no Kineto trace.
     """
@@ -202,8 +217,8 @@ def _launchers(data: bytes, location: str) -> dict[int | str, LaunchedBy]:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise TraceError(f"{location} is not a readable Kineto trace: {error}") from error
         threads: dict[Any, tuple[list[_Event], list[_Event]]] = defaultdict(lambda: ([], []))
-        device_ids = {
-            e.args.correlation
+        device_work = {
+            e.args.correlation: e
             for e in events
             if e.args is not None and EARLIER_CATEGORIES.get(e.cat or "", e.cat) in CATEGORIES
         }
@@ -212,13 +227,31 @@ def _launchers(data: bytes, location: str) -> dict[int | str, LaunchedBy]:
             is_module = category == "python_function" and e.name.startswith(MODULE)
             if (category == "cpu_op" or is_module) and e.dur is not None:
                 threads[e.pid, e.tid][0].append(e)
-            elif category in LAUNCH_CATEGORIES and e.args is not None and e.args.correlation in device_ids:
+            elif category in LAUNCH_CATEGORIES and e.args is not None and e.args.correlation in device_work:
                 threads[e.pid, e.tid][1].append(e)
-        return {
+        launched = {
             key: launched_by
             for ranges, launches in threads.values()
             for key, launched_by in _of_thread(ranges, launches)
         }
+        return launched, _queue([e for _, launches in threads.values() for e in launches], device_work)
+
+
+def _queue(launches: Sequence[_Event], device_work: Mapping[Any, _Event]) -> LaunchQueue | None:
+    done = [device_work[e.args.correlation] for e in launches if e.args is not None]
+    if not done:
+        return None
+    launch_us = np.array([e.ts for e in launches], dtype=np.float64)
+    start_us = np.array([e.ts for e in done], dtype=np.float64)
+    end_us = np.sort(start_us + [e.dur or 0 for e in done])
+    in_order = np.sort(launch_us)
+    depth = np.arange(len(in_order)) - np.searchsorted(end_us, in_order, side="right")
+    return LaunchQueue(
+        float(np.median(depth)),
+        float(np.mean(depth <= 0)),
+        float(np.median(start_us - launch_us)) / 1e3,
+        len(in_order),
+    )
 
 
 def _of_thread(

@@ -247,7 +247,7 @@ def test_distinct_stacks_are_bounded(monkeypatch):
 def test_where_sampling_is_dear_it_comes_more_rarely():
     sampler = StackSampler(Journal())
     sampler._num_samples, sampler._cpu_s, sampler._elapsed_s = 1000, 1.02, 60.0  # 1 ms a sample
-    assert sampler._period_s() == pytest.approx(0.5)
+    assert sampler._period_s() == pytest.approx(1.02)
     sampler._num_samples, sampler._cpu_s, sampler._elapsed_s = 20, 0.02, 0.5  # a short run has lines, too
     assert sampler._period_s() == pytest.approx(sampling.FIRST_PERIOD_S)
     sampler._num_samples = 1000

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from aorta.account.judge.operators import operator_rows
 from aorta.account.judge.selection import looked_at
 from aorta.account.load.rank.kernels import (
@@ -15,6 +17,7 @@ from aorta.account.load.rank.kernels import (
 )
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Dataset
+from aorta.account.numbers import percent, quantity
 from aorta.traces.classify import KERNEL_CLASSES
 
 
@@ -33,6 +36,19 @@ def operators(dataset: Dataset) -> list[KernelTimeRow]:
     """Of a trace that was read with its operators, in its judged steps."""
     first = dataset.first
     return operator_rows(first.run.inventories, first.num_warmup)
+
+
+def queue_text(dataset: Dataset) -> str:
+    """How far the host launches ahead, beside the operators of a trace; '' where launches are not linked."""
+    queues = [rank.queue for rank in dataset.first.run.inventories if rank.queue is not None]
+    if not queues:
+        return ""
+    depth, empty, ahead_ms = (float(np.mean(values)) for values in list(zip(*queues, strict=True))[:3])
+    return (
+        f"queue: at a launch {depth:,.0f} kernels and copies wait or run (median of"
+        f" {sum(queue.num_launches for queue in queues):,} launches), none at {percent(empty)} of launches;"
+        f" work starts {quantity(ahead_ms, 'ms')} after its launch"
+    )
 
 
 def _rows(dataset: Dataset, time: str, count: str, names: Iterable[str]) -> list[KernelTimeRow]:

@@ -119,8 +119,8 @@ def _flops(name: str, shapes: list[list[int]]) -> float:
     queries, keys = [shape for shape in shapes if len(shape) == 4][is_backward:][:2] or [[], []]
     if len(queries) != 4 or len(keys) != 4:
         return 0.0
-    # (batch, heads, length, width) of scaled_dot_product; the others have heads behind the length.
-    length = 2 if name.startswith("_scaled") else 1
+    # (batch, heads, length, width) of scaled_dot_product and cuDNN; the others have heads behind the length.
+    length = 2 if name.startswith(("_scaled", "_cudnn")) else 1
     return (2.5 if is_backward else 1.0) * 2.0 * prod(queries) * keys[length]
 
 

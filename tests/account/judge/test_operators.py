@@ -8,7 +8,7 @@ import pytest
 from aorta.account.judge.operators import operator_rows
 from aorta.cli import main
 from aorta.hardware import load_hardware
-from aorta.traces.inventory import Inventory, WorkKey, WorkTimes
+from aorta.traces.inventory import Inventory, LaunchQueue, WorkKey, WorkTimes, _launchers
 from tests.traces.kineto_events import kernel, launch, mark
 
 H100 = load_hardware("h100")
@@ -52,6 +52,12 @@ def test_attention_counts_half_of_its_scores():
     assert text == "42.9 TFLOP/s"
     grad = "_scaled_dot_product_flash_attention_backward"
     assert achieved(grad, f"{q}, {q}, {q}, {q}", "bf16, bf16, bf16, bf16", 0.25)[0] == text
+    assert achieved("_cudnn_attention_forward", f"{q}, {q}, {q}", "bf16, bf16, bf16", 0.1)[0] == text
+    behind = "2x1024x16x64"  # heads behind the length
+    assert (
+        achieved("_flash_attention_forward", f"{behind}, {behind}, {behind}", "bf16, bf16, bf16", 0.1)[0]
+        == text
+    )
 
 
 def test_an_element_wise_operator_is_held_against_the_memory():
@@ -105,8 +111,19 @@ def test_the_long_report_of_a_trace_lists_its_operators(tmp_path, capsys):
     main(["report", str(path), "--long", *quiet], standalone_mode=False)
     said = " ".join(capsys.readouterr().out.split())
     assert "mm 4096x4096, 4096x4096 bf16 0.250 ms 25 % 1 250.0 us 549.8 TFLOP/s 79 %" in said
+    queue = "queue: at a launch 0 kernels and copies wait or run (median of 4 launches), none at 100 %"
+    assert f"{queue} of launches; work starts 0.010 ms after its launch" in said
     main(["report", str(path), *quiet], standalone_mode=False)
     assert "TFLOP/s" not in capsys.readouterr().out
+
+
+def test_the_queue_is_what_was_launched_and_has_not_finished():
+    """At the launches 0, 1, 2 and, since two have ended by then, 1."""
+    times = [(0, 10), (1, 20), (2, 30), (35, 40)]
+    events = [launch(at, number) for number, (at, _) in enumerate(times, 1)]
+    events += [kernel(start, 10, number) for number, (_, start) in enumerate(times, 1)]
+    _, queue = _launchers(json.dumps({"traceEvents": events}).encode(), "t.json")
+    assert queue == LaunchQueue(depth=1.0, empty_share=0.25, ahead_ms=0.0145, num_launches=4)
 
 
 def test_the_scales_of_an_fp8_product_are_none_of_its_matrices():
