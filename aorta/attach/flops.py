@@ -15,15 +15,20 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import ref
 
+import msgspec
 import torch
 from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from aorta.records.schema import OperatorLoop
+
 MOST_KINDS = 8
 """Of calls with different modules or shapes in a step; a step with more has no number."""
 MOST_MODULES = 20_000
+LOOP = 64
+"""Operators that one call of a module calls itself, not by modules in it, from which on it is a loop."""
 REFUSED_AXES = ("tp", "ep", "cp", "pp", "tensor", "expert", "context", "pipeline", "model")
 """Axes of device meshes whose ranks share the work of one model."""
 KNOWN = ("aten", "prims", "prim", "profiler")
@@ -58,6 +63,8 @@ class ModelCalls:
         self._copies: dict[int, tuple[Any, Module | None]] = {}
         self._sizes: list[dict[int, tuple[int, int]]] = []
         """Of each step so far, by module: rows and tokens that it was called with."""
+        self.loop: OperatorLoop | None = None
+        """Found by count()."""
         self.precision: str | None = None
         """In which most of the work is done, by autocast and the parameters' type."""
         self._trained: set[int] = set()
@@ -173,9 +180,14 @@ class ModelCalls:
         if not kinds:
             return None, self._error or (NO_CALL if self._trained else NO_OPTIMIZER)
         try:
-            total = sum(self._times[key] * flops_of(*kind) for key, kind in kinds.items())
+            counted = [(self._times[key], *_counted(*kind)) for key, kind in kinds.items()]
         except Exception as error:
             return None, _text_of(error)
+        total = sum(times * flops for times, flops, _ in counted)
+        loops = [(times * loop.per_step, loop) for times, _, loop in counted if loop is not None]
+        if loops and not _compiled_frames():  # which joins them
+            per_step, loop = max(loops, key=lambda entry: entry[0])
+            self.loop = msgspec.structs.replace(loop, per_step=per_step)
         return (float(total), "") if total > 0 else (None, "torch counts no operator of the model")
 
 
@@ -296,34 +308,45 @@ def flops_of(model: Module, args: Any, named: Any) -> int:
 
     model: a copy without data. Raises NotCountedError, and whatever the model raises.
     """
+    return _counted(model, args, named)[0]
+
+
+def _counted(model: Module, args: Any, named: Any) -> tuple[int, OperatorLoop | None]:
     counter = FlopCounterMode(
         display=False, custom_mapping={getattr(torch.ops.aten, "_grouped_mm", None): _grouped_mm}
     )
-    again = _Again(counter)
+    watched = _Watched()
+    again = _Again(counter, watched)
     states, handles = (random.getstate(), torch.get_rng_state()), again.watch(model)
     try:
-        with torch.enable_grad(), torch.device("meta"), _Watched(), counter:
+        with torch.enable_grad(), torch.device("meta"), watched, counter:
             outputs = [leaf for leaf in _tensors(model(*args, **named)) if leaf.requires_grad]
             if not outputs:
                 raise NotCountedError("no output of the model has a gradient")
             again.is_backward = True
+            num_forward = watched.num_operators
             torch.autograd.backward([output.real.float().sum() for output in outputs])
     finally:
         random.setstate(states[0])
         torch.set_rng_state(states[1])
         for handle in handles:
             handle.remove()
-    return int(counter.get_total_flops()) - again.flops
+    loop = again.loop(watched.num_operators / max(num_forward, 1))
+    return int(counter.get_total_flops()) - again.flops, loop
 
 
 class _Again:
-    """FLOPs of modules that are called within a backward pass."""
+    """FLOPs of modules that are called within a backward pass; forward, those that loop over operators."""
 
-    def __init__(self, counter: FlopCounterMode) -> None:
-        self._counter = counter
+    def __init__(self, counter: FlopCounterMode, watched: "_Watched") -> None:
+        self._counter, self._watched = counter, watched
         self.is_backward = False
         self.flops = 0
         self._depth = self._before = 0
+        self._inside: list[list[int]] = []
+        """Of each module that is being called: operators before it, and those of modules in it."""
+        self._loops: dict[str, list[int]] = {}
+        """By class: operators of all calls, the most of one that are its own."""
 
     def watch(self, model: Module) -> list[Any]:
         handles: list[Any] = []
@@ -332,14 +355,33 @@ class _Again:
             handles.append(module.register_forward_hook(self._leaves, always_call=True))
         return handles
 
-    def _enters(self, *_: Any) -> None:
-        if self.is_backward:
-            if self._depth == 0:
-                self._before = int(self._counter.get_total_flops())
-            self._depth += 1
+    def loop(self, passes: float) -> OperatorLoop | None:
+        """The class with most operators. passes: those of both passes, over those of forward."""
+        name = max(self._loops, key=lambda name: self._loops[name][0], default=None)
+        if name is None:
+            return None
+        num, per_call = self._loops[name]
+        return OperatorLoop(module=name, per_call=per_call, per_step=round(num * passes))
 
-    def _leaves(self, *_: Any) -> None:
-        if self._depth:
+    def _enters(self, *_: Any) -> None:
+        if not self.is_backward:
+            self._inside.append([self._watched.num_operators, 0])
+            return
+        if self._depth == 0:
+            self._before = int(self._counter.get_total_flops())
+        self._depth += 1
+
+    def _leaves(self, module: Module, *_: Any) -> None:
+        if not self.is_backward and self._inside:
+            before, of_inner = self._inside.pop()
+            num = self._watched.num_operators - before
+            own = num - of_inner
+            if own >= LOOP and not type(module).__module__.startswith("torch."):
+                found = self._loops.setdefault(type(module).__name__, [0, 0])
+                found[0], found[1] = found[0] + num, max(found[1], own)
+            if self._inside:
+                self._inside[-1][1] += num
+        elif self._depth:
             self._depth -= 1
             if self._depth == 0:
                 self.flops += int(self._counter.get_total_flops()) - self._before
@@ -351,8 +393,10 @@ class _Watched(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._num_experts = 0
+        self.num_operators = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_operators += 1
         space, name = func.namespace, func._overloadpacket.__name__
         if any(isinstance(leaf, torch.Tensor) and _is_real_parameter(leaf) for leaf in tree_leaves(args)):
             raise NotCountedError("the forward pass uses parameters that its module does not hold")

@@ -17,7 +17,14 @@ from aorta.record.journal import Journal
 from aorta.record.run_folder import Claim, states_of, with_ending
 from aorta.record.settings import RecorderSettings
 from aorta.record.sources import Sources
-from aorta.records.schema import GPU_KINDS, AttemptRecord, Ending, PeakRecord, RunRecord
+from aorta.records.schema import (
+    GPU_KINDS,
+    AttemptRecord,
+    Ending,
+    OperatorLoop,
+    PeakRecord,
+    RunRecord,
+)
 from aorta.records.secrets import redacted_command, redacted_settings
 from aorta.timeline.collective import POINT_TO_POINT
 
@@ -82,6 +89,7 @@ class FlopsOfStep(Protocol):
     """Knows which modules a step called."""
 
     precision: str | None
+    loop: OperatorLoop | None
 
     @property
     def wants_more(self) -> bool:
@@ -111,6 +119,7 @@ def add_batch(run: RunRecord, calls: FlopsOfStep) -> None:
 def add_flops(run: RunRecord, flops: FlopsOfStep) -> None:
     """Add the FLOPs of a step and the peak that they are compared with, or the reasons why not."""
     run.flops_per_step, reason = flops.count()
+    run.operator_loop = flops.loop
     if run.flops_per_step is None:
         run.not_measured["flops_per_step"] = reason
         return

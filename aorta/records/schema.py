@@ -498,6 +498,16 @@ class OverheadRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.limit is not None and self.every is None
 
 
+class OperatorLoop(msgspec.Struct, frozen=True, kw_only=True):
+    """A module of the program whose forward calls many operators one by one."""
+
+    module: str
+    """Its class."""
+    per_call: int
+    per_step: int
+    """Operators of all its calls in a step of one rank, forward and backward."""
+
+
 class RunRecord(msgspec.Struct, kw_only=True):
     """run.json: what ran, where, with which settings, and how complete the records are.
 
@@ -533,6 +543,8 @@ class RunRecord(msgspec.Struct, kw_only=True):
     overhead: OverheadRecord | None = None
     flops_per_step: float | None = None
     """Model FLOPs of one rank's step, counted by torch on a copy without data."""
+    operator_loop: OperatorLoop | None = None
+    """The module of the program that calls most operators one by one, where one does."""
     samples_per_step: int | None = None
     tokens_per_step: int | None = None
     """Of one rank's step, by what the model was called with; samples where that is no table of tokens."""

@@ -164,6 +164,31 @@ def test_each_call_of_a_step_counts():
     assert noted(Decoder(), IDS, times=3).count() == (3.0 * OF_DECODER, "")
 
 
+class OneByOne(nn.Module):
+    """Two operators of its own a row, beside those of its layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.stack([torch.relu(self.layer(x[row])) for row in range(len(x))])
+
+
+def test_a_module_that_calls_operators_one_by_one_is_found():
+    calls = noted(nn.Sequential(OneByOne()), torch.zeros(40, 4), times=2)
+    calls.count()
+    assert calls.loop.module == "OneByOne"
+    assert calls.loop.per_call >= 2 * 40 + 1  # the stack
+    assert calls.loop.per_step > 2 * 2 * 40 * 4  # twice, with gradients
+
+
+def test_many_modules_one_after_the_other_are_no_loop():
+    calls = noted(nn.Sequential(*(nn.Linear(4, 4) for _ in range(80))), torch.zeros(2, 4))
+    calls.count()
+    assert calls.loop is None
+
+
 def test_what_a_backward_pass_calls_again_is_no_call_of_the_step():
     model, calls = Decoder(checkpointed=True), ModelCalls()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

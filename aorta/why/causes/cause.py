@@ -35,7 +35,7 @@ CauseKind = Literal[
 ]
 
 KINDS: dict[CauseKind, str] = {
-    "compute": "kernels of the model itself",
+    "compute": "kernels of the model itself; on a CPU, a loop over operators that hardly compute",
     "transfer": "communication that no compute hides, after the last rank came",
     "late_rank": "waiting in collectives for a rank that came last",
     "launch_bound": "the device has nothing queued because the host launches too late",

@@ -36,8 +36,9 @@ OF_PHASE: dict[CauseKind, StackPhase] = {
     "data_loading": "data",
     "checkpoint": "checkpoint",
     "optimizer": "optimizer",
+    "compute": "forward",
 }
-"""Kinds that are a phase."""
+"""Kinds that are a phase, or show in one."""
 
 
 def line_of(finding: CauseFinding, judged: JudgedRun) -> CodeLine | None:
@@ -59,7 +60,9 @@ def line_of(finding: CauseFinding, judged: JudgedRun) -> CodeLine | None:
     if site is not None:
         stacks = [stack for stack in stacks if _is_in(stack, site)]
     found = heaviest(stacks)
-    if found is None or found.num_samples < FEWEST or found.ms < LEAST * finding.mean_ms:
+    # A backward pass shows no line of its forward.
+    least = LEAST if finding.kind != "compute" else LEAST / 3
+    if found is None or found.num_samples < FEWEST or found.ms < least * finding.mean_ms:
         return None if site is None else _line_of_site(site)
     return found
 

@@ -4,6 +4,7 @@ import pytest
 
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
+from aorta.records.schema import OperatorLoop
 from aorta.why.causes.rules import rules
 from aorta.why.causes.text import headline
 from tests.records.run_folders import run_record
@@ -291,6 +292,18 @@ def test_units_reduced_three_times_are_named_with_two_thirds_of_their_reductions
     (cause,) = found(tmp_path / "run", units_reduced_each_micro_batch)
     assert cause.ms == pytest.approx(2.0, rel=0.15)
     assert "reduced 3 times between two optimizer steps: set_requires_gradient_sync(False)" in cause.change
+
+
+@pytest.mark.parametrize(("per_step", "ms"), [(6000, 18.0), (600, None)], ids=["5-us-each", "50-us-each"])
+def test_a_loop_over_operators_costs_what_they_need_beside_their_arithmetic(tmp_path, per_step, ms):
+    """30 ms of compute; an operator needs 3 us of it."""
+    loop = OperatorLoop(module="Graphs", per_call=200, per_step=per_step)
+    causes_of = found(
+        tmp_path / "run", lambda rank, step, noise: plain(noise), run_record(2, operator_loop=loop)
+    )
+    assert [(cause.kind, cause.ms) for cause in causes_of] == (
+        [] if ms is None else [("compute", pytest.approx(ms, rel=0.01))]
+    )
 
 
 def test_one_process_needs_no_words_on_its_rank(tmp_path):
