@@ -50,7 +50,6 @@ if ((num_gpus == 2)); then
   part truth-tp-moe "${ranks[@]}" benchmarks/truth.py --cases tp moe --output "$folder/truth-tp-moe.csv"
 fi
 part hangs "$python" benchmarks/reliability/hangs.py --backend nccl --jobs 2 --output "$folder/hangs.csv"
-part capture "$python" benchmarks/capture.py --ranks "$num_gpus" --output "$folder/capture.csv"
 part queues "${ranks[@]}" -m aorta.queues run-priority all --streams 4,16 --budget-s 0.5 \
   --output "$folder/queues.json"
 for op in ag_gemm gemm_rs gemm_ar; do

@@ -36,7 +36,7 @@ def text(result: dict[str, Any]) -> str:
 
 
 def _record_text(published: dict[str, Any]) -> list[str]:
-    """The page of record: all published rows by family, beside plain utilisation and Calculon."""
+    """The page of record: all published rows by family, beside plain utilisation."""
     lines = ["page of record: published rows of all tables", "", f"  {_RECORD_HEAD}"]
     lines.append(_record_row("all", published))
     for grouping, families in published["by"].items():
@@ -49,15 +49,6 @@ def _record_text(published: dict[str, Any]) -> list[str]:
     held_out = published.get("sources_held_out")
     if held_out:
         lines.append(_record_row("three in ten sources, 40 draws", held_out))
-    calculon = published["calculon"]
-    if calculon["own_num_rows"]:
-        lines += [
-            "",
-            f"  Calculon: {calculon['mean_abs_error_pct']:.2f} % mean over {calculon['num_rows']} rows "
-            f"({calculon['source']});",
-            f"  run again on {', '.join(calculon['rows'])}: {calculon['rerun_mean_abs_error_pct']:.2f} %, "
-            f"here {calculon['own_mean_abs_error_pct']:.2f} % ({calculon['rerun']})",
-        ]
     return lines
 
 
@@ -129,9 +120,7 @@ def _range_text(row: dict[str, Any]) -> str:
     low, high = row["projected_range"]
     label = f"{row['name']} {row['gpu']} x{row['gpus']} {row['model']} {row['precision']}"
     verdict = "inside" if row["inside"] else "OUTSIDE"
-    primus = row.get("primus_tokens_per_s_per_gpu")
-    primus_text = f"  Primus {primus:.0f}" if primus else ""
     return (
         f"  {label:44s}{row['measured_tokens_per_s_per_gpu']:9.1f} in {low:.0f}..{high:.0f}: {verdict} "
-        f"({row['error_range_pct'][0]:+.0f}..{row['error_range_pct'][1]:+.0f} %){primus_text}"
+        f"({row['error_range_pct'][0]:+.0f}..{row['error_range_pct'][1]:+.0f} %)"
     )

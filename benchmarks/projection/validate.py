@@ -11,7 +11,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +45,6 @@ from projection.measured_steps import (
 )
 from projection.published import PUBLISHED, read_published
 
-from aorta.config.yaml_files import convert, read_yaml
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import load_hardware, sustained_flops, vendor_step
 from aorta.projection.interval import NOT_IN_VIEW, WIDTHS, Widening, bounds
@@ -55,8 +53,6 @@ from aorta.projection.model import models
 from aorta.projection.plan import layout_text
 from aorta.projection.prices import step_factors
 from aorta.projection.step import Projection, project
-
-BASELINES = Path(__file__).with_name("baselines.yaml")
 
 
 def main() -> int:
@@ -224,7 +220,6 @@ def published_report(table: Table, together: Sequence[Row]) -> dict[str, Any]:
         "incomplete_rows": ranges,
         "left_out": msgspec.to_builtins(table.left_out),
         "unverified_models": [name for name in models() if name not in projected],
-        "primus_source": baselines().primus.source,
     }
 
 
@@ -233,7 +228,7 @@ FAMILIES = ("gpu", "precision", "family", "framework", "scale")
 
 
 def record(tables: Sequence[Table], together: Sequence[Row]) -> dict[str, Any]:
-    """All published rows by family, beside plain utilisation and Calculon, and left out in groups."""
+    """All published rows by family, beside plain utilisation, and left out in groups."""
     complete = [
         _complete_row(row, table.projections[id(row)], together)
         for table in tables
@@ -242,8 +237,6 @@ def record(tables: Sequence[Table], together: Sequence[Row]) -> dict[str, Any]:
     ]
     slopes = [sensitivity for table in tables for sensitivity in table.slopes]
     projections = {name: projection for table in tables for name, projection in table.projections.items()}
-    calculon = baselines().calculon
-    calculon_rows = [row for row in complete if row["calculon_error_pct"] is not None]
     return {
         **_judged(complete),
         "by": {
@@ -255,22 +248,7 @@ def record(tables: Sequence[Table], together: Sequence[Row]) -> dict[str, Any]:
         },
         "leave_one_group_out": _published_groups(slopes, projections),
         "sources_held_out": _at_random(slopes, projections),
-        "calculon": {
-            "source": calculon.source,
-            "mean_abs_error_pct": calculon.mean_abs_error_pct,
-            "num_rows": calculon.num_rows,
-            "rows": [row["name"] for row in calculon_rows],
-            "rerun": calculon.rerun,
-            "rerun_mean_abs_error_pct": _mean_size(row["calculon_error_pct"] for row in calculon_rows),
-            "own_mean_abs_error_pct": _mean_size(row["error_pct"] for row in calculon_rows),
-            "own_num_rows": len(calculon_rows),
-        },
     }
-
-
-def _mean_size(errors_pct: Iterable[float]) -> float | None:
-    sizes = [abs(error) for error in errors_pct]
-    return sum(sizes) / len(sizes) if sizes else None
 
 
 def _judged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -333,11 +311,7 @@ def _by_kind(slopes: Sequence[Sensitivity]) -> dict[str, Any]:
 
 
 def _measured_row(row: Row) -> dict[str, Any]:
-    result = {"name": row.name, **row.group, "measured_tokens_per_s_per_gpu": row.tokens_per_s_per_gpu}
-    primus = baselines().primus.tokens_per_s_per_gpu
-    if row.name in primus:
-        result["primus_tokens_per_s_per_gpu"] = primus[row.name]
-    return result
+    return {"name": row.name, **row.group, "measured_tokens_per_s_per_gpu": row.tokens_per_s_per_gpu}
 
 
 def of_rows_in_view(reasons: Iterable[Widening]) -> list[Widening]:
@@ -360,22 +334,11 @@ def _complete_row(row: Row, projection: Projection, rows: Sequence[Row]) -> dict
         "interval": [tokens * projection.step_s / slow_s, tokens * projection.step_s / fast_s],
         "error_pct": (tokens / row.tokens_per_s_per_gpu - 1) * 100,
         "naive_mfu_error_pct": _naive_error(row, rows),
-        "calculon_error_pct": _calculon_error(row),
         "host_bound": projection.host_bound,
         "calibration": row.name in FITTED_ON["published"],
         "widened_by": [reason.reason for reason in reasons[1:]],
         "layout": layout_text(row.plans[0][1]),
     }
-
-
-def _calculon_error(row: Row) -> float | None:
-    """Error of throughput of Calculon where it was run for a row."""
-    step_s = baselines().calculon.step_s.get(row.name)
-    if step_s is None:
-        return None
-    plan = row.plans[0][1]
-    tokens = plan.global_batch_size * plan.seq_len / step_s / plan.world_size
-    return (tokens / row.tokens_per_s_per_gpu - 1) * 100
 
 
 def _groups_left_out(rows: Sequence[Sensitivity], groupings: Sequence[str]) -> dict[str, Any]:
@@ -467,34 +430,6 @@ def _kernels(folder: Path) -> dict[str, Any]:
 def _project(row: Row) -> Projection:
     plan = row.plans[0][1]
     return project(row.model, plan, pricer_of(row))
-
-
-class Calculon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Calculon's published accuracy and its step times where it was run again."""
-
-    source: str
-    mean_abs_error_pct: float
-    num_rows: int
-    rerun: str
-    step_s: dict[str, float]
-
-
-class Primus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Throughput that Primus projected, measured on one node and rescaled."""
-
-    source: str
-    tokens_per_s_per_gpu: dict[str, float]
-
-
-class Baselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    calculon: Calculon
-    primus: Primus
-
-
-@cache
-def baselines() -> Baselines:
-    """Other tools' predictions for rows of the published tables, with their sources."""
-    return convert(read_yaml(BASELINES), Baselines, str(BASELINES))
 
 
 if __name__ == "__main__":
