@@ -23,7 +23,6 @@ def rank_run(iteration_ms: list[float], rank: int = 0) -> RankRun:
         memory=Memory(reason="made"),
         check=Checked(ok=True, detail="made"),
         concurrency=None,
-        pieces=[],
         leg_ms={},
         workload_metrics={},
         device_bound_ms=Metric(value=None, unit="ms", reason="made"),

@@ -66,44 +66,22 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     detail: str
 
 
-class PieceSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Pieces of one name in one leg on one rank."""
-
-    leg: str
-    name: str
-    num: int
-    duration_ms: float
-    """Median, as those below."""
-    start_delay_p50_us: float
-    start_delay_p95_us: float
-    start_delay_p99_us: float
-
-
-class Concurrency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Concurrency from timing events around single pieces, in iterations of their own. `_sum_ms` are medians
-    over these; comm_ms, hidden_ms and exposed_ms are means, so that they add up."""
+class Concurrency(msgspec.Struct, frozen=True, kw_only=True):
+    """Concurrency from timing events around single pieces, in iterations of their own. Earlier versions wrote
+    further fields, which are left out."""
 
     iterations: int
     achieved: float
     """Pieces under way at a time while any is: sum of their durations over length of their union."""
-    most: int
     idle_share: float
     """Of the time from the first fork to the end of the last piece: no piece under way."""
-    piece_sum_ms: float
-    """Per iteration."""
-    alone_sum_ms: float | None
-    """The same pieces one after the other."""
     placement_bound: float | None
-    """Speed-up over one stream if no piece slowed another one down: alone_sum_ms over the busiest stream's
-    part of it."""
+    """Speed-up over one stream if no piece slowed another one down: the sum of pieces alone over the busiest
+    stream's part of it."""
     slowdown: dict[str, float]
     """By name: duration overlapped over duration alone."""
-    comm_ms: float | None
-    """Union of communication pieces per iteration; None without any. Null hidden and exposed go with it."""
-    hidden_ms: float | None
-    exposed_ms: float | None
     comm_ms_each: list[float]
-    """Per iteration, as hidden_ms_each."""
+    """Union of communication pieces by iteration, as hidden_ms_each; empty without any."""
     hidden_ms_each: list[float]
 
 
@@ -125,7 +103,6 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     check: Checked
     concurrency: Concurrency | None
     """From events."""
-    pieces: list[PieceSummary]
     leg_ms: dict[str, list[float]]
     """Fork to join of each round of interleaved legs, `iteration` among them."""
     workload_metrics: dict[str, float | None]
@@ -156,7 +133,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     notes: list[str] = []
 
 
-class Scaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     """A workload over its stream counts; lists are in the order of `streams`."""
 
     workload: str
@@ -168,7 +145,6 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """1, or the fewest that the workload can use: what speed-up and efficiency refer to."""
     throughput: list[float]
     unit: str
-    per_stream: list[float]
     speedup: list[float]
     efficiency: list[float]
     """Speed-up over what as many streams would give at best, streams / baseline_streams."""

@@ -40,8 +40,6 @@ class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
     """Time where the host submits ahead of the device, as in a training step that the device bounds."""
     time_host_level_ms: Figure
     """Time where the host begins to submit only when the device could begin to work."""
-    exposed_ms: float
-    """time_ms less the multiply alone."""
     time_over_gemm: float
     """time_ms as a multiple of the multiply alone."""
     efficiency: Figure | None
@@ -51,7 +49,6 @@ class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
     """Number of false edges that lint finds in its program."""
     not_measured: dict[str, str]
     """Field that is None -> reason."""
-    host_late_rounds: int
 
 
 class StrategyComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,8 +72,6 @@ class StrategyComparison(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[StrategyRow]
     """Rows by time, the best first; serial is among them."""
     unavailable: dict[str, str]
-    screening_ms: dict[str, float]
-    """Median over SCREENING_ROUNDS of every alternative that was tried, by label."""
     best: str
     verdict: str
 
@@ -103,8 +98,8 @@ def compare(
         if backend_of(device).is_device:
             families += fused_families(problem.op)
         families += further
-        finalists, screened = _screened(session, session.build(families))
-        return _FinalRounds(session, serial, finalists, num_rounds).comparison(screened)
+        finalists = _fastest(session, session.build(families))
+        return _FinalRounds(session, serial, finalists, num_rounds).comparison()
     finally:
         session.close()
 
@@ -135,18 +130,15 @@ def _chunked(order: str, tiles: int, streams: int, **options: str) -> Make:
     return lambda bench: Chunked(bench, order, tiles, streams, **options)  # type: ignore[arg-type]
 
 
-def _screened(
-    session: StrategySession, built: Mapping[str, list[Strategy]]
-) -> tuple[dict[str, Strategy], dict[str, float]]:
-    """The fastest of each family, and the median time of every member by label."""
+def _fastest(session: StrategySession, built: Mapping[str, list[Strategy]]) -> dict[str, Strategy]:
+    """The fastest of each family, by a few rounds."""
     members = [strategy for strategies in built.values() for strategy in strategies]
     if not members:
-        return {}, {}
+        return {}
     legs = [Leg(str(number), strategy.submit) for number, strategy in enumerate(members)]
     times = session.measure(legs, SCREENING_ROUNDS)
     medians = {id(s): float(np.median(times.slowest(str(number)))) for number, s in enumerate(members)}
-    finalists = {family: min(group, key=lambda s: medians[id(s)]) for family, group in built.items()}
-    return finalists, {strategy.label: medians[id(strategy)] for strategy in members}
+    return {family: min(group, key=lambda s: medians[id(s)]) for family, group in built.items()}
 
 
 class _FinalRounds:
@@ -166,7 +158,7 @@ class _FinalRounds:
         ]
         self.level_times = session.measure(level, LEVEL_ROUNDS)
 
-    def comparison(self, screened: Mapping[str, float]) -> StrategyComparison:
+    def comparison(self) -> StrategyComparison:
         problem, device = self.session.problem, self.session.device
         rows = sorted((self._row(family) for family in self.finalists), key=lambda row: row.time_ms.value)
         return StrategyComparison(
@@ -186,7 +178,6 @@ class _FinalRounds:
             bound_ms=max(self._median("comm"), self._median("gemm")),
             rows=rows,
             unavailable=self.session.unavailable,
-            screening_ms={label: round(ms, 6) for label, ms in screened.items()},
             best=_clear_best(rows).family,
             verdict=_verdict(rows),
         )
@@ -208,12 +199,10 @@ class _FinalRounds:
             note=strategy.note,
             time_ms=time,
             time_host_level_ms=median_of(self.level_times.slowest(family)),
-            exposed_ms=time.value - gemm_ms,
             time_over_gemm=time.value / gemm_ms,
             efficiency=efficiency,
             false_edges=None if program is None else len(lint(program).false_edges),
             not_measured=not_measured,
-            host_late_rounds=self.times.late[f"{family}/ahead"],
         )
 
     def _efficiency(self, family: str) -> Figure | None:

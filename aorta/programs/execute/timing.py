@@ -56,9 +56,6 @@ class RoundTimes:
 
     ms: dict[str, Floats]
     """Milliseconds of every leg, [round, rank]."""
-    late: dict[str, int]
-    """Rounds in which the device had begun before the host of this rank had submitted the whole leg,
-    although it should have been ahead."""
 
     def slowest(self, name: str) -> Floats:
         """Milliseconds of the rank that took longest, per round."""
@@ -84,23 +81,21 @@ class Stopwatch:
         The host waits. Raises Stuck where a leg does not end.
         """
         mine = {leg.name: np.zeros(num_rounds) for leg in legs}
-        late = dict.fromkeys(mine, 0)
         shuffle = random.Random(num_rounds)
         for number in range(-num_warmup, num_rounds):
             for leg in shuffle.sample(legs, len(legs)):
-                ms, was_late = self._timed(leg)
+                ms = self._timed(leg)
                 if number >= 0:
                     mine[leg.name][number] = ms
-                    late[leg.name] += was_late
-        return RoundTimes(self._of_all_ranks(mine), late)
+        return RoundTimes(self._of_all_ranks(mine))
 
     def finish(self, timeout_s: float = TIMEOUT_S) -> None:
         """Wait on the host for MAIN. Raises Stuck, or what a thread raised."""
         wait_for(self.streams.record(MAIN), timeout_s)
         self.streams.synchronize()
 
-    def _timed(self, leg: Leg) -> tuple[float, bool]:
-        """Milliseconds of one leg, and True if the host should have been ahead and was not."""
+    def _timed(self, leg: Leg) -> float:
+        """Milliseconds of one leg."""
         self.finish()
         if self.device.type == "cpu":
             dist.barrier(group=self.group)
@@ -119,7 +114,7 @@ class Stopwatch:
         self._adapt_spin(leg.name, 1e3 * (time.perf_counter() - begun_s), late)
         wait_for(end, TIMEOUT_S)
         self.streams.synchronize()
-        return self.streams.elapsed_ms(start, end), late
+        return self.streams.elapsed_ms(start, end)
 
     def _adapt_spin(self, name: str, submitted_ms: float, late: bool) -> None:
         spin_ms = SPIN_FACTOR * submitted_ms + SPIN_EXTRA_MS

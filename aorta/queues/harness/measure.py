@@ -32,7 +32,7 @@ from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import AortaError, RecordError
 from aorta.queues.harness.iterate import PointPlan, WorkloadBench, set_up, time_legs
 from aorta.queues.harness.metrics import aggregate, configuration, device_bound_ms, switch_metrics
-from aorta.queues.harness.pieces import concurrency, summaries
+from aorta.queues.harness.pieces import concurrency
 from aorta.queues.options import check_groups
 
 NO_HOST_MEMORY = "DefaultCPUAllocator"
@@ -180,7 +180,6 @@ def _run_and_collect(bench: WorkloadBench) -> RankRun:
         memory=memory,
         check=Checked(ok=check.ok, detail=check.detail),
         concurrency=measured,
-        pieces=summaries(workload.context.pieces),
         leg_ms=leg_ms,
         workload_metrics=workload.metrics(),
         device_bound_ms=device_bound_ms(workload.device_work(), device_name),

@@ -174,7 +174,7 @@ def _concurrency(runs: Sequence[RankRun]) -> dict[str, Metric]:
         medians[f"slowdown.{name}"] = Metric(
             value=float(np.median(values)), unit="x", better="lower", num=num
         )
-    with_comm = [sample for sample in measured if sample.comm_ms is not None]
+    with_comm = [sample for sample in measured if sample.comm_ms_each]
     if with_comm:
         comm_ms = np.mean([sample.comm_ms_each for sample in with_comm], axis=0)
         hidden_ms = np.mean([sample.hidden_ms_each for sample in with_comm], axis=0)

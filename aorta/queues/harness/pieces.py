@@ -7,12 +7,12 @@ whose kernel waits for free compute units counts as under way.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from statistics import fmean, median
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
-from aorta.account.results.schema import Concurrency, PieceSummary
+from aorta.account.results.schema import Concurrency
 from aorta.device.streams import Anchor, StreamEvent, Streams, anchor
 from aorta.queues.workload import Piece
 from aorta.timeline.intervals import Intervals, intersect, intervals, length_ms, union
@@ -129,54 +129,14 @@ def concurrency(together: Window, alone: Window) -> Concurrency | None:
     return Concurrency(
         iterations=len(rounds),
         achieved=sum(sums) / busy_ms if busy_ms > 0 else 0.0,
-        most=most_at_once(all_pieces),
         idle_share=_idle_share(all_pieces, busy_ms),
-        piece_sum_ms=median(sums),
-        alone_sum_ms=median(_sum_ms(pieces) for pieces in alone_rounds) if alone_rounds else None,
         placement_bound=median(_placement_bound(intervals) for intervals in alone_rounds)
         if alone_rounds
         else None,
         slowdown=_slowdown(together.pieces, alone.pieces),
-        comm_ms=fmean(comm_ms) if has_comm else None,
-        hidden_ms=fmean(hidden_ms) if has_comm else None,
-        exposed_ms=fmean(comm_ms) - fmean(hidden_ms) if has_comm else None,
         comm_ms_each=comm_ms if has_comm else [],
         hidden_ms_each=hidden_ms if has_comm else [],
     )
-
-
-def most_at_once(spans: Intervals) -> int:
-    """Greatest number of spans that are open at one moment; spans that only touch are not."""
-    lasting = spans[spans[:, 1] > spans[:, 0]]
-    if not len(lasting):
-        return 0
-    times = np.concatenate((lasting[:, 0], lasting[:, 1]))
-    change = np.concatenate((np.ones(len(lasting)), -np.ones(len(lasting))))
-    order = np.lexsort((change, times))  # ends before starts
-    return int(np.cumsum(change[order]).max())
-
-
-def summaries(pieces: Iterable[Piece]) -> list[PieceSummary]:
-    """One for each leg and name."""
-    grouped: dict[tuple[str, str], list[Piece]] = defaultdict(list)
-    for piece in pieces:
-        grouped[piece.leg, piece.name].append(piece)
-    rows = []
-    for (leg, name), group in grouped.items():
-        delays_us = 1e3 * np.array([piece.start_delay_ms for piece in group])
-        p50, p95, p99 = np.percentile(delays_us, [50, 95, 99])
-        rows.append(
-            PieceSummary(
-                leg=leg,
-                name=name,
-                num=len(group),
-                duration_ms=median(piece.duration_ms for piece in group),
-                start_delay_p50_us=float(p50),
-                start_delay_p95_us=float(p95),
-                start_delay_p99_us=float(p99),
-            )
-        )
-    return rows
 
 
 def _by_iteration(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:

@@ -54,7 +54,6 @@ def _scaling(points: Sequence[Point]) -> Scaling:
         baseline_streams=streams[0],
         throughput=throughput,
         unit=first.metrics[THROUGHPUT].unit,
-        per_stream=[rate / count for rate, count in zip(throughput, streams, strict=True)],
         speedup=speedup,
         efficiency=[rate * streams[0] / count for rate, count in zip(speedup, streams, strict=True)],
         bound=_over_first([_value(point, "placement_bound") for point in points]),

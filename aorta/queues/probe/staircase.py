@@ -13,7 +13,6 @@ from math import ceil
 from typing import Literal
 
 import msgspec
-import numpy as np
 
 from aorta.queues.probe.machine import Floats, Op, ProbeMachine, Spin
 
@@ -32,8 +31,6 @@ class QueueStep(msgspec.Struct, frozen=True, kw_only=True):
     streams: int
     at_once: int
     """Streams whose first kernel started before any kernel had ended."""
-    most_running: int
-    """Largest number of kernels that ran at the same time."""
     pair_spins: float
     """Length of the run with two kernels per stream, in spins."""
     single_spins: float
@@ -83,7 +80,6 @@ def _step(machine: ProbeMachine, num_streams: int, spin_us: float) -> QueueStep:
     return QueueStep(
         streams=num_streams,
         at_once=started_at_once(pairs.start_us[::2], pairs.end_us),
-        most_running=most_running(pairs.start_us, pairs.end_us),
         pair_spins=pairs.span_us / spin_us,
         single_spins=singles.span_us / spin_us,
         primed=pairs.primed and singles.primed,
@@ -94,13 +90,6 @@ def started_at_once(first_start_us: Floats, all_end_us: Floats) -> int:
     """Kernels that started before any had ended, halfway at the latest: none of these waited for another."""
     half = 0.5 * (first_start_us.min() + all_end_us.min())
     return int((first_start_us < half).sum())
-
-
-def most_running(start_us: Floats, end_us: Floats) -> int:
-    """Kernels that run at the same time; one that starts as another ends does not run beside it."""
-    times = np.concatenate([end_us, start_us])
-    change = np.concatenate([np.full(len(end_us), -1), np.full(len(start_us), 1)])
-    return int(np.cumsum(change[np.argsort(times, kind="stable")]).max())
 
 
 def predicted_spins(num_streams: int, queues: int, order: Order) -> tuple[float, float]:

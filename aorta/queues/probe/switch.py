@@ -141,8 +141,6 @@ class Chains(msgspec.Struct, frozen=True, kw_only=True):
     streams: int
     seen: "Seen | None"
     """Runs whose streams were on different queues; None: not checked."""
-    lengths: list[int]
-    repetitions: int
     slopes: "dict[Placement, Slope]"
     per_switch: "ChainDifference"
     primed: bool
@@ -233,8 +231,6 @@ def compare(
     return Chains(
         streams=streams,
         seen=seen,
-        lengths=list(lengths),
-        repetitions=len(spans["same"]),
         slopes={placement: _slope(spans[placement], lengths, tick_us) for placement in PLACEMENTS},
         per_switch=ChainDifference(us=median_us, interval_us=interval),
         primed=primed,

@@ -3,15 +3,13 @@
 import time
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from aorta.device.streams import ThreadStreams, anchor
 from aorta.queues.catalogue import SYNC_MODES, SyncMode
 from aorta.queues.harness.iterate import run_iterations
-from aorta.queues.harness.pieces import PieceRecorder, Window, concurrency, most_at_once, summaries
+from aorta.queues.harness.pieces import PieceRecorder, Window, concurrency
 from aorta.queues.workload import Piece
-from aorta.timeline.intervals import intervals
 
 
 @pytest.fixture
@@ -95,12 +93,10 @@ def test_two_streams_half_of_the_time() -> None:
     found = concurrency(together, alone)
     assert found is not None
     assert found.achieved == pytest.approx(8 / 6)
-    assert found.most == 2
     assert found.slowdown == {"gemm": pytest.approx(4 / 3)}
     assert found.placement_bound == pytest.approx(2.0)
-    assert found.alone_sum_ms == 6
     assert found.idle_share == 0
-    assert found.comm_ms is found.hidden_ms is found.exposed_ms is None
+    assert found.comm_ms_each == []
 
 
 def test_unequal_streams_bound_the_speed_up() -> None:
@@ -122,8 +118,7 @@ def test_communication_is_hidden_under_compute_of_other_streams() -> None:
     ]
     found = concurrency(Window(pieces, {0: 0.0}), Window([], {}))
     assert found is not None
-    assert (found.comm_ms, found.hidden_ms, found.exposed_ms) == (5, 2.5, 2.5)
-    assert found.alone_sum_ms is None
+    assert (found.comm_ms_each, found.hidden_ms_each) == ([5], [2.5])
 
 
 def test_idle_share_counts_the_gap_between_iterations() -> None:
@@ -137,35 +132,6 @@ def test_idle_share_counts_the_gap_between_iterations() -> None:
 
 def test_no_pieces_is_not_zero_concurrency() -> None:
     assert concurrency(Window([], {}), Window([], {})) is None
-
-
-@pytest.mark.parametrize(
-    ("spans", "expected"),
-    [
-        pytest.param([], 0, id="none"),
-        pytest.param([(0, 1), (1, 2)], 1, id="touching"),
-        pytest.param([(0, 3), (1, 2), (1.5, 4)], 3, id="nested"),
-        pytest.param([(0, 3), (1, 1), (2, 2)], 1, id="empty-spans-are-not-open"),
-    ],
-)
-def test_most_at_once(spans: list[tuple[float, float]], expected: int) -> None:
-    assert most_at_once(intervals(spans)) == expected
-
-
-def test_most_at_once_agrees_with_counting_at_every_start() -> None:
-    rng = np.random.default_rng(3)
-    for _ in range(30):
-        starts = rng.integers(0, 20, 12).astype(float)
-        spans = np.stack([starts, starts + rng.integers(1, 6, 12)], axis=1)
-        counted = max(int(((spans[:, 0] <= t) & (t < spans[:, 1])).sum()) for t in starts)
-        assert most_at_once(spans) == counted
-
-
-def test_summaries_group_by_leg_and_name() -> None:
-    pieces = [piece(0, "tiny", 1, 2, submitted=0.5), piece(0, "tiny", 4, 7, submitted=1.0)]
-    (found,) = summaries(pieces)
-    assert (found.leg, found.name, found.num, found.duration_ms) == ("iteration", "tiny", 2, 2.0)
-    assert found.start_delay_p50_us == pytest.approx(1750)  # of 500 and 3000 us
 
 
 def test_without_joins_communication_hides_under_the_next_iteration() -> None:

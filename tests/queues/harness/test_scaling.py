@@ -15,7 +15,6 @@ def test_speed_up_and_efficiency_refer_to_the_fewest_streams() -> None:
     assert found.streams == [1, 2, 4]
     assert found.speedup == pytest.approx([1, 1.92, 2])
     assert found.efficiency == pytest.approx([1, 0.96, 0.5])
-    assert found.per_stream == pytest.approx([1000, 960, 500])
     assert found.knee == 2
     assert found.knee_interval == (2, 2)
     assert found.baseline_streams == 1
