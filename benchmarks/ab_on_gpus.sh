@@ -6,7 +6,6 @@
 set -u
 OUT=$1 PYTHON=${2:-python3} MINUTES=${3:-3}
 mkdir -p "$OUT"
-export XDG_STATE_HOME=$OUT/state
 mapfile -t gpus < <(tr , '\n' <<<"${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd,)}")
 mapfile -t cores < <("$PYTHON" -c 'import os; print(*sorted(os.sched_getaffinity(0)), sep="\n")')
 share=$((${#cores[@]} / ${#gpus[@]}))

@@ -41,10 +41,9 @@ def _cache_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _own_cache(_cache_folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or fills the cache or the state of the user."""
+    """No test reads or fills the cache of the user."""
     folder = next(_cache_folders)
     folder.mkdir()
-    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
     monkeypatch.setenv("AORTA_CACHE_DIR", str(folder))
 
 

@@ -61,7 +61,6 @@ def ab_command(
     from aorta.account.results.schema import to_json
     from aorta.sweep.metrics import parsed_metric
     from aorta.sweep.series import Series, goes_on_later, run_series
-    from aorta.sweep.spreads import note_spread
 
     if sum(one is not None for one in (setting, variable, revisions)) > 1:
         raise ConfigError("--set, --env and --rev: give one of them, or two commands")
@@ -76,7 +75,6 @@ def ab_command(
         series = run_series(
             wanted, folder, timeout, 60 * minutes, None if as_json else printing("pair", wanted)
         )
-    note_spread(series, folder)
     outcome = series.look().outcome
     if as_json:
         click.echo(to_json(summary_of(series)).decode())

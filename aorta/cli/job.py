@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from aorta.cli.options import PATH, NumberRange, comm_rules_option, json_option
-from aorta.command_line import OneScreenCommand, rare
+from aorta.command_line import OneScreenCommand
 from aorta.errors import CANNOT_TELL, FINE, VIOLATED, ConfigError, RecordError
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MOST_LISTED = 64
 """Rows of `aorta top --once`."""
+EVERY_S = 1.0
+"""Time between two looks at the files."""
 POST_S = 10.0
 """Limit of one post of an alarm."""
 RESTARTS_WITHIN_S = 120.0
@@ -45,15 +47,7 @@ run_folder = click.argument("run", metavar="[RUN]", default="artifacts", type=PA
     help="Tell of a straggler, a slow-down, a hang.",
 )
 @json_option
-@rare(
-    "--every-s",
-    type=NumberRange(0.1),
-    metavar="SECONDS",
-    default=1.0,
-    show_default=True,
-    help="Time between two looks at the files.",
-)
-def top_command(run: Path, every_s: float, once: bool, alarm: str | None, as_json: bool) -> int:
+def top_command(run: Path, once: bool, alarm: str | None, as_json: bool) -> int:
     """Watch the job that records into RUN (artifacts): a row per rank, means of its newest 20 steps.
 
     Reads only the files of the folder, so it works over ssh and on a shared file system. The rank that the
@@ -73,7 +67,7 @@ def top_command(run: Path, every_s: float, once: bool, alarm: str | None, as_jso
     if alarm is not None:
         if once or as_json:
             raise ConfigError("--alarm goes on watching: it goes with neither --once nor --json")
-        return _raise_alarms(run, alarm, every_s)
+        return _raise_alarms(run, alarm)
     look = _looks(run)
     parts = goodput_of_folder(run, _run_record(run))
     if as_json:
@@ -95,7 +89,7 @@ def top_command(run: Path, every_s: float, once: bool, alarm: str | None, as_jso
         looked_s = time.monotonic()
         while True:
             live.update(screen(console.height)[0], refresh=True)
-            time.sleep(every_s)
+            time.sleep(EVERY_S)
             if time.monotonic() > looked_s + GOODPUT_EVERY_S:
                 parts, looked_s = goodput_of_folder(run, _run_record(run)), time.monotonic()
 
@@ -139,7 +133,7 @@ def _run_record(run: Path) -> "RunRecord | None":
         return None
 
 
-def _raise_alarms(run: Path, target: str, every_s: float) -> int:
+def _raise_alarms(run: Path, target: str) -> int:
     """Watch until the job has ended; until the first alarm where target is exit."""
     from aorta.account.watch import Watch
 
@@ -164,7 +158,7 @@ def _raise_alarms(run: Path, target: str, every_s: float) -> int:
             ended_s = time.monotonic()
         elif time.monotonic() - ended_s > RESTARTS_WITHIN_S:  # every rank was killed, and none came back
             return FINE
-        time.sleep(every_s)
+        time.sleep(EVERY_S)
 
 
 def _sender(target: str) -> "Callable[[Alarm], None]":

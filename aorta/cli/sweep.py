@@ -69,7 +69,6 @@ def sweep_command(
     from aorta.sweep.effects import results_of
     from aorta.sweep.page import write_page
     from aorta.sweep.series import Series, goes_on_later, run_series
-    from aorta.sweep.spreads import note_spread
     from aorta.sweep.table import table_lines
 
     given, notes = (matrix.Recipe(), []) if recipe is None else matrix.load_recipe(recipe)
@@ -116,7 +115,6 @@ def sweep_command(
             budget_s,
             None if as_json else printing("trial", wanted),
         )
-    note_spread(series, folder)
     slower_by = None if given.slower_by is None else given.slower_by / 100
     results = results_of(series, slower_by)
     write_page(series, results, folder / "sweep.html")

@@ -19,7 +19,6 @@ from aorta.account.judge.compare import MATTERS, compare
 from aorta.account.judge.gate import Gate, check_budget, junit_xml, load_budget, markdown
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.judge.shown import Shown, traced
-from aorta.account.judge.spreads import known_spread
 from aorta.account.judge.summary import summary
 from aorta.account.load.open import load_run
 from aorta.account.model import Causes, Dataset, Progress, Report, Run
@@ -130,9 +129,7 @@ def make_report(
             datasets[reference],
             datasets[candidate],
             matters,
-            known_spread(datasets[reference], datasets[candidate])
-            if run_spread is None
-            else Spread(run_spread, origin="given"),
+            None if run_spread is None else Spread(run_spread, origin="given"),
         )
     written = summary(datasets.values(), comparison)
     causes = {} if explain is None else {label: explain(single) for label, single in datasets.items()}

@@ -11,7 +11,7 @@ import pytest
 from aorta.attach.coverage import other_runs
 from aorta.cli import run
 from aorta.cli.ab import ab_command
-from aorta.cli.job import capture_command, top_command
+from aorta.cli.job import capture_command
 from aorta.cli.run import check_module, check_output, run_command
 from aorta.errors import ConfigError
 
@@ -89,7 +89,6 @@ def test_a_run_that_was_moved_aside_is_named(tmp_path: Path) -> None:
         (ab_command, "--minutes"),
         (ab_command, "--timeout"),
         (capture_command, "--timeout-s"),
-        (top_command, "--every-s"),
     ],
 )
 def test_a_duration_that_is_no_number_is_refused(command: click.Command, option: str) -> None:

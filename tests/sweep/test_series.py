@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from aorta.account.judge import spreads
 from aorta.cli import main
 from aorta.cli.ab import _variants, answer, where
 from aorta.errors import AortaError
@@ -28,7 +27,7 @@ from aorta.sweep.series import (
     stored,
 )
 from aorta.timeline.sequential import FIRST_LOOK, levels_of_looks, look
-from tests.records.run_folders import noisy_run, run_record
+from tests.records.run_folders import noisy_run
 
 # ---- looks -------------------------------------------------------------------------------------
 
@@ -274,24 +273,6 @@ def test_the_command_answers_first(tmp_path, monkeypatch):
 
 
 # ---- what runs of a program differ by, kept ----------------------------------------------------
-
-
-def test_the_spread_of_two_series_is_kept_by_program_and_devices(tmp_path, monkeypatch):
-    """1 % of 4 degrees and 2 % of 8: sqrt((4 x 1 + 8 x 4) / 12) = 1.732 %."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    program = {"optimizers": [{"parameter_bytes": 400}]}
-    run = run_record(2, command=["train.py"], config=None, program=program)
-    spreads.note_spread(run, 0.01, 4)
-    spreads.note_spread(run, 0.02, 8)
-    spreads.note_spread(run_record(2, command=["other.py"], config=None, program=program), 0.5, 8)
-    larger = {"optimizers": [{"parameter_bytes": 800}]}
-    spreads.note_spread(run_record(2, command=["train.py"], config=None, program=larger), 0.5, 8)
-    lines = spreads._lines()
-    assert [line.program for line in lines] == ["train.py", "train.py", "other.py", "train.py"]
-    spreads.spreads_file().write_bytes(spreads.spreads_file().read_bytes() + b"{half")
-    found = spreads.spread_of(run)
-    assert found is not None
-    assert (found.value, found.freedom) == (pytest.approx(0.01 * math.sqrt(3)), 12)
 
 
 @pytest.mark.heavy

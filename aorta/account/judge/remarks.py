@@ -5,7 +5,6 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.overhead import overhead_texts
 from aorta.account.judge.timed_steps import timed_steps
-from aorta.account.judge.whole_run import whole_run_text
 from aorta.account.load.rank.kernels import graph_text
 from aorta.account.model import Dataset
 from aorta.account.numbers import number
@@ -18,20 +17,12 @@ def remarks(dataset: Dataset) -> list[str]:
         for text in (
             partly_timed(dataset),
             recorded_apart(dataset),
-            *_whole_runs(dataset),
             graph_text(dataset),
         )
         if text
     ]
     lines += overhead_texts(dataset)
     return lines
-
-
-def _whole_runs(dataset: Dataset) -> list[str]:
-    parts = {"compute": "compute_ms", "exposed communication": "exposed_ms", "neither": "idle_ms"}
-    several = len(dataset.runs) > 1
-    texts = [(judged.run.label, whole_run_text(judged, parts)) for judged in dataset.runs]
-    return [f"{label}: {text}" if several else text for label, text in texts if text]
 
 
 def partly_timed(dataset: Dataset) -> str:
