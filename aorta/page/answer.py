@@ -4,7 +4,6 @@ import re
 
 from aorta.account.judge.answer import dataset_answer, mfu_text
 from aorta.account.judge.cells import account_of
-from aorta.account.judge.ranks import alerts
 from aorta.account.judge.timed_steps import host_bound_text
 from aorta.account.model import (
     CauseLine,
@@ -102,10 +101,9 @@ def _story(dataset: Dataset, *, named: bool) -> Markup:
 
 
 def _caveats(dataset: Dataset, *, named: bool) -> list[Markup]:
-    """Lines on what takes the most from the answer, or may be the cause of it: what telemetry shows, and a
-    late host, beside which numbers are bounds."""
+    """Lines on what takes the most from the answer: a late host, beside which numbers are bounds."""
     peak = mfu_text(dataset)
-    texts = [*alerts(dataset), host_bound_text(dataset.runs)]
+    texts = [host_bound_text(dataset.runs)]
     texts += [peak.removeprefix("warning: ")] if peak.startswith("warning: ") else []
     name = [tag("b", dataset.label), " "] if named else None
     return [tag("p", name, sentence(text), class_="caveat") for text in texts if text]

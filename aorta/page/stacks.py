@@ -141,7 +141,7 @@ def _late_and_parts(dataset: Dataset, report: Report) -> tuple[int | None, dict[
     """The rank that the others wait for, and samples by rank, its own among them."""
     if dataset.first.run.stacks is None:
         return None, {}
-    late = late_rank(dataset, report.causes.get(dataset.label))
+    late = late_rank(report.causes.get(dataset.label))
     return late, rank_parts(dataset.first, [] if late is None else [late])
 
 

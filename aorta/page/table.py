@@ -11,7 +11,6 @@ from aorta.account.judge.compare import CALLED
 from aorta.account.judge.judged import missing, why_missing
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators, queue_text
 from aorta.account.judge.phases import PhaseRow, phases_of
-from aorta.account.judge.ranks import alerts
 from aorta.account.judge.remarks import remarks
 from aorta.account.judge.selection import looked_at
 from aorta.account.judge.timed_steps import host_bound_text, timed_steps
@@ -130,7 +129,6 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: 
     else:
         lines = [causes.title, *_stories(dataset), "", *_causes(causes, with_changes)]
     lines += ["", _title(dataset)]
-    lines += [f"warning: {text}" for text in alerts(dataset)]
     lines += ["", *_aligned([("", "mean", "of step", "ranks"), *account_rows(dataset)])]
     if phases := phase_rows(dataset):
         lines += ["", *_aligned(phases)]

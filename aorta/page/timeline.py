@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from aorta.account.judge.ranks import straggler
+from aorta.account.judge.answer import late_rank
 from aorta.account.judge.shown import Shown, telling_ranks
-from aorta.account.model import Arrivals, JudgedRun, NamedSpan, Report, Run
+from aorta.account.model import Arrivals, Causes, JudgedRun, NamedSpan, Report, Run
 from aorta.records.perfetto import COMPUTE, EXPOSED, HIDDEN, IDLE, states
 from aorta.records.reader import OP_OF_STREAM
 from aorta.records.schema import CollectiveRecord, StepRecord
@@ -64,23 +64,12 @@ def steps_to_show(report: Report, shown: Shown | None = None) -> list[Steps]:
     return [
         _steps(
             dataset.first,
-            _of_causes(report, label),
+            report.causes.get(label),
             shown or Shown(),
             MAX_FURTHER_MARKS // len(report.datasets),
         )
         for label, dataset in report.datasets.items()
     ]
-
-
-def _of_causes(report: Report, label: str) -> dict[str, int]:
-    """'cause 1' and the step that stands for it."""
-    causes = report.causes.get(label)
-    lines = causes.lines if causes is not None else []
-    return {
-        f"cause {place}": line.global_step
-        for place, line in enumerate(lines, start=1)
-        if line.global_step is not None
-    }
 
 
 def timeline_data(steps_shown: list[Steps]) -> dict[str, Any]:
@@ -130,12 +119,14 @@ def exposed_collectives(
     return sorted(rows, key=lambda row: -row[2])[:num]
 
 
-def _steps(judged: JudgedRun, of_causes: dict[str, int], shown: Shown, further_marks: int) -> Steps:
+def _steps(judged: JudgedRun, causes: Causes | None, shown: Shown, further_marks: int) -> Steps:
     run = judged.run
     chosen = _chosen(judged, shown)
     if chosen:
         detailed_steps = set(run.global_step[run.has_details & shown.columns(run)].tolist())
-        chosen |= {name: step for name, step in of_causes.items() if step in detailed_steps}
+        for place, line in enumerate(causes.lines if causes is not None else (), start=1):
+            if line.global_step in detailed_steps:
+                chosen[f"cause {place}"] = line.global_step
     steps = Steps(run.label, run.source, telling_ranks(judged, shown), chosen)
     if not chosen:
         which = "no step" if shown.steps is None else f"none of steps {shown.steps[0]} to {shown.steps[1]}"
@@ -158,8 +149,7 @@ def _steps(judged: JudgedRun, of_causes: dict[str, int], shown: Shown, further_m
                 steps.kernels.setdefault(step, {})[rank] = kernels
     if run.arrivals is not None:
         steps.waits = _waits(steps, run.arrivals)
-        late = straggler(judged)
-        steps.late_rank = None if late is None else late.rank
+        steps.late_rank = late_rank(causes)
     return steps
 
 

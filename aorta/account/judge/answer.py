@@ -9,7 +9,7 @@ from aorta.account.judge.alike import is_window
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, IDLE_CELLS, account_of
 from aorta.account.judge.phases import phases_of
 from aorta.account.judge.profiles import told_differences
-from aorta.account.judge.ranks import alerts, rank_rows, straggler
+from aorta.account.judge.ranks import rank_rows
 from aorta.account.judge.remarks import partly_timed
 from aorta.account.judge.sites import sites_of
 from aorta.account.load.evidence import comm_evidence
@@ -56,7 +56,7 @@ def dataset_answer(dataset: Dataset, causes: Causes | None = None) -> str:
 
 
 def add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | None = None) -> None:
-    """Adds to a dataset's part of summary.json its answer, account, losses and alerts; to its ranks who came
+    """Adds to a dataset's part of summary.json its answer, account and losses; to its ranks who came
     last, and what telemetry and the allocator said. Of the first run, where there are several."""
     account = account_of(dataset.first)
     rows = account.rows()
@@ -73,8 +73,7 @@ def add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | Non
         "wall_ms": account.outside or None,
         "not_measured": account.reasons,
     }
-    summary["alerts"] = alerts(dataset)
-    summary["straggler"] = late = late_rank(dataset, causes)
+    summary["straggler"] = late = late_rank(causes)
     summary["sites"] = [msgspec.to_builtins(row) for row in sites_of(dataset.first)]
     summary["phases"] = [msgspec.to_builtins(row) for row in phases_of(dataset.first)]
     summary["differences"] = [asdict(entry) for entry in told_differences(dataset.first, late)]
@@ -84,12 +83,10 @@ def add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | Non
         summary["ranks"][str(row.rank)]["judged_steps"] = fields
 
 
-def late_rank(dataset: Dataset, causes: Causes | None) -> int | None:
-    """The rank that the others wait for most; by arrivals alone where nobody looked for causes."""
-    if causes is None:
-        row = straggler(dataset.first)
-        return None if row is None else row.rank
-    return next((line.rank for line in causes.lines if line.data["is_waited_for"]), None)
+def late_rank(causes: Causes | None) -> int | None:
+    """The rank that the others wait for most; None too where nobody looked for causes."""
+    lines = [] if causes is None else causes.lines
+    return next((line.rank for line in lines if line.data["is_waited_for"]), None)
 
 
 def mfu_text(dataset: Dataset) -> str:

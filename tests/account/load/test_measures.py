@@ -9,7 +9,7 @@ import pytest
 from aorta.account.judge.answer import dataset_answer, losses
 from aorta.account.judge.gate import check_budget, load_budget
 from aorta.account.judge.judged import dataset, judge
-from aorta.account.judge.ranks import alerts, rank_rows, straggler
+from aorta.account.judge.ranks import rank_rows
 from aorta.account.load.open import load_run
 from aorta.page.html import page
 from aorta.page.table import comparison_table, dataset_table
@@ -195,49 +195,11 @@ def test_the_gate_takes_rates_and_memory(tmp_path):
 
 
 @pytest.mark.heavy
-def test_a_clock_that_drops_is_in_table_summary_and_page(tmp_path):
+def test_a_clock_that_drops_is_in_the_ranks_row(tmp_path):
     report = report_of(tmp_path / "a", num_steps=31, device=hot)
-    words = "rank 1: SM clock down to 600.0 MHz in 10 of 30 steps, 1,980 MHz otherwise, hw_thermal_slowdown"
-    assert words in dataset_table(report.datasets["a"])
-    assert words in report.summary["datasets"]["a"]["alerts"][0]
-    assert "SM clock down to 600.0 MHz" in page(report)
     seen = report.summary["datasets"]["a"]["ranks"]["1"]["judged_steps"]
     assert seen["lowest_clock_mhz"] == 600
     assert seen["throttling"] == {"hw_thermal_slowdown": pytest.approx(1 / 3)}
-
-
-@pytest.mark.heavy
-def test_a_rank_that_is_always_slower_is_named(tmp_path):
-    report = report_of(
-        tmp_path / "a",
-        num_ranks=4,
-        device=lambda rank, step: device(sm_clock_mhz=1200 if rank == 2 else 1900),
-    )
-    assert alerts(report.datasets["a"]) == ["rank 2: SM clock 1,200 MHz; the median rank has 1,900 MHz"]
-
-
-def test_memory_near_its_limit_is_named(tmp_path):
-    full = report_of(
-        tmp_path / "a", device=lambda rank, step: device(memory_used_bytes=(139 - 70 * rank) << 30)
-    )
-    assert alerts(full.datasets["a"]) == ["rank 0: device memory nearly full, 139.0 GiB of 140.0 GiB (99 %)"]
-
-
-def test_allocator_retries_are_counted_in_the_judged_steps(tmp_path):
-    def memory(rank, step):
-        return MemoryRecord(
-            allocated_bytes=1, reserved_bytes=2, peak_allocated_bytes=3,
-            num_alloc_retries=5 + (step if rank == 1 else 0),
-        )  # fmt: skip
-
-    (text,) = alerts(report_of(tmp_path / "a", num_steps=12, memory=memory).datasets["a"])
-    assert text.startswith("rank 1: the allocator flushed its cache 11 times")
-
-
-def test_a_busy_device_is_no_cause_for_alarm(tmp_path):
-    calm = report_of(tmp_path / "a", device=device(throttling=["sw_power_cap"], memory_used_bytes=100 << 30))
-    assert alerts(calm.datasets["a"]) == []
-    assert "warning" not in dataset_table(calm.datasets["a"])
 
 
 # ---- what is lost, and who is late
@@ -252,18 +214,13 @@ def test_the_largest_loss_comes_first(tmp_path):
 
 
 @pytest.mark.heavy
-def test_who_comes_last_nearly_always_is_in_the_answer(tmp_path):
+def test_who_comes_last_nearly_always_is_in_the_first_row(tmp_path):
     """Rank 1 comes 2 ms later to the only collective of each step."""
     report = report_of(tmp_path / "a", num_ranks=4, late=1)
     found = report.datasets["a"]
     worst = rank_rows(found.first)[0]
     assert (worst.rank, worst.num_last, worst.num_judged) == (1, 11, 11)
     assert worst.caused_ms == pytest.approx(2.0, abs=0.01)
-    assert report.summary["datasets"]["a"]["straggler"] == 1
-
-
-def test_nobody_is_blamed_where_all_come_together(tmp_path):
-    assert straggler(report_of(tmp_path / "a").datasets["a"].first) is None
 
 
 @pytest.mark.heavy
@@ -273,7 +230,6 @@ def test_of_many_ranks_the_late_one_is_shown_and_waits_are_known(tmp_path):
     report = make_report([tmp_path / "a"], ["a"])
     (shown,) = steps_to_show(report)
     assert 53 in shown.ranks
-    assert shown.late_rank == 53
     waits = {call[0]: wait for call, wait in shown.waits.items()}
     assert waits[53] == pytest.approx(0, abs=1e-3)
     assert all(wait == pytest.approx(2.0, abs=1e-3) for rank, wait in waits.items() if rank != 53)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.cells import EXPOSED_CELLS, HOST_PARTS, Account, Host
 from aorta.account.judge.exposed import exposed_of
-from aorta.account.judge.ranks import HARMLESS
 from aorta.account.judge.stacks import MOST_RANKS, Samples, samples_of
 from aorta.account.load.rank.host import BYTES, IDLE, IDLE_BEHIND, LOOPS, OTHER
 from aorta.account.load.rank.kernels import COUNT, TIME
@@ -20,6 +19,8 @@ from aorta.account.model import JudgedRun
 from aorta.account.rows import positive
 from aorta.why.causes.finding import Floats
 
+HARMLESS = frozenset(("sw_power_cap", "applications_clocks_setting", "display_clock_setting", "sync_boost"))
+"""Limits that a busy or a pinned device meets as a matter of course."""
 OPTIMIZER_PASSES = 7
 """Adam reads the gradient, and reads and writes the parameter and two moments."""
 CPU_BYTES_PER_S = 4e9

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aorta.account.judge.ranks import NEARLY_FULL
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.metrics import THROTTLED
 from aorta.account.model import JudgedRun
@@ -13,6 +12,8 @@ from aorta.account.rows import positive
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_the_least
 from aorta.why.causes.losses.parts import Parts
 
+NEARLY_FULL = 0.95
+"""Part of the device's memory."""
 MIN_OTHER_STEPS = 3
 RETRY_SHARE = 0.1
 """Part of the steps with retries, from which on they are named though no time shows."""
