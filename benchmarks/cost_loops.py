@@ -25,7 +25,7 @@ import random
 import tempfile
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,7 +172,7 @@ def in_turn(loop: Any, options: Any, folder: Path) -> dict[str, Any]:
     order, began = random.Random(0), time.perf_counter()
     ran: list[str] = []
     mine: list[tuple[float, float, float]] = []
-    threads: dict[str, list[Counter[str]]] = defaultdict(list)
+    threads: dict[str, list[dict[str, float]]] = defaultdict(list)
     with aorta.instrument(folder, overhead="off") as recorder:
         recorded, seen = [True], [False]
         sampling, sources = recorder._sampling, recorder._sources
@@ -230,7 +230,7 @@ def in_turn(loop: Any, options: Any, folder: Path) -> dict[str, Any]:
     return found
 
 
-def threads_beside(threads: dict[str, list[Counter[str]]], kind: str) -> str:
+def threads_beside(threads: dict[str, list[dict[str, float]]], kind: str) -> str:
     """'main +0.31, aorta-records +0.12': ms of CPU a step in blocks of a kind beyond those without."""
     names = {name for used in threads[kind] for name in used}
     more_ms = {
@@ -277,7 +277,7 @@ def at_limit(loop: Any, folder: Path, step_ms: float, options: Any) -> dict[str,
     }
 
 
-def block(step: Callable[[], None], num_steps: int) -> tuple[tuple[float, float, float], Counter[str]]:
+def block(step: Callable[[], None], num_steps: int) -> tuple[tuple[float, float, float], dict[str, float]]:
     """Numbers by COLUMNS, and CPU time of each thread, in ms a step."""
     for _ in range(COLD_STEPS):
         step()
@@ -290,23 +290,23 @@ def block(step: Callable[[], None], num_steps: int) -> tuple[tuple[float, float,
     cpu = threads_ms()  # before the wait, which spins
     synchronise()
     elapsed_s = time.perf_counter() - times_s[0]
-    used = Counter({name: (ms - cpu_began[name]) / num_steps for name, ms in cpu.items()})
+    used = defaultdict(float, {name: (ms - cpu_began.get(name, 0.0)) / num_steps for name, ms in cpu.items()})
     launching_ms = sum(ms for name, ms in used.items() if name == "main" or name.startswith("pt_autograd"))
     return (elapsed_s / num_steps * 1e3, launching_ms, min(np.diff(times_s)) * 1e3), used
 
 
-def threads_ms() -> Counter[str]:
+def threads_ms() -> dict[str, float]:
     """CPU time so far of the threads of this process: main is the one that trains."""
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
     names[threading.get_native_id()] = "main"
-    found: Counter[str] = Counter()
+    found: dict[str, float] = defaultdict(float)
     for task in Path("/proc/self/task").iterdir():
         try:
             name = names.get(int(task.name)) or (task / "comm").read_text().strip()
             found[name] += int((task / "schedstat").read_text().split()[0]) / 1e6
         except OSError:  # it has ended
             continue
-    return found
+    return dict(found)
 
 
 def agreed(go_on: bool) -> bool:

@@ -171,19 +171,6 @@ def events(machine: Machine) -> dict[str, Fact]:
     }
 
 
-def library(machine: Machine) -> dict[str, Fact]:
-    machine.needs_gpu()
-    _, run = recorded(machine, "library", "--kernels", "on", "--collectives", "plugin")
-    told = read_run(run).coverage["library_events"]
-    matched = told.get("matched") or {}
-    missing = matched.get("num_calls_without_events")
-    return {
-        "share_matched": share(matched["num_matched"], matched["num_matched"] + missing) if matched else 0.0,
-        "num_contradicted": matched.get("num_contradicted"),
-        "reason": without_places(told.get("reason")),
-    }
-
-
 def truth(machine: Machine) -> dict[str, Fact]:
     """Records of steps before a profiler beside the profiler's own kernels of later ones."""
     machine.needs_gpu()
@@ -293,7 +280,7 @@ def capture(machine: Machine) -> dict[str, Fact]:
 
 PARTS: dict[str, Callable[[Machine], dict[str, Fact]]] = {
     part.__name__: part
-    for part in (doctor, records, events, library, truth, harmless, cost, queues, launcher, capture)
+    for part in (doctor, records, events, truth, harmless, cost, queues, launcher, capture)
 }
 
 

@@ -25,5 +25,4 @@ planted() { # planted NAME PART VARIABLE=VALUE...
 }
 
 planted no_compiler records CC=/bin/false AORTA_CACHE_DIR="$folder/empty"
-planted other_profiler library NCCL_PROFILER_PLUGIN=/no/such/plugin.so
 planted no_interface launcher NCCL_SOCKET_IFNAME=nosuch0

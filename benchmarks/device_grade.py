@@ -92,8 +92,6 @@ RULES: tuple[Rule, ...] = (
     Rule("records", "collectives that are seen", "share_seen", _at_least(1.0), "all"),
     Rule("events", "the program ends as without aorta", "exit_status", _is(0), "0"),
     Rule("events", "steps that events time", "share_of_events", _at_least(1.0), "all"),
-    Rule("library", "collectives that the library tells", "share_matched", _at_least(1.0), "all"),
-    Rule("library", "times that contradict their kernel", "num_contradicted", _is(0), "0"),
     Rule("truth", "kernels a step, beside torch.profiler", "kernels_beyond", _at_most(0.0), "the same"),
     Rule(
         "truth",

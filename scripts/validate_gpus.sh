@@ -34,7 +34,6 @@ part kernel-truth "${ranks[@]}" benchmarks/truth.py kernels --rounds 3 --output 
 part kernel-cost "${ranks[@]}" benchmarks/cost.py --pin --together --pairs 40 --cases fsdp_short tp ddp fsdp \
   --variants records native events --output "$folder/kernel_cost.csv"
 part kernel-memory "$python" benchmarks/truth.py memory --steps 60000 --output "$folder/kernel_memory.csv"
-part library-events "${ranks[@]}" benchmarks/truth.py library --output "$folder/library_events.csv"
 part restarts "$python" benchmarks/reliability/restarts.py --trials 10 --backend nccl --ranks 2 \
   --output "$folder/restarts.csv"
 part plants "$python" benchmarks/plants/judge.py "$folder/plants" --gpus "$((num_gpus > 2 ? 2 : num_gpus))" \

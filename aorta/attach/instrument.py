@@ -21,11 +21,10 @@ from aorta.device.backend import accelerator
 from aorta.errors import InstrumentError
 from aorta.hang.watchdog import Watchdog
 from aorta.record import Recorder, RecorderSettings
-from aorta.record.collective_source import Collectives
 from aorta.record.companions import Accompanied, Cause, Companion
 from aorta.record.kernel_source import Kernels
 from aorta.record.profiler import ProfilerWindow
-from aorta.record.settings import Placement
+from aorta.record.settings import Collectives, Placement
 from aorta.sinks import Place, Sinks
 
 log = logging.getLogger(__name__)
@@ -74,9 +73,7 @@ def instrument(
         cheaper than events; run.json says why not otherwise. "on" raises InstrumentError instead; "off"
         times by events.
     collectives: "learned" sees each in some steps on GPUs, after which steps like those get the same ones,
-        with times of their own; "calls" sees each in every recorded step; "plugin" has NCCL or RCCL itself
-        tell algorithm, protocol, channels, start and end of each: call instrument before init_process_group
-        then.
+        with times of their own; "calls" sees each in every recorded step.
     flops_per_token: model FLOPs of forward and backward without what is computed again, for model FLOP/s.
     precision: "bf16", "fp16", "fp8", "tf32" or "fp32"; with flops_per_token, for the share of the device's
         peak (MFU).

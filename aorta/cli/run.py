@@ -67,10 +67,10 @@ _STEP_AT = re.compile(r"[^\s./:]+(\.[^\s./:]+)*:[^\s./:]+(\.[^\s./:]+)*")
 )
 @rare(
     "--collectives",
-    type=click.Choice(["learned", "calls", "plugin"]),
+    type=click.Choice(["learned", "calls"]),
     default="learned",
     section="Sources and sinks",
-    help="learned: seen in some steps, on GPUs; calls: in all; plugin: NCCL or RCCL tells more.",
+    help="learned: seen in some steps, on GPUs; calls: in all recorded ones.",
 )
 @rare(
     "--stacks",
@@ -125,8 +125,6 @@ def run_command(
         environment[CONTINUES] = run_id
     notes = new_notes(output.absolute())
     environment[VARIABLE] = str(notes)
-    if settings.collectives == "plugin":
-        _name_plugin(environment)
     if settings.kernels == "on" and os.path.exists(AMD_DRIVER):
         _name_tool(environment)
     status = run_to_end(list(command), environment, notes=notes)
@@ -209,16 +207,6 @@ def check_module(target: str, command: Sequence[str]) -> None:
         and PathFinder.find_spec(name, [*scripts, os.getcwd(), *sys.path]) is None
     ):
         raise ConfigError(f"--step-at {target}: there is no module {name}; name it as the program imports it")
-
-
-def _name_plugin(environment: dict[str, str]) -> None:
-    """Name aorta's profiler plugin to NCCL or RCCL, before a process makes a communicator."""
-    from aorta.device.collective_events import LibraryEventsUnavailable, configure
-
-    try:
-        configure(environment)
-    except LibraryEventsUnavailable as error:
-        click.echo(f"aorta: --collectives plugin has no effect: {error}", err=True)
 
 
 def _name_tool(environment: dict[str, str]) -> None:

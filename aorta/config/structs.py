@@ -292,11 +292,9 @@ class RecordingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """auto: time steps by the driver's kernel records where they can be had (CUDA), else by events. on: fail
     where they cannot. off: by events, to compare vendors by one method."""
 
-    collectives: Literal["learned", "calls", "plugin"] = "learned"
+    collectives: Literal["learned", "calls"] = "learned"
     """learned: on GPUs each is seen in some steps; the others get those, where the backends' counts and the
-    kernels agree. calls: each is seen in every recorded step. plugin: likewise, and beside each what NCCL or
-    RCCL says of it: algorithm, protocol, channels, start and end (its profiler interface, NCCL 2.24 and
-    later)."""
+    kernels agree. calls: each is seen in every recorded step."""
 
     max_mb: PositiveFloat | None = 1024.0
     """Size in MiB above which a rank's file of lines is made smaller: old lines lose their lists of

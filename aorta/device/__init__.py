@@ -5,7 +5,6 @@ cuda.py               that object for NVIDIA's and AMD's devices
 marks.py              points in time, and the host's clock as one that sets them
 event_clock.py        the same by events on a device's streams; orders between streams
 kernel_records.py     the driver's own records of kernels, through native/*.c
-collective_events.py  NCCL's or RCCL's own events of collectives, through native/*.c
 telemetry.py          power, clocks, temperature, throttling, sampled in a thread
 environment.py        versions, variables and devices for run.json, and warnings about them
 ranks.py              a rank's device, its process group and exchange, for aorta's own commands

@@ -11,7 +11,7 @@ Which file to open:
     journal.py        where it is noted, from all threads
     interception/     sees every collective and every wait, by whatever path; start at switch.py
     event_observer.py, cpu_observer.py         time the collectives: by CUDA or HIP events, by the host
-    kernel_source.py, collective_source.py     the driver's kernel records, NCCL's own events
+    kernel_source.py                           the driver's kernel records
     collective_names.py                        what each collective is for: module, bucket, optimizer
     host.py           batches, backward passes, optimizers, waits and cores of the host
     extract.py        a closed step's marks -> plain numbers

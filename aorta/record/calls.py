@@ -170,7 +170,6 @@ class RecordedStep:
     __slots__ = (
         "body_end",
         "by_kernels",
-        "by_library",
         "calls",
         "compute_raw_stream",
         "counts",
@@ -226,8 +225,6 @@ class RecordedStep:
         """Reason why only the step's ends are marked and collectives have no times; None: all is marked."""
         self.by_kernels = False
         """True: the driver's kernel records time the step, and only its ends are marked, by number."""
-        self.by_library = False
-        """True: the collective library records events of the step's calls."""
         self.left_out: str | None = None
         """Reason why the step is not recorded: it has the host's times and nothing else. None: it is."""
         self.logged: Mark | None = None

@@ -132,7 +132,6 @@ class Extractor:
             **msgspec.structs.asdict(telemetry),
             gap_ms=self._gap_ms(start),
             untimed=step.untimed or _unseen_waits(step),
-            by_library=step.by_library,
             modules=list(notes.modules),
             host_notes=list(step.host_notes),
         )
@@ -157,7 +156,6 @@ class Extractor:
             scalars=read_scalars(step.scalars),
             **msgspec.structs.asdict(telemetry),
             kernels_lost=step.kernels_lost,
-            by_library=step.by_library,
             modules=list(notes.modules),
             host_notes=list(step.host_notes),
         )

@@ -31,7 +31,6 @@ _SHARED = (
     "untimed",
     "left_out",
     "by_kernels",
-    "by_library",
     "is_detailed",
     "is_unseen",
     "kernels_lost",

@@ -241,7 +241,6 @@ class OpenSteps:
         step.compute_raw_stream = sources.accelerator.current_raw_stream(device_index)
         recorded = step.left_out is None
         step.untimed = self._journal.away if recorded else LEFT_OUT
-        step.by_library = sources.collectives.begin_step(recorded)
         was_on = sources.kernels.is_on
         step.by_kernels = (
             sources.kernels.begin_step(recorded, self._sampling.comes_next()) and step.untimed is None

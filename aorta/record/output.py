@@ -83,7 +83,6 @@ class Output:
             journal,
             Extractor(clock, sources.kernels, mark),
             sources.kernels,
-            sources.collectives,
             sink,
             self._latest_telemetry,
             lambda: bool(self.callbacks),
@@ -178,12 +177,7 @@ class Output:
     def close(self) -> None:
         self.folder.close()
 
-    def matched(self) -> tuple[Any, Any]:
-        """Return how collectives fit to kernels and to the library's events, for run.json; after `finish`."""
-        if not isinstance(self._sink, ProcessSink):
-            return None, None
-        kernels, library = self._sink.kernel_coverage, self._sink.library_coverage
-        return (
-            None if kernels is None else msgspec.to_builtins(kernels),
-            None if library is None else msgspec.to_builtins(library),
-        )
+    def matched(self) -> Any:
+        """Return how collectives fit to kernels, for run.json; after `finish`."""
+        kernels = self._sink.kernel_coverage if isinstance(self._sink, ProcessSink) else None
+        return None if kernels is None else msgspec.to_builtins(kernels)

@@ -29,7 +29,6 @@ from aorta.device.marks import MarkClock, clock_anchor
 from aorta.errors import InstrumentError
 from aorta.launcher import rank_and_world_size
 from aorta.record.calls import Observer, RecordedStep
-from aorta.record.collective_source import NOT_LOADED
 from aorta.record.companions import Cause, Companions
 from aorta.record.description import (
     NOT_SEEN_BY_DESIGN,
@@ -419,14 +418,12 @@ class Recorder:
     # -- run.json ---------------------------------------------------------------------------------
 
     def _coverage(self, output: Output) -> dict[str, Any]:
-        kernels, library = output.matched()
         return {
             "rank": self.rank,
             **collectives_seen(self.journal, self._sources.counts.result(), self._sources),
             **self.coverage_notes,
             "end_marks": end_marks(self.journal),
-            "kernel_records": self._kernel_records(kernels),
-            "library_events": self._library_events(library),
+            "kernel_records": self._kernel_records(output.matched()),
             "unresolved_steps": output.num_unresolved,
             "left_out_steps": self.steps.num_left_out,
             "lost_lines": output.num_lost,
@@ -443,11 +440,3 @@ class Recorder:
             "gaps_for_profilers": kernels.num_yields,
             "matched": matched,
         }
-
-    def _library_events(self, matched: Any) -> dict[str, Any]:
-        """Say in run.json whether the library's events were recorded, why not, and how they fit to calls."""
-        has_nccl = any(group.backend == "nccl" for group in self.journal.groups())
-        described = self._sources.collectives.described(has_nccl)
-        if described["reason"] == NOT_LOADED and self.rank == 0:
-            logger.warning("no events of the collective library: %s", NOT_LOADED)
-        return described | {"matched": matched}

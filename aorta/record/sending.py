@@ -30,11 +30,10 @@ from aorta.device.backend import accelerator
 from aorta.device.marks import HostClock
 from aorta.files import regular_descriptor
 from aorta.record.calls import LEFT_OUT, RecordedStep
-from aorta.record.collective_source import CollectiveSource
 from aorta.record.extract import Extractor, Telemetry, host_only
 from aorta.record.journal import Journal
 from aorta.record.kernel_source import KernelSource
-from aorta.records.schema import DeviceRecord, KernelCoverage, LibraryCoverage, StepRecord
+from aorta.records.schema import DeviceRecord, KernelCoverage, StepRecord
 from aorta.records.state import Tally
 from aorta.records.writer import LineWriter, next_line_number
 from aorta.steps.event_steps import EventSteps
@@ -42,7 +41,6 @@ from aorta.steps.left_out import LeftOutLines
 from aorta.steps.process import Closed, Reply, frame_bytes, packed, read_frame
 from aorta.steps.raw import (
     RECORD_DTYPE,
-    CollectiveChunk,
     Frame,
     KernelChunk,
     LeftOutStep,
@@ -88,7 +86,6 @@ class SendingThread:
         journal: Journal,
         extractor: Extractor,
         kernels: KernelSource,
-        collectives: CollectiveSource,
         sink: "RecordSink",
         telemetry: Callable[[], Telemetry],
         wants_records: Callable[[], bool],
@@ -100,7 +97,6 @@ class SendingThread:
         self._journal = journal
         self._extractor = extractor
         self._kernels = kernels
-        self._collectives = collectives
         self._sink = sink
         self._telemetry = telemetry
         self._wants_records = wants_records
@@ -147,7 +143,6 @@ class SendingThread:
                 closing = self._closing.is_set()
                 self._awake.clear()  # before the look: what comes during it wakes the thread again
                 num_records = self._send_kernels()[0]
-                self._send_collectives()
                 self._drain()
                 if self._beat is not None:
                     self._beat()
@@ -158,7 +153,6 @@ class SendingThread:
                     time.sleep(0.002)
                 else:
                     self._send_last_kernels()
-                    self._send_collectives(closing=True)
                     return
         except Exception:
             # The instrument must not take training down: say it once, with the traceback.
@@ -174,12 +168,6 @@ class SendingThread:
                 self._sink.put_kernels(chunk)
         num_records = sum(len(chunk.records) for chunk in chunks) // RECORD_DTYPE.itemsize
         return num_records, not chunks or chunks[-1].complete_ns > 0
-
-    def _send_collectives(self, closing: bool = False) -> None:
-        """Send the collective library's events that have ended; closing: all."""
-        chunk = self._collectives.poll(closing)
-        if chunk is not None and (chunk.events or chunk.names or chunk.complete_ns):
-            self._sink.put_collectives(chunk)
 
     def _send_last_kernels(self) -> None:
         """Wait for the records of the last step, but not long for what else the program has queued."""
@@ -241,9 +229,6 @@ class RecordSink(Protocol):
 
     def put_kernels(self, chunk: KernelChunk) -> None:
         """Take kernel records; they may come before the step that they time or after it."""
-
-    def put_collectives(self, chunk: CollectiveChunk) -> None:
-        """Take events of the collective library; they may come before their step or after it."""
 
     def closing(self) -> None:
         """Let a process that writes go on if somebody stopped it: the run is about to end."""
@@ -315,18 +300,10 @@ class ProcessSink:
     def put_kernels(self, chunk: KernelChunk) -> None:
         self._send(Frame(kernels=chunk))
 
-    def put_collectives(self, chunk: CollectiveChunk) -> None:
-        self._send(Frame(collectives=chunk))
-
     @property
     def kernel_coverage(self) -> KernelCoverage | None:
         """Fit of collectives to kernels, after close; None where no step was timed by kernels."""
         return None if self._closed is None else self._closed.kernels
-
-    @property
-    def library_coverage(self) -> LibraryCoverage | None:
-        """Fit of collectives to the library's events, after close; None where there were none."""
-        return None if self._closed is None else self._closed.library
 
     def closing(self) -> None:
         """Continue the process, which somebody may have stopped: it has lines to write."""
@@ -434,9 +411,6 @@ class ThreadSink:
 
     def put_kernels(self, chunk: KernelChunk) -> None:
         raise NotImplementedError("a CPU has no kernel records")
-
-    def put_collectives(self, chunk: CollectiveChunk) -> None:
-        """Do nothing: on a CPU no step has any."""
 
     def closing(self) -> None:
         """Do nothing: no other process writes."""

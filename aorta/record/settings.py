@@ -2,18 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import torch
 
 from aorta.device.backend import accelerator
 from aorta.errors import ConfigError, InstrumentError
-from aorta.record.collective_source import Collectives
 from aorta.record.kernel_source import Kernels
 from aorta.records.overhead import overhead_limit
 
 Placement = Literal["native", "dedicated"]
+Collectives = Literal["learned", "calls"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,8 @@ class RecorderSettings:
             overhead_limit(self.overhead)
         except ConfigError as error:
             raise InstrumentError(str(error)) from None
+        if self.collectives not in get_args(Collectives):
+            raise InstrumentError(f"collectives must be 'learned' or 'calls', got {self.collectives!r}")
         interval_s = self.telemetry_interval_s
         if not isinstance(interval_s, int | float) or not 0 < interval_s < math.inf:
             raise InstrumentError(f"telemetry_interval_s must be a number above 0, got {interval_s!r}")

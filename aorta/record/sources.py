@@ -15,7 +15,6 @@ from aorta.device.marks import HostClock, Mark, MarkClock
 from aorta.errors import InstrumentError
 from aorta.record.calls import Observer
 from aorta.record.collective_names import ModuleNames
-from aorta.record.collective_source import CollectiveSource
 from aorta.record.cpu_observer import CpuObserver
 from aorta.record.event_observer import EventObserver
 from aorta.record.host import HostWatch, ThreadUse
@@ -35,16 +34,14 @@ FirstMark = tuple[Mark | None, int, int]
 
 
 class Sources:
-    """The instrument's eyes in one process: collectives, waits, the host, the driver and the library."""
+    """The instrument's eyes in one process: collectives, waits, the host and the driver."""
 
     def __init__(self, journal: Journal, settings: RecorderSettings) -> None:
         self._journal = journal
         self._settings = settings
         self.accelerator: Backend = accelerator()
         self.kernels = KernelSource(settings.kernels)
-        self.collectives = CollectiveSource(settings.collectives)
         self.captures = CaptureWatch()
-        self.captures.listener = self.collectives.capturing
         self.phase_memory = PhaseMemory(self.accelerator)
         self.host_watch = HostWatch(journal, self.phase_memory)
         self.module_names = ModuleNames(journal)
@@ -86,7 +83,6 @@ class Sources:
         self.watch_waits(True)
         self.stacks.start()
         self.kernels.wake()
-        self.collectives.wake()
 
     def uninstall(self) -> None:
         if self.looks:
@@ -95,7 +91,6 @@ class Sources:
         self.watch_waits(False)
         self.watch_streams(False)
         self.kernels.pause()
-        self.collectives.sleep()
         if self._interception is not None:
             self._interception.uninstall()
             self._interception = None

@@ -122,51 +122,8 @@ class CollectiveMember(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 StartBy = Literal["stream", "launch", "previous", "library"]
 """The last thing that a collective waited for. stream: the work queued before it. launch: the host, which
-found the queue empty. previous: the last call of its group, whose communicator runs one at a time. library:
-its start is the collective library's own."""
-
-
-class LibraryCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """NCCL's or RCCL's own account of a collective (recording.collectives: plugin)."""
-
-    algorithm: str | None
-    """RING, TREE, NVLS, ...; None: it does not say, or members differ. Sends and receives have none."""
-    protocol: str | None
-    """LL, LL128, SIMPLE."""
-    num_channels: int
-    """Channels of the member with most."""
-    num_events: int
-    """Events of the library (collectives, sends, receives) that the call consists of."""
-    sequence: int
-    """NCCL's own count by communicator and function; the same on all ranks."""
-    communicator: str
-    """Hash of the communicator; the same on all ranks."""
-    launch_ms: float
-    """When the library had launched it."""
-    start_ms: float | None
-    """Start of the first channel. None where the library's version does not tell."""
-    end_ms: float | None
-    """End of the last channel."""
-
-
-class LibraryCoverage(msgspec.Struct, frozen=True, kw_only=True):
-    """How a rank's collectives and the collective library's events fit together, over the run."""
-
-    num_steps: int
-    num_matched: int
-    num_timed: int
-    """Matched collectives that have a start and an end."""
-    num_contradicted: int
-    """Collectives whose times lay outside of their kernel: times of another launch, left out."""
-    num_calls_without_events: int
-    num_plans_without_call: int
-    """Launches of the library that belong to no collective."""
-    num_lost: int
-    """Events that found the ring full."""
-    tick_ns: int | None
-    """Tick of the device's timer; None: it gave no times."""
-    leftovers: list[str]
-    """The first few of either side."""
+found the queue empty. previous: the last call of its group, whose communicator runs one at a time.
+library: in older records, the collective library's own."""
 
 
 class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -201,7 +158,6 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """From kernel records: its time within the window in which no compute ran. Collectives that run at once
     each count it."""
     members: list[CollectiveMember] | None = None
-    library: LibraryCall | None = None
     module: int | None = None
     """Index into the line's modules: what it is for. None where that is not certain."""
     phase: Phase | None = None

@@ -2,11 +2,10 @@
 
 The way of a step, in the order in which to read the files:
 
-    raw.py               what the recorder sends: RawStep, KernelChunk, CollectiveChunk, each in a Frame
+    raw.py               what the recorder sends: RawStep, KernelChunk, each in a Frame
     process.py           the process: reads frames, keeps the steps in order (StepQueue), writes lines
     event_steps.py       a step timed by events, or on a CPU by the host's clock -> StepRecord
     kernel_steps.py      a step timed by the driver's kernel records -> StepRecord
-    collective_steps.py  the record with what NCCL or RCCL itself says of every collective
     record.py            the fields that records of all sources share
 
     clocks.py            the device's clocks beside the host's

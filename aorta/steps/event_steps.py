@@ -11,8 +11,6 @@ A RawMark has step ms and the host ns at which it was queued; DeviceClock maps o
 distance is the mark's lag.
 """
 
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,11 +38,6 @@ from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.intervals import EMPTY, Intervals, clip, intersect, length_ms, subtract, union
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
-
-ExactSpan = tuple[int, int]
-"""Start and end of a call in ns of the device's timer, as the collective library has them."""
-RunSpan = tuple[float, float]
-"""Run ms at which a call's start and end marks passed, or at which the call itself ran."""
 
 STARVED_LAG_MS = 0.05
 """A mark that the device passes within this time of being queued found the queue empty."""
@@ -121,27 +114,23 @@ class EventSteps:
         self._clock = (
             DeviceClock(settings.clock_lower_ns, settings.clock_upper_ns) if settings.on_device else None
         )
-        self._exact = ExactCalls()
         self._run = _RunState()
 
-    def resolve(self, step: RawStep, exact_ns: Sequence[ExactSpan | None] | None = None) -> StepRecord:
-        """The step's record. Steps must come in the order in which they ran.
-
-        exact_ns: start and end of every call by the device's timer, where the collective library has them.
-        """
+    def resolve(self, step: RawStep) -> StepRecord:
+        """The step's record. Steps must come in the order in which they ran."""
         if step.left_out is not None:
             return left_out_record(step, self._settings, "host" if self._clock is None else "events")
         if self._run.first_start_ns is None:
             self._run.first_start_ns = step.start_ns
         self._run.start_run_ms += step.gap_ms
-        times = self._times(step, exact_ns)
+        times = self._times(step)
         record = self._record(step, times)
         self._run.start_run_ms += step.window_ms  # the next window begins where this one ends
         return record
 
     # -- times --------------------------------------------------------------------------------
 
-    def _times(self, step: RawStep, exact_ns: Sequence[ExactSpan | None] | None) -> _Times:
+    def _times(self, step: RawStep) -> _Times:
         """The step's intervals.
 
         Order matters. Waits come after the calls, whose ends they look up. `_starved` is last: its marks
@@ -149,14 +138,13 @@ class EventSteps:
         """
         run = self._run
         origin = run.start_run_ms
-        exact_ms = self._exact_ms(step, exact_ns)
         comm = [
             Span(start - origin, end - origin, Kind.COMM, op, "carried") for op, start, end in run.carried
         ]
         run.carried = [c for c in run.carried if c[2] > origin + step.window_ms]
         calls: list[tuple[float, StartBy, float] | None] = []
         blocked: list[tuple[float, float]] = []
-        for call, exact in zip(step.calls, exact_ms, strict=True):
+        for call in step.calls:
             if call.start is None or call.end is None:
                 calls.append(None)
                 continue
@@ -166,9 +154,6 @@ class EventSteps:
             run.ends_run_ms[group.key, call.seq] = origin + end_ms
             if call.blocks:
                 blocked.append((queued_ms, end_ms))
-            # The stream stood still from mark to mark, whatever the library says: its times come after that.
-            if exact is not None:
-                (start_ms, end_ms), start_by = exact, "library"
             calls.append((start_ms, start_by, end_ms))
             if len(group.ranks) > 1:
                 comm.append(Span(start_ms, end_ms, Kind.COMM, call.op, call.stream))
@@ -180,23 +165,6 @@ class EventSteps:
         run.forget_old_calls(len(step.calls))
         not_compute = union(np.concatenate([stalled, idle_after_body]))
         return _Times(comm, calls, stalled, starved, not_compute)
-
-    def _exact_ms(
-        self, step: RawStep, exact_ns: Sequence[ExactSpan | None] | None
-    ) -> Sequence[tuple[float, float] | None]:
-        """Start and end of the calls in ms from the step's start, as the collective library has them."""
-        if exact_ns is None or self._clock is None:
-            return [None] * len(step.calls)
-        origin = self._run.start_run_ms
-        marks: list[RunSpan | None] = []
-        for call in step.calls:
-            start = None if call.start is None else call.start[0]
-            end = None if call.end is None else call.end[0]
-            marks.append(None if start is None or end is None else (origin + start, origin + end))
-        return [
-            None if times is None else (times[0] - origin, times[1] - origin)
-            for times in self._exact.run_ms(exact_ns, marks)
-        ]
 
     def _start(self, call: RawCall, group_key: str, queued_ms: float, end_ms: float) -> tuple[float, StartBy]:
         """Start of the collective itself, and what it waited for last.
@@ -391,53 +359,6 @@ class EventSteps:
             monotonic_ns = self._clock.monotonic_ns(self._run.start_run_ms)
             error_us = self._clock.error_us(self._run.start_run_ms)
         return int(monotonic_ns) + self._settings.unix_minus_monotonic_ns, error_us
-
-
-class ExactCalls:
-    """Puts the collective library's times, in ns of the device's timer, on the axis of the events.
-
-    The two clocks differ by an offset. A call cannot end after its end mark has passed, and most end marks
-    pass right after their call: so the distances from marks to ends gather at the offset, at their upper end.
-    """
-
-    def __init__(self) -> None:
-        self._origin_ns: int | None = None
-        """First time seen: differences from it are small enough for floats."""
-        self._distances_ms: deque[float] = deque(maxlen=_NUM_CALLS)
-        """Ends of the latest calls less the origin, minus their end marks."""
-
-    def run_ms(
-        self, exact_ns: Sequence[ExactSpan | None], marks: Sequence[RunSpan | None]
-    ) -> list[RunSpan | None]:
-        """Start and end in run ms of a step's calls; None where they are not certain."""
-        pairs = [
-            (span, around)
-            for span, around in zip(exact_ns, marks, strict=True)
-            if span is not None and around is not None
-        ]
-        if pairs and self._origin_ns is None:
-            self._origin_ns = pairs[0][0][0]
-        origin_ns = self._origin_ns or 0
-        self._distances_ms.extend((span[1] - origin_ns) / 1e6 - around[1] for span, around in pairs)
-        offset_ms = self._offset_ms()
-        if offset_ms is None:
-            return [None] * len(exact_ns)
-        result: list[RunSpan | None] = []
-        for span, around in zip(exact_ns, marks, strict=True):
-            times = None
-            if span is not None and around is not None:
-                start, end = ((time_ns - origin_ns) / 1e6 - offset_ms for time_ns in span)
-                if around[0] - _OUTSIDE_MS <= start <= end <= around[1] + _OUTSIDE_MS:
-                    times = (start, end)
-            result.append(times)
-        return result
-
-    def _offset_ms(self) -> float | None:
-        """The largest distance up to which enough of all gather; None where they gather nowhere."""
-        distances = np.sort(np.array(self._distances_ms))
-        num_within = np.arange(1, len(distances) + 1) - np.searchsorted(distances, distances - _GATHERED_MS)
-        gathered = np.flatnonzero(num_within >= max(1.0, _SHARE_GATHERED * len(distances)))
-        return float(distances[gathered[-1]]) if len(gathered) else None
 
 
 def _rows(spans: list[tuple[float, float]]) -> Intervals:

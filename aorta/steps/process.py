@@ -23,15 +23,14 @@ from aorta.files import open_regular
 from aorta.records.deaths import Bystander
 from aorta.records.files import files_beside, kernels_name, steps_name, unwritten_name
 from aorta.records.reader import read_kernel_names
-from aorta.records.schema import KernelCoverage, KernelNames, LibraryCoverage, StepRecord
+from aorta.records.schema import KernelCoverage, KernelNames, StepRecord
 from aorta.records.state import Tally, read_states
 from aorta.records.table import LineKey
 from aorta.records.writer import LineWriter, write_sealed
-from aorta.steps.collective_steps import CollectiveSteps
 from aorta.steps.event_steps import EventSteps
 from aorta.steps.kernel_steps import KernelSteps, without_kernels
 from aorta.steps.left_out import raw_steps
-from aorta.steps.raw import CollectiveChunk, Frame, KernelChunk, RawSequence, RawStep, ResolverSettings
+from aorta.steps.raw import Frame, KernelChunk, RawSequence, RawStep, ResolverSettings
 from aorta.steps.record import left_out_record
 from aorta.timeline.types import Source
 
@@ -62,8 +61,6 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True):
     num_lost: int
     kernels: KernelCoverage | None = None
     """None where no step was timed by kernel records."""
-    library: LibraryCoverage | None = None
-    """None where no step had events of the collective library."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -137,8 +134,6 @@ def serve(
             steps.add_sequence(frame.sequence)
         elif frame.kernels is not None:
             write(steps.add_kernels(frame.kernels))
-        elif frame.collectives is not None:
-            write(steps.add_collectives(frame.collectives))
         elif frame.close:
             is_closed = True
             break
@@ -159,7 +154,6 @@ def serve(
         num_written=writer.num_written,
         num_lost=writer.num_lost,
         kernels=steps.kernel_coverage(),
-        library=steps.library_coverage(),
     )
     answers.send(Reply(closed=closed))
 
@@ -199,8 +193,8 @@ class _Names:
 class StepQueue:
     """Resolves the steps of one rank in the order in which they ran.
 
-    A step is resolved when everything recorded beside it has come. Kernel records and the library's events
-    come later than the step, in chunks; a step that waits for them holds back all that follow.
+    A step is resolved when everything recorded beside it has come. Kernel records come later than
+    the step, in chunks; a step that waits for them holds back all that follow.
     """
 
     def __init__(self, settings: ResolverSettings, kernel_names: Sequence[str] = ()) -> None:
@@ -210,8 +204,6 @@ class StepQueue:
         """Of the step that was recorded last."""
         self._by_events = EventSteps(settings)
         self._by_kernels = KernelSteps(settings, kernel_names)
-        self._library = CollectiveSteps()
-        self._unix_minus_monotonic_ns = settings.unix_minus_monotonic_ns
         self._waiting: deque[tuple[RawStep, bool]] = deque()
         self._sequences: dict[int, RawSequence] = {}
 
@@ -228,10 +220,6 @@ class StepQueue:
         """None where no step was timed by kernel records."""
         coverage = self._by_kernels.coverage()
         return coverage if coverage.num_steps else None
-
-    def library_coverage(self) -> LibraryCoverage | None:
-        """None where no step had events of the collective library."""
-        return self._library.coverage()
 
     def put(self, step: RawStep, reply: bool) -> Iterator[tuple[StepRecord, bool]]:
         """Take a step; yields the records that are ready now, each with its `reply`."""
@@ -251,11 +239,6 @@ class StepQueue:
         self._by_kernels.add(chunk)
         return self._ready()
 
-    def add_collectives(self, chunk: CollectiveChunk) -> Iterator[tuple[StepRecord, bool]]:
-        """Take events of the library; yields the records that are ready now."""
-        self._library.add(chunk)
-        return self._ready()
-
     def finish(self) -> Iterator[tuple[StepRecord, bool]]:
         """Resolve the steps that still wait, with the kernel records that have come."""
         while self._waiting:
@@ -272,23 +255,15 @@ class StepQueue:
         step, reply = self._waiting.popleft()
         if step.left_out is not None:
             return left_out_record(step, self._settings, self._source), reply
-        events = self._library.of_step(step)
-        self._source = "events" if step.kernel_marks is None else "kernels"
-        if step.kernel_marks is not None:
-            record = self._by_kernels.resolve(step)
-        else:
-            record = self._by_events.resolve(step, self._library.exact(events))
-        return self._library.with_events(
-            record, record.start_unix_ns - self._unix_minus_monotonic_ns, events
-        ), reply
+        if step.kernel_marks is None:
+            self._source = "events"
+            return self._by_events.resolve(step), reply
+        self._source = "kernels"
+        return self._by_kernels.resolve(step), reply
 
     def _is_complete(self, step: RawStep) -> bool:
         """Return True when everything recorded beside the step has come."""
-        if step.left_out is not None:
-            return True
-        if not self._library.is_complete(step):
-            return False
-        if step.kernel_marks is None:
+        if step.left_out is not None or step.kernel_marks is None:
             return True
         later = [step, *(waiting for waiting, _ in islice(self._waiting, 1, _LATER))]
         return self._by_kernels.is_complete(step, later)

@@ -1,7 +1,7 @@
 """The messages of the recorder to the process that makes records: plain numbers, no device, no torch.
 
-A step is a RawStep. Kernel records and events of the collective library come later than the step that they
-belong to, in a KernelChunk and a CollectiveChunk. Each message crosses the pipe in a Frame.
+A step is a RawStep. Kernel records come later than the step that they belong to, in a
+KernelChunk. Each message crosses the pipe in a Frame.
 """
 
 from enum import IntEnum
@@ -141,8 +141,6 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Bytes in forward, backward, and behind it up to the optimizer's end."""
     rollbacks: int = 0
     gap: str | None = None
-    by_library: bool = False
-    """The collective library recorded events of its calls."""
     modules: list[str] = []
     """Modules and optimizers that this step's collectives serve; RawCall.module is an index."""
     host_notes: list[HostNote] = []
@@ -250,76 +248,13 @@ class KernelChunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Records without times, so far; they are not among `records`."""
 
 
-EVENT_DTYPE = np.dtype(
-    [
-        ("number", "u8"),
-        ("launched_ns", "i8"),
-        ("start", "u8"),
-        ("end", "u8"),
-        ("last_start", "u8"),
-        ("first_end", "u8"),
-        ("start_seen_ns", "i8"),
-        ("end_seen_ns", "i8"),
-        ("communicator", "u8"),
-        ("plan", "u8"),
-        ("sequence", "u8"),
-        ("count", "u8"),
-        ("peer", "i4"),
-        ("num_ranks", "u4"),
-        ("func", "u2"),
-        ("datatype", "u2"),
-        ("algorithm", "u2"),
-        ("protocol", "u2"),
-        ("num_channels", "u2"),
-        ("num_started", "u2"),
-        ("num_stopped", "u2"),
-        ("timed_by", "u1"),
-        ("flags", "u1"),
-    ]
-)
-"""`Event` of aorta/device/native/collective_events.c: one collective, send or receive. Those of one kernel
-have one plan. start and end are ticks of the device's timer or, without one, monotonic ns, by timed_by; times
-in ns are monotonic. func, datatype, algorithm and protocol are indices of names, 0: none."""
-
-
-class Flag(IntEnum):
-    """Bits of an event's flags."""
-
-    TO_ITSELF = 1
-    """A send or receive from the rank to itself: NCCL does not time it."""
-    AFTER_ONE_TO_ITSELF = 2
-    """The communicator has sent to the own rank before: some channels may have times of earlier launches."""
-
-
-class TimedBy(IntEnum):
-    """Clock of an event's start and end."""
-
-    NOTHING = 0
-    HOST = 1
-    DEVICE = 2
-
-
-class CollectiveChunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Events of collectives that have ended since the last chunk."""
-
-    events: bytes
-    """Rows of EVENT_DTYPE."""
-    names: list[str]
-    """Names that are new: they follow those of earlier chunks."""
-    complete_ns: int
-    """All that was launched before this monotonic time has come; 0: this chunk does not tell."""
-    num_lost: int
-    """Events that found the ring full, so far."""
-
-
 class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message to the process; exactly one of the first six fields is set."""
+    """A message to the process; exactly one of the first five fields is set."""
 
     step: RawStep | None = None
     left_out: LeftOutSteps | None = None
     sequence: RawSequence | None = None
     kernels: KernelChunk | None = None
-    collectives: CollectiveChunk | None = None
     close: bool = False
     reply: bool = False
     """Send the step's record back: the recorder's listener wants it."""

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import secrets
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from aorta.config import Config, Layout, SchedulerConfig
 from aorta.device.backend import accelerator, backend_of
-from aorta.device.collective_events import LibraryEventsUnavailable, configure
 from aorta.errors import ConfigError
 from aorta.launcher import LaunchedRank
 from aorta.record.run_folder import announce, announced
@@ -95,10 +93,6 @@ def start_process_group(config: Config, ranks: LaunchedRank, device: torch.devic
     devices = backend_of(device)
     if devices.is_device:
         devices.set_device(device)
-        if config.recording.enabled and config.recording.collectives == "plugin":
-            # Before the group: NCCL looks for its plugin when it makes the first communicator.
-            with suppress(LibraryEventsUnavailable):  # the recorder says why
-                configure(os.environ)
     dist.init_process_group(
         devices.collectives,
         store=PrefixStore(f"{attempt}/default_group", store),

@@ -27,7 +27,6 @@ def open_step() -> Journal:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("by_library", True),
         ("by_kernels", True),
         ("untimed", "outside of the timed steps"),
         ("kernels_lost", "a profiler took them"),

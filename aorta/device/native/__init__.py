@@ -2,5 +2,4 @@
 
 kernel_records.c       the driver's kernel records on NVIDIA's devices (CUPTI)
 kernel_records_rocm.c  the same on AMD's (rocprofiler-sdk)
-collective_events.c    a profiler plugin that NCCL and RCCL load
 """

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from aorta.errors import AortaError
 
-LIBRARIES = ("collective_events", "kernel_records", "kernel_records_rocm")
+LIBRARIES = ("kernel_records", "kernel_records_rocm")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
 TIMEOUT_S = 60.0

@@ -176,8 +176,6 @@ class CaptureWatch:
 
     def __init__(self) -> None:
         self.num_open = 0
-        self.listener: Callable[[int], None] | None = None
-        """Called with the number whenever it changes."""
         self._lock = threading.Lock()
         devices = accelerator()
         self._asks_driver = devices.is_capturing
@@ -220,5 +218,3 @@ class CaptureWatch:
     def _add(self, num: int) -> None:
         with self._lock:
             self.num_open = max(0, self.num_open + num)
-            if self.listener is not None:
-                self.listener(self.num_open)
