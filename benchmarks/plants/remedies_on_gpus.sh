@@ -8,7 +8,7 @@ limit_s=${2:-60}
 shift $(($# < 2 ? $# : 2))
 gpus=("${@:-0 1 2 3}")
 read -ra gpus <<< "${gpus[*]}"
-programs=(gpu_small_kernels gpu_pageable gpu_cache_emptied gpu_losses_read gpu_foreach_off)
+programs=(gpu_small_kernels gpu_pageable gpu_cache_emptied gpu_losses_read gpu_foreach_off gpu_synchronize)
 mkdir -p "$out"
 for i in "${!gpus[@]}"; do
   names=()

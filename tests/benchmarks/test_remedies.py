@@ -51,6 +51,7 @@ WITHOUT_PROGRAM = {
     ("transfer", "a smaller last bucket"): "needs GPUs; on a CPU: `gradients`",
     ("transfer", "gradient_as_bucket_view=True and"): "needs GPUs; on a CPU: `gradients`",
     ("transfer", "async_op=True"): "needs GPUs: nothing overlaps on a CPU",
+    ("transfer", "issue it with async_op=True"): "needs GPUs: nothing overlaps on a CPU",
     ("transfer", "mp_policy with"): "needs GPUs: gloo reduces bfloat16 on the CPU",
     ("transfer", "send tensors of a known size"): OF_NO_LINE,
     ("transfer", "send tokens"): "needs a mixture of experts",

@@ -1,6 +1,6 @@
 """
 cause: small_messages|transfer
-told: send once what does not change, and the rest in one call
+told: send once what does not change, and the rest
 ranks: 2
 """
 
