@@ -211,11 +211,15 @@ def _damage_text(damage: list[str], run: Run, ranks: list[RankFile], num_written
 
 
 def _died_early(folder: Path) -> list[str]:
-    """What a program that had no memory for its first step was short of."""
+    """How a run without a step ended or that it goes on, and what it was short of if that was memory."""
     states = read_states(folder)
     shortages = read_shortages(folder, states)
     current = {rank: one for rank, one in shortages.items() if one.run_id == states[rank].process.run_id}
-    return shortage_lines(current, lambda rank: (), states)
+    run, _ = _run_record(folder, [], strict=False)
+    return [
+        *shortage_lines(current, lambda rank: (), states),
+        *story(run, states.values(), (), read_notes(folder)),
+    ]
 
 
 def _shortage_text(folder: Path, run: RunRecord | None, files: dict[int, RankFile], loaded: Run) -> list[str]:

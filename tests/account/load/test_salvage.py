@@ -14,6 +14,7 @@ from aorta.records.schema import AttemptRecord, Ending
 from aorta.records.state import ProcessState, StateFile, Tally
 from aorta.records.writer import LineWriter, RunFolder, write_json
 from aorta.traces.sources import Reading
+from tests.records.run_folders import run_record
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "example" / "ddp"
 LEFT = Reading(strict=False)
@@ -180,3 +181,13 @@ def test_less_than_half_of_the_steps_is_too_little(folder):
     change_lines(folder / "rank_0_metrics.jsonl", lambda lines: [*lines[:10], b"noise\n", *lines[30:]])
     with pytest.raises(AortaError, match="too little is left"):
         load_run(folder, "run", reading=LEFT)
+
+
+def test_a_run_that_died_before_its_first_step_tells_how(tmp_path):
+    crashed = Ending(kind="crashed", why="ValueError: planted", ranks=[0])
+    attempt = AttemptRecord(attempt=0, world_size=1, started_unix_ns=0, ending=crashed)
+    with RunFolder(tmp_path, 0) as folder:
+        folder.write_run(run_record(1, run_id="one", attempts=[attempt]))
+    (tmp_path / "rank_0_metrics.jsonl").write_bytes(b"")
+    with pytest.raises(AortaError, match=r"no step was recorded; crashed on rank 0: ValueError: planted"):
+        load_run(tmp_path, "run")
