@@ -48,6 +48,7 @@ HIDDEN_ENOUGH = 0.6
 """Hidden part of gathers, from which on they are prefetched: of few, the first one cannot be hidden."""
 MIN_GATHERS = 3
 NEEDLESS = {
+    "nothing": "own",
     "an object": "object",
     "buffers": "buffers",
     "a tensor": "own",
