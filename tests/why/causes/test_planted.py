@@ -1,5 +1,7 @@
 """The first cause of a run is the one that its numbers were made with; a run without any has none."""
 
+import random
+
 import pytest
 
 from aorta.account.judge.judged import judge
@@ -304,6 +306,19 @@ def test_a_loop_over_operators_costs_what_they_need_beside_their_arithmetic(tmp_
     assert [(cause.kind, cause.ms) for cause in causes_of] == (
         [] if ms is None else [("compute", pytest.approx(ms, rel=0.01))]
     )
+
+
+def pause_of_one_beside_noise(rank, step, noise):
+    """Rank 0 pauses 20 ms behind each step; rank 1 is later by chance, more than that in every other step."""
+    late_ms = random.Random(step).uniform(0.0, 46.0)
+    if rank == 1:
+        return Host().work(30.0 + late_ms).comm(2.0 + max(20.0 - late_ms, 0.0)).after(0.1)
+    return Host().work(30.0).comm(2.0 + max(late_ms - 20.0, 0.0)).after(20.0)
+
+
+def test_what_one_rank_does_in_every_step_is_sure_though_another_is_late_in_some(tmp_path):
+    kinds = {(cause.kind, cause.rank) for cause in found(tmp_path / "run", pause_of_one_beside_noise)}
+    assert ("between_steps", 0) in kinds
 
 
 def test_one_process_needs_no_words_on_its_rank(tmp_path):

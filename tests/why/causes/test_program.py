@@ -133,6 +133,25 @@ def test_buffers_are_named_apart_from_gradients_and_from_a_smaller_share_on(tmp_
     assert cause.ms == pytest.approx(4.0, rel=0.05)
 
 
+def test_barriers_are_named_apart_from_gradients(tmp_path):
+    """3 of 45 ms, on a CPU."""
+
+    def make(rank, step, noise):
+        host = Host().work(35.0 * noise.gauss(1, 0.01))
+        for _ in range(3):
+            host.comm(1.0, op="barrier", size=0)
+        return host.comm(7.0)
+
+    place = {"file": "/job/train.py", "line": 12, "function": "train", "num_calls": 24, "bytes": 0}
+    sites = CallSites(num_steps=24, sites=[CallSite(**place, op="barrier", moves="nothing")])
+    judged = judge(load_run(run_of(tmp_path / "run", make), "run"), 1)
+    run = msgspec.structs.replace(judged.run, sites=lambda rank: sites)
+    (cause,) = causes(msgspec.structs.replace(judged, run=run))
+    assert cause.subject.startswith("exposed transfer: barrier")
+    assert cause.ms == pytest.approx(3.0, rel=0.05)
+    assert cause.change.startswith("remove the barriers")
+
+
 def test_without_a_description_the_advice_is_general(tmp_path):
     assert "at train.py" not in advice(tmp_path, slow_loader)
 
