@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # run from a checkout, installed or not
 
-from aorta.queues.catalogue import CATALOGUE, ListedOption, ListedWorkload  # noqa: E402
+from aorta.queues.catalogue import CATALOGUE, ListedWorkload  # noqa: E402
 from aorta.queues.options import fields  # noqa: E402
 from aorta.queues.workload import Workload  # noqa: E402
 from aorta.queues.workloads import workloads  # noqa: E402
@@ -28,10 +28,7 @@ def listed(kinds: Iterable[type[Workload]]) -> list[ListedWorkload]:
             stream_meaning=kind.stream_meaning,
             min_streams=kind.min_streams,
             max_streams=kind.max_streams,
-            options=tuple(
-                ListedOption(field.name, field.notation, field.choices, field.help)
-                for field in fields(kind.Options).values()
-            ),
+            options=tuple(fields(kind.Options).values()),
         )
         for kind in kinds
     ]

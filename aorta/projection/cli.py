@@ -119,7 +119,6 @@ def search(**option_values: Any) -> None:
         release,
         fixed,
         option_values["top"],
-        not option_values["as_json"],
     )
     _print(option_values["as_json"], layouts, searching.text)
 

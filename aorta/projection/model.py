@@ -226,10 +226,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Kind of the layers that predict tokens further on."""
         return "moe" if self.experts else "dense"
 
-    @property
-    def num_moe_layers(self) -> int:
-        return sum(KINDS[kind][1] == "moe" for kind in self.layer_kinds)
-
     def layer_kind(self, layer: int) -> str:
         if self.pattern:
             return PATTERN[self.pattern[layer]]

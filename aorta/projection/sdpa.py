@@ -27,7 +27,6 @@ from aorta.projection.estimates import KernelEstimate, estimate
 from aorta.projection.gemm import power_flops
 
 Family = Literal["flash", "cudnn"]
-FAMILIES = ("flash", "cudnn")
 IDLE_SHARE_OF_LONGEST = 0.5
 BACKWARD_KERNELS = 3
 """Row sums of dO o O, the main kernel, the conversion of dQ."""
@@ -101,13 +100,6 @@ class AttentionSize(msgspec.Struct, frozen=True):
         return 2 * tensors * size + q * self.head_dim_v * size + q * self.head_dim_qk * 8.0 + q * 12.0
 
 
-def checked_family(family: str) -> Family:
-    """The kernel family, or an error that names both."""
-    if family not in FAMILIES:
-        raise ProjectionError(f"attention family {family!r} is not one of {', '.join(FAMILIES)}")
-    return "cudnn" if family == "cudnn" else "flash"
-
-
 class TileSdpa:
     """The model for one GPU."""
 
@@ -117,7 +109,7 @@ class TileSdpa:
 
     def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> KernelEstimate:
         """Seconds of all kernels of one pass, launches included."""
-        key = (size, backward, checked_family(family))
+        key = (size, backward, family)
         if key in self._estimates:
             return self._estimates[key]
         flops, inside = size.flops(backward), size.bytes_moved(backward=False) * (2.0 if backward else 1.0)

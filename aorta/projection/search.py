@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,9 +25,7 @@ FURTHER = 6
 """Layouts beyond twice the wanted ones that are worked out in full, since the quick order is not exact."""
 
 
-def search(
-    job: Job, release: Release, fixed: dict[str, Any], top: int = 15, progress: bool = False
-) -> dict[str, Any]:
+def search(job: Job, release: Release, fixed: dict[str, Any], top: int = 15) -> dict[str, Any]:
     """Every legal layout ranked by speed among those that fit, and the Pareto front of speed and memory.
 
     job: model, part, factors, anchor, and the plan of one layout. fixed: what all layouts share: `layout`
@@ -51,7 +48,7 @@ def search(
             f"no layout of {plan.nodes * plan.gpus_per_node} x {job.hardware.name} fits {job.model.name} at "
             f"{plan.global_batch_size} x {plan.seq_len} tokens; the smallest needs {smallest / 2**30:.0f} GiB"
         )
-    return _ranked(job, pricer, fitting, len(plans), examined, top, progress)
+    return _ranked(job, pricer, fitting, len(plans), examined, top)
 
 
 def candidates(
@@ -219,10 +216,10 @@ def _fitting(
 
 
 def _ranked(
-    job: Job, pricer: Pricer, fitting: list[Any], num_legal: int, examined: int, top: int, progress: bool
+    job: Job, pricer: Pricer, fitting: list[Any], num_legal: int, examined: int, top: int
 ) -> dict[str, Any]:
     """The best layouts projected in full, and the Pareto front among them."""
-    fine = sorted(_rows(job.model, fitting, pricer, progress), key=lambda row: float(row["step_ms"]))
+    fine = sorted(_rows(job.model, fitting, pricer), key=lambda row: float(row["step_ms"]))
     front = _front(fine)
     noise = layout_noise(job.model, job.plan)
     best_ms = float(fine[0]["step_ms"])
@@ -243,11 +240,9 @@ def _ranked(
     }
 
 
-def _rows(model: Model, fitting: list[Any], pricer: Pricer, progress: bool) -> list[dict[str, Any]]:
+def _rows(model: Model, fitting: list[Any], pricer: Pricer) -> list[dict[str, Any]]:
     rows = []
-    for number, (plan, memory_estimate) in enumerate(fitting):
-        if progress and sys.stderr.isatty() and number % 10 == 0:
-            print(f"\r{number} of {len(fitting)} layouts", end="", file=sys.stderr, flush=True)
+    for plan, memory_estimate in fitting:
         projection = project(model, plan, pricer)
         tokens, step_s = projection.tokens_per_s_per_gpu, projection.step_s
         rows.append(
@@ -261,8 +256,6 @@ def _rows(model: Model, fitting: list[Any], pricer: Pricer, progress: bool) -> l
                 "host_bound": projection.host_bound,
             }
         )
-    if progress and sys.stderr.isatty():
-        print("\r" + " " * 40 + "\r", end="", file=sys.stderr)
     return rows
 
 

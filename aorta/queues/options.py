@@ -28,7 +28,7 @@ import msgspec
 import torch
 
 from aorta.errors import NOT_JSON, ConfigError
-from aorta.queues.catalogue import flag_of
+from aorta.queues.catalogue import ListedOption, flag_of
 from aorta.queues.workload import WorkloadOptions
 
 
@@ -61,24 +61,6 @@ def torch_dtype(name: Dtype) -> torch.dtype:
     return dtype
 
 
-@dataclass(frozen=True)
-class Field:
-    """A field of a workload's options as the command line sees it."""
-
-    name: str
-    type: Any
-    """Without Annotated and None."""
-    notation: str
-    """bytes, dims, groups; else bool, int, float, str, choice."""
-    choices: tuple[str, ...]
-    default: Any
-    help: str
-
-    @property
-    def flag(self) -> str:
-        return flag_of(self.name)
-
-
 def at_least_one(options: WorkloadOptions, *names: str) -> None:
     """ConfigError for the first of these fields that is neither None nor at least 1."""
     for name in names:
@@ -87,13 +69,13 @@ def at_least_one(options: WorkloadOptions, *names: str) -> None:
             raise ConfigError(f"{flag_of(name)} must be at least 1, got {value}")
 
 
-def fields(options: type[WorkloadOptions]) -> dict[str, Field]:
+def fields(options: type[WorkloadOptions]) -> dict[str, ListedOption]:
     """Fields of a workload's options, in the order of the struct."""
     hints = get_type_hints(options, include_extras=True)
     return {info.name: _field(info, hints[info.name]) for info in msgspec.structs.fields(options)}
 
 
-def _field(info: msgspec.structs.FieldInfo, hint: Any) -> Field:
+def _field(info: msgspec.structs.FieldInfo, hint: Any) -> ListedOption:
     notes: list[Any] = []
     base = _bare(hint, notes)
     notation: str | None = next((note.kind for note in notes if isinstance(note, Notation)), None)
@@ -103,7 +85,7 @@ def _field(info: msgspec.structs.FieldInfo, hint: Any) -> Field:
         notation = "choice" if choices else {bool: "bool", int: "int", float: "float", str: "str"}.get(base)
     assert notation is not None, f"{info.name}: {hint} is no type for an option"
     assert info.default is not msgspec.NODEFAULT, f"{info.name}: an option needs a default"
-    return Field(info.name, base, notation, choices, info.default, text)
+    return ListedOption(info.name, notation, choices, text)
 
 
 def _bare(hint: Any, notes: list[Any]) -> Any:
@@ -130,7 +112,7 @@ def read_options(options: type[WorkloadOptions], texts: Mapping[str, str | bool]
     return result
 
 
-def _value(field: Field, text: str | bool) -> Any:
+def _value(field: ListedOption, text: str | bool) -> Any:
     if isinstance(text, bool):
         assert field.notation == "bool"
         return text

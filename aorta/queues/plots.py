@@ -30,7 +30,7 @@ def draw(document: Document, folder: Path, overwrite: bool = False) -> list[Path
 
     RecordError where one is there already.
     """
-    named = [(folder / f"{_name(row, document.scaling)}.png", row) for row in document.scaling]
+    named = [(picture_path(folder, row.workload), row) for row in document.scaling]
     for path, _ in named:
         check_output(path, overwrite)
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,13 +42,6 @@ def draw(document: Document, folder: Path, overwrite: bool = False) -> list[Path
 def picture_path(folder: Path, workload: str) -> Path:
     """Path of the picture of a workload's scaling."""
     return folder / f"{workload}_scaling.png"
-
-
-def _name(scaling: Scaling, scalings: Sequence[Scaling]) -> str:
-    """Name of the picture; numbered where a workload has several scalings."""
-    name = picture_path(Path(), scaling.workload).stem
-    alike = [candidate for candidate in scalings if candidate.workload == scaling.workload]
-    return name if len(alike) == 1 else f"{name}_{alike.index(scaling)}"
 
 
 def _points(document: Document, scaling: Scaling) -> list[Point]:

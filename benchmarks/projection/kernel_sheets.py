@@ -24,7 +24,7 @@ from aorta.hardware import Hardware, RatioInterval
 from aorta.projection.collectives import collective_time, rank_group
 from aorta.projection.estimates import KernelEstimate, memory_bound
 from aorta.projection.gemm import TileGemm
-from aorta.projection.sdpa import AttentionSize, TileSdpa, checked_family
+from aorta.projection.sdpa import AttentionSize, Family, TileSdpa
 
 DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "tf32": "tf32", "float8": "fp8",
@@ -211,18 +211,25 @@ def _sdpa_sheet(gpu: Hardware) -> Sheet:
 
     def rows_of(line: dict[str, str]) -> list[KernelCheck]:
         rows = []
-        family, causal = line["backend"], line["causal"].lower() in ("true", "1")
+        family, causal = checked_family(line["backend"]), line["causal"].lower() in ("true", "1")
         shape = [int(line[name]) for name in ("batch", "heads", "kv_heads", "seqlen", "head_dim")]
         batch, heads, kv_heads, seqlen, head_dim = shape
         size = AttentionSize(batch, seqlen, seqlen, heads, kv_heads, head_dim, head_dim, causal=causal)
         for pass_name, column in (("forward", "fwd_ms"), ("backward", "bwd_ms")):
-            predicted = backend.simulate(size, pass_name == "backward", checked_family(family))
+            predicted = backend.simulate(size, pass_name == "backward", family)
             name = f"{family} {pass_name} {'causal' if causal else 'full'} " + " x ".join(map(str, shape))
             half = half_of("x".join(map(str, shape)))
             rows.append(_row(name, half, seconds_of(line[column]), predicted, 0.0))
         return rows
 
     return Sheet(SDPA_COLUMNS, rows_of)
+
+
+def checked_family(family: str) -> Family:
+    """The kernel family of a sheet, or an error that names both."""
+    if family not in ("flash", "cudnn"):
+        raise ProjectionError(f"attention family {family!r} is not one of flash, cudnn")
+    return "cudnn" if family == "cudnn" else "flash"
 
 
 def _collective_row(line: dict[str, str], num_ranks: int, gpu: Hardware) -> KernelCheck:

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from aorta.programs.cli import main
-from aorta.programs.language.emit import emit_named
 from aorta.programs.language.text import format_program, parse_program
+from tests.programs.named import emit_named
 
 
 def run(*arguments, given=None):

@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from aorta.programs.cli import main
-from aorta.programs.language.emit import ORDERS, emit_named
+from aorta.programs.language.emit import ORDERS
 from aorta.programs.simulator import Costs, Machine, duration_us, simulate
+from tests.programs.named import emit_named
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "pipelining.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -2,10 +2,11 @@
 
 import pytest
 
-from aorta.programs.language.emit import Shape, emit, emit_named
+from aorta.programs.language.emit import Shape, emit
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.ir import Communicate, Gemm
 from aorta.programs.language.text import format_program
+from tests.programs.named import emit_named
 
 FACTORIZED = """program("ag_gemm", ranks=2, order="factorized", tile_order="depth", tiles=8, streams=4)
 main = current_stream()

@@ -5,12 +5,13 @@ import random
 import pytest
 from hypothesis import given
 
-from aorta.programs.language.emit import OPS, ORDERS, Shape, emit, emit_named
+from aorta.programs.language.emit import OPS, ORDERS, Shape, emit
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.graph import graph_of
 from aorta.programs.language.ir import Program
 from aorta.programs.language.text import format_program, parse_program
 from aorta.programs.lint.one_rank import lint, required_pairs
+from tests.programs.named import emit_named
 from tests.programs.random_programs import MAIN_FILLS, programs, shapes
 from tests.programs.streams import Streams
 

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from aorta.programs.language.emit import Shape, emit, emit_named
+from aorta.programs.language.emit import Shape, emit
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.graph import graph_of
 from aorta.programs.language.ir import DATA_OPS
 from aorta.programs.language.text import format_op, parse_program
 from aorta.programs.lint.one_rank import lint, required_pairs
 from aorta.programs.passes import hoist_fork, hoist_join, prefetch
+from tests.programs.named import emit_named
 from tests.programs.random_programs import MAIN_FILLS, shapes
 from tests.programs.streams import Streams
 

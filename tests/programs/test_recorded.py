@@ -6,11 +6,12 @@ import json
 import pytest
 
 from aorta.errors import AortaError
-from aorta.programs.language.emit import COMMS, ORDERS, Shape, emit, emit_named
+from aorta.programs.language.emit import COMMS, ORDERS, Shape, emit
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.graph import graph_of
 from aorta.programs.language.ir import Communicate, Gemm, Record, Wait, WaitWork
 from aorta.programs.lint.recorded import lint_file
+from tests.programs.named import emit_named
 
 NCCL, GEMM = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "nvjet_tst_128x256_64x4"
 

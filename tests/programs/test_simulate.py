@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.programs.bounds import predict
-from aorta.programs.language.emit import OPS, ORDERS, Shape, emit, emit_named
+from aorta.programs.language.emit import OPS, ORDERS, Shape, emit
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.text import parse_program
 from aorta.programs.lint.one_rank import lint
@@ -19,6 +19,7 @@ from aorta.programs.simulator import (
     timeline,
 )
 from aorta.timeline.types import Kind
+from tests.programs.named import emit_named
 from tests.programs.random_programs import shapes
 
 UNIT = Costs(comm_us=1, gemm_us=1)

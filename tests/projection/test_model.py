@@ -1,7 +1,7 @@
 import pytest
 
 from aorta.errors import ConfigError
-from aorta.projection.model import MODEL_DIR, known_names, load_model, model_file, models, name_key
+from aorta.projection.model import KINDS, MODEL_DIR, known_names, load_model, model_file, models, name_key
 
 MODELS = models()
 
@@ -39,7 +39,8 @@ def test_parameters_are_those_that_publishers_round():
 def test_active_parameters_are_those_published(name, active_billion):
     """Parameters that one token passes, embeddings included."""
     model = MODELS[name]
-    idle = model.num_moe_layers * (model.experts.num_experts - model.experts.num_active) * model.expert_params
+    num_moe_layers = sum(KINDS[kind][1] == "moe" for kind in model.layer_kinds)
+    idle = num_moe_layers * (model.experts.num_experts - model.experts.num_active) * model.expert_params
     assert (model.num_params - idle) / 1e9 == pytest.approx(active_billion, rel=0.01)
 
 

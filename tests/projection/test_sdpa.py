@@ -142,7 +142,6 @@ def test_backward_is_about_two_and_a_half_forwards():
         pytest.param({"num_kv_heads": 3}, "num_kv_heads = 3 must divide num_heads = 32", id="kv-heads"),
         pytest.param({"causal": True, "seq_kv": 5}, "needs seq_kv of at least seq_q", id="short-keys"),
         pytest.param({"batch": 0}, "batch of at least 1", id="empty"),
-        pytest.param({"family": "fast"}, "family 'fast' is not one of flash, cudnn", id="family"),
     ],
 )
 def test_what_cannot_be_priced_is_refused(changed, message):

@@ -87,14 +87,6 @@ def emit(shape: Shape) -> Program:
     return parse_program(format_program(program))
 
 
-def emit_named(order: str, **shape_options: object) -> Program:
-    """Program of one of ORDERS; the other fields of Shape as keywords."""
-    if order not in ORDERS:
-        raise HostProgramError(f"unknown order {order!r}; known: {', '.join(ORDERS)}")
-    fork, join = ORDERS[order]
-    return emit(Shape(fork=fork, join=join, **shape_options))  # type: ignore[arg-type]
-
-
 def _params(shape: Shape) -> tuple[tuple[str, int | str], ...]:
     """Parameters in the head of the program's text."""
     name_of = {places: name for name, places in ORDERS.items()}

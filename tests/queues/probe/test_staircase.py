@@ -80,6 +80,7 @@ def test_predictions_are_those_worked_out_by_hand():
 @pytest.mark.parametrize(
     ("start", "end", "at_once"),
     [
+        pytest.param([0, 0, 0], [9, 9, 9], 3, id="together"),
         pytest.param([0, 9, 18], [9, 18, 27], 1, id="one-by-one"),
         pytest.param([0, 0, 9], [9, 9, 18], 2, id="two-then-one"),
         pytest.param([0, 4, 8], [9, 13, 17], 2, id="staggered"),
