@@ -1,27 +1,16 @@
-"""Speed of reading traces, to totals and to a report, alone and beside other tools. On a CPU.
+"""Speed of reading traces, to totals and to a report. On a CPU.
 
     python benchmarks/reading_traces.py [--trace FILE] [--ranks 64]        without it: one of AORTA_DATA
-    python benchmarks/reading_traces.py beside --ranks 4 --hta PYTHON --tracelens PYTHON
 
 The trace (Kineto, gzip) is written once per rank with the rank's number in it. Measured are the wall time to
 every rank's totals and to everything that a report needs, the start of the processes included, and the memory
-of each process; no cache is read or written. --hta PYTHON adds HolisticTraceAnalysis on the same folder, run
-once by an interpreter that has it. Takes 2 min.
-
-`beside`: one run of each in turn, as often as --repeats says, each in a process of its own: the whole command
-aorta report (without outputs and with the usual ones) and each rank's overlap by the others. Ratios are of
-neighbours in time; CPU seconds and the peak are of all processes and of the largest one.
+of each process; no cache is read or written. Takes 2 min.
 """
 
 import argparse
-import json
-import os
-import platform
 import re
 import resource
 import struct
-import subprocess
-import sys
 import tempfile
 import time
 import zlib
@@ -31,8 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from harness import arguments, choose, data_folder, write
-from reading_records import timed
+from harness import arguments, data_folder, write
 
 from aorta.account.load.traces.matched import match_traces
 from aorta.account.load.traces.reduce import RankSummary, reduce_rank
@@ -47,21 +35,6 @@ RANK = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*)\d+')
 WORLD = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}]*?"world_size"\s*:\s*)\d+')
 WORLD_AFTER = re.compile(rb'("world_size"\s*:\s*)\d+')
 GZIP_HEADER = bytes((0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255))
-HTA = """
-import resource, sys, time
-from hta.trace_analysis import TraceAnalysis
-start = time.perf_counter()
-overlap = TraceAnalysis(trace_dir=sys.argv[1]).get_comm_comp_overlap(visualize=False)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(f"measured {time.perf_counter() - start} {peak} {len(overlap)}")
-"""
-TRACELENS = """
-import pathlib, sys
-from TraceLens import TreePerfAnalyzer
-for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
-    table = TreePerfAnalyzer.from_file(str(path)).get_df_gpu_timeline()
-    print("measured", table.loc[table.type == "total_comm_time", "time ms"].item())
-"""
 
 
 def traces() -> None:
@@ -90,19 +63,7 @@ def traces() -> None:
             + " and ".join(f"{ratio:.2f}" for ratio in over.values())
             + f" of the floor, by {inflate.NAME}"
         )
-        if options.hta is not None:
-            rows.append({"what": "hta", **measure_hta(options.hta, Path(folder))})
-            print(f"hta      {rows[-1]['wall_s']:6.2f} s   {rows[-1]['peak_gb']:.3f} GB in its first process")
     write(options.output, rows)
-
-
-def beside_others() -> None:
-    options = options_of("aorta report, HolisticTraceAnalysis and TraceLens in turn on copies of a trace.")
-    result = beside(
-        options.trace, options.ranks, options.jobs, options.repeats, options.hta, options.tracelens
-    )
-    rounds: Any = result["rounds"]
-    write(options.output, [{"command": name, **row} for name, rows in rounds.items() for row in rows])
 
 
 def options_of(doc: str | None) -> argparse.Namespace:
@@ -111,8 +72,6 @@ def options_of(doc: str | None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--hta", type=Path, metavar="PYTHON", help="interpreter with HolisticTraceAnalysis")
-    parser.add_argument("--tracelens", type=Path, metavar="PYTHON", help="interpreter with TraceLens")
     options = parser.parse_args()
     options.trace = options.trace or data_folder() / "traces" / "a100_rank3of8_kineto.json.gz"
     return options
@@ -218,60 +177,6 @@ def least_cpu_s(work: Callable[[], object], repeats: int) -> float:
     return min(seconds)
 
 
-def beside(
-    trace: Path, num_ranks: int, jobs: int, rounds: int, hta: Path | None, tracelens: Path | None
-) -> dict[str, object]:
-    """Every tool once per round on copies of the trace: aorta without outputs, with the usual ones, and the
-    others. One that ends with an error is left out from then on, and is in failed."""
-    rows: dict[str, list[dict[str, float]]] = {}
-    failed: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as base:
-        folder = Path(base, "traces")
-        folder.mkdir()
-        replicate(trace, folder, num_ranks)
-        report = [sys.executable, "-m", "aorta", "report", str(folder), "--jobs", str(jobs)]
-        commands = {"aorta": [*report, "--no-page", "--no-perfetto", "--no-parquet", "--no-pictures"]}
-        commands["aorta"] += ["--output", str(Path(base, "out"))]
-        commands["aorta_outputs"] = [*report, "--output", str(Path(base, "usual"))]
-        if hta is not None:
-            commands["hta"] = [str(hta), "-c", HTA, str(folder)]
-        if tracelens is not None:
-            commands["tracelens"] = [str(tracelens), "-c", TRACELENS, str(folder)]
-        for _ in range(rounds):
-            for name, command in commands.items():
-                if name in failed:
-                    continue
-                try:
-                    row = timed(command, dict(os.environ)) | {"load_average": os.getloadavg()[0]}
-                except subprocess.CalledProcessError as error:
-                    failed[name] = f"exit status {error.returncode}"
-                    print(f"{name:10} does not read this trace: its error stands above", flush=True)
-                    continue
-                rows.setdefault(name, []).append(row)
-                print(f"{name:10} {row}", flush=True)
-    ratios = {
-        name: {
-            unit: sorted(row[unit] / own[unit] for row, own in zip(of_tool, rows["aorta"], strict=True))
-            for unit in ("cpu_s", "wall_s")
-        }
-        for name, of_tool in rows.items()
-        if name != "aorta" and name not in failed
-    }
-    print(json.dumps(ratios))
-    return {
-        "trace": trace.name, "ranks": num_ranks, "jobs": jobs, "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d"), "rounds": rows, "over_aorta": ratios, "failed": failed,
-    }  # fmt: skip
-
-
-def measure_hta(python: Path, folder: Path) -> dict[str, float]:
-    """Loading and the overlap of every rank; it reads with as many processes as it likes."""
-    done = subprocess.run([python, "-c", HTA, folder], capture_output=True, text=True, check=True)
-    line = next(line for line in done.stdout.splitlines() if line.startswith("measured "))
-    wall_s, peak, num_ranks = (float(word) for word in line.split()[1:])
-    return {"wall_s": wall_s, "peak_gb": peak / 1e9, "ranks": num_ranks}
-
-
 def rank_total(source: Source, rank: int) -> Measured:
     start = time.process_time()
     sums = total(source.read(rank).timeline)
@@ -306,4 +211,4 @@ def peak_bytes() -> int:
 
 
 if __name__ == "__main__":
-    choose(__doc__, {"traces": traces, "beside": beside_others})
+    traces()
