@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 
 from aorta.queues.probe.machine import (
-    MOST_STREAMS,
     Floats,
     MakeMachine,
     Op,
@@ -38,8 +37,6 @@ FLOODS = 8
 """Flood kernels of each flooding stream."""
 NUM_SMALL = 40
 REPETITIONS = 5
-HEAD_SPINS, HEAD_US = 3, 20.0
-"""The kernel at the head of a queue lasts longer than all others of its run together, HEAD_US each."""
 EFFECT_STREAMS, INVERSION_STREAMS = 3, 4
 """Streams that must not share a queue: with fewer queues a delay would be the queue's."""
 
@@ -64,9 +61,6 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     alone: Delays | None
     """No floods."""
     levels: int
-    high_behind_low: bool | None
-    """A kernel of a high-priority stream waits where one of a low stream is at the head of its queue; None
-    where it was not tried."""
     reason: str | None
     primed: bool
 
@@ -84,14 +78,12 @@ class Inversion(msgspec.Struct, frozen=True, kw_only=True):
     primed: bool
 
 
-def effect(make: MakeMachine, greatest: int, queues: int | None = None) -> Effect:
-    """`greatest`: the device's highest priority (most negative); `queues`: how many there are."""
+def effect(make: MakeMachine, greatest: int) -> Effect:
+    """`greatest`: the device's highest priority (most negative)."""
     levels = 1 - greatest
     if levels < 2:
         reason = "not measured: the device's streams have one priority"
-        return Effect(
-            high=None, equal=None, alone=None, levels=levels, high_behind_low=None, reason=reason, primed=True
-        )
+        return Effect(high=None, equal=None, alone=None, levels=levels, reason=reason, primed=True)
     delays: dict[Leg, list[Floats]] = {"high": [], "equal": [], "alone": []}
     primed = True
     machines = {"high": make([greatest, 0, 0]), "equal": make([0, 0, 0])}
@@ -106,21 +98,7 @@ def effect(make: MakeMachine, greatest: int, queues: int | None = None) -> Effec
     none_seen = None
     if summaries["high"] is None or summaries["equal"] is None:
         none_seen = "no small kernel became ready while a flood was running"
-    behind = None if queues is None else high_behind_low(make, greatest, queues)
-    return Effect(**summaries, levels=levels, high_behind_low=behind, reason=none_seen, primed=primed)
-
-
-def high_behind_low(make: MakeMachine, greatest: int, queues: int) -> bool:
-    """True if any of 2 · queues high streams is held up by a low stream whose second kernel is not ready.
-
-    Twice as many streams as queues come to all of them by any way of dealing streams to queues evenly.
-    """
-    num_high = min(2 * queues, MOST_STREAMS - 2)  # the low one and the gate
-    machine = make([0, *[greatest] * num_high])
-    spin_us = HEAD_SPINS * (num_high + 1) * HEAD_US
-    program: list[Op] = [Spin(0, spin_us), Spin(0, SMALL_US)]
-    outcome = machine.run(program + [Spin(stream, SMALL_US) for stream in range(1, 1 + num_high)])
-    return bool((outcome.start_us[2:] - outcome.start_us[0] > 2 / 3 * spin_us).any())
+    return Effect(**summaries, levels=levels, reason=none_seen, primed=primed)
 
 
 def effect_program(flooded: bool, resident_ctas: int) -> list[Op]:

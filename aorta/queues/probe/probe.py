@@ -15,7 +15,7 @@ import aorta
 from aorta.device.backend import QueueLimit, accelerator
 from aorta.queues.catalogue import PROBE_PARTS
 from aorta.queues.probe.gpu import Device, warm_up
-from aorta.queues.probe.machine import ProbeClock, ProbeError, ProbeMachine, check_streams
+from aorta.queues.probe.machine import MakeMachine, ProbeClock, ProbeError, ProbeMachine, check_streams
 from aorta.queues.probe.priority import (
     EFFECT_STREAMS,
     INVERSION_STREAMS,
@@ -63,8 +63,15 @@ def probe(device: torch.device, num_streams: int = 64, parts: Sequence[str] = PR
     conclusion = conclude(results["queues"])
     num_queues = None if conclusion.at_least else conclusion.queues
     measure("chains", lambda: switch_chains(machine, conclusion.queues))
-    measure("effect", lambda: effect(shared.machine, greatest, enough(num_queues, EFFECT_STREAMS)))
-    measure("inversion", lambda: _inversion(shared, greatest, num_queues))
+
+    def with_queues(needed: int, experiment: Callable[[MakeMachine, int], Any]) -> Any:
+        """The experiment, where none of its streams must share a queue."""
+        if num_queues is not None and num_queues < needed:
+            raise ProbeError(f"{needed} streams must have a queue each, and there are {num_queues} queues")
+        return experiment(shared.machine, greatest)
+
+    measure("effect", lambda: with_queues(EFFECT_STREAMS, effect))
+    measure("inversion", lambda: with_queues(INVERSION_STREAMS, inversion))
     return ProbeResult(
         schema=SCHEMA,
         device=shared.name,
@@ -81,18 +88,6 @@ def probe(device: torch.device, num_streams: int = 64, parts: Sequence[str] = PR
 def switch_chains(machine: ProbeMachine, queues: int | None) -> Chains:
     """Chains around SWITCH_STREAMS streams, seen on different queues if the device has as many."""
     return chains(machine, range(SWITCH_STREAMS), apart=(queues or 0) >= SWITCH_STREAMS)[0]
-
-
-def enough(queues: int | None, needed: int) -> int | None:
-    """`queues`; ProbeError where streams that must not share a queue would."""
-    if queues is not None and queues < needed:
-        raise ProbeError(f"{needed} streams must have a queue each, and there are {queues} queues")
-    return queues
-
-
-def _inversion(shared: Device, greatest: int, queues: int | None) -> Inversion:
-    enough(queues, INVERSION_STREAMS)
-    return inversion(shared.machine, greatest)
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -115,11 +115,6 @@ def _inversion(result: ProbeResult) -> list[str]:
     ):
         if reason:
             lines.append(f"{part}: {reason}")
-    if result.effect is not None and result.effect.high_behind_low is not None:
-        does = "waits" if result.effect.high_behind_low else "does not wait"
-        lines.append(
-            f"priority and queues   a high-priority kernel {does} behind a low one of the same queue"
-        )
     inversion = result.inversion
     if inversion is not None and inversion.prioritized_us and inversion.equal_us and inversion.alone_us:
         verdict = "yes" if inversion.inverted else "no"
