@@ -1,6 +1,6 @@
-"""The recorder as the training loop sees it, and HostRecorder for runs with recording.enabled = false.
+"""HostRecorder for runs with recording.enabled = false, and LoopRecorder: it or the recorder of other runs.
 
-Both the instrument of aorta.attach and HostRecorder are a LoopRecorder, so that the loop has no branches.
+Both take the same calls, so that the loop has no branches.
 """
 
 import time
@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from aorta.device.backend import accelerator
 from aorta.record.companions import Companion, Companions
+from aorta.record.recorder import Recorder
 from aorta.records.schema import StepRecord
 from aorta.steps.record import partial_record
 
@@ -23,43 +24,6 @@ OnRecord = Callable[[StepRecord], None]
 
 _OFF = "recording.enabled is false"
 """Reason in the records why device times are missing."""
-
-
-class LoopStep(Protocol):
-    """A step while it runs."""
-
-    def log(
-        self,
-        *,
-        loss: Tensor | float | None = None,
-        lr: float | None = None,
-        grad_norm: Tensor | float | None = None,
-    ) -> None:
-        """Tensors are copied asynchronously and read later."""
-
-
-class LoopRecorder(Protocol):
-    """Calls that the training loop makes."""
-
-    def on_record(self, callback: OnRecord, /) -> None:
-        """Call back with each StepRecord a few steps later, from another thread; callback must not block."""
-
-    def step(
-        self,
-        *,
-        tokens: int | None = None,
-        epoch: int = 0,
-        step: int | None = None,
-        global_step: int | None = None,
-    ) -> AbstractContextManager[LoopStep]: ...
-
-    def range(self, name: str, /) -> AbstractContextManager[object]: ...
-
-    def pausing(self, activity: str, /) -> AbstractContextManager[None]:
-        """Context of an activity between steps that may take long, such as a checkpoint."""
-
-    def stopped(self, reason: str, /) -> None:
-        """Note that the run was asked to end early, by a signal of this name."""
 
 
 class HostRecorder:
@@ -93,6 +57,7 @@ class HostRecorder:
         self.companions.closed(exc_type)
 
     def on_record(self, callback: OnRecord) -> None:
+        """Call back with each StepRecord a few steps later; callback must not block."""
         self._callbacks.append(callback)
 
     @property
@@ -101,10 +66,11 @@ class HostRecorder:
         return "aorta"
 
     def pausing(self, activity: str) -> AbstractContextManager[None]:
+        """Context of an activity between steps that may take long, such as a checkpoint."""
         return self.companions.pausing(activity)
 
     def stopped(self, reason: str) -> None:
-        pass
+        """Note that the run was asked to end early, by a signal of this name."""
 
     @contextmanager
     def range(self, name: str) -> Iterator[None]:
@@ -134,6 +100,10 @@ class HostRecorder:
                 callback(record)
 
 
+LoopRecorder = Recorder | HostRecorder
+"""What the training loop calls."""
+
+
 class _HostStep:
     def __init__(self, tokens: int | None, epoch: int, step: int, global_step: int) -> None:
         self._tokens, self._epoch, self._step, self._global_step = tokens, epoch, step, global_step
@@ -150,6 +120,7 @@ class _HostStep:
         lr: float | None = None,
         grad_norm: Tensor | float | None = None,
     ) -> None:
+        """Tensors are copied asynchronously and read later."""
         for name, value in (("loss", loss), ("lr", lr), ("grad_norm", grad_norm)):
             if value is not None:
                 self._values[name] = _copy(value) if isinstance(value, Tensor) else value
