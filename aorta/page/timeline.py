@@ -125,7 +125,7 @@ def _steps(judged: JudgedRun, causes: Causes | None, shown: Shown, further_marks
     if chosen:
         detailed_steps = set(run.global_step[run.has_details & shown.columns(run)].tolist())
         for place, line in enumerate(causes.lines if causes is not None else (), start=1):
-            if line.global_step in detailed_steps:
+            if line.global_step is not None and line.global_step in detailed_steps:
                 chosen[f"cause {place}"] = line.global_step
     steps = Steps(run.label, run.source, telling_ranks(judged, shown), chosen)
     if not chosen:

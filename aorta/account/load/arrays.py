@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.rank.calls import RecordedCalls
-from aorta.account.load.rank.columns import CollectiveKey, Flags, Floats, RankSteps
 from aorta.account.rows import row_blocks
 from aorta.errors import ReportError
 
@@ -215,49 +212,3 @@ class _InFile:
         place = self._place + dtype.itemsize * row * self._shape[1]
         self._file.write(place, values.astype(dtype, copy=False))
         self._is_written[row] = True
-
-
-# -- what a run is made of ------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Sides:
-    """Columns are the steps that every rank did."""
-
-    metrics: Arrays
-    host_parts: Arrays
-    integers: Arrays
-    """start_unix_ns and num_collectives."""
-    host_bound: Floats
-    has_details: Flags
-    """[step]: every rank kept segments and collectives."""
-    has_collectives: Flags
-    """[step]: every rank kept its collectives."""
-    collectives_kept: Flags
-    """[rank, step]"""
-    knows_waits: Flags
-    """[rank, step]: collectives were kept, and where they were exposed."""
-    kinds: list[dict[CollectiveKey, tuple[Floats, Floats]]]
-    """Per rank and kind, the number of collectives and their time in the steps of has_collectives."""
-    calls: list[RecordedCalls] | None
-    """Per rank; rows are columns of the run, -1 for steps that it leaves out. None where ranks are not to be
-    matched."""
-    not_measured: dict[str, str]
-    """The reason of the first rank that has one."""
-    num_overlapping: int
-    """Windows that reach into the next one."""
-
-    def add(self, i: int, of_rank: RankSteps, rows: NDArray[np.intp]) -> None:
-        """What is known of a rank's steps. rows: of each column."""
-        self.num_overlapping += int(np.count_nonzero(of_rank.overlaps_next[rows[:-1]] & (np.diff(rows) == 1)))
-        self.knows_waits[i] = self.collectives_kept[i] & of_rank.has_exposed[rows]
-        kept = (np.cumsum(of_rank.has_collectives) - 1)[rows[self.has_collectives]]
-        self.kinds.append(
-            {key: (num[kept], sum_ms[kept]) for key, (num, sum_ms) in of_rank.collectives.items()}
-        )
-        if self.calls is not None and of_rank.calls is not None:
-            column = np.full(len(of_rank.global_step), -1, dtype=np.int32)
-            column[rows] = np.arange(len(rows), dtype=np.int32)
-            self.calls.append(replace(of_rank.calls, row=column[of_rank.calls.row]))
-        for name, reason in of_rank.not_measured.items():
-            self.not_measured.setdefault(name, reason)

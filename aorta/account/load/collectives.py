@@ -5,28 +5,40 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.arrays import Sides
-from aorta.account.load.rank.calls import Floats, Ints, few_sizes, operations_of_many_sizes, shared_kind
+from aorta.account.load.rank.calls import (
+    Floats,
+    Ints,
+    few_sizes,
+    operations_of_many_sizes,
+    shared_kind,
+)
 from aorta.account.load.rank.columns import CollectiveKey
+from aorta.account.load.waits import MatchedRanks
 from aorta.account.model import CollectiveKind
 from aorta.timeline.waits import Waits
 
 
-def collectives(sides: Sides, waits: Sequence[Waits] | None) -> list[CollectiveKind]:
-    """The kinds that any rank issued, over the steps whose collectives all ranks kept. waits: of the ranks'
-    collectives, None where they are not matched."""
-    detailed = np.flatnonzero(sides.has_collectives)
+def collectives(
+    of_ranks: Sequence[dict[CollectiveKey, tuple[Floats, Floats]]],
+    has_collectives: NDArray[np.bool_],
+    matched: MatchedRanks | None,
+) -> list[CollectiveKind]:
+    """The kinds that any rank issued, over the steps whose collectives all ranks kept.
+
+    of_ranks: per rank and kind, the number of collectives and their time in these steps.
+    """
+    detailed = np.flatnonzero(has_collectives)
     if len(detailed) == 0:
         return []
-    keys = dict.fromkeys(key for kinds in sides.kinds for key in kinds)
+    keys = dict.fromkeys(key for kinds in of_ranks for key in kinds)
     many = operations_of_many_sizes(keys)
-    shape = (len(sides.kinds), len(detailed))
+    shape = (len(of_ranks), len(detailed))
     kinds_by_key = {
         key: _no_collectives(key, shape) for key in dict.fromkeys(shared_kind(key, many) for key in keys)
     }
-    place = np.full(sides.metrics.shape[1], -1, dtype=np.int64)
+    place = np.full(len(has_collectives), -1, dtype=np.int64)
     place[detailed] = np.arange(len(detailed))
-    for i, of_rank in enumerate(sides.kinds):
+    for i, of_rank in enumerate(of_ranks):
         sums: dict[CollectiveKey, list[tuple[Floats, Floats]]] = {}
         for key, parts_of_kind in of_rank.items():
             sums.setdefault(shared_kind(key, many), []).append(parts_of_kind)
@@ -34,14 +46,14 @@ def collectives(sides: Sides, waits: Sequence[Waits] | None) -> list[CollectiveK
             num, sum_ms = (np.sum(part, axis=0) for part in zip(*parts, strict=True))
             kinds_by_key[key].count[i] = num
             kinds_by_key[key].duration_ms[i] = _means(sum_ms, num)
-        if waits is not None and sides.calls is not None:
-            calls = sides.calls[i]
-            members: dict[CollectiveKey, list[int]] = {}
-            for key, places in few_sizes(calls.kinds).items():
-                members.setdefault(shared_kind(key, many), []).extend(places)
-            kinds = [(kinds_by_key[key], np.isin(calls.kind, places)) for key, places in members.items()]
-            column = np.where(calls.row >= 0, place[calls.row], -1)
-            add_waits_of_kinds(kinds, i, column, waits[i])
+    pairs = () if matched is None else zip(matched.calls, matched.waits, strict=True)
+    for i, (of_calls, of_waits) in enumerate(pairs):
+        members: dict[CollectiveKey, list[int]] = {}
+        for key, places in few_sizes(of_calls.kinds).items():
+            members.setdefault(shared_kind(key, many), []).extend(places)
+        kinds = [(kinds_by_key[key], np.isin(of_calls.kind, places)) for key, places in members.items()]
+        column = np.where(of_calls.row >= 0, place[of_calls.row], -1)
+        add_waits_of_kinds(kinds, i, column, of_waits)
     return list(kinds_by_key.values())
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.arrays import Arrays, Sides
+from aorta.account.load.arrays import Arrays
 from aorta.account.metrics import (
     COUNTED,
     ENERGY,
@@ -39,11 +39,12 @@ NOT_GIVEN = {
 }
 
 
-def add_measures(sides: Sides, run: RunRecord | None) -> dict[str, str]:
+def add_measures(
+    metrics: Arrays, collectives_kept: NDArray[np.bool_], run: RunRecord | None, not_measured: dict[str, str]
+) -> None:
     """Completes the metrics by what a step without an operation has of it, by shares of the step and by
-    MEASURES. Reasons why any metric is null."""
-    metrics = sides.metrics
-    _complete_operations(metrics, sides.collectives_kept)
+    MEASURES; not_measured by reasons why any of them is null. collectives_kept: [rank, step]."""
+    _complete_operations(metrics, collectives_kept)
     for name in PER_STEP:
         if f"{name}_ms" in metrics:
             metrics.derive(f"{name}_per_step", _shares, f"{name}_ms", "step_ms")
@@ -81,7 +82,7 @@ def add_measures(sides: Sides, run: RunRecord | None) -> dict[str, str]:
     energy_mj = _sum_of_products(metrics["power_w"], metrics["step_ms"])  # watts times milliseconds
     per_token = np.divide(energy_mj, total, out=np.full(total.shape, np.nan), where=total > 0)
     metrics[ENERGY] = np.broadcast_to(per_token, metrics.shape)
-    return sides.not_measured | _reasons(metrics, run, sides.not_measured)
+    not_measured |= _reasons(metrics, run, not_measured)
 
 
 def _complete_operations(metrics: Arrays, collectives_kept: NDArray[np.bool_]) -> None:

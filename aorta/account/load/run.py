@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.arrays import MOST_IN_MEMORY, ArrayFile, Arrays, Sides
+from aorta.account.load.arrays import MOST_IN_MEMORY, ArrayFile, Arrays
 from aorta.account.load.collectives import collectives
-from aorta.account.load.left_out import complete_alone, left_out_steps
 from aorta.account.load.measures import add_measures, totals_of_ranks
-from aorta.account.load.rank.columns import Flags, RankFile, RankSteps, RunRow
+from aorta.account.load.rank.columns import Flags, Floats, RankFile, RankSteps, RunRow
 from aorta.account.load.rank.host import PREFIX as HOST
-from aorta.account.load.waits import arrivals_of_records, match_calls, split_waits_of_records
+from aorta.account.load.waits import MatchedRanks, arrivals_of_records, match_calls, split_waits_of_records
 from aorta.account.metrics import METRICS
 from aorta.account.model import Run
+from aorta.account.rows import row_blocks
 from aorta.errors import ReportError
 from aorta.records.schema import RunRecord, Source, StepRecord
 from aorta.records.table import StepTable
@@ -87,40 +87,19 @@ class Rows:
         integers.set_row("start_unix_ns", row, columns.start_ns[places])
         integers.set_row("num_collectives", row, columns.num_collectives[places])
 
-    def sides(self, per_rank: Sequence[RankSteps], steps: NDArray[np.int64], matches: bool) -> "Sides":
-        """The first ranks, as many as there are in per_rank, in these steps, which all of them did. matches:
-        collectives are kept."""
+    def numbers(self, num_ranks: int, steps: NDArray[np.int64]) -> tuple[Arrays, Arrays, Arrays, Floats]:
+        """Metrics, columns of the host, integers and HOST_BOUND of the first ranks in these steps, which all
+        of them did."""
         assert self._numbers is not None
         assert self._steps is not None
         columns = np.searchsorted(self._steps, steps)
-        floats, integers = (arrays.chosen(len(per_rank), columns) for arrays in self._numbers)
+        floats, integers = (arrays.chosen(num_ranks, columns) for arrays in self._numbers)
         in_order = [*METRICS, *sorted(floats.keys() - {*METRICS, HOST_BOUND})]
         metrics, host_parts = floats.parted(
             [name for name in in_order if not name.startswith(HOST)],
             [name for name in in_order if name.startswith(HOST)],
         )
-        places = [places_of(steps, of_rank)[0] for of_rank in per_rank]
-        has_details, has_collectives = (
-            np.array([getattr(of_rank, name)[place] for of_rank, place in zip(per_rank, places, strict=True)])
-            for name in ("has_details", "has_collectives")
-        )
-        sides = Sides(
-            metrics=metrics,
-            host_parts=host_parts,
-            integers=integers,
-            host_bound=floats[HOST_BOUND],
-            has_details=np.logical_and.reduce(has_details),
-            has_collectives=np.logical_and.reduce(has_collectives),
-            collectives_kept=has_collectives,
-            knows_waits=np.zeros(has_collectives.shape, dtype=bool),
-            kinds=[],
-            calls=[] if matches and all(of_rank.calls is not None for of_rank in per_rank) else None,
-            not_measured={},
-            num_overlapping=0,
-        )
-        for i, (of_rank, place) in enumerate(zip(per_rank, places, strict=True)):
-            sides.add(i, of_rank, place)
-        return sides
+        return metrics, host_parts, integers, floats[HOST_BOUND]
 
 
 def places_of(steps: NDArray[np.int64], of_rank: RankSteps) -> tuple[NDArray[np.intp], Flags]:
@@ -195,37 +174,52 @@ def _one_source(files: RunFiles, rows: RankRows, source: Source) -> Run | None:
         steps = _undisturbed(steps, files.run, notes)
     if len(steps) == 0:
         return None
-    matches = files.matches and len(ranks) > 1 and is_own
-    sides = rows.by_source[source].sides(per_rank, steps, matches)
-    if sides.num_overlapping:
-        notes.append(
-            f"{sides.num_overlapping} step windows overlap the next one: total counts that time twice"
-        )
-    left_out = left_out_steps(sides)
-    if source == "host":
-        complete_alone(sides, left_out)
-    not_measured = add_measures(sides, files.run)
-    totals = files.totals or totals_of_ranks(ranks, sides.metrics, sides.integers["num_collectives"])
-    matched = None if sides.calls is None else match_calls(ranks, sides.calls)
+    metrics, host_parts, integers, host_bound = rows.by_source[source].numbers(len(ranks), steps)
+    start_ns, num_collectives = integers["start_unix_ns"], integers["num_collectives"]
+    places = [places_of(steps, of_rank)[0] for of_rank in per_rank]
+    has_details, collectives_kept, has_exposed = (
+        np.array([getattr(of_rank, name)[place] for of_rank, place in zip(per_rank, places, strict=True)])
+        for name in ("has_details", "has_collectives", "has_exposed")
+    )
+    has_collectives = np.logical_and.reduce(collectives_kept)
+    num_overlapping = sum(
+        of_rank.num_overlapping(place) for of_rank, place in zip(per_rank, places, strict=True)
+    )
+    if num_overlapping:
+        notes.append(f"{num_overlapping} step windows overlap the next one: total counts that time twice")
+    left_out = _left_out(metrics)
+    if source == "host" and left_out.any():
+        _complete_alone(metrics, left_out, num_collectives)
+    not_measured: dict[str, str] = {}
+    for of_rank in per_rank:
+        for name, reason in of_rank.not_measured.items():
+            not_measured.setdefault(name, reason)
+    add_measures(metrics, collectives_kept, files.run, not_measured)
+    totals = files.totals or totals_of_ranks(ranks, metrics, num_collectives)
+    matched = _matched(ranks, per_rank, places) if files.matches and is_own else None
     if matched is not None:
         notes += matched.notes
         if matched.num_matched:
-            split_waits_of_records(sides, matched)
+            knows_waits = collectives_kept & has_exposed
+            split_waits_of_records(metrics, host_parts, start_ns, matched, collectives_kept, knows_waits)
+    kinds = [
+        of_rank.kinds_in(place[has_collectives]) for of_rank, place in zip(per_rank, places, strict=True)
+    ]
     return Run(
         label=files.label,
         path=files.path,
         source=source,
         ranks=ranks,
         global_step=steps,
-        start_unix_ns=sides.integers["start_unix_ns"],
-        metrics=sides.metrics,
-        num_collectives=sides.integers["num_collectives"],
-        host_bound=sides.host_bound,
-        has_details=sides.has_details,
-        has_collectives=sides.has_collectives,
+        start_unix_ns=start_ns,
+        metrics=metrics,
+        num_collectives=num_collectives,
+        host_bound=host_bound,
+        has_details=np.logical_and.reduce(has_details),
+        has_collectives=has_collectives,
         left_out=left_out,
         totals=totals,
-        collectives=collectives(sides, None if matched is None else matched.waits),
+        collectives=collectives(kinds, has_collectives, matched),
         records=partial(files.records, source),
         columns=None if files.columns is None else partial(files.columns, source),
         run=files.run,
@@ -233,9 +227,18 @@ def _one_source(files: RunFiles, rows: RankRows, source: Source) -> Run | None:
         notes=notes,
         clock_offset_ns={} if matched is None else matched.clock.moved_ns,
         clock_residual_us=None if matched is None else matched.clock.residual_us,
-        arrivals=arrivals_of_records(ranks, sides, matched),
-        host_parts=sides.host_parts,
+        arrivals=arrivals_of_records(ranks, matched, len(steps)),
+        host_parts=host_parts,
     )
+
+
+def _matched(
+    ranks: list[int], per_rank: Sequence[RankSteps], places: Sequence[NDArray[np.intp]]
+) -> MatchedRanks | None:
+    """None where there is one rank alone, or the calls of some rank are not known."""
+    calls = [of_rank.calls_in(place) for of_rank, place in zip(per_rank, places, strict=True)]
+    known = [of_rank for of_rank in calls if of_rank is not None]
+    return match_calls(ranks, known) if len(ranks) > 1 and len(known) == len(ranks) else None
 
 
 def _common_steps(per_rank: list[RankSteps], notes: list[str]) -> NDArray[np.int64]:
@@ -270,3 +273,28 @@ def _undisturbed(steps: NDArray[np.int64], run: RunRecord | None, notes: list[st
         return steps  # all of them: slow numbers are better than none
     notes.append(f"{len(steps) - len(unprofiled)} steps are left out: torch's profiler worked in them")
     return unprofiled
+
+
+# -- steps that the overhead left out --------------------------------------------------------------------
+
+
+def _left_out(metrics: Arrays) -> Flags:
+    """[step]: no rank has times of the source in it, and other steps have."""
+    is_timed = np.zeros(metrics.shape[1], dtype=bool)
+    for rows in row_blocks(metrics.shape):
+        is_timed |= np.isfinite(metrics["compute_ms"][rows]).any(axis=0)
+    result: Flags = ~is_timed & is_timed.any()
+    return result
+
+
+def _complete_alone(metrics: Arrays, left_out: Flags, num_collectives: NDArray[np.int64]) -> None:
+    """Fill in what source host would have noted of these steps, in a run of one process none of whose
+    recorded steps communicates: on a CPU it computes whenever it is in a step."""
+    if metrics.shape[0] != 1 or np.nan_to_num(metrics["comm_ms"]).any() or num_collectives.any():
+        return
+    step_ms, between_ms = metrics["step_ms"], metrics["between_steps_ms"]
+    for name, values in {"compute_ms": step_ms - between_ms, "idle_ms": between_ms}.items():
+        metrics[name] = np.where(left_out, values, metrics[name])
+    none = ("comm_ms", "hidden_ms", "exposed_ms", "hidden_per_compute")
+    for name in (*none, "compute_allreduce_ms", "compute_reducescatter_ms", "stalled_ms"):
+        metrics[name] = np.where(left_out & np.isfinite(step_ms), 0.0, metrics[name])

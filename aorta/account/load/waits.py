@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.arrays import Sides, derive
+from aorta.account.load.arrays import Arrays, derive
 from aorta.account.load.rank.calls import UNKNOWN_END, Floats, RecordedCalls
 from aorta.account.load.rank.host import BEHIND_EXPOSED, BEHIND_WAITS
 from aorta.account.metrics import of_operation, operations
@@ -31,8 +31,10 @@ MOVED_MS = 1.0
 class MatchedRanks(NamedTuple):
     """The collectives of records matched by number."""
 
-    waits: list[Waits]
+    calls: list[RecordedCalls]
     """In the order of the ranks given."""
+    waits: list[Waits]
+    """The same."""
     clock: Clock
     num_matched: int
     notes: list[str]
@@ -49,7 +51,7 @@ def match_calls(ranks: list[int], calls: list[RecordedCalls]) -> MatchedRanks:
     num_matched = sum(int((~np.isnan(rank_waits.wait_ms)).sum()) for rank_waits in waits)
     num_collectives = sum(len(group.call) for group in groups)
     notes = [vague] if vague else _notes(ranks, waits, clock, num_collectives, num_matched, num_between)
-    return MatchedRanks(waits, clock, num_matched, notes)
+    return MatchedRanks(calls, waits, clock, num_matched, notes)
 
 
 def _numbered(calls: RecordedCalls) -> NumberedCalls:
@@ -179,31 +181,40 @@ def last_to_arrive(ranks: Sequence[int], waits: Sequence[Waits]) -> str:
     return f"rank {rank} arrived last in {count} of {num} collectives" if count and len(ranks) > 1 else ""
 
 
-def split_waits_of_records(sides: Sides, matched: MatchedRanks) -> None:
-    """Adds wait_ms.<op>, transfer_ms.<op>, busbw by transfer, and exposed communication split."""
-    metrics = sides.metrics
+def split_waits_of_records(
+    metrics: Arrays,
+    host_parts: Arrays,
+    start_ns: Ints,
+    matched: MatchedRanks,
+    collectives_kept: NDArray[np.bool_],
+    knows_waits: NDArray[np.bool_],
+) -> None:
+    """Adds wait_ms.<op>, transfer_ms.<op>, busbw by transfer, and exposed communication split.
+
+    [rank, step]: start_ns of the step; collectives_kept, and knows_waits: with where they were exposed.
+    """
     step_waits = []
     num_split = 0
-    start_ns, step_ms, exposed_ms = sides.integers["start_unix_ns"], metrics["step_ms"], metrics["exposed_ms"]
-    for i, (columns, waits) in enumerate(zip(sides.calls or (), matched.waits, strict=True)):
+    step_ms, exposed_ms = metrics["step_ms"], metrics["exposed_ms"]
+    for i, (columns, waits) in enumerate(zip(matched.calls, matched.waits, strict=True)):
         ops = np.array([kind[0] for kind in columns.kinds], dtype=str)
         step_waits.append(StepWaits(ops[columns.kind], columns.row, waits))
         start = start_ns[i].astype(np.float64)
         window_ns = pairs(start, start + np.nan_to_num(step_ms[i], nan=0.0) * 1e6)
         wait_ms = _exposed_wait_ms(columns, waits, window_ns)
-        exposed_wait = np.where(sides.knows_waits[i], wait_ms, np.nan)
+        exposed_wait = np.where(knows_waits[i], wait_ms, np.nan)
         num_split += int(np.isfinite(exposed_wait).sum())
         metrics.set_row("exposed_wait_ms", i, np.minimum(exposed_wait, exposed_ms[i]))
-        if len(sides.host_parts):
+        if len(host_parts):
             num_steps = metrics.shape[1]
-            sides.host_parts.set_row(BEHIND_WAITS, i, behind_ms(columns, waits.wait_ms, num_steps))
+            host_parts.set_row(BEHIND_WAITS, i, behind_ms(columns, waits.wait_ms, num_steps))
             behind = behind_ms(columns, _exposed_of_calls(columns, waits), num_steps)
-            sides.host_parts.set_row(BEHIND_EXPOSED, i, np.where(sides.knows_waits[i], behind, np.nan))
+            host_parts.set_row(BEHIND_EXPOSED, i, np.where(knows_waits[i], behind, np.nan))
     # Lines of kernel records have segments in few steps: a split of those is none of all steps.
-    is_split = num_split >= FEWEST_WITH_SEGMENTS * sides.collectives_kept.sum()
+    is_split = num_split >= FEWEST_WITH_SEGMENTS * collectives_kept.sum()
     if not is_split:
         del metrics["exposed_wait_ms"]
-    del start_ns, step_ms, exposed_ms  # of a large run 80 MB each
+    del step_ms, exposed_ms  # of a large run 80 MB each
     add_waits(metrics, step_waits, metrics.shape[1])
     if is_split:
         metrics.derive("exposed_transfer_ms", np.subtract, "exposed_ms", "exposed_wait_ms")
@@ -228,16 +239,18 @@ class RankWaits(NamedTuple):
     """Who came last, by more than the clocks may be off; another number where that is not known."""
 
 
-def arrivals_of_records(ranks: Sequence[int], sides: Sides, matched: MatchedRanks | None) -> Arrivals | None:
+def arrivals_of_records(
+    ranks: Sequence[int], matched: MatchedRanks | None, num_steps: int
+) -> Arrivals | None:
     """None where no collective was matched."""
     if matched is None or not matched.num_matched:
         return None
     of_ranks = []
-    for calls, waits in zip(sides.calls or (), matched.waits, strict=True):
+    for calls, waits in zip(matched.calls, matched.waits, strict=True):
         sizes = np.array([len(group.ranks or ()) for group in calls.groups], dtype=np.int64)
         num_ranks = sizes[calls.group] if len(sizes) else np.zeros(0, dtype=np.int64)
         of_ranks.append(RankWaits(calls.start_ns, calls.row, num_ranks, waits.wait_ms, waits.late_rank))
-    return arrivals(ranks, of_ranks, sides.metrics.shape[1])
+    return arrivals(ranks, of_ranks, num_steps)
 
 
 def arrivals(ranks: Sequence[int], of_ranks: Sequence[RankWaits], num_steps: int) -> Arrivals:

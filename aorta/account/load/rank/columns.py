@@ -50,6 +50,23 @@ class RankSteps:
     def num_calls(self) -> int:
         return 0 if self.calls is None else len(self.calls.row)
 
+    def num_overlapping(self, rows: NDArray[np.intp]) -> int:
+        """Windows of these rows, in order, that reach into the next one of them."""
+        return int(np.count_nonzero(self.overlaps_next[rows[:-1]] & (np.diff(rows) == 1)))
+
+    def kinds_in(self, rows: NDArray[np.intp]) -> dict[CollectiveKey, tuple[Floats, Floats]]:
+        """As collectives, of these rows, all of which kept theirs."""
+        kept = (np.cumsum(self.has_collectives) - 1)[rows]
+        return {key: (num[kept], sum_ms[kept]) for key, (num, sum_ms) in self.collectives.items()}
+
+    def calls_in(self, rows: NDArray[np.intp]) -> RecordedCalls | None:
+        """The calls, whose rows are places in these, -1 for those of other steps."""
+        if self.calls is None:
+            return None
+        column = np.full(len(self.global_step), -1, dtype=np.int32)
+        column[rows] = np.arange(len(rows), dtype=np.int32)
+        return replace(self.calls, row=column[self.calls.row])
+
     def chosen(self, rows: Flags, reason: str) -> "RankSteps":
         """The steps of these rows. reason: why the others are missing, noted where the steps go on."""
         place = np.where(rows, np.cumsum(rows) - 1, -1).astype(np.int32)
