@@ -8,6 +8,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,7 @@ class DeviceOrder:
         """That operation is a collective."""
         self._aside = 0
         """Thread in which what happens is the check's own, not the program's."""
-        # cudaMallocAsync has no pools.
-        self._pool = torch.cuda.MemPool() if torch.cuda.get_allocator_backend() == "native" else None
+        self._pool = _own_pool(self.device)
         self._has_memory = False
         """The pool was used before, and keeps what it got."""
         self.is_listening = False
@@ -61,6 +61,11 @@ class DeviceOrder:
                 yield
         finally:
             self._aside = 0
+
+    @property
+    def sees_memory(self) -> bool:
+        """True if the allocator tells of its memory."""
+        return self._pool is not None
 
     def has_room(self) -> bool:
         """True if fingerprints need not take memory that the program may want."""
@@ -92,7 +97,7 @@ class DeviceOrder:
             registry.add_callback(callback)
             self._callbacks.append((registry, callback))
         is_recorded = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)
-        if not is_recorded():  # else it is the program's own, and read as it is
+        if self._pool is not None and not is_recorded():  # else it is the program's own, and read as it is
             torch.cuda.memory._record_memory_history(
                 "all", context=None, stacks="python", max_entries=HISTORY, clear_history=True
             )
@@ -108,7 +113,7 @@ class DeviceOrder:
         for registry, callback in self._callbacks:
             registry.callback_list.remove(callback)
         self._callbacks.clear()
-        traces = torch.cuda.memory._snapshot()["device_traces"]
+        traces = [] if self._pool is None else torch.cuda.memory._snapshot()["device_traces"]
         if self._our_history:
             torch.cuda.memory._record_memory_history(None)
             self._our_history = False
@@ -130,6 +135,21 @@ class DeviceOrder:
         if self._aside != threading.get_ident():
             # In a collective's call c10d drops what earlier ones used: its watchdog has seen them end.
             self._log.append(["free", address, self._site("free"), None, self.is_in_collective])
+
+
+@lru_cache
+def _own_pool(device: int) -> Any:
+    """The check's pool of memory on a device; None where the allocator has neither pools nor a trace, as
+    cudaMallocAsync.
+
+    It is never given back: torch ends the process where one is dropped while another is in use, or while a
+    graph is captured.
+    """
+    if torch.cuda.get_allocator_backend() != "native":
+        return None
+    pool = torch.cuda.MemPool()
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
+    return pool
 
 
 def trace_flag() -> Any:
@@ -182,32 +202,22 @@ def completed(log: list[LogEntry], trace: list[dict[str, Any]]) -> list[LogEntry
     """
     whole: list[LogEntry] = []
     at = 0
+    told = [(event["action"], event["addr"]) for event in trace]
     for entry in log:
         if entry[0] in ("allocate", "free") and entry[3] != HOST:
-            action = "alloc" if entry[0] == "allocate" else "free_requested"
-            found = next(
-                (
-                    i
-                    for i in range(at, min(len(trace), at + LOOK_AHEAD))
-                    if trace[i]["action"] == action and trace[i]["addr"] == entry[1]
-                ),
-                None,
-            )
-            if found is None:
+            wanted = "alloc" if entry[0] == "allocate" else "free_requested", entry[1]
+            try:
+                found = told.index(wanted, at, at + LOOK_AHEAD)
+            except ValueError:
                 if entry[0] != "free":
                     continue
             else:
                 at = found + 1
-                told = trace[found]
+                event = trace[found]
                 if entry[0] == "allocate":
-                    entry = ["allocate", entry[1], told["size"], told["stream"], entry[4]]
-                else:
-                    waits = entry[4] or not _is_freed(trace, at, entry[1])
-                    entry = ["free", entry[1], entry[2], told["stream"], waits]
+                    entry = ["allocate", entry[1], event["size"], event["stream"], entry[4]]
+                else:  # freed as soon as it was asked for, or there are streams to wait for
+                    waits = entry[4] or told[at : at + 1] != [("free_completed", entry[1])]
+                    entry = ["free", entry[1], entry[2], event["stream"], waits]
         whole.append(entry)
     return whole
-
-
-def _is_freed(trace: list[dict[str, Any]], at: int, address: int) -> bool:
-    """True if the allocator freed the memory as soon as it was asked to, with no stream to wait for."""
-    return at < len(trace) and (trace[at]["action"], trace[at]["addr"]) == ("free_completed", address)

@@ -96,7 +96,9 @@ def _in_rows(tensor: Tensor, num_parts: int = 1) -> Prints:
     num_rows = flat.numel() // (num_parts * WIDTH)
     table = flat[: flat.numel() - rest].view(num_parts, num_rows, WIDTH)
     signs, turns, columns = _signs(flat.device)
-    sums = torch.zeros(num_parts, NUM_ROWS, NUM_COLUMNS, device=flat.device) if not num_rows else None
+    sums: Tensor | None = None
+    if not num_rows:
+        sums = torch.zeros(num_parts, NUM_ROWS, NUM_COLUMNS, dtype=torch.float32, device=flat.device)
     norms = []
     step = max(MOST_ROWS >> (num_parts - 1).bit_length(), 1)
     for at in range(0, num_rows, step):
@@ -120,12 +122,12 @@ def _together(tensors: list[Tensor]) -> Prints:
     device = tensors[0].device
     numels = tuple([tensor.numel() for tensor in tensors])
     layout = _layout(numels, device)
-    table = torch.zeros(layout.num_blocks * BLOCK * WIDTH, device=device)
+    table = torch.zeros(layout.num_blocks * BLOCK * WIDTH, dtype=torch.float32, device=device)
     flat = torch._C._nn.flatten_dense_tensors(tensors)  # one call, where each tensor would need two
     torch._foreach_copy_(list(table.split_with_sizes(layout.pieces)[::2]), flat.split_with_sizes(numels))
     across = table.view(layout.num_blocks * BLOCK, WIDTH) @ _signs(device)[2]
     of_blocks = torch.bmm(layout.signs, across.view(layout.num_blocks, BLOCK, NUM_COLUMNS))
-    found = torch.zeros(len(tensors), NUM_ROWS, NUM_COLUMNS, device=device)
+    found = torch.zeros(len(tensors), NUM_ROWS, NUM_COLUMNS, dtype=torch.float32, device=device)
     return Prints(
         found.index_add_(0, layout.tensor_of_block, of_blocks),
         torch.linalg.vector_norm(table.view(layout.num_blocks, BLOCK * WIDTH), dim=1),

@@ -259,7 +259,9 @@ class HazardWatch(Companion):
 
     def _keep_numbers(self) -> None:
         taken = self._numbering.take(self.checked.rank)
-        if self._numbering.is_short:
+        if self._order is not None and not self._order.sees_memory:
+            self._cannot_see("memory freed too early, and wrong numbers: the allocator is not torch's own")
+        elif self._numbering.is_short:
             self._cannot_see("wrong numbers where a device has no memory left for fingerprints")
         kept = self._numbered_windows
         kept.append(taken)

@@ -32,6 +32,8 @@ class Order:
     def stream(self) -> int:
         return Stream.current.handle
 
+    sees_memory = True
+
     def has_room(self) -> bool:
         return True
 

@@ -13,7 +13,9 @@ from tests.dist.launch import run_ranks
 
 
 def printed(tensors, num_parts: int = 1) -> torch.Tensor:
-    return torch.tensor([row or [math.nan] * 9 for row in numbers([fingerprints(tensors, num_parts)])])
+    return torch.tensor(
+        [row or [math.nan] * 9 for row in numbers([fingerprints(tensors, num_parts)])], dtype=torch.float32
+    )
 
 
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
@@ -87,6 +89,16 @@ def test_tensors_printed_together_have_the_fingerprints_that_each_has_alone():
     tensors += [torch.randn(7, 9).t(), torch.randn(33, 5).half(), torch.randn(8, dtype=torch.float64)]
     alone = torch.stack([fingerprint(tensor) for tensor in tensors])
     torch.testing.assert_close(printed(tensors), alone, rtol=1e-4, atol=1e-4)
+
+
+def test_the_programs_default_type_is_not_that_of_fingerprints():
+    tensors = [torch.ones(100), torch.ones(70)]
+    alone = printed(tensors)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(printed(tensors), alone)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_large_tensors_are_printed_in_several_layouts(monkeypatch):
