@@ -142,10 +142,6 @@ class Backend:
         """The device's entry in run.json; `kind`, `index` and `name` at least."""
         return {"kind": self.kind, "index": index, "name": self.name(self.device(index))}
 
-    def versions(self) -> dict[str, str]:
-        """Versions of the vendor's runtime and its collectives' library, by name; absent ones left out."""
-        return {}
-
     def reserved_bytes(self, index: int) -> int:
         """Bytes that torch's allocator holds on a device in this process."""
         raise NotImplementedError

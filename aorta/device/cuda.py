@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.profiler import ProfilerActivity
 
 from aorta.device.backend import Backend, MemoryUse, QueueLimit
@@ -135,16 +134,6 @@ class CudaBackend(Backend):
 
     def architecture(self, properties: Any) -> str:
         return f"sm_{properties.major}{properties.minor}"
-
-    def versions(self) -> dict[str, str]:
-        version_of: dict[str, str] = {}
-        if torch.version.cuda:
-            version_of["cuda"] = torch.version.cuda
-        if torch.version.hip:
-            version_of["hip"] = torch.version.hip
-        if self.is_available() and dist.is_nccl_available():
-            version_of["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-        return version_of
 
     def memory_limit_bytes(self, index: int) -> int | None:
         share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda index: 1.0)

@@ -9,9 +9,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SEAM = "aorta/device/"
 ALLOWED = {
-    "aorta/queues/probe/kernels.py": "kernels that read the device's clock: Triton's and PTX",
+    "aorta/queues/probe/kernels.py": "kernels that read the device's clock, by Triton",
     "aorta/queues/probe/triton_kernels.py": "kernels that read the device's clock",
-    "aorta/programs/execute/symmetric.py": "flags between GPUs by the CUDA driver's stream memory operations",
     "aorta/check/": "traces of streams and of the allocator, graphs, spin kernels: under torch.cuda alone",
     "aorta/records/schema.py": "the words of run.json",
     "aorta/config/structs.py": "training.device, which users write",

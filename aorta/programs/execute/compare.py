@@ -4,14 +4,14 @@ compare() tries the alternatives of every family in a few rounds, then measures 
 serial among them, in turns. Every strategy's result was checked bit for bit before it was timed.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 import torch
 
-from aorta.device.backend import accelerator, backend_of
+from aorta.device.backend import backend_of
+from aorta.device.environment import collect_environment, collect_versions
 from aorta.programs.execute.problem import Problem
 from aorta.programs.execute.session import Family, Make, StrategySession
 from aorta.programs.execute.strategies import Chunked, FusedGather, FusedScatter, Serial, Strategy
@@ -23,9 +23,6 @@ SCREENING_ROUNDS = 6
 """Rounds in which all alternatives of a family compete."""
 LEVEL_ROUNDS = 10
 """Rounds in which the host does not submit ahead of the device; they explain a time and decide nothing."""
-SETTINGS = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "TORCH_NCCL_HIGH_PRIORITY")
-SETTING_PREFIXES = ("NCCL_", "RCCL_", "TORCH_SYMM_MEM_", "TORCH_NCCL_")
-"""Environment variables, with SETTINGS, that change what is measured."""
 HEAD = ("strategy", "settings", "ms", "95 %", "x multiply", "efficiency", "host level")
 
 
@@ -61,7 +58,7 @@ class StrategyComparison(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     ranks: int
     device: str
-    versions: dict[str, str]
+    versions: dict[str, str | None]
     environment: dict[str, str]
     rounds: int
     serial_ms: Figure
@@ -169,8 +166,8 @@ class _FinalRounds:
             dtype=str(problem.dtype).removeprefix("torch."),
             ranks=problem.num_ranks,
             device=backend_of(device).name(device),
-            versions=versions(),
-            environment=environment(),
+            versions=collect_versions(),
+            environment=collect_environment(),
             rounds=self.num_rounds,
             serial_ms=median_of(self.times.slowest("serial/ahead")),
             comm_ms=median_of(self.times.slowest("comm")),
@@ -238,20 +235,6 @@ def _verdict(rows: Sequence[StrategyRow]) -> str:
     text = f"best: {best.family} ({settings}), {gain:.0f} % less time than serial"
     losers = [row.family for row in rows if row.time_ms.low > serial.time_ms.high]
     return f"{text}; slower than serial: {', '.join(losers)}" if losers else text
-
-
-def versions() -> dict[str, str]:
-    """Versions of torch and of the libraries that communicate and multiply."""
-    return {"torch": str(torch.__version__)} | accelerator().versions()
-
-
-def environment() -> dict[str, str]:
-    """Environment variables that change what is measured."""
-    return {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name in SETTINGS or name.startswith(SETTING_PREFIXES)
-    }
 
 
 def comparison_text(comparison: StrategyComparison) -> str:

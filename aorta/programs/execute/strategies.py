@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from aorta.device.backend import backend_of
 from aorta.device.streams import MAIN, Streams, ThreadStreams, kept_streams
 from aorta.programs.execute.collectives import all_gather, all_reduce, reduce_scatter
 from aorta.programs.execute.executor import Execution, streams_needed
@@ -65,7 +66,7 @@ def strategy_streams(num_workers: int, device: torch.device, further: Sequence[i
 
 def need_symmetric_memory(device: torch.device) -> None:
     """Raise HostProgramError, with the reason, where symmetric memory cannot be used."""
-    if device.type != "cuda":
+    if not backend_of(device).is_device:
         raise HostProgramError("symmetric memory needs GPUs that reach each other's memory")
     if os.environ.get(MULTICAST_SWITCH) != "1" and not torch.version.hip:
         raise HostProgramError(f"{MULTICAST_SWITCH}=1 was not set before the start: multicast stays off")
