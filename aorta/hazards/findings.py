@@ -111,8 +111,6 @@ def missing_order(waiting: str, awaited: str, earlier: Site, later: Site, kind: 
 
 def _name(stream: str) -> str:
     """Code for a stream that was given in words."""
-    if stream == DEFAULT_STREAM:
-        return "torch.cuda.default_stream()"
     name = stream.removeprefix("stream ")
     return name if name.isidentifier() else stream.replace(" ", "_")
 

@@ -116,7 +116,7 @@ def test_a_command_that_died_is_said_with_its_code(tmp_path):
 
 def test_code_for_an_order_has_the_programs_names_of_streams():
     for waiting, awaited, code in (
-        ("default stream", "stream side", "torch.cuda.default_stream().wait_stream(side)"),
+        ("default stream", "stream side", "default_stream.wait_stream(side)"),
         ("stream 2", "stream copy_stream", "stream_2.wait_stream(copy_stream)"),
     ):
         assert missing_order(waiting, awaited, USE, USE, "race") == f"{code} before aten::mm"
