@@ -5,7 +5,7 @@ well, so that they are named from a larger share on.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,8 @@ from aorta.why.causes.finding import CauseFinding, Floats, of_the_least
 from aorta.why.causes.program import program_of
 
 Function = tuple[str, str]
+Line = tuple[str, int]
+"""Name of a file, and a line of it."""
 Group = tuple[str, str, int]
 """File, function, and in the loop itself the line; 0 elsewhere."""
 CPU_CELLS: tuple[str, ...] = ("compute", "core_taken", "blocked")
@@ -75,13 +77,18 @@ def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
     grouped = [_groups(one, loops) for one in samples]
     common = set.intersection(*(set(groups) for groups in grouped))
     found = []
+    waited: dict[Line, tuple[float, float]] | None = None
     for group in common:
         if sum(len(groups[group]) for groups in grouped) < FEWEST:
             continue
-        ms = _common(samples, [groups[group] for groups in grouped], account, steps)
+        rows = [groups[group] for groups in grouped]
+        ms = _common(samples, rows, account, steps)
+        if waited is None:
+            waited = _waited(judged) if account.on_device else {}
+        ms = ms * _not_waiting(samples, rows, waited)
         if ms.mean() >= LEAST * account.mean_step_ms:
             found.append((group, ms))
-    waits = _waits(judged) if found and account.on_device else set()
+    waits = {line for line, (num, _) in (waited or {}).items() if num >= MANY_WAITS}
     for place, (group, ms) in enumerate(sorted(found, key=lambda entry: -entry[1].mean())[:MOST_GROUPS]):
         facts = {**who, "op": "loop" if group[2] else "", "part_ms": float(ms.mean())}
         facts["group"] = group, tuple(loops)
@@ -121,22 +128,40 @@ def small_operators(judged: JudgedRun, account: Account) -> Iterator[CauseFindin
     yield CauseFinding("compute", ms, takes, facts=facts)
 
 
-def _waits(judged: JudgedRun) -> set[tuple[str, int]]:
-    """File and line of the program where the host waits for the device, MANY_WAITS times a step or more."""
+def _waited(judged: JudgedRun) -> dict[Line, tuple[float, float]]:
+    """By line of the program, how often a step the host waits for the device there, and for how many ms."""
     run = judged.run
     steps = set(run.global_step[judged.num_warmup :].tolist())
     records = (record for record in run.records(run.ranks[0]) if record.global_step in steps)
     noted = [record.host_spans for record in islice(records, DETAILED_STEPS) if record.host_spans is not None]
-    num = Counter(
-        (Path(found[1]).name, int(found[2]))
-        for spans in noted
-        for span in spans
-        if span.kind == "synchronisation" and (found := WHERE.search(span.where))
-    )
-    return {line for line, count in num.items() if count >= MANY_WAITS * len(noted)}
+    waited: dict[Line, tuple[float, float]] = {}
+    for span in (span for spans in noted for span in spans if span.kind == "synchronisation"):
+        if found := WHERE.search(span.where):
+            line = Path(found[1]).name, int(found[2])
+            num, ms = waited.get(line, (0.0, 0.0))
+            waited[line] = num + 1 / len(noted), ms + (span.end_ms - span.start_ms) / len(noted)
+    return waited
 
 
-def _lines(samples: Samples, rows: list[int]) -> set[tuple[str, int]]:
+def _not_waiting(
+    samples: list[Samples], rows: list[list[int]], waited: dict[Line, tuple[float, float]]
+) -> float:
+    """Part of a group's samples in which the thread does not wait for queued work of the device. Where it
+    waits time and again, the device idles for that in between."""
+    total = idle = 0.0
+    by_line: dict[Line, float] = defaultdict(float)
+    for one, chosen in zip(samples, rows, strict=True):
+        for row in chosen:
+            own = [frame for frame in one.stacks.path(int(one.rows[row, 5])) if frame.is_program]
+            by_line[Path(own[-1].file).name, own[-1].line] += one.ms[row] / len(samples)
+    for line, ms in by_line.items():
+        num, waited_ms = waited.get(line, (0.0, 0.0))
+        total += ms
+        idle += ms if num >= MANY_WAITS else max(ms - waited_ms, 0.0)
+    return idle / total if total > 0 else 1.0
+
+
+def _lines(samples: Samples, rows: list[int]) -> set[Line]:
     """Lines of the program that the thread was in."""
     paths = (samples.stacks.path(node) for node in {int(samples.rows[row, 5]) for row in rows})
     return {(Path(frame.file).name, frame.line) for path in paths for frame in path if frame.is_program}

@@ -113,7 +113,9 @@ def transfer(
             left = left * (1 - shares[op] * (1 - 1 / repeats))
             yield finding
     # What a program need not send is a cause of its own; gradients and parameters have one remedy.
-    for op in [op for op in shares if moves_of(judged, op) in NEEDLESS]:
+    needless = [op for op in shares if moves_of(judged, op) in NEEDLESS]
+    # Gradients that the program reduces itself look like any tensor; what it broadcasts is there already.
+    for op in sorted(needless, key=lambda op: op == "all_reduce"):
         ms = np.minimum(shares.pop(op) * transfer_ms, left)
         left = left - ms
         yield CauseFinding("transfer", ms, MOVING, facts=_facts_of(judged, parts, exposed, details, op))
@@ -161,7 +163,17 @@ def moves_of(judged: JudgedRun, op: str) -> str:
         if row.op == op:
             calls[row.moves.partition(",")[0].partition(" of ")[0]] += row.per_step
     most = max(calls, key=lambda moves: calls[moves], default="")
+    if most == "parameters" and not _gathers_parameters(judged):
+        most, calls = "a tensor", {"a tensor": 1.0}
     return most if calls and calls[most] > 0.5 * sum(calls.values()) else ""
+
+
+def _gathers_parameters(judged: JudgedRun) -> bool:
+    """Unless the program is known to have no units, and nothing reduces what units would: it gathers
+    activations then, which are there no sooner."""
+    program = None if judged.run.run is None else judged.run.run.program
+    has_units = not program or bool(program.get("units"))
+    return has_units or "exposed_ms.reduce_scatter" in judged.run.metrics
 
 
 def _is_unhidden(judged: JudgedRun, parts: Parts, op: str) -> bool:
@@ -326,6 +338,8 @@ def _no_prefetch(
     """Gathers that nothing hides, though there is as much compute as they take."""
     run, judged_steps = judged.run, slice(judged.num_warmup, None)
     if not {f"{name}.all_gather" for name in ("comm_ms", "exposed_ms", "count")} <= run.metrics.keys():
+        return None
+    if not _gathers_parameters(judged):
         return None
     gather = positive(run.metrics["comm_ms.all_gather"][:, judged_steps]).mean(axis=0)
     bare = positive(run.metrics["exposed_ms.all_gather"][:, judged_steps]).mean(axis=0)
