@@ -180,6 +180,8 @@ def _samples(judged: JudgedRun, rank: int) -> Samples | None:
 
 def _which(finding: CauseFinding, samples: Samples) -> NDArray[np.bool_]:
     judged, kind, op = samples.is_judged, finding.kind, finding.facts.get("op")
+    if kind == "checkpoint" and op == "slow_steps":
+        return judged & ~samples.in_phase("communication", "data")
     if kind in OF_PHASE:
         return judged & samples.in_phase(OF_PHASE[kind])
     own = judged & ~samples.in_phase(*WAITS_IN)

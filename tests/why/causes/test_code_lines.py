@@ -228,3 +228,17 @@ def test_a_wait_for_the_whole_device_is_to_be_left_out(tmp_path):
     first = first_cause(folder)
     assert first.kind == "synchronisation"
     assert first.change.startswith("leave the synchronize() of main(), train.py:20 out of the loop")
+
+
+def test_the_line_of_one_wait_is_not_named_for_what_the_host_does_behind_it(tmp_path):
+    """loss.item() in main, for 10 ms of queued work; the device idles while augment runs."""
+
+    def make(rank, step, noise):
+        host = Host().work(20.0 * noise.gauss(1, 0.01))
+        host.host.append(HostSpan("synchronisation", host.at - 10.0, host.at, "item in train.py:20"))
+        return host.idle(6.0).work(10.0).comm(2.0), {"source": "kernels", "host_use": HostUse(30.0, 0.0)}
+
+    folder = run_of(tmp_path, make)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("main", "rest", "runs", 10.0), ("augment", "rest", "runs", 6.0))
+    assert first_cause(folder).line.text == "augment(), straggler.py:5"

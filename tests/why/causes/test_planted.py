@@ -308,6 +308,27 @@ def test_a_loop_over_operators_costs_what_they_need_beside_their_arithmetic(tmp_
     )
 
 
+def gathers_and_saves(rank, step, noise):
+    """Every fifth step all ranks collect for 40 ms what rank 0 writes in 20: 12 ms a step in all."""
+    if step % 5:
+        return plain(noise)
+    host = Host().work(70.0)
+    return host.work(20.0, "checkpoint").comm(2.0) if rank == 0 else host.comm(22.0)
+
+
+def test_a_checkpoint_costs_all_that_its_steps_take_longer(tmp_path):
+    (cause,) = found(tmp_path / "run", gathers_and_saves)
+    assert cause.kind == "checkpoint"
+    assert cause.ms == pytest.approx(12.0, rel=0.15)
+
+
+@pytest.mark.parametrize(("units", "kinds"), [([], ["transfer"]), ([{"times": 4}], ["no_prefetch"])])
+def test_gathers_are_prefetched_where_units_are(tmp_path, units, kinds):
+    """A program without any gathers activations, which are there no sooner."""
+    run = run_record(2, program={"loaders": [], "units": units})
+    assert [cause.kind for cause in found(tmp_path / "run", bare_gathers, run)][:1] == kinds
+
+
 def pause_of_one_beside_noise(rank, step, noise):
     """Rank 0 pauses 20 ms behind each step; rank 1 is later by chance, more than that in every other step."""
     late_ms = random.Random(step).uniform(0.0, 46.0)

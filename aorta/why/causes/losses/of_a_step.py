@@ -96,6 +96,7 @@ def findings(judged: JudgedRun, account: Account, slow: Occasions | None = None)
         assert finding.occasions is not None
         if parts.on_device:
             _leave_to(finding.occasions.is_slow, [one for one in losses if one.kind in HOST_BOUND])
+        losses = [one for one in losses if finding.kind != "checkpoint" or one.kind != "checkpoint"]
         losses.append(finding)
     for finding in losses:
         finding.slow_steps = slow if finding.kind in SEEN else None

@@ -2,17 +2,19 @@
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.judge.cells import Host
 from aorta.account.judge.occasional import Occasions, occasions
 from aorta.account.load.rank.host import BEHIND_UPDATE
 from aorta.account.metrics import WORK
 from aorta.account.model import JudgedRun
 from aorta.account.rows import positive
 from aorta.why.causes.cause import CauseKind
-from aorta.why.causes.finding import ANY_CELL, CauseFinding
+from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding
 from aorta.why.causes.losses.parts import Parts
 
 MOST_OF_ALL = 0.8
@@ -42,6 +44,9 @@ def slow_steps(judged: JudgedRun, parts: Parts, known: Occasions | None) -> Iter
         "slow_ms": float(np.median(common[slow.is_slow])),
         "usual_ms": float(np.median(common[~slow.is_slow])),
     }
+    if (saves := _saves(judged)) is not None and (saves == slow.is_slow).all():
+        yield _of_saving(parts, slow, facts["who"])
+        return
     kind: CauseKind = "pause"
     behind = _behind_update(judged, slow.is_slow)
     if behind is not None and behind[0] - behind[1] >= BEHIND * float(slow.excess_ms[slow.is_slow].mean()):
@@ -53,6 +58,32 @@ def slow_steps(judged: JudgedRun, parts: Parts, known: Occasions | None) -> Iter
         takes={("compute", *ANY_CELL): 1.0},
         facts={"op": "slow_steps", "what": "slow steps", **facts},
         occasions=slow,
+    )
+
+
+def _saves(judged: JudgedRun) -> NDArray[np.bool_] | None:
+    """[step]: some rank saves a checkpoint in it; None where that is not known."""
+    host = Host(judged.run, slice(judged.num_warmup, None))
+    saving = host.span("checkpoint") + host.tail("checkpoint")
+    return (saving > 0).any(axis=0) if saving.any() else None
+
+
+def _of_saving(parts: Parts, slow: Occasions, who: object) -> CauseFinding:
+    """All that steps with a checkpoint take longer: copies to the host, writing, ranks that wait for it."""
+    steps = parts.step_ms.mean(axis=0)
+    excess_ms = np.where(slow.is_slow, positive(steps - np.median(steps[~slow.is_slow])), 0.0)
+    return CauseFinding(
+        "checkpoint",
+        excess_ms,
+        takes={("checkpoint", "copy", *WAIT, "transfer", *ANY_CELL): 1.0},
+        facts={
+            "op": "slow_steps",
+            "who": who,
+            "part_ms": float(excess_ms[slow.is_slow].mean()),
+            "in_steps": int(slow.is_slow.sum()),
+            "num_steps": len(steps),
+        },
+        occasions=replace(slow, excess_ms=excess_ms),
     )
 
 
