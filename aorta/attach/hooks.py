@@ -7,6 +7,7 @@ process group and an optimizer, or a backward pass. So a process that only impor
 
 import atexit
 import functools
+import gc
 import os
 import sys
 import threading
@@ -409,9 +410,14 @@ class Attachment:
     def _start(self) -> None:
         """Begin to record, unless it has begun: the process trains. Only now is the recorder imported."""
         if self.session is None:
-            from aorta.attach.session import AttachedSession
-            from aorta.device.backend import backend_of
-
+            collects = gc.isenabled()
+            gc.disable()  # loading would set off a full collection, which goes through all of torch: 80 ms
+            try:
+                from aorta.attach.session import AttachedSession
+                from aorta.device.backend import backend_of
+            finally:
+                if collects:
+                    gc.enable()
             if self.pending_targets:
                 self._look_for_target()
             device = self._optimizer_device
