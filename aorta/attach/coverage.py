@@ -4,15 +4,18 @@ They are printed by the process of `aorta run`, which does not load torch.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from aorta.errors import AortaError
 from aorta.files import open_regular
 from aorta.records.endings import attempt_ending, ending_text
 from aorta.records.files import steps_name
 from aorta.records.launches import read_notes
+from aorta.records.reader import read_run
 from aorta.records.schema import Ending, RunRecord
 from aorta.records.state import read_states
 
@@ -62,6 +65,20 @@ def _kernel_lines(kernels: dict[str, Any]) -> Iterator[str]:
             yield f"aorta: {matched[name]} records of kernels {text}"
     if matched.get("num_no_time"):
         yield from (f"aorta: known of this CUPTI: {fault}" for fault in kernels.get("known_faults") or ())
+
+
+def own_folder(folder: Path, began_ns: int, notes: Path) -> Path | None:
+    """Return where this command recorded: in a folder of its own where another command held this one.
+
+    None where it recorded nothing. began_ns: when it began, in ns since the epoch. notes: its launch's file.
+    """
+    runs = [folder / "run.json", *sorted(folder.glob("process_*/run.json"))]
+    written = [run.parent for run in runs if run.exists() and run.stat().st_mtime_ns >= began_ns]
+    for path in written:
+        with suppress(AortaError):
+            if read_run(path).coverage.get("launch_notes") == notes.name:
+                return path
+    return written[0] if written else None  # killed before it said so
 
 
 def other_runs(folder: Path, began_ns: int) -> Iterator[str]:

@@ -27,6 +27,7 @@ from aorta.record.interception.switch import Interception
 from aorta.record.profiler import RequestedCapture
 from aorta.record.recorder import Recorder
 from aorta.records.files import steps_name
+from aorta.records.launches import own_notes
 from aorta.records.state import MOST_SAVES, Save
 
 MODES_AT = 3
@@ -136,6 +137,8 @@ class AttachedSession:
             "tensorboard": settings.tensorboard,
         }
         recorder = instrument(output, **options)
+        if (notes := own_notes()) is not None:
+            recorder.coverage_notes["launch_notes"] = notes.name
         if settings.sinks:
             recorder.companions.add(Sending(lambda folder: settings.sinks, say))
         if settings.check_every:

@@ -130,7 +130,7 @@ def run_command(
     status = run_to_end(list(command), environment, notes=notes)
     if is_first_launch():
         try:
-            _conclude(output, report, open_page, began_ns, settings.kernels == "on", status)
+            _conclude(output, report, open_page, began_ns, settings.kernels == "on", status, notes)
         except BrokenPipeError:
             discard_output()
     return status
@@ -266,14 +266,15 @@ def passed_on(
 
 
 def _conclude(
-    output: Path, report: bool, open_page: bool, began_ns: int, kernels_asked: bool, status: int
+    output: Path, report: bool, open_page: bool, began_ns: int, kernels_asked: bool, status: int, notes: Path
 ) -> None:
     """Report what was recorded. Mistakes here do not change the command's exit status, which is status."""
-    from aorta.attach.coverage import coverage_lines, other_runs
+    from aorta.attach.coverage import coverage_lines, other_runs, own_folder
     from aorta.errors import AortaError, not_installed
     from aorta.records.reader import read_run
 
-    if not (output / "run.json").exists() or (output / "run.json").stat().st_mtime_ns < began_ns:
+    recorded = own_folder(output, began_ns, notes)
+    if recorded is None:
         why = (
             f"the command ended with status {status} before a step that aorta saw"
             if status
@@ -282,15 +283,17 @@ def _conclude(
         )
         click.echo(f"aorta: nothing was recorded in {output}: {why}", err=True)
         return
+    if recorded != output:
+        click.echo(f"aorta: another command records into {output}: this one recorded in {recorded}", err=True)
     try:
         if report:
             from aorta.cli.report import report_folder, write_and_print
 
-            labels = [output.resolve().name]
-            write_and_print([output], labels, report_folder(output), open_page=open_page)
-        for line in coverage_lines(read_run(output), output, kernels_asked):
+            labels = [recorded.resolve().name]
+            write_and_print([recorded], labels, report_folder(recorded), open_page=open_page)
+        for line in coverage_lines(read_run(recorded), recorded, kernels_asked):
             click.echo(line, err=True)
-        for line in other_runs(output, began_ns):
+        for line in other_runs(recorded, began_ns):
             click.echo(line, err=True)
     except AortaError as error:
         click.echo(f"aorta: {error}", err=True)

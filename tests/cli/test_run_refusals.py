@@ -8,12 +8,14 @@ from pathlib import Path
 import click
 import pytest
 
-from aorta.attach.coverage import other_runs
+from aorta.attach.coverage import other_runs, own_folder
 from aorta.cli import run
 from aorta.cli.ab import ab_command
 from aorta.cli.job import capture_command
 from aorta.cli.run import check_module, check_output, run_command
 from aorta.errors import ConfigError
+from tests.records.plain_records import step
+from tests.records.run_folders import run_record, write_run
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
@@ -81,6 +83,13 @@ def test_a_run_that_was_moved_aside_is_named(tmp_path: Path) -> None:
         f"aorta: the earlier run of {tmp_path} is now in {moved}",
         f"aorta: the command trained more than once; earlier runs are in {again}",
     ]
+
+
+def test_a_command_beside_another_one_in_a_folder_reports_what_it_recorded_itself(tmp_path: Path) -> None:
+    for folder, notes in ((tmp_path, "launch_other.jsonl"), (tmp_path / "process_7", "launch_own.jsonl")):
+        write_run(folder, [step(0)], run_record(1, coverage={"launch_notes": notes}))
+    for notes, recorded in (("other", tmp_path), ("own", tmp_path / "process_7"), ("killed", tmp_path)):
+        assert own_folder(tmp_path, 0, tmp_path / f"launch_{notes}.jsonl") == recorded
 
 
 @pytest.mark.parametrize(

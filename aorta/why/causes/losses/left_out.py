@@ -2,8 +2,8 @@
 
 Of such a step there are the host's times alone: its start, its last backward pass, its first optimizer. The
 ranks that wait meet all of these marks before the one that they wait for, which comes to one of them behind
-everybody, by more than in recorded steps. Where these are not shorter for it nobody waits: a host may be
-behind the others' while its device is not.
+everybody, by more than at another one and than in recorded steps. Where these are not shorter for it nobody
+waits: a host may be behind the others' while its device is not.
 """
 
 import numpy as np
@@ -34,17 +34,11 @@ def late_in_left_out(judged: JudgedRun) -> CauseFinding | None:
         return None
     # Medians: blocks behind a change are recorded, in which the rank is late as well.
     longer_ms = float(step_ms[:, is_left_out].mean() - np.median(step_ms[:, is_known].mean(axis=0)))
-    best: tuple[float, int, str, Floats, float] | None = None
-    for mark, at_ms in _marks(judged).items():
-        behind_ms = _behind(at_ms)
-        usual = np.median(np.nan_to_num(behind_ms[:, is_known]), axis=1)
-        late_ms = np.nan_to_num(behind_ms[:, is_left_out]) - np.maximum(usual, 0.0)[:, None]
-        row = int(np.argmax(late_ms.mean(axis=1)))
-        if best is None or late_ms[row].mean() > best[0]:
-            best = float(late_ms[row].mean()), row, mark, late_ms[row], float(usual[row])
-    if best is None:
+    found = _latest({mark: _behind(at_ms) for mark, at_ms in _marks(judged).items()}, is_left_out, is_known)
+    if found is None:
         return None
-    mean_ms, row, mark, late_ms, usual_ms = best
+    row, mark, late_ms, usual_ms = found
+    mean_ms = float(late_ms.mean())
     cost_ms = min(mean_ms, longer_ms)
     if not cost_ms > 0 or (run.clock_residual_us or 0.0) / 1e3 > mean_ms:
         return None
@@ -58,8 +52,8 @@ def late_in_left_out(judged: JudgedRun) -> CauseFinding | None:
         facts={"who": f"rank {run.ranks[row]}", "op": _doing(judged, row, is_left_out, cost_ms)},
         evidence=[
             f"in {int(is_left_out.sum()):,} judged steps that the overhead left out it comes to"
-            f" {MARKS[mark]} {quantity(mean_ms + max(usual_ms, 0.0), 'ms')} behind the others, in recorded"
-            f" ones {quantity(max(usual_ms, 0.0), 'ms')}; steps take {quantity(longer_ms, 'ms')} more then"
+            f" {MARKS[mark]} {quantity(mean_ms + usual_ms, 'ms')} behind the others, in recorded"
+            f" ones {quantity(usual_ms, 'ms')}; steps take {quantity(longer_ms, 'ms')} more then"
         ],
         rank=run.ranks[row],
         is_sure=True,
@@ -97,6 +91,28 @@ def _behind(at_ms: Floats) -> Floats:
     last, before = in_order[-1], in_order[-2]
     behind_ms: Floats = np.where(at_ms == last, last - before, at_ms - last)
     return behind_ms
+
+
+def _latest(
+    behind_ms: dict[str, Floats], is_left_out: NDArray[np.bool_], is_known: NDArray[np.bool_]
+) -> tuple[int, str, Floats, float] | None:
+    """The row that falls behind most within a step, at which mark, by how much in each step that was left
+    out beyond recorded ones, and in those. None without two marks.
+
+    A host that is behind at all of them delays nobody as long as its device has work queued.
+    """
+    best: tuple[int, str, Floats, float] | None = None
+    for mark, at_mark in behind_ms.items():
+        others = [np.maximum(np.nan_to_num(at_ms), 0.0) for name, at_ms in behind_ms.items() if name != mark]
+        for row, at_ms in enumerate(np.nan_to_num(at_mark)):
+            if not others:
+                return None
+            least = min((other[row] for other in others), key=lambda ms: float(ms[is_left_out].mean()))
+            usual_ms = max(float(np.median((at_ms - least)[is_known])), 0.0)
+            late_ms = (at_ms - least)[is_left_out] - usual_ms
+            if best is None or late_ms.mean() > best[2].mean():
+                best = row, mark, late_ms, usual_ms
+    return best
 
 
 def _doing(judged: JudgedRun, row: int, is_left_out: NDArray[np.bool_], cost_ms: float) -> str:
