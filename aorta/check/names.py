@@ -4,7 +4,6 @@ import gc
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -70,13 +69,10 @@ def names_of(things: Sequence[Any]) -> dict[int, str]:
     """By id, the longest name of each thing: of a variable, an attribute or a key."""
     wanted = {id(thing) for thing in things}
     holders = gc.get_referrers(*things) if things else []
-    named: list[dict[str, Any]] = [holder for holder in holders if type(holder) is dict]
+    named: list[dict[str, Any]] = []
     for holder in holders:
         with suppress(Exception):  # what has no names, or asks its own code for them
-            named.append(vars(holder))
-    for function in _functions_of([holder for holder in holders if type(holder) is CellType]):
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        named.append({name: _content(cell) for name, cell in cells})
+            named.append(holder if type(holder) is dict else vars(holder))
     for frame in sys._current_frames().values():
         while frame is not None:
             if not frame.f_code.co_filename.startswith(OURS):
@@ -88,15 +84,3 @@ def names_of(things: Sequence[Any]) -> dict[int, str]:
             if id(thing) in wanted and isinstance(name, str) and len(name) > len(found.get(id(thing), "")):
                 found[id(thing)] = name
     return found
-
-
-def _functions_of(cells: list[Any]) -> list[FunctionType]:
-    closures = [h for h in gc.get_referrers(*cells) if type(h) is tuple] if cells else []
-    holders = gc.get_referrers(*closures) if closures else []
-    return [holder for holder in holders if type(holder) is FunctionType]
-
-
-def _content(cell: CellType) -> Any:
-    with suppress(ValueError):  # nothing yet
-        return cell.cell_contents
-    return None

@@ -159,11 +159,6 @@ class HazardWatch(Companion):
 
     # -- a window ------------------------------------------------------------------------------
 
-    @property
-    def is_in_window(self) -> bool:
-        """True in a checked step."""
-        return self._first_of_window is not None
-
     def _begin_window(self, number: int, global_step: int) -> None:
         self._first_of_window = number
         self._log.clear()

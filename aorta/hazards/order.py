@@ -58,10 +58,6 @@ class Order:
         self.counts[stream] += 1
         return True
 
-    def is_behind(self, stream: int, other: int, count: int) -> bool:
-        """True if the stream's next operation comes after operation `count` of the other stream."""
-        return stream == other or self._behind[stream].get(other, 0) >= count
-
     def behind(self, stream: int) -> Mapping[int, int]:
         """Return, by other stream, the count up to which the stream is behind it."""
         return self._behind[stream]

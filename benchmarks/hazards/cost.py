@@ -164,7 +164,7 @@ class Loop:
 
     def window(self) -> tuple[float, float]:
         """Two checked steps; milliseconds of one, and of the window's end."""
-        assert self.watch.is_in_window
+        assert self.watch._first_of_window is not None
         if self.profile is not None:
             self.profile.enable()
         at = self.now_ms()

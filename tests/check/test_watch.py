@@ -235,12 +235,8 @@ def test_things_have_the_names_of_what_holds_them():
         def __init__(self) -> None:
             self.copy_stream = Thing()
 
-    def closed_over():
-        side_stream = Thing()
-        return lambda: side_stream
-
-    loader, function, local_stream = Loader(), closed_over(), Thing()
-    names = names_of([loader.copy_stream, function(), local_stream])
+    loader, local_stream, by_key = Loader(), Thing(), {"side_stream": Thing()}
+    names = names_of([loader.copy_stream, by_key["side_stream"], local_stream])
     assert set(names.values()) == {"copy_stream", "side_stream", "local_stream"}
 
 
