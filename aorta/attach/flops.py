@@ -303,15 +303,9 @@ def _shape_text(leaf: Any) -> str:
 # ---- the count ---------------------------------------------------------------------------------------
 
 
-def flops_of(model: Module, args: Any, named: Any) -> int:
-    """FLOPs of a forward and a backward pass, without what a checkpointed module does again.
-
-    model: a copy without data. Raises NotCountedError, and whatever the model raises.
-    """
-    return _counted(model, args, named)[0]
-
-
 def _counted(model: Module, args: Any, named: Any) -> tuple[int, OperatorLoop | None]:
+    """FLOPs of a forward and a backward pass of a copy without data, without what a checkpointed module does
+    again. Raises NotCountedError, and whatever the model raises."""
     counter = FlopCounterMode(
         display=False, custom_mapping={getattr(torch.ops.aten, "_grouped_mm", None): _grouped_mm}
     )

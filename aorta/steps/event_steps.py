@@ -59,14 +59,6 @@ as many gather before it drops any."""
 _REMEMBERED_GROUPS = 1000
 """Process groups whose last call's end is kept."""
 
-_NUM_CALLS = 2048
-"""Latest calls by which ExactCalls knows the offset of the device's timer."""
-_GATHERED_MS = 0.02
-_SHARE_GATHERED = 0.25
-"""The offset is known where this share of the calls' distances lies within _GATHERED_MS."""
-_OUTSIDE_MS = 0.02
-"""How far a time may lie outside of its marks."""
-
 
 @dataclass
 class _Times:
