@@ -6,11 +6,9 @@ nothing.
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -24,7 +22,7 @@ from aorta.account.load.open import load_run
 from aorta.account.model import Causes, Dataset, Progress, Report, Run
 from aorta.account.numbers import counted
 from aorta.errors import FINE, ReportError
-from aorta.files import read_regular, write_whole
+from aorta.files import write_whole
 from aorta.page.table import comparison_lines, comparison_table, dataset_table, differences_list
 from aorta.processes import forked
 from aorta.records.files import kernels_name
@@ -42,8 +40,6 @@ OWN_FILES = (
     "steps.parquet",
 )
 """Files that a report writes beside summary.json."""
-OF_LABEL = ("{}_timeline.png", "{}.perfetto.json.gz")
-"""The files among them whose names contain a label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +63,6 @@ class Outputs:
     jobs: int = 1
     """Processes that write them at the same time: copies of this one (aorta.processes), which holds no
     thread that works and no GPU then."""
-
-
-class EarlierReport(msgspec.Struct):
-    """Fields of the summary.json of an earlier report."""
-
-    datasets: dict[str, Any]
-    files: list[str]
-    """Names of the files that report wrote beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +189,8 @@ def write_report(
 ) -> Written:
     """Make the report and write it into the folder output.
 
-    Every input is read and judged before the first file is written, and no file is ever there in part. Files
-    that an earlier report wrote there for labels that this one lacks are removed. Other files under names
-    that reports use stay, and the text names them.
+    Every input is read and judged before the first file is written, and no file is ever there in part. What
+    an earlier report left there under other names stays, and the text names it.
     """
     outputs = outputs or Outputs()
     output = Path(output)
@@ -246,7 +233,6 @@ def write_report(
     for path in files:
         if os.path.isdir(path):  # unlike Path.is_dir, where rights are missing it is for writing to say so
             raise ReportError(f"cannot write {path}: it is a folder")
-    outdated = [path for path in _of_gone_labels(output, report) if path not in files]
     # The large files are made in parallel, in copies of this process that share what was read. summary.json
     # is written after them: a folder that has it has everything that it lists.
     calls = [partial(_write, group) for group in large]
@@ -264,7 +250,6 @@ def write_report(
     ends = [
         *left_out,
         *wrote,
-        *_removed(outdated),
         *_older_files(output, files),
     ]
     texts = [*_texts(report, gate, outputs.long), "\n".join(ends)]
@@ -385,27 +370,6 @@ def _left_out(report: Report, shown: Shown) -> Iterator[str]:
         part = traced(single.first, shown)[2]
         if part:
             yield f"{label}.perfetto.json.gz holds {part}; --ranks and --steps choose others"
-
-
-def _of_gone_labels(output: Path, report: Report) -> list[Path]:
-    """Files that the earlier report in the folder lists as its own, for labels that this one lacks."""
-    try:
-        earlier = msgspec.json.decode(read_regular(output / "summary.json", 1 << 30), type=EarlierReport)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return []  # no report of ours, or of a version that kept no list: nothing is known to be its
-    gone_labels = earlier.datasets.keys() - report.datasets.keys()
-    names = {name.format(label) for label in gone_labels for name in OF_LABEL}
-    return [output / name for name in sorted(names.intersection(earlier.files)) if Path(name).name == name]
-
-
-def _removed(paths: list[Path]) -> list[str]:
-    """Remove files, and return a line that names them; a file that cannot be removed stays."""
-    removed = []
-    for path in paths:
-        with suppress(OSError):
-            path.unlink()
-            removed.append(path.name)
-    return [f"removed files of an earlier report: {', '.join(removed)}"] if removed else []
 
 
 def _older_files(output: Path, files: dict[Path, Callable[[Path], object]]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.timeline.noise import error_of_mean, inflation
+from aorta.timeline.noise import error_of_mean
 
 Floats = NDArray[np.float64]
 Averaging = Literal["median", "mean"]
@@ -49,9 +49,6 @@ class Estimate:
     """Standard error."""
     freedom: float
     """Degrees of freedom of the error."""
-    num_steps: int
-    effective_steps: float
-    """Independent steps that would tell as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,7 @@ def estimate(values: Floats, statistic: Averaging = "median") -> Estimate | None
     value = float(reduce(reduce(values, axis=1)))
     centre = np.median(complete, axis=0) if statistic == "median" else complete.mean(axis=0)
     if np.ptp(centre) <= SAME * float(np.abs(centre).max()):
-        return Estimate(value, 0.0, float(num_steps), num_steps, float(num_steps))
+        return Estimate(value, 0.0, float(num_steps))
     series = centre - centre.mean() if statistic == "mean" else np.sign(centre - np.median(centre)) / 2
     error = error_of_mean(series)
     half = float(error.width(ALPHA))
@@ -93,13 +90,7 @@ def estimate(values: Floats, statistic: Averaging = "median") -> Estimate | None
         low, middle, high = np.quantile(centre, [max(0.5 - half, 0.0), 0.5, min(0.5 + half, 1.0)])
         half = float(max(middle - low, high - middle))
     freedom = float(error.freedoms[0])
-    return Estimate(
-        value,
-        half / _quantile(1 - ALPHA / 2, freedom),
-        freedom,
-        num_steps,
-        num_steps / float(inflation(series)),
-    )
+    return Estimate(value, half / _quantile(1 - ALPHA / 2, freedom), freedom)
 
 
 def contrast(reference: Sequence[Estimate], candidate: Sequence[Estimate]) -> Contrast:

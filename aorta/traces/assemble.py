@@ -163,7 +163,7 @@ def assemble(
     marks = _distinct(sorted(work.marks, key=lambda mark: mark.start_ns), work.notes)
     if marks and not (work.launch_ns != UNLINKED).any():
         work.notes.append(NO_LAUNCHES)
-    is_comm, ops, op, num_by_metadata = _classify(work, classifier)
+    is_comm, ops, op = _classify(work, classifier)
     timeline = _whole_timeline(work, source, rank, is_comm, ops, op)
     step_of = _steps_of(work, marks)
     windows = _step_windows(work, marks, timeline)
@@ -179,7 +179,7 @@ def assemble(
             for i, (mark, window) in enumerate(zip(marks, windows, strict=True))
         ],
         collectives=_collectives(work, marks, timeline, step_of),
-        quality=_quality(work, marks, timeline, step_of, num_by_metadata),
+        quality=_quality(work, marks, timeline),
         launch_step=step_of,
         correlation=work.correlation,
         devices=devices,
@@ -305,8 +305,8 @@ def _distinct(marks: list[StepMark], notes: list[str]) -> list[StepMark]:
 
 def _classify(
     work: Activities, classifier: Classifier
-) -> tuple[NDArray[np.bool_], tuple[str, ...], NDArray[np.int32], int]:
-    """Mask of communication, operations, operation of each activity, number that only metadata tells.
+) -> tuple[NDArray[np.bool_], tuple[str, ...], NDArray[np.int32]]:
+    """Mask of communication, operations, operation of each activity.
 
     Rules are asked once per name. Metadata outweighs them, hints only fill in the operation.
     """
@@ -325,7 +325,6 @@ def _classify(
     for category, name in OP_OF_CATEGORY.items():
         op[is_copy & (work.category == category)] = ops.setdefault(name, len(ops))
     is_comm = by_name.copy()
-    num_by_metadata = 0
     for i, hint in work.hints.items():
         if is_comm[i]:
             op[i] = ops.setdefault(hint, len(ops))
@@ -333,12 +332,11 @@ def _classify(
         may_be = work.category[i] in (Category.KERNEL, Category.PEER_COPY)
         if not is_comm[i] and (not may_be or HELPERS.search(work.names[work.name[i]])):
             continue
-        num_by_metadata += not is_comm[i]
         info_op = info.op or work.hints.get(i)
         if info_op is not None or not is_comm[i]:
             op[i] = ops.setdefault(info_op or UNKNOWN, len(ops))
         is_comm[i] = True
-    return is_comm, tuple(ops), op, num_by_metadata
+    return is_comm, tuple(ops), op
 
 
 def _whole_timeline(
@@ -488,9 +486,7 @@ def _collectives(
     return collectives
 
 
-def _quality(
-    work: Activities, marks: Sequence[StepMark], timeline: Timeline, step_of: Ints, num_by_metadata: int
-) -> TraceQuality:
+def _quality(work: Activities, marks: Sequence[StepMark], timeline: Timeline) -> TraceQuality:
     """Faults and gaps, counted."""
     linked = work.launch_ns != UNLINKED
     ahead_ns = work.launch_ns[linked] - work.start_ns[linked]
@@ -503,7 +499,6 @@ def _quality(
     return TraceQuality(
         num_activities=len(work.start_ns),
         num_unlinked=int(np.count_nonzero(~linked)),
-        num_outside_steps=int(np.count_nonzero(step_of < 0)),
         num_launches=work.num_launches,
         num_launches_without_kernel=len(work.dropped_ns),
         num_before_launch=int(np.count_nonzero(ahead_ns > 0)),
@@ -513,7 +508,6 @@ def _quality(
         num_missing_dispatches=work.num_missing_dispatches,
         num_unknown_collectives=int(np.count_nonzero(unknown)),
         unknown_comm_share=float(length[unknown].sum()) / comm_ms if comm_ms > 0 else None,
-        num_comm_by_metadata_alone=num_by_metadata,
         num_copy_kernels=int(np.count_nonzero(copies)),
         copy_kernel_ms=length_ms(union(timeline.intervals(copies))),
         num_peer_copies=int(np.count_nonzero(peers)),

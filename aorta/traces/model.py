@@ -56,8 +56,6 @@ class TraceQuality(msgspec.Struct, frozen=True, kw_only=True):
     num_activities: int
     num_unlinked: int
     """Activities without the runtime call that launched them: mostly launched before the trace began."""
-    num_outside_steps: int
-    """Activities of no step: unlinked, or launched before the first or after the last step."""
     num_launches: int | None = None
     """Kernel launches seen on the host; None where the trace holds no host calls."""
     num_launches_without_kernel: int = 0
@@ -74,8 +72,6 @@ class TraceQuality(msgspec.Struct, frozen=True, kw_only=True):
     num_unknown_collectives: int = 0
     unknown_comm_share: float | None = None
     """Part of the summed time of communication whose operation is unknown; None without any."""
-    num_comm_by_metadata_alone: int = 0
-    """Classified as communication by metadata though no rule knows the kernel's name."""
     num_copy_kernels: int = 0
     """Kernels that only copy or fill; they count as compute."""
     copy_kernel_ms: float = 0.0

@@ -182,13 +182,10 @@ def _cut(trace: RankTrace, edges: list[float], note: str) -> RankTrace:
         number = position if 0 <= position < len(windows) else None
         collectives.append(msgspec.structs.replace(collective, step=number))
     notes = (*trace.quality.notes, note) if note else trace.quality.notes
-    num_outside = int(np.count_nonzero(step < 0))
     return replace(
         trace,
         steps=[replace(line.select(step == i), step=i, window_ms=window) for i, window in enumerate(windows)],
         collectives=collectives,
         launch_step=step,
-        quality=msgspec.structs.replace(
-            trace.quality, notes=notes, truncated_steps=(), num_outside_steps=num_outside
-        ),
+        quality=msgspec.structs.replace(trace.quality, notes=notes, truncated_steps=()),
     )

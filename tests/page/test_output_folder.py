@@ -36,45 +36,6 @@ def test_files_of_an_earlier_report_are_left_and_named(tmp_path):
 
 
 @pytest.mark.heavy
-def test_what_an_earlier_report_wrote_for_another_label_is_removed(tmp_path):
-    run, out = small_run(tmp_path / "run"), tmp_path / "out"
-    write_report([run, run], ["old", "kept"], out, outputs=Outputs(page=False))
-    (out / "mine_timeline.png").write_text("not the report's")
-    (out / "new.perfetto.json.gz").write_text("older")
-    text = write_report([run], ["kept"], out, outputs=FEW).text
-    assert text.splitlines()[-2:] == [
-        "removed files of an earlier report: old.perfetto.json.gz, old_timeline.png",
-        "left in place, not part of this report: kept.perfetto.json.gz, kept_timeline.png, mine_timeline.png,"
-        " new.perfetto.json.gz",
-    ]
-    assert {path.name for path in out.iterdir()} == {
-        "kept.perfetto.json.gz", "kept_timeline.png", "mine_timeline.png", "new.perfetto.json.gz",
-        "steps.parquet", "summary.json",
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "earlier",
-    [
-        '{"datasets": {"../a": {}}, "files": ["../a_timeline.png"]}',
-        '{"datasets": {"../a": {}}, "files": ["notes.txt", "a_timeline.png"]}',
-        '{"datasets": {"a": {}}}',
-        '{"datasets": {"a": {}}, "files": []}',
-        "no report",
-    ],
-)
-def test_nothing_else_is_removed(tmp_path, earlier):
-    run, out = small_run(tmp_path / "run"), tmp_path / "out"
-    out.mkdir()
-    (out / "summary.json").write_text(earlier)
-    kept = [out / "a_timeline.png", out / "notes.txt", tmp_path / "a_timeline.png"]
-    for path in kept:
-        path.write_text("not the report's")
-    assert "removed, of" not in write_report([run], ["b"], out, outputs=FEW).text
-    assert {path.read_text() for path in kept} == {"not the report's"}
-
-
-@pytest.mark.heavy
 def test_a_folder_where_a_file_should_be_is_refused_before_anything_is_written(tmp_path):
     out = tmp_path / "out"
     (out / "summary.json").mkdir(parents=True)

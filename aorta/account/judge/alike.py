@@ -35,7 +35,7 @@ def estimates(dataset: Dataset, name: str) -> list[Estimate] | None:
         run_estimate = None
         value = judged.statistics[name].median if name in judged.statistics else None
         if dataset.source == "projected" and value is not None:
-            run_estimate = Estimate(value, 0.0, EXACT_FREEDOM, judged.num_steps, judged.num_steps)
+            run_estimate = Estimate(value, 0.0, EXACT_FREEDOM)
         elif name in judged.run.metrics:
             run_estimate = estimate(values_where_timed(judged, name))
         if run_estimate is None:

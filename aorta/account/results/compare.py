@@ -233,8 +233,7 @@ def _mean(metrics: Sequence[Metric]) -> float | None:
 def _estimate(metric: Metric) -> Estimate | None:
     if metric.value is None or metric.error is None or metric.freedom is None:
         return None
-    num = metric.num or 0
-    return Estimate(metric.value, metric.error, metric.freedom, num, num)
+    return Estimate(metric.value, metric.error, metric.freedom)
 
 
 def _unjudged(row: Compared, reason: str) -> Compared:
