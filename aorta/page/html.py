@@ -21,10 +21,17 @@ from aorta.page.answer import answer, causes
 from aorta.page.changes import changes
 from aorta.page.distributions import distribution_data, plotly_packed, plotly_source
 from aorta.page.frame import asset, hash_of, style_text
-from aorta.page.hazards import hazards
 from aorta.page.heat import heat_data, ranks_by_steps
 from aorta.page.parts import Markup, empty, hatches, json_script, legend, section, tag
-from aorta.page.sections import collectives, definitions, kernels, longest_exposed, notes, what_ran
+from aorta.page.sections import (
+    collectives,
+    definitions,
+    hazards,
+    kernels,
+    longest_exposed,
+    notes,
+    what_ran,
+)
 from aorta.page.stacks import stack_data, stacks
 from aorta.page.timeline import Steps, steps_to_show, timeline_data
 from aorta.page.where_time_goes import account_data, where_time_goes

@@ -7,6 +7,8 @@ from aorta.account.judge.sites import sites_of
 from aorta.account.judge.timed_steps import host_bound_text
 from aorta.account.load.rank.kernels import KernelTimeRow
 from aorta.account.model import CollectiveRow, Dataset, Report
+from aorta.hazards.findings import read_checked
+from aorta.hazards.text import checked_text
 from aorta.page.answer import ranks_on_devices
 from aorta.page.parts import (
     Column,
@@ -371,6 +373,18 @@ def notes(report: Report) -> Markup:
         children.append(table("Not measured, and why", columns, rows, class_="narrow"))
     heading = f"{counted(num_notes, 'note')}; not measured: {len(names)}"
     return section("notes", "Notes and missing measurements", folded(heading, children))
+
+
+def hazards(report: Report) -> Markup | None:
+    """Findings of each run that was checked, as the terminal shows them; None where none was."""
+    children: list[Any] = []
+    for dataset in report.datasets.values():
+        for judged in dataset.runs:
+            checked = read_checked(judged.run.path) if judged.run.path.is_dir() else []
+            if any(rank.steps for rank in checked):
+                text = checked_text(checked, show_all=True)
+                children += [tag("h3", judged.run.label), tag("pre", text, style="overflow-x: auto")]
+    return section("hazards", "Hazards and wrong numbers", *children) if children else None
 
 
 def definitions() -> Markup:

@@ -1,12 +1,8 @@
-"""Records that no run writes: refused with the place of the line."""
+"""Records that no run writes: refused with their step."""
 
 from pathlib import Path
 
-import msgspec
-
-from aorta.errors import NOT_JSON, RecordError
-from aorta.files import open_regular
-from aorta.records.files import STEPS_FILE
+from aorta.errors import RecordError
 from aorta.records.schema import Source
 from aorta.records.table import LineTable, do_integers_fit
 
@@ -30,29 +26,5 @@ def check_block(path: Path, block: LineTable) -> None:
 
 def impossible_record(path: Path, key: tuple[Source, int] | None, problem: str = TOO_LARGE) -> RecordError:
     """key: source and global step."""
-    if key is None:
-        return RecordError(f"{path}: impossible record: {problem}")
-    line = _line_of(path, key)
-    position = path if line is None else f"{path}:{line}"
-    return RecordError(f"{position}: impossible record of global step {key[1]}: {problem}")
-
-
-class _Key(msgspec.Struct):
-    source: str
-    global_step: int
-
-
-def _line_of(path: Path, key: tuple[Source, int]) -> int | None:
-    """Looked for only where it is to be named; None where records are not lines of a file, but of a trace."""
-    if STEPS_FILE.fullmatch(path.name) is None:
-        return None
-    try:
-        with open_regular(path) as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    line_key = msgspec.json.decode(line, type=_Key)
-                    if (line_key.source, line_key.global_step) == key:
-                        return number
-    except (OSError, *NOT_JSON):
-        pass
-    return None
+    of_step = "" if key is None else f" of global step {key[1]}"
+    return RecordError(f"{path}: impossible record{of_step}: {problem}")
