@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from aorta.records.schema import OperatorLoop
+from aorta.records.schema import NO_CALL, NO_OPTIMIZER, OperatorLoop
 
 MOST_KINDS = 8
 """Of calls with different modules or shapes in a step; a step with more has no number."""
@@ -39,8 +39,6 @@ HEAVY = ("mm", "conv", "attention", "rnn", "lstm", "gru")
 ALIKE = 3
 """Steps in which the model's input must have one size, for the batch to be known."""
 UNLIKE = "batches differ in size from step to step: give recorder.step their tokens"
-NO_OPTIMIZER = "no optimizer was seen in a whole step: it is not known what the model is"
-NO_CALL = "no module that holds the optimizer's parameters was called in the step"
 
 
 class NotCountedError(Exception):

@@ -5,6 +5,7 @@ collections while the step runs. Phases reads these notes later, off the trainin
 scheduler's counters at the ends of a step.
 """
 
+import dis
 import gc
 import os
 import sys
@@ -267,7 +268,7 @@ class HostWatch:
         if phase == "start":
             self._collecting_since_ns = monotonic_ns()
         elif self._collecting_since_ns:
-            self._note("garbage_collection", self._collecting_since_ns, "")
+            self._note("garbage_collection", self._collecting_since_ns, _collecting(sys._getframe(1)))
             self._collecting_since_ns = 0
 
     def note_pause(self, activity: str, start_ns: int) -> None:
@@ -306,6 +307,17 @@ class HostWatch:
         else:
             notes.append(HostNote(kind, start_ns, monotonic_ns(), place))
         self._without_gradient = notes[-1]
+
+
+def _collecting(frame: FrameType | None) -> str:
+    """'gc.collect in train.py:56' where the program asks for a collection at the line that it is at; '' where
+    one came by itself."""
+    if frame is None or "collect" not in frame.f_code.co_names:
+        return ""
+    calls = (one for one in dis.get_instructions(frame.f_code) if one.argval == "collect")
+    if not any(one.positions is not None and one.positions.lineno == frame.f_lineno for one in calls):
+        return ""
+    return f"gc.collect in {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def caller() -> str:

@@ -101,6 +101,8 @@ class OpenSteps:
             return
         began_ns = time.thread_time_ns()
         counts = self._end_calls(previous)
+        # Not at the body's end: metrics, logging and checkpoints communicate behind it.
+        sources.sites.end_step(previous.calls if previous is not None and not previous.is_unseen else ())
         notes = () if previous is None else previous.host_notes
         was_rare, self._is_rare = self._is_rare, any(note.kind in RARE for note in notes)
         if previous is None or (self._is_rare and not was_rare):  # in every step it is part of the loop
@@ -309,7 +311,6 @@ class OpenSteps:
             sources.learner.end_body(step)
         elif step.left_out is None:
             sources.module_names.end_body(step)
-            sources.sites.end_step(step.calls)
         elif any(isinstance(value, DeviceScalar) for value in step.scalars.values()):
             step.logged = clock.mark()  # behind the copies to the host
         if sources.device is not None and step.left_out is None:
@@ -351,6 +352,7 @@ class OpenSteps:
                 step.window_end = self._mark_for(step, clock)
                 step.use_at_end = self._sources.thread_use.read()
             self._sampling.interrupted()
+            self._sources.sites.end_step(() if step.is_unseen else step.calls)
             journal.current = None
             journal.closed.append(step)
 

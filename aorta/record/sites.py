@@ -121,7 +121,7 @@ class Sites:
         return found
 
     def end_step(self, calls: Sequence[CollectiveCall] = ()) -> None:
-        """Called at the end of a step's body, when its calls have their names.
+        """Called at the end of a step's window, when its calls have their names.
 
         calls: all of a step that is seen.
         """

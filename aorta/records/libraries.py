@@ -9,6 +9,8 @@ from pathlib import Path
 OWN = "aorta"
 PYTHON = "python"
 _AORTA = str(Path(__file__).resolve().parents[1]) + os.sep
+_TRAINING = f"{_AORTA}training{os.sep}"
+"""The loop of `aorta train`, which is the program there."""
 _SITES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _STANDARD = tuple(
     path.rstrip(os.sep) + os.sep for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name))
@@ -26,6 +28,8 @@ def library_of(path: str) -> str:
 
 @cache
 def _library_of(path: str) -> str:
+    if path.startswith(_TRAINING):
+        return ""
     if path.startswith((_AORTA, "<frozen")):
         return OWN
     for mark in _SITES:

@@ -464,6 +464,11 @@ class OperatorLoop(msgspec.Struct, frozen=True, kw_only=True):
     """Operators of all its calls in a step of one rank, forward and backward."""
 
 
+NO_OPTIMIZER = "no optimizer was seen in a whole step: it is not known what the model is"
+NO_CALL = "no module that holds the optimizer's parameters was called in the step"
+"""Why flops_per_step is not known of a program in which no module was seen to be the model."""
+
+
 class RunRecord(msgspec.Struct, kw_only=True):
     """run.json: what ran, where, with which settings, and how complete the records are.
 

@@ -39,6 +39,7 @@ WITHOUT_PROGRAM = {
     ("memory", "leave torch.cuda.empty_cache()"): OF_NO_LINE,
     ("launch_bound", "replay the forward pass"): OF_SERVERS,
     ("no_prefetch", "issue the gather"): "needs GPUs: nothing overlaps on a CPU",
+    ("optimizer", "{optimizer} at {optimizer_site} has no fused form"): "another optimizer trains otherwise",
     ("optimizer", "fused=True (or foreach=True)"): "needs GPUs; on a CPU: `fused`",
     ("pause", "do it less often"): "the program has called it a pause itself",
     ("pause", "find out"): OF_NO_LINE,
@@ -63,7 +64,7 @@ WITHOUT_PROGRAM = {
 def printed(text, name, who):
     """A remedy as it might be printed of a program."""
     facts = {field: "1" for _, field, *_ in string.Formatter().parse(text) if field}
-    facts |= dict.fromkeys(("loader_site", "ddp_site", "optimizer_site"), f"{name}.py:7")
+    facts |= dict.fromkeys(("loader_site", "ddp_site", "optimizer_site", "asked_at"), f"{name}.py:7")
     return text.format_map(
         facts
         | {

@@ -1,6 +1,7 @@
 """Notes of the host's work in a step, and the phase of a collective."""
 
 import gc
+import re
 import threading
 import time
 from pathlib import Path
@@ -38,6 +39,19 @@ def kinds(journal):
     return [note.kind for note in journal.current.host_notes]
 
 
+def test_a_collection_that_comes_by_itself_is_at_no_line(journal):
+    threshold = gc.get_threshold()
+    gc.collect()  # so that nothing is left to be collected by it
+    try:
+        gc.set_threshold(1, 1, 1)
+        kept = [[number] for number in range(50)]
+    finally:
+        gc.set_threshold(*threshold)
+    own = [note for note in journal.current.host_notes if note.kind == "garbage_collection"]
+    assert len(kept) == 50
+    assert len([note for note in own if note.where]) == 1
+
+
 @pytest.mark.heavy
 def test_parts_of_a_step_are_noted_in_order(journal, tmp_path):
     loader = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=4)
@@ -49,6 +63,7 @@ def test_parts_of_a_step_are_noted_in_order(journal, tmp_path):
     torch.save(model.state_dict(), tmp_path / "model.pt")
     gc.collect()
     assert kinds(journal)[-1] == "garbage_collection"
+    assert re.fullmatch(r"gc.collect in test_host_spans.py:\d+", journal.current.host_notes[-1].where)
     notes = [note for note in journal.current.host_notes if note.kind != "garbage_collection"]
     # Making the iterator, which starts the workers of an epoch, and taking a batch.
     assert [note.kind for note in notes] == ["data", "data", "backward", "optimizer", "checkpoint"]

@@ -18,6 +18,7 @@ PROGRAM = (
     "foreach_off",
     "fused",
     "optimizer_of_another",
+    "never_fused",
     "anomaly",
     "no_core",
     "short_batch",
@@ -26,9 +27,9 @@ PROGRAM = (
 epochs. buckets_small: DDP's are set below its default. no_buffers: the model has none that DDP could send.
 bucket_view: gradient_as_bucket_view is set. blocks: units of fully_shard hold several weights.
 resharded_not: reshard_after_forward=False is in force. foreach_off, fused: of the optimizer with most
-parameters. optimizer_of_another: it is none of torch.optim. anomaly: autograd's anomaly detection is on.
-no_core: workers of a loader would take cores from training. short_batch: a worker would take as long to hand
-a batch over as the step waits for it."""
+parameters. optimizer_of_another: it is none of torch.optim. never_fused: it has no such form. anomaly:
+autograd's anomaly detection is on. no_core: workers of a loader would take cores from training. short_batch:
+a worker would take as long to hand a batch over as the step waits for it."""
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "bucket_view": r"\bgradient_as_bucket_view=True",
@@ -44,6 +45,8 @@ TORCH_OPTIMIZERS = frozenset(
         *("RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"),
     )
 )
+FUSED = frozenset(("Adagrad", "Adam", "AdamW", "SGD"))
+"""Those of them that take fused=True."""
 PARTS = re.compile(r"(; |, )(?![^()]*\))")
 """Between parts of a remedy, outside of brackets."""
 HAND_OVER_MS = 1.0
@@ -102,6 +105,7 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
         names |= {"foreach_off"} if is_off else set()
         is_torchs = str(optimizer.get("kind")) in TORCH_OPTIMIZERS
         names |= set() if is_torchs or optimizer.get("fused") else {"optimizer_of_another"}
+        names |= {"never_fused"} if is_torchs and optimizer.get("kind") not in FUSED else set()
         facts |= _site("optimizer", optimizer) | {"optimizer": str(optimizer.get("kind"))}
     modes = program.get("modes")
     if isinstance(modes, Mapping) and modes.get("anomaly_detection"):

@@ -304,6 +304,8 @@ def cause_of(
 
 def _in_line(line: CodeLine | None, finding: CauseFinding) -> str:
     """' in augment(), train.py:5'"""
+    if finding.facts.get("op") == "starved":
+        return ", which lacks cores"
     if line is None:
         return ""
     if finding.kind != "late_rank":

@@ -26,7 +26,7 @@ from aorta.why.causes.finding import (
     together,
 )
 from aorta.why.causes.losses.parts import Parts, parts_of
-from aorta.why.causes.losses.program_code import program_code, small_operators
+from aorta.why.causes.losses.program_code import lines_of_spans, program_code, small_operators
 from aorta.why.causes.losses.slow_steps import slow_steps
 from aorta.why.causes.losses.telemetry import clocks, given_back, memory_limit, retries
 from aorta.why.causes.losses.transfer import exposure, small_calls, transfer
@@ -90,7 +90,7 @@ def findings(judged: JudgedRun, account: Account, slow: Occasions | None = None)
         losses += transfer(judged, parts, exposed, details)
     losses += given_back(judged, parts)
     losses += small_operators(judged, account)
-    losses = _with_common(losses, [*program_code(judged, account), *_of_all_ranks(parts)])
+    losses = _with_common(losses, [*program_code(judged, account), *_of_all_ranks(judged, parts)])
     losses = _without_its_nature(losses, parts)
     for finding in slow_steps(judged, parts, slow):
         assert finding.occasions is not None
@@ -142,7 +142,7 @@ def _without_its_nature(losses: list[CauseFinding], parts: Parts) -> list[CauseF
     ]
 
 
-def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
+def _of_all_ranks(judged: JudgedRun, parts: Parts) -> Iterator[CauseFinding]:
     """What every rank spends: as much as the one that has least of it over the run. In a single step another
     one may have it: hosts of devices are not in step with each other."""
     for name, kind in PART_KINDS:
@@ -167,6 +167,7 @@ def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
                 "waits": False,
                 "host": IN_MODEL if parts.knows_host else NOT_RECORDED,
                 **_words(name, parts, part_ms),
+                **(_asked_for(judged) if name == "garbage_collection" else {}),
             },
             is_sure=name == "between_steps" and are_alike(common),
         )
@@ -253,6 +254,14 @@ def _slow_steps_of(finding: CauseFinding, global_step: NDArray[np.int64]) -> Occ
     if finding.occasions is not None or not np.median(np.nan_to_num(finding.ms)) < RARE * finding.mean_ms:
         return finding.occasions
     return occasions(finding.ms, global_step, finding.slow_steps)
+
+
+def _asked_for(judged: JudgedRun) -> dict[str, object]:
+    """Where the program itself collects garbage, if that is most of it."""
+    lines = lines_of_spans(judged, "garbage_collection")
+    line, (num, _) = max(lines.items(), key=lambda entry: entry[1], default=(("", 0), (0.0, 0.0)))
+    is_most = line[1] > 0 and 2 * num > sum(each for each, _ in lines.values())
+    return {"op": "asked_for", "asked_at": f"{line[0]}:{line[1]}"} if is_most else {}
 
 
 def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from aorta.account.judge.cells import Account
 from aorta.account.judge.stacks import MOST_RANKS, Samples, WeightedStack, is_a_loss, samples_of
 from aorta.account.model import JudgedRun
+from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.cause import CauseKind
 from aorta.why.causes.finding import CauseFinding, Floats, of_the_least
@@ -33,7 +34,7 @@ MOST_GROUPS = 3
 LARGE = 0.1
 """Of a step, from which on a group is called by what it does to the device."""
 MOSTLY = 0.4
-"""Of the largest group, from which on exposed copies are what it does."""
+"""Of the idle time that the largest group may take, from which on exposed copies are what it does."""
 FEWEST = 3
 """Samples that show what is named."""
 GIVEN_BACK = ("torch", "empty_cache")
@@ -75,16 +76,30 @@ def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
         yield CauseFinding("program_code", ms, {cells: 1.0}, facts=facts, by_stretch=True)
     loops = {function for one in samples for function in _loops(one)}
     grouped = [_groups(one, loops) for one in samples]
+    record = judged.run.run
+    if record is not None and record.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER):
+        # No module is the model: what comes before a backward pass is.
+        grouped = [
+            {
+                group: behind
+                for group, rows in groups.items()
+                if (behind := [row for row in rows if one.is_behind[row]])
+            }
+            for one, groups in zip(samples, grouped, strict=True)
+        ]
     common = set.intersection(*(set(groups) for groups in grouped))
     found = []
     waited: dict[Line, tuple[float, float]] | None = None
+    asked_for = lines_of_spans(judged, "garbage_collection")
     for group in common:
+        if (Path(group[0]).name, group[2]) in asked_for:
+            continue  # a collection of garbage, which is its own cause
         if sum(len(groups[group]) for groups in grouped) < FEWEST:
             continue
         rows = [groups[group] for groups in grouped]
         ms = _common(samples, rows, account, steps)
         if waited is None:
-            waited = _waited(judged) if account.on_device else {}
+            waited = lines_of_spans(judged, "synchronisation") if account.on_device else {}
         ms = ms * _not_waiting(samples, rows, waited)
         if ms.mean() >= LEAST * account.mean_step_ms:
             found.append((group, ms))
@@ -96,7 +111,9 @@ def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
         if account.on_device and ms.mean() >= LARGE * account.mean_step_ms:
             rows = [groups[group] for groups in grouped]
             lines = set().union(*map(_lines, samples, rows))
-            is_copying = place == 0 and account.mean_ms("copy") >= MOSTLY * ms.mean()
+            # A copy from memory that is not pinned waits for all that is queued: only idle time is its cost.
+            idle_ms = min(float(ms.mean()), account.mean_ms(*DEVICE_CELLS))
+            is_copying = place == 0 and account.mean_ms("copy") >= MOSTLY * idle_ms
             is_waiting = waits & lines or _synchronize(samples, rows)
             kind = "synchronisation" if is_waiting else "copy" if is_copying else kind
         if kind == "program_code" and ms.mean() < LARGE * account.mean_step_ms:
@@ -128,19 +145,20 @@ def small_operators(judged: JudgedRun, account: Account) -> Iterator[CauseFindin
     yield CauseFinding("compute", ms, takes, facts=facts)
 
 
-def _waited(judged: JudgedRun) -> dict[Line, tuple[float, float]]:
-    """By line of the program, how often a step the host waits for the device there, and for how many ms."""
+def lines_of_spans(judged: JudgedRun, kind: HostKind) -> dict[Line, tuple[float, float]]:
+    """By line of the program, how often a step spans of this kind were noted there, and of how many ms;
+    ('', 0) of those with which no line was noted. Of the first steps of one rank."""
     run = judged.run
     steps = set(run.global_step[judged.num_warmup :].tolist())
     records = (record for record in run.records(run.ranks[0]) if record.global_step in steps)
     noted = [record.host_spans for record in islice(records, DETAILED_STEPS) if record.host_spans is not None]
-    waited: dict[Line, tuple[float, float]] = {}
-    for span in (span for spans in noted for span in spans if span.kind == "synchronisation"):
-        if found := WHERE.search(span.where):
-            line = Path(found[1]).name, int(found[2])
-            num, ms = waited.get(line, (0.0, 0.0))
-            waited[line] = num + 1 / len(noted), ms + (span.end_ms - span.start_ms) / len(noted)
-    return waited
+    found: dict[Line, tuple[float, float]] = {}
+    for span in (span for spans in noted for span in spans if span.kind == kind):
+        place = WHERE.search(span.where)
+        line = (Path(place[1]).name, int(place[2])) if place else ("", 0)
+        num, ms = found.get(line, (0.0, 0.0))
+        found[line] = num + 1 / len(noted), ms + (span.end_ms - span.start_ms) / len(noted)
+    return found
 
 
 def _not_waiting(
