@@ -65,7 +65,7 @@ def _saves(judged: JudgedRun) -> NDArray[np.bool_] | None:
     """[step]: some rank saves a checkpoint in it; None where that is not known."""
     host = Host(judged.run, slice(judged.num_warmup, None))
     saving = host.span("checkpoint") + host.tail("checkpoint")
-    return (saving > 0).any(axis=0) if saving.any() else None
+    return np.asarray(saving.max(axis=0) > 0) if saving.any() else None
 
 
 def _of_saving(parts: Parts, slow: Occasions, who: object) -> CauseFinding:
