@@ -29,7 +29,7 @@ from device_grade import SCHEMA, DeviceCheck, Fact, Part, exit_code, grade_lines
 from harness import ROOT
 
 from aorta._version import __version__
-from aorta.errors import FINE, ConfigError
+from aorta.errors import BAD_INPUT, FINE, ConfigError
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import KernelCoverage, StepRecord
@@ -347,4 +347,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except ConfigError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
