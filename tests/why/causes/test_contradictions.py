@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aorta.account.judge import cells
@@ -204,8 +204,15 @@ def made(shape):
     return make
 
 
+LONGER_DETAILED_STEPS = {
+    **{"seed": 2, "width": 1, "source": "host", "parts": ["comm", "comm"], "scale_ms": 0.02, "late_ms": 0.0},
+    **{"every": 1, "noise": 1.5, "use": "none", "steps": 40},
+}
+
+
 @settings(max_examples=15)
 @given(SHAPE)
+@example(LONGER_DETAILED_STEPS)
 def test_whatever_a_run_is_nothing_that_is_said_of_it_contradicts_itself(tmp_path_factory, shape):
     folder = run_of(
         tmp_path_factory.mktemp("made") / "run",
