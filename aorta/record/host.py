@@ -158,12 +158,16 @@ class HostWatch:
             notes = None if kind == "data" else step.host_notes
             if memory is not None:
                 memory.ends(FORWARD, step)
-            start_ns = monotonic_ns()
+            start_ns, has_ended = monotonic_ns(), True
             try:
-                return original(*args, **named)
+                result = original(*args, **named)
+                has_ended = kind != "data"
+                return result
             finally:
                 self._depth -= 1
                 self._note(kind, start_ns, "", notes=notes)
+                if has_ended:  # a backward pass, or there is no further batch
+                    self._journal.evaluates = False
                 if memory is not None:
                     memory.ends(BACKWARD, step)
 
@@ -298,12 +302,14 @@ class HostWatch:
         if kind != "garbage_collection" and step.thread != threading.get_ident():
             return  # another thread's doing: the step's own thread goes on beside it
         if kind != "data" or torch.is_grad_enabled():
+            self._journal.evaluates = False
             notes.append(HostNote(kind, start_ns, monotonic_ns(), place, num_bytes))
             return
         # A second batch without gradients, and no training between them: what lies between was an evaluation.
         last = next((i for i in reversed(range(len(notes))) if notes[i].kind not in WITHIN), None)
         if last is not None and notes[last] is self._without_gradient:
             notes[last:] = [HostNote("pause", notes[last].start_ns, monotonic_ns(), EVALUATION)]
+            self._journal.evaluates = True
         else:
             notes.append(HostNote(kind, start_ns, monotonic_ns(), place))
         self._without_gradient = notes[-1]

@@ -40,6 +40,8 @@ class Journal:
         """Reason why nothing can be timed: collectives run on another device than the recorder's."""
         self.pause: str | None = None
         """The activity between two steps that the program has announced: "validation", "checkpoint"."""
+        self.evaluates = False
+        """From the first batch that is asked for with autograd off to the last."""
         self.pause_ended_s = 0.0
         """Monotonic time at which the last announced pause ended."""
         self.module: str | None = None

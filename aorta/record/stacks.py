@@ -18,7 +18,6 @@ import torch
 
 from aorta.files import regular_descriptor
 from aorta.record.calls import RecordedStep
-from aorta.record.host import EVALUATION, WITHIN
 from aorta.record.journal import Journal
 from aorta.records.libraries import OWN, library_of
 from aorta.records.seal import sealed
@@ -275,7 +274,7 @@ class StackSampler:
         clock = self._clock_of(thread)
         before_ns, began_ns = _cpu_ns(clock), time.monotonic_ns()
         node, phase = self._tree.add(frames)
-        if self._journal.pause not in (None, "checkpoint") or (step is not None and _evaluates(step)):
+        if self._journal.evaluates or self._journal.pause not in (None, "checkpoint"):
             phase = _PHASE["evaluation"]
         doing = _RUNS
         if before_ns is not None:
@@ -327,12 +326,6 @@ def _where(step: RecordedStep | None) -> tuple[int, int, bool]:
         return _NO_STEP, NO_STEP, False
     is_behind = any(note.kind == "backward" for note in tuple(step.host_notes))
     return _BODY if step.body_end is None else _BEHIND_BODY, step.global_step, is_behind
-
-
-def _evaluates(step: RecordedStep) -> bool:
-    """The last that the step's thread did was a batch of an evaluation."""
-    last = next((note for note in reversed(tuple(step.host_notes)) if note.kind not in WITHIN), None)
-    return last is not None and last.kind == "pause" and last.where == EVALUATION
 
 
 def _frames_of(thread: int, tree: StackTree) -> list[tuple[_Code, int]]:

@@ -245,3 +245,14 @@ def test_collectives_of_ddp_name_their_bucket(one_rank, tmp_path):
     assert record.module_of(calls[0]).startswith("bucket 0: 3.")
     assert {call.phase for call in calls} == {"backward"}
     assert len({record.module_of(call) for call in calls}) == len(calls)
+
+
+def test_an_evaluation_lasts_from_its_first_batch_to_its_last(journal):
+    loader = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=4)
+    seen = [journal.evaluates]
+    with torch.no_grad():
+        for _ in loader:
+            seen.append(journal.evaluates)
+    assert [*seen, journal.evaluates] == [False, True, True, False]
+    notes = [note for note in journal.current.host_notes if note.kind != "garbage_collection"]
+    assert [(note.kind, note.where) for note in notes] == [("pause", "evaluation")]

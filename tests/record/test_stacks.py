@@ -260,7 +260,7 @@ def test_where_sampling_is_dear_it_comes_more_rarely():
 def test_what_goes_on_in_an_evaluation_is_of_it(tmp_path):
     journal = Journal()
     sampler = StackSampler(journal)
-    sampler._trains, journal.pause = threading.get_ident(), "evaluation"
+    sampler._trains, journal.evaluates = threading.get_ident(), True
     sampler.write_to(tmp_path / "stacks")
     sampler.start()
     in_a_module(lambda: time.sleep(0.2))

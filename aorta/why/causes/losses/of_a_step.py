@@ -32,10 +32,10 @@ from aorta.why.causes.losses.telemetry import clocks, given_back, memory_limit, 
 from aorta.why.causes.losses.transfer import exposure, small_calls, transfer
 from aorta.why.causes.losses.waiting import (
     ASLEEP,
-    BETWEEN_STEPS,
     CELLS_OF_PART,
     IN_TURN,
     PART_KINDS,
+    WORDS,
     unbalanced_stages,
     waiting,
 )
@@ -67,7 +67,6 @@ ALIKE_STEPS = 0.8
 RARE = 0.5
 """Median over mean, below which a loss is in few steps."""
 IDLES_OR_WAITS = "idles, or waits for a rank in a collective behind which nothing is launched yet,"
-EVALUATION = "evaluation, or an announced pause"
 NOT_RECORDED = "these records do not show what the host does meanwhile"
 
 
@@ -269,10 +268,8 @@ def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
     if name == "asleep":
         return {"op": "asleep", "what": ASLEEP, "asleep_ms": part_ms}
     facts: dict[str, object] = {"part_ms": part_ms}
-    if name == "between_steps":
-        facts["what"] = BETWEEN_STEPS
-    if name == "pause":
-        facts["what"] = EVALUATION
+    if name in ("between_steps", "pause"):
+        facts["what"] = WORDS[name]
     if name == "launch":
         is_waiting = float(parts.idle_waits_ms.mean()) >= WORTH_SAYING * part_ms
         facts["state"] = IDLES_OR_WAITS if is_waiting else "idles"

@@ -30,7 +30,10 @@ from aorta.why.causes.losses.parts import Parts
 
 IN_TURN = "different ranks in turn"
 ASLEEP = "host asleep within the step"
-BETWEEN_STEPS = "time between steps"
+WORDS: dict[CauseKind, str] = {
+    "between_steps": "time between steps",
+    "pause": "evaluation, or an announced pause",
+}
 ONE_RANK = 0.6
 """Part of a loss from which on it is that of one rank."""
 NEARLY_ALL = 0.8
@@ -187,7 +190,7 @@ def _explained(
             "in_steps": int((explained.sum(axis=0) > 0).sum()),
             "num_steps": explained.shape[1],
             "waits": is_one,
-            **({"what": BETWEEN_STEPS} if kind == "between_steps" else {}),
+            **({"what": WORDS[kind]} if kind in WORDS else {}),
             **(facts or {}),
         },
         rank=ranks[worst] if is_one else None,
