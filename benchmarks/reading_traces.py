@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import msgspec
 from harness import arguments, data_folder, write
 
-from aorta.account.load.traces.matched import match_traces
 from aorta.account.load.traces.reduce import RankSummary, reduce_rank
 from aorta.processes import no_garbage_collection
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Total
+from aorta.timeline.waits import match_ranks
 from aorta.traces import files as inflate
 from aorta.traces.files import read_bytes
 from aorta.traces.sources import Reading, Source, map_ranks, open_source
@@ -121,7 +121,7 @@ def measure_report(folder: Path, jobs: int) -> dict[str, float]:
     for row, summary in map_ranks(partial(rank_report, len(source.ranks)), source, jobs=jobs):
         rows.append(row)
         summaries.append(summary)
-    match_traces(source, summaries)
+    match_ranks([summary.calls for summary in summaries])
     return measured(time.perf_counter() - start, rows)
 
 

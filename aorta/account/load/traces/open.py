@@ -14,15 +14,21 @@ from pathlib import Path
 import msgspec
 
 from aorta.account.load.evidence import comm_evidence
-from aorta.account.load.traces.matched import match_traces
 from aorta.account.load.traces.notes import rank_notes, ranks_text, trace_notes
-from aorta.account.load.traces.reduce import kernels_of, reduce_ranks
+from aorta.account.load.traces.reduce import RankSummary, kernels_of, reduce_ranks
 from aorta.account.load.traces.run import run_of_summaries
 from aorta.account.load.traces.waits import add_waits_of_traces, arrivals_of_traces
 from aorta.account.model import Progress, Run
+from aorta.errors import TraceError
+from aorta.timeline.waits import match_ranks
 from aorta.traces.inventory import rank_inventory
-from aorta.traces.sources import Reading, map_ranks, open_source
+from aorta.traces.sources import Reading, Source, map_ranks, open_source
 from aorta.traces.steps import StepRule
+
+EARLIEST_UNIX_NS = 10**18
+"""September 2001: earlier times are of a clock that began with the machine or the trace."""
+LONGEST_APART_NS = 3_600_000_000_000
+"""Between ranks of one run; clocks of machines differ by less."""
 
 
 def load_traces(
@@ -61,7 +67,9 @@ def load_traces(
         notes.append(
             f"{len(summaries)} of {num_ranks} ranks: waiting for the others is not split from transfer"
         )
-    view = match_traces(source, summaries, are_all=are_all)
+    _check_times(source, summaries)
+    # Groups that lack a rank have no waits.
+    view = match_ranks([summary.calls for summary in summaries], are_all=are_all)
     between_ranks = rank_notes(view, are_all)
     run = run_of_summaries(source, label, summaries, reading)
     rows = [(summary.calls, summary.step_of_call, summary.windows) for summary in summaries]
@@ -84,3 +92,20 @@ def load_traces(
     if unsure := comm_evidence(run).note:
         run.notes.insert(0, f"warning: {unsure}")
     return run
+
+
+def _check_times(source: Source, summaries: Sequence[RankSummary]) -> None:
+    """Ranks of one run run at the same time. Clocks of boots tell nothing of that."""
+    ranks = [rank_facts.facts for rank_facts in summaries]
+    if len(ranks) < 2 or min(rank_facts.start_unix_ns for rank_facts in ranks) < EARLIEST_UNIX_NS:
+        return
+    last, first = (
+        max(ranks, key=lambda rank_facts: rank_facts.start_unix_ns),
+        min(ranks, key=lambda rank_facts: rank_facts.end_unix_ns),
+    )
+    apart_ns = last.start_unix_ns - first.end_unix_ns
+    if apart_ns > LONGEST_APART_NS:
+        raise TraceError(
+            f"{source.path} mixes runs: rank {last.rank} starts {apart_ns / 3.6e12:.1f} hours after rank"
+            f" {first.rank} has ended; keep one run in a folder"
+        )
