@@ -26,6 +26,7 @@ WITHOUT_PROGRAM = {
     ("between_steps", "prepare the next batch"): OF_NO_LINE,
     ("bubble", "more micro-batches"): "needs a pipeline of several stages",
     ("clock", "check cooling"): "a fault of a machine",
+    ("compute", "find the module"): "needs GPUs: a CPU has no tensor cores",
     ("contention", ""): "needs GPUs whose kernels share multiprocessors with NCCL",
     ("copy", "avoid the copies"): "what to change depends on who copies",
     ("data_loading", "prepare the next batch"): "of loaders that nobody watched, such as those of traces",

@@ -43,7 +43,7 @@ OF_PHASE: dict[CauseKind, StackPhase] = {
 
 def line_of(finding: CauseFinding, judged: JudgedRun) -> CodeLine | None:
     """None where nothing was sampled, or the samples show no line with most of the loss."""
-    if finding.kind in NO_LINE or finding.facts.get("op") == "starved":
+    if finding.kind in NO_LINE or finding.facts.get("op") in ("starved", "fp32"):
         return None
     ranks = judged.run.ranks
     if finding.rank is not None and len(ranks) > 1 and finding.rank in ranks:

@@ -1,6 +1,9 @@
 """What the host does while a device idles: it launches, sleeps, or works for itself."""
 
+from types import SimpleNamespace
+
 import msgspec
+import numpy as np
 import pytest
 
 from aorta.account.judge.answer import dataset_answer
@@ -8,6 +11,7 @@ from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import HostSpan, HostUse, KernelSums
 from aorta.why.causes.lines import causes_lines
+from aorta.why.causes.losses.program_code import products_in_fp32
 from aorta.why.causes.rank import explanation_of
 from aorta.why.causes.run_text import nothing_text
 from tests.why.causes.runs import Host, causes, run_of, sampled
@@ -254,3 +258,17 @@ def all_reduces_at_the_end(rank, step, noise):
 def test_communication_that_nothing_hides_is_named_from_a_smaller_share_on(tmp_path):
     first = named(tmp_path / "run", all_reduces_at_the_end)[0]
     assert (first.kind, first.ms) == ("transfer", pytest.approx(1.8, rel=0.02))
+
+
+@pytest.mark.parametrize(("products_ms", "lost_ms"), [(20.0, [7.0]), (8.0, [])], ids=["mixed", "all-in-fp32"])
+def test_products_in_fp32_are_a_loss_where_others_are_not(products_ms, lost_ms):
+    """8 ms in a kernel without tensor cores; an eighth of it would do."""
+    name = "kernel_name_ms.sm80_xmma_gemm_f32f32_f32f32_f32_nn"
+    values = {name: np.full((1, 20), 8.0), "kernel_ms.gemm": np.full((1, 20), products_ms)}
+    judged = SimpleNamespace(
+        run=SimpleNamespace(metrics=values),
+        values=values.get,
+        mean_of=lambda metric: float(values[metric].mean()),
+    )
+    found = products_in_fp32(judged, SimpleNamespace(on_device=True))
+    assert [finding.mean_ms for finding in found] == lost_ms

@@ -26,7 +26,12 @@ from aorta.why.causes.finding import (
     together,
 )
 from aorta.why.causes.losses.parts import Parts, parts_of
-from aorta.why.causes.losses.program_code import lines_of_spans, program_code, small_operators
+from aorta.why.causes.losses.program_code import (
+    lines_of_spans,
+    products_in_fp32,
+    program_code,
+    small_operators,
+)
 from aorta.why.causes.losses.slow_steps import slow_steps
 from aorta.why.causes.losses.telemetry import clocks, given_back, memory_limit, retries
 from aorta.why.causes.losses.transfer import exposure, small_calls, transfer
@@ -88,7 +93,7 @@ def findings(judged: JudgedRun, account: Account, slow: Occasions | None = None)
         losses += unbalanced_stages(judged, parts, exposed)
         losses += transfer(judged, parts, exposed, details)
     losses += given_back(judged, parts)
-    losses += small_operators(judged, account)
+    losses += [*small_operators(judged, account), *products_in_fp32(judged, account)]
     losses = _with_common(losses, [*program_code(judged, account), *_of_all_ranks(judged, parts)])
     losses = _without_its_nature(losses, parts)
     for finding in slow_steps(judged, parts, slow):

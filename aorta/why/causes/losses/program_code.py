@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.cells import Account
 from aorta.account.judge.stacks import MOST_RANKS, Samples, WeightedStack, is_a_loss, samples_of
+from aorta.account.load.rank.kernels import NAME_TIME, TIME
+from aorta.account.metrics import of_operation, operations
 from aorta.account.model import JudgedRun
+from aorta.account.rows import positive
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.cause import CauseKind
@@ -51,6 +54,10 @@ STRETCHES = 8
 OPERATOR_MS = 0.003
 """CPU time that an operator of eager PyTorch needs beside its arithmetic, forward and backward: the 6,708 of
 a planted graph network's step take 4.6 us each, and 20 ms less in all when they are stacked (AMD EPYC)."""
+FULL_PRECISION = re.compile(r"f32f32_f32f32_f32|sgemm")
+"""In names of kernels that multiply matrices in fp32 without tensor cores."""
+AS_FAST = 1 / 8
+"""Of the time of such a product, that TF32 or bf16 take on A100 (1/8 and less) and later GPUs."""
 MOSTLY_OVERHEAD = 4
 """An operator of less than so many of it is mostly this."""
 MOST_OF_WORK = 0.8
@@ -135,6 +142,7 @@ def small_operators(judged: JudgedRun, account: Account) -> Iterator[CauseFindin
     ms = np.minimum(loop.per_step * OPERATOR_MS / work_ms.mean(), MOST_OF_WORK) * (work_ms + taken_ms)
     taken = float(taken_ms.mean() / (work_ms + taken_ms).mean())
     facts = {
+        "what": f"{loop.per_step:,} small operators of {loop.module}",
         "module": loop.module,
         "per_call": loop.per_call,
         "count": loop.per_step,
@@ -143,6 +151,26 @@ def small_operators(judged: JudgedRun, account: Account) -> Iterator[CauseFindin
     }
     takes = {("compute", "hidden"): 1 - taken, ("core_taken",): taken}
     yield CauseFinding("compute", ms, takes, facts=facts)
+
+
+def products_in_fp32(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
+    """Matrix products without tensor cores in a program that multiplies in a lower precision elsewhere."""
+    names = [name for name in operations(judged.run.metrics, NAME_TIME) if FULL_PRECISION.search(name)]
+    if not account.on_device or not names:
+        return
+    by_name = {name: positive(judged.values(of_operation(NAME_TIME, name))).mean(axis=0) for name in names}
+    ms: Floats = np.sum(list(by_name.values()), axis=0)
+    others_ms = (judged.mean_of(of_operation(TIME, "gemm")) or 0.0) - float(ms.mean())
+    if others_ms < LARGE * ms.mean():
+        return
+    facts = {
+        "op": "fp32",
+        "what": "matrix products in fp32",
+        "fp32_ms": float(ms.mean()),
+        "others_ms": others_ms,
+        "kernel": max(names, key=lambda name: float(by_name[name].mean())).partition("_tilesize")[0],
+    }
+    yield CauseFinding("compute", (1 - AS_FAST) * ms, {("compute", "hidden"): 1.0}, facts=facts)
 
 
 def lines_of_spans(judged: JudgedRun, kind: HostKind) -> dict[Line, tuple[float, float]]:
