@@ -30,7 +30,7 @@ from aorta.why.causes.losses.parts import Parts
 
 IN_TURN = "different ranks in turn"
 ASLEEP = "host asleep within the step"
-WORDS: dict[CauseKind, str] = {
+WORDS: dict[str, str] = {
     "between_steps": "time between steps",
     "pause": "evaluation, or an announced pause",
 }
