@@ -273,7 +273,7 @@ def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
     if name == "asleep":
         return {"op": "asleep", "what": ASLEEP, "asleep_ms": part_ms}
     facts: dict[str, object] = {"part_ms": part_ms}
-    if name in ("between_steps", "pause"):
+    if name in WORDS:
         facts["what"] = WORDS[name]
     if name == "launch":
         is_waiting = float(parts.idle_waits_ms.mean()) >= WORTH_SAYING * part_ms
