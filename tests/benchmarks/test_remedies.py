@@ -30,6 +30,7 @@ WITHOUT_PROGRAM = {
     ("contention", ""): "needs GPUs whose kernels share multiprocessors with NCCL",
     ("copy", "avoid the copies"): "what to change depends on who copies",
     ("data_loading", "prepare the next batch"): "of loaders that nobody watched, such as those of traces",
+    ("garbage_collection", "gc.disable()"): "Python collects all by itself only after a quarter more objects",
     ("idle", ""): "of traces without host activities: nothing is set",
     ("imbalance", ""): "needs a mixture of experts on several GPUs",
     ("late_rank", "compare the work"): OF_NO_LINE,
