@@ -279,6 +279,18 @@ def test_the_same_bucket_reduced_three_times_is_named_with_two_thirds_of_it(tmp_
     assert "no_sync()" in first.change
 
 
+def two_models_in_turn(rank, step, noise):
+    """The buckets of both have one name, and an optimizer steps behind each reduction."""
+    host = Host()
+    for _ in range(3):
+        host.work(12.0 * noise.gauss(1, 0.005), "backward").comm(1.0, module=0).work(0.5, "optimizer")
+    return host, {"modules": ["bucket 0: head.weight"]}
+
+
+def test_reductions_with_an_optimizer_behind_each_are_no_accumulation(tmp_path):
+    assert not any("no_sync()" in cause.change for cause in found(tmp_path / "run", two_models_in_turn))
+
+
 def units_reduced_each_micro_batch(rank, step, noise):
     """Two units of fully_shard: of each micro-batch's gathers 2 ms stick out, of its reductions 1 ms."""
     host = Host()

@@ -7,7 +7,7 @@ Which collectives stick out is read from a few steps whose details were kept.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -79,6 +79,8 @@ class Exposure:
     """Of the host, to launch the small calls of a step."""
     example: tuple[int, int, float, float] | None
     """Rank, global step, start and end of the longest exposed stretch."""
+    num_updates: int
+    """How often an optimizer steps behind a backward pass, in the median step; at least 1."""
 
 
 def transfer(
@@ -194,7 +196,9 @@ def _repeats(details: Exposure | None) -> dict[str, int]:
     for op, module, num in calls:
         if op in ("all_reduce", "reduce_scatter") and module and (_is_bucket(module) or module in units):
             of_op[op].append(num)
-    repeats = {op: int(np.median(nums)) for op, nums in of_op.items()}
+    # Two models that are trained in turn have an optimizer's step behind each of their reductions.
+    num_updates = details.num_updates if details else 1
+    repeats = {op: int(np.median(nums)) // num_updates for op, nums in of_op.items()}
     return {op: num for op, num in repeats.items() if num > 1}
 
 
@@ -435,6 +439,7 @@ def exposure(judged: JudgedRun) -> Exposure | None:
     queued: dict[str, float] = defaultdict(float)
     num = 0
     launching_ms = 0.0
+    num_updates: list[int] = []
     longest: tuple[float, tuple[int, int, float, float]] | None = None
     ranks = {run.ranks[0]} if run.source in TRACE_SOURCES else {run.ranks[0], run.ranks[-1]}
     for rank in sorted(ranks):
@@ -443,6 +448,7 @@ def exposure(judged: JudgedRun) -> Exposure | None:
             bare = exposed_spans(record)
             num += 1
             launching_ms += _small_launches_ms(record)
+            num_updates.append(_num_updates(record))
             for call in record.collectives or ():
                 entry = by_call[call.op, record.module_of(call), call.group]
                 entry[1] = max(entry[1], call.bytes or 0)
@@ -465,7 +471,14 @@ def exposure(judged: JudgedRun) -> Exposure | None:
         worst,
         launching_ms / num,
         None if longest is None else longest[1],
+        max(1, int(np.median(num_updates))),
     )
+
+
+def _num_updates(record: StepRecord) -> int:
+    """Optimizers that step one after the other, without a backward pass between them, are one update."""
+    kinds = [span.kind for span in record.host_spans or () if span.kind in ("backward", "optimizer")]
+    return sum(pair == ("backward", "optimizer") for pair in pairwise(kinds))
 
 
 def _small_launches_ms(record: StepRecord) -> float:
