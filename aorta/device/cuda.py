@@ -140,7 +140,10 @@ class CudaBackend(Backend):
         return int(self.properties(index).total_memory * share(index))
 
     def reserved_bytes(self, index: int) -> int:
-        return torch.cuda.memory_reserved(index)
+        try:
+            return torch.cuda.memory_reserved(index)
+        except RuntimeError:  # another allocator, which does not tell, is in the place of torch's: it is used
+            return 1
 
     def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
         return torch.cuda.mem_get_info(device)

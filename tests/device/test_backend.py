@@ -13,6 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import aorta
 from aorta.device import backend as seam
 from aorta.device.backend import CPU, accelerator, backend_of
+from aorta.device.cuda import CudaBackend
 from aorta.record.sources import _trains_on_cpu
 from tests.device.fake_device import FakeBackend, FakeEvent
 
@@ -177,3 +178,13 @@ def test_a_process_without_a_group_is_of_the_cpu_where_it_holds_no_memory_of_a_g
     backend = FakeBackend()
     monkeypatch.setattr(backend, "reserved_bytes", lambda index: reserved_bytes)
     assert _trains_on_cpu(backend) is on_cpu
+
+
+def test_a_gpu_whose_memory_another_allocator_holds_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDAPluggableAllocator's does not tell how much it has reserved."""
+
+    def memory_reserved(index: int) -> int:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+
+    monkeypatch.setattr(torch.cuda, "memory_reserved", memory_reserved)
+    assert CudaBackend().reserved_bytes(0) > 0
