@@ -190,6 +190,7 @@ class OpenSteps:
         step.global_step = step.step = number + 1
         step.start, step.host_start_ns, step.use_at_start = Mark(now_ns), now_ns, use
         step.body_end = None
+        self._is_rare = False
         step.host_notes = []
         self.began(number + 1)
         own_ns = time.monotonic_ns() - since_ns

@@ -295,3 +295,24 @@ def test_a_step_that_a_profiler_traces_is_recorded_and_tells_no_cost(tmp_path, m
     lines = list(read_steps(tmp_path / "rank_0_metrics.jsonl", []))
     assert all(line.is_recorded for line in lines)
     assert read_run(tmp_path).overhead.cost is None
+
+
+def test_each_step_with_a_checkpoint_is_kept_from_the_usual_ones(tmp_path, monkeypatch):
+    """Also where all steps between two of them went on the short way."""
+    interrupted: list[int] = []
+    with record_every(aorta.instrument(tmp_path / "run"), 10**6) as recorder:
+        monkeypatch.setattr(Sampling, "goes_on", lambda *_: True)
+        monkeypatch.setattr(Sampling, "interrupted", lambda _: interrupted.append(number))
+        number, went_on = 0, []
+        step = recorder.step().__enter__()
+        for number in range(12):
+            if number in (5, 9):
+                torch.save(1, tmp_path / "checkpoint.pt")
+            went_on.append(recorder.steps.goes_on(lambda _: None, time.monotonic_ns()))
+            if not went_on[-1]:
+                step.__exit__(None, None, None)
+                step = recorder.step().__enter__()
+        interrupted, seen = [], interrupted
+        step.__exit__(None, None, None)
+    assert [number for number in range(12) if not went_on[number]] == [0, 5, 9]
+    assert seen == [0, 5, 9]
