@@ -242,3 +242,27 @@ def test_the_line_of_one_wait_is_not_named_for_what_the_host_does_behind_it(tmp_
     for rank in (0, 1):
         write_stacks(folder, rank, COMMON, ("main", "rest", "runs", 10.0), ("augment", "rest", "runs", 6.0))
     assert first_cause(folder).line.text == "augment(), straggler.py:5"
+
+
+def test_gradients_of_ddp_beside_more_calls_of_the_program_are_ddps(tmp_path):
+    """The bucket is exposed for 20 ms, the six values for 3."""
+
+    def make(rank, step, noise):
+        host = Host().work(30.0 * noise.gauss(1, 0.01)).comm(20.0, size=20 << 20, module=0)
+        for _ in range(6):
+            host.comm(0.5, size=4)
+        return host, {"modules": ["bucket 0: 8.weight"]}
+
+    folder = run_of(tmp_path, make)
+    issued = [(14, "gradients, bucket 0: 8.weight", 4, 80 << 20), (17, "a value", 24, 96)]
+    sites = [
+        CallSite(
+            file=TRAIN, line=line, function="main", op="all_reduce", moves=moves, num_calls=num, bytes=size
+        )
+        for line, moves, num, size in issued
+    ]
+    for rank in (0, 1):
+        (folder / sites_name(rank)).write_bytes(msgspec.json.encode(CallSites(num_steps=4, sites=sites)))
+    cause = first_cause(folder)
+    assert cause.kind == "transfer"
+    assert "no_sync()" in cause.change

@@ -141,7 +141,7 @@ def _facts_of(
         facts["unsplit"] = "this includes waiting for late ranks: the ranks could not be matched"
     if facts.get("origin") == "program" and op == "all_reduce" and _is_every_gradient(judged):
         facts["origin"] = "gradients"
-    elif facts["moves"] in NEEDLESS:
+    elif facts["moves"] in NEEDLESS and facts.get("origin") not in ("bucket", "unit"):
         facts["origin"] = NEEDLESS[str(facts["moves"])]
     facts["is_proven"] = parts.on_device and _is_unhidden(judged, parts, op)
     return facts
@@ -159,15 +159,18 @@ def _shares_of_transfer(judged: JudgedRun, taken: dict[str, Floats]) -> dict[str
 
 
 def moves_of(judged: JudgedRun, op: str) -> str:
-    """What most calls of an operation send: 'an object', 'buffers'; '' where nobody looked."""
-    calls: dict[str, float] = defaultdict(float)
-    for row in sites_of(judged):
-        if row.op == op:
-            calls[row.moves.partition(",")[0].partition(" of ")[0]] += row.per_step
-    most = max(calls, key=lambda moves: calls[moves], default="")
+    """What most bytes of an operation, of one without any most calls, are: 'an object', 'buffers'; '' where
+    nobody looked."""
+    rows = [row for row in sites_of(judged) if row.op == op]
+    has_bytes = any(row.bytes_per_step for row in rows)
+    weights: dict[str, float] = defaultdict(float)
+    for row in rows:
+        moves = row.moves.partition(",")[0].partition(" of ")[0]
+        weights[moves] += row.bytes_per_step if has_bytes else row.per_step
+    most = max(weights, key=lambda moves: weights[moves], default="")
     if most == "parameters" and not _gathers_parameters(judged):
-        most, calls = "a tensor", {"a tensor": 1.0}
-    return most if calls and calls[most] > 0.5 * sum(calls.values()) else ""
+        most, weights = "a tensor", {"a tensor": 1.0}
+    return most if weights and weights[most] > 0.5 * sum(weights.values()) else ""
 
 
 def _gathers_parameters(judged: JudgedRun) -> bool:
@@ -280,7 +283,7 @@ def _small_messages(judged: JudgedRun, exposed: Floats, details: Exposure | None
         merged = float(facts["merged"]) / float(facts["count"])  # type: ignore[arg-type]
         saved = np.minimum(bare, exposed) * latency_share * (1 - merged)
         per_call = float(saved.mean()) / float(facts["count"])  # type: ignore[arg-type]
-        origin = origin_of(details, op, of_small=True)
+        origin = _origin(judged, details, op, of_small=True)
         if origin == "program" and op == "all_reduce" and _is_every_gradient(judged):
             origin = "gradients"
         facts |= {"per_call_ms": per_call, "origin": origin}
@@ -397,7 +400,7 @@ def _largest(judged: JudgedRun, details: "Exposure | None", ops: Sequence[str]) 
             "what": f"{name}{of_group}{others}",
             "op": op,
             "op_ms": ms,
-            "origin": origin_of(details, op),
+            "origin": _origin(judged, details, op),
             "largest": name,
             "calls": f"{counted(num, 'call')}{largest}",
             "example": details.example,
@@ -410,19 +413,21 @@ def _largest(judged: JudgedRun, details: "Exposure | None", ops: Sequence[str]) 
     return facts
 
 
-def origin_of(details: "Exposure | None", op: str, of_small: bool = False) -> str:
-    """What most calls of an operation are for, or most of its small ones: bucket, unit or program."""
-    counts: dict[str, int] = defaultdict(int)
-    for key, (_, _, num_all) in (details.by_call if details is not None else {}).items():
+def _origin(judged: JudgedRun, details: Exposure | None, op: str, of_small: bool = False) -> str:
+    """What an operation is exposed longest for, or most of its small calls are for: bucket, unit or
+    program."""
+    weights: dict[str, float] = defaultdict(float)
+    has_units = op in UNIT_OPS and _gathers_parameters(judged)
+    for key, (ms, _, _) in (details.by_call if details is not None else {}).items():
         name, module, _ = key
-        num = num_all if details is None or not of_small else details.num_small[key]
-        if name != op or not num:
+        weight = details.num_small[key] if details is not None and of_small else ms
+        if name != op or not weight:
             continue
         if _is_bucket(module):
-            counts["bucket"] += num
+            weights["bucket"] += weight
         else:
-            counts["unit" if module and op in UNIT_OPS else "program"] += num
-    return max(counts, key=lambda origin: counts[origin], default="")
+            weights["unit" if module and has_units else "program"] += weight
+    return max(weights, key=lambda origin: weights[origin], default="")
 
 
 def _is_bucket(module: str) -> bool:
