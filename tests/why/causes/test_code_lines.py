@@ -24,7 +24,7 @@ NAMES = [*FRAMES]
 
 
 def write_stacks(folder, rank, *samples):
-    """samples: (frame below main, phase, doing, ms) of every step."""
+    """samples: (frame below main, phase, doing, ms) of every step, or with N behind it of one in N."""
     chunk = StackChunk(
         begins=True,
         frames=[*FRAMES.values()],
@@ -40,7 +40,8 @@ def write_stacks(folder, rank, *samples):
                 int(ms * 1e3),
             )
             for step in range(STEPS)
-            for name, phase, doing, ms in samples
+            for name, phase, doing, ms, *every in samples
+            if step % (every or [1])[0] == 0
         ],
     )
     (folder / stacks_name(rank)).write_bytes(msgspec.json.encode(chunk) + b"\n")
@@ -117,6 +118,26 @@ def test_a_line_that_collects_garbage_is_named_for_that(tmp_path):
     cause = first_cause(folder)
     assert (cause.kind, cause.line.text) == ("garbage_collection", "augment(), straggler.py:5")
     assert cause.ms == pytest.approx(20.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("every", "ms", "where"),
+    [
+        pytest.param(1, 20.0, "gc.collect in straggler.py:5", id="by-a-helper-that-asks-for-it"),
+        pytest.param(4, 200.0, "", id="by-itself-in-every-fourth-step"),
+    ],
+)
+def test_collections_are_not_named_again_as_the_programs_code(tmp_path, every, ms, where):
+    def make(rank, step, noise):
+        host = Host().work(30.0 * noise.gauss(1, 0.01))
+        if step % every == 0:
+            host.work(ms, "garbage_collection", where)
+        return host.comm(2.0)
+
+    folder = run_of(tmp_path, make)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("augment", "rest", "runs", ms, every))
+    assert [cause.kind for cause in causes(judge(load_run(folder, "run")))] == ["garbage_collection"]
 
 
 def test_what_the_program_does_in_every_step_beside_its_model_is_named(tmp_path):

@@ -83,6 +83,15 @@ def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
         yield CauseFinding("program_code", ms, {cells: 1.0}, facts=facts, by_stretch=True)
     loops = {function for one in samples for function in _loops(one)}
     grouped = [_groups(one, loops) for one in samples]
+    # What the program collects of garbage is its own cause.
+    asked_for = lines_of_spans(judged, "garbage_collection")
+    grouped = [
+        {
+            group: [row for row in rows if _innermost_line(one, row) not in asked_for]
+            for group, rows in groups.items()
+        }
+        for one, groups in zip(samples, grouped, strict=True)
+    ]
     record = judged.run.run
     if record is not None and record.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER):
         # No module is the model: what comes before a backward pass is.
@@ -97,10 +106,7 @@ def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
     common = set.intersection(*(set(groups) for groups in grouped))
     found = []
     waited: dict[Line, tuple[float, float]] | None = None
-    asked_for = lines_of_spans(judged, "garbage_collection")
     for group in common:
-        if (Path(group[0]).name, group[2]) in asked_for:
-            continue  # a collection of garbage, which is its own cause
         if sum(len(groups[group]) for groups in grouped) < FEWEST:
             continue
         rows = [groups[group] for groups in grouped]
@@ -198,13 +204,19 @@ def _not_waiting(
     by_line: dict[Line, float] = defaultdict(float)
     for one, chosen in zip(samples, rows, strict=True):
         for row in chosen:
-            own = [frame for frame in one.stacks.path(int(one.rows[row, 5])) if frame.is_program]
-            by_line[Path(own[-1].file).name, own[-1].line] += one.ms[row] / len(samples)
+            by_line[_innermost_line(one, row)] += one.ms[row] / len(samples)
     for line, ms in by_line.items():
         num, waited_ms = waited.get(line, (0.0, 0.0))
         total += ms
         idle += ms if num >= MANY_WAITS else max(ms - waited_ms, 0.0)
     return idle / total if total > 0 else 1.0
+
+
+def _innermost_line(samples: Samples, row: int) -> Line:
+    """Of the program, in a sample that is in its code."""
+    frames = reversed(samples.stacks.path(int(samples.rows[row, 5])))
+    frame = next(frame for frame in frames if frame.is_program)
+    return Path(frame.file).name, frame.line
 
 
 def _lines(samples: Samples, rows: list[int]) -> set[Line]:
@@ -292,12 +304,17 @@ def _common(
     num = min(max(min(STRETCHES, sum(map(len, rows)) // FEWEST), 2), steps[0])
     stretch, by_rank = np.arange(steps[0]) * num // steps[0], []
     garbage = account.cells.get("garbage_collection", np.zeros_like(account.step_ms))
-    collecting = garbage.mean(axis=1) / account.step_ms.mean(axis=1)
+    part = np.divide(garbage, account.step_ms, out=np.zeros_like(garbage), where=account.step_ms > 0)
+    collecting = np.full((len(samples), steps[0]), np.nan)
+    collecting[:, steps[1]] = part[: len(samples)]
     for row, (one, chosen) in enumerate(zip(samples, rows, strict=True)):
         judged = one.column >= 0
         whole = np.bincount(stretch[one.column[judged]], one.ms[judged], minlength=num)
         # A stack does not show that garbage is collected in its innermost line; spans of the host do.
-        weights = one.ms[chosen] * (1 - collecting[row])
+        of_step = collecting[row, one.column[chosen]]
+        is_known = np.isfinite(of_step)  # a step that the account lacks is as the others of the group
+        usual = float(of_step[is_known].mean()) if is_known.any() else 0.0
+        weights = one.ms[chosen] * (1 - np.where(is_known, of_step, usual))
         part = np.bincount(stretch[one.column[chosen]], weights, minlength=num)
         # Of nothing, bincount makes integers, whatever its weights are.
         share = np.divide(part, whole, out=np.zeros(len(whole)), where=whole > 0)[stretch[steps[1]]]
