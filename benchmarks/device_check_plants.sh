@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Does the grade of scripts/amd_check.sh find what is wrong? bash benchmarks/device_check_plants.sh FOLDER [PYTHON]
-# Needs 2 GPUs and 5 min: the quick check as it is, then three parts of it with a planted failure each: a
-# machine without a compiler, another profiler in NCCL's place for one, a network interface that is not there.
+# Needs 2 GPUs and 5 min: the quick check as it is, then two parts of it with a planted failure each: a
+# machine without a compiler, a network interface that is not there.
 set -uo pipefail
 folder=$(mkdir -p "$1" && cd "$1" && pwd) || exit 1
 export PYTHON=${2:-python3}

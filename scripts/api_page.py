@@ -1,5 +1,6 @@
 """Writes docs/api.md from docstrings: `python scripts/api_page.py`."""
 
+import argparse
 import ast
 import importlib.util
 import inspect
@@ -187,5 +188,6 @@ def named(name: str, within: ast.Module | Definition) -> Definition | None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     PAGE.write_text(page())
     print(f"wrote {PAGE}")

@@ -1,5 +1,6 @@
 """aorta/queues/catalogue.json from the workloads: `python scripts/queues_catalogue.py`."""
 
+import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -40,4 +41,5 @@ def text() -> bytes:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     CATALOGUE.write_bytes(text())

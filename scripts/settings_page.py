@@ -1,5 +1,6 @@
 """Writes docs/settings.md from the structs of aorta.config: `python scripts/settings_page.py`."""
 
+import argparse
 import inspect
 import sys
 import textwrap
@@ -56,5 +57,6 @@ def docstrings(struct: type) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     PAGE.write_text(page())
     print(f"wrote {PAGE}")

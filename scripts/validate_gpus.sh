@@ -43,11 +43,6 @@ part predictions "$python" benchmarks/what_if.py predict "$folder/what-ifs" --ou
 part overhead "${ranks[@]}" benchmarks/cost.py --pin --cases fsdp fsdp_short ddp tp --pairs 24 \
   --variants native dedicated events \
   --output "$folder/overhead.csv"
-part truth "${ranks[@]}" benchmarks/truth.py --cases fsdp fsdp_short ddp fsdp_compile \
-  --output "$folder/truth.csv"
-if ((num_gpus == 2)); then
-  part truth-tp-moe "${ranks[@]}" benchmarks/truth.py --cases tp moe --output "$folder/truth-tp-moe.csv"
-fi
 part hangs "$python" benchmarks/reliability/hangs.py --backend nccl --jobs 2 --output "$folder/hangs.csv"
 part queues "${ranks[@]}" -m aorta.queues run-priority all --streams 4,16 --budget-s 0.5 \
   --output "$folder/queues.json"

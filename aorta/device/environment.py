@@ -26,6 +26,7 @@ _PREFIXES = (
     "NCCL_",
     "RCCL_",
     "TORCH_NCCL_",
+    "TORCH_SYMM_MEM_",
     "TORCH_DISTRIBUTED_",
     "GLOO_",
     "CUDA_",

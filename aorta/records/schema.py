@@ -24,7 +24,6 @@ from aorta.timeline.types import (
 
 __all__ = [
     "GPU_KINDS",
-    "QUEUE_LIMITS",
     "READABLE_VERSIONS",
     "SCHEMA_VERSION",
     "STREAM_NAMES",
@@ -64,8 +63,6 @@ recorded every step, and wrote null where schema 3 leaves a key out."""
 DeviceKind = Literal["cuda", "hip", "cpu"]
 """`kind` of each of RunRecord.devices."""
 GPU_KINDS = ("cuda", "hip")
-QUEUE_LIMITS = {"cuda": "CUDA_DEVICE_MAX_CONNECTIONS", "hip": "GPU_MAX_HW_QUEUES"}
-"""Environment variable that limits a device's hardware queues, by kind of device."""
 
 
 HostKind = Literal[

@@ -277,7 +277,7 @@ def device_bound_ms(work: DeviceWork | None, device: str) -> Metric:
         return not_measured("ms", f"config/hardware cannot be read: {error}")
     name = hardware_name_of(device)
     if name is None:
-        return not_measured("ms", f"config/hardware has no rates of {device}")
+        return not_measured("ms", f"no file of a GPU has rates of {device}")
     try:
         hardware = load_hardware(name)
     except AortaError as error:
