@@ -37,6 +37,7 @@ NOT_GIVEN = {
     "power_w": "no telemetry in the records",
     "memory": "the records tell nothing of an allocator",
 }
+MAY_SHARE = "ranks may work on the same samples: no DDP or fully_shard was seen, and no layout was given"
 
 
 def add_measures(
@@ -53,10 +54,13 @@ def add_measures(
     for name in [of_operation(THROTTLED, reason) for reason in operations(metrics, THROTTLED)]:
         metrics.derive(name, _zero_if_absent, name, THROTTLED)
     total = metrics.pop("tokens", unknown).sum(axis=0) * distinct_share(run)
+    num_distinct = num_ranks * distinct_share(run) if num_ranks == 1 or _shows_replicas(run) else np.nan
     if run is not None and run.tokens_per_step and not np.isfinite(total).any():
-        total = np.full(total.shape, float(run.tokens_per_step * num_ranks) * distinct_share(run))
+        total = np.full(total.shape, run.tokens_per_step * num_distinct)
+        not_measured |= {"tokens": MAY_SHARE} if np.isnan(num_distinct) else {}
     if run is not None and run.samples_per_step:
-        samples = float(run.samples_per_step * num_ranks) * distinct_share(run)
+        samples = run.samples_per_step * num_distinct
+        not_measured |= {"samples_per_s": MAY_SHARE} if np.isnan(num_distinct) else {}
         metrics.derive("samples_per_s", lambda ms: _per_s(np.full(ms.shape, samples), ms), "step_ms")
     metrics[WORK] = np.broadcast_to(total, metrics.shape)
     metrics.derive("tokens_per_s", lambda step_ms: _per_s(total, step_ms), "step_ms")
@@ -126,6 +130,16 @@ def distinct_share(run: RunRecord | None) -> float:
     sizes = [(layout or {}).get(key) for key in ("dp", "world")]
     num_replicas, world = (float(size) if _is_count(size) else 0.0 for size in sizes)
     return num_replicas / world if 0 < num_replicas <= world else 1.0
+
+
+def _shows_replicas(run: RunRecord | None) -> bool:
+    """Whether it is known which ranks work on the same samples: by the layout, or by wrappers that give each
+    rank its own. Ranks that communicate without these may share a model."""
+    if run is None:
+        return False
+    layout, program = run.layout or {}, run.program or {}
+    told = all(_is_count(layout.get(key)) for key in ("dp", "world"))
+    return told or any(program.get(name) for name in ("wrappers", "units"))
 
 
 def memory_limit_bytes(run: RunRecord | None) -> float | None:

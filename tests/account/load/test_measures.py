@@ -275,7 +275,8 @@ def test_work_per_time_by_what_the_model_was_called_with_needs_no_word_of_the_pr
     """Of rank 0, times two ranks; lines that have tokens go first."""
 
     def metrics(name, tokens=None, **counted):
-        run = run_record(2, devices=[GPU] * 2, **counted)
+        program = {"wrappers": [{"kind": "DistributedDataParallel"}]}
+        run = run_record(2, devices=[GPU] * 2, program=program, **counted)
         return load_run(run_of(tmp_path / name, run=run, tokens=tokens), name).metrics
 
     seen = metrics("seen", tokens_per_step=500)
@@ -287,3 +288,18 @@ def test_work_per_time_by_what_the_model_was_called_with_needs_no_word_of_the_pr
     assert np.allclose(images["samples_per_s"], 128e3 / images["step_ms"])
     assert np.isnan(images["tokens_per_s"]).all()
     assert "samples/s" in dataset_table(make_report([tmp_path / "images"], ["a"]).datasets["a"])
+
+
+@pytest.mark.parametrize("name", ["tokens", "samples"])
+def test_ranks_that_may_share_a_batch_have_no_work_per_time(tmp_path, name):
+    """The program's own tensor parallelism: nothing tells that both ranks work on the same rows."""
+
+    def loaded(label, num_ranks, **of_run):
+        run = run_record(num_ranks, devices=[GPU] * num_ranks, **{f"{name}_per_step": 500}, **of_run)
+        return load_run(run_of(tmp_path / label, num_ranks, run=run, tokens=None), label)
+
+    unknown = loaded("unknown", 2)
+    assert np.isnan(unknown.metrics[f"{name}_per_s"]).all()
+    assert unknown.not_measured[f"{name}_per_s"].startswith("ranks may work on the same samples")
+    for known in (loaded("told", 2, layout={"world": 2, "dp": 1}), loaded("alone", 1)):
+        assert np.allclose(known.metrics[f"{name}_per_s"], 5e5 / known.metrics["step_ms"])
