@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aorta.check.sites import OURS
+from aorta.check.sites import OURS, variables
 
 
 def _outermost_modules() -> list[nn.Module]:
@@ -76,7 +76,7 @@ def names_of(things: Sequence[Any]) -> dict[int, str]:
     for frame in sys._current_frames().values():
         while frame is not None:
             if not frame.f_code.co_filename.startswith(OURS):
-                named.append(frame.f_locals)
+                named.append(variables(frame))
             frame = frame.f_back  # type: ignore[assignment]
     found: dict[int, str] = {}
     for names in named:

@@ -1,8 +1,9 @@
 """Where operations are issued: file and line, found once per place and known by a number from then on."""
 
+import inspect
 import os
 import sys
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
 
@@ -22,6 +23,7 @@ PLUMBING = tuple(
     )
 )  # fmt: skip
 """Files of torch that say nothing about who issued an operation."""
+MODULE_FILE = os.path.join(TORCH, "nn", "modules", "module.py")
 
 
 class Sites:
@@ -74,15 +76,30 @@ class Sites:
         return number
 
 
+def variables(frame: FrameType) -> dict[str, Any]:
+    """A frame's variables, which it does not keep alive for having been asked.
+
+    Before Python 3.13 a function's frame holds what it was asked for until it ends. That is let go again,
+    unless the program has the same dict, from `locals()`, or a tracer may write it back to the frame.
+    """
+    held = frame.f_locals
+    taken = dict(held)
+    is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # else they are a module's or a class's own
+    if sys.version_info < (3, 13) and is_function and sys.getrefcount(held) == 3 and sys.gettrace() is None:
+        held.clear()
+    return taken
+
+
 def _module() -> nn.Module | None:
-    """The innermost module whose code runs."""
-    frame = sys._getframe(2)
+    """The innermost module whose code runs. Frames of torch that call one are asked, not the program's."""
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_varnames[:1] == ("self",):
-            owner = frame.f_locals.get("self")
+        code = frame.f_code
+        if code.co_name == "_call_impl" and code.co_filename == MODULE_FILE:
+            owner = variables(frame).get("self")
             if isinstance(owner, nn.Module):
                 return owner
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

@@ -2,6 +2,7 @@
 their own."""
 
 import ctypes
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -218,6 +219,11 @@ class Accumulator(nn.Module):
         work = dist.all_reduce(x, async_op=True)
         x.add_(1)
         work.wait()
+        return x
+
+
+class Thing:
+    pass
 
 
 def test_the_module_whose_code_issued_an_operation_is_named(tmp_path):
@@ -228,9 +234,6 @@ def test_the_module_whose_code_issued_an_operation_is_named(tmp_path):
 
 
 def test_things_have_the_names_of_what_holds_them():
-    class Thing:
-        pass
-
     class Loader:
         def __init__(self) -> None:
             self.copy_stream = Thing()
@@ -238,6 +241,44 @@ def test_things_have_the_names_of_what_holds_them():
     loader, local_stream, by_key = Loader(), Thing(), {"side_stream": Thing()}
     names = names_of([loader.copy_stream, by_key["side_stream"], local_stream])
     assert set(names.values()) == {"copy_stream", "side_stream", "local_stream"}
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(8, 8), Accumulator())
+        self.alive: list[list[bool]] = []
+
+    def train(self, begins) -> None:
+        """Steps in one method, which says after each which outputs are still alive."""
+        outputs = []
+        for number in range(6):
+            begins(number)
+            output = self.model(torch.ones(4, 8))
+            outputs.append(weakref.ref(output))
+            output.sum()  # the check looks for who issued it
+            del output
+            self.alive.append([reference() is not None for reference in outputs])
+
+
+def test_the_check_keeps_no_tensor_of_the_program_alive(tmp_path):
+    watch, trainer = HazardWatch(every=100, confirm=False), Trainer()
+    watch.opened(SimpleNamespace(output_dir=tmp_path, rank=0, world_size=1, store_prefix=""))
+    with torch.no_grad():
+        trainer.train(watch.step_begins)
+    watch.closing(None)
+    assert edges(read_checked(tmp_path)[0])  # so that it looked for names, in all frames
+    assert not any(any(alive) for alive in trainer.alive)
+
+
+def test_a_frame_that_was_asked_for_names_holds_nothing_but_what_the_program_asked_for():
+    thing = Thing()
+    reference = weakref.ref(thing)
+    assert names_of([thing]) == {id(thing): "thing"}
+    del thing
+    assert reference() is None
+    kept, mine = Thing(), locals()
+    assert names_of([kept]) == {id(kept): "kept"}
+    assert mine["reference"] is reference
 
 
 def test_of_a_long_run_the_first_and_the_last_fingerprints_are_kept(tmp_path, monkeypatch):
