@@ -59,12 +59,17 @@ def line_of(finding: CauseFinding, judged: JudgedRun) -> CodeLine | None:
     site = _issuing_most(finding, judged)
     if site is not None:
         stacks = [stack for stack in stacks if _is_in(stack, site)]
+    rows = _issuing(finding, judged) if site is None else []
+    if rows:
+        stacks = [stack for stack in stacks if any(_is_in(stack, row) for row in rows)]
+    elif (op := _op(finding)) and site is None and sites_of(judged):
+        stacks = [stack for stack in stacks if _calls(stack, op)]
     found = heaviest(stacks)
     # A backward pass shows no line of its forward.
     least = LEAST if finding.kind != "compute" else LEAST / 3
     if found is None or found.num_samples < FEWEST or found.ms < least * finding.mean_ms:
         return None if site is None else _line_of_site(site)
-    return found
+    return None if rows and not _issues_most(found, rows, stacks, finding.kind) else found
 
 
 def issued_text(finding: CauseFinding, judged: JudgedRun) -> str:
@@ -79,9 +84,14 @@ def issued_text(finding: CauseFinding, judged: JudgedRun) -> str:
     return f"{rows[0].op} is issued {', '.join(places)}"
 
 
+def _op(finding: CauseFinding) -> str:
+    """The operation that a finding of collectives is of; '' where it is of none or of several."""
+    return str(finding.facts.get("op", "")).partition(" ")[0] if finding.kind in OF_COLLECTIVES else ""
+
+
 def _issuing(finding: CauseFinding, judged: JudgedRun) -> list[SiteRow]:
-    op = str(finding.facts.get("op", "")).partition(" ")[0]
-    if finding.kind not in OF_COLLECTIVES or not op:
+    op = _op(finding)
+    if not op:
         return []
     rows = [row for row in sites_of(judged) if row.op == op]
     name = str(finding.facts["op"]).partition(" of ")[2].partition(" (")[0]
@@ -91,7 +101,7 @@ def _issuing(finding: CauseFinding, judged: JudgedRun) -> list[SiteRow]:
 def _issuing_most(finding: CauseFinding, judged: JudgedRun) -> SiteRow | None:
     """A place of the program that issues most of the calls; where sizes matter, most of the bytes."""
     rows = _issuing(finding, judged)
-    weights = [row.per_step if finding.kind == "small_messages" else row.bytes_per_step for row in rows]
+    weights = _weights(rows, finding.kind)
     by_place: dict[str, float] = defaultdict(float)
     for row, weight in zip(rows, weights, strict=True):
         by_place[row.place] += weight
@@ -101,8 +111,36 @@ def _issuing_most(finding: CauseFinding, judged: JudgedRun) -> SiteRow | None:
     return most
 
 
+def _weights(rows: list[SiteRow], kind: CauseKind) -> list[float]:
+    by_bytes = kind != "small_messages" and any(row.bytes_per_step for row in rows)
+    return [row.bytes_per_step if by_bytes else row.per_step for row in rows]
+
+
+def _issues_most(found: CodeLine, rows: list[SiteRow], stacks: list[WeightedStack], kind: CauseKind) -> bool:
+    """Whether most is issued within the function that samples show: autograd's own threads are not sampled,
+    so what a backward pass issues shows in none."""
+    inside = [
+        stack
+        for stack in stacks
+        if any((frame.file, frame.outer_function) == (found.file, found.function) for frame in stack.frames)
+    ]
+    weights = _weights(rows, kind)
+    is_inside = [any(_is_in(stack, row) for stack in inside) for row in rows]
+    issued = sum(weight for weight, is_one in zip(weights, is_inside, strict=True) if is_one)
+    return issued > MOST * sum(weights)
+
+
 def _is_in(stack: WeightedStack, site: SiteRow) -> bool:
-    return any((frame.file, frame.line) == (site.file, site.line) for frame in stack.frames)
+    """A library's frames have no lines, but functions."""
+    at = (site.file, site.line, site.function)
+    return any((frame.file, frame.line, frame.function) == at for frame in stack.frames)
+
+
+def _calls(stack: WeightedStack, op: str) -> bool:
+    """Whether its innermost frame is a function of torch for an operation: all_gather_into_tensor."""
+    return any(
+        leaf.file == "torch" and leaf.function.lstrip("_").startswith(op) for leaf in stack.frames[-1:]
+    )
 
 
 def _line_of_site(site: SiteRow) -> CodeLine:

@@ -265,6 +265,18 @@ def test_the_line_of_one_wait_is_not_named_for_what_the_host_does_behind_it(tmp_
     assert first_cause(folder).line.text == "augment(), straggler.py:5"
 
 
+def write_sites(folder, *issued):
+    """issued: (line, operation, what it moves, calls a step, bytes a step)."""
+    sites = [
+        CallSite(
+            file=TRAIN, line=line, function="main", op=op, moves=moves, num_calls=4 * num, bytes=4 * size
+        )
+        for line, op, moves, num, size in issued
+    ]
+    for rank in (0, 1):
+        (folder / sites_name(rank)).write_bytes(msgspec.json.encode(CallSites(num_steps=4, sites=sites)))
+
+
 def test_gradients_of_ddp_beside_more_calls_of_the_program_are_ddps(tmp_path):
     """The bucket is exposed for 20 ms, the six values for 3."""
 
@@ -275,15 +287,29 @@ def test_gradients_of_ddp_beside_more_calls_of_the_program_are_ddps(tmp_path):
         return host, {"modules": ["bucket 0: 8.weight"]}
 
     folder = run_of(tmp_path, make)
-    issued = [(14, "gradients, bucket 0: 8.weight", 4, 80 << 20), (17, "a value", 24, 96)]
-    sites = [
-        CallSite(
-            file=TRAIN, line=line, function="main", op="all_reduce", moves=moves, num_calls=num, bytes=size
-        )
-        for line, moves, num, size in issued
-    ]
-    for rank in (0, 1):
-        (folder / sites_name(rank)).write_bytes(msgspec.json.encode(CallSites(num_steps=4, sites=sites)))
+    write_sites(
+        folder,
+        (14, "all_reduce", "gradients, bucket 0: 8.weight", 1, 20 << 20),
+        (17, "all_reduce", "a value", 6, 24),
+    )
     cause = first_cause(folder)
     assert cause.kind == "transfer"
     assert "no_sync()" in cause.change
+
+
+@pytest.mark.parametrize(
+    "issued",
+    [
+        pytest.param([(33, "all_reduce"), (44, "all_reduce")], id="two-places-issue-it"),
+        pytest.param([(20, "all_reduce"), (44, "all_reduce")], id="one-of-two-is-sampled"),
+        pytest.param([(33, "all_gather")], id="its-place-was-not-looked-at"),
+    ],
+)
+def test_samples_of_other_operations_are_no_line(tmp_path, issued):
+    """All samples in communication are of line 20, in no function of torch."""
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise, comm=30.0))
+    for rank in (0, 1):
+        write_stacks(folder, rank, ("main", "communication", "runs", 30.0))
+    write_sites(folder, *[(line, op, "a tensor", 1, 1 << 20) for line, op in issued])
+    cause = first_cause(folder)
+    assert (cause.kind, cause.line) == ("transfer", None)
