@@ -470,7 +470,7 @@ class Attachment:
         if self._compiled_call.optimizer is not None and self._is_the_loops_thread():
             self._compiled_step_ended()
         if self.session is not None and module.training:
-            self.session.evaluation_begins()
+            self.session.evaluation_begins(id(module))
 
     @guarded
     def _data_requested(self, iterator: Any) -> None:

@@ -92,6 +92,10 @@ class AttachedSession:
         self._pause_began_s = 0.0
         self._evaluations: list[float] = []
         """Seconds of those that are in no step."""
+        self._paused_for: set[int] = set()
+        """Ids of the modules that were told to evaluate since the pause began."""
+        self._trained_with: set[int] = set()
+        """Those with which training went on: frozen parts. They are not waited for again."""
         self._capture: RequestedCapture | None = None
         self._model_calls: Any = None
         """Of the step in which they are noted, for its FLOPs."""
@@ -286,6 +290,9 @@ class AttachedSession:
             if self._blind.period is not None:
                 return  # steps are found by collectives already; one rule for the whole run
             self._blind = None
+        trained_in_pause = self._pause is not None
+        if trained_in_pause:
+            self._was_no_evaluation()
         self._num_calls += 1
         self._called_within = self._attachment.backward_thread is not None
         key = id(stepper)
@@ -300,7 +307,7 @@ class AttachedSession:
             self._cuts.clear()
             self._ends_with_pass = self._called_within
             if not self._ends_with_pass:
-                self._iteration_ends()
+                self._iteration_ends(trained_in_pause)
         else:
             if ends.earlier:
                 self._cuts.clear()
@@ -308,13 +315,16 @@ class AttachedSession:
             del self._cuts[:-MAX_CALLS]
             self.last_call_goes_on()
 
-    def _iteration_ends(self) -> None:
-        """End the step, and begin the next one unless that begins with a batch."""
+    def _iteration_ends(self, trained_in_pause: bool = False) -> None:
+        """End the step, and begin the next one unless that begins with a batch.
+
+        trained_in_pause: the iteration was taken for an evaluation, and its step was dropped.
+        """
         if self._loader.dataset is None and self._open is not None and self._goes_on(self._open):
             self._num_steps += 1
             self._loader.iteration_ended()
             return
-        if self._open is None and self._loader.dataset is not None:
+        if self._open is None and self._loader.dataset is not None and not trained_in_pause:
             self._loader.fails()  # no batch came: from now on iterations begin at the optimizer
             self._leave_at_body_end()
         self._end()
@@ -498,26 +508,43 @@ class AttachedSession:
 
     # -- evaluation ----------------------------------------------------------------------------
 
-    def _end_pause(self) -> None:
+    def _end_pause(self, has_evaluated: bool = True) -> None:
         """Tell the watchdog that the evaluation is over: it waits no longer than for any step again."""
         if self._pause is not None:
             pause, self._pause = self._pause, None
             pause.__exit__(None, None, None)
-            if self._recorder is not None and self._recorder.journal.current is None:
+            is_outside = self._recorder is not None and self._recorder.journal.current is None
+            if has_evaluated and is_outside:
                 self._evaluations.append(time.monotonic() - self._pause_began_s)
 
-    def evaluation_begins(self) -> None:
-        """Leave the loop at a model.eval() between two iterations: no step until model.train()."""
+    def _was_no_evaluation(self) -> None:
+        """Go on with the loop: an optimizer is called, so that what is told to evaluate is a frozen part.
+
+        A backward pass alone is no sign: an evaluation may need gradients, as that of forces does.
+        """
+        self._trained_with |= self._paused_for
+        self._evaluating = False
+        self._stop_waiting_for_training()
+        self._end_pause(has_evaluated=False)
+
+    def evaluation_begins(self, module: int) -> None:
+        """Leave the loop at a model.eval() between two iterations: no step until model.train().
+
+        module: the id of what is told to evaluate.
+        """
         nothing_yet = self._open is None or not (self._num_backwards or self._num_calls)
         if threading.get_ident() != self.thread:
+            return
+        if self._pause is not None:
+            self._paused_for.add(module)
             return
         if self._explicit or not nothing_yet or (self._open is None and self._ended is None):
             return
         if self._cycle.calls is None or self._cycle.is_open or self._blind is not None:
             return
-        if self._recorder is None or self._pause is not None:
+        if self._recorder is None or module in self._trained_with:
             return
-        self._evaluating = True
+        self._evaluating, self._paused_for = True, {module}
         if not self._evaluated_last:  # where every iteration has one, it belongs to the loop
             self._leave()
         self._pause, self._pause_began_s = self._recorder.pausing(EVALUATION), time.monotonic()

@@ -226,6 +226,17 @@ def test_an_evaluation_is_seen_though_nobody_announces_it(
 
 
 @pytest.mark.heavy
+def test_an_iteration_that_keeps_parts_in_evaluation_is_a_step(attached: Attach) -> None:
+    """The first one that is recognised is in none; what loads its batch belongs to each one that follows."""
+    result = attached("frozen")
+    assert len(result.steps) == 2 * STEPS - 1
+    assert "evaluations" not in result.run.coverage
+    for step in result.steps[3:-1]:
+        kinds = [span.kind for span in step.host_spans or [] if span.kind != "garbage_collection"]
+        assert kinds == ["data", "backward", "optimizer"]
+
+
+@pytest.mark.heavy
 def test_what_follows_the_optimizer_is_the_same_steps(attached: Attach) -> None:
     result = attached("loading")
     # Known from the third step on: logging of the second one is still in the window of the third.

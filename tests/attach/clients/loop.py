@@ -472,6 +472,21 @@ def evaluated_each_time(losses):
         losses.append(loss.item())
 
 
+def frozen(losses):
+    """Two parts stay as in evaluation while the rest trains."""
+    model = ddp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for batch in torch.utils.data.DataLoader(Batches(2 * STEPS), batch_size=None):
+        model.train()
+        model.module[0].eval()
+        model.module[1].eval()
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+
 def raising(losses):
     plain(losses)
     raise RuntimeError("the script's own")
