@@ -68,7 +68,7 @@ def _unseen(method: F) -> F:
             ):
                 return method(numbering, *args)
         except torch.OutOfMemoryError:
-            numbering.is_short = True
+            numbering.run_short()
             return None
 
     return unseen  # type: ignore[return-value]
@@ -132,25 +132,36 @@ class Numbering:
             self._hooks = []
 
     def take(self, rank: int) -> Numbered:
-        """Fingerprints since the last take."""
+        """Fingerprints since the last take; none where the device has no memory to bring them together."""
         taken = Numbered(rank=rank)
-        both = [(pending.inputs, pending.prints) for pending in self._pending]
-        prints = [one for of_call in both for one in of_call if one is not None]
-        values = iter(numbers([*prints, *(rows for _, rows in self._parameters)]))
-        for pending in self._pending:
-            pending.call.inputs = list(islice(values, len(pending.inputs.sums)))
-            if pending.prints is not None:
-                pending.call.outputs = list(islice(values, len(pending.prints.sums)))
-            taken.calls.append(pending.call)
-        for parameters, _ in self._parameters:
-            for parameter in parameters:
-                parameter.numbers = next(values)
-            taken.parameters += parameters
+        calls, of_optimizers = self._pending, self._parameters
         self._pending, self._parameters, self._place = [], [], 0
         self._of_stream.clear()
         self.promised_calls.clear()
         self._counts.clear()
+        both = [(pending.inputs, pending.prints) for pending in calls]
+        prints = [one for of_call in both for one in of_call if one is not None]
+        try:
+            values = iter(numbers([*prints, *(rows for _, rows in of_optimizers)]))
+        except torch.OutOfMemoryError:
+            self.is_short = True
+            return taken
+        for pending in calls:
+            pending.call.inputs = list(islice(values, len(pending.inputs.sums)))
+            if pending.prints is not None:
+                pending.call.outputs = list(islice(values, len(pending.prints.sums)))
+            taken.calls.append(pending.call)
+        for parameters, _ in of_optimizers:
+            for parameter in parameters:
+                parameter.numbers = next(values)
+            taken.parameters += parameters
         return taken
+
+    def run_short(self) -> None:
+        """Take no more fingerprints in this window, and keep nothing of the program's for them."""
+        self.is_short = True
+        for pending in self._pending:
+            pending.outputs = []
 
     # -- collectives ---------------------------------------------------------------------------
 

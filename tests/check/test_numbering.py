@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from aorta.check.fingerprints import fingerprints, numbers
-from aorta.check.numbering import Numbering, _unseen
+from aorta.check.numbering import Numbering, _Pending, _unseen
 from aorta.hazards.findings import read_checked
+from aorta.hazards.numbers import Call, Numbered
 from tests.check.rank_programs import bucket_loops, reducer_on_a_device, spoilt_loops
 from tests.dist.launch import run_ranks
 
@@ -120,3 +121,33 @@ def test_what_the_program_has_switched_on_does_not_reach_fingerprints():
     assert sums.dtype == torch.float32
     assert not sums.requires_grad
     torch.testing.assert_close(sums, fingerprints([x.detach()]).sums)
+
+
+@pytest.fixture
+def numbering() -> Numbering:
+    """In a window, with a collective whose output is not there yet."""
+    given = Numbering(str)
+    call = Call(
+        step=0, group="0,1", number=0, place=1, op="all_reduce", reduction="sum", name="", epsilon=0.0
+    )
+    given._pending.append(_Pending(call, fingerprints([torch.ones(64)]), [torch.ones(64)]))
+    return given
+
+
+def out_of_memory(*_: object) -> None:
+    raise torch.OutOfMemoryError
+
+
+def test_where_fingerprints_cannot_be_brought_together_a_window_has_none(numbering, monkeypatch):
+    with monkeypatch.context() as short:
+        short.setattr("aorta.check.numbering.numbers", out_of_memory)
+        assert numbering.take(3) == Numbered(rank=3)
+    assert numbering.is_short
+    assert numbering.take(3).calls == []
+
+
+def test_where_memory_is_short_no_output_of_the_program_is_kept(numbering):
+    _unseen(out_of_memory)(numbering)
+    assert numbering.is_short
+    assert [pending.outputs for pending in numbering._pending] == [[]]
+    assert len(numbering.take(0).calls) == 1
