@@ -37,7 +37,8 @@ HEAVY = ("mm", "conv", "attention", "rnn", "lstm", "gru")
 
 
 ALIKE = 3
-"""Steps in which the model's input must have one size, for the batch to be known."""
+"""Steps one after the other in which the size of the model's input is noted; later ones follow half as far
+again from the first, for batches that grow."""
 UNLIKE = "batches differ in size from step to step: give recorder.step their tokens"
 
 
@@ -61,6 +62,8 @@ class ModelCalls:
         self._copies: dict[int, tuple[Any, Module | None]] = {}
         self._sizes: list[dict[int, tuple[int, int]]] = []
         """Of each step so far, by module: rows and tokens that it was called with."""
+        self._first = self._next = 0
+        """Numbers of the first step, and of the one from which on another is noted."""
         self.loop: OperatorLoop | None = None
         """Found by count()."""
         self.precision: str | None = None
@@ -68,22 +71,26 @@ class ModelCalls:
         self._trained: set[int] = set()
         self._depth = 0
 
-    def begin_step(self, optimizers: Iterable[Any]) -> None:
+    def begin_step(self, optimizers: Iterable[Any], number: int) -> None:
         """Note the calls of modules that hold parameters of these, from now on, on this thread."""
         self._trained = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
         if not self._trained or self._original is not None:
             return
+        self._first = self._first if self._sizes else number
         self._sizes.append({})
+        self._next = number + (1 if len(self._sizes) < ALIKE else max((number - self._first) // 2, 1))
         compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
         if compiled is not None and _compiled_frames() > 0:
             self._replace(compiled)  # compiled code is guarded by Module's own
         else:
             self._replace(Module)
 
-    def end_step(self) -> None:
-        """Put everything back."""
+    def end_step(self, is_whole: bool = True) -> None:
+        """Put everything back. is_whole: False of a step that was cut short, whose size says nothing."""
         if self._original is None:
             return
+        if not is_whole:
+            self._sizes[-1].clear()
         owner, self._owner = self._owner, None
         if owner is not None and vars(owner).get("__call__") is self._call:
             if self._was_own:
@@ -153,10 +160,9 @@ class ModelCalls:
         """True where the step called no model: one that was cut short, as a rule."""
         return not self._kinds and not self._error
 
-    @property
-    def wants_more(self) -> bool:
-        """True while too few steps tell whether their batches are alike."""
-        return len(self._sizes) < ALIKE and not self._error
+    def wants(self, number: int) -> bool:
+        """True where the step of this number should be noted, to tell whether batches are alike."""
+        return number >= self._next and not self._error
 
     def batch(self) -> tuple[int | None, int | None, str]:
         """Rows of a step's batch, or its tokens where it is a table of them, by the module that gets least (a

@@ -33,7 +33,7 @@ from aorta.records.state import MOST_SAVES, Save
 MODES_AT = 3
 """Step at whose end switches of torch are read."""
 CALLS_AT, MOST_TRIES = 2, 8
-"""Steps after which the model's calls are noted, in a few steps of rank 0; where that was cut short, in the
+"""Steps after which the model's calls are noted, in some steps of rank 0; where that was cut short, in the
 next ones."""
 
 if TYPE_CHECKING:
@@ -355,6 +355,10 @@ class AttachedSession:
         recorder, capture = self._recorder, self._capture
         if recorder is None or self._evaluating or self._evaluated_last or self._train is not None:
             return False
+        if self._model_calls is not None:
+            return False  # they are of one step
+        if recorder.flops is not None and recorder.flops.wants(self._num_steps + 1):
+            return False  # of the next one
         if recorder.companions.may_change_steps or (capture is not None and capture.is_planned):
             return False
         if not recorder.steps.goes_on(recorder.companions.goes_on, self._attachment.entered_ns):
@@ -379,7 +383,7 @@ class AttachedSession:
         self._num_backwards = self._num_calls = self._num_signed = 0
 
     def _note_model_calls(self) -> None:
-        """In a few early steps of rank 0, once it is known what a step is."""
+        """In a few steps of rank 0, ever further apart, once it is known what a step is."""
         recorder = self._recorder
         assert recorder is not None
         is_known = self._explicit or self._cycle.calls is not None
@@ -390,21 +394,21 @@ class AttachedSession:
 
             self._num_tries += 1
             recorder.flops = ModelCalls()
-        if recorder.flops.wants_more:
+        if recorder.flops.wants(self._num_steps):
             self._model_calls = recorder.flops
-            self._model_calls.begin_step(self._attachment.program.optimizers)
+            self._model_calls.begin_step(self._attachment.program.optimizers, self._num_steps)
 
-    def _model_calls_end(self) -> None:
+    def _model_calls_end(self, is_whole: bool = False) -> None:
         if self._model_calls is not None:
             calls, self._model_calls = self._model_calls, None
-            calls.end_step()
+            calls.end_step(is_whole)
             if calls.is_empty and self._num_tries < MOST_TRIES and self._recorder is not None:
                 self._recorder.flops = None
 
     def _end(self) -> None:
         """End the body of the open step; its window stays open until the next step begins."""
         if self._open is not None:
-            self._model_calls_end()
+            self._model_calls_end(is_whole=True)
             self._open.__exit__(None, None, None)
             self._ended, self._open = self._open, None
             self._num_noted = len(self._ended.step.calls)

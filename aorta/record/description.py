@@ -91,11 +91,10 @@ class FlopsOfStep(Protocol):
     precision: str | None
     loop: OperatorLoop | None
 
-    @property
-    def wants_more(self) -> bool:
-        """True while another step should be noted."""
+    def wants(self, number: int) -> bool:
+        """True where the step of this number should be noted."""
 
-    def begin_step(self, optimizers: Iterable[Any]) -> None:
+    def begin_step(self, optimizers: Iterable[Any], number: int) -> None:
         """Note a step."""
 
     def batch(self) -> tuple[int | None, int | None, str]:

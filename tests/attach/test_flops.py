@@ -150,7 +150,7 @@ def test_what_cannot_be_counted_is_refused_with_a_reason(model, reason):
 def noted(model, *inputs, times=1):
     """The calls of a step in which the model is called; on inputs without data, so that it may fail."""
     calls = ModelCalls()
-    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)])
+    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)], 0)
     for _ in range(times):
         try:
             model(*inputs)
@@ -192,7 +192,7 @@ def test_many_modules_one_after_the_other_are_no_loop():
 def test_what_a_backward_pass_calls_again_is_no_call_of_the_step():
     model, calls = Decoder(checkpointed=True), ModelCalls()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    calls.begin_step([optimizer])
+    calls.begin_step([optimizer], 0)
     model(IDS).sum().backward()
     calls.end_step()
     assert calls.count() == (float(OF_DECODER), "")
@@ -201,7 +201,7 @@ def test_what_a_backward_pass_calls_again_is_no_call_of_the_step():
 def test_a_step_of_many_different_calls_has_no_count():
     model, calls = nn.Linear(4, 4), ModelCalls()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    calls.begin_step([optimizer])
+    calls.begin_step([optimizer], 0)
     for size in range(1, 20):
         model(torch.zeros(size, 4))
     calls.end_step()
@@ -216,7 +216,7 @@ def test_a_step_leaves_nothing_behind():
     model = Decoder()
     expected = torch.random.get_rng_state(), random.getstate(), model.head.weight.detach().clone()
     calls = ModelCalls()
-    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)])
+    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)], 0)
     assert nn.Module.__call__ is not before
     model.eval()(IDS)
     calls.end_step()
@@ -231,7 +231,7 @@ def test_a_step_leaves_nothing_behind():
 
 def test_a_module_that_trains_nothing_is_no_model():
     calls, optimizer = ModelCalls(), torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
-    calls.begin_step([optimizer])
+    calls.begin_step([optimizer], 0)
     nn.Linear(4, 4)(torch.zeros(2, 4))
     calls.end_step()
     assert calls.count() == (None, NO_CALL)
@@ -285,14 +285,15 @@ class Recommender(nn.Module):
 
 
 def batch_of(modules, step, num_steps=3):
-    """What is found of steps(number) that call these modules."""
+    """What is found of steps(number) that call these modules; those that are asked for are noted."""
     calls = ModelCalls()
     optimizer = torch.optim.SGD([p for one in modules for p in one.parameters()], 0.1)
     for number in range(num_steps):
-        assert calls.wants_more
-        calls.begin_step([optimizer])
+        if is_asked_for := calls.wants(number):
+            calls.begin_step([optimizer], number)
         step(number)
-        calls.end_step()
+        if is_asked_for:
+            calls.end_step()
     return calls.batch()
 
 
@@ -324,3 +325,32 @@ def as_a_generator_and_its_critic(_):
 )  # fmt: skip
 def test_the_batch_is_told_by_what_the_model_is_called_with(modules, step, found):
     assert batch_of(modules, step) == found
+
+
+def test_a_batch_that_grows_later_is_noticed():
+    """As a ramp grows it, of 60 steps."""
+    for grown in (3, 8, 40):
+        found = batch_of([LINEAR], lambda i, at=grown: LINEAR(torch.zeros(4 if i < at else 64, 4)), 60)
+        assert found == (None, None, UNLIKE)
+
+
+def test_alike_batches_are_looked_at_ever_less_often():
+    calls, optimizer, noted_steps = ModelCalls(), torch.optim.SGD(LINEAR.parameters(), 0.1), []
+    for number in range(1000, 11000):
+        if calls.wants(number):
+            noted_steps.append(number - 1000)
+            calls.begin_step([optimizer], number)
+            LINEAR(torch.zeros(4, 4))
+            calls.end_step()
+    assert noted_steps[:7] == [0, 1, 2, 3, 4, 6, 9]
+    assert len(noted_steps) < 30
+    assert calls.batch() == (4, None, "")
+
+
+def test_a_step_that_was_cut_short_says_nothing_of_the_batch():
+    calls, optimizer = ModelCalls(), torch.optim.SGD(LINEAR.parameters(), 0.1)
+    for number, rows in enumerate((4, 4, 4, 1)):
+        calls.begin_step([optimizer], number)
+        LINEAR(torch.zeros(rows, 4))
+        calls.end_step(is_whole=rows == 4)
+    assert calls.batch() == (4, None, "")

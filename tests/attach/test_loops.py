@@ -148,6 +148,7 @@ def test_steps_that_the_overhead_leaves_out_are_whole_though_they_cost_little(
     assert [step.global_step for step in result.steps] == list(range(120))
     assert len(left_out) > 80
     assert sum(num_short) > 60 or kind == "evaluating"
+    assert result.run.samples_per_step == 4  # noted in single steps
     for step in left_out[:-1]:
         spans = step.host_spans or []
         assert sum(span.kind == "backward" for span in spans) == num_backwards
