@@ -10,7 +10,7 @@ from aorta.account.judge.profiles import sampled_ranks
 from aorta.account.judge.stacks import CodeLine, Samples, WeightedStack, heaviest, samples_of
 from aorta.account.load.rank.phases import BYTES, PHASES, PREFIX
 from aorta.account.model import JudgedRun
-from aorta.account.numbers import quantity
+from aorta.account.numbers import counted, quantity
 from aorta.account.rows import positive
 from aorta.records.schema import StepPhase
 
@@ -76,7 +76,9 @@ def largest_text(judged: JudgedRun) -> str:
         return ""
     row = max(rows, key=lambda row: row.ms)
     of_step = f"{quantity(row.ms, 'ms')} of {quantity(row.ms / row.share, 'ms')}"
-    return f"The largest phase is {row.title}: {of_step} (mean of {row.num_steps:,} steps){row.place}."
+    return (
+        f"The largest phase is {row.title}: {of_step} (mean of {counted(row.num_steps, 'step')}){row.place}."
+    )
 
 
 def evaluation_text(judged: JudgedRun) -> str:
@@ -87,7 +89,7 @@ def evaluation_text(judged: JudgedRun) -> str:
         return ""
     line = line_of_evaluation(judged)
     place = "" if line is None else f", most of it in {line.text}"
-    return f"Evaluations took {quantity(seen['s'], 's')} in no step, {seen['times']} times{place}."
+    return f"Evaluations took {quantity(seen['s'], 's')} in no step, {counted(seen['times'], 'time')}{place}."
 
 
 def line_of_evaluation(judged: JudgedRun) -> CodeLine | None:

@@ -58,20 +58,19 @@ def test_code_of_the_loop_before_a_backward_pass_is_no_forward_pass():
 
 
 @pytest.mark.parametrize(
-    ("s", "text"),
+    ("times", "s", "text"),
     [
-        pytest.param(
-            1.5, "Evaluations took 1.50 s in no step, 3 times, most of it in augment(), data.py:5.", id="said"
-        ),
-        pytest.param(0.001, "", id="too-short"),
+        (3, 1.5, "Evaluations took 1.50 s in no step, 3 times, most of it in augment(), data.py:5."),
+        (1, 1.5, "Evaluations took 1.50 s in no step, 1 time, most of it in augment(), data.py:5."),
+        pytest.param(3, 0.001, "", id="too-short"),
     ],
 )
-def test_evaluations_in_no_step_are_told_with_their_line(s, text):
+def test_evaluations_in_no_step_are_told_with_their_line(times, s, text):
     stacks = sampled(
         (2, 10_000, "runs", MAIN), *((-1, 10_000, "runs", MAIN, AUGMENT, MODEL) for _ in range(3))
     )
     judged = judged_with(stacks, forward=16.0, backward=4.0)
-    record = plain_records.run(coverage={"evaluations": {"times": 3, "s": s}})
+    record = plain_records.run(coverage={"evaluations": {"times": times, "s": s}})
     judged = msgspec.structs.replace(judged, run=msgspec.structs.replace(judged.run, run=record))
     assert evaluation_text(judged) == text
 
