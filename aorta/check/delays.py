@@ -58,6 +58,8 @@ class Suspect:
     """Trials in which the earlier operation came and was delayed."""
     is_overtaken: bool = False
     is_confirmed: bool = False
+    is_short: bool = False
+    """There was too little memory for copies to compare with."""
 
     @property
     def acts_at(self) -> int:
@@ -185,6 +187,7 @@ class DeviceTrial(Trial):
         self._end: Any = None
         self._on_device: Ranges = []
         """The delayed operation's bytes on the device."""
+        self._own = torch.cuda.Stream()
 
     def issue(self, issued: Issued, run: Callable[[], Any]) -> Any:
         return run() if torch.cuda.is_current_stream_capturing() else super().issue(issued, run)
@@ -216,11 +219,16 @@ class DeviceTrial(Trial):
         if not self._overtakes(has_ended=self._end.query()):
             return run()  # it came too late for the delay, or something orders them
         parts = self._common(issued)
-        found = [self._copy(part) for part in parts]
-        torch.cuda.synchronize()
-        # It would have read, or overwritten, what was not there yet.
-        is_changed = any(_differ(was, part) for was, part in zip(found, parts, strict=True))
-        before = [self._copy(part) for part in parts]
+        try:
+            found = [self._copy(part) for part in parts]
+            torch.cuda.synchronize()
+            # It would have read, or overwritten, what was not there yet.
+            is_changed = any(_differ(was, part) for was, part in zip(found, parts, strict=True))
+            del found
+            before = [self._copy(part) for part in parts]
+        except torch.OutOfMemoryError:
+            suspect.is_short = True
+            return run()
         torch.cuda.synchronize()
         result = run()
         torch.cuda.synchronize()
@@ -233,9 +241,13 @@ class DeviceTrial(Trial):
         return result
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        """Copy on the current stream, into memory that is not the program's."""
-        with self._order.aside():
+        """Copy on the current stream, into memory of another one: none that the program has freed is taken,
+        and its allocator can give it back, as it cannot that of the check's pool."""
+        if not tensor.is_cuda:
             return tensor.detach().clone()
+        with torch.cuda.stream(self._own):
+            copy = torch.empty_like(tensor, requires_grad=False)
+        return copy.copy_(tensor.detach())
 
     def _common(self, issued: Issued) -> list[Tensor]:
         """Bytes that the operation shares with the delayed one; of memory that it does not have yet, all of

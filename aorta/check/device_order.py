@@ -5,6 +5,7 @@ What is called here runs in the middle of torch's own calls, so it only appends 
 """
 
 import ctypes
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -53,8 +54,8 @@ class DeviceOrder:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Within it this thread works for the check: nothing is logged, and memory is from a pool that the
-        program never gets any of. The allocator may then give the program what it would have given it."""
+        """Within it this thread works for the check: nothing is logged, and memory is from a pool of the
+        check's own. The allocator may then give the program what it would have given it."""
         self._aside, pool = threading.get_ident(), self._pool
         try:
             with nullcontext() if pool is None else torch.cuda.use_mem_pool(pool, self.device):
@@ -143,11 +144,12 @@ def _own_pool(device: int) -> Any:
     cudaMallocAsync.
 
     It is never given back: torch ends the process where one is dropped while another is in use, or while a
-    graph is captured.
+    graph is captured. A program that runs out of memory gets what is free in it, if this torch can do that.
     """
     if torch.cuda.get_allocator_backend() != "native":
         return None
-    pool = torch.cuda.MemPool()
+    can_share = "use_on_oom" in inspect.signature(torch.cuda.MemPool).parameters
+    pool = torch.cuda.MemPool(use_on_oom=True) if can_share else torch.cuda.MemPool()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
     return pool
 

@@ -91,30 +91,58 @@ def numbers(all_prints: Sequence[Prints]) -> list[Numbers]:
 
 def _in_rows(tensor: Tensor, num_parts: int = 1) -> Prints:
     """Fingerprints of equal parts of a tensor, in whole rows if they are more than one."""
-    flat = tensor.reshape(-1)
-    rest = flat.numel() % WIDTH
-    num_rows = flat.numel() // (num_parts * WIDTH)
-    table = flat[: flat.numel() - rest].view(num_parts, num_rows, WIDTH)
-    signs, turns, columns = _signs(flat.device)
+    numel = tensor.numel()
+    rest = numel % WIDTH
+    num_rows = numel // (num_parts * WIDTH)
+    signs, turns, columns = _signs(tensor.device)
     sums: Tensor | None = None
     if not num_rows:
-        sums = torch.zeros(num_parts, NUM_ROWS, NUM_COLUMNS, dtype=torch.float32, device=flat.device)
+        sums = torch.zeros(num_parts, NUM_ROWS, NUM_COLUMNS, dtype=torch.float32, device=tensor.device)
     norms = []
     step = max(MOST_ROWS >> (num_parts - 1).bit_length(), 1)
     for at in range(0, num_rows, step):
-        rows = table[:, at : at + step].float()
+        rows = _rows(tensor, num_parts, at, min(at + step, num_rows)).float()
         first, turn = at % MOST_ROWS, at // MOST_ROWS % NUM_TURNS
         own = signs[:, first : first + rows.shape[1]].expand(num_parts, -1, -1)
         part = torch.bmm(own, rows @ columns)
         sums = part if sums is None else torch.addcmul(sums, part, turns[turn])
         norms.append(torch.linalg.vector_norm(rows, dim=(1, 2)))
     if rest or not norms:
-        last = flat[flat.numel() - rest :].float()
+        last = _elements(tensor, numel - rest, numel).float()
         assert sums is not None
         sums = sums + last @ columns[:rest]
         norms.append(torch.linalg.vector_norm(last).reshape(1))
     assert sums is not None
     return Prints(sums, norms[0] if len(norms) == 1 else torch.cat(norms), [*range(num_parts)] * len(norms))
+
+
+def _rows(tensor: Tensor, num_parts: int, start: int, end: int) -> Tensor:
+    """These rows of each part of a tensor: [num_parts, end - start, WIDTH]."""
+    size = tensor.numel() // num_parts
+    if tensor.is_contiguous():
+        table = tensor.view(-1)[: size // WIDTH * WIDTH * num_parts].view(num_parts, -1, WIDTH)
+        return table[:, start:end]
+    firsts = range(0, num_parts * size, size)
+    parts = [_elements(tensor, first + start * WIDTH, first + end * WIDTH) for first in firsts]
+    return torch.stack(parts).view(num_parts, -1, WIDTH)
+
+
+def _elements(tensor: Tensor, start: int, end: int) -> Tensor:
+    """tensor.reshape(-1)[start:end], without a copy of more than these."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)[start:end]
+    size = tensor.numel() // len(tensor)
+    first, last = -(-start // size), end // size
+    if first > last:  # within one slice of the first dimension
+        return _elements(tensor[last], start - last * size, end - last * size)
+    pieces = []
+    if start < first * size:
+        pieces.append(_elements(tensor[first - 1], start - (first - 1) * size, size))
+    if first < last:
+        pieces.append(tensor[first:last].reshape(-1))
+    if last * size < end:
+        pieces.append(_elements(tensor[last], 0, end - last * size))
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _together(tensors: list[Tensor]) -> Prints:

@@ -415,6 +415,8 @@ class HazardWatch(Companion):
         if suspect.is_confirmed:
             finding.status = "confirmed"
             self._tell("confirmed", finding)
+        elif suspect.is_short:
+            finding.reason = "the later operation overtook the delayed one; no memory to compare values"
         elif suspect.is_overtaken:
             finding.reason = "the later operation overtook the delayed one; no value changed"
         elif suspect.num_delayed:

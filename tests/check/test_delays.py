@@ -1,8 +1,11 @@
 """Which operations a trial delays and compares: here the earlier one is under way until the clock says."""
 
-import pytest
+from types import SimpleNamespace
 
-from aorta.check.delays import Suspect, Trial, common
+import pytest
+import torch
+
+from aorta.check.delays import DeviceTrial, Suspect, Trial, common
 from aorta.check.operators import Issued
 
 EARLIER, LATER, OTHER = 1, 2, 3
@@ -101,3 +104,18 @@ def test_operations_that_share_nothing_are_never_compared():
 )
 def test_common_bytes(a, b, shared):
     assert common(a, b) == shared
+
+
+def test_a_program_goes_on_where_there_is_no_memory_to_compare(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Stream", SimpleNamespace)
+    short = suspect(is_later_on_host=True)
+    trial = DeviceTrial(short, SimpleNamespace())
+    trial._end = SimpleNamespace(query=lambda: False)
+    monkeypatch.setattr(trial, "_common", lambda issued: [torch.ones(8)])
+
+    def no_memory(tensor):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(trial, "_copy", no_memory)
+    assert trial.compared(Issued("op", False), lambda: "result") == "result"
+    assert (short.is_short, short.is_confirmed) == (True, False)

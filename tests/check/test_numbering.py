@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aorta.check.fingerprints import fingerprints, numbers
 from aorta.check.numbering import Numbering, _Pending, _unseen
@@ -107,6 +108,38 @@ def test_large_tensors_are_printed_in_several_layouts(monkeypatch):
     together = printed(tensors)
     monkeypatch.setattr("aorta.check.fingerprints.MOST_ROWS", 16)
     torch.testing.assert_close(printed(tensors), together, rtol=1e-4, atol=1e-4)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that an operator made memory for, beside what a tensor has."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__()
+        self.known, self.numel = tensor.untyped_storage().data_ptr(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.untyped_storage().data_ptr() != self.known:
+            self.numel = max(self.numel, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("shape", [(37, 300), (2, 5550), (5550, 2), (3, 37, 100)])
+def test_a_tensor_whose_memory_is_in_another_order_is_copied_in_parts(monkeypatch, shape):
+    fingerprint(torch.ones(1))  # so that signs are there, for as many rows as in other tests
+    monkeypatch.setattr("aorta.check.fingerprints.MOST_ROWS", 16)
+    tensor = torch.randn(*reversed(shape)).permute(*reversed(range(len(shape))))
+    expected = fingerprint(tensor.contiguous())
+    with Largest(tensor) as largest:
+        found = fingerprints([tensor])
+    assert largest.numel <= 16 * 64
+    assert torch.equal(torch.tensor(numbers([found])[0]), expected)
+
+
+def test_parts_of_such_a_tensor_have_their_fingerprints_too():
+    tensor = torch.randn(640, 3 * 7).t()
+    assert not tensor.is_contiguous()
+    assert torch.equal(printed([tensor], 3), printed([tensor.contiguous()], 3))
 
 
 def test_what_the_program_has_switched_on_does_not_reach_fingerprints():

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import Work
 
-from aorta.check.device_order import Queries, completed, trace_flag
+from aorta.check.device_order import Queries, _own_pool, completed, trace_flag
 from aorta.check.names import names_of
 from aorta.check.operators import accessed
 from aorta.check.watch import HazardWatch
@@ -309,6 +309,23 @@ def test_bytes_of_a_tensor(tensor, size, has_gaps):
     access = accessed(tensor)
     assert access[:2] == (tensor.data_ptr(), size)
     assert (len(access) == 3) == has_gaps
+
+
+class Pool:
+    def __init__(self, allocator=None) -> None:
+        self.is_shared = False
+
+
+class SharedPool(Pool):
+    def __init__(self, allocator=None, use_on_oom: bool = False) -> None:
+        self.is_shared = use_on_oom
+
+
+@pytest.mark.parametrize("kind", [Pool, SharedPool])
+def test_a_program_that_runs_out_of_memory_gets_the_checks_where_torch_can_do_that(monkeypatch, kind):
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(torch.cuda, "MemPool", kind)
+    assert _own_pool.__wrapped__(0).is_shared == (kind is SharedPool)
 
 
 def test_a_query_that_says_done_is_a_wait_of_the_host(monkeypatch):
