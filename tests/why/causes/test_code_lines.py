@@ -313,3 +313,18 @@ def test_samples_of_other_operations_are_no_line(tmp_path, issued):
     write_sites(folder, *[(line, op, "a tensor", 1, 1 << 20) for line, op in issued])
     cause = first_cause(folder)
     assert (cause.kind, cause.line) == ("transfer", None)
+
+
+def test_a_gather_beside_ddp_has_no_remedy_of_its_gradients(tmp_path):
+    """Of predictions, in line 20; DDP reduces one bucket."""
+
+    def make(rank, step, noise):
+        host = Host().work(30.0 * noise.gauss(1, 0.01)).comm(1.0, size=20 << 20, module=0)
+        return host.comm(20.0, "all_gather", size=20 << 20), {"modules": ["bucket 0: 8.weight"]}
+
+    folder = run_of(tmp_path, make)
+    for rank in (0, 1):
+        write_stacks(folder, rank, ("main", "communication", "runs", 20.0))
+    cause = first_cause(folder)
+    assert cause.kind == "transfer"
+    assert cause.change.endswith("fewer steps that communicate: at main(), train.py:20")
