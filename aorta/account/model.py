@@ -218,6 +218,8 @@ class Run(msgspec.Struct, frozen=True):
     """Of the ranks of a trace, where operators were asked for."""
     possible_comm_ms: dict[str, float] = msgspec.field(default_factory=dict)
     """CommEvidence.possible_ms (aorta.account.load.evidence)."""
+    updates: bool = False
+    """Whether a trace has kernels of an optimizer."""
     host_parts: Mapping[str, NDArray[np.float64]] = msgspec.field(default_factory=dict)
     """[rank, step]: columns of account/load/rank/host.py; empty where records do not tell."""
     stacks: Callable[[int], Stacks] | None = None

@@ -61,8 +61,8 @@ def stack_of(judged: JudgedRun) -> frozenset[str]:
 
 
 def _trains(judged: JudgedRun) -> bool:
-    """Whether a trace that shows its host has a backward pass or an update."""
-    return any(
+    """Whether a trace that shows its host has a backward pass or an update, there or as kernels."""
+    return judged.run.updates or any(
         judged.mean_of_host(f"host.{kind}{where}")
         for kind in ("backward", "optimizer")
         for where in ("", ".after")

@@ -109,6 +109,21 @@ def test_advice_is_for_the_operation_at_hand(tmp_path):
     assert "bucket" not in first["change"]
 
 
+@pytest.mark.parametrize(("last", "is_for_a_server"), [("gemm", True), ("multi_tensor_apply_kernel", False)])
+def test_advice_for_a_server_is_none_where_an_optimizer_runs(tmp_path, last, is_for_a_server):
+    """Its operators are in the trace, a backward pass is not."""
+    trace = HandTrace(0, world=2)
+    trace.scope("aten::mm", 0.0, 20.0, "cpu_op")
+    trace.kernel("gemm", 10.0, 100.0)
+    trace.wait(COMM, trace.record(), COMPUTE)
+    trace.collective("all_reduce", 112.0, 300.0)
+    trace.wait(COMPUTE, trace.record(), COMM)
+    trace.kernel(last, 414.0, 100.0)
+    trace.step(0, -1.0, trace.host)
+    first = answer_of(trace.write(tmp_path))["causes"][0]
+    assert ("where the server has one" in first["change"]) == is_for_a_server
+
+
 def test_what_a_trace_holds_in_no_step_is_said(tmp_path):
     """Kernels of 20 to 220 us are in a step of 221 us, those from 1000 to 1200 in none."""
     trace = HandTrace(0)

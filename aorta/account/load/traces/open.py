@@ -80,6 +80,7 @@ def load_traces(
     run = msgspec.structs.replace(
         run,
         possible_comm_ms={name: ms / len(summaries) for name, ms in possible.most_common()},
+        updates=any(summary.updates for summary in summaries),
         arrivals=arrivals_of_traces(run, rows, view),
         clock_offset_ns=view.clock.moved_ns,
         clock_residual_us=view.clock.residual_us,

@@ -19,6 +19,7 @@ from aorta.records.schema import StepRecord
 from aorta.timeline.matching import RankCalls
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Kind, Total
+from aorta.traces.classify import kernel_class
 from aorta.traces.model import rank_calls
 from aorta.traces.quality import Finding, RankFacts, facts, truncated, verdict
 from aorta.traces.sources import Reading, Source, map_ranks
@@ -49,7 +50,8 @@ class RankSummary:
     untimed: dict[str, str]
     """As in RankTrace."""
     possible_comm_ms: dict[str, float]
-    """As in Run."""
+    updates: bool
+    """Both as in Run."""
 
 
 def reduce_ranks(
@@ -100,6 +102,7 @@ def reduce_rank(
         devices=trace.devices,
         untimed=trace.untimed,
         possible_comm_ms=possible_comm_ms(trace),
+        updates=any(kernel_class(name) == "optimizer" for name in trace.timeline.names),
     )
 
 
