@@ -139,12 +139,20 @@ def _of_left_out(
     cause = cause_of(late, rule, judged, of_these, stack, path, _Room(0.0, of_these.mean_step_ms))
     if cause is not None:
         part, interval = float(is_left_out.mean()), cause.interval_ms
+        all_ms = float(np.nanmean(step_ms))
+        of_all = (
+            f"{quantity(part * cause.ms, 'ms')} is of the mean of all {judged.num_steps:,} judged steps,"
+            f" {quantity(all_ms, 'ms')}; those recorded take {quantity(account.mean_step_ms, 'ms')}"
+        )
         yield msgspec.structs.replace(
             cause,
             ms=part * cause.ms,
             interval_ms=None if interval is None else (part * interval[0], part * interval[1]),
             bound_ms=None,
-            share=part * cause.ms / float(np.nanmean(step_ms)),
+            share=part * cause.ms / all_ms,
+            evidence=(of_all, *cause.evidence),
+            # Waits are known of recorded steps alone.
+            check=f"aorta compare {path} NEW; the step time, which is of all judged steps, should fall",
             is_in_step=False,
         )
 
