@@ -7,6 +7,9 @@ from aorta.account.model import JudgedRun
 from aorta.account.numbers import byte_text, percent
 from aorta.records.stacks import StackFrame
 
+PARAMETERS = "parameters of "
+"""What a gather for a module is written to move."""
+
 
 class SiteRow(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives of one operation that one place issues, on one rank, a mean over the looked-at steps."""
@@ -30,7 +33,8 @@ class SiteRow(msgspec.Struct, frozen=True, kw_only=True):
         if not self.bytes_per_step:
             return f"{self.op} in {self.place}: {self.often}"
         size = byte_text(self.bytes_per_step)
-        return f"{self.op} of {self.moves} in {self.place}: {self.often}, {size}"
+        of_what = self.moves if self.moves.startswith("for ") else f"of {self.moves}"
+        return f"{self.op} {of_what} in {self.place}: {self.often}, {size}"
 
     @property
     def often(self) -> str:
@@ -48,6 +52,7 @@ def sites_of(judged: JudgedRun) -> list[SiteRow]:
 def _sites_of(judged: JudgedRun) -> list[SiteRow]:
     if judged.run.sites is None:
         return []
+    are_parameters = gathers_parameters(judged)
     rows: dict[tuple[str, str, str, float, float], tuple[SiteRow, list[int]]] = {}
     for rank in sampled_ranks(judged):
         told = judged.run.sites(rank)
@@ -56,7 +61,7 @@ def _sites_of(judged: JudgedRun) -> list[SiteRow]:
         for site in told.sites:
             row = SiteRow(
                 op=site.op,
-                moves=site.moves,
+                moves=site.moves if are_parameters else site.moves.replace(PARAMETERS, "a tensor of ", 1),
                 file=site.file,
                 line=site.line,
                 function=site.function,
@@ -70,3 +75,11 @@ def _sites_of(judged: JudgedRun) -> list[SiteRow]:
             rows.setdefault(key, (row, []))[1].append(rank)
     found = [msgspec.structs.replace(row, ranks=ranks) for row, ranks in rows.values()]
     return sorted(found, key=lambda row: (-row.bytes_per_step, -row.per_step, row.place))
+
+
+def gathers_parameters(judged: JudgedRun) -> bool:
+    """Unless the program is known to have no units, and nothing reduces what units would: it gathers
+    activations then, which are there no sooner."""
+    program = None if judged.run.run is None else judged.run.run.program
+    has_units = not program or bool(program.get("units"))
+    return has_units or "exposed_ms.reduce_scatter" in judged.run.metrics

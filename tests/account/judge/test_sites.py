@@ -1,10 +1,12 @@
 """Rows of call sites: several ranks that are alike are one row, in the order of what moves."""
 
 import msgspec
+import pytest
 
 from aorta.account.judge.sites import sites_of
 from aorta.records.schema import CallSite, CallSites
 from tests.account.reports_in_memory import dataset_of, records_of
+from tests.records.run_folders import run_record
 
 
 def site(line, num_calls, size, moves="a value", op="all_reduce"):
@@ -13,10 +15,28 @@ def site(line, num_calls, size, moves="a value", op="all_reduce"):
     )
 
 
-def rows(*by_rank):
+def rows(*by_rank, program=None):
     judged = dataset_of("a", records_of(num_ranks=len(by_rank))).first
     run = msgspec.structs.replace(judged.run, sites=lambda rank: by_rank[rank])
+    if program is not None:
+        record = msgspec.structs.replace(run_record(len(by_rank)), program=program)
+        metrics = {name: rows for name, rows in run.metrics.items() if "reduce_scatter" not in name}
+        run = msgspec.structs.replace(run, run=record, metrics=metrics)
     return sites_of(msgspec.structs.replace(judged, run=run))
+
+
+def test_a_collective_for_a_module_is_not_said_to_be_of_for():
+    (row,) = rows(CallSites(num_steps=1, sites=[site(24, 2, 80 << 20, "for 13")]))
+    assert row.text == "all_reduce for 13 in main(), train.py:24: 2 times a step, 80.0 MiB"
+
+
+@pytest.mark.parametrize(
+    ("units", "moves"), [([], "a tensor of 0.up"), ([{"name": "0.up"}], "parameters of 0.up")]
+)
+def test_a_program_without_units_gathers_no_parameters(units, moves):
+    sites = CallSites(num_steps=1, sites=[site(43, 1, 80 << 20, "parameters of 0.up", "all_gather")])
+    (row,) = rows(sites, program={"units": units, "modes": {}})
+    assert row.moves == moves
 
 
 def test_numbers_are_of_a_step_and_alike_ranks_are_one_row():

@@ -12,7 +12,7 @@ from itertools import islice, pairwise
 import numpy as np
 
 from aorta.account.judge.exposed import Exposed
-from aorta.account.judge.sites import sites_of
+from aorta.account.judge.sites import gathers_parameters, sites_of
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import byte_text, counted
@@ -168,17 +168,7 @@ def moves_of(judged: JudgedRun, op: str) -> str:
         moves = row.moves.partition(",")[0].partition(" of ")[0]
         weights[moves] += row.bytes_per_step if has_bytes else row.per_step
     most = max(weights, key=lambda moves: weights[moves], default="")
-    if most == "parameters" and not _gathers_parameters(judged):
-        most, weights = "a tensor", {"a tensor": 1.0}
     return most if weights and weights[most] > 0.5 * sum(weights.values()) else ""
-
-
-def _gathers_parameters(judged: JudgedRun) -> bool:
-    """Unless the program is known to have no units, and nothing reduces what units would: it gathers
-    activations then, which are there no sooner."""
-    program = None if judged.run.run is None else judged.run.run.program
-    has_units = not program or bool(program.get("units"))
-    return has_units or "exposed_ms.reduce_scatter" in judged.run.metrics
 
 
 def _is_unhidden(judged: JudgedRun, parts: Parts, op: str) -> bool:
@@ -346,7 +336,7 @@ def _no_prefetch(
     run, judged_steps = judged.run, slice(judged.num_warmup, None)
     if not {f"{name}.all_gather" for name in ("comm_ms", "exposed_ms", "count")} <= run.metrics.keys():
         return None
-    if not _gathers_parameters(judged):
+    if not gathers_parameters(judged):
         return None
     gather = positive(run.metrics["comm_ms.all_gather"][:, judged_steps]).mean(axis=0)
     bare = positive(run.metrics["exposed_ms.all_gather"][:, judged_steps]).mean(axis=0)
@@ -417,7 +407,7 @@ def _origin(judged: JudgedRun, details: Exposure | None, op: str, of_small: bool
     """What an operation is exposed longest for, or most of its small calls are for: bucket, unit or
     program."""
     weights: dict[str, float] = defaultdict(float)
-    has_units = op in UNIT_OPS and _gathers_parameters(judged)
+    has_units = op in UNIT_OPS and gathers_parameters(judged)
     for key, (ms, _, _) in (details.by_call if details is not None else {}).items():
         name, module, _ = key
         weight = details.num_small[key] if details is not None and of_small else ms
