@@ -320,6 +320,18 @@ def test_a_loop_over_operators_costs_what_they_need_beside_their_arithmetic(tmp_
     )
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_rank_without_compute_loses_nothing_to_a_low_clock(tmp_path):
+    """No kernel of it is in the steps that were held down: 0 of 0 ms."""
+
+    def make(rank, step, noise):
+        host, device = low_clock(rank, step, noise)
+        host = Host().idle(30.0).comm(2.0) if device["device"].throttling else host
+        return host, device | {"source": "kernels"}
+
+    assert "clock" not in {cause.kind for cause in found(tmp_path / "run", make, GPU_RUN)}
+
+
 def gathers_and_saves(rank, step, noise):
     """Every fifth step all ranks collect for 40 ms what rank 0 writes in 20: 12 ms a step in all."""
     if step % 5:

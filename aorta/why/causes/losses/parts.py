@@ -221,7 +221,7 @@ def _as_slow(compute: Floats, is_held_down: NDArray[np.bool_], ratio: Floats) ->
     part = np.ones((len(compute), 1))
     for row, held in enumerate(is_held_down):
         others = compute[row, ~held] if (~held).sum() >= MIN_USUAL_STEPS else compute[~is_held_down]
-        if held.any() and len(others) >= MIN_USUAL_STEPS:
-            expected = float((compute[row, held] * (1 - ratio[row, held])).mean())
+        expected = float((compute[row, held] * (1 - ratio[row, held])).sum()) / max(held.sum(), 1)
+        if expected > 0 and len(others) >= MIN_USUAL_STEPS:
             part[row] = np.clip((compute[row, held].mean() - np.median(others)) / expected, 0.0, 1.0)
     return part
