@@ -29,7 +29,7 @@ MOST_KINDS = 8
 MOST_MODULES = 20_000
 LOOP = 64
 """Operators that one call of a module calls itself, not by modules in it, from which on it is a loop."""
-REFUSED_AXES = ("tp", "ep", "cp", "pp", "tensor", "expert", "context", "pipeline", "model")
+REFUSED_AXES = ("tp", "ep", "cp", "pp", "tensor", "expert", "context", "pipeline", "model", "mp")
 """Axes of device meshes whose ranks share the work of one model."""
 KNOWN = ("aten", "prims", "prim", "profiler")
 HEAVY = ("mm", "conv", "attention", "rnn", "lstm", "gru")
@@ -50,8 +50,8 @@ class ModelCalls:
     """Notes which modules a step calls, and counts their FLOPs later."""
 
     def __init__(self) -> None:
-        self._error = ""
-        """What went wrong in the step; nothing is noted any more then."""
+        self._error = self._size_error = ""
+        """Why there is no number of FLOPs, and none of the batch; what needs them is noted no more."""
         self._owner: type | None = None
         self._original: Callable[..., Any] | None = None
         self._call: Callable[..., Any] | None = None
@@ -59,7 +59,9 @@ class ModelCalls:
         self._kinds: dict[Any, tuple[Module, Any, Any]] = {}
         """Copies with what they were called with."""
         self._times: dict[Any, int] = {}
-        self._copies: dict[int, tuple[Any, Module | None]] = {}
+        self._copies: dict[int, Module] = {}
+        self._models: dict[int, tuple[Any, bool]] = {}
+        """Of each module that was called: a reference, and whether it holds what is trained."""
         self._sizes: list[dict[int, tuple[int, int]]] = []
         """Of each step so far, by module: rows and tokens that it was called with."""
         self._first = self._next = 0
@@ -122,37 +124,52 @@ class ModelCalls:
 
     def _note(self, module: Module, args: Any, named: Any) -> bool:
         """True where it is one whose inner modules need not be noted."""
-        if self._error:
+        if self._size_error:
             return True
         try:
-            copy = self._copy_of(module)
-            if copy is None:
+            if not self._is_model(module):
                 return False
             leaves, structure = tree_flatten((args, named))
             rows, tokens = _size(module, leaves)
             before = self._sizes[-1].get(id(module), (0, 0))
             self._sizes[-1][id(module)] = before[0] + rows, before[1] + tokens
-            if len(self._sizes) > 1:
-                return True
-            shapes = [_meta(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-            key = id(module), str(structure), tuple(map(_shape_text, shapes))
-            self._times[key] = self._times.get(key, 0) + 1
-            self.precision = self.precision or _precision(module)
-            if key not in self._kinds:
-                if len(self._kinds) >= MOST_KINDS:
-                    raise NotCountedError(f"a step calls modules in more than {MOST_KINDS} different ways")
-                self._kinds[key] = copy, *tree_unflatten(shapes, structure)
         except Exception as error:
-            self._error = _text_of(error)
-            self._kinds.clear()
-            self._copies.clear()
+            self._size_error = _text_of(error)
+            self._refuse(self._size_error)
+            return True
+        if len(self._sizes) == 1 and not self._error:
+            try:
+                self._note_kind(module, leaves, structure)
+            except Exception as error:
+                self._refuse(_text_of(error))
         return True
 
-    def _copy_of(self, module: Module) -> Module | None:
-        entry = self._copies.get(id(module))
+    def _note_kind(self, module: Module, leaves: list[Any], structure: Any) -> None:
+        if id(module) not in self._copies:
+            self._copies[id(module)] = copy_without_data(module)
+        shapes = [_meta(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        key = id(module), str(structure), tuple(map(_shape_text, shapes))
+        self._times[key] = self._times.get(key, 0) + 1
+        self.precision = self.precision or _precision(module)
+        if key not in self._kinds:
+            if len(self._kinds) >= MOST_KINDS:
+                raise NotCountedError(f"a step calls modules in more than {MOST_KINDS} different ways")
+            self._kinds[key] = self._copies[id(module)], *tree_unflatten(shapes, structure)
+
+    def _refuse(self, reason: str) -> None:
+        """Count no FLOPs."""
+        self._error = reason
+        self._kinds.clear()
+        self._copies.clear()
+
+    def _is_model(self, module: Module) -> bool:
+        """True where it holds what is trained. Raises NotCountedError where ranks share it."""
+        entry = self._models.get(id(module))
         if entry is None or entry[0]() is not module:
             holds = any(id(parameter) in self._trained for parameter in module.parameters())
-            entry = self._copies[id(module)] = ref(module), copy_without_data(module) if holds else None
+            if holds:
+                _refuse_shared(module)
+            entry = self._models[id(module)] = ref(module), holds
         return entry[1]
 
     @property
@@ -162,7 +179,7 @@ class ModelCalls:
 
     def wants(self, number: int) -> bool:
         """True where the step of this number should be noted, to tell whether batches are alike."""
-        return number >= self._next and not self._error
+        return number >= self._next and not self._size_error
 
     def batch(self) -> tuple[int | None, int | None, str]:
         """Rows of a step's batch, or its tokens where it is a table of them, by the module that gets least (a
@@ -172,8 +189,8 @@ class ModelCalls:
             for step in self._sizes
             if step
         }
-        if self._error or len(found) != 1:
-            return None, None, self._error or (UNLIKE if found else NO_CALL)
+        if self._size_error or len(found) != 1:
+            return None, None, self._size_error or (UNLIKE if found else NO_CALL)
         ((rows, tokens),) = found
         return None if tokens else rows or None, tokens or None, ""
 
@@ -210,6 +227,28 @@ def copy_without_data(module: Module) -> Module:
     if any(type(inner).__name__ == "FullyShardedDataParallel" for inner in module.modules()):
         raise NotCountedError("FSDP1 keeps parameters flat")
     return _copied(module, {})
+
+
+def _refuse_shared(module: Module) -> None:
+    """Raises NotCountedError where ranks share the work of one model, or may do so: by the axes of the meshes
+    that its parameters lie on, and where these have no names, by what is sharded though not by FSDP."""
+    of_fsdp = {
+        id(parameter)
+        for inner in module.modules()
+        if _plain_class(type(inner)) is not type(inner)
+        for parameter in inner.parameters()
+    }
+    for name, parameter in module.named_parameters():
+        mesh = getattr(parameter, "device_mesh", None)
+        for axis in getattr(mesh, "mesh_dim_names", None) or ():
+            if any(axis.startswith(refused) for refused in REFUSED_AXES):
+                raise NotCountedError(f"ranks of the axis {axis} share the work of one model")
+        if mesh is None or getattr(mesh, "mesh_dim_names", None) or id(parameter) in of_fsdp:
+            continue
+        if any(not placement.is_replicate() for placement in getattr(parameter, "placements", ())):
+            raise NotCountedError(
+                f"{name} is sharded over a mesh without names, so that ranks may share the work of one model"
+            )
 
 
 def _copied(module: Module, known: dict[int, Any]) -> Module:
@@ -262,10 +301,6 @@ def _copied_tensor(tensor: torch.Tensor | None, known: dict[int, Any]) -> torch.
         return None
     if id(tensor) not in known:
         _refuse_sparse(tensor)
-        mesh = getattr(tensor, "device_mesh", None)
-        for axis in getattr(mesh, "mesh_dim_names", None) or ():
-            if any(axis.startswith(refused) for refused in REFUSED_AXES):
-                raise NotCountedError(f"ranks of the axis {axis} share the work of one model")
         made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")  # of a DTensor: the whole one
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)

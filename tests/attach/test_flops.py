@@ -1,10 +1,12 @@
 """FLOPs of a step that torch counts on a copy without data, beside counts by hand."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import Replicate, Shard
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -13,7 +15,6 @@ from aorta.attach.flops import (
     NO_OPTIMIZER,
     UNLIKE,
     ModelCalls,
-    NotCountedError,
     _counted,
     copy_without_data,
 )
@@ -263,14 +264,43 @@ def test_tied_parameters_stay_tied():
     assert copy[1].weight is copy[0].weight
 
 
-def test_ranks_that_share_a_model_have_no_count():
-    class Mesh:
-        mesh_dim_names = ("dp", "tp")
-
+@pytest.mark.parametrize(
+    ("names", "placement", "reason"),
+    [
+        (("dp", "tp"), Replicate(), "ranks of the axis tp share the work of one model"),
+        (("mp",), Shard(0), "ranks of the axis mp share the work of one model"),
+        (None, Shard(0), "weight is sharded over a mesh without names"),
+        (None, Replicate(), ""),
+        (("dp",), Shard(0), ""),
+    ],
+)
+def test_ranks_that_share_a_model_have_neither_flops_nor_a_batch(names, placement, reason):
     model = nn.Linear(4, 4)
-    model.weight.device_mesh = Mesh()
-    with pytest.raises(NotCountedError, match="the axis tp"):
-        copy_without_data(model)
+    model.weight.device_mesh, model.weight.placements = SimpleNamespace(mesh_dim_names=names), (placement,)
+    calls = noted(model, torch.zeros(5, 4))
+    assert calls.batch()[0] == (None if reason else 5)
+    assert calls.batch()[2].startswith(reason)
+    assert calls.count()[1].startswith(reason)
+
+
+def test_fsdp_may_shard_over_a_mesh_without_names():
+    """Its default one. fully_shard gives modules a class of these bases."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    model.__class__ = type("FSDPSequential", (type("FSDPModule", (), {}), nn.Sequential), {})
+    weight = model[0].weight
+    weight.device_mesh, weight.placements = SimpleNamespace(mesh_dim_names=None), (Shard(0),)
+    assert noted(model, torch.zeros(5, 4)).batch() == (5, None, "")
+
+
+class FullyShardedDataParallel(nn.Sequential):
+    """Of that name, by which FSDP1 is known."""
+
+
+@pytest.mark.parametrize("model", [TakesSparse(4, 4), FullyShardedDataParallel(nn.Linear(4, 4))])
+def test_the_batch_is_known_where_the_flops_are_not(model):
+    calls = noted(model, torch.zeros(2, 4), times=2)
+    assert calls.count()[0] is None
+    assert calls.batch() == (4, None, "")
 
 
 class Recommender(nn.Module):
