@@ -44,6 +44,8 @@ EVALUATION = "evaluation"
 """A pause that nobody announced."""
 WITHIN: tuple[HostKind, ...] = ("synchronisation", "garbage_collection")
 """Notes that may come within an evaluation."""
+next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
+"""Number of the next node of autograd's graph in this thread: a call of a model that trains makes some."""
 FULL_COLLECTION = 2
 """The generation of garbage that is noted; younger ones take microseconds."""
 TENSOR_WAITS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
@@ -95,6 +97,8 @@ class HostWatch:
         """Above 0 within a noted call: torch.save within a checkpoint's save is one note."""
         self._without_gradient: HostNote | None = None
         """The batch, or the evaluation, that was asked for last with autograd off."""
+        self._asked: tuple[int, int] | None = None
+        """Whom it was asked of, and the next node of autograd's graph then."""
 
     def install(self) -> None:
         """Begin to note what happens a few times a step: a batch, a backward pass, a checkpoint."""
@@ -147,6 +151,7 @@ class HostWatch:
         """Note each call of this function as `kind`."""
         original = getattr(owner, name)
         memory = self._memory if kind == "backward" else None
+        is_batch = name == "__next__"
 
         def call(*args: Any, **named: Any) -> Any:
             step = self._journal.current
@@ -158,16 +163,15 @@ class HostWatch:
             notes = None if kind == "data" else step.host_notes
             if memory is not None:
                 memory.ends(FORWARD, step)
-            start_ns, has_ended = monotonic_ns(), True
+            start_ns = monotonic_ns()
             try:
-                result = original(*args, **named)
-                has_ended = kind != "data"
-                return result
+                return original(*args, **named)
             finally:
                 self._depth -= 1
-                self._note(kind, start_ns, "", notes=notes)
-                if has_ended:  # a backward pass, or there is no further batch
-                    self._journal.evaluates = False
+                if is_batch and not torch.is_grad_enabled():
+                    self._note_without_gradient(id(args[0]), start_ns)
+                else:
+                    self._note(kind, start_ns, "", notes=notes)
                 if memory is not None:
                     memory.ends(BACKWARD, step)
 
@@ -301,18 +305,39 @@ class HostWatch:
             return
         if kind != "garbage_collection" and step.thread != threading.get_ident():
             return  # another thread's doing: the step's own thread goes on beside it
-        if kind != "data" or torch.is_grad_enabled():
-            self._journal.evaluates = False
-            notes.append(HostNote(kind, start_ns, monotonic_ns(), place, num_bytes))
+        if kind not in WITHIN:
+            self._journal.may_evaluate_ns = 0
+        notes.append(HostNote(kind, start_ns, monotonic_ns(), place, num_bytes))
+
+    def _note_without_gradient(self, loader: int, start_ns: int) -> None:
+        """Note a batch that was asked for with autograd off: a second one of a loader ends an evaluation.
+
+        It does where something lies between them, but no training: no other note, and no node of autograd's
+        graph. loader: the id of the iterator that was asked.
+        """
+        journal, step = self._journal, self._journal.current
+        if step is None or step.thread != threading.get_ident() or len(step.host_notes) >= MOST_NOTES:
             return
-        # A second batch without gradients, and no training between them: what lies between was an evaluation.
+        notes, asked = step.host_notes, (loader, next_node())
         last = next((i for i in reversed(range(len(notes))) if notes[i].kind not in WITHIN), None)
-        if last is not None and notes[last] is self._without_gradient:
-            notes[last:] = [HostNote("pause", notes[last].start_ns, monotonic_ns(), EVALUATION)]
-            self._journal.evaluates = True
+        before = None if last is None or asked != self._asked else notes[last]
+        now_ns = monotonic_ns()
+        if before is None or before is not self._without_gradient:
+            goes_on = evaluates = False
         else:
-            notes.append(HostNote(kind, start_ns, monotonic_ns(), place))
-        self._without_gradient = notes[-1]
+            goes_on = before.kind == "pause"
+            evaluates = goes_on or start_ns - before.end_ns >= NOTED_WAIT_NS
+        if before is not None and evaluates:
+            notes[last:] = [HostNote("pause", before.start_ns, now_ns, EVALUATION)]
+            if goes_on:
+                journal.evaluations[-1] = (before.start_ns, now_ns)
+            else:
+                journal.evaluations.append((before.start_ns, now_ns))
+        else:
+            begin_ns = start_ns if step.start is None else max(start_ns, step.start.host_ns)
+            notes.append(HostNote("data", begin_ns, now_ns, ""))
+        self._without_gradient, self._asked = notes[-1], asked
+        journal.may_evaluate_ns = now_ns  # after the evaluations: who reads them reads this first
 
 
 def _collecting(frame: FrameType | None) -> str:

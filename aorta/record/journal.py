@@ -21,6 +21,9 @@ from aorta.steps.raw import LeftOutStep
 REMEMBERED_GROUPS = 1000
 """Destroyed process groups that are remembered, so that their numbering goes on if they return."""
 
+MOST_EVALUATIONS = 16
+"""Limit of evaluations that are remembered for samples of the stack that wait to be told."""
+
 
 class Journal:
     """Notes of one recorder; `current` is the step that calls are noted in."""
@@ -40,8 +43,10 @@ class Journal:
         """Reason why nothing can be timed: collectives run on another device than the recorder's."""
         self.pause: str | None = None
         """The activity between two steps that the program has announced: "validation", "checkpoint"."""
-        self.evaluates = False
-        """From the first batch that is asked for with autograd off to the last."""
+        self.may_evaluate_ns = 0
+        """Monotonic time of the last batch that was asked for with autograd off; 0 once training went on."""
+        self.evaluations: deque[tuple[int, int]] = deque(maxlen=MOST_EVALUATIONS)
+        """Monotonic start and end of the latest ones, each from a batch to the last one so far."""
         self.pause_ended_s = 0.0
         """Monotonic time at which the last announced pause ended."""
         self.module: str | None = None

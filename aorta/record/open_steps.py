@@ -8,12 +8,11 @@ import logging
 import time
 from collections.abc import Callable
 
-import torch
-
 from aorta.device.marks import Mark, MarkClock
 from aorta.errors import InstrumentError
 from aorta.record.calls import LEFT_OUT, RecordedStep
 from aorta.record.handles import Cut, cut, profiler_is_on, split
+from aorta.record.host import next_node
 from aorta.record.journal import Journal
 from aorta.record.overhead import SLOW
 from aorta.record.sampling import Sampling
@@ -23,7 +22,6 @@ from aorta.steps.raw import LeftOutStep
 
 logger = logging.getLogger(__name__)
 
-next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 _NO_MARK = "no mark could be put on the step's stream"
 RARE = ("checkpoint", "pause")
 """Notes of the host in a step whose length says nothing about the others."""

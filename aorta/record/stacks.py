@@ -58,6 +58,10 @@ MOST_BYTES = 16 << 20
 _PHASE = {name: place for place, name in enumerate(STACK_PHASES)}
 _RUNS, _READY, _SLEEPS = range(len(DOING))
 _BODY, _BEHIND_BODY, _NO_STEP = range(len(PLACES))
+MOST_WAITING = 1000
+"""Limit of samples that wait to be told from those of an evaluation."""
+_Key = tuple[int, int, int, int, bool, int]
+"""Global step, place, phase, what the thread did, whether a backward pass had ended, node of the tree."""
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _MARKERS: tuple[tuple[str, tuple[str, ...], StackPhase], ...] = (
     ("utils/data/dataloader.py", ("__next__", "__iter__"), "data"),
@@ -197,7 +201,9 @@ class StackSampler:
         self._run_id: str | None = None
         self._num_lines = 0
         self._num_bytes = 0
-        self._sums: dict[tuple[int, int, int, int, bool, int], int] = {}
+        self._sums: dict[_Key, int] = {}
+        self._waiting: list[tuple[int, _Key, int]] = []
+        """Samples that may turn out to be of an evaluation: monotonic ns, what they add to, and us."""
         self._thread: threading.Thread | None = None
         self._stopping = threading.Lock()
         """Held while the thread shall run: to wait for a lock takes less than to wait for an event."""
@@ -250,6 +256,7 @@ class StackSampler:
                 if now_s - flushed_s >= FLUSH_S:
                     flushed_s = now_s
                     self._flush(path)
+            self._add(all_of_them=True)
             self._flush(path)
         except Exception:
             self._sums.clear()  # training goes on without stacks; the file says how far they reach
@@ -274,7 +281,7 @@ class StackSampler:
         clock = self._clock_of(thread)
         before_ns, began_ns = _cpu_ns(clock), time.monotonic_ns()
         node, phase = self._tree.add(frames)
-        if self._journal.evaluates or self._journal.pause not in (None, "checkpoint"):
+        if self._journal.pause not in (None, "checkpoint"):
             phase = _PHASE["evaluation"]
         doing = _RUNS
         if before_ns is not None:
@@ -284,7 +291,22 @@ class StackSampler:
                 doing = _READY if _is_ready(clock) else _SLEEPS
         if node >= 0 and stopping.locked():
             key = (number, place, phase, doing, is_behind, node)
-            self._sums[key] = self._sums.get(key, 0) + int(1e6 * weight_s)
+            self._waiting.append((began_ns, key, int(1e6 * weight_s)))
+            self._add()
+
+    def _add(self, all_of_them: bool = False) -> None:
+        """Add up the samples of which it is known whether they were of an evaluation."""
+        since_ns = self._journal.may_evaluate_ns  # read before the evaluations, which are written before
+        evaluations = tuple(self._journal.evaluations)
+        all_of_them = all_of_them or len(self._waiting) > MOST_WAITING
+        samples, self._waiting = self._waiting, []
+        for at_ns, key, us in samples:
+            if 0 < since_ns <= at_ns and not all_of_them:
+                self._waiting.append((at_ns, key, us))
+                continue
+            if any(start_ns <= at_ns <= end_ns for start_ns, end_ns in evaluations):
+                key = (*key[:2], _PHASE["evaluation"], *key[3:])
+            self._sums[key] = self._sums.get(key, 0) + us
 
     def _clock_of(self, thread: int) -> int | None:
         """Asked for while the thread has a frame, so that it is there."""

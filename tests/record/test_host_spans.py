@@ -247,12 +247,45 @@ def test_collectives_of_ddp_name_their_bucket(one_rank, tmp_path):
     assert len({record.module_of(call) for call in calls}) == len(calls)
 
 
+def evaluated(journal):
+    """Kinds of the notes, and the number of evaluations that the samples of the stack are told by."""
+    of_step = [note for note in journal.current.host_notes if note.kind != "garbage_collection"]
+    return [note.kind for note in of_step], len(journal.evaluations)
+
+
+def batches():
+    return DataLoader(TensorDataset(torch.ones(16, 4)), batch_size=4)
+
+
 def test_an_evaluation_lasts_from_its_first_batch_to_its_last(journal):
-    loader = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=4)
-    seen = [journal.evaluates]
+    model = torch.nn.Linear(4, 4)
     with torch.no_grad():
-        for _ in loader:
-            seen.append(journal.evaluates)
-    assert [*seen, journal.evaluates] == [False, True, True, False]
-    notes = [note for note in journal.current.host_notes if note.kind != "garbage_collection"]
-    assert [(note.kind, note.where) for note in notes] == [("pause", "evaluation")]
+        for number, _ in enumerate(batches()):
+            time.sleep(1e-3)
+            gc.collect()
+            if number == 2:
+                break
+    assert evaluated(journal) == (["data", "pause"], 1)
+    (last,) = (note for note in journal.current.host_notes if note.kind == "pause")
+    assert last.where == "evaluation"
+    (span,) = journal.evaluations
+    assert span == (last.start_ns, last.end_ns)
+    assert last.end_ns - last.start_ns > 2e6
+    assert journal.may_evaluate_ns == last.end_ns
+    model(torch.ones(2, 4)).sum().backward()
+    assert evaluated(journal) == (["data", "pause", "backward"], 1)
+    assert journal.may_evaluate_ns == 0
+
+
+def test_batches_that_are_fetched_ahead_without_gradients_are_data(journal):
+    """From two loaders, or with a forward pass between two of one."""
+    model, one, other = torch.nn.Linear(4, 4), iter(batches()), iter(batches())
+    fetch = torch.no_grad()(next)
+    fetch(one)
+    time.sleep(1e-3)
+    fetch(other)
+    loss = model(torch.ones(2, 4)).sum()
+    fetch(other)
+    loss.backward()
+    fetch(other)
+    assert evaluated(journal) == (["data"] * 5 + ["backward", "data"], 0)

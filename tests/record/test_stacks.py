@@ -257,16 +257,21 @@ def test_where_sampling_is_dear_it_comes_more_rarely():
     assert sampler._period_s() == pytest.approx(1.0)
 
 
-def test_what_goes_on_in_an_evaluation_is_of_it(tmp_path):
+@pytest.mark.parametrize(("reaches_to_ns", "phases"), [(2**62, {"evaluation"}), (1, {"forward"})])
+def test_what_went_on_until_the_last_batch_of_an_evaluation_is_of_it(tmp_path, reaches_to_ns, phases):
+    """Told when the next batch comes, or training goes on: until then the samples wait."""
     journal = Journal()
     sampler = StackSampler(journal)
-    sampler._trains, journal.evaluates = threading.get_ident(), True
+    sampler._trains, journal.may_evaluate_ns = threading.get_ident(), 1
     sampler.write_to(tmp_path / "stacks")
     sampler.start()
     in_a_module(lambda: time.sleep(0.2))
+    assert not sampler._sums
+    journal.evaluations.append((0, reaches_to_ns))
+    journal.may_evaluate_ns = 0
     sampler.stop()
     samples = joined(read_stacks(tmp_path / "stacks")).samples
-    assert {STACK_PHASES[one.phase] for one in samples} == {"evaluation"}
+    assert {STACK_PHASES[one.phase] for one in samples} == phases
 
 
 def test_off_is_off(tmp_path):
