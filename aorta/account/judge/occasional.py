@@ -35,6 +35,8 @@ APART = 1.0
 """Widths of the usual steps, by which a loss of known slow steps is above them."""
 MOST = 0.6
 """Of a loss, that is in the known slow steps."""
+MOST_STEPS_WITH_IT = 0.75
+"""Of the steps that have a loss, from which on all of them are slow ones, the short ones too."""
 SCATTERED = 0.5
 """Runs of neighbouring slow steps over slow steps, below which they are one stretch of the run."""
 
@@ -66,6 +68,19 @@ class Occasions:
         mean = float(values.mean())
         half = half_width(values, self.usual_error_ms) if self.half_width is None else self.half_width * mean
         return part * mean, (part * max(mean - half, 0.0), part * (mean + half))
+
+    def are_most_of(self, has_it: NDArray[np.bool_]) -> bool:
+        """Whether all slow steps are among those that have something, and most of these are slow."""
+        num_with_it = int(has_it.sum())
+        is_within = bool(has_it[self.is_slow].all()) and num_with_it < len(has_it)
+        return is_within and int(self.is_slow.sum()) >= MOST_STEPS_WITH_IT * num_with_it
+
+    def in_steps(self, has_it: NDArray[np.bool_], values_ms: Floats) -> "Occasions":
+        """The same of all steps that have it."""
+        if (has_it == self.is_slow).all():
+            return self
+        excess_ms = np.where(has_it, np.maximum(values_ms - np.median(values_ms[~has_it]), 0.0), 0.0)
+        return replace(self, is_slow=has_it, excess_ms=excess_ms, period=None)
 
     @property
     def often(self) -> str:

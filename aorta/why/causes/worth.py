@@ -120,6 +120,8 @@ def worth(finding: CauseFinding, global_step: NDArray[np.int64]) -> Worth:
     is_rare = not finding.by_stretch and (median < RARE * mean or mean < UNLIKE * median)
     slow_steps = occasions(values, global_step, finding.slow_steps) if is_rare else None
     if slow_steps is not None:
+        if slow_steps.period is None and slow_steps.are_most_of(has_it := values > 0):
+            slow_steps = slow_steps.in_steps(has_it, np.nan_to_num(values))
         slow_ms, interval = slow_steps.mean_ms()
         low, high = (mean - slow_ms + edge for edge in interval)
         return Worth(mean, (low, high), is_rare=True, occasions=slow_steps, lasts=True)

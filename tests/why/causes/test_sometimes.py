@@ -167,6 +167,30 @@ def test_four_evaluations_of_a_short_run_are_seen(tmp_path):
     assert named(tmp_path / "run", make)[0].subject == "slow steps on all ranks, every 10th step"
 
 
+SAVING = (3, 4, 8, 9, 13, 16, 18, 23, 25, 30, 31, 36, 38)
+"""Of which every fourth is a short one."""
+
+
+@pytest.mark.parametrize("gathers_ms", [0.0, 40.0])
+def test_all_steps_that_save_are_the_occasions_of_a_checkpoint(tmp_path, gathers_ms):
+    """Ten save for 60 ms, and ranks may gather for it; three for 4 ms."""
+
+    def make(rank, step, noise):
+        if step not in SAVING:
+            return plain(noise)
+        is_short = SAVING.index(step) % 4 == 3
+        host = plain(noise, compute=30.0 if is_short else 30.0 + gathers_ms)
+        return host.work(4.0 if is_short else 60.0, "checkpoint")
+
+    (first,) = [cause for cause in named(tmp_path / "run", make) if cause.kind == "checkpoint"]
+    (text,) = [text for text in first.evidence if text.startswith("saving")]
+    (occasions,) = [text for text in first.evidence if text.endswith("a step on average")]
+    assert "in 13 of 41 judged steps" in text
+    assert occasions.startswith("in 13 of 41 steps, ")
+    assert occasions.endswith(f"{first.ms:.1f} ms a step on average")
+    assert first.ms == pytest.approx((10 * (60.0 + gathers_ms) + 3 * 4.0) / 41, rel=0.03)
+
+
 def saves_every_tenth(rank, step, noise):
     """Times are taken in the first 24 steps alone, as with --overhead: two of them save, for 60 ms, and what
     was saved is touched anew for 12 ms more."""

@@ -44,8 +44,8 @@ def slow_steps(judged: JudgedRun, parts: Parts, known: Occasions | None) -> Iter
         "slow_ms": float(np.median(common[slow.is_slow])),
         "usual_ms": float(np.median(common[~slow.is_slow])),
     }
-    if (saves := _saves(judged)) is not None and (saves == slow.is_slow).all():
-        yield _of_saving(parts, slow, facts["who"])
+    if (saves := _saves(judged)) is not None and slow.are_most_of(saves):
+        yield _of_saving(parts, slow.in_steps(saves, common), facts["who"])
         return
     kind: CauseKind = "pause"
     behind = _behind_update(judged, slow.is_slow)
