@@ -58,8 +58,8 @@ MOST_BYTES = 16 << 20
 _PHASE = {name: place for place, name in enumerate(STACK_PHASES)}
 _RUNS, _READY, _SLEEPS = range(len(DOING))
 _BODY, _BEHIND_BODY, _NO_STEP = range(len(PLACES))
-MOST_WAITING = 1000
-"""Limit of samples that wait to be told from those of an evaluation."""
+MOST_WAITING = 200
+"""Limit of samples that wait to be told from those of an evaluation: 10 s, which a killed process loses."""
 _Key = tuple[int, int, int, int, bool, int]
 """Global step, place, phase, what the thread did, whether a backward pass had ended, node of the tree."""
 _TORCH = str(Path(torch.__file__).parent) + os.sep
