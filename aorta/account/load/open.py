@@ -27,7 +27,7 @@ from aorta.account.load.waits import busbw_by_transfer
 from aorta.account.model import DAMAGED, MOST_DAMAGED, NamedSpan, Progress, Run
 from aorta.errors import RecordError, ReportError, TraceError
 from aorta.processes import parallel_map, usual_jobs
-from aorta.records.files import STEPS_FILE, sites_name, stacks_name
+from aorta.records.files import STEPS_FILE, files_beside, sites_name, stacks_name
 from aorta.records.launches import read_notes
 from aorta.records.memory import read_shortages
 from aorta.records.reader import kernel_names_beside, read_beside, read_run
@@ -99,8 +99,10 @@ def _load_records(
     progress: Progress | None,
     strict: bool,
 ) -> Run:
-    # lstat: a link to itself is damage that the readers of ranks tell.
-    if not any(path.lstat().st_size for path in paths) and (early := _died_early(folder)):
+    # lstat: a link to itself is damage that the readers of ranks tell. A killed rank leaves lines unwritten.
+    besides = filter(None, map(files_beside, paths))
+    has_steps = any(path.lstat().st_size for path in paths) or any(b.unwritten.exists() for b in besides)
+    if not has_steps and (early := _died_early(folder)):
         raise ReportError(f"{folder}: no step was recorded; {'; '.join(early)}")
     notes: list[str] = []
     run, damage = _run_record(folder, notes, strict)
