@@ -235,15 +235,20 @@ def test_a_line_that_reads_value_after_value_waits_for_the_device(tmp_path):
     assert first.ms == pytest.approx(8.0, rel=0.1)
 
 
-def test_a_wait_for_the_whole_device_is_to_be_left_out(tmp_path):
-    """Its evidence is no value that is read, and events time a phase without it."""
+def waits_in(call):
+    """Queued work of 10 ms is waited for in this call of main, and the device idles for 6 ms behind it."""
 
     def make(rank, step, noise):
         host = Host().work(20.0 * noise.gauss(1, 0.01))
-        host.host.append(HostSpan("synchronisation", host.at - 10.0, host.at, "synchronize in train.py:20"))
+        host.host.append(HostSpan("synchronisation", host.at - 10.0, host.at, f"{call} in train.py:20"))
         return host.idle(6.0).work(10.0).comm(2.0), {"source": "kernels", "host_use": HostUse(30.0, 0.0)}
 
-    folder = run_of(tmp_path, make)
+    return make
+
+
+def test_a_wait_for_the_whole_device_is_to_be_left_out(tmp_path):
+    """Its evidence is no value that is read, and events time a phase without it."""
+    folder = run_of(tmp_path, waits_in("synchronize"))
     for rank in (0, 1):
         write_stacks(folder, rank, ("synchronize", "rest", "runs", 12.0))
     first = first_cause(folder)
@@ -252,14 +257,8 @@ def test_a_wait_for_the_whole_device_is_to_be_left_out(tmp_path):
 
 
 def test_the_line_of_one_wait_is_not_named_for_what_the_host_does_behind_it(tmp_path):
-    """loss.item() in main, for 10 ms of queued work; the device idles while augment runs."""
-
-    def make(rank, step, noise):
-        host = Host().work(20.0 * noise.gauss(1, 0.01))
-        host.host.append(HostSpan("synchronisation", host.at - 10.0, host.at, "item in train.py:20"))
-        return host.idle(6.0).work(10.0).comm(2.0), {"source": "kernels", "host_use": HostUse(30.0, 0.0)}
-
-    folder = run_of(tmp_path, make)
+    """loss.item() in main; the device idles while augment runs."""
+    folder = run_of(tmp_path, waits_in("item"))
     for rank in (0, 1):
         write_stacks(folder, rank, COMMON, ("main", "rest", "runs", 10.0), ("augment", "rest", "runs", 6.0))
     assert first_cause(folder).line.text == "augment(), straggler.py:5"
