@@ -319,9 +319,9 @@ def _common(
     num = min(max(min(STRETCHES, sum(map(len, rows)) // FEWEST), 2), steps[0])
     stretch, by_rank = np.arange(steps[0]) * num // steps[0], []
     garbage = account.cells.get("garbage_collection", np.zeros_like(account.step_ms))
-    part = np.divide(garbage, account.step_ms, out=np.zeros_like(garbage), where=account.step_ms > 0)
+    of_account = np.divide(garbage, account.step_ms, out=np.zeros_like(garbage), where=account.step_ms > 0)
     collecting = np.full((len(samples), steps[0]), np.nan)
-    collecting[:, steps[1]] = part[: len(samples)]
+    collecting[:, steps[1]] = of_account[: len(samples)]
     for row, (one, chosen) in enumerate(zip(samples, rows, strict=True)):
         judged = one.column >= 0
         whole = np.bincount(stretch[one.column[judged]], one.ms[judged], minlength=num)

@@ -139,9 +139,7 @@ def _facts_of(
     }
     if not exposed.is_split:
         facts["unsplit"] = "this includes waiting for late ranks: the ranks could not be matched"
-    if facts.get("origin") == "program" and op == "all_reduce" and _is_every_gradient(judged):
-        facts["origin"] = "gradients"
-    elif facts["moves"] in NEEDLESS and facts.get("origin") not in ("bucket", "unit"):
+    if facts["moves"] in NEEDLESS and facts.get("origin") not in ("bucket", "unit", "gradients"):
         facts["origin"] = NEEDLESS[str(facts["moves"])]
     facts["is_proven"] = parts.on_device and _is_unhidden(judged, parts, op)
     return facts
@@ -274,8 +272,6 @@ def _small_messages(judged: JudgedRun, exposed: Floats, details: Exposure | None
         saved = np.minimum(bare, exposed) * latency_share * (1 - merged)
         per_call = float(saved.mean()) / float(facts["count"])  # type: ignore[arg-type]
         origin = _origin(judged, details, op, of_small=True)
-        if origin == "program" and op == "all_reduce" and _is_every_gradient(judged):
-            origin = "gradients"
         facts |= {"per_call_ms": per_call, "origin": origin}
         if origin == "program":
             facts |= _own_calls(judged, op)
@@ -404,8 +400,8 @@ def _largest(judged: JudgedRun, details: "Exposure | None", ops: Sequence[str]) 
 
 
 def _origin(judged: JudgedRun, details: Exposure | None, op: str, of_small: bool = False) -> str:
-    """What an operation is exposed longest for, or most of its small calls are for: bucket, unit or
-    program."""
+    """What an operation is exposed longest for, or most of its small calls are for: bucket, unit, gradients
+    that the program reduces itself, or program."""
     weights: dict[str, float] = defaultdict(float)
     has_units = op in UNIT_OPS and gathers_parameters(judged)
     for key, (ms, _, _) in (details.by_call if details is not None else {}).items():
@@ -417,7 +413,9 @@ def _origin(judged: JudgedRun, details: Exposure | None, op: str, of_small: bool
             weights["bucket"] += weight
         else:
             weights["unit" if module and has_units else "program"] += weight
-    return max(weights, key=lambda origin: weights[origin], default="")
+    origin = max(weights, key=lambda origin: weights[origin], default="")
+    by_hand = origin == "program" and op == "all_reduce" and _is_every_gradient(judged)
+    return "gradients" if by_hand else origin
 
 
 def _is_bucket(module: str) -> bool:

@@ -24,7 +24,8 @@ class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Only where the finding is of this operation."""
     origin: str | None = None
     """Only where most of it is of this: bucket (of DDP), accumulated (the same gradients several times a
-    step), unit (of fully_shard), object (pickled), gradients (reduced by hand), program."""
+    step), unit (of fully_shard), gradients (reduced by hand), object (pickled), buffers (of the model), own
+    (what the program sends beside all these), program (nobody looked what it is)."""
     calls: str | None = None
     """Only where the cause's line of the program is in this function of a library."""
     rare: bool | None = None
