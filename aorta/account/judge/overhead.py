@@ -15,11 +15,11 @@ def overhead_texts(dataset: Dataset) -> list[str]:
         overhead = None if judged.run.run is None else judged.run.run.overhead
         if overhead is not None and overhead.cost is not None and overhead.interval is not None:
             of_run = "this run" if len(dataset.runs) == 1 else judged.run.label
-            found.append(_text(overhead, of_run))
+            found.append(_cost_text(overhead, of_run) + _above_limit(overhead))
     return found
 
 
-def _text(overhead: OverheadRecord, of_run: str) -> str:
+def _cost_text(overhead: OverheadRecord, of_run: str) -> str:
     assert overhead.interval is not None
     first_ms = overhead.step_interval_ms
     if overhead.only_first and first_ms is not None and first_ms[0] > 0:
@@ -33,8 +33,7 @@ def _text(overhead: OverheadRecord, of_run: str) -> str:
         most = (
             f", {max(100 * high, 0):.0f} % at most" if high > 0 else ": recorded steps were the shorter ones"
         )
-        text = f"what aorta cost {of_run} cannot be told from how its steps vary{most}"
-        return text + _above_limit(overhead)
+        return f"what aorta cost {of_run} cannot be told from how its steps vary{most}"
     text = f"aorta cost {_share(overhead.cost, overhead.interval)} of {of_run}"
     if overhead.later_cost is not None and overhead.later_interval is not None:
         limit = "" if overhead.limit is None else f", limit {100 * overhead.limit:.3g} %"
@@ -42,7 +41,7 @@ def _text(overhead: OverheadRecord, of_run: str) -> str:
             f" ({_share(overhead.later_cost, overhead.later_interval)} after its first {overhead.num_first}"
             f" steps, which are all recorded{limit})"
         )
-    return text + _above_limit(overhead)
+    return text
 
 
 def _above_limit(overhead: OverheadRecord) -> str:

@@ -67,6 +67,18 @@ def test_first_steps_that_are_longer_are_not_called_aortas_cost():
     assert text.startswith("what aorta cost this run is not known: its first 24 recorded steps took longer")
 
 
+def test_what_stays_on_is_said_where_the_cost_of_recording_is_not_known():
+    """Of a loop of 0.3 ms, of which the limit keeps only the first steps."""
+    short_steps = OverheadRecord(
+        limit=0.01, cost=0.17, interval=(0.05, 0.29), step_ms=0.79, step_interval_ms=(0.54, 1.03),
+        always_on=0.17, always_on_interval=(0.05, 0.28), always_on_ms=0.0586, every=None, num_steps=5998,
+        num_recorded=22, num_first=24,
+    )  # fmt: skip
+    (text,) = texts(short_steps)
+    assert text.startswith("what aorta cost this run is not known")
+    assert text.endswith("stays on in every step, recorded or not: 17 % [5, 28], 58.6 us a step")
+
+
 def test_nothing_is_said_where_it_is_not_known():
     assert texts(UNKNOWN) == []
     assert texts(None) == []
