@@ -1,4 +1,4 @@
-"""Changes of communication: speed, ranks, late ranks, prefetch, buckets, resharding.
+"""Changes of communication: speed, late ranks, prefetch, buckets, resharding.
 
 Each class edits a draft; the forms below them say how a user writes the change.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aorta.errors import ReplayError
-from aorta.timeline.collective import busbw_factor, canonical_op
+from aorta.timeline.collective import canonical_op
 from aorta.timeline.intervals import distinct
 from aorta.why.replay.activity import OPTIMIZER_SCOPE, SHARDING_SCOPE
 from aorta.why.replay.changes.change import FACTOR, Change, form
@@ -24,8 +24,6 @@ OPS = (
     "send", "recv", "send_recv", "barrier",
 )  # fmt: skip
 ANY = ("collectives", "communication", "comm")
-NODE_RANKS = 8
-"""Ranks of one node, where nothing says how many."""
 SMALL_BYTES = 1 << 20
 """A collective of less is of a loss or a norm, not of gradients or activations."""
 DDP_BUCKET_BYTES = 25 << 20
@@ -72,33 +70,6 @@ class ScaleCollective:
         for collective in chosen:
             for node in collective.members:
                 draft.set_duration(node, draft.duration_ns(node) * self.factor)
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleLink:
-    """Links of a kind carry factor times as many bytes per second; latency stays."""
-
-    text: str
-    is_inside: bool
-    """True if the ranks are on one node, so that the network is not used."""
-    factor: float
-
-    def apply(self, draft: Draft) -> None:
-        chosen = [collective for collective in draft.collectives() if self._uses(collective)]
-        if not chosen:
-            extent = "inside a node" if self.is_inside else f"over more than {NODE_RANKS} ranks"
-            raise ReplayError(f"{self.text!r}: the traces hold no collective {extent}")
-        latency = latency_ns(draft)
-        for collective in chosen:
-            fixed = latency.get(collective.op, LATENCY_NS)
-            for node in collective.members:
-                length = draft.duration_ns(node)
-                draft.set_duration(node, min(length, fixed) + max(0.0, length - fixed) / self.factor)
-        draft.notes.append(f"links: groups of up to {NODE_RANKS} ranks are taken to lie in one node")
-
-    def _uses(self, collective: TracedCollective) -> bool:
-        is_inside = collective.num_ranks is None or collective.num_ranks <= NODE_RANKS
-        return is_inside == self.is_inside and (collective.num_ranks or 2) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,38 +126,6 @@ class WithoutWaiting:
                 draft.cut(arc)
             for node in collective.members:
                 draft.add(2 * node, 2 * node + 1, draft.duration_ns(node), ArcKind.TRANSFER)
-
-
-@dataclass(frozen=True, slots=True)
-class OtherRanks:
-    """A collective runs over another number of ranks, with the same bytes per rank's buffer."""
-
-    text: str
-    ops: frozenset[str] | None
-    num_ranks: int
-    hardware: str | None = None
-
-    def apply(self, draft: Draft) -> None:
-        for collective in _chosen(draft, self.text, self.ops):
-            traced_ranks = collective.num_ranks or len(collective.members)
-            if traced_ranks < 2:
-                continue
-            factor = self._factor(collective, traced_ranks)
-            for node in collective.members:
-                draft.set_duration(node, draft.duration_ns(node) * factor)
-
-    def _factor(self, collective: TracedCollective, traced_ranks: int) -> float:
-        if self.hardware is None or collective.size_bytes is None:
-            return busbw_factor(collective.op, self.num_ranks) / busbw_factor(collective.op, traced_ranks)
-        from aorta.hardware.part import load_hardware
-        from aorta.projection.collectives import collective_time, rank_group
-
-        hardware = load_hardware(self.hardware)
-        times = [
-            collective_time(collective.op, collective.size_bytes, rank_group(n, hardware), hardware).time_s
-            for n in (self.num_ranks, traced_ranks)
-        ]
-        return times[0] / times[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,28 +388,6 @@ _OPS = "|".join((*OPS, *ANY, *(op.replace("_", "") for op in OPS)))
 )
 def _collective(match: re.Match[str]) -> Change:
     return ScaleCollective(match[0], ops_named(match["op"]), float(match["factor"]), match["unit"])
-
-
-@form(
-    rf"(?P<op>{_OPS})\s+(?:over\s+)?ranks\s+(?P<ranks>\d{{1,6}})(?:\s+on\s+(?P<hardware>\S+))?",
-    "all_gather ranks 16 on h200",
-    "over another number of ranks (with hardware: by the projection's cost model)",
-)
-def _ranks(match: re.Match[str]) -> Change:
-    if int(match["ranks"]) < 2:
-        raise ReplayError(f"{match[0]!r}: a collective needs at least 2 ranks")
-    return OtherRanks(match[0], ops_named(match["op"]), int(match["ranks"]), match["hardware"])
-
-
-@form(
-    rf"(?P<link>nvlink|xgmi|link|nic|network)s?\s+{FACTOR}",
-    "nvlink x2",
-    "bandwidth inside a node (nic: between nodes) times this",
-)
-def _link(match: re.Match[str]) -> Change:
-    if float(match["factor"]) == 0:
-        raise ReplayError(f"{match[0]!r}: a link without bandwidth never ends")
-    return ScaleLink(match[0], match["link"].lower() in ("nvlink", "xgmi", "link"), float(match["factor"]))
 
 
 @form(r"rank\s+(?P<rank>\d{1,7})\s+on\s+time", "rank 3 on time", "this rank arrives with the others")
