@@ -11,8 +11,10 @@ the model reads, collectives in its forward pass, operators without a formula. E
 import random
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 from weakref import ref
 
 import msgspec
@@ -22,7 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from aorta.records.schema import NO_CALL, NO_OPTIMIZER, OperatorLoop
+from aorta.attach.layout_copies import LayoutCopies, line_of
+from aorta.attach.program import program_frame
+from aorta.records.schema import NO_CALL, NO_OPTIMIZER, UNLIKE, OperatorLoop, WorkOfStep
+from aorta.records.stacks import StackFrame
 
 MOST_KINDS = 8
 """Of calls with different modules or shapes in a step; a step with more has no number."""
@@ -36,10 +41,11 @@ HEAVY = ("mm", "conv", "attention", "rnn", "lstm", "gru")
 """Parts of names of operators that have FLOPs worth counting."""
 
 
+WHOLE = 0.9
+"""Of a call's work, from which on the line that calls is that of fp64 products, not lines within."""
 ALIKE = 3
 """Steps one after the other in which the size of the model's input is noted; later ones follow half as far
 again from the first, for batches that grow."""
-UNLIKE = "batches differ in size from step to step: give recorder.step their tokens"
 
 
 class NotCountedError(Exception):
@@ -59,6 +65,11 @@ class ModelCalls:
         self._kinds: dict[Any, tuple[Module, Any, Any]] = {}
         """Copies with what they were called with."""
         self._times: dict[Any, int] = {}
+        self._lines: dict[Any, StackFrame | None] = {}
+        """That make the calls."""
+        self._unread: dict[int, tuple[Any, int]] = {}
+        """By id of a parameter that no optimizer has and that gets gradients: a reference, and the id of its
+        gradient, which stays the same one as long as nobody resets it."""
         self._copies: dict[int, Module] = {}
         self._models: dict[int, tuple[Any, bool]] = {}
         """Of each module that was called: a reference, and whether it holds what is trained."""
@@ -67,9 +78,11 @@ class ModelCalls:
         self._first = self._next = 0
         """Numbers of the first step, and of the one from which on another is noted."""
         self.loop: OperatorLoop | None = None
-        """Found by count()."""
+        self.work: WorkOfStep | None = None
+        """Found by count(), as the loop."""
         self.precision: str | None = None
         """In which most of the work is done, by autocast and the parameters' type."""
+        self._copied = LayoutCopies()
         self._trained: set[int] = set()
         self._depth = 0
 
@@ -86,6 +99,8 @@ class ModelCalls:
             self._replace(compiled)  # compiled code is guarded by Module's own
         else:
             self._replace(Module)
+            if len(self._sizes) == 1:
+                self._copied.begin()
 
     def end_step(self, is_whole: bool = True) -> None:
         """Put everything back. is_whole: False of a step that was cut short, whose size says nothing."""
@@ -93,6 +108,13 @@ class ModelCalls:
             return
         if not is_whole:
             self._sizes[-1].clear()
+        self._copied.end()
+        if len(self._sizes) == 1:
+            self._unread = {
+                key: (held, gradient)
+                for key, (held, gradient) in self._unread.items()
+                if (parameter := held()) is not None and id(parameter.grad) == gradient
+            }
         owner, self._owner = self._owner, None
         if owner is not None and vars(owner).get("__call__") is self._call:
             if self._was_own:
@@ -128,7 +150,7 @@ class ModelCalls:
             return True
         try:
             if not self._is_model(module):
-                return False
+                return len(self._sizes) == 1 and self._note_unread(module, args, named)
             leaves, structure = tree_flatten((args, named))
             rows, tokens = _size(module, leaves)
             before = self._sizes[-1].get(id(module), (0, 0))
@@ -144,13 +166,35 @@ class ModelCalls:
                 self._refuse(_text_of(error))
         return True
 
+    def _note_unread(self, module: Module, args: Any, named: Any) -> bool:
+        """A module that holds nothing that is trained, and parameters with gradients all the same."""
+        if self._error or not self._unread_of(module):
+            return False
+        try:
+            self._note_kind(module, *tree_flatten((args, named)))
+        except Exception:
+            return False  # nothing is said of it
+        return True
+
+    def _unread_of(self, module: Module) -> list[str]:
+        """Names of parameters that no optimizer has, and whose gradient of earlier steps is still there."""
+        names = []
+        for name, one in module.named_parameters():
+            if one.requires_grad and one.grad is not None and id(one) not in self._trained:
+                self._unread.setdefault(id(one), (ref(one), id(one.grad)))
+                names.append(name)
+        return names
+
     def _note_kind(self, module: Module, leaves: list[Any], structure: Any) -> None:
         if id(module) not in self._copies:
             self._copies[id(module)] = copy_without_data(module)
+            self._unread_of(module)
         shapes = [_meta(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         key = id(module), str(structure), tuple(map(_shape_text, shapes))
         self._times[key] = self._times.get(key, 0) + 1
-        self.precision = self.precision or _precision(module)
+        self._lines.setdefault(key, _line())
+        if self._is_model(module):
+            self.precision = self.precision or _precision(module)
         if key not in self._kinds:
             if len(self._kinds) >= MOST_KINDS:
                 raise NotCountedError(f"a step calls modules in more than {MOST_KINDS} different ways")
@@ -175,7 +219,7 @@ class ModelCalls:
     @property
     def is_empty(self) -> bool:
         """True where the step called no model: one that was cut short, as a rule."""
-        return not self._kinds and not self._error
+        return not any(self._models[key[0]][1] for key in self._kinds) and not self._error
 
     def wants(self, number: int) -> bool:
         """True where the step of this number should be noted, to tell whether batches are alike."""
@@ -198,18 +242,45 @@ class ModelCalls:
         """FLOPs of the step, or None; and the reason. Drops what was noted."""
         kinds, self._kinds = self._kinds, {}
         self._copies.clear()
-        if not kinds:
+        num_at = self._copied.num_at
+        self.work = WorkOfStep(
+            copies=num_at.total(), copies_at=max(num_at, key=num_at.__getitem__, default=None)
+        )
+        models = {key: kind for key, kind in kinds.items() if self._models[key[0]][1]}
+        if not models:
             return None, self._error or (NO_CALL if self._trained else NO_OPTIMIZER)
         try:
-            counted = [(self._times[key], *_counted(*kind)) for key, kind in kinds.items()]
+            counted = {key: _counted(*kind) for key, kind in models.items()}
         except Exception as error:
             return None, _text_of(error)
-        total = sum(times * flops for times, flops, _ in counted)
-        loops = [(times * loop.per_step, loop) for times, _, loop in counted if loop is not None]
+        total = sum(self._times[key] * one.flops for key, one in counted.items())
+        loops = [(self._times[key] * one.loop.per_step, one.loop) for key, one in counted.items() if one.loop]
         if loops and not _compiled_frames():  # which joins them
             per_step, loop = max(loops, key=lambda entry: entry[0])
             self.loop = msgspec.structs.replace(loop, per_step=per_step)
+        with suppress(Exception):  # of what trains nothing, or of a copy that trains less
+            self.work = msgspec.structs.replace(self.work, **self._work_of(kinds, counted))
         return (float(total), "") if total > 0 else (None, "torch counts no operator of the model")
+
+    def _work_of(
+        self, kinds: dict[Any, tuple[Module, Any, Any]], counted: "dict[Any, _Count]"
+    ) -> dict[str, Any]:
+        flops, sums = 0, {name: Counter[StackFrame | None]() for name in ("again", "fp64", "unread")}
+        for key, kind in kinds.items():
+            one, times, line = counted.get(key) or _counted(*kind), self._times[key], self._lines[key]
+            of_kind = {"again": one.again}
+            within: list[StackFrame | None] = [at for at in one.fp64 if at is not None]
+            if not within or one.fp64.total() >= WHOLE * one.flops:
+                within = [line]
+            of_kind["fp64"] = Counter({max(within, key=one.fp64.__getitem__): one.fp64.total()})
+            if _freeze(kind[0], self._unread):
+                of_kind["unread"] = Counter({line: one.flops - _counted(*kind, needs_gradient=False).flops})
+            flops += times * (one.flops + one.again.total())
+            for name, by_line in of_kind.items():
+                sums[name].update({at or line: times * num for at, num in by_line.items()})
+        found = {name: by_line for name, by_line in sums.items() if by_line.total()}
+        lines = {f"{name}_at": max(by_line, key=by_line.__getitem__) for name, by_line in found.items()}
+        return {"flops": float(flops), **lines} | {name: float(one.total()) for name, one in found.items()}
 
 
 # ---- a copy without data -----------------------------------------------------------------------------
@@ -304,6 +375,7 @@ def _copied_tensor(tensor: torch.Tensor | None, known: dict[int, Any]) -> torch.
         made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")  # of a DTensor: the whole one
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+            made.copy_of = id(tensor)  # type: ignore[attr-defined]
         known[id(tensor)] = made
     found: torch.Tensor = known[id(tensor)]
     return found
@@ -342,9 +414,20 @@ def _shape_text(leaf: Any) -> str:
 # ---- the count ---------------------------------------------------------------------------------------
 
 
-def _counted(model: Module, args: Any, named: Any) -> tuple[int, OperatorLoop | None]:
-    """FLOPs of a forward and a backward pass of a copy without data, without what a checkpointed module does
-    again. Raises NotCountedError, and whatever the model raises."""
+class _Count(NamedTuple):
+    """FLOPs of a call, and by the lines that call what is done."""
+
+    flops: int
+    """Without what is done again."""
+    loop: OperatorLoop | None
+    again: Counter[StackFrame | None]
+    fp64: Counter[StackFrame | None]
+    """Of products in fp64; None: in the backward pass, or of modules that no line of the program calls."""
+
+
+def _counted(model: Module, args: Any, named: Any, needs_gradient: bool = True) -> _Count:
+    """Of a forward and a backward pass of a copy without data; a checkpointed module's second forward counts
+    apart. Raises NotCountedError, and whatever the model raises."""
     counter = FlopCounterMode(
         display=False, custom_mapping={getattr(torch.ops.aten, "_grouped_mm", None): _grouped_mm}
     )
@@ -354,18 +437,34 @@ def _counted(model: Module, args: Any, named: Any) -> tuple[int, OperatorLoop | 
     try:
         with torch.enable_grad(), torch.device("meta"), watched, counter:
             outputs = [leaf for leaf in _tensors(model(*args, **named)) if leaf.requires_grad]
-            if not outputs:
-                raise NotCountedError("no output of the model has a gradient")
-            again.is_backward = True
+            again.is_backward = watched.is_backward = True
             num_forward = watched.num_operators
-            torch.autograd.backward([output.real.float().sum() for output in outputs])
+            if outputs:
+                torch.autograd.backward([output.real.float().sum() for output in outputs])
+            elif needs_gradient:
+                raise NotCountedError("no output of the model has a gradient")
     finally:
         random.setstate(states[0])
         torch.set_rng_state(states[1])
         for handle in handles:
             handle.remove()
     loop = again.loop(watched.num_operators / max(num_forward, 1))
-    return int(counter.get_total_flops()) - again.flops, loop
+    flops = int(counter.get_total_flops()) - again.flops.total()
+    return _Count(flops, loop, again.flops, watched.fp64)
+
+
+def _freeze(model: Module, unread: Iterable[int]) -> bool:
+    """Whether the copy has parameters of these: from now on they get no gradient."""
+    found = [one for one in model.parameters() if getattr(one, "copy_of", 0) in unread]
+    for one in found:
+        one.requires_grad_(False)
+    return bool(found)
+
+
+def _line() -> StackFrame | None:
+    """Of the program, that called; None where it is outside of a count."""
+    frame = program_frame(_counted.__code__)
+    return None if frame is None else line_of(frame)
 
 
 class _Again:
@@ -374,7 +473,9 @@ class _Again:
     def __init__(self, counter: FlopCounterMode, watched: "_Watched") -> None:
         self._counter, self._watched = counter, watched
         self.is_backward = False
-        self.flops = 0
+        self.flops = Counter[StackFrame | None]()
+        self._lines: dict[int, StackFrame | None] = {}
+        """That call each module forward."""
         self._depth = self._before = 0
         self._inside: list[list[int]] = []
         """Of each module that is being called: operators before it, and those of modules in it."""
@@ -396,8 +497,9 @@ class _Again:
         num, per_call = self._loops[name]
         return OperatorLoop(module=name, per_call=per_call, per_step=round(num * passes))
 
-    def _enters(self, *_: Any) -> None:
+    def _enters(self, module: Module, *_: Any) -> None:
         if not self.is_backward:
+            self._lines[id(module)] = _line()
             self._inside.append([self._watched.num_operators, 0])
             return
         if self._depth == 0:
@@ -417,7 +519,8 @@ class _Again:
         elif self._depth:
             self._depth -= 1
             if self._depth == 0:
-                self.flops += int(self._counter.get_total_flops()) - self._before
+                num = int(self._counter.get_total_flops()) - self._before
+                self.flops[self._lines.get(id(module))] += num
 
 
 class _Watched(TorchDispatchMode):
@@ -427,6 +530,8 @@ class _Watched(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._num_experts = 0
         self.num_operators = 0
+        self.is_backward = False
+        self.fp64 = Counter[StackFrame | None]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.num_operators += 1
@@ -447,7 +552,11 @@ class _Watched(TorchDispatchMode):
             self._num_experts = int(args[0].shape[-1])
         if name == "nonzero" and args[0].is_meta:
             return self._nonzero(args[0])
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if packet in flop_registry and getattr(args[0], "dtype", None) == torch.float64:
+            num = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+            self.fp64[None if self.is_backward else _line()] += num
+        return result
 
     def _nonzero(self, mask: torch.Tensor) -> torch.Tensor:
         """Of a mask over the choices of tokens: those of one expert; over the experts: all of them."""

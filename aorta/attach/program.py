@@ -7,7 +7,7 @@ described when they are made and not kept. Imports nothing heavy: hooks.py loads
 import os
 import sys
 import weakref
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from aorta.records.libraries import library_of
@@ -139,11 +139,16 @@ def _text(value: Any) -> str | None:
 
 
 def _site() -> str | None:
-    """The innermost line of the program: 'train.py:41'; None where there is none."""
+    """'train.py:41'; None where no line of the program called."""
+    frame = program_frame()
+    return None if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def program_frame(within: CodeType | None = None) -> FrameType | None:
+    """The innermost one of the program, within what this function called; None where there is none."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not library_of(path):
-            return f"{os.path.basename(path)}:{frame.f_lineno}"
+    while frame is not None and frame.f_code is not within:
+        if not library_of(frame.f_code.co_filename):
+            return frame
         frame = frame.f_back
     return None

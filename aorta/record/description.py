@@ -24,6 +24,7 @@ from aorta.records.schema import (
     OperatorLoop,
     PeakRecord,
     RunRecord,
+    WorkOfStep,
 )
 from aorta.records.secrets import redacted_command, redacted_settings
 from aorta.timeline.collective import POINT_TO_POINT
@@ -90,6 +91,7 @@ class FlopsOfStep(Protocol):
 
     precision: str | None
     loop: OperatorLoop | None
+    work: WorkOfStep | None
 
     def wants(self, number: int) -> bool:
         """True where the step of this number should be noted."""
@@ -118,7 +120,7 @@ def add_batch(run: RunRecord, calls: FlopsOfStep) -> None:
 def add_flops(run: RunRecord, flops: FlopsOfStep) -> None:
     """Add the FLOPs of a step and the peak that they are compared with, or the reasons why not."""
     run.flops_per_step, reason = flops.count()
-    run.operator_loop = flops.loop
+    run.operator_loop, run.work = flops.loop, flops.work
     if run.flops_per_step is None:
         run.not_measured["flops_per_step"] = reason
         return

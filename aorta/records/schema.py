@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from aorta.records.stacks import StackFrame
 from aorta.timeline.types import (
     STREAM_NAMES,
     OverlapRecord,
@@ -461,9 +462,30 @@ class OperatorLoop(msgspec.Struct, frozen=True, kw_only=True):
     """Operators of all its calls in a step of one rank, forward and backward."""
 
 
+class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one rank's step does that training may do without, each with the line of the program that has most
+    of it. FLOPs, counted as flops_per_step is; 0 of all where nobody could."""
+
+    flops: float = 0.0
+    """Of all that is done: with modules that train nothing, where these get gradients, and with `again`."""
+    again: float = 0.0
+    """Of modules that a backward pass calls once more, for activations that were not kept."""
+    again_at: StackFrame | None = None
+    fp64: float = 0.0
+    fp64_at: StackFrame | None = None
+    unread: float = 0.0
+    """For gradients of parameters that no optimizer has, and that nobody resets."""
+    unread_at: StackFrame | None = None
+    copies: int = 0
+    """By Tensor.contiguous, which lines of the program called on tensors that lie otherwise."""
+    copies_at: StackFrame | None = None
+
+
 NO_OPTIMIZER = "no optimizer was seen in a whole step: it is not known what the model is"
 NO_CALL = "no module that holds the optimizer's parameters was called in the step"
 """Why flops_per_step is not known of a program in which no module was seen to be the model."""
+UNLIKE = "batches differ in size from step to step: give recorder.step their tokens"
+"""Why samples_per_step and tokens_per_step are not known."""
 
 
 class RunRecord(msgspec.Struct, kw_only=True):
@@ -501,6 +523,7 @@ class RunRecord(msgspec.Struct, kw_only=True):
     overhead: OverheadRecord | None = None
     flops_per_step: float | None = None
     """Model FLOPs of one rank's step, counted by torch on a copy without data."""
+    work: WorkOfStep | None = None
     operator_loop: OperatorLoop | None = None
     """The module of the program that calls most operators one by one, where one does."""
     samples_per_step: int | None = None

@@ -197,6 +197,82 @@ def test_what_a_backward_pass_calls_again_is_no_call_of_the_step():
     model(IDS).sum().backward()
     calls.end_step()
     assert calls.count() == (float(OF_DECODER), "")
+    # Forward, without the head, and a layer's last product, of which no gradient needs the result.
+    again = 2 * B * S * LAYERS * 8 * D * D + LAYERS * 4 * B * S * S * D
+    work = calls.work
+    assert (work.again, work.flops) == (again, OF_DECODER + again)
+    assert work.again_at.text == "Decoder.forward(), test_flops.py:50"
+
+
+class Probe(nn.Module):
+    """A trunk below a head."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.trunk = nn.Sequential(
+            nn.Linear(D, D, bias=False, dtype=dtype), nn.Linear(D, D, bias=False, dtype=dtype)
+        )
+        self.head = nn.Linear(D, D, bias=False)
+
+    def forward(self, x):
+        y = self.trunk(x)
+        return self.head(y.float())
+
+
+def worked(model, optimizer, call, between=lambda: None):
+    """What is found in the second of two steps."""
+    calls = ModelCalls()
+    for step in range(2):
+        if step:
+            calls.begin_step([optimizer], 0)
+        call().sum().backward()
+        between()
+        calls.end_step()
+        optimizer.zero_grad()
+    calls.count()
+    return calls.work
+
+
+PRODUCT = 2 * S * D * D
+
+
+@pytest.mark.parametrize("is_one", [True, False], ids=["within", "before"])
+def test_gradients_that_no_optimizer_reads_and_nobody_resets(is_one):
+    """Of two layers of a trunk: two for weights, one for what the first gave; and within a model also the one
+    that the head gives the trunk."""
+    model, x = Probe(), torch.zeros(S, D)
+    optimizer = torch.optim.SGD(model.head.parameters(), 0.1)
+    work = worked(model, optimizer, lambda: model(x) if is_one else model.head(model.trunk(x)))
+    # The head's call alone tells no more than that its input has a gradient.
+    assert (work.unread, work.flops) == ((4 if is_one else 3) * PRODUCT, 8 * PRODUCT)
+    assert work.unread_at.function.endswith("<lambda>")
+
+
+@pytest.mark.parametrize("kind", ["frozen", "reset", "trained"])
+def test_gradients_that_are_read_are_not_needless(kind):
+    model, x = Probe(), torch.zeros(S, D)
+    if kind == "frozen":
+        model.trunk.requires_grad_(False)
+    optimizer = torch.optim.SGD((model if kind == "trained" else model.head).parameters(), 0.1)
+    between = model.zero_grad if kind == "reset" else lambda: None
+    assert worked(model, optimizer, lambda: model(x), between).unread == 0
+
+
+def test_products_in_fp64_have_the_line_of_the_model_that_calls_them():
+    model, x = Probe(torch.float64), torch.zeros(S, D, dtype=torch.float64)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
+    assert (work.fp64, work.flops) == (5 * PRODUCT, 8 * PRODUCT)
+    assert work.fp64_at.function == "Probe.forward"
+
+
+def test_copies_that_lines_of_the_program_ask_for():
+    """Not of what lies as it should; nothing is left behind."""
+    model, x = nn.Linear(D, D), torch.zeros(D, S)
+    work = worked(
+        model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x.t().contiguous().contiguous())
+    )
+    assert (work.copies, work.copies_at.is_program) == (1, True)
+    assert "contiguous" not in vars(torch.Tensor)
 
 
 def test_a_step_of_many_different_calls_has_no_count():

@@ -50,6 +50,12 @@ def test_quantities():
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
          "ncclDevKernel_AllReduce_Sum_f32_RING_LL"),
         ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT"),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>(cutlass_80_simt_sgemm_128x256_"
+         "8x4_nt_align1::Params)",
+         "Kernel2 (cutlass_80_simt_sgemm_128x256_8x4_nt_align1)"),
+        ("void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::"
+         "direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}> >(int)",
+         "elementwise_kernel (direct_copy_kernel_cuda)"),
         ("Cijk_Ailk_Bljk_BBS_BH_MT128x128x64", "Cijk_Ailk_Bljk_BBS_BH_MT128x128x64"),
     ],
 )  # fmt: skip

@@ -43,7 +43,10 @@ OF_PHASE: dict[CauseKind, StackPhase] = {
 
 def line_of(finding: CauseFinding, judged: JudgedRun) -> CodeLine | None:
     """None where nothing was sampled, or the samples show no line with most of the loss."""
-    if finding.kind in NO_LINE or finding.facts.get("op") in ("starved", "fp32"):
+    at, op = finding.facts.get("at"), finding.facts.get("op")
+    if isinstance(at, StackFrame):
+        return _line_without_samples(at.file, at.line, at.function, at.text)
+    if finding.kind in NO_LINE or op == "starved" or (op and finding.kind == "compute"):
         return None
     ranks = judged.run.ranks
     if finding.rank is not None and len(ranks) > 1 and finding.rank in ranks:
@@ -68,7 +71,9 @@ def line_of(finding: CauseFinding, judged: JudgedRun) -> CodeLine | None:
     # A backward pass shows no line of its forward.
     least = LEAST if finding.kind != "compute" else LEAST / 3
     if found is None or found.num_samples < FEWEST or found.ms < least * finding.mean_ms:
-        return None if site is None else _line_of_site(site)
+        return (
+            None if site is None else _line_without_samples(site.file, site.line, site.function, site.place)
+        )
     return None if rows and not _issues_most(found, rows, stacks, finding.kind) else found
 
 
@@ -143,13 +148,13 @@ def _calls(stack: WeightedStack, op: str) -> bool:
     )
 
 
-def _line_of_site(site: SiteRow) -> CodeLine:
-    """Without samples: what a device does meanwhile, no stack shows."""
+def _line_without_samples(file: str, line: int, function: str, text: str) -> CodeLine:
+    """What a device does meanwhile, no stack shows."""
     return CodeLine(
-        file=site.file,
-        line=site.line,
-        function=site.function,
-        text=site.place,
+        file=file,
+        line=line,
+        function=function,
+        text=text,
         caller="",
         calls="",
         doing="runs",

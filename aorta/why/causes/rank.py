@@ -18,6 +18,7 @@ from aorta.account.judge.stacks import CodeLine
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import byte_text, number, percent, quantity
 from aorta.account.rows import positive
+from aorta.records.stacks import StackFrame
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.cause import Cause
 from aorta.why.causes.code_lines import issued_text, line_of
@@ -37,6 +38,8 @@ MOST_SHOWN = 5
 WORTH_A_ROW = 0.1
 """Of a cause, from which on the row of the table that it is in is said."""
 ALL_OF_ROW = 0.995
+OF_KERNELS = ("compute", "imbalance")
+"""Kinds of which a device's kernels are the measure: recording makes none of them longer."""
 FEW_STEPS_FACTOR = 2
 """Where the steps of a run are too few for an interval, a loss must be this much larger. A trace is of few
 steps, and what was asked for."""
@@ -240,7 +243,8 @@ def cause_of(
 ) -> Cause | None:
     """None where the loss is too small, or chance."""
     value = worth(finding, account.global_step)
-    if not finding.is_risk and value.each_ms <= account.gap_ms:
+    is_of_kernels = account.on_device and finding.kind in OF_KERNELS
+    if not finding.is_risk and not is_of_kernels and value.each_ms <= account.gap_ms:
         return None
     step = account.mean_step_ms
     share = value.ms / step
@@ -361,7 +365,7 @@ def _texts(finding: CauseFinding, judged: JudgedRun, step: float, path: str) -> 
     for name, value in finding.facts.items():
         if isinstance(value, str):
             texts[name] = value
-        elif isinstance(value, bool) or value is None or isinstance(value, tuple):
+        elif value is None or isinstance(value, (bool, tuple, StackFrame)):
             continue
         elif name == "bytes" or name.endswith("_bytes"):
             texts[name] = byte_text(value)

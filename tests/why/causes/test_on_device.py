@@ -9,11 +9,13 @@ import pytest
 from aorta.account.judge.answer import dataset_answer
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
-from aorta.records.schema import HostSpan, HostUse, KernelSums
+from aorta.records.schema import UNLIKE, HostSpan, HostUse, KernelSums, WorkOfStep
+from aorta.records.stacks import StackFrame
 from aorta.why.causes.lines import causes_lines
-from aorta.why.causes.losses.program_code import products_in_fp32
+from aorta.why.causes.losses.needless import needless_work
 from aorta.why.causes.rank import explanation_of
 from aorta.why.causes.run_text import nothing_text
+from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, causes, run_of, sampled
 
 pytestmark = pytest.mark.heavy
@@ -24,8 +26,8 @@ KERNELS = {"source": "kernels"}
 MEMORY = sampled()["memory"]
 
 
-def named(folder, make, steps=STEPS):
-    return causes(judge(load_run(run_of(folder, make, steps=steps), "run"), 1))
+def named(folder, make, steps=STEPS, run=None):
+    return causes(judge(load_run(run_of(folder, make, run, steps=steps), "run"), 1))
 
 
 def usual(noise):
@@ -275,8 +277,72 @@ def test_communication_that_nothing_hides_is_named_from_a_smaller_share_on(tmp_p
 )
 def test_products_in_fp32_are_a_loss_beside_others_in_a_lower_precision(other, lost_ms):
     """8 ms in a kernel without tensor cores; an eighth of it would do."""
-    name = "kernel_name_ms.sm80_xmma_gemm_f32f32_f32f32_f32_nn"
-    values = {name: np.full((1, 20), 8.0), f"kernel_name_ms.{other}": np.full((1, 20), 12.0)}
-    judged = SimpleNamespace(run=SimpleNamespace(metrics=values), values=values.get)
-    found = products_in_fp32(judged, SimpleNamespace(on_device=True))
-    assert [finding.mean_ms for finding in found] == lost_ms
+    assert needless({"sm80_xmma_gemm_f32f32_f32f32_f32_nn": 8.0, other: 12.0}) == [
+        ("fp32", ms) for ms in lost_ms
+    ]
+
+
+def test_products_in_fp64_are_a_loss_beside_any_others():
+    assert needless({"cutlass_80_tensorop_d884gemm_64x64": 8.0, "ampere_sgemm_128x64_nn": 12.0}) == [
+        ("fp64", 4.0)
+    ]
+    assert needless({"cutlass_80_tensorop_d884gemm_64x64": 8.0}) == []
+
+
+def needless(kernels, work=None, peak=None, memory=80 << 30, step_ms=40.0):
+    """(op, ms) of what is found of kernels by name, 10 of each, in a step whose compute is 30 ms."""
+    values = {f"kernel_name_ms.{name}": np.full((1, 20), ms) for name, ms in kernels.items()}
+    values |= {f"kernel_name_count.{name}": np.full((1, 20), 10.0) for name in kernels}
+    values |= {"kernel_ms.optimizer": np.full((1, 20), 6.0)}
+    values |= {} if peak is None else {"peak_memory_bytes": np.full((1, 20), peak)}
+    record = SimpleNamespace(work=work, devices=[{"kind": "cuda", "memory_bytes": memory}])
+    judged = SimpleNamespace(
+        run=SimpleNamespace(metrics=values, run=record),
+        values=values.get,
+        mean_of=lambda name: float(values[name].mean()),
+    )
+    cells = {"compute": np.full((1, 20), 30.0)}
+    account = SimpleNamespace(on_device=True, mean_step_ms=step_ms, cells=cells)
+    return [(finding.facts["op"], finding.mean_ms) for finding in needless_work(judged, account)]
+
+
+LINE = StackFrame("train.py", 5, "Model.forward", True)
+
+
+@pytest.mark.parametrize(
+    ("work", "peak", "found"),
+    [
+        (WorkOfStep(flops=4e9, again=1e9, again_at=LINE), 20 << 30, [("again", 6.0)]),
+        (WorkOfStep(flops=4e9, again=1e9, again_at=LINE), 60 << 30, []),  # memory is short
+        (WorkOfStep(flops=4e9, again=1e9, again_at=LINE), None, []),
+        (WorkOfStep(flops=4e9, unread=2e9, unread_at=LINE), None, [("unread", 12.0)]),
+        (WorkOfStep(flops=4e9, unread=1e8, unread_at=LINE), None, []),  # too little to name
+        (WorkOfStep(), None, []),
+    ],
+)
+def test_work_that_is_done_twice_or_for_nobody_takes_its_part_of_the_kernels(work, peak, found):
+    """Of 24 ms: 30 without the optimizer's."""
+    assert needless({}, work, peak) == found
+
+
+def test_copies_into_another_layout_are_those_that_the_program_asks_for():
+    """Of 10 kernels and 8 ms a half; ATen's kernels for another type have another name."""
+    kernels = {"elementwise_kernel (direct_copy_kernel_cuda)": 8.0}
+    assert needless(kernels, WorkOfStep(copies=5, copies_at=LINE)) == [("layout", 4.0)]
+    assert needless(kernels, WorkOfStep()) == []
+    assert needless({f"unrolled_{name}": ms for name, ms in kernels.items()}, WorkOfStep(copies=5)) == []
+
+
+def test_batches_of_unlike_sizes_make_ranks_wait_for_each_other_in_turn(tmp_path):
+    """One rank computes 36 ms, the other 24, now this one, now that: 6 ms are lost, and 12 waited."""
+
+    def make(rank, step, noise):
+        is_longer = (step * step % 13 < 6) == (rank == 0)  # without a period of two or three
+        host = Host().work(36.0) if is_longer else Host().work(24.0)
+        return host.comm(2.0 if is_longer else 14.0), KERNELS | {"tokens": None}
+
+    found = named(tmp_path / "run", make, run=run_record(2, not_measured={"tokens": UNLIKE}))
+    found = [cause for cause in found if cause.kind == "imbalance"]
+    assert [(cause.rank, cause.ms) for cause in found] == [(None, pytest.approx(6.0, rel=0.02))]
+    assert found[0].subject == "unequal work, more of it on different ranks in turn"
+    assert all(cause.kind != "imbalance" for cause in named(tmp_path / "alike", make))

@@ -25,7 +25,9 @@ GRAPH_NODE_US = 0.5
 MOST_NAMES = 12
 """Names with metrics of their own, of each rank."""
 MOST_LETTERS = 60
-_SHORT = re.compile(r"\w+ \(\w*[Ff]unctor\w*\)")
+_TOLD = r"\b(\w*[Ff]unctor\w*|direct_copy_kernel\w*|cutlass_\w+)\b"
+"""Arguments of a template that tell its kernels apart."""
+_SHORT = re.compile(rf"\w+ \({_TOLD}\)")
 
 Floats = NDArray[np.float64]
 
@@ -171,14 +173,15 @@ def count_text(count: float | None) -> str:
 
 
 def kernel_name(name: str, max_letters: int = MOST_LETTERS) -> str:
-    """A kernel's own name without namespaces, parameters and template arguments, but with the functor that
-    tells element-wise kernels apart: 'vectorized_elementwise_kernel (FillFunctor)'. Of such a text itself."""
+    """A kernel's own name without namespaces, parameters and template arguments, but with the functor or the
+    like that tells kernels of one template apart: 'vectorized_elementwise_kernel (FillFunctor)'. Of such a
+    text itself."""
     if _SHORT.fullmatch(name) and len(name) <= max_letters:
         return name
     plain = re.sub(r"\(anonymous namespace\)::", "", name.strip())
     head = _without_arguments(plain)
     last_part = re.split(r"::", head.split()[-1])[-1] if head.split() else plain
-    functors = re.findall(r"\b(\w*[Ff]unctor\w*)\b", plain[len(last_part) :]) if "<" in plain else []
+    functors = re.findall(_TOLD, plain[len(last_part) :]) if "<" in plain else []
     functors = [word for word in functors if word not in last_part]
     text = f"{last_part} ({functors[0]})" if functors else last_part
     return text if len(text) <= max_letters else f"{text[: max_letters - 1]}\u2026"

@@ -25,16 +25,17 @@ from aorta.why.causes.finding import (
     steps_with,
     together,
 )
+from aorta.why.causes.losses.needless import needless_work
 from aorta.why.causes.losses.parts import Parts, parts_of
 from aorta.why.causes.losses.program_code import (
     lines_of_spans,
-    products_in_fp32,
     program_code,
     small_operators,
 )
 from aorta.why.causes.losses.slow_steps import slow_steps
 from aorta.why.causes.losses.telemetry import clocks, given_back, memory_limit, retries
 from aorta.why.causes.losses.transfer import exposure, small_calls, transfer
+from aorta.why.causes.losses.uneven_batches import uneven_batches
 from aorta.why.causes.losses.waiting import (
     ASLEEP,
     CELLS_OF_PART,
@@ -88,12 +89,13 @@ def findings(judged: JudgedRun, account: Account, slow: Occasions | None = None)
     exposed = exposed_of(judged)
     losses: list[CauseFinding] = []
     if exposed is not None:
+        losses += uneven_batches(judged, parts, exposed)
         # The clock has all of its loss below.
         losses += [finding for finding in waiting(judged, parts, exposed) if finding.kind != "clock"]
         losses += unbalanced_stages(judged, parts, exposed)
         losses += transfer(judged, parts, exposed, details)
     losses += given_back(judged, parts)
-    losses += [*small_operators(judged, account), *products_in_fp32(judged, account)]
+    losses += [*small_operators(judged, account), *needless_work(judged, account)]
     losses = _with_common(losses, [*program_code(judged, account), *_of_all_ranks(judged, parts)])
     losses = _without_its_nature(losses, parts)
     for finding in slow_steps(judged, parts, slow):

@@ -16,13 +16,9 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.cells import Account
 from aorta.account.judge.stacks import MOST_RANKS, Samples, WeightedStack, is_a_loss, samples_of
-from aorta.account.load.rank.kernels import NAME_TIME
-from aorta.account.metrics import of_operation, operations
 from aorta.account.model import JudgedRun
-from aorta.account.rows import positive
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame
-from aorta.traces.classify import kernel_class
 from aorta.why.causes.cause import CauseKind
 from aorta.why.causes.finding import CauseFinding, Floats, of_the_least
 from aorta.why.causes.program import program_of
@@ -55,14 +51,6 @@ STRETCHES = 8
 OPERATOR_MS = 0.003
 """CPU time that an operator of eager PyTorch needs beside its arithmetic, forward and backward: the 6,708 of
 a planted graph network's step take 4.6 us each, and 20 ms less in all when they are stacked (AMD EPYC)."""
-FULL_PRECISION = re.compile(r"f32f32_f32f32_f32|(?<!fp16_)(?<!bf16_)sgemm")
-"""In names of kernels that multiply matrices in fp32 without tensor cores."""
-LOWER_PRECISION = re.compile(
-    r"b?f16|fp16|e4m3|e5m2|hgemm|h(884|1688|16816)|nvjet_(sm\d+_)?[htqr]", re.IGNORECASE
-)
-"""The same in bf16, fp16 or fp8; nvjet of cuBLAS has a letter for each type of its operands, s of fp32."""
-AS_FAST = 1 / 8
-"""Of the time of such a product, that TF32 or bf16 take on A100 (1/8 and less) and later GPUs."""
 MOSTLY_OVERHEAD = 4
 """An operator of less than so many of it is mostly this."""
 MOST_OF_WORK = 0.8
@@ -162,36 +150,6 @@ def small_operators(judged: JudgedRun, account: Account) -> Iterator[CauseFindin
     }
     takes = {("compute", "hidden"): 1 - taken, ("core_taken",): taken}
     yield CauseFinding("compute", ms, takes, facts=facts)
-
-
-def products_in_fp32(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
-    """Matrix products without tensor cores in a program that multiplies in a lower precision elsewhere, as
-    the names of its longest kernels tell."""
-    all_names = operations(judged.run.metrics, NAME_TIME)
-    names = [name for name in all_names if FULL_PRECISION.search(name)]
-    others = [
-        name
-        for name in all_names
-        if name not in names and kernel_class(name) == "gemm" and LOWER_PRECISION.search(name)
-    ]
-    if not account.on_device or not names or not others:
-        return
-    by_name = {
-        name: positive(judged.values(of_operation(NAME_TIME, name))).mean(axis=0)
-        for name in (*names, *others)
-    }
-    ms: Floats = np.sum([by_name[name] for name in names], axis=0)
-    others_ms = float(np.sum([by_name[name] for name in others], axis=0).mean())
-    if others_ms < LARGE * ms.mean():
-        return
-    facts = {
-        "op": "fp32",
-        "what": "matrix products in fp32",
-        "fp32_ms": float(ms.mean()),
-        "others_ms": others_ms,
-        "kernel": max(names, key=lambda name: float(by_name[name].mean())).partition("_tilesize")[0],
-    }
-    yield CauseFinding("compute", (1 - AS_FAST) * ms, {("compute", "hidden"): 1.0}, facts=facts)
 
 
 def lines_of_spans(judged: JudgedRun, kind: HostKind) -> dict[Line, tuple[float, float]]:

@@ -1,0 +1,134 @@
+"""Work of the model itself that training may do without: done twice, in wider types than the rest, for
+gradients that nobody reads, or to copy tensors from one layout to another.
+
+Names of the longest kernels tell some of it. The rest is told by the FLOPs that `aorta run` counts on a copy
+of the model without data: it takes its part of the time of all kernels, of which no more is known.
+"""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from aorta.account.judge.cells import Account
+from aorta.account.load.measures import memory_limit_bytes
+from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME, TIME
+from aorta.account.metrics import of_operation, operations
+from aorta.account.model import JudgedRun
+from aorta.account.rows import positive
+from aorta.records.schema import WorkOfStep
+from aorta.traces.classify import kernel_class
+from aorta.why.causes.finding import CauseFinding, Floats
+
+CELLS = ("compute", "hidden")
+TAKES: dict[tuple[str, ...], float] = {CELLS: 1.0}
+LARGE = 0.1
+"""Of products in a wide type, that others must take for these to be the exception."""
+FULL_PRECISION = re.compile(r"f32f32_f32f32_f32|(?<!fp16_)(?<!bf16_)sgemm")
+"""In names of kernels that multiply matrices in fp32 without tensor cores."""
+FP64 = re.compile(r"f64f64|dgemm|d884")
+LOWER_PRECISION = re.compile(
+    r"b?f16|fp16|e4m3|e5m2|hgemm|h(884|1688|16816)|nvjet_(sm\d+_)?[htqr]", re.IGNORECASE
+)
+"""The same in bf16, fp16 or fp8; nvjet of cuBLAS has a letter for each type of its operands, s of fp32."""
+AS_FAST = 1 / 8
+"""Of the time of a product in fp32, that TF32 or bf16 take on A100 (1/8 and less) and later GPUs."""
+FP64_MORE = 0.5
+"""Of the time of a product in fp64: fp32 has half its bytes, and twice its rate or more on CPUs and GPUs."""
+LAYOUT_COPY = re.compile(r"^elementwise_kernel(_manual_unroll)? \(direct_copy")
+"""Copies between tensors of unlike strides, by their names for people: ATen has kernels of other names for
+those of like strides, which change the type."""
+LEAST = 0.05
+"""Of a step."""
+SPARE = 0.5
+"""Of the device's memory, that must be free for activations to be kept."""
+
+
+def needless_work(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
+    """Without what is too little to name, which would take from what is."""
+    for finding in _all_of_it(judged, account):
+        if finding.mean_ms >= LEAST * account.mean_step_ms:
+            yield finding
+
+
+def _all_of_it(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
+    names = operations(judged.run.metrics, NAME_TIME) if account.on_device else []
+    yield from _wide_products(judged, names)
+    work = None if judged.run.run is None else judged.run.run.work
+    if work is not None and work.copies:
+        yield from _layout_copies(judged, [name for name in names if LAYOUT_COPY.search(name)], work)
+    if work is not None and work.flops:
+        yield from _counted(judged, account, work)
+
+
+def _layout_copies(judged: JudgedRun, names: list[str], work: WorkOfStep) -> Iterator[CauseFinding]:
+    """Those that lines of the program ask for, of the kernels that make them and what others ask for."""
+    num = sum(judged.mean_of(of_operation(NAME_COUNT, name)) or 0.0 for name in names)
+    if num:
+        ms = _time_of(judged, names) * min(work.copies / num, 1.0)
+        facts = {
+            "op": "layout",
+            "what": "copies into another layout",
+            "at": work.copies_at,
+            "count": work.copies,
+        }
+        yield CauseFinding("compute", ms, TAKES, facts=facts | {"layout_ms": float(ms.mean())})
+
+
+def _wide_products(judged: JudgedRun, names: list[str]) -> Iterator[CauseFinding]:
+    """Products without tensor cores, or in fp64, where others are in a lower precision."""
+    products = [name for name in names if kernel_class(name) == "gemm"]
+    fp64, fp32 = ([name for name in products if of.search(name)] for of in (FP64, FULL_PRECISION))
+    lower = [name for name in products if name not in fp32 and LOWER_PRECISION.search(name)]
+    others = {"fp64": [name for name in products if name not in fp64], "fp32": lower}
+    for op, wide, less in (("fp64", fp64, FP64_MORE), ("fp32", fp32, 1 - AS_FAST)):
+        if not wide or not others[op]:
+            continue
+        ms, others_ms = _time_of(judged, wide), float(_time_of(judged, others[op]).mean())
+        if others_ms < LARGE * ms.mean():
+            continue
+        facts = {
+            "op": op,
+            "what": f"matrix products in {op}",
+            "wide_ms": float(ms.mean()),
+            "others_ms": others_ms,
+            "kernel": max(wide, key=lambda name: _time_of(judged, [name]).mean()).partition("_tilesize")[0],
+        }
+        yield CauseFinding("compute", less * ms, TAKES, facts=facts)
+
+
+def _counted(judged: JudgedRun, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:
+    """What takes its part of the time of all kernels but an optimizer's."""
+    ms = np.sum([account.cells[name] for name in CELLS if name in account.cells], axis=0).mean(axis=0)
+    optimizer = of_operation(TIME, "optimizer")
+    if optimizer in judged.run.metrics:
+        ms = positive(ms - positive(judged.values(optimizer)).mean(axis=0))
+    again, used = work.again / work.flops, _memory_used(judged)
+    if again and (not account.on_device or (used is not None and used[0] < SPARE * used[1])):
+        facts = {"op": "again", "what": "activations computed again", "at": work.again_at, "part": again}
+        if used is not None:
+            facts |= {"peak_bytes": used[0], "limit_bytes": used[1]}
+        yield CauseFinding("compute", again * ms, TAKES, facts=facts)
+    if work.unread:
+        part = work.unread / work.flops
+        facts = {"op": "unread", "what": "gradients that nobody reads", "at": work.unread_at, "part": part}
+        yield CauseFinding("compute", part * ms, TAKES, facts=facts)
+    if not account.on_device and LARGE * work.fp64 <= work.flops - work.fp64:
+        part = work.fp64 / (work.flops + work.fp64)  # as they take twice as long
+        facts = {"op": "fp64", "what": "matrix products in fp64", "at": work.fp64_at, "part": 2 * part}
+        yield CauseFinding("compute", part * ms, TAKES, facts=facts)
+
+
+def _memory_used(judged: JudgedRun) -> tuple[float, float] | None:
+    """The most that torch allocated on a rank, and the device's memory."""
+    limit, peak = memory_limit_bytes(judged.run.run), judged.run.metrics.get("peak_memory_bytes")
+    if limit is None or peak is None or not np.isfinite(peak).any():
+        return None
+    return float(np.nanmax(peak)), float(limit)
+
+
+def _time_of(judged: JudgedRun, names: list[str]) -> Floats:
+    """[step], of kernels of these names, a mean over ranks."""
+    total: Floats = np.sum([positive(judged.values(of_operation(NAME_TIME, name))) for name in names], axis=0)
+    by_step: Floats = total.mean(axis=0)
+    return by_step
