@@ -39,8 +39,9 @@ class LastStep:
     power_w: float | None
 
     @classmethod
-    def of(cls, record: StepRecord) -> "LastStep":
-        memory, device = record.memory, record.device
+    def of(cls, rank: FollowedRank) -> "LastStep":
+        record, memory, device = rank.last, rank.memory, rank.device
+        assert record is not None
         return cls(
             record.global_step,
             record.world_size,
@@ -117,11 +118,10 @@ def newest(
     waits, caused = _waits(judged)
     ranks = []
     for place, (state, newest_records, records) in enumerate(zip(states, shown, recorded, strict=True)):
-        assert state.last is not None
         ranks.append(
             RankMeans(
                 rank=state.rank,
-                last=LastStep.of(state.last),
+                last=LastStep.of(state),
                 num_steps=len(newest_records),
                 num_recorded=len(records),
                 step_ms=_mean(record.step_ms for record in newest_records),

@@ -49,6 +49,7 @@ from aorta.steps.raw import (
     RawStep,
     ResolverSettings,
 )
+from aorta.steps.told import Told
 
 logger = logging.getLogger(__name__)
 
@@ -379,6 +380,7 @@ class ThreadSink:
     ) -> None:
         self._event_steps = EventSteps(settings)
         self._left_out = LeftOutLines(settings, "host")
+        self._told = Told()
         self._unix_minus_monotonic_ns = settings.unix_minus_monotonic_ns
         self._writer = writer
         self._writer.max_bytes = settings.max_bytes
@@ -387,7 +389,7 @@ class ThreadSink:
 
     def put(self, step: RawStep, reply: bool) -> None:
         record = self._event_steps.resolve(step)
-        written = self._writer.write(record)
+        written = self._writer.write(self._told.rest_of(record))
         if self._tally is not None:
             self._tally.add(record, None if written else self._writer.why_lost)
         if reply:

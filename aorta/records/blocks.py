@@ -84,7 +84,7 @@ class StepNumbers(msgspec.Struct, kw_only=True, gc=False):
     epoch: int
     step: int
     global_step: int
-    tokens: int | None
+    tokens: int | None = None
     source: Source
     start_unix_ns: int
     clock_error_us: float | None
@@ -92,8 +92,8 @@ class StepNumbers(msgspec.Struct, kw_only=True, gc=False):
     between_steps_ms: float | None
     host_ms: float | None
     overlap: OverlapRecord
-    active_segments: list[SegmentNumbers] | None
-    collectives: list[CallNumbers] | None
+    active_segments: list[SegmentNumbers] | None = None
+    collectives: list[CallNumbers] | None = None
     num_collectives: int
     exposed_run_lengths_ns: list[int] | None = None
     kernels: KernelSums | None = None

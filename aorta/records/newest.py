@@ -15,7 +15,7 @@ from aorta.errors import NOT_JSON
 from aorta.files import open_regular
 from aorta.records.files import STEPS_FILE, STEPS_FILES, state_name, steps_name
 from aorta.records.lines import LONGEST_LINE, fault_of
-from aorta.records.schema import StepRecord
+from aorta.records.schema import DeviceRecord, MemoryRecord, StepRecord
 from aorta.records.seal import seal_of
 from aorta.records.state import read_state
 from aorta.timeline.types import OWN_SOURCES
@@ -44,6 +44,9 @@ class FollowedRank:
     """The newest that the overhead did not leave out: the others have their length alone."""
     detailed: StepRecord | None = None
     """The newest one that lists its collectives, which tell the groups of the others."""
+    memory: MemoryRecord | None = None
+    device: DeviceRecord | None = None
+    """The newest ones: a line without details has them where they are others than before."""
     has_first: bool = True
     """True: recent begins with the first step of the attempt, which holds the program's start."""
     num_collectives: int = 0
@@ -73,7 +76,7 @@ class FollowedRank:
                 self.num_collectives = 0
             self.recent.clear()
             self.recorded.clear()
-            self.detailed = None
+            self.detailed = self.memory = self.device = None
         elif key_of(record) <= key_of(last):
             return
         self.has_first = self.has_first and len(self.recent) < SHOWN_STEPS + AHEAD_STEPS
@@ -83,6 +86,7 @@ class FollowedRank:
             self.recorded.append(record)
         if record.collectives is not None:
             self.detailed = record
+        self.memory, self.device = record.memory or self.memory, record.device or self.device
 
 
 def key_of(record: StepRecord) -> StepKey:

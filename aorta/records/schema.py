@@ -206,7 +206,7 @@ class KernelSums(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Kernels and copies that were nodes of a CUDA graph."""
     classes: dict[str, tuple[float, int]]
     """(ms, number) by class of aorta.traces.classify.KERNEL_CLASSES; copies and sets count as copy."""
-    top: list[tuple[int, float, int]]
+    top: list[tuple[int, float, int]] = []
     """(index into the names in rank_<n>_kernels.json, ms, number) of the kernels with most time."""
     spans: list[KernelSpan] | None = None
     """Every kernel, sorted by start; kept in few steps."""
@@ -291,10 +291,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: int
     """Step within the epoch."""
     global_step: int
-    loss: float | None
-    lr: float | None
-    grad_norm: float | None
-    tokens: int | None
+    loss: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    tokens: int | None = None
     source: Source
     start_unix_ns: int
     clock_error_us: float | None
@@ -305,11 +305,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The part of the window after the step body: data loading, logging, checkpoints."""
     host_ms: float | None
     """Host time of the step body."""
-    streams: dict[str, StreamUse]
+    streams: dict[str, StreamUse] = {}
     overlap: OverlapRecord
-    active_segments: list[Segment] | None
+    active_segments: list[Segment] | None = None
     """None in steps whose details were left out: in long runs most."""
-    collectives: list[CollectiveRecord] | None
+    collectives: list[CollectiveRecord] | None = None
     num_collectives: int
     exposed_run_lengths_ns: list[int] | None = None
     """From kernel records, whose segments are kept in few steps: where communication was exposed. Distance of

@@ -173,6 +173,8 @@ def _fields() -> dict[str, type]:
 
 FIELDS: dict[str, type] = _fields()
 """Columns of one value per line, with their type."""
+SHARES = {"overlap_ratio": "comm_ms", "hidden_per_compute": "compute_ms"}
+"""Columns that are hidden_ms over another one, which lines without details leave out."""
 _OF_OVERLAP = frozenset((*OverlapRecord.__struct_fields__,))
 _decode_reasons = msgspec.json.Decoder(dict[str, str]).decode
 _decode_list = msgspec.json.Decoder(list[str]).decode
@@ -208,8 +210,17 @@ class StepTable(ABC):
 
     def column(self, name: str) -> Column | None:
         if name not in self._columns:
-            self._columns[name] = self._column(name)
+            self._columns[name] = self._share(name) if name in SHARES else self._column(name)
         return self._columns[name]
+
+    def _share(self, name: str) -> Column | None:
+        """A column of SHARES, with what its lines leave out."""
+        share, hidden_ms, whole_ms = self._column(name), self.numbers("hidden_ms"), self.numbers(SHARES[name])
+        if hidden_ms is None or whole_ms is None:
+            return share
+        known = np.full(len(self), np.nan) if share is None else np.asarray(share)
+        lacks = np.isnan(known) & (whole_ms > 0)
+        return np.where(lacks, hidden_ms / np.where(lacks, whole_ms, 1.0), known) if lacks.any() else share
 
     def items(self, name: ListName) -> Items:
         if name not in self._lists:

@@ -7,6 +7,8 @@ The way of a step, in the order in which to read the files:
     event_steps.py       a step timed by events, or on a CPU by the host's clock -> StepRecord
     kernel_steps.py      a step timed by the driver's kernel records -> StepRecord
     record.py            the fields that records of all sources share
+    told.py              what a line leaves out of its record
+    left_out.py          lines of steps that the overhead leaves out
 
     clocks.py            the device's clocks beside the host's
 """

@@ -512,9 +512,7 @@ def without_kernels(step: RawStep, settings: ResolverSettings, reason: str) -> S
         clock_error_us=None,
         step_ms=None,
         between_steps_ms=None,
-        streams={},
         overlap=NO_OVERLAP,
-        active_segments=None,
         collectives=None
         if step.num_calls is not None
         else [_collective(call, step.groups[call.group], None, step.start_ns) for call in step.calls],

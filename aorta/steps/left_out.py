@@ -13,10 +13,9 @@ import msgspec
 from aorta.records.schema import StepRecord
 from aorta.steps.raw import LeftOutStep, LeftOutSteps, RawStep, ResolverSettings
 from aorta.steps.record import left_out_record
+from aorta.steps.told import REPEATED, Told
 from aorta.timeline.types import Source
 
-TOLD = "as in an earlier line"
-"""Reason in `not_measured` of a sample of the device that came before the line before."""
 MOST_TEMPLATES = 64
 _CODES = {
     "step": b"%d", "global_step": b"%d", "start_unix_ns": b"%d", "step_ms": b"%.6f",
@@ -46,7 +45,7 @@ def raw_steps(steps: LeftOutSteps) -> Iterator[RawStep]:
             host_ms=(step.body_end_ns - step.start_ns) / 1e6,
             device=steps.device if has_sample else None,
             rocm_smi_output=steps.rocm_smi_output if has_sample else None,
-            not_measured=steps.not_measured if has_sample else {"device": TOLD} | steps.not_measured,
+            not_measured=steps.not_measured,
             rollbacks=step.rollbacks,
             host_notes=step.notes,
             host_use=(step.cpu_ns / 1e6, None if step.ready_ns is None else step.ready_ns / 1e6),
@@ -68,8 +67,11 @@ class LeftOutLines:
         """By rollbacks, whether it is the first of the steps, and what the host did."""
 
     def records(self, steps: LeftOutSteps) -> Iterator[StepRecord]:
-        """The records, as `left_out_record` makes them."""
-        return (left_out_record(step, self._settings, self._source) for step in raw_steps(steps))
+        """The records, as `left_out_record` makes them and their lines have them."""
+        told = Told()
+        return (
+            told.rest_of(left_out_record(step, self._settings, self._source)) for step in raw_steps(steps)
+        )
 
     def bodies(self, steps: LeftOutSteps) -> list[bytes]:
         """The records as JSON."""
@@ -83,7 +85,9 @@ class LeftOutLines:
             start_ns, body_end_ns, end_ns, ready_ns = (
                 step.start_ns, step.body_end_ns, step.end_ns, step.ready_ns,
             )  # fmt: skip
-            kinds = tuple([(note.kind, note.where, note.bytes) for note in step.notes])
+            kinds = tuple(
+                [(note.kind, "" if note.kind in REPEATED else note.where, note.bytes) for note in step.notes]
+            )
             key = (step.rollbacks, not bodies, kinds)
             template = templates.get(key)
             if template is None:

@@ -32,6 +32,7 @@ from aorta.steps.kernel_steps import KernelSteps, without_kernels
 from aorta.steps.left_out import raw_steps
 from aorta.steps.raw import Frame, KernelChunk, RawSequence, RawStep, ResolverSettings
 from aorta.steps.record import left_out_record
+from aorta.steps.told import Told
 from aorta.timeline.types import Source
 
 MOST_WAITING = 2048
@@ -107,12 +108,13 @@ def serve(
     steps = StepQueue(settings, earlier)
     answers, names = _Replies(replies), _Names(names_path, settings.run_id, earlier)
     decoder = msgspec.msgpack.Decoder(Frame)
+    told = Told()
 
     def write(ready: Iterable[tuple[StepRecord, bool]]) -> None:
         for record, reply in ready:
             if record.kernels is not None:
                 names.write(steps.kernel_names)  # before the line, which must not refer to a missing name
-            written = writer.write(record)
+            written = writer.write(told.rest_of(record))
             if tally is not None:
                 tally.add(record, None if written else writer.why_lost)
             if reply:

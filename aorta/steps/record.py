@@ -35,16 +35,16 @@ NO_DETAILS = "kept in some steps"
 NO_OVERLAP = OverlapRecord()
 
 UNMEASURED: dict[str, Any] = {
-    "epoch": 0, "loss": None, "lr": None, "grad_norm": None, "tokens": None, "clock_error_us": None,
-    "step_ms": None, "between_steps_ms": None, "host_ms": None, "streams": {}, "overlap": NO_OVERLAP,
-    "active_segments": None, "collectives": None, "num_collectives": 0,
+    "epoch": 0, "clock_error_us": None, "step_ms": None, "between_steps_ms": None, "host_ms": None,
+    "overlap": NO_OVERLAP, "num_collectives": 0,
 }  # fmt: skip
 
 
 def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> StepRecord:
     """The record of a raw step: what the host noted, and `measured`, the fields of what timed it."""
     for name in ("step_ms", "between_steps_ms", "overlap", "streams"):
-        measured[name] = rounded(measured[name])
+        if name in measured:
+            measured[name] = rounded(measured[name])
     return StepRecord(
         rank=settings.rank,
         world_size=settings.world_size,
@@ -101,10 +101,7 @@ def left_out_record(step: RawStep, settings: ResolverSettings, source: Source) -
         clock_error_us=None if settings.on_device else 1.0,
         step_ms=(step.window_end_ns - step.start_ns) / 1e6,
         between_steps_ms=(step.window_end_ns - step.body_end_ns) / 1e6,
-        streams={},
         overlap=NO_OVERLAP,
-        active_segments=None,
-        collectives=None,
         host_spans=host_spans(step, lambda ns: (ns - step.start_ns) / 1e6),
         not_measured=not_measured,
     )

@@ -8,12 +8,15 @@ from rich.console import Console
 from aorta.account.model import Goodput
 from aorta.account.newest import LastStep, LateRank, Newest, RankMeans
 from aorta.page.top import top_table
+from aorta.records.newest import FollowedRank
 from tests.records.plain_records import step
 
 NOW_NS = 10**18 + 3_010_000_000
 """Three seconds after the end of the last step."""
+FOLLOWED = FollowedRank(0)
+FOLLOWED.add(step(7, world_size=2))
 RANK = RankMeans(
-    rank=0, last=LastStep.of(step(7, world_size=2)), num_steps=5, num_recorded=5, step_ms=20.0,
+    rank=0, last=LastStep.of(FOLLOWED), num_steps=5, num_recorded=5, step_ms=20.0,
     recorded_step_ms=20.0, compute_ms=12.0, exposed_ms=7.0,
     idle_ms=1.0, comm_ms=9.0, hidden_ms=2.0, exposed_wait_ms=6.0, caused_ms=0.25,
 )  # fmt: skip

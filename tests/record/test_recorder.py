@@ -434,10 +434,10 @@ def test_details_are_left_out_with_a_reason_but_not_of_slow_steps(tmp_path, monk
             with recorder.step():
                 time.sleep(0.2 if number == 30 else 0.001)
     lines = rank_programs.records(str(tmp_path), 0)
-    detailed = {line["global_step"] for line in lines if line["collectives"] is not None}
+    detailed = {line["global_step"] for line in lines if "collectives" in line}
     assert detailed >= {*range(8), 30}
     assert len(detailed) < 30
-    brief = next(line for line in lines if line["collectives"] is None)
+    brief = next(line for line in lines if "collectives" not in line)
     assert "kept in some steps" in brief["not_measured"]["collectives"]
     assert brief["overlap"]["comm_ms"] == 0
 

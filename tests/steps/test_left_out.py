@@ -4,9 +4,8 @@ import msgspec
 import pytest
 
 from aorta.records.schema import DeviceRecord, StepRecord
-from aorta.steps.left_out import LeftOutLines, raw_steps
+from aorta.steps.left_out import LeftOutLines
 from aorta.steps.raw import HostNote, LeftOutStep, LeftOutSteps, ResolverSettings
-from aorta.steps.record import left_out_record
 
 SETTINGS = ResolverSettings(
     rank=1, world_size=2, on_device=False, clock_lower_ns=0, clock_upper_ns=0,
@@ -54,7 +53,7 @@ def test_a_line_is_what_its_record_would_be_written_as(blocks):
     lines = LeftOutLines(SETTINGS, "host")
     for steps in blocks:
         bodies = lines.bodies(steps)
-        records = [left_out_record(raw, SETTINGS, "host") for raw in raw_steps(steps)]
+        records = list(lines.records(steps))
         assert [msgspec.json.decode(body, type=StepRecord) for body in bodies] == records
         assert [msgspec.json.decode(body) for body in bodies] == [
             msgspec.json.decode(msgspec.json.encode(record)) for record in records

@@ -1,6 +1,6 @@
 """Collects the numbers of one rank by one source, block by block."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,11 @@ from aorta.account.load.rank.columns import Floats, RankSteps, RunRow, packed, u
 from aorta.account.load.rank.host import carry_waits, host_metrics, reason_name
 from aorta.account.load.rank.kernels import NamedKernels, kernel_metrics
 from aorta.account.load.rank.phases import phase_metrics
+from aorta.account.load.rank.telemetry import Telemetry
 from aorta.account.metrics import (
     METRICS,
     OVERLAP_METRICS,
     STEP_METRICS,
-    TELEMETRY,
-    THROTTLED,
     of_operation,
 )
 from aorta.errors import RecordError
@@ -43,6 +42,7 @@ class ColumnsBuilder:
         """First row and columns of every block."""
         self._calls = CallsBuilder()
         self._kernels = kernels
+        self._telemetry = Telemetry()
         self._not_measured: dict[str, str] = {}
         self._reasons: dict[str, str] = {}
         """The last ones, which most lines repeat."""
@@ -56,7 +56,7 @@ class ColumnsBuilder:
         self._gaps += block.gaps()
         self._parts.append(_always(block))
         self._note_reasons(block)
-        metrics = overlap_metrics(block) | telemetry_metrics(block)
+        metrics = overlap_metrics(block) | self._telemetry.of(block)
         metrics |= host_metrics(block) | phase_metrics(block)
         self._metrics.append((first_row, metrics | kernel_metrics(block)))
         self._kernels.add(first_row, block)
@@ -186,41 +186,3 @@ def _operations(block: StepTable) -> dict[str, Floats]:
             if hidden_ms is not None and not np.isnan(hidden_ms + exposed_ms).all():
                 metrics[of_operation("comm_ms", op)] = hidden_ms + exposed_ms
     return metrics
-
-
-# -- work, memory and telemetry of the device -----------------------------------------------------------
-
-OF_MEMORY = {
-    "peak_allocated_bytes": "peak_memory_bytes",
-    "reserved_bytes": "reserved_memory_bytes",
-    "num_alloc_retries": "alloc_retries",
-    "num_device_frees": "device_frees",
-    "device_used_bytes": "device_memory_bytes",
-}
-OF_DEVICE = {**{name: name for name in TELEMETRY}, "memory_used_bytes": "device_memory_bytes"}
-"""Metrics by the field of a line."""
-
-
-def telemetry_metrics(block: StepTable) -> dict[str, Floats]:
-    """By metric, a value per line, NaN where it has none; without metrics that no line has. What the device
-    says replaces what the allocator says under the same name."""
-    metrics: dict[str, Floats] = {}
-    for name, values in _columns(block):
-        if values is not None:
-            earlier = metrics.get(name)
-            metrics[name] = values if earlier is None else np.where(np.isnan(values), earlier, values)
-    return metrics
-
-
-def _columns(block: StepTable) -> Iterator[tuple[str, Floats | None]]:
-    yield "tokens", block.numbers("tokens")
-    for part, names in (("memory", OF_MEMORY), ("device", OF_DEVICE)):
-        for name, metric in names.items():
-            yield metric, block.numbers(f"{part}.{name}")
-    places, lists = block.throttling()
-    if (places >= 0).any():
-        yield THROTTLED, np.array([*(float(bool(reasons)) for reasons in lists), np.nan])[places]
-        first = [lists[place] for place in dict.fromkeys(places.tolist()) if place >= 0]
-        for reason in dict.fromkeys(reason for reasons in first for reason in reasons):
-            has_reason = np.array([*(1.0 if reason in reasons else np.nan for reasons in lists), np.nan])
-            yield of_operation(THROTTLED, reason), has_reason[places]

@@ -1,0 +1,89 @@
+"""A line without details has what differs from the lines before it, and readers know the rest."""
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+
+from aorta.account.load.open import load_run
+from aorta.records.schema import DeviceRecord, HostSpan, MemoryRecord, OverlapRecord, StreamUse
+from aorta.records.writer import RunFolder
+from aorta.steps.record import partial_record
+from aorta.steps.told import Told
+
+MEMORY = MemoryRecord(allocated_bytes=5, reserved_bytes=9, peak_allocated_bytes=7, num_alloc_retries=0)
+MORE = msgspec.structs.replace(MEMORY, reserved_bytes=11, num_alloc_retries=2)
+SAMPLES = [DeviceRecord(sample_unix_ns=1, power_w=100.0, throttling=["heat"]),
+           DeviceRecord(sample_unix_ns=2, power_w=300.0, throttling=[])]  # fmt: skip
+
+
+def record(step, detailed, sample=0, memory=MEMORY, left_out=False, reasons=None):
+    overlap = OverlapRecord(
+        comm_ms=4.0, compute_ms=8.0, hidden_ms=3.0, exposed_ms=1.0, idle_ms=1.0,
+        overlap_ratio=0.75, hidden_per_compute=0.375, compute_allreduce_ms=3.0, compute_reducescatter_ms=0.0,
+    )  # fmt: skip
+    return partial_record(
+        0, 1, step, source="kernels", start_unix_ns=10**9 + 10**7 * step, step_ms=10.0, between_steps_ms=0.0,
+        overlap=OverlapRecord() if left_out else overlap, is_recorded=not left_out, run_id="r",
+        streams={} if left_out else {"compute": StreamUse(busy_ms=8.0, utilization=0.8)},
+        collectives=[] if detailed else None, active_segments=[] if detailed else None,
+        memory=None if left_out else memory, device=None if left_out else SAMPLES[sample],
+        host_spans=[HostSpan("optimizer", 8.0, 9.0, "AdamW", 64), HostSpan("pause", 9.0, 9.5, "evaluation")],
+        not_measured=reasons or {"loss": "not logged"},
+    )  # fmt: skip
+
+
+RECORDS = [
+    record(0, True), record(1, False), record(2, False, left_out=True), record(3, False, sample=1),
+    record(4, False, sample=1, reasons={"loss": "not finite: nan"}),
+    record(5, False, sample=1, memory=MORE), record(6, False, sample=1, memory=MORE),
+    record(7, True, sample=1, memory=MORE),
+]  # fmt: skip
+
+
+@pytest.fixture
+def lines(tmp_path):
+    told = Told()
+    with RunFolder(tmp_path, 0) as folder:
+        for one in RECORDS:
+            folder.steps.write(told.rest_of(one))
+    return tmp_path, [json.loads(line) for line in folder.steps.path.read_text().splitlines()]
+
+
+def test_what_lines_with_details_have_told_is_left_out_of_the_others(lines):
+    _, found = lines
+    assert found[0]["streams"] == found[7]["streams"] == {"compute": {"busy_ms": 8.0, "utilization": 0.8}}
+    assert found[7]["not_measured"] == {"loss": "not logged"}
+    assert [line.get("not_measured") for line in found[1:5]] == [
+        None,
+        None,
+        None,
+        {"loss": "not finite: nan"},
+    ]
+    assert [place for place, line in enumerate(found) if "memory" in line] == [0, 5, 7]
+    assert [place for place, line in enumerate(found) if "device" in line] == [0, 3, 7]
+    assert not {"streams", "collectives", "active_segments", "loss", "tokens"} & found[1].keys()
+    assert found[1]["overlap"] == {
+        "comm_ms": 4.0, "compute_ms": 8.0, "hidden_ms": 3.0, "exposed_ms": 1.0, "idle_ms": 1.0
+    }  # fmt: skip
+    assert found[1]["host_spans"] == [
+        ["optimizer", 8.0, 9.0, "", 64],
+        ["pause", 9.0, 9.5, "evaluation", None],
+    ]
+
+
+def test_readers_hold_the_last_memory_and_sample_in_recorded_steps(lines):
+    metrics = load_run(lines[0], "a").metrics
+    nan = float("nan")
+    expected = {
+        "reserved_memory_bytes": [9, 9, nan, 9, 9, 11, 11, 11],
+        "power_w": [100, 100, nan, 300, 300, 300, 300, 300],
+        "throttled": [1, 1, nan, 0, 0, 0, 0, 0],
+        "throttled.heat": [1, 1, nan, 0, 0, 0, 0, 0],
+        "alloc_retries": [nan, 0, nan, nan, 0, 2, 0, 0],
+        "overlap_ratio": [0.75, 0.75, nan, *[0.75] * 5],
+        "hidden_per_compute": [0.375, 0.375, nan, *[0.375] * 5],
+    }
+    for name, values in expected.items():
+        np.testing.assert_array_equal(metrics[name][0], values, err_msg=name)
