@@ -47,7 +47,6 @@ def instrument(
     collectives: Collectives = "learned",
     flops_per_token: float | None = None,
     precision: str | None = None,
-    max_mb: float | None = 1024.0,
     stacks: bool = True,
     hang: HangConfig | Mapping[str, Any] | None = None,
     profiling: ProfilingConfig | Mapping[str, Any] | None = None,
@@ -77,9 +76,6 @@ def instrument(
     flops_per_token: model FLOPs of forward and backward without what is computed again, for model FLOP/s.
     precision: "bf16", "fp16", "fp8", "tf32" or "fp32"; with flops_per_token, for the share of the device's
         peak (MFU).
-    max_mb: size in MiB above which a rank's file of lines is made smaller. Old lines lose their lists of
-        segments and collectives first, then the oldest go, with their sums kept in rank_<n>_dropped.json.
-        None: no limit.
     stacks: sample the stack of the thread that trains, so that causes name lines of the program: 50
         times a second at first, then 20 times, and more rarely where that takes more than 20 ms and 0.2 % of
         a core. Arguments and locals are not read.
@@ -106,7 +102,6 @@ def instrument(
         collectives=collectives,
         flops_per_token=flops_per_token,
         precision=precision,
-        max_mb=max_mb,
         stacks=stacks,
     )
     recorder = Recorder(output_dir, settings)

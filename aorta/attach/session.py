@@ -132,7 +132,6 @@ class AttachedSession:
         options: dict[str, Any] = {
             "placement": settings.placement,
             "overhead": settings.overhead,
-            "max_mb": settings.max_mb,
             "kernels": "off" if settings.kernels == "off" else "auto",  # what cannot be had ends no job
             "collectives": settings.collectives,
             "stacks": settings.stacks,

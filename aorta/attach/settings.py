@@ -38,7 +38,6 @@ class AttachSettings:
     step_at: str | None = None
     """module:function whose calls are the steps; None: steps are found at the optimizer."""
     overhead: str = "1%"
-    max_mb: float | None = 1024.0
     placement: str = "native"
     hang: bool = False
     hang_timeout_s: float | None = None

@@ -1,6 +1,5 @@
 """aorta run: start a command and record its training processes."""
 
-import math
 import os
 import re
 import shutil
@@ -48,15 +47,6 @@ _STEP_AT = re.compile(r"[^\s./:]+(\.[^\s./:]+)*:[^\s./:]+(\.[^\s./:]+)*")
     show_default=True,
     section="Cost and size",
     help="What recording may cost of the step time; off: record every step.",
-)
-@rare(
-    "--max-mb",
-    type=click.FloatRange(0),
-    metavar="MIB",
-    default=1024,
-    show_default=True,
-    section="Cost and size",
-    help="Size above which a rank's file drops its oldest details and steps; 0: no limit.",
 )
 @rare(
     "--kernels",
@@ -109,8 +99,7 @@ def run_command(
     from aorta.records.run_identity import CONTINUES
 
     _check(options)
-    options |= {"sinks": list(options["sinks"]), "max_mb": options["max_mb"] or None}
-    options |= {"stacks": options["stacks"] == "on"}
+    options |= {"sinks": list(options["sinks"]), "stacks": options["stacks"] == "on"}
     options |= {"hang": options["hang"] or options["hang_timeout_s"] is not None}
     settings = AttachSettings(output=str(output.absolute()), **options)
     if shutil.which(command[0]) is None:
@@ -142,8 +131,6 @@ def _check(options: dict[str, Any]) -> None:
     target = options["step_at"]
     if target is not None and _STEP_AT.fullmatch(target) is None:
         raise ConfigError(f"--step-at must look like module:function, got {target!r}")
-    if not math.isfinite(options["max_mb"]):
-        raise ConfigError(f"--max-mb must be a number of MiB, or 0 for no limit, got {options['max_mb']}")
     _check_overhead(options["overhead"])
     if options["sinks"]:
         from aorta.sinks import check_target

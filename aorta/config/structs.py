@@ -296,10 +296,6 @@ class RecordingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """learned: on GPUs each is seen in some steps; the others get those, where the backends' counts and the
     kernels agree. calls: each is seen in every recorded step."""
 
-    max_mb: PositiveFloat | None = 1024.0
-    """Size in MiB above which a rank's file of lines is made smaller: old lines lose their lists of
-    collectives and segments first, then the oldest go and their sums are kept; null: no limit."""
-
     telemetry_interval_s: PositiveFloat = 1.0
     """Seconds between two samples of the device's power, clocks and temperature."""
 

@@ -74,7 +74,6 @@ class Output:
             unix_minus_monotonic_ns=anchor["unix_ns"] - anchor["monotonic_ns"],
             run_id=self.claim.run_id,
             attempt=self.claim.attempt,
-            max_bytes=settings.max_bytes,
         )
         self._on_device = clock.is_device
         sink = self._sink = self._open_sink(resolver_settings, sources.learner.refute)

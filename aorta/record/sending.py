@@ -383,7 +383,6 @@ class ThreadSink:
         self._told = Told()
         self._unix_minus_monotonic_ns = settings.unix_minus_monotonic_ns
         self._writer = writer
-        self._writer.max_bytes = settings.max_bytes
         self._listener = listener
         self._tally = tally
 

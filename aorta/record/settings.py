@@ -32,7 +32,6 @@ class RecorderSettings:
     collectives: Collectives = "learned"
     flops_per_token: float | None = None
     precision: str | None = None
-    max_mb: float | None = 1024.0
     stacks: bool = True
 
     def __post_init__(self) -> None:
@@ -50,10 +49,6 @@ class RecorderSettings:
         flops = self.flops_per_token
         if flops is not None and not (is_number(flops) and flops > 0):
             raise InstrumentError(f"flops_per_token must be a number above 0, got {value_text(flops)}")
-        if self.max_mb is not None and not (is_number(self.max_mb) and self.max_mb > 0):
-            raise InstrumentError(
-                f"max_mb must be a number above 0, or None for no limit, got {value_text(self.max_mb)}"
-            )
         _ = self.torch_device  # raises now rather than at the first step
 
     @property
@@ -63,11 +58,6 @@ class RecorderSettings:
         Dedicated placement moves collectives, so a step that is not recorded would be another program's.
         """
         return None if self.placement == "dedicated" else overhead_limit(self.overhead)
-
-    @property
-    def max_bytes(self) -> int | None:
-        """Limit of a rank's file of lines; None: no limit."""
-        return None if self.max_mb is None else int(min(self.max_mb, 2**42) * 2**20)
 
     @property
     def torch_device(self) -> torch.device | None:

@@ -4,7 +4,7 @@ schema.py        every field of a step's line and of run.json: begin here
 files.py         names of all files in a run's folder
 writer.py        writes lines and run.json; moves an earlier run aside
 seal.py          number and checksum at the end of each line
-rotation.py      keeps a file of lines below recording.max_mb
+rotation.py      keeps a file of lines below 1 GiB
 reader.py        reads step records and run.json
 lines.py         decodes lines and checks their order and values, for reader.py and columns
 columns/         the numbers of the lines as arrays, beside them

@@ -18,7 +18,7 @@ from aorta.records.seal import seal_of, sealed
 
 DROPPED = "earlier lines were dropped"
 """Beginning of the first line's `gap` where earlier lines were dropped."""
-LEFT_OUT = "left out of an old line to keep the file small (recording.max_mb)"
+LEFT_OUT = "left out of an old line to keep the file small"
 """Reason in `not_measured` of a line that lost its lists."""
 DETAILS = ("collectives", "active_segments")
 """The lists that a line can do without."""
@@ -29,7 +29,7 @@ SHARE_WITH_DETAILS = 0.25
 
 
 class DroppedSteps(msgspec.Struct, kw_only=True):
-    """rank_<n>_dropped.json: the steps of a rank that recording.max_mb has dropped, summed."""
+    """rank_<n>_dropped.json: the steps of a rank that were dropped to keep its file small, summed."""
 
     num_steps: int = 0
     first_global_step: int | None = None

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MOST_BYTES = 1 << 30
+"""Size of a file of lines, with its columns, above which its oldest details go, then its oldest lines: about
+a million steps."""
 RETRY_S = 5.0
 """Seconds between two trials of a disk that has failed."""
 LOOK_S = 0.5
@@ -82,7 +85,7 @@ class LineWriter:
     it wrote. When the disk fails, one warning is logged, the file is cut back to its last whole line where
     that is possible, and the line is lost; its number stays taken, so that the gap shows. Every RETRY_S the
     disk is tried again. A file that somebody removed is written anew, with all that was in it. A file that
-    would grow beyond `max_bytes` is rotated (aorta.records.rotation).
+    would grow beyond MOST_BYTES is rotated (aorta.records.rotation).
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class LineWriter:
         columns: "ColumnsWriter | None" = None,
     ) -> None:
         self.path = Path(path)
-        self.max_bytes: int | None = None
+        self.max_bytes = MOST_BYTES
         self.num_written = 0
         self.num_lost = 0
         self.why_lost: str | None = None
@@ -170,8 +173,8 @@ class LineWriter:
                 return False
             try:
                 self._put_back_if_removed(now_s)
-                if self.max_bytes is not None and self._size + len(data) > self.max_bytes:
-                    self._rotate(self.max_bytes)
+                if self._size + len(data) > self.max_bytes:
+                    self._rotate()
                 unwritten = memoryview(data)
                 while unwritten:
                     unwritten = unwritten[os.write(self._descriptor, unwritten) :]
@@ -243,12 +246,12 @@ class LineWriter:
         _take_lock(descriptor)
         logger.warning("%s was removed while it was being written: written again, complete", self.path)
 
-    def _rotate(self, max_bytes: int) -> None:
+    def _rotate(self) -> None:
         """Replace the file by a smaller one; OSError leaves it as it was."""
         assert self._descriptor is not None
         dropped = read_dropped(self.path)
         with open(os.dup(self._descriptor), "rb") as source, replacing(self.path) as target:
-            rotate(source, target, max_bytes, dropped)
+            rotate(source, target, self.max_bytes, dropped)
         write_json(dropped_path(self.path), dropped)
         descriptor = regular_descriptor(self.path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
         os.close(self._descriptor)

@@ -83,7 +83,6 @@ def main() -> None:
         names_path = Path(path).with_name(kernels_name(settings.rank))
         tally = Tally(Path(sys.argv[3]), settings.attempt) if len(sys.argv) > 3 else None
         writer = LineWriter.append(path, with_columns=True)
-        writer.max_bytes = settings.max_bytes
         unwritten = Path(path).with_name(unwritten_name(settings.rank))
         bystander = Bystander(os.getppid(), settings.rank)
         serve(sys.stdin.buffer, replies, writer, settings, names_path, tally, unwritten, bystander)

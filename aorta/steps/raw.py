@@ -195,8 +195,6 @@ class ResolverSettings(msgspec.Struct, frozen=True, kw_only=True):
     unix_minus_monotonic_ns: int
     run_id: str | None = None
     attempt: int = 0
-    max_bytes: int | None = None
-    """Size of the rank's file of lines above which it is rotated (aorta.records.rotation)."""
 
 
 RECORD_DTYPE = np.dtype(

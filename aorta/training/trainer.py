@@ -224,7 +224,6 @@ class TrainingRun:
             placement=recording.placement,
             device=self.device,
             overhead=recording.overhead,
-            max_mb=recording.max_mb,
             telemetry_interval_s=recording.telemetry_interval_s,
             kernels=recording.kernels,
             collectives=recording.collectives,

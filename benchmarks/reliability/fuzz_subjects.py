@@ -299,7 +299,7 @@ def of_trace(folder: Path, rng: random.Random) -> Call:
 
 
 def override(folder: Path, rng: random.Random) -> Call:
-    keys = ("training.max_steps", "training.output_dir", "model.dim", "recording.max_mb", "profiling.enabled",
+    keys = ("training.max_steps", "training.output_dir", "model.dim", "profiling.enabled",
             "hang.timeout_s", "a.b", "training", "model.layers.3", "", "..", "data.seed")  # fmt: skip
     text = f"{rng.choice(keys)}{rng.choice(('=', '', ':', '=='))}{rng.choice(VALUES_OF_TEXT)}"
     if rng.random() < 0.3:

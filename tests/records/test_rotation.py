@@ -4,7 +4,7 @@ import msgspec
 
 from aorta.records.newest import Follower
 from aorta.records.reader import read_steps
-from aorta.records.rotation import DROPPED, dropped_path, read_dropped
+from aorta.records.rotation import DROPPED, read_dropped
 from aorta.records.schema import CollectiveRecord
 from aorta.records.seal import seal_of
 from aorta.records.writer import LineWriter
@@ -70,12 +70,6 @@ def test_a_later_attempt_goes_on_with_a_rotated_file(tmp_path):
     with LineWriter.append(path) as writer:
         writer.write(step(500))
     assert list(read_steps(path, []))[-1].global_step == 500
-
-
-def test_without_a_limit_nothing_is_rotated(tmp_path):
-    path = tmp_path / "rank_0_metrics.jsonl"
-    assert len(written(path, 200, max_bytes=None)) == 200
-    assert not dropped_path(path).exists()
 
 
 def test_lines_larger_than_the_limit_are_still_written(tmp_path):
