@@ -130,7 +130,7 @@ class DeviceOrder:
     def _allocated(self, address: int) -> None:
         if self._aside != threading.get_ident():
             site = self.current if self.current >= 0 else None
-            self._log.append(["allocate", address, 0, self.stream(), site])
+            self._log.append(["allocate", address, 0, None, site])
 
     def _freed(self, address: int) -> None:
         if self._aside != threading.get_ident():

@@ -90,14 +90,10 @@ def numbers(all_prints: Sequence[Prints]) -> list[Numbers]:
 
 
 def _in_rows(tensor: Tensor, num_parts: int = 1) -> Prints:
-    """Fingerprints of equal parts of a tensor, in whole rows if they are more than one."""
-    numel = tensor.numel()
-    rest = numel % WIDTH
-    num_rows = numel // (num_parts * WIDTH)
+    """Fingerprints of a tensor; of equal parts of one, if they are more, in whole rows."""
+    num_rows = max(-(-tensor.numel() // (num_parts * WIDTH)), 1)
     signs, turns, columns = _signs(tensor.device)
     sums: Tensor | None = None
-    if not num_rows:
-        sums = torch.zeros(num_parts, NUM_ROWS, NUM_COLUMNS, dtype=torch.float32, device=tensor.device)
     norms = []
     step = max(MOST_ROWS >> (num_parts - 1).bit_length(), 1)
     for at in range(0, num_rows, step):
@@ -107,24 +103,20 @@ def _in_rows(tensor: Tensor, num_parts: int = 1) -> Prints:
         part = torch.bmm(own, rows @ columns)
         sums = part if sums is None else torch.addcmul(sums, part, turns[turn])
         norms.append(torch.linalg.vector_norm(rows, dim=(1, 2)))
-    if rest or not norms:
-        last = _elements(tensor, numel - rest, numel).float()
-        assert sums is not None
-        sums = sums + last @ columns[:rest]
-        norms.append(torch.linalg.vector_norm(last).reshape(1))
     assert sums is not None
     return Prints(sums, norms[0] if len(norms) == 1 else torch.cat(norms), [*range(num_parts)] * len(norms))
 
 
 def _rows(tensor: Tensor, num_parts: int, start: int, end: int) -> Tensor:
-    """These rows of each part of a tensor: [num_parts, end - start, WIDTH]."""
+    """These rows of each part of a tensor: [num_parts, end - start, WIDTH]. Zeros fill a last one."""
     size = tensor.numel() // num_parts
-    if tensor.is_contiguous():
-        table = tensor.view(-1)[: size // WIDTH * WIDTH * num_parts].view(num_parts, -1, WIDTH)
-        return table[:, start:end]
-    firsts = range(0, num_parts * size, size)
-    parts = [_elements(tensor, first + start * WIDTH, first + end * WIDTH) for first in firsts]
-    return torch.stack(parts).view(num_parts, -1, WIDTH)
+    if tensor.is_contiguous() and not size % WIDTH and size:
+        return tensor.view(num_parts, -1, WIDTH)[:, start:end]
+    until = min(end * WIDTH, size)
+    parts = [_elements(tensor, part * size + start * WIDTH, part * size + until) for part in range(num_parts)]
+    if until < end * WIDTH:
+        parts.append(tensor.new_zeros(end * WIDTH - until))
+    return torch.cat(parts).view(num_parts, -1, WIDTH)
 
 
 def _elements(tensor: Tensor, start: int, end: int) -> Tensor:
@@ -148,48 +140,37 @@ def _elements(tensor: Tensor, start: int, end: int) -> Tensor:
 def _together(tensors: list[Tensor]) -> Prints:
     """Fingerprints of small tensors: laid out one behind the other, each in whole blocks of rows."""
     device = tensors[0].device
-    numels = tuple([tensor.numel() for tensor in tensors])
-    layout = _layout(numels, device)
-    table = torch.zeros(layout.num_blocks * BLOCK * WIDTH, dtype=torch.float32, device=device)
-    flat = torch._C._nn.flatten_dense_tensors(tensors)  # one call, where each tensor would need two
-    torch._foreach_copy_(list(table.split_with_sizes(layout.pieces)[::2]), flat.split_with_sizes(numels))
-    across = table.view(layout.num_blocks * BLOCK, WIDTH) @ _signs(device)[2]
-    of_blocks = torch.bmm(layout.signs, across.view(layout.num_blocks, BLOCK, NUM_COLUMNS))
+    layout = _layout(tuple([tensor.numel() for tensor in tensors]), tensors[0].dtype, device)
+    filled = [piece for pair in zip(tensors, layout.fillings, strict=True) for piece in pair]
+    # One call lays out all of them, and all of one type in one kernel; each tensor would need two.
+    table = torch._C._nn.flatten_dense_tensors(filled).float().view(-1, BLOCK, WIDTH)
+    of_blocks = torch.bmm(layout.signs, table @ _signs(device)[2])
     found = torch.zeros(len(tensors), NUM_ROWS, NUM_COLUMNS, dtype=torch.float32, device=device)
     return Prints(
         found.index_add_(0, layout.tensor_of_block, of_blocks),
-        torch.linalg.vector_norm(table.view(layout.num_blocks, BLOCK * WIDTH), dim=1),
+        torch.linalg.vector_norm(table, dim=(1, 2)),
         layout.owners,
     )
 
 
 class _Layout(NamedTuple):
-    pieces: list[int]
-    """Elements of each tensor, then those that fill its last block."""
-    num_blocks: int
+    fillings: list[Tensor]
+    """Zeros behind each tensor, to the end of its last block."""
     signs: Tensor
-    """Of each block, as rows have them alone: a tensor's last row is added as it is, if it is not whole."""
+    """Of each block, as rows have them alone."""
     tensor_of_block: Tensor
     owners: list[int]
 
 
 @lru_cache(maxsize=64)
-def _layout(numels: tuple[int, ...], device: torch.device) -> _Layout:
+def _layout(numels: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> _Layout:
     num_blocks = [-(-numel // (WIDTH * BLOCK)) for numel in numels]
+    zeros = torch.zeros(WIDTH * BLOCK, dtype=dtype, device=device)
     of_rows = _signs(torch.device("cpu"))[0]
-    signs = []
-    for numel, num in zip(numels, num_blocks, strict=True):
-        own = of_rows[:, : num * BLOCK].clone()
-        own[:, numel // WIDTH :] = 1.0
-        signs.append(own.view(NUM_ROWS, num, BLOCK).transpose(0, 1))
+    signs = [of_rows[:, : num * BLOCK].view(NUM_ROWS, num, BLOCK).transpose(0, 1) for num in num_blocks]
     owners = [number for number, num in enumerate(num_blocks) for _ in range(num)]
     return _Layout(
-        pieces=[
-            piece
-            for numel, num in zip(numels, num_blocks, strict=True)
-            for piece in (numel, num * BLOCK * WIDTH - numel)
-        ],
-        num_blocks=sum(num_blocks),
+        fillings=[zeros[: -numel % (WIDTH * BLOCK)] for numel in numels],
         signs=torch.cat(signs).to(device),
         tensor_of_block=torch.tensor(owners, dtype=torch.int64, device="cpu").to(device),
         owners=owners,

@@ -12,57 +12,56 @@ from torch import Tensor, nn
 from aorta.check.sites import OURS, variables
 
 
-def _outermost_modules() -> list[nn.Module]:
-    is_module = dict[type, bool]()
-    modules = []
-    for thing in gc.get_objects():
-        kind = type(thing)
-        known = is_module.get(kind)
-        if known is None:
-            known = is_module[kind] = issubclass(kind, nn.Module)
-        if known:
-            modules.append(thing)
-    inner = {id(child) for module in modules for child in module.children()}
-    return [module for module in modules if id(module) not in inner]
+class Named:
+    """One look at every object of this process."""
 
+    def __init__(self) -> None:
+        wanted = dict[type, list[Any] | None]()
+        modules, self._streams = list[nn.Module](), list[torch.cuda.Stream]()
+        for thing in gc.get_objects():
+            kind = type(thing)
+            if kind not in wanted:
+                is_module, is_stream = issubclass(kind, nn.Module), issubclass(kind, torch.cuda.Stream)
+                wanted[kind] = modules if is_module else self._streams if is_stream else None
+            into = wanted[kind]
+            if into is not None:
+                into.append(thing)
+        inner = {id(child) for module in modules for child in module.children()}
+        self._outermost = [module for module in modules if id(module) not in inner]
 
-def named_parameters() -> Iterator[tuple[str, nn.Parameter]]:
-    """All modules' parameters, each once, with the outermost module's name of it."""
-    seen = set[int]()
-    for module in _outermost_modules():
-        for name, parameter in module.named_parameters():
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield name.removeprefix("module."), parameter
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All modules' parameters, each once, with the outermost module's name of it."""
+        seen = set[int]()
+        for module in self._outermost:
+            for name, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield name.removeprefix("module."), parameter
 
+    def modules(self) -> dict[int, str]:
+        """By id, the outermost module's name of each module within it."""
+        return {
+            id(inner): name.removeprefix("module.")
+            for module in self._outermost
+            for name, inner in module.named_modules()
+            if name not in ("", "module")
+        }
 
-def named_modules() -> dict[int, str]:
-    """By id, the outermost module's name of each module within it."""
-    return {
-        id(inner): name.removeprefix("module.")
-        for module in _outermost_modules()
-        for name, inner in module.named_modules()
-        if name not in ("", "module")
-    }
+    def places(self) -> list[tuple[int, int, str]]:
+        """Start and end of the bytes of each parameter and gradient of this process, and what they are."""
+        places = []
+        for name, parameter in self.parameters():
+            for tensor, words in ((parameter, f"parameter {name}"), (parameter.grad, f"gradient of {name}")):
+                local: Any = getattr(tensor, "_local_tensor", tensor)  # of a sharded one, this rank's part
+                if type(local) in (Tensor, nn.Parameter) and local.layout is torch.strided:
+                    start = local.data_ptr()
+                    places.append((start, start + local.nbytes, words))
+        return places
 
-
-def places_of_parameters() -> list[tuple[int, int, str]]:
-    """Start and end of the bytes of each parameter and gradient of this process, and what they are."""
-    places = []
-    for name, parameter in named_parameters():
-        for tensor, words in ((parameter, f"parameter {name}"), (parameter.grad, f"gradient of {name}")):
-            local: Any = getattr(tensor, "_local_tensor", tensor)  # of a sharded one, this rank's part
-            if type(local) in (Tensor, nn.Parameter) and local.layout is torch.strided:
-                start = local.data_ptr()
-                places.append((start, start + local.nbytes, words))
-    return places
-
-
-def named_streams() -> dict[int, str]:
-    """By handle, what the program calls its streams of a device."""
-    streams = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.cuda.Stream)]
-    names = names_of(streams)
-    return {stream.cuda_stream: names[id(stream)] for stream in streams if id(stream) in names}
+    def streams(self) -> dict[int, str]:
+        """By handle, what the program calls its streams of a device."""
+        names = names_of(self._streams)
+        return {stream.cuda_stream: names[id(stream)] for stream in self._streams if id(stream) in names}
 
 
 def names_of(things: Sequence[Any]) -> dict[int, str]:

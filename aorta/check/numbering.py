@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
 from aorta.check.fingerprints import Prints, fingerprints, numbers
-from aorta.check.names import named_parameters
-from aorta.check.operators import Issued
+from aorta.check.names import Named
+from aorta.check.operators import PLAIN, Issued
 from aorta.hazards.numbers import Call, Difference, Moment, Numbered, Parameter
 from aorta.record.interception.replaced import uncompiled
 
@@ -103,8 +103,9 @@ class Numbering:
         self._caller: Any = None
         """Stream on which it waits."""
         self._counts: dict[tuple[int, str], int] = {}
-        self._parameters: list[tuple[list[Parameter], Prints]] = []
-        self._names: dict[int, str] | None = None
+        self._parameters: list[tuple[int, list[tuple[int, int, int, Moment]], Prints]] = []
+        """Step, then of each parameter its place, its id and number, and the moment."""
+        self._names = dict[int, str]()
         self._hooks: list[Any] = []
         self.is_hooked = False
         self.is_on = False
@@ -142,7 +143,7 @@ class Numbering:
         both = [(pending.inputs, pending.prints) for pending in calls]
         prints = [one for of_call in both for one in of_call if one is not None]
         try:
-            values = iter(numbers([*prints, *(rows for _, rows in of_optimizers)]))
+            values = iter(numbers([*prints, *(rows for _, _, rows in of_optimizers)]))
         except torch.OutOfMemoryError:
             self.is_short = True
             return taken
@@ -151,10 +152,12 @@ class Numbering:
             if pending.prints is not None:
                 pending.call.outputs = list(islice(values, len(pending.prints.sums)))
             taken.calls.append(pending.call)
-        for parameters, _ in of_optimizers:
-            for parameter in parameters:
-                parameter.numbers = next(values)
-            taken.parameters += parameters
+        for step, parameters, _ in of_optimizers:
+            for place, known, number, moment in parameters:
+                name = self._names.get(known) or f"parameter {number}"
+                taken.parameters.append(
+                    Parameter(step=step, place=place, name=name, moment=moment, numbers=next(values))
+                )
         return taken
 
     def run_short(self) -> None:
@@ -264,23 +267,21 @@ class Numbering:
 
     @_unseen
     def _print_parameters(self, optimizer: Any, moments: tuple[Moment, ...]) -> None:
-        if self._names is None:
-            self._names = {id(parameter): name for name, parameter in named_parameters()}
+        if not self._names:
+            self._names = {id(parameter): name for name, parameter in Named().parameters()}
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        of_device: dict[torch.device, tuple[list[Parameter], list[Tensor]]] = {}
+        of_device: dict[int, tuple[list[tuple[int, int, int, Moment]], list[Tensor]]] = {}
         for moment in moments:
             for number, parameter in enumerate(parameters[:MAX_PARAMETERS]):
                 tensor = parameter.grad if moment == "gradient" else parameter
-                if tensor is None or type(tensor) not in (Tensor, nn.Parameter) or tensor.is_sparse:
+                if type(tensor) not in PLAIN or tensor.is_sparse:
                     continue  # of a sharded one every rank has a part of its own
                 self._place += 1
-                name = self._names.get(id(parameter), f"parameter {number}")
-                taken = Parameter(step=self.step, place=self._place, name=name, moment=moment, numbers=[])
-                known, tensors = of_device.setdefault(tensor.device, ([], []))
-                known.append(taken)
+                known, tensors = of_device.setdefault(tensor.get_device(), ([], []))
+                known.append((self._place, id(parameter), number, moment))
                 tensors.append(tensor)
         for known, tensors in of_device.values():
-            self._parameters.append((known, fingerprints(tensors)))
+            self._parameters.append((self.step, known, fingerprints(tensors)))
 
 
 def _in_optimizer() -> bool:

@@ -56,11 +56,12 @@ def accessed(tensor: Tensor) -> Access | None:
 class Plan:
     """What is known of an operator from its schema."""
 
-    __slots__ = ("arguments", "func", "is_collective", "is_none", "is_question", "name", "returns")
+    __slots__ = ("arguments", "call", "func", "is_collective", "is_none", "is_question", "name", "returns")
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
         self.func = func
+        self.call = func._op if type(func) is torch._ops.OpOverload else func  # as its __call__ does
         self.name = schema.name
         namespace, _, short = schema.name.partition("::")
         self.is_collective = namespace in COLLECTIVES and short.lstrip("_").startswith(NAMES)
@@ -171,7 +172,7 @@ class OperatorMode(TorchDispatchMode):
         if plan is None:
             plan = _plans[id(func)] = Plan(func)
         if plan.is_none:
-            result = func(*args, **kwargs)
+            result = plan.call(*args, **kwargs)
             if kwargs and kwargs.get("pin_memory"):
                 self._pinned(result)
             if plan.name == "aten::record_stream":
@@ -189,7 +190,7 @@ class OperatorMode(TorchDispatchMode):
             plan.note(args, kwargs, issued.reads, issued.writes)
 
         def run() -> Any:
-            result = func(*args, **kwargs)
+            result = plan.call(*args, **kwargs)
             if plan.returns:
                 plan.note_result(result, issued.reads, issued.writes)
             if pins:

@@ -19,7 +19,7 @@ from aorta.check.delays import DeviceTrial, HostTrial, Suspect
 from aorta.check.device_order import DeviceOrder
 from aorta.check.graphs import Entries, Graphs
 from aorta.check.launches import Launches
-from aorta.check.names import named_modules, named_streams, places_of_parameters
+from aorta.check.names import Named
 from aorta.check.numbering import FirstBad, Numbering
 from aorta.check.operators import Accesses, Issued, OperatorMode, Plan
 from aorta.check.sites import Sites
@@ -37,6 +37,7 @@ from aorta.hazards.findings import (
     write_checked,
 )
 from aorta.hazards.numbers import Numbered
+from aorta.processes import no_garbage_collection
 from aorta.record.companions import Accompanied, Cause, Companion
 
 log = logging.getLogger(__name__)
@@ -201,6 +202,7 @@ class HazardWatch(Companion):
         if self._order is not None and self._order.is_listening:
             self._order.stop()
 
+    @no_garbage_collection()
     def _end_window(self) -> None:
         self._first_of_window = None
         self._stop()
@@ -215,9 +217,7 @@ class HazardWatch(Companion):
             self._cannot_see(
                 "streams and memory of a device, which the process has not used: check it on one"
             )
-        if hazards:
-            self._name_things()
-        places = places_of_parameters() if hazards else []
+        places = self._name_things() if hazards else []
         for hazard in hazards:
             at = hazard.address
             self._found(hazard, next((words for start, end, words in places if start <= at < end), ""))
@@ -225,12 +225,14 @@ class HazardWatch(Companion):
         self._keep_numbers()
         self._write(is_urgent=bool(hazards))
 
-    def _name_things(self) -> None:
-        """Learn what the program calls its modules and streams."""
-        self._module_names = named_modules()
+    def _name_things(self) -> list[tuple[int, int, str]]:
+        """Learn what the program calls its modules and streams, and return where its parameters are."""
+        named = Named()
+        self._module_names = named.modules()
         if self._order is not None:
-            for handle, name in named_streams().items():
+            for handle, name in named.streams().items():
                 self._stream_names.setdefault(handle, f"stream {name}")
+        return named.places()
 
     def _played(self, entries: Entries) -> tuple[list[Hazard], int]:
         """Hazards of a log, and its number of operations. Where an allocator gives a step what it gave the
@@ -455,19 +457,18 @@ class HazardWatch(Companion):
 
     def _plain(self, plan: Plan, args: Any, kwargs: Any) -> Any:
         """Run an operator that is no collective, in a window, and log it: all operators but few come here."""
+        order = self._order
+        if plan.is_question and order is not None and not (self._pinned or args[0].is_cuda):
+            return plan.call(*args, **kwargs)  # optimizers ask for each counter of steps, on the host
         reads: Accesses = []
         writes: Accesses = []
         plan.note(args, kwargs, reads, writes)
-        order = self._order
-        on_host = plan.is_question and order is not None and not self._pinned
-        if on_host and not any(tensor is None or tensor.is_cuda for tensor, _ in reads):
-            return plan.func(*args, **kwargs)  # optimizers ask for each counter of steps, on the host
         touched = writes or reads
         site = self._sites.number(plan.name, touched[0][0] if touched else None)
         if self._numbering.promised_calls:
             self._numbering.settle()
         if order is None:
-            result = plan.func(*args, **kwargs)
+            result = plan.call(*args, **kwargs)
             if plan.returns:
                 plan.note_result(result, reads, writes)
             self._log.append(("launch", HOST, [a for _, a in reads], [a for _, a in writes], site))
@@ -475,7 +476,7 @@ class HazardWatch(Companion):
             return result
         outer, order.current = order.current, site
         try:
-            result = plan.func(*args, **kwargs)
+            result = plan.call(*args, **kwargs)
         finally:
             order.current = outer
         if plan.returns:
