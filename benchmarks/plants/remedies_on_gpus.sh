@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tries the remedies of single GPUs, each on a GPU of its own, with the time that there is: remedies_on_gpus.sh OUT [S [GPU…]]
-# S: seconds after which what runs is stopped (60); GPU: their numbers (0 1 2 3).
+# ONLY="gpu_layouts gpu_unread": these alone. S: seconds after which what runs is stopped (60); GPU: their numbers (0 1 2 3).
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:?usage: remedies_on_gpus.sh OUT [S [GPU…]]}
@@ -8,7 +8,8 @@ limit_s=${2:-60}
 shift $(($# < 2 ? $# : 2))
 gpus=("${@:-0 1 2 3}")
 read -ra gpus <<< "${gpus[*]}"
-programs=(gpu_small_kernels gpu_pageable gpu_cache_emptied gpu_losses_read gpu_foreach_off gpu_synchronize)
+programs=(gpu_layouts gpu_computed_again gpu_unread gpu_doubles gpu_small_kernels gpu_pageable gpu_cache_emptied gpu_losses_read gpu_foreach_off gpu_synchronize)
+[[ -n ${ONLY:-} ]] && read -ra programs <<< "$ONLY"
 mkdir -p "$out"
 for i in "${!gpus[@]}"; do
   names=()
