@@ -52,6 +52,10 @@ COLUMNS = ("", "cpu_", "quiet_")
 WARM_STEPS = 6
 COLD_STEPS = 2
 """Behind a switch, before a block: the first ones take up to 0.2 ms longer on a CPU, the sixth 0.1."""
+STEPS = 2
+"""Timed steps in a block. A block differs from those beside it by as much whether it has 1 step or 6 (0.06 to
+0.09 in seven host-bound runs on H100 and H200: what slows a machine lasts for seconds), so that short blocks,
+which are more, tell twice as much in the same time."""
 MOST_THREADS, LEAST_MS = 6, 0.005
 
 
@@ -115,7 +119,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--rarely", type=int, default=4, help="one round of so many has seen and records")
-    parser.add_argument("--steps", type=int, default=6, help="timed steps in a block")
+    parser.add_argument("--steps", type=int, default=STEPS, help="timed steps in a block")
     parser.add_argument("--seconds", type=float, default=28.0, help="for the blocks of a loop, at most")
     parser.add_argument("--limit-seconds", type=float, default=20.0, help="of the run with 1 %%, at least")
     parser.add_argument("--small", action="store_true", help="small models, to try it")
