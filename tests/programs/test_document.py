@@ -1,4 +1,4 @@
-"""docs/pipelining.md shows what the commands print: every console block is run again."""
+"""docs/programs.md shows what the commands print: every console block is run again."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from aorta.programs.language.emit import ORDERS
 from aorta.programs.simulator import Costs, Machine, duration_us, simulate
 from tests.programs.named import emit_named
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "pipelining.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "programs.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PREFIX = "python -m aorta.host_ir "
 

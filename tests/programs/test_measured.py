@@ -1,4 +1,4 @@
-"""docs/pipelining.md states what benchmarks/results holds."""
+"""docs/programs.md states what benchmarks/results holds."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "pipelining.md"
+DOCUMENT = ROOT / "docs" / "programs.md"
 ROW = re.compile(r"^\| (AG|RS|AR) (\d+),(\d+),(\d+) \|(.*)\|$")
 OPS = {"AG": "ag_gemm", "RS": "gemm_rs", "AR": "gemm_ar"}
 
