@@ -93,7 +93,7 @@ def line(host, rank, step, origin_ns, first_seq, source="host", **changes):
 
 
 def run_of(folder, make, run=None, steps=STEPS, seed=0, width=WIDTH):
-    """make(rank, step, noise) -> Host, or (Host, changes of the record)."""
+    """make(rank, step, noise) -> Host, or (Host, changes of the record; delay_ms: of its start)."""
     noise = random.Random(seed)
     records = []
     origin_ns, seq = 10**18, 0
@@ -101,7 +101,9 @@ def run_of(folder, make, run=None, steps=STEPS, seed=0, width=WIDTH):
         made = [make(rank, step, noise) for rank in range(width)]
         made = [one if isinstance(one, tuple) else (one, {}) for one in made]
         for rank, (host, changes) in enumerate(made):
-            records.append(line(host, rank, step, origin_ns, seq, **changes))
+            of_record = {name: value for name, value in changes.items() if name != "delay_ms"}
+            start_ns = origin_ns + int(changes.get("delay_ms", 0) * 1e6)
+            records.append(line(host, rank, step, start_ns, seq, **of_record))
         seq += len(made[0][0].calls)
         origin_ns += int(max(host.at for host, _ in made) * 1e6)
     return write_run(folder, sorted(records, key=lambda one: one.rank), run or run_record(width))

@@ -19,9 +19,9 @@ LEFT_OUT = {
 }  # fmt: skip
 
 
-def two_ranks(folder, forward_ms, waits_ms, first_ms=(5.0, 5.0)):
+def two_ranks(folder, forward_ms, waits_ms, first_ms=(5.0, 5.0), delay_ms=lambda step, rank: 0.0):
     """Judged steps of a forward pass of so many ms by rank in steps that are left out, a backward pass that
-    waits, and an optimizer. forward_ms, waits_ms: of (step, rank)."""
+    waits, and an optimizer. forward_ms, waits_ms, delay_ms of the step's start: of (step, rank)."""
 
     def make(rank, step, noise):
         if step < FIRST:
@@ -32,7 +32,7 @@ def two_ranks(folder, forward_ms, waits_ms, first_ms=(5.0, 5.0)):
         host = (
             Host().work(forward_ms(step, rank) * noise.gauss(1, 0.01)).work(waits_ms(step, rank), "backward")
         )
-        return host.work(0.5, "optimizer"), LEFT_OUT
+        return host.work(0.5, "optimizer"), LEFT_OUT | {"delay_ms": delay_ms(step, rank)}
 
     return judge(load_run(run_of(folder, make, steps=STEPS), "a"))
 
@@ -54,6 +54,16 @@ def test_the_rank_that_comes_to_the_backward_pass_last_is_named(tmp_path):
     assert late_rank(judged).wait_ms == pytest.approx(20.0, rel=0.03)
 
 
+def test_a_rank_behind_at_every_mark_is_named_where_steps_are_as_much_longer(tmp_path):
+    """Rank 0 reads its loss behind the optimizer's mark, and waits there for rank 1, which sleeps 20 ms."""
+    judged = two_ranks(
+        tmp_path / "run", lambda step, rank: 25.0, lambda _, rank: 5.0, delay_ms=lambda step, rank: 20 * rank
+    )
+    (cause,) = [cause for cause in causes(judged) if cause.is_waited_for]
+    assert (cause.kind, cause.rank, cause.is_in_step) == ("late_rank", 1, False)
+    assert cause.ms == pytest.approx(20.0 * 56 / 79, rel=0.06)
+
+
 @pytest.mark.parametrize(
     ("forward_ms", "waits_ms"),
     [
@@ -68,6 +78,13 @@ def test_the_rank_that_comes_to_the_backward_pass_last_is_named(tmp_path):
 )  # fmt: skip
 def test_no_rank_is_named_where_none_is_late_for_long(tmp_path, forward_ms, waits_ms):
     assert late_ranks(two_ranks(tmp_path / "run", forward_ms, waits_ms)) == []
+
+
+def test_a_rank_behind_at_every_mark_of_steps_that_are_no_longer_is_not_named(tmp_path):
+    judged = two_ranks(
+        tmp_path / "run", lambda step, rank: 5.0, lambda _, rank: 5.0, delay_ms=lambda step, rank: 20 * rank
+    )
+    assert late_ranks(judged) == []
 
 
 def test_a_rank_that_is_as_late_in_recorded_steps_is_named_by_these(tmp_path):

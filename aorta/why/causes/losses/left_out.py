@@ -22,7 +22,17 @@ LEAST_SHARE = 0.1
 """Of such a step, from which on it is told: of 240 recordings two came to 0.045 by chance."""
 MOST_OF_IT = 0.5
 """Of its lateness, from which on CPU time, or other programs on its core, are the reason."""
-MARKS = {"": "its next step", UNTIL_BACKWARD: "the backward pass", UNTIL_UPDATE: "the optimizer"}
+SIZES = 1.4
+"""Ratio, at most, of what steps are longer by to what a rank is behind at every mark."""
+MOST_UNLIKE = 0.1
+"""Of the steps, in which a rank may be behind while they are no longer, or the other way round."""
+ALL = "every mark"
+MARKS = {
+    ALL: "every mark of its steps",
+    "": "its next step",
+    UNTIL_BACKWARD: "the backward pass",
+    UNTIL_UPDATE: "the optimizer",
+}
 """Columns of ms after the step's start, and what begins there."""
 
 
@@ -35,8 +45,11 @@ def late_in_left_out(judged: JudgedRun) -> CauseFinding | None:
     if len(run.ranks) < 2 or min(is_left_out.sum(), is_known.sum()) < FEWEST_STEPS:
         return None
     # Medians: blocks behind a change are recorded, in which the rank is late as well.
-    longer_ms = float(step_ms[:, is_left_out].mean() - np.median(step_ms[:, is_known].mean(axis=0)))
-    found = _latest({mark: _behind(at_ms) for mark, at_ms in _marks(judged).items()}, is_left_out, is_known)
+    more_ms = step_ms.mean(axis=0) - np.median(step_ms[:, is_known].mean(axis=0))
+    longer_ms = float(more_ms[is_left_out].mean())
+    behind_ms = {mark: _behind(at_ms) for mark, at_ms in _marks(judged).items()}
+    found = _at_all_marks(behind_ms, more_ms, is_left_out, is_known)
+    found = found or _latest(behind_ms, is_left_out, is_known)
     if found is None:
         return None
     row, mark, late_ms, usual_ms = found
@@ -96,6 +109,27 @@ def _behind(at_ms: Floats) -> Floats:
     last, before = in_order[-1], in_order[-2]
     behind_ms: Floats = np.where(at_ms == last, last - before, at_ms - last)
     return behind_ms
+
+
+def _at_all_marks(
+    behind_ms: dict[str, Floats], more_ms: Floats, is_left_out: NDArray[np.bool_], is_known: NDArray[np.bool_]
+) -> tuple[int, str, Floats, float] | None:
+    """As `_latest`, of a row that is behind at every mark: the others wait between two steps' marks.
+
+    Steps have to be longer by as much as it is behind, in the very steps in which it is: else its device has
+    work queued meanwhile, and nobody waits.
+    """
+    least_ms = np.min([np.nan_to_num(at_ms) for at_ms in behind_ms.values()], axis=0)
+    row = int(np.argmax(np.median(least_ms[:, is_left_out], axis=1)))
+    usual_ms = max(float(np.median(least_ms[row, is_known])), 0.0)
+    late_ms = least_ms[row] - usual_ms
+    size_ms = float(np.median(late_ms[is_left_out]))
+    is_late, is_longer = late_ms > size_ms / 2, more_ms > size_ms / 2
+    is_unlike = (is_late != is_longer)[is_left_out | is_known]
+    if size_ms <= 0 or is_unlike.mean() > MOST_UNLIKE or not is_late[is_left_out].any():
+        return None
+    ratio = float(np.median(more_ms[is_late & is_left_out])) / size_ms
+    return (row, ALL, late_ms[is_left_out], usual_ms) if 1 / SIZES < ratio < SIZES else None
 
 
 def _latest(
