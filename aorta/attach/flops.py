@@ -12,8 +12,8 @@ import random
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -265,15 +265,15 @@ class ModelCalls:
     def _work_of(
         self, kinds: dict[Any, tuple[Module, Any, Any]], counted: "dict[Any, _Count]"
     ) -> dict[str, Any]:
-        flops, sums = 0, {name: Counter[StackFrame | None]() for name in ("again", "fp64", "unread")}
+        flops, sums = 0, {name: Counter[StackFrame | None]() for name in ("again", "fp32", "fp64", "unread")}
         for key, kind in kinds.items():
             one, times, line = counted.get(key) or _counted(*kind), self._times[key], self._lines[key]
-            of_kind = {"again": one.again}
+            of_kind = {"again": one.again, "fp32": one.fp32}
             within: list[StackFrame | None] = [at for at in one.fp64 if at is not None]
             if not within or one.fp64.total() >= WHOLE * one.flops:
                 within = [line]
             of_kind["fp64"] = Counter({max(within, key=one.fp64.__getitem__): one.fp64.total()})
-            if _freeze(kind[0], self._unread):
+            if _freeze(kind[0], self._unread.keys() - self._trained):
                 of_kind["unread"] = Counter({line: one.flops - _counted(*kind, needs_gradient=False).flops})
             flops += times * (one.flops + one.again.total())
             for name, by_line in of_kind.items():
@@ -423,6 +423,8 @@ class _Count(NamedTuple):
     again: Counter[StackFrame | None]
     fp64: Counter[StackFrame | None]
     """Of products in fp64; None: in the backward pass, or of modules that no line of the program calls."""
+    fp32: Counter[StackFrame | None]
+    """Forward, in fp32 where autocast is off."""
 
 
 def _counted(model: Module, args: Any, named: Any, needs_gradient: bool = True) -> _Count:
@@ -435,7 +437,7 @@ def _counted(model: Module, args: Any, named: Any, needs_gradient: bool = True) 
     again = _Again(counter, watched)
     states, handles = (random.getstate(), torch.get_rng_state()), again.watch(model)
     try:
-        with torch.enable_grad(), torch.device("meta"), watched, counter:
+        with torch.enable_grad(), torch.device("meta"), _without_autocast(watched), watched, counter:
             outputs = [leaf for leaf in _tensors(model(*args, **named)) if leaf.requires_grad]
             again.is_backward = watched.is_backward = True
             num_forward = watched.num_operators
@@ -450,7 +452,31 @@ def _counted(model: Module, args: Any, named: Any, needs_gradient: bool = True) 
             handle.remove()
     loop = again.loop(watched.num_operators / max(num_forward, 1))
     flops = int(counter.get_total_flops()) - again.flops.total()
-    return _Count(flops, loop, again.flops, watched.fp64)
+    return _Count(flops, loop, again.flops, watched.fp64, watched.fp32)
+
+
+@contextmanager
+def _without_autocast(watched: "_Watched") -> Iterator[None]:
+    """A copy needs no casts, and torch knows none on its device: contexts of autocast are only counted."""
+    former = {name: vars(torch.autocast)[name] for name in ("__init__", "__enter__", "__exit__")}
+
+    def init(context: Any, device_type: str, *args: Any, **named: Any) -> None:
+        former["__init__"](context, "cpu" if device_type == "meta" else device_type, *args, **named)
+
+    def enter(context: Any) -> Any:
+        watched.num_off += not context._enabled
+        return context
+
+    def leave(context: Any, *_: Any) -> None:
+        watched.num_off -= not context._enabled
+
+    try:
+        for name, function in zip(former, (init, enter, leave), strict=True):
+            setattr(torch.autocast, name, function)
+        yield
+    finally:
+        for name, function in former.items():
+            setattr(torch.autocast, name, function)
 
 
 def _freeze(model: Module, unread: Iterable[int]) -> bool:
@@ -531,7 +557,9 @@ class _Watched(TorchDispatchMode):
         self._num_experts = 0
         self.num_operators = 0
         self.is_backward = False
-        self.fp64 = Counter[StackFrame | None]()
+        self.num_off = 0
+        """Contexts without autocast that the model is in."""
+        self.fp64, self.fp32 = Counter[StackFrame | None](), Counter[StackFrame | None]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.num_operators += 1
@@ -553,9 +581,11 @@ class _Watched(TorchDispatchMode):
         if name == "nonzero" and args[0].is_meta:
             return self._nonzero(args[0])
         result = func(*args, **(kwargs or {}))
-        if packet in flop_registry and getattr(args[0], "dtype", None) == torch.float64:
+        dtype = getattr(args[0], "dtype", None) if packet in flop_registry else None
+        if dtype == torch.float64 or (dtype == torch.float32 and self.num_off):
+            by_line = self.fp64 if dtype == torch.float64 else self.fp32
             num = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
-            self.fp64[None if self.is_backward else _line()] += num
+            by_line[None if self.is_backward else _line()] += num
         return result
 
     def _nonzero(self, mask: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ class LayoutCopies:
 
         def contiguous(tensor: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
             found = original(tensor, *args, **named)
-            if found is not tensor:
+            if not torch.compiler.is_compiling() and found is not tensor:
                 caller = sys._getframe(1)
                 if not library_of(caller.f_code.co_filename):
                     num_at[line_of(caller)] += 1

@@ -471,6 +471,9 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     again: float = 0.0
     """Of modules that a backward pass calls once more, for activations that were not kept."""
     again_at: StackFrame | None = None
+    fp32: float = 0.0
+    """Forward, where autocast is off."""
+    fp32_at: StackFrame | None = None
     fp64: float = 0.0
     fp64_at: StackFrame | None = None
     unread: float = 0.0

@@ -265,6 +265,23 @@ def test_products_in_fp64_have_the_line_of_the_model_that_calls_them():
     assert work.fp64_at.function == "Probe.forward"
 
 
+class FullPrecisionHead(Probe):
+    def forward(self, x):
+        y = self.trunk(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return self.head(y.float())
+
+
+def test_products_outside_of_autocast_have_their_line():
+    """The copy lies on a device that torch has no autocast for."""
+    model, x = FullPrecisionHead(), torch.zeros(S, D)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
+    assert (work.fp32, work.flops) == (PRODUCT, 8 * PRODUCT)
+    assert work.fp32_at.function == "FullPrecisionHead.forward"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.head(x).dtype == torch.bfloat16
+
+
 def test_copies_that_lines_of_the_program_ask_for():
     """Not of what lies as it should; nothing is left behind."""
     model, x = nn.Linear(D, D), torch.zeros(D, S)

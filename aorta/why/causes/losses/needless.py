@@ -53,8 +53,8 @@ def needless_work(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]
 
 def _all_of_it(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
     names = operations(judged.run.metrics, NAME_TIME) if account.on_device else []
-    yield from _wide_products(judged, names)
     work = None if judged.run.run is None else judged.run.run.work
+    yield from _wide_products(judged, names, work)
     if work is not None and work.copies:
         yield from _layout_copies(judged, [name for name in names if LAYOUT_COPY.search(name)], work)
     if work is not None and work.flops:
@@ -75,7 +75,7 @@ def _layout_copies(judged: JudgedRun, names: list[str], work: WorkOfStep) -> Ite
         yield CauseFinding("compute", ms, TAKES, facts=facts | {"layout_ms": float(ms.mean())})
 
 
-def _wide_products(judged: JudgedRun, names: list[str]) -> Iterator[CauseFinding]:
+def _wide_products(judged: JudgedRun, names: list[str], work: WorkOfStep | None) -> Iterator[CauseFinding]:
     """Products without tensor cores, or in fp64, where others are in a lower precision."""
     products = [name for name in names if kernel_class(name) == "gemm"]
     fp64, fp32 = ([name for name in products if of.search(name)] for of in (FP64, FULL_PRECISION))
@@ -92,6 +92,7 @@ def _wide_products(judged: JudgedRun, names: list[str]) -> Iterator[CauseFinding
             "what": f"matrix products in {op}",
             "wide_ms": float(ms.mean()),
             "others_ms": others_ms,
+            "at": getattr(work, f"{op}_at", None),
             "kernel": max(wide, key=lambda name: _time_of(judged, [name]).mean()).partition("_tilesize")[0],
         }
         yield CauseFinding("compute", less * ms, TAKES, facts=facts)
