@@ -11,7 +11,9 @@ from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import UNLIKE, HostSpan, HostUse, KernelSums, WorkOfStep
 from aorta.records.stacks import StackFrame
+from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.lines import causes_lines
+from aorta.why.causes.losses import of_a_step
 from aorta.why.causes.losses.needless import needless_work
 from aorta.why.causes.rank import explanation_of
 from aorta.why.causes.run_text import nothing_text
@@ -346,3 +348,17 @@ def test_batches_of_unlike_sizes_make_ranks_wait_for_each_other_in_turn(tmp_path
     assert [(cause.rank, cause.ms) for cause in found] == [(None, pytest.approx(6.0, rel=0.02))]
     assert found[0].subject == "unequal work, more of it on different ranks in turn"
     assert all(cause.kind != "imbalance" for cause in named(tmp_path / "alike", make))
+
+
+@pytest.mark.parametrize(("lines", "kept"), [((5, 5), {"synchronisation": 12.0}), ((5, 9), None)])
+def test_a_line_that_copies_and_waits_for_it_is_one_loss(monkeypatch, lines, kept):
+    at = dict(zip(("synchronisation", "copy"), lines, strict=True))
+    monkeypatch.setattr(
+        of_a_step, "line_of", lambda one, _: SimpleNamespace(file="train.py", line=at[one.kind])
+    )
+    ms = {"synchronisation": 9.0, "copy": 3.0}
+    losses = [CauseFinding(kind, np.full(20, each), {(kind,): 1.0}) for kind, each in ms.items()]
+    found = of_a_step._one_of_a_line(None, losses)
+    assert {finding.kind: finding.mean_ms for finding in found} == (kept or ms)
+    if kept:
+        assert found[0].takes == {("synchronisation",): 0.75, ("copy",): 0.25}

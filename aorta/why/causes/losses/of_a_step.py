@@ -16,6 +16,7 @@ from aorta.account.model import JudgedRun
 from aorta.account.numbers import quantity
 from aorta.account.rows import positive
 from aorta.why.causes.cause import CauseKind
+from aorta.why.causes.code_lines import line_of
 from aorta.why.causes.finding import (
     ANY_CELL,
     WAIT,
@@ -109,6 +110,7 @@ def findings(judged: JudgedRun, account: Account, slow: Occasions | None = None)
     losses = _whole_steps(losses, step_ms, account.global_step)
     losses = _one_of_small_messages(judged, losses)
     losses = _one_of_a_program(judged, losses)
+    losses = _one_of_a_line(judged, losses)
     losses += clocks(judged, parts)
     for finding, is_retry in retries(judged, step_ms):
         if finding.ms.any():
@@ -331,6 +333,25 @@ def _one_of_a_program(judged: JudgedRun, losses: list[CauseFinding]) -> list[Cau
     merged.ms = np.minimum(np.sum([finding.ms for finding in of_program], axis=0), exposed)
     gone = {id(finding) for finding in of_program} - {id(merged)}
     return [finding for finding in losses if id(finding) not in gone]
+
+
+def _one_of_a_line(judged: JudgedRun, losses: list[CauseFinding]) -> list[CauseFinding]:
+    """A line that copies and waits for the copy is one loss, of the kind that has more of it."""
+    kinds = ("synchronisation", "copy")
+    found = [finding for finding in losses if finding.kind in kinds and finding.rank is None]
+    lines = {(line.file, line.line) if (line := line_of(one, judged)) else None for one in found}
+    if (
+        {finding.kind for finding in found} != set(kinds)
+        or len(found) != 2
+        or len(lines) != 1
+        or None in lines
+    ):
+        return losses
+    merged, other = sorted(found, key=lambda finding: -finding.mean_ms)
+    what = "copies" if other.kind == "copy" else "what the device idles after the host waited for them"
+    merged.evidence.append(f"with {quantity(other.mean_ms, 'ms')} that are {what}, of the same line")
+    merged.takes, merged.ms = together(found), merged.ms + other.ms
+    return [finding for finding in losses if finding is not other]
 
 
 def _leave_to(steps: NDArray[np.bool_], losses: list[CauseFinding]) -> None:
