@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Hazards on two GPUs: planted cases with delays, clean programs, mutants, reported races, torch's CSAN, the cost.
 # bash benchmarks/hazards/on_gpus.sh OUT [PYTHON]       prints a table, whatever fails
-# PARTS: some of "cost whole cases mutants deletions reported clean numbers runs csan" (all but the last two).
+# PARTS: some of "cost whole cases mutants deletions reported clean numbers csan" (all but the last).
 # Without the others cost takes 75 s, and is alone on the machine; whole 90 s; cases 60 s; mutants, deletions,
 # reported, clean 60 to 90 s each, beside one another 3 minutes; numbers 40 s. DELETIONS: some of those that
-# mutants.py prints. PACKAGES: released code, see reported.py.
+# mutants.py prints. KINDS: some of the clean programs. PACKAGES: released code, see reported.py.
 set -u
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 python=${2:-python3}
@@ -32,7 +32,7 @@ loader:loader_without_wait loader:loader_without_record_stream
 host_optimizer:host_optimizer_copies_before_backward host_optimizer:host_optimizer_reads_before_the_copy
 host_optimizer:host_optimizer_parameters_not_awaited"
 deletions=${DELETIONS:-$("$python" benchmarks/hazards/mutants.py)}
-kinds="fsdp2 fsdp2_hook ddp ddp_hook ddp_mixed ddp_overlapped zero tp cp pp graphs compile offload checkpoint fsdp2_offload fsdp2_offload_once loader host_optimizer accelerate"
+kinds=${KINDS:-"fsdp2 fsdp2_hook ddp ddp_hook ddp_mixed ddp_overlapped zero tp cp pp graphs compile offload checkpoint fsdp2_offload fsdp2_offload_once loader host_optimizer accelerate"}
 reported="deepspeed_8061 deepspeed_5606 deepspeed_7965 deepspeed_7805 deepspeed_7898 pytorch_180889
 pytorch_180665 torchtitan_2581 torchrec_4191 megatron_7398"
 [ -n "${PACKAGES:-}" ] && reported="$reported trl_7195_clone trl_7195_stream torchtune_1867"
@@ -90,23 +90,13 @@ for kind in $kinds; do
     "${torchrun[@]}" $programs "$kind" --steps 36
 done
 wait
-if has runs; then
-  for kind in ddp fsdp2; do
-    PARALLEL=1 piece "cost_${kind}_bare" 60 "${torchrun[@]}" $programs $kind --steps 400
-    PARALLEL=1 piece "cost_${kind}_recorded" 60 "$python" -m aorta run -o "$out/records/recorded_$kind" -- \
-      "${torchrun[@]}" $programs $kind --steps 400
-    PARALLEL=1 piece "cost_${kind}_checked" 60 "${check[@]}" --every 200 --no-confirm \
-      -o "$out/records/cost_$kind" -- "${torchrun[@]}" $programs $kind --steps 400
-  done
-fi
-wait
 for kind in $kinds; do
   has clean && piece "bare_clean_$kind" 60 "${torchrun[@]}" $programs "$kind" --steps 36
-  has csan && piece "csan_clean_$kind" 60 "${torchrun[@]}" $programs "$kind" --steps 8 --csan
+  has csan && piece "csan_clean_$kind" 60 "${torchrun[@]}" $programs "$kind" --steps 24 --csan
 done
 for mutant in $mutants; do
   kind=${mutant%%:*} name=${mutant##*:}
-  has csan && piece "csan_mutant_$name" 60 "${torchrun[@]}" $programs "$kind" --mutant "$name" --steps 8 --csan
+  has csan && piece "csan_mutant_$name" 60 "${torchrun[@]}" $programs "$kind" --mutant "$name" --steps 24 --csan
 done
 wait
 cat "$out"/numbers.txt 2>/dev/null

@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-PARTS = re.compile(r"parts ([\d. ]+)")
-LOSSES = re.compile(r"losses (\w+) step_ms ([\d.]+) csan (\d+)")
+LOSSES = re.compile(r"losses (\w+) step_ms ([\d.]+)")
+CSAN = re.compile(r"csan_ms ([\d.]+) (alarms \d+ in \d+ steps)")
 
 
 def text_of(path: Path) -> str:
@@ -22,9 +22,11 @@ def found(out: Path, name: str) -> dict[str, Any]:
     losses = LOSSES.search(text)
     row: dict[str, Any] = {"name": name, "rc": rc, "losses": losses[1] if losses else ""}
     row["step_ms"] = float(losses[2]) if losses else None
-    parts = PARTS.search(text)
-    row["parts"] = [float(part) for part in parts[1].split()] if parts else []
-    row["csan"] = int(losses[3]) if losses else None
+    csan = CSAN.search(text)
+    row["csan_ms"] = float(csan[1]) if csan else None
+    if name.startswith("csan_"):
+        ended = "CSAN detected" in text_of(out / f"{name}.err") and rc != "0"
+        row["csan"] = csan[2] if csan else "ended by an alarm" if ended else "did not end well"
     start = text.find("[\n")
     if start >= 0:
         try:
@@ -46,17 +48,6 @@ def found(out: Path, name: str) -> dict[str, Any]:
     return row
 
 
-def cost(parts: list[float]) -> str:
-    """What two checked steps cost, from ms a step of programs.py's parts: the third has them and one more."""
-    plain = (parts[0] + parts[3]) / 2
-    checked = (3 * parts[2] - plain) / 2
-    mean = 1 + 3 * (parts[2] - plain) / (200 * plain)
-    return (
-        f"plain {plain:.3f} ms ({parts[0]:.3f}, {parts[3]:.3f}), a checked step {checked:.1f} ms "
-        f"({checked / plain:.1f} x), two of 200 {mean:.3f} x"
-    )
-
-
 def main() -> None:
     out = Path(sys.argv[1])
     print(text_of(out / "cases.txt"))
@@ -69,10 +60,14 @@ def main() -> None:
         rows.append(row)
         print(
             f"{name:52} rc {row['rc']:>3} steps {row.get('steps', '-')!s:>3} {row.get('findings', '')!s:45} "
-            f"losses {row['losses']} step_ms {row['step_ms']} csan {row['csan']} {row.get('first', '')}"
+            f"losses {row['losses']} step_ms {row['step_ms']} {row.get('first', '')}"
         )
-        if row["parts"][1:]:
-            print("    " + cost(row["parts"]))
+        bare = next((one["step_ms"] for one in rows if one["name"] == f"bare_{name}"), None)
+        if "csan" in row:
+            times = f", {row['csan_ms'] / row['step_ms']:.1f} times as long a step" if row["csan_ms"] else ""
+            print(f"    CSAN: {row['csan']}{times}")
+        elif bare and row["step_ms"]:  # beside other programs, with the ends of windows
+            print(f"    all steps checked: {row['step_ms'] / bare:.1f} times as long a step")
         if row["rc"] not in ("0", "1"):
             print("    " + " / ".join(text_of(out / f"{name}.err").strip().splitlines()[-2:])[:300])
     with (out / "summary.csv").open("w", newline="") as file:
