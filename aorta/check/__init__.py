@@ -8,7 +8,9 @@ device_order.py  events, waits, synchronisations and the allocator, as torch tel
 works.py         waits for asynchronous collectives on the CPU
 launches.py      kernels of Triton and of inductor, which the dispatcher does not see
 delays.py        delays an operation, to see whether another one overtakes it
-fingerprints.py  gradients and collectives of checked steps, as a few numbers each
+graphs.py        captures and replays of CUDA graphs
+fingerprints.py  what a tensor holds, as a few numbers
+numbering.py     fingerprints of gradients, parameters and collectives of checked steps
 
 Needs torch. `aorta check` puts it into any program, by `aorta.attach`.
 """

@@ -77,14 +77,13 @@ def _unseen(method: F) -> F:
 class _Pending:
     """A call whose output is not known yet."""
 
-    __slots__ = ("call", "inputs", "is_printed", "outputs", "prints")
+    __slots__ = ("call", "inputs", "outputs", "prints")
 
     def __init__(self, call: Call, inputs: Prints, outputs: list[Tensor]) -> None:
         self.call = call
         self.inputs = inputs
         self.outputs = outputs
         self.prints: Prints | None = None
-        self.is_printed = False
 
 
 class Numbering:
@@ -169,14 +168,14 @@ class Numbering:
     # -- collectives ---------------------------------------------------------------------------
 
     @_unseen
-    def called(self, issued: Issued, values: dict[str, Any]) -> Any:
+    def called(self, issued: Issued) -> Any:
         """Fingerprint a collective's inputs, before it is issued; None where there is nothing to compare."""
-        op = OPS.get(issued.name.partition("::")[2])
+        op, values = OPS.get(issued.name.partition("::")[2]), issued.values
         group = _group(values)
         if op is None or group is None or dist.get_world_size(group) < 2:
             return None
         ranks = dist.get_process_group_ranks(group)
-        inputs, outputs = _sides(op, values)
+        inputs, outputs = _sides(op, issued)
         if not inputs or any(t.numel() < MIN_NUMEL or not t.is_floating_point() for t in inputs):
             return None
         name = ",".join(map(str, ranks))
@@ -244,10 +243,9 @@ class Numbering:
 
     @_unseen
     def _print(self, pending: _Pending) -> None:
-        if not pending.is_printed:
-            pending.is_printed = True
+        if pending.outputs:
             num = 1 if pending.call.op != "all_gather" else pending.call.group.count(",") + 1
-            pending.prints = _of_parts(pending.outputs, num) if pending.outputs else None
+            pending.prints = _of_parts(pending.outputs, num)
         pending.outputs = []
 
     # -- parameters ----------------------------------------------------------------------------
@@ -312,24 +310,15 @@ def _reduction(values: dict[str, Any]) -> str:
     return str(kind.name).lower()
 
 
-def _sides(op: str, values: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """Inputs and outputs of a call."""
-    inputs, outputs = list[Tensor](), list[Tensor]()
-    for name, value in values.items():
-        tensors = [t for t in _flat(value) if isinstance(t, Tensor)]
-        if name.startswith("output") or name == "out":
-            outputs += tensors
-        else:
-            inputs += tensors
-    if op in ("all_reduce", "broadcast") and not outputs:
-        outputs = list(inputs) if "tensors" in values else []
-        if len(inputs) != 1:
-            return [], []
-    return inputs, outputs
-
-
-def _flat(value: Any) -> list[Any]:
-    return [one for item in value for one in _flat(item)] if isinstance(value, (list, tuple)) else [value]
+def _sides(op: str, issued: Issued) -> tuple[list[Tensor], list[Tensor]]:
+    """Inputs and outputs of a call; none where it has several that are reduced apart."""
+    inputs, outputs = ([t for t, _ in side if t is not None] for side in (issued.reads, issued.writes))
+    if op not in ("all_reduce", "broadcast"):
+        return inputs, outputs
+    both = inputs + outputs
+    if len(both) != 1:
+        return [], []
+    return both, both if "tensors" in issued.values else []
 
 
 def _of_parts(tensors: list[Tensor], num: int) -> Prints:

@@ -215,9 +215,8 @@ def _collective(plan: Plan, args: Any, kwargs: Any, issued: Issued) -> None:
     root = _is_root(values)
     for name, value in values.items():
         if is_functional:
-            _add(
-                value, issued.writes if short.endswith("_") and name in ("input", "inputs") else issued.reads
-            )
+            is_written = name == "out" or short.endswith("_") and name in ("input", "inputs")
+            _add(value, issued.writes if is_written else issued.reads)
         elif short in IN_PLACE:
             if short == "broadcast_" and root or short == "reduce_" and root is False:
                 _add(value, issued.reads)

@@ -117,7 +117,7 @@ class HazardWatch(Companion):
 
     def opened(self, recorder: Accompanied) -> None:
         self.checked.rank, self._folder = recorder.rank, recorder.output_dir
-        self._rank, self._world_size = recorder.rank, recorder.world_size
+        self._world_size = recorder.world_size
         if torch.cuda.is_available():
             self._graphs.install()
 
@@ -394,7 +394,7 @@ class HazardWatch(Companion):
         if self._order is not None:
             self._trial = DeviceTrial(suspect, self._order)
         else:
-            is_late = suspect.num_trials % max(self._world_size, 1) == self._rank
+            is_late = suspect.num_trials % max(self._world_size, 1) == self.checked.rank
             self._trial = HostTrial(suspect, is_late, self._is_done, lambda: self._last_stream)
         self._log.clear()
         self._listen()
@@ -493,7 +493,7 @@ class HazardWatch(Companion):
             return run if bad is None or bad.difference is not None else lambda: self._looked_at(issued, run)
 
         def numbered() -> Any:
-            pending = self._numbering.called(issued, issued.values)
+            pending = self._numbering.called(issued)
             result = run()
             works = self._works
             if self._order is None and not issued.is_async and works is not None:
