@@ -129,6 +129,8 @@ class Account:
     """The global steps behind which gaps_ms are."""
     judged_ms: float = 0.0
     """All judged steps together, mean over ranks."""
+    longest_ms: float = 0.0
+    """The longest judged step of any rank, whether its times were taken or not."""
     outside: dict[str, float] = field(default_factory=dict)
     """Means over ranks of the run's wall time in ms, by OUTSIDE_WORDS; judged: the judged steps. Empty where
     the run's wall time is not known."""
@@ -185,7 +187,7 @@ class Account:
         of_ranks = self.step_ms.mean(axis=1) if self.step_ms.size else np.zeros(1)
         return Limits(
             float(of_ranks.max()),
-            max(float(self.step_ms.max(initial=0.0)), float(gaps.max(initial=0.0))),
+            max(self.longest_ms, float(self.step_ms.max(initial=0.0)), float(gaps.max(initial=0.0))),
             len(self.ranks) > 1
             and any(self.cells[name].any() for name in EXPOSED_CELLS if name in self.cells),
         )
@@ -278,7 +280,8 @@ def _account(judged: JudgedRun) -> Account:
         num_judged=judged.num_steps,
         gaps_ms=_gaps(judged),
         gap_step=judged.run.global_step[judged.num_warmup :],
-        judged_ms=float(np.nan_to_num(judged.values("step_ms")).sum() / len(run.ranks)),
+        judged_ms=float(positive(judged.values("step_ms")).sum() / len(run.ranks)),
+        longest_ms=float(positive(judged.values("step_ms")).max(initial=0.0)),
         outside=_outside(judged),
         reasons=reasons,
         contradiction=reasons["compute"] if wrong is not None else "",
