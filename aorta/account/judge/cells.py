@@ -485,8 +485,8 @@ def _idle_meanwhile(idle: Floats | None, span: Floats, unusual: Floats) -> Float
 
 
 def _outside(judged: JudgedRun) -> dict[str, float]:
-    """Wall time of the run, from when aorta was loaded to its end; of a run that was not restarted. Of traces
-    the time that they cover."""
+    """Wall time of the run, from when aorta was loaded to its end, or that of a rank's last step if it is
+    later; of a run that was not restarted. Of traces the time that they cover."""
     run, record = judged.run, judged.run.run
     if run.source in TRACE_SOURCES and run.num_steps:
         return _outside_of_trace(judged)
@@ -499,20 +499,22 @@ def _outside(judged: JudgedRun) -> dict[str, float]:
         lengths = lengths[:, :-1]
     begin, end = (ns / 1e6 for ns in (record.started_unix_ns, record.finished_unix_ns))
     starts = run.start_unix_ns / 1e6
-    last = starts[:, lengths.shape[1] - 1] + lengths[:, -1]
-    steps = lengths.sum(axis=1)
-    warm_up = lengths[:, : judged.num_warmup].sum(axis=1)
-    parts = {
-        "judged": steps - warm_up,
-        "start_up": starts[:, 0] - begin,
-        "warm_up": warm_up,
-        "between": last - starts[:, 0] - steps,
-        "after": end - last,
-    }
-    means = {name: float(values.mean()) for name, values in parts.items()}
-    if min(means.values()) < -CLOCKS_APART_MS or means["start_up"] > LONGEST_START_MS:
+    first, last = starts[:, 0], starts[:, lengths.shape[1] - 1] + lengths[:, -1]
+    between = last - first - lengths.sum(axis=1)
+    start_ms = float((first - begin).mean())
+    earliest_ms = min(start_ms, float(between.mean()), float((end - last).mean()))
+    if earliest_ms < -CLOCKS_APART_MS or start_ms > LONGEST_START_MS:
         return {}  # run.json's clock is not that of the lines
-    return {name: max(ms, 0.0) for name, ms in means.items()}
+    warm_up = lengths[:, : judged.num_warmup].sum(axis=1)
+    # A step by the device's clock ends after the next one has begun by the host's: this time is told once.
+    parts = {
+        "judged": lengths.sum(axis=1) - warm_up + np.minimum(between, 0.0),
+        "start_up": first - min(begin, float(first.min())),
+        "warm_up": warm_up,
+        "between": np.maximum(between, 0.0),
+        "after": max(end, float(last.max())) - last,
+    }
+    return {name: float(values.mean()) for name, values in parts.items()}
 
 
 def _outside_of_trace(judged: JudgedRun) -> dict[str, float]:

@@ -94,22 +94,27 @@ def test_a_last_step_that_holds_the_programs_end_is_outside(tmp_path):
     assert (found.step_ms.shape[1], found.num_judged) == (22, 23)
 
 
-def test_a_last_step_that_was_not_timed_is_not_after_the_run(tmp_path):
-    """24 steps of 22 ms, of which the last has no times of its parts; 50 ms before them, 25 behind."""
-    record = run_record(
-        2, started_unix_ns=10**18 - 50_000_000, finished_unix_ns=10**18 + 24 * 22_000_000 + 25_000_000
-    )
+@pytest.mark.parametrize(("behind_ms", "overlap_ms"), [(25, 0), (-5, 0), (25, 4)])
+def test_parts_of_a_runs_wall_time_add_up_to_it(tmp_path, behind_ms, overlap_ms):
+    """24 steps of 22 ms, of which the last has no times of its parts; 50 ms before them, and some behind, or
+    the run is closed before its last step ends. That step begins before the one in front of it ends."""
+    last_ns = 10**18 + 23 * 22_000_000 - overlap_ms * 1_000_000
+    end_ns = last_ns + (22 + behind_ms) * 1_000_000
+    record = run_record(2, started_unix_ns=10**18 - 50_000_000, finished_unix_ns=end_ns)
 
     def make(rank, step, noise):
         host = Host().work(20.0).comm(2.0)
         parts = dict.fromkeys(("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms"))
         bare = msgspec.structs.replace(plain_step().overlap, **parts)
-        return (host, {"overlap": bare}) if step == 23 else host
+        return (host, {"overlap": bare, "start_unix_ns": last_ns}) if step == 23 else host
 
     found = account(tmp_path / "run", make, run=record)
     assert found.step_ms.shape[1] == 22
+    after = max(behind_ms, 0)
+    assert found.wall_ms == pytest.approx(50.0 + 24 * 22.0 - overlap_ms + after, abs=0.01)
+    judged = 23 * 22.0 - overlap_ms
     assert found.outside == pytest.approx(
-        {"judged": 23 * 22.0, "start_up": 50.0, "warm_up": 22.0, "between": 0.0, "after": 25.0},
+        {"judged": judged, "start_up": 50.0, "warm_up": 22.0, "between": 0.0, "after": after},
         abs=0.01,  # Unix times in float64 ms
     )
 
