@@ -66,7 +66,7 @@ def part_of(judged: JudgedRun, rank: int, is_meant: NDArray[np.bool_] | None = N
         lengths = lengths[is_meant]
     rows = np.flatnonzero(which)
     us = samples.rows[rows, 6].astype(np.float64)
-    if not us.sum() > 0:
+    if not us.sum() > 0 or not np.isfinite(lengths).any():
         return None
     return Part(samples, rows, us * (float(np.nanmean(lengths)) / us.sum()))
 

@@ -132,9 +132,10 @@ def _samples_of(judged: JudgedRun, rank: int) -> Samples | None:
     place = np.minimum(np.searchsorted(steps, rows[:, 0], sorter=order), len(steps) - 1)
     column = np.where(steps[order][place] == rows[:, 0], order[place], -1)
     sampled_us = float(rows[column >= 0, 6].sum())
-    if not sampled_us > 0:
+    lengths = judged.values("step_ms")[run.ranks.index(rank)]
+    if not sampled_us > 0 or not np.isfinite(lengths).any():
         return None
-    step_ms = float(np.nanmean(judged.values("step_ms")[run.ranks.index(rank)]))
+    step_ms = float(np.nanmean(lengths))
     return Samples(stacks, column, np.asarray(rows[:, 6] * (step_ms / sampled_us), dtype=np.float64), rows)
 
 

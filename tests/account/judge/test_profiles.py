@@ -8,6 +8,7 @@ from aorta.account.judge.profiles import (
     differences,
     line_text,
     most,
+    part_of,
     rank_parts,
     slow_and_usual,
     told_differences,
@@ -85,6 +86,16 @@ def test_slow_steps_against_usual_ones():
     assert told.lines[0].ms == pytest.approx(30 / 70 * of_slow)
     parts, usual, often = slow_and_usual(judged)
     assert (len(parts), len(usual), often) == (1, 1, "every fourth step")
+
+
+def test_a_rank_whose_judged_steps_have_no_length_has_no_samples_of_them(late_rank):
+    """It was killed in its first steps."""
+    step_ms = np.array(late_rank.run.metrics["step_ms"])
+    step_ms[0] = np.nan
+    run = msgspec.structs.replace(late_rank.run, metrics={**late_rank.run.metrics, "step_ms": step_ms})
+    judged = msgspec.structs.replace(late_rank, run=run)
+    assert [*rank_parts(judged)] == [1]
+    assert part_of(judged, 1, judged.values("step_ms")[0] > 0) is None
 
 
 def test_lines_with_most_time_add_up_to_the_step(late_rank):
