@@ -1,7 +1,11 @@
 """Kernel records against the kernels themselves: parts kernels, beside and memory of truth.py.
 
 Stamps: kernels that read the device's clock at their own start and end, beside their records. Then each case
-trains under the instrument and torch.profiler traces some of its steps in between (the driver serves one).
+trains under the instrument, which records every step, and torch.profiler traces some of them instead (the
+driver serves one). A round is a stretch of each kind, either first in turn, and each behind the same pause: a
+GPU that has rested runs faster for a while, so that the first steps of a stretch are left out. Rounds are
+compared pair by pair, whose differences give an interval; where step_ms differs as well, which is not taken
+from kernels, the steps themselves do.
 
 `beside` compares lines of source `kernels` with traces below torch_profiler/rank<n>/ of other steps of the
 same run: medians over steps, per rank, as a share of the median communication (compute: of itself). A step of
@@ -15,8 +19,9 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +40,20 @@ from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord
 from aorta.steps.raw import RECORD_DTYPE, What
 from aorta.timeline.overlap import overlap
+from aorta.timeline.statistics import median_interval
 from aorta.timeline.types import Kind
 from aorta.traces.kineto import read_kineto
+from aorta.traces.model import RankTrace
 
 CASE_NAMES = ("fsdp", "fsdp_short", "ddp", "tp", "moe")
-RECORDED_STEPS, TRACED_STEPS = 8, 6
+SETTLING, JUDGED = 6, 6
+"""Steps of a stretch that are left out, then those that are compared."""
+PAUSE_S = 0.3
+STRETCHES_FILE = "stretches.json"
 NAMES = ("comm_ms", "hidden_ms", "exposed_ms", "compute_ms", "idle_ms")
+Steps = dict[int, float]
+"""Global step -> ms."""
+FEWEST_ROUNDS = 4
 SAMPLE_EVERY = 50
 SYNCHRONISE_EVERY = 500
 
@@ -49,7 +62,7 @@ def records() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--cases", nargs="+", default=CASE_NAMES, choices=list(CASES))
     parser.add_argument("--placements", nargs="+", default=["native"])
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=8)
     options = parser.parse_args()
     need_gpus()
     rows: list[dict[str, Any]] = []
@@ -125,18 +138,49 @@ can be written; with --pause-ms 2 they are not.
 
 def run(job: Job, folder: Path, placement: Any, num_rounds: int) -> None:
     traces = folder / "torch_profiler" / f"rank{dist.get_rank()}"
-    with aorta.instrument(folder, placement=placement, kernels="on") as recorder:
+    stretches: list[list[int]] = []
+    with aorta.instrument(folder, placement=placement, kernels="on", overhead="off") as recorder:
         traces.mkdir(parents=True)
-        for _ in range(num_rounds):
-            for _ in range(RECORDED_STEPS):
-                job.step(recorder)
-            with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-                for _ in range(TRACED_STEPS):
-                    job.step(recorder)
+        for number in range(2 * num_rounds):
+            torch.cuda.synchronize()
+            dist.barrier()
+            time.sleep(PAUSE_S)
+            is_traced = number % 4 in (1, 2)
+            with profile(activities=[ProfilerActivity.CUDA]) if is_traced else nullcontext() as profiler:
+                steps = [
+                    job.step(recorder) for _ in range(SETTLING + JUDGED + 1)
+                ]  # of a trace the last is lost
                 torch.cuda.synchronize()
+            stretches.append(steps[SETTLING:-1])
             dist.barrier()
-            profiler.export_chrome_trace(str(traces / f"{time.time_ns()}.pt.trace.json"))
-            dist.barrier()
+            if profiler is not None:
+                profiler.export_chrome_trace(str(traces / f"{time.time_ns()}.pt.trace.json"))
+        dist.barrier()
+    if dist.get_rank() == 0:
+        (folder / STRETCHES_FILE).write_text(json.dumps(stretches))
+    dist.barrier()
+
+
+def rounds_of(folder: Path) -> dict[int, int]:
+    """Global step -> round, of the steps that are compared; empty where the run is not one of `records`."""
+    path = folder / STRETCHES_FILE
+    stretches = json.loads(path.read_text()) if path.exists() else []
+    return {step: number // 2 for number, steps in enumerate(stretches) for step in steps}
+
+
+def by_round(recorded: Steps, traced: Steps, rounds: dict[int, int]) -> list[float] | None:
+    """Median of a round's recorded steps over that of its traced ones, less 1, in %: the median of rounds,
+    and its 95 % interval."""
+    sides: list[dict[int, list[float]]] = [{}, {}]
+    for side, steps in zip(sides, (recorded, traced), strict=True):
+        for step, ms in steps.items():
+            if step in rounds:
+                side.setdefault(rounds[step], []).append(ms)
+    both = sides[0].keys() & sides[1].keys()
+    if len(both) < FEWEST_ROUNDS:
+        return None
+    ratios = [float(np.median(sides[0][one]) / np.median(sides[1][one])) for one in sorted(both)]
+    return [(value - 1) * 100 for value in median_interval(np.array(ratios))]
 
 
 def compare_with_stamps(device: torch.device, num: int = 200) -> dict[str, Any]:
@@ -176,25 +220,31 @@ def compare_with_stamps(device: torch.device, num: int = 200) -> dict[str, Any]:
 def judge(folder: Path, skip: int = 6) -> list[dict[str, Any]]:
     """One row per rank."""
     rows = []
+    rounds = rounds_of(folder)
     for path in sorted(folder.glob("rank_*_metrics.jsonl")):
         rank = int(path.name.split("_")[1])
         lines = [
             line
             for line in read_steps(path, [])
-            if line.source == "kernels" and line.global_step >= skip and line.overlap.comm_ms is not None
+            if line.source == "kernels"
+            and line.overlap.comm_ms is not None
+            and is_compared(line.global_step, rounds, skip)
         ]
         own = read_lines(folder, rank).steps
-        traced = [step for trace in traces_of(folder, rank) for step in steps_of(trace, own)]
+        traced = dict(step for trace in traces_of(folder, rank) for step in steps_of(trace, own))
+        traced = {step: row for step, row in traced.items() if is_compared(step, rounds, 0)}
         if not lines or not traced:
             print(
                 f"{folder.name} rank {rank}: {len(lines)} lines, {len(traced)} traced steps", file=sys.stderr
             )
             continue
-        recorded = {name: [getattr(line.overlap, name) for line in lines] for name in NAMES}
-        recorded |= {"step_ms": [line.step_ms for line in lines]}
-        expected = {name: [step[name] for step in traced] for name in (*NAMES, "step_ms")}
-        medians = {name: float(np.median(recorded[name])) for name in recorded}
-        truth = {name: float(np.median(expected[name])) for name in expected}
+        recorded = {
+            name: {line.global_step: float(getattr(line.overlap, name)) for line in lines} for name in NAMES
+        }
+        recorded["step_ms"] = {line.global_step: float(line.step_ms or 0.0) for line in lines}
+        expected = {name: {step: row[name] for step, row in traced.items()} for name in (*NAMES, "step_ms")}
+        medians = {name: float(np.median([*values.values()])) for name, values in recorded.items()}
+        truth = {name: float(np.median([*values.values()])) for name, values in expected.items()}
         comm = truth["comm_ms"] or float("nan")
         error = {name: (medians[name] - truth[name]) / comm * 100 for name in NAMES[:3]}
         error["compute_ms"] = (medians["compute_ms"] / truth["compute_ms"] - 1) * 100
@@ -210,16 +260,24 @@ def judge(folder: Path, skip: int = 6) -> list[dict[str, Any]]:
                 ),
                 "recorded": medians,
                 "traced": truth,
-                "spread_traced": {name: spread(expected[name]) for name in expected},
+                "spread_traced": {name: spread([*expected[name].values()]) for name in expected},
                 "error_percent": error,
+                "by_round_percent": {
+                    name: by_round(recorded[name], expected[name], rounds)
+                    for name in ("compute_ms", "step_ms")
+                },
             }
         )
     if rows:
-        rows[0]["transfer"] = transfer(folder, skip)
+        rows[0]["transfer"] = transfer(folder, skip, rounds)
     return rows
 
 
-def transfer(folder: Path, skip: int) -> dict[str, Any] | None:
+def is_compared(step: int, rounds: dict[int, int], skip: int) -> bool:
+    return step in rounds if rounds else step >= skip
+
+
+def transfer(folder: Path, skip: int, rounds: dict[int, int]) -> dict[str, Any] | None:
     """Transfer time of a step, recorded and traced (medians), and their difference in per cent."""
     recorded: dict[int, list[list[float]]] = {}
     traced: dict[int, list[list[float]]] = {}
@@ -227,7 +285,9 @@ def transfer(folder: Path, skip: int) -> dict[str, Any] | None:
     for path in paths:
         rank = int(path.name.split("_")[1])
         for line in read_steps(path, []):
-            if line.source != "kernels" or line.global_step < skip or not line.collectives:
+            if line.source != "kernels" or not line.collectives:
+                continue
+            if not is_compared(line.global_step, rounds, skip):
                 continue
             spans = sorted(
                 (c.start_ms, c.end_ms)
@@ -237,33 +297,36 @@ def transfer(folder: Path, skip: int) -> dict[str, Any] | None:
             recorded.setdefault(line.global_step, []).append([end - start for start, end in spans])
         own = read_lines(folder, rank).steps
         for trace_path in traces_of(folder, rank):
-            trace = read_kineto(trace_path)
+            trace = trace_of(trace_path)
             for line in whole_steps(trace, own)[1:-1]:
+                if not is_compared(line.global_step, rounds, 0):
+                    continue
                 window = trace.window(line.start_unix_ns, line.end_unix_ns)
                 comm = window.kind == Kind.COMM
                 order = np.argsort(window.start_ms[comm])
                 lengths = (window.end_ms[comm] - window.start_ms[comm])[order]
                 traced.setdefault(line.global_step, []).append(lengths.tolist())
-    totals = [shortest(steps, len(paths)) for steps in (recorded, traced)]
-    if not all(totals):
+    lines, truth = (shortest(steps, len(paths)) for steps in (recorded, traced))
+    if not lines or not truth:
         return None
-    lines, truth = (float(np.median(total)) for total in totals)
+    recorded_ms, traced_ms = (float(np.median([*total.values()])) for total in (lines, truth))
     return {
-        "recorded_ms": lines,
-        "traced_ms": truth,
-        "num_recorded": len(totals[0]),
-        "num_traced": len(totals[1]),
-        "error_percent": (lines / truth - 1) * 100,
+        "recorded_ms": recorded_ms,
+        "traced_ms": traced_ms,
+        "num_recorded": len(lines),
+        "num_traced": len(truth),
+        "error_percent": (recorded_ms / traced_ms - 1) * 100,
+        "by_round_percent": by_round(lines, truth, rounds),
     }
 
 
-def shortest(steps: dict[int, list[list[float]]], num_ranks: int) -> list[float]:
+def shortest(steps: dict[int, list[list[float]]], num_ranks: int) -> Steps:
     """Sum of each collective's shortest kernel, for steps that all ranks have with as many collectives."""
-    return [
-        float(np.min(ranks, axis=0).sum())
-        for ranks in steps.values()
+    return {
+        step: float(np.min(ranks, axis=0).sum())
+        for step, ranks in steps.items()
         if len(ranks) == num_ranks and ranks[0] and len({len(rank) for rank in ranks}) == 1
-    ]
+    }
 
 
 def traces_of(folder: Path, rank: int) -> list[Path]:
@@ -271,14 +334,19 @@ def traces_of(folder: Path, rank: int) -> list[Path]:
     return sorted(path for path in below.rglob("*") if path.name.endswith((".json", ".json.gz")))
 
 
-def steps_of(path: Path, own: dict[int, StepRecord]) -> list[dict[str, float]]:
-    trace = read_kineto(path)
-    steps = []
+@cache
+def trace_of(path: Path) -> RankTrace:
+    """Of a file that two comparisons read."""
+    return read_kineto(path)
+
+
+def steps_of(path: Path, own: dict[int, StepRecord]) -> Iterator[tuple[int, dict[str, float]]]:
+    trace = trace_of(path)
     for line in whole_steps(trace, own)[1:-1]:
         window = trace.window(line.start_unix_ns, line.end_unix_ns)
         record = overlap(window)
-        steps.append({name: float(getattr(record, name)) for name in NAMES} | {"step_ms": window.span_ms})
-    return steps
+        parts = {name: float(getattr(record, name)) for name in NAMES}
+        yield line.global_step, parts | {"step_ms": window.span_ms}
 
 
 def spread(values: list[float]) -> list[float]:
@@ -295,12 +363,20 @@ def show(row: dict[str, Any]) -> None:
         f"{row['with_kernel']})",
         flush=True,
     )
+    for name, of_rounds in row["by_round_percent"].items():
+        if of_rounds is not None:
+            print(f"{row['case']:18s} by round: {name[:-3]} {in_words(of_rounds)}", flush=True)
     if transferred := row.get("transfer"):
         print(
             f"{row['case']:18s} transfer without waiting: {transferred['recorded_ms']:.3f} ms, traced "
-            f"{transferred['traced_ms']:.3f}: {transferred['error_percent']:+.2f} %",
+            f"{transferred['traced_ms']:.3f}: {transferred['error_percent']:+.2f} %"
+            + (f"; by round {in_words(found)}" if (found := transferred["by_round_percent"]) else ""),
             flush=True,
         )
+
+
+def in_words(of_rounds: list[float]) -> str:
+    return "{:+.2f} % [{:+.2f}, {:+.2f}]".format(*of_rounds)
 
 
 def run_short_steps(
