@@ -25,8 +25,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from aorta.attach.layout_copies import LayoutCopies, line_of
+from aorta.attach.loss_loops import LossLoops
 from aorta.attach.program import program_frame
-from aorta.records.schema import NO_CALL, NO_OPTIMIZER, UNLIKE, OperatorLoop, WorkOfStep
+from aorta.records.schema import NO_CALL, NO_OPTIMIZER, UNLIKE, LossLoop, OperatorLoop, WorkOfStep
 from aorta.records.stacks import StackFrame
 
 MOST_KINDS = 8
@@ -82,7 +83,7 @@ class ModelCalls:
         """Found by count(), as the loop."""
         self.precision: str | None = None
         """In which most of the work is done, by autocast and the parameters' type."""
-        self._copied = LayoutCopies()
+        self._copied, self._of_loss = LayoutCopies(), LossLoops()
         self._trained: set[int] = set()
         self._depth = 0
 
@@ -123,6 +124,15 @@ class ModelCalls:
                 del owner.__call__
         self._original = self._call = None
 
+    def backward_begins(self, roots: Iterable[Any]) -> None:
+        """A backward pass begins at these tensors, in a step that is noted."""
+        with suppress(Exception):
+            self._of_loss.backward_begins(roots)
+
+    @property
+    def loss_loop(self) -> LossLoop | None:
+        return self._of_loss.found()
+
     def _replace(self, owner: type) -> None:
         original: Callable[..., Any] = owner.__call__
         thread, calls = threading.get_ident(), self
@@ -136,9 +146,13 @@ class ModelCalls:
                 return original(module, *args, **named)
             calls._depth += 1
             try:
-                return original(module, *args, **named)
+                result = original(module, *args, **named)
             finally:
                 calls._depth -= 1
+            with suppress(Exception):
+                if calls._is_model(module):
+                    calls._of_loss.model_returns(_tensors(result))
+            return result
 
         self._owner, self._original, self._call = owner, original, call
         self._was_own = "__call__" in vars(owner)

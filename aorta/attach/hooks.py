@@ -222,6 +222,8 @@ class Attachment:
                 self._compiled_step_ended()
             if self.session is None:
                 self._backward_begins()
+            elif self.session.model_calls is not None:
+                self.session.model_calls.backward_begins(args[0])
             if not self._knows_position:
                 self._training_begins()
             previous = self.backward_thread

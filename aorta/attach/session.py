@@ -97,7 +97,7 @@ class AttachedSession:
         self._trained_with: set[int] = set()
         """Those with which training went on: frozen parts. They are not waited for again."""
         self._capture: RequestedCapture | None = None
-        self._model_calls: Any = None
+        self.model_calls: Any = None
         """Of the step in which they are noted, for its FLOPs."""
         self._num_tries = 0
 
@@ -354,7 +354,7 @@ class AttachedSession:
         recorder, capture = self._recorder, self._capture
         if recorder is None or self._evaluating or self._evaluated_last or self._train is not None:
             return False
-        if self._model_calls is not None:
+        if self.model_calls is not None:
             return False  # they are of one step
         if recorder.flops is not None and recorder.flops.wants(self._num_steps + 1):
             return False  # of the next one
@@ -394,12 +394,12 @@ class AttachedSession:
             self._num_tries += 1
             recorder.flops = ModelCalls()
         if recorder.flops.wants(self._num_steps):
-            self._model_calls = recorder.flops
-            self._model_calls.begin_step(self._attachment.program.optimizers, self._num_steps)
+            self.model_calls = recorder.flops
+            self.model_calls.begin_step(self._attachment.program.optimizers, self._num_steps)
 
     def _model_calls_end(self, is_whole: bool = False) -> None:
-        if self._model_calls is not None:
-            calls, self._model_calls = self._model_calls, None
+        if self.model_calls is not None:
+            calls, self.model_calls = self.model_calls, None
             calls.end_step(is_whole)
             if calls.is_empty and self._num_tries < MOST_TRIES and self._recorder is not None:
                 self._recorder.flops = None

@@ -21,6 +21,7 @@ from aorta.records.schema import (
     GPU_KINDS,
     AttemptRecord,
     Ending,
+    LossLoop,
     OperatorLoop,
     PeakRecord,
     RunRecord,
@@ -93,6 +94,10 @@ class FlopsOfStep(Protocol):
     loop: OperatorLoop | None
     work: WorkOfStep | None
 
+    @property
+    def loss_loop(self) -> LossLoop | None:
+        """Between the model and its loss."""
+
     def wants(self, number: int) -> bool:
         """True where the step of this number should be noted."""
 
@@ -120,7 +125,7 @@ def add_batch(run: RunRecord, calls: FlopsOfStep) -> None:
 def add_flops(run: RunRecord, flops: FlopsOfStep) -> None:
     """Add the FLOPs of a step and the peak that they are compared with, or the reasons why not."""
     run.flops_per_step, reason = flops.count()
-    run.operator_loop, run.work = flops.loop, flops.work
+    run.operator_loop, run.loss_loop, run.work = flops.loop, flops.loss_loop, flops.work
     if run.flops_per_step is None:
         run.not_measured["flops_per_step"] = reason
         return

@@ -19,6 +19,7 @@ import torch
 from aorta.files import regular_descriptor
 from aorta.record.calls import RecordedStep
 from aorta.record.journal import Journal
+from aorta.record.lock_holder import LockWatch, clock_of, cpu_ns
 from aorta.records.libraries import OWN, library_of
 from aorta.records.seal import sealed
 from aorta.records.stacks import (
@@ -56,8 +57,10 @@ MOST_BYTES = 16 << 20
 """Of a process's lines in the file."""
 
 _PHASE = {name: place for place, name in enumerate(STACK_PHASES)}
-_RUNS, _READY, _SLEEPS = range(len(DOING))
+_RUNS, _READY, _SLEEPS, _LOCKED_OUT = range(len(DOING))
 _BODY, _BEHIND_BODY, _NO_STEP = range(len(PLACES))
+_NEEDS_LOCK = frozenset(_PHASE[name] for name in ("rest", "forward", "optimizer"))
+"""Phases in which a function of torch neither waits for others nor goes on for long without the lock."""
 MOST_WAITING = 200
 """Limit of samples that wait to be told from those of an evaluation: 10 s, which a killed process loses."""
 _Key = tuple[int, int, int, int, bool, int]
@@ -209,8 +212,7 @@ class StackSampler:
         """Held while the thread shall run: to wait for a lock takes less than to wait for an event."""
         self._trains = threading.main_thread().ident or 0
         """The thread that was seen to train last."""
-        self._clocks: dict[int, int] = {}
-        """CPU clocks of threads."""
+        self._lock: LockWatch | None = None
         self._random = random.Random()  # of its own: the program's numbers stay the same
         self._num_samples = 0
         self._elapsed_s = 0.0
@@ -246,9 +248,15 @@ class StackSampler:
         last_s = flushed_s = began_s
         elapsed_before_s = self._elapsed_s
         try:
-            while not stopping.acquire(timeout=self._period_s() * self._random.uniform(0.5, 1.5)):
+            while True:
+                wait_s = self._period_s() * self._random.uniform(0.5, 1.5)
+                if self._lock is not None:
+                    self._lock.sleep_begins()
+                if stopping.acquire(timeout=wait_s):
+                    break
+                holder = None if self._lock is None else self._lock.holder(int(1e9 * wait_s))
                 now_s = time.monotonic()
-                self._sample(min(now_s - last_s, LONGEST_S), stopping)
+                self._sample(min(now_s - last_s, LONGEST_S), stopping, holder)
                 last_s = now_s
                 self._num_samples += 1
                 self._elapsed_s = elapsed_before_s + now_s - began_s
@@ -260,6 +268,8 @@ class StackSampler:
             self._flush(path)
         except Exception:
             self._sums.clear()  # training goes on without stacks; the file says how far they reach
+        finally:
+            self._close_lock()
 
     def _period_s(self) -> float:
         if not self._num_samples:
@@ -271,28 +281,38 @@ class StackSampler:
             period_s = max(period_s, 2 * self._cpu_s / self._num_samples / CPU_SHARE)
         return period_s
 
-    def _sample(self, weight_s: float, stopping: threading.Lock) -> None:
+    def _sample(self, weight_s: float, stopping: threading.Lock, holder: int | None) -> None:
         step = self._journal.current
         thread = self._trains = step.thread if step is not None else self._trains
         frames = _frames_of(thread, self._tree)
         if not frames:
             return
         place, number, is_behind = _where(step)
-        clock = self._clock_of(thread)
-        before_ns, began_ns = _cpu_ns(clock), time.monotonic_ns()
+        if self._lock is None or self._lock.thread != thread:
+            self._close_lock()
+            self._lock = LockWatch(thread)
+        clock = clock_of(thread)
+        before_ns, began_ns = cpu_ns(clock), time.monotonic_ns()
         node, phase = self._tree.add(frames)
         if self._journal.pause not in (None, "checkpoint"):
             phase = _PHASE["evaluation"]
         doing = _RUNS
         if before_ns is not None:
             time.sleep(PROBE_S)
-            after_ns, length_ns = _cpu_ns(clock), time.monotonic_ns() - began_ns
+            after_ns, length_ns = cpu_ns(clock), time.monotonic_ns() - began_ns
             if after_ns is not None and after_ns - before_ns < RUNNING * length_ns:
                 doing = _READY if _is_ready(clock) else _SLEEPS
-        if node >= 0 and stopping.locked():
-            key = (number, place, phase, doing, is_behind, node)
-            self._waiting.append((began_ns, key, int(1e6 * weight_s)))
-            self._add()
+        if node < 0 or not stopping.locked():
+            return
+        if holder is not None and frames[0][0].file == "torch" and phase in _NEEDS_LOCK:
+            held_by, _ = self._tree.add(_walk(sys._current_frames().get(holder), self._tree))
+            locked_s = self._lock.taken_ns(int(1e9 * weight_s)) / 1e9
+            locked_out = number, place, phase, _LOCKED_OUT, is_behind, held_by
+            self._waiting.append((began_ns, locked_out, int(1e6 * locked_s)))
+            weight_s -= locked_s
+        key = (number, place, phase, doing, is_behind, node)
+        self._waiting.append((began_ns, key, int(1e6 * weight_s)))
+        self._add()
 
     def _add(self, all_of_them: bool = False) -> None:
         """Add up the samples of which it is known whether they were of an evaluation."""
@@ -308,15 +328,10 @@ class StackSampler:
                 key = (*key[:2], _PHASE["evaluation"], *key[3:])
             self._sums[key] = self._sums.get(key, 0) + us
 
-    def _clock_of(self, thread: int) -> int | None:
-        """Asked for while the thread has a frame, so that it is there."""
-        clock = self._clocks.get(thread)
-        if clock is None:
-            try:
-                clock = self._clocks[thread] = time.pthread_getcpuclockid(thread)
-            except (AttributeError, OSError):
-                return None
-        return clock
+    def _close_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _flush(self, path: Path) -> None:
         """Append a line with what came since the last one."""
@@ -379,14 +394,6 @@ def _walk(frame: FrameType | None, tree: StackTree) -> list[tuple[_Code, int]]:
         found.append((known, (frame.f_lineno or 0) if known.is_program else 0))
         frame = frame.f_back
     return found
-
-
-def _cpu_ns(clock: int | None) -> int | None:
-    """CPU time of a thread; None where there is no such clock, or the thread is gone."""
-    try:
-        return None if clock is None else time.clock_gettime_ns(clock)
-    except OSError:
-        return None
 
 
 def _is_ready(clock: int | None) -> bool:

@@ -462,6 +462,15 @@ class OperatorLoop(msgspec.Struct, frozen=True, kw_only=True):
     """Operators of all its calls in a step of one rank, forward and backward."""
 
 
+class LossLoop(msgspec.Struct, frozen=True, kw_only=True):
+    """Operators that a loop calls between the model and its loss, such as a penalty on each weight."""
+
+    operators: int
+    """Of a forward pass; the backward pass has as many."""
+    ms: float
+    """Of both passes on rank 0, by the host's clock: the median of the steps in which they were timed."""
+
+
 class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one rank's step does that training may do without, each with the line of the program that has most
     of it. FLOPs, counted as flops_per_step is; 0 of all where nobody could."""
@@ -529,6 +538,7 @@ class RunRecord(msgspec.Struct, kw_only=True):
     work: WorkOfStep | None = None
     operator_loop: OperatorLoop | None = None
     """The module of the program that calls most operators one by one, where one does."""
+    loss_loop: LossLoop | None = None
     samples_per_step: int | None = None
     tokens_per_step: int | None = None
     """Of one rank's step, by what the model was called with; samples where that is no table of tokens."""

@@ -26,9 +26,10 @@ STACK_PHASES: tuple[StackPhase, ...] = get_args(StackPhase)
 """What the functions of a stack show the thread to be in; rest: none of the others. By their places here in a
 sample. communication: a call of torch.distributed that the program, or a library, makes outside of the
 others. evaluation: whatever goes on in one, or in a pause that was announced."""
-Doing = Literal["runs", "ready", "sleeps"]
-DOING: tuple[Doing, ...] = ("runs", "ready", "sleeps")
-"""ready: to run, but others have the cores. sleeps: a system call, a lock, another thread."""
+Doing = Literal["runs", "ready", "sleeps", "locked_out"]
+DOING: tuple[Doing, ...] = get_args(Doing)
+"""ready: to run, but others have the cores. sleeps: a system call, a lock, another thread. locked_out: waits
+for the interpreter's lock, which another thread holds; the stack is that thread's."""
 Place = Literal["body", "behind_body", "no_step"]
 PLACES: tuple[Place, ...] = ("body", "behind_body", "no_step")
 NO_STEP = -1

@@ -190,6 +190,21 @@ def test_many_modules_one_after_the_other_are_no_loop():
     assert calls.loop is None
 
 
+@pytest.mark.parametrize(("num", "found"), [(40, True), (4, False)], ids=["many", "few"])
+def test_a_loop_over_operators_between_the_model_and_its_loss_is_timed(num, found):
+    model, calls = nn.Linear(4, 4), ModelCalls()
+    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)], 0)
+    output = model(torch.zeros(2, 4))
+    loss = sum((output * k).sum() for k in range(num))
+    calls.backward_begins([loss])
+    loss.backward()
+    calls.end_step()
+    assert (calls.loss_loop is not None) is found
+    if found:  # a product, a sum and an addition each
+        assert calls.loss_loop.operators == pytest.approx(3 * num, abs=2)
+        assert calls.loss_loop.ms > 0
+
+
 def test_what_a_backward_pass_calls_again_is_no_call_of_the_step():
     model, calls = Decoder(checkpointed=True), ModelCalls()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

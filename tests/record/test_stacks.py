@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import os
+import sys
 import threading
 import time
 import weakref
@@ -156,6 +157,45 @@ def test_sleep_and_work_are_told_apart(tmp_path):
     assert total_us(stacks, "sleeps", "sleeps") > 4 * total_us(stacks, "runs", "sleeps")
     busy_us = total_us(stacks, "runs", "works") + total_us(stacks, "ready", "works")
     assert busy_us > 4 * total_us(stacks, "sleeps", "works")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells how long threads waited")
+def test_a_thread_that_holds_the_lock_is_told_from_one_that_lets_go_of_it(tmp_path):
+    """A thread that trains needs the lock for each operator; whatever waits otherwise does not count."""
+    stopped, linear, x = threading.Event(), nn.Linear(8, 8), torch.zeros(4, 8)
+
+    def holds():
+        while not stopped.is_set():
+            sum(number * number for number in range(1000))
+
+    def trains(work):
+        sampler = StackSampler(Journal())
+        sampler._trains = threading.get_ident()
+        sampler.write_to(tmp_path / work.__name__)
+        sampler.start()
+        for _ in range(40):
+            end_s = time.monotonic() + 0.05
+            while time.monotonic() < end_s:
+                work()
+            if sampler._sums and any(DOING[key[3]] == "locked_out" for key in list(sampler._sums)):
+                break
+        sampler.stop()
+        return joined(read_stacks(tmp_path / work.__name__))
+
+    def model():
+        linear(x)
+
+    def wait():
+        time.sleep(0.01)
+
+    thread = threading.Thread(target=holds)
+    thread.start()
+    try:
+        assert total_us(trains(model), "locked_out", "holds") > 0
+    finally:
+        stopped.set()
+        thread.join()
+    assert not total_us(sampled(tmp_path, wait), "locked_out", "")
 
 
 def test_a_local_lives_no_longer_for_having_been_sampled(tmp_path):

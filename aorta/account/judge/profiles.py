@@ -21,7 +21,12 @@ SURE = 2.0
 """Standard errors that a difference must be above 0."""
 FEWEST = 3
 """Samples of a line in which sides differ."""
-DOING_WORDS: dict[Doing, str] = {"runs": "runs", "ready": "waits for a core", "sleeps": "sleeps"}
+DOING_WORDS: dict[Doing, str] = {
+    "runs": "runs",
+    "ready": "waits for a core",
+    "sleeps": "sleeps",
+    "locked_out": "holds the interpreter's lock, which the thread that trains waits for",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,8 @@ class Samples:
         result: NDArray[np.bool_] = self.rows[:, 1] == PLACES.index(place)
         return result
 
-    def that(self, doing: Doing) -> NDArray[np.bool_]:
-        result: NDArray[np.bool_] = self.rows[:, 3] == DOING.index(doing)
-        return result
+    def that(self, *doing: Doing) -> NDArray[np.bool_]:
+        return np.isin(self.rows[:, 3], [DOING.index(one) for one in doing])
 
     @property
     def is_behind(self) -> NDArray[np.bool_]:

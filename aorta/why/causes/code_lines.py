@@ -46,7 +46,7 @@ def line_of(finding: CauseFinding, judged: JudgedRun) -> CodeLine | None:
     at, op = finding.facts.get("at"), finding.facts.get("op")
     if isinstance(at, StackFrame):
         return _line_without_samples(at.file, at.line, at.function, at.text)
-    if finding.kind in NO_LINE or op == "starved" or (op and finding.kind == "compute"):
+    if finding.kind in NO_LINE or op == "starved" or (op not in (None, "loss") and finding.kind == "compute"):
         return None
     ranks = judged.run.ranks
     if finding.rank is not None and len(ranks) > 1 and finding.rank in ranks:
@@ -225,12 +225,18 @@ def _which(finding: CauseFinding, samples: Samples) -> NDArray[np.bool_]:
     judged, kind, op = samples.is_judged, finding.kind, finding.facts.get("op")
     if kind == "checkpoint" and op == "slow_steps":
         return judged & ~samples.in_phase("communication", "data")
+    if op == "loss":
+        return judged & samples.in_phase("rest") & ~samples.is_behind & ~samples.that("sleeps", "locked_out")
     if kind in OF_PHASE:
         return judged & samples.in_phase(OF_PHASE[kind])
     own = judged & ~samples.in_phase(*WAITS_IN)
     # Waiting inside of torch is for other ranks or for the device.
-    own &= ~(samples.that("sleeps") & samples.in_phase("forward", "backward") & samples.leaf_in("torch"))
+    own &= ~samples.that("locked_out") & ~(
+        samples.that("sleeps") & samples.in_phase("forward", "backward") & samples.leaf_in("torch")
+    )
     match kind:
+        case "pause" if op == "locked_out":
+            return judged & samples.that("locked_out")
         case "pause" if op is None:
             return judged & samples.in_phase("evaluation")
         case "pause" if op == "asleep":

@@ -71,6 +71,19 @@ def test_a_late_rank_is_named_with_what_it_does_and_the_others_do_not(tmp_path):
     )
 
 
+def test_a_thread_that_holds_the_interpreter_s_lock_on_one_rank_is_named(tmp_path):
+    folder = run_of(tmp_path, late)
+    (late_rank,) = {cause.rank for cause in [first_cause(folder)]}
+    for rank in (0, 1):
+        held = [("augment", "forward", "locked_out", 8.0)] if rank == late_rank else []
+        write_stacks(folder, rank, COMMON, *held)
+    cause = first_cause(folder)
+    assert headline(cause).startswith(
+        f"another thread that holds the interpreter's lock on rank {late_rank} in augment(), straggler.py:5: "
+    )
+    assert cause.change.startswith("do what augment(), straggler.py:5 does in another process")
+
+
 def test_data_loading_is_named_with_the_line_that_loads(tmp_path):
     def slow_loader(rank, step, noise):
         return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)

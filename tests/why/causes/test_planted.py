@@ -6,7 +6,7 @@ import pytest
 
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
-from aorta.records.schema import OperatorLoop
+from aorta.records.schema import LossLoop, OperatorLoop
 from aorta.why.causes.rules import rules
 from aorta.why.causes.text import headline
 from tests.records.run_folders import run_record
@@ -318,6 +318,13 @@ def test_a_loop_over_operators_costs_what_they_need_beside_their_arithmetic(tmp_
     assert [(cause.kind, cause.ms) for cause in causes_of] == (
         [] if ms is None else [("compute", pytest.approx(ms, rel=0.01))]
     )
+
+
+def test_a_loop_between_the_model_and_its_loss_costs_what_was_timed(tmp_path):
+    run = run_record(2, loss_loop=LossLoop(operators=120, ms=6.0))
+    (cause,) = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run)
+    assert cause.ms == pytest.approx(6.0, rel=0.01)
+    assert "weight_decay" in cause.change
 
 
 @pytest.mark.filterwarnings("error")

@@ -30,6 +30,7 @@ from aorta.why.causes.losses.needless import needless_work
 from aorta.why.causes.losses.parts import Parts, parts_of
 from aorta.why.causes.losses.program_code import (
     lines_of_spans,
+    loss_loop,
     program_code,
     small_operators,
 )
@@ -43,6 +44,7 @@ from aorta.why.causes.losses.waiting import (
     IN_TURN,
     PART_KINDS,
     WORDS,
+    locked_out_facts,
     unbalanced_stages,
     waiting,
 )
@@ -96,7 +98,8 @@ def findings(judged: JudgedRun, account: Account, slow: Occasions | None = None)
         losses += unbalanced_stages(judged, parts, exposed)
         losses += transfer(judged, parts, exposed, details)
     losses += given_back(judged, parts)
-    losses += [*small_operators(judged, account), *needless_work(judged, account)]
+    for find in (small_operators, loss_loop, needless_work):
+        losses += find(judged, account)
     losses = _with_common(losses, [*program_code(judged, account), *_of_all_ranks(judged, parts)])
     losses = _without_its_nature(losses, parts)
     for finding in slow_steps(judged, parts, slow):
@@ -276,6 +279,8 @@ def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
     """Facts that the texts of one part have; part_ms: what it takes in a step that has it."""
     if name == "asleep":
         return {"op": "asleep", "what": ASLEEP, "asleep_ms": part_ms}
+    if name == "locked_out":
+        return locked_out_facts(part_ms)
     facts: dict[str, object] = {"part_ms": part_ms}
     if name in WORDS:
         facts["what"] = WORDS[name]

@@ -118,7 +118,9 @@ def parts_of(judged: JudgedRun, account: Account, small_launch_ms: float = 0.0) 
         ms_by_kind["optimizer"] = positive(optimizer - OPTIMIZER_PASSES * size / rate * 1e3 * stretch)
         work = cells.get("compute", zero) + cells.get("hidden", zero) + cells.get("blocked", zero)
         compute = work + cells.get("core_taken", zero) + positive(optimizer - ms_by_kind["optimizer"])
-    ms_by_kind["asleep"], ms_by_kind["core_taken"] = _own_threads(judged, account, host)
+    asleep, ms_by_kind["core_taken"] = _own_threads(judged, account, host)
+    locked_out = np.minimum(_locked_out(judged), account.step_ms)
+    ms_by_kind["asleep"], ms_by_kind["locked_out"] = positive(asleep - locked_out), locked_out
     clock, usual, loss = _clocks(judged, compute)
     return Parts(
         account=account,
@@ -171,6 +173,16 @@ def _own_threads(judged: JudgedRun, account: Account, host: Host) -> tuple[Float
     cpu, ready = host.use
     ratio = np.divide(ready, cpu + ready, out=np.zeros_like(zero), where=cpu + ready > 0)
     return (1 - part) * blocked, taken + part * ratio * blocked
+
+
+def _locked_out(judged: JudgedRun) -> Floats:
+    """[rank, 1]: how long the thread waits for the interpreter's lock in the mean step, as samples tell."""
+    whole = judged.whole or judged
+    ms = np.zeros((len(judged.run.ranks), 1))
+    for row, rank in enumerate(judged.run.ranks[:MOST_RANKS]):
+        if (one := samples_of(whole, rank)) is not None:
+            ms[row] = one.ms[one.is_judged & one.that("locked_out")].sum()
+    return ms
 
 
 def _sleeps_in_torch(samples: Samples) -> NDArray[np.bool_]:

@@ -86,8 +86,9 @@ def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
         for one, groups in zip(samples, grouped, strict=True)
     ]
     record = judged.run.run
-    if record is not None and record.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER):
-        # No module is the model: what comes before a backward pass is.
+    has_no_model = record is not None and record.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
+    if has_no_model or (record is not None and record.loss_loop is not None):
+        # Without a module that is the model, what comes before a backward pass is; a loop has its own cause.
         grouped = [
             {
                 group: behind
@@ -137,9 +138,6 @@ def small_operators(judged: JudgedRun, account: Account) -> Iterator[CauseFindin
     each_ms = float(work_ms.mean()) / loop.per_step
     if not 0 < each_ms < MOSTLY_OVERHEAD * OPERATOR_MS:
         return
-    taken_ms = cells.get("core_taken", np.zeros_like(account.step_ms)).mean(axis=0)
-    ms = np.minimum(loop.per_step * OPERATOR_MS / work_ms.mean(), MOST_OF_WORK) * (work_ms + taken_ms)
-    taken = float(taken_ms.mean() / (work_ms + taken_ms).mean())
     facts = {
         "what": f"{loop.per_step:,} small operators of {loop.module}",
         "module": loop.module,
@@ -148,8 +146,33 @@ def small_operators(judged: JudgedRun, account: Account) -> Iterator[CauseFindin
         "each_us": 1e3 * each_ms,
         "overhead_us": 1e3 * OPERATOR_MS,
     }
+    part = min(loop.per_step * OPERATOR_MS / float(work_ms.mean()), MOST_OF_WORK)
+    yield _part_of_work(part * float(work_ms.mean()), account, facts)
+
+
+def loss_loop(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
+    """What a loop over operators takes between the model and its loss, and as many in the backward pass."""
+    loop = None if judged.run.run is None else judged.run.run.loss_loop
+    if loop is None or account.on_device:
+        return
+    facts = {
+        "op": "loss",
+        "what": f"{loop.operators:,} operators between the model and its loss",
+        "operators": loop.operators,
+        "part_ms": loop.ms,
+    }
+    taken = 1 + account.mean_ms("core_taken") / max(account.mean_ms("compute", "hidden"), 1e-9)
+    yield _part_of_work(loop.ms / taken, account, facts)
+
+
+def _part_of_work(ms: float, account: Account, facts: dict[str, Any]) -> CauseFinding:
+    """Of what ranks compute, and as much of what others take of their cores meanwhile."""
+    cells = account.cells
+    work_ms = np.sum([cells[name] for name in ("compute", "hidden") if name in cells], axis=0).mean(axis=0)
+    both_ms = work_ms + cells.get("core_taken", np.zeros_like(account.step_ms)).mean(axis=0)
+    taken = 1 - float(work_ms.mean() / both_ms.mean())
     takes = {("compute", "hidden"): 1 - taken, ("core_taken",): taken}
-    yield CauseFinding("compute", ms, takes, facts=facts)
+    return CauseFinding("compute", ms / float(work_ms.mean()) * both_ms, takes, facts=facts)
 
 
 def lines_of_spans(judged: JudgedRun, kind: HostKind) -> dict[Line, tuple[float, float]]:
@@ -227,7 +250,12 @@ def _loops(samples: Samples) -> Iterator[Function]:
 
 def _groups(samples: Samples, loops: set[Function]) -> dict[Group, list[int]]:
     """Rows of samples by what the loop calls; of its own lines by line."""
-    which = samples.is_judged & samples.at("body") & samples.in_phase("rest") & ~samples.that("sleeps")
+    which = (
+        samples.is_judged
+        & samples.at("body")
+        & samples.in_phase("rest")
+        & ~samples.that("sleeps", "locked_out")
+    )
     groups: dict[Group, list[int]] = defaultdict(list)
     for row in np.flatnonzero(which).tolist():
         group = _group_of(samples.stacks.path(int(samples.rows[row, 5])), loops)

@@ -30,6 +30,7 @@ from aorta.why.causes.losses.parts import Parts
 
 IN_TURN = "different ranks in turn"
 ASLEEP = "host asleep within the step"
+LOCKED_OUT = "another thread that holds the interpreter's lock"
 WORDS: dict[str, str] = {
     "between_steps": "time between steps",
     "pause": "evaluation, or an announced pause",
@@ -62,6 +63,7 @@ PART_KINDS: tuple[tuple[str, CauseKind], ...] = (
     ("synchronisation", "synchronisation"),
     ("small_messages", "small_messages"),
     ("launch", "launch_bound"),
+    ("locked_out", "pause"),
     ("core_taken", "core_taken"),
     ("asleep", "pause"),
     ("idle", "idle"),
@@ -76,6 +78,7 @@ CELLS_OF_PART: dict[str, tuple[str, ...]] = {
     "small_messages": ("launch", "compute"),
     "launch": ("launch", "wait"),
     "asleep": ("blocked",),
+    "locked_out": ("blocked", "core_taken", "compute", "launch"),
     "core_taken": ("core_taken", "blocked"),
 }
 """Where they are not the one of the part's own name."""
@@ -132,7 +135,8 @@ def waiting(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[Cause
         if by_rank is None or name in OF_ITS_RANK:
             continue
         cells = CELLS_OF_PART.get(name, (name,))
-        yield from _explained(kind, by_rank, left, parts.step_ms, ranks, cells)
+        facts = locked_out_facts(float(by_rank.max())) if name == "locked_out" else {}
+        yield from _explained(kind, by_rank, left, parts.step_ms, ranks, cells, facts)
     yield from _explained("clock", parts.clock_loss_ms, left, parts.step_ms, ranks, ("compute", "hidden"))
     work = _more_work(judged)
     if work is not None:
@@ -197,6 +201,11 @@ def _explained(
         # On a busy machine another rank comes last in some steps, and the loss is in fewer than its reason.
         is_sure=is_one and bool((excess[worst] >= usual_ms / 2).mean() >= NEARLY_ALL),
     )
+
+
+def locked_out_facts(ms: float) -> dict[str, object]:
+    """What its texts need. ms: of a step on the rank with most of it."""
+    return {"op": "locked_out", "what": LOCKED_OUT, "locked_ms": ms, "part_ms": None}
 
 
 def _more_work(judged: JudgedRun) -> tuple[NDArray[np.bool_], dict[str, object]] | None:
