@@ -126,38 +126,32 @@ def rewrite_command(path: str, hoist_fork: bool, hoist_join: bool, distance: int
 @JSON
 @click.option("--all", "show_all", is_flag=True, help="Every edge, not the first of each kind.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Kineto trace with sync events.")
-@click.option(
-    "--rank", type=int, default=0, show_default=True, help="The rank that recorded --trace or --graph."
-)
-@click.option(
-    "--graph", "graph_path", type=click.Path(path_type=Path), help="Captured CUDA graph: DOT or JSON."
-)
+@click.option("--rank", type=int, default=0, show_default=True, help="The rank that recorded --trace.")
 @click.option(
     "--comm-rules",
     type=click.Path(path_type=Path),
-    help="YAML file: kernels of --trace or --graph that are communication, by name.",
+    help="YAML file: kernels of --trace that are communication, by name.",
 )
 def lint_command(
     paths: tuple[str, ...],
     as_json: bool,
     show_all: bool,
     trace: Path | None,
-    graph_path: Path | None,
     rank: int,
     comm_rules: Path | None,
 ) -> int:
     """Find missing and false dependencies of a program, or of what ran. Exit code 1 on a race.
 
-    One PROGRAM for all ranks, or one per rank. With --trace or --graph the dependencies of a recorded
-    run, compared with those that PROGRAM (if given) would cause.
+    One PROGRAM for all ranks, or one per rank. With --trace the dependencies of a recorded run,
+    compared with those that PROGRAM (if given) would cause.
     """
     from aorta.programs import show
 
     programs = [_program_of(path) for path in paths]
-    if trace is not None or graph_path is not None:
-        return _lint_recorded(programs, trace, graph_path, rank, comm_rules, as_json, show_all)
+    if trace is not None:
+        return _lint_recorded(programs, trace, rank, comm_rules, as_json, show_all)
     if not programs:
-        raise HostProgramError("give a PROGRAM, --trace or --graph")
+        raise HostProgramError("give a PROGRAM or --trace")
     from aorta.programs.lint.one_rank import lint
 
     verdict = lint(*programs)
@@ -167,8 +161,7 @@ def lint_command(
 
 def _lint_recorded(
     programs: list[Program],
-    trace: Path | None,
-    graph_path: Path | None,
+    trace: Path,
     rank: int,
     comm_rules: Path | None,
     as_json: bool,
@@ -178,14 +171,11 @@ def _lint_recorded(
     from aorta.programs.lint import recorded as lint_recorded
     from aorta.traces.classify import load_rules
 
-    recording = graph_path if trace is None else trace
-    if recording is None or (trace is not None and graph_path is not None):
-        raise HostProgramError("give --trace or --graph, not both")
     if len(programs) > 1:
         raise HostProgramError("a recorded run is compared with one PROGRAM")
     program = programs[0] if programs else None
     rules = load_rules(comm_rules)
-    result = lint_recorded.lint_file(recording, program, is_graph=trace is None, rank=rank, rules=rules)
+    result = lint_recorded.lint_file(trace, program, rank, rules)
     print_result(as_json, result, lambda: show.recorded_text(result, show_all))
     return RACE_EXIT if result.is_different else 0
 

@@ -1,4 +1,4 @@
-"""What ran, as a trace and as a captured graph, beside the program that it came from."""
+"""What ran, as a trace, beside the program that it came from."""
 
 import gzip
 import json
@@ -6,9 +6,8 @@ import json
 import pytest
 
 from aorta.errors import AortaError
-from aorta.programs.language.emit import COMMS, ORDERS, Shape, emit
+from aorta.programs.language.emit import COMMS, ORDERS
 from aorta.programs.language.expr import HostProgramError
-from aorta.programs.language.graph import graph_of
 from aorta.programs.language.ir import Communicate, Gemm, Record, Wait, WaitWork
 from aorta.programs.lint.recorded import lint_file
 from tests.programs.named import emit_named
@@ -78,28 +77,33 @@ class Trace:
 def test_a_trace_of_a_program_is_ordered_as_the_program_says(order, given, tmp_path):
     program = emit_named(order, num_tiles=4, num_streams=2, **given)
     path = Trace().run(program).run(program).write(tmp_path / "trace.json.gz")
-    found = lint_file(path, program, is_graph=False)
+    found = lint_file(path, program)
     assert (found.num_repetitions, found.unexpected, found.absent, found.warnings) == (2, [], [], [])
 
 
 def test_a_factorized_run_differs_from_the_developed_program_by_its_false_edges(tmp_path):
     path = Trace().run(emit_named("factorized", num_tiles=4)).write(tmp_path / "trace.json")
-    found = lint_file(path, emit_named("developed", num_tiles=4), is_graph=False)
+    found = lint_file(path, emit_named("developed", num_tiles=4))
     assert [(d.before.partition(",")[0], d.after.partition(",")[0]) for d in found.unexpected] == [
         (f"gemm(G[{i}]", f"gathered[{i + 1}] = all_gather(A[{i + 1}]") for i in range(3)
     ]
     assert [link.text for link in found.unexpected[0].chain][1:-1] == ["record", "wait"] * 3
     assert found.absent == []
+    developed = Trace().run(emit_named("developed", num_tiles=4)).write(tmp_path / "developed.json")
+    lacking = lint_file(developed, emit_named("factorized", num_tiles=4)).absent
+    assert ("gemm(G[0]", "gathered[1] = all_gather(A[1]") in [
+        (d.before.partition(",")[0], d.after.partition(",")[0]) for d in lacking
+    ]
 
 
 def test_communication_that_no_compute_can_overlap_is_named(tmp_path):
     factorized = Trace().run(emit_named("factorized", num_tiles=4)).write(tmp_path / "f.json")
     developed = Trace().run(emit_named("developed", num_tiles=4)).write(tmp_path / "d.json")
-    found = lint_file(factorized, is_graph=False)
+    found = lint_file(factorized)
     assert [pinned.number for pinned in found.pinned] == [0, 1, 2, 3]
     assert found.pinned[1].waits_for.before == found.pinned[1].holds_up.after == GEMM
     # All compute needs the first all-gather whatever the order.
-    assert [pinned.number for pinned in lint_file(developed, is_graph=False).pinned] == [0]
+    assert [pinned.number for pinned in lint_file(developed).pinned] == [0]
 
 
 def test_a_host_that_waits_orders_everything_it_issues_later(tmp_path):
@@ -107,19 +111,19 @@ def test_a_host_that_waits_orders_everything_it_issues_later(tmp_path):
     trace.add("kernel", GEMM, 7)
     trace.add("cuda_sync", "Context Sync", -1)
     trace.add("kernel", NCCL, 8)
-    assert [p.number for p in lint_file(trace.write(tmp_path / "a.json"), is_graph=False).pinned] == [0]
+    assert [p.number for p in lint_file(trace.write(tmp_path / "a.json")).pinned] == [0]
     other = Trace()
     other.add("kernel", GEMM, 7)
     other.add("cuda_sync", "Stream Sync", 9)
     other.add("kernel", NCCL, 8)
-    assert lint_file(other.write(tmp_path / "b.json"), is_graph=False).pinned == []
+    assert lint_file(other.write(tmp_path / "b.json")).pinned == []
 
 
 def test_a_wait_for_what_was_recorded_before_the_trace_is_told(tmp_path):
     trace = Trace()
     trace.add("kernel", GEMM, 7)
     trace.wait(7, (-1, -1))
-    found = lint_file(trace.write(tmp_path / "t.json"), is_graph=False)
+    found = lint_file(trace.write(tmp_path / "t.json"))
     assert found.warnings[0].startswith("1 waits name no record of this trace")
 
 
@@ -129,7 +133,7 @@ def test_a_trace_without_synchronisation_says_what_to_record(tmp_path):
     with pytest.raises(
         HostProgramError, match="no synchronisation events: record with profiling.sync_events"
     ):
-        lint_file(trace.write(tmp_path / "t.json"), is_graph=False)
+        lint_file(trace.write(tmp_path / "t.json"))
 
 
 def test_another_number_of_operations_is_not_compared(tmp_path):
@@ -137,7 +141,7 @@ def test_another_number_of_operations_is_not_compared(tmp_path):
     with pytest.raises(
         HostProgramError, match="4 communications and 4 matrix multiplies, the program 8 and 8"
     ):
-        lint_file(path, emit_named("developed", num_tiles=8), is_graph=False)
+        lint_file(path, emit_named("developed", num_tiles=8))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +151,7 @@ def test_what_is_no_trace_is_one_line(data, tmp_path):
     path = tmp_path / "trace.json"
     path.write_bytes(data)
     with pytest.raises(AortaError, match="trace.json"):
-        lint_file(path, is_graph=False)
+        lint_file(path)
 
 
 def test_odd_events_are_passed_over(tmp_path):
@@ -158,89 +162,8 @@ def test_odd_events_are_passed_over(tmp_path):
         {"ph": "X", "cat": "kernel", "name": GEMM, "args": {"correlation": "none"}},
         {"ph": "X", "cat": "cuda_sync", "name": "Stream Wait Event"},
     ]
-    found = lint_file(trace.write(tmp_path / "t.json"), emit_named("developed", num_tiles=2), is_graph=False)
+    found = lint_file(trace.write(tmp_path / "t.json"), emit_named("developed", num_tiles=2))
     assert not found.is_different
-
-
-def captured(program):
-    """Names and edges of the graph that capturing a program gives: kernels, and the reduced order."""
-    graph = graph_of(program)
-    inner = graph.data()[1:-1]
-    place = {node: at for at, node in enumerate(inner)}
-    order = graph.precedence().among(inner).reduced()
-    names = [NCCL if graph.nodes[node].is_communication else GEMM for node in inner]
-    return names, [(place[u], place[v]) for u, v in order]
-
-
-def as_json(program, path):
-    names, edges = captured(program)
-    path.write_text(json.dumps({"nodes": [{"name": name} for name in names], "edges": edges}))
-    return path
-
-
-VERBOSE = """{{KERNEL
-| {{ID | {place} | {name}\\<\\<\\<24,512,0\\>\\>\\>}}
-| {{{{node handle | func handle}} | {{0x000055E7277A5C20 | 0x000055E7270A5A90}}}}
-| {{priority | 0}}
-}}"""
-
-
-def as_dot(program, path, verbose):
-    """What cudaGraphDebugDotPrint writes, verbose or not; an empty node stands before the first kernel."""
-    names, edges = captured(program)
-    lines = ["digraph dot {", "subgraph cluster_1 {", 'label="graph_1" graph[style="dashed"];']
-    lines.append('"graph_1_node_0"[style="solid" shape="rectangle" label="0\nEMPTY\n"];')
-    for number, name in enumerate(names, start=1):
-        mangled = f"_Z{len(name)}{name.partition('(')[0]}v"
-        place = f"{number} (topoId: {len(names) - number})"
-        label = VERBOSE.format(place=place, name=mangled) if verbose else f"{number}\n{mangled}\n"
-        lines.append(f'"graph_1_node_{number}"[style="bold" shape="record" label="{label}"];')
-    lines += [f'"graph_1_node_{u + 1}" -> "graph_1_node_{v + 1}" [headlabel=0];' for u, v in reversed(edges)]
-    path.write_text("\n".join([*lines, '"graph_1_node_0" -> "graph_1_node_1";', "}", "}", ""]))
-    return path
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("form", ["json", "dot", "verbose"])
-def test_a_captured_graph_has_the_path_of_the_factorized_order_only(order, form, tmp_path):
-    program = emit_named(order, num_tiles=12)
-    path = tmp_path / f"graph.{form}"
-    path = as_json(program, path) if form == "json" else as_dot(program, path, form == "verbose")
-    found = lint_file(path, program, is_graph=True)
-    assert (found.num_repetitions, found.unexpected, found.absent) == (1, [], [])
-    assert found.num_communications == 12
-    assert len(found.pinned) == (12 if order == "factorized" else 1)
-    developed = lint_file(path, emit_named("developed", num_tiles=12), is_graph=True)
-    assert len(developed.unexpected) == (11 if order == "factorized" else 0)
-
-
-def test_an_edge_that_the_capture_lacks_is_told(tmp_path):
-    path = as_json(emit(Shape(num_tiles=2)), tmp_path / "g.json")
-    graph = json.loads(path.read_text())
-    graph["edges"].remove([0, 1])
-    path.write_text(json.dumps(graph))
-    found = lint_file(path, emit(Shape(num_tiles=2)), is_graph=True)
-    assert [(d.before.partition("(")[0], d.after.partition("(")[0]) for d in found.absent] == [
-        ("gathered[0] = all_gather", "gemm")
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", "has no graph nodes"),
-        ("digraph dot {\n}\n", "has no graph nodes"),
-        ("{", "is not a graph"),
-        ('{"nodes": [{"name": "a"}], "edges": [[0, 1]]}', r"edge \[0, 1\] names a node that does not exist"),
-        ('{"nodes": [{"name": "a"}, {"name": "b"}], "edges": [[0, 1], [1, 0]]}', "edges make a cycle"),
-        ('"a"[label="x"];\n"a" -> "b";', "an edge from a to b, one is no node"),
-    ],
-)
-def test_what_is_no_graph_is_one_line(text, expected, tmp_path):
-    path = tmp_path / "graph.dot"
-    path.write_text(text)
-    with pytest.raises(HostProgramError, match=expected):
-        lint_file(path, is_graph=True)
 
 
 @pytest.mark.heavy
@@ -249,7 +172,7 @@ def test_a_trace_of_any_length_is_linted_like_a_short_one(tmp_path):
     trace = Trace()
     for _ in range(105):
         trace.run(program)
-    found = lint_file(trace.write(tmp_path / "t.json"), is_graph=False)
+    found = lint_file(trace.write(tmp_path / "t.json"))
     assert (found.num_operations, found.num_communications) == (21_000, 10_500)
     # The first all-gather of each run comes after all compute of the run before and before all of its own.
     assert [pinned.number for pinned in found.pinned] == list(range(0, 10_500, 100))

@@ -9,7 +9,7 @@ from aorta.account.results.schema import read_document
 from aorta.errors import AortaError
 from aorta.hang.report import read_reports
 from aorta.programs.language.expr import HostProgramError
-from aorta.programs.lint.cuda_graph import read_graph
+from aorta.programs.lint.trace_sync import trace_graph
 from aorta.records.files import steps_name
 from aorta.records.newest import Follower
 from aorta.records.requests import read_plan, read_request
@@ -26,7 +26,7 @@ NO_JSON = {"no-text": b'{"schema": 1, "a": "\xdb\xff"}', "deep": b"[" * 100_000,
         pytest.param("rank0.json", lambda path: read_reports(path.parent), id="hang"),
         pytest.param("a.json", read_document, id="results"),
         pytest.param("aorta.json", lambda path: read_meta(path.parent), id="checkpoint"),
-        pytest.param("graph.json", read_graph, id="graph"),
+        pytest.param("trace.json", trace_graph, id="trace"),
     ],
 )
 def test_what_is_no_json_is_refused_in_one_line(

@@ -1,4 +1,4 @@
-"""Lint of a recording: a trace with synchronisation events, or a captured graph.
+"""Lint of a recording: a trace with synchronisation events.
 
 A recording does not say which data an operation needs, so no order in it is missing or false by itself. Two
 things can be said: which communication can never overlap with compute, whatever the device does, because
@@ -15,7 +15,6 @@ import msgspec
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.graph import Graph, Precedence, graph_of
 from aorta.programs.language.ir import Communicate, Gemm, Program
-from aorta.programs.lint.cuda_graph import read_graph
 from aorta.programs.lint.one_rank import Instruction, instruction
 from aorta.programs.lint.trace_sync import trace_graph
 from aorta.traces.classify import COMM_RULES, CommRule
@@ -79,23 +78,13 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lint_file(
-    path: Path | str,
-    program: Program | None = None,
-    *,
-    is_graph: bool,
-    rank: int = 0,
-    rules: Sequence[CommRule] = COMM_RULES,
+    path: Path | str, program: Program | None = None, rank: int = 0, rules: Sequence[CommRule] = COMM_RULES
 ) -> Recorded:
-    """Lint of a trace or captured graph, compared with a program if there is one.
+    """Lint of a trace, compared with a program if there is one.
 
     Raises HostProgramError for a file that is not one, or that does not hold the program's operations.
     """
-    graph = read_graph(path, rules) if is_graph else trace_graph(path, rules)
-    return lint_graph(graph, str(path), program, rank)
-
-
-def lint_graph(graph: Graph, source: str, program: Program | None = None, rank: int = 0) -> Recorded:
-    """Lint of a recording's graph; lint_file reads one first."""
+    graph = trace_graph(path, rules)
     data = graph.data()
     precedence = graph.precedence()
     num_cross = sum(
@@ -103,7 +92,7 @@ def lint_graph(graph: Graph, source: str, program: Program | None = None, rank: 
     )
     comparison = _Comparison(graph, precedence, program, rank) if program is not None else None
     return Recorded(
-        source=source,
+        source=str(path),
         num_operations=len(data),
         num_communications=sum(graph.nodes[index].is_communication for index in data),
         num_cross_stream_waits=num_cross,
@@ -170,9 +159,6 @@ class _Comparison:
                 comm.append(index)
             elif GEMM_KERNEL.search(node.label):
                 gemm.append(index)
-        if any(node.stream == "graph" for node in self.recorded.nodes):
-            comm.sort(key=lambda index: self.recorded.nodes[index].line)
-            gemm.sort(key=lambda index: self.recorded.nodes[index].line)
         is_comm = [self.predicted.nodes[index].is_communication for index in predicted_nodes]
         num_comm, num_gemm = sum(is_comm), len(is_comm) - sum(is_comm)
         times = len(comm) // num_comm if num_comm else len(gemm) // num_gemm
