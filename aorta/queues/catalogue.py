@@ -20,7 +20,7 @@ CATEGORIES: tuple[Category, ...] = get_args(Category)
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 SYNC_MODES: tuple[SyncMode, ...] = get_args(SyncMode)
 MAX_STREAMS = 64
-PROBE_PARTS = ("queues", "chains", "effect", "inversion")
+PROBE_PARTS = ("queues", "switch", "effect")
 
 
 def flag_of(name: str) -> str:

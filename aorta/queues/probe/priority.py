@@ -1,12 +1,8 @@
-"""Effect of stream priorities, and whether a medium stream can hold up a high-priority one.
+"""Effect of stream priorities: small kernels, one after the other, beside floods that fill the device several
+times over.
 
-Effect: small kernels, one after the other, beside floods that fill the device several times over. A small
-kernel that becomes ready waits until the block scheduler picks it: with equal priority after the flood's
-kernel has been placed whole, with high priority as soon as any CTA ends.
-
-Inversion: a high-priority stream waits for a small kernel of a low-priority stream while medium streams
-flood the device. If the medium floods go first the high stream waits for them, although it ranks above
-them.
+A small kernel that becomes ready waits until the block scheduler picks it: with equal priority after the
+flood's kernel has been placed whole, with high priority as soon as any CTA ends.
 """
 
 from collections.abc import Sequence
@@ -15,15 +11,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from aorta.queues.probe.machine import (
-    Floats,
-    MakeMachine,
-    Op,
-    Outcome,
-    QueueRecord,
-    QueueWait,
-    Spin,
-)
+from aorta.queues.probe.machine import Floats, MakeMachine, Op, Outcome, Spin
 
 SMALL_US = 10.0
 SETTLE_US = 60.0
@@ -37,7 +25,7 @@ FLOODS = 8
 """Flood kernels of each flooding stream."""
 NUM_SMALL = 40
 REPETITIONS = 5
-EFFECT_STREAMS, INVERSION_STREAMS = 3, 4
+EFFECT_STREAMS = 3
 """Streams that must not share a queue: with fewer queues a delay would be the queue's."""
 
 Leg = Literal["high", "equal", "alone"]
@@ -61,19 +49,6 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     alone: Delays | None
     """No floods."""
     levels: int
-    reason: str | None
-    primed: bool
-
-
-class Inversion(msgspec.Struct, frozen=True, kw_only=True):
-    """Delays from the low kernel's being ready to the start of the high one that waits for it, by leg; µs."""
-
-    prioritized_us: list[float] | None
-    """low < medium < high."""
-    equal_us: list[float] | None
-    alone_us: list[float] | None
-    inverted: bool | None
-    """Every prioritised run took longer than every one with equal priorities."""
     reason: str | None
     primed: bool
 
@@ -117,49 +92,6 @@ def small_delays_us(outcome: Outcome, flooded: bool) -> Floats:
     flood_start, flood_end = outcome.start_us[3:first_small], outcome.end_us[3:first_small]
     during: Floats = delay[(ready > flood_start.min()) & (ready < flood_end.max() - FLOOD_CTA_US)]
     return during
-
-
-def inversion(make: MakeMachine, greatest: int) -> Inversion:
-    """`greatest`: the device's highest priority (most negative)."""
-    if greatest > -2:
-        reason = f"not measured: three priorities are needed, the device's streams have {1 - greatest}"
-        return Inversion(
-            prioritized_us=None, equal_us=None, alone_us=None, inverted=None, reason=reason, primed=True
-        )
-    prioritized, equal = make([0, -2, -1, -1]), make([0, 0, 0, 0])
-    legs = ((prioritized, True), (equal, True), (equal, False))
-    latencies: list[list[float]] = [[], [], []]
-    primed = True
-    for _ in range(REPETITIONS):
-        for values, (machine, flooded) in zip(latencies, legs, strict=True):
-            outcome = machine.run(inversion_program(flooded, machine.resident_ctas))
-            values.append(latency_us(outcome))
-            primed = primed and outcome.primed
-    return Inversion(
-        prioritized_us=latencies[0],
-        equal_us=latencies[1],
-        alone_us=latencies[2],
-        inverted=min(latencies[0]) > max(latencies[1]),
-        reason=None,
-        primed=primed,
-    )
-
-
-def inversion_program(flooded: bool, resident_ctas: int) -> list[Op]:
-    """Stream 0 low, 1 high, 2 and 3 medium; the last kernel is the high one."""
-    floods = _floods((2, 3), resident_ctas) if flooded else []
-    return [
-        Spin(0, SETTLE_US),
-        *floods,
-        Spin(0, SMALL_US),
-        QueueRecord(0, 0),
-        QueueWait(1, 0),
-        Spin(1, SMALL_US),
-    ]
-
-
-def latency_us(outcome: Outcome) -> float:
-    return float(outcome.start_us[-1] - outcome.end_us[0])
 
 
 def _floods(streams: Sequence[int], resident_ctas: int) -> list[Op]:

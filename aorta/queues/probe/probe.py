@@ -15,23 +15,16 @@ import aorta
 from aorta.device.backend import QueueLimit, accelerator
 from aorta.queues.catalogue import PROBE_PARTS
 from aorta.queues.probe.gpu import Device, warm_up
-from aorta.queues.probe.machine import MakeMachine, ProbeClock, ProbeError, ProbeMachine, check_streams
-from aorta.queues.probe.priority import (
-    EFFECT_STREAMS,
-    INVERSION_STREAMS,
-    Effect,
-    Inversion,
-    effect,
-    inversion,
-)
+from aorta.queues.probe.machine import ProbeClock, ProbeError, check_streams
+from aorta.queues.probe.priority import EFFECT_STREAMS, Effect, effect
 from aorta.queues.probe.staircase import QueueCount, staircase
-from aorta.queues.probe.switch import Chains, SwitchCost, as_switch_cost, chains
+from aorta.queues.probe.switch import SwitchCost, switch_cost
 
 VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "DEBUG_HIP_IGNORE_STREAM_PRIORITY")
 """Environment variables that set queues and priorities: a result keeps their values."""
 SWITCH_STREAMS = 2
 """Streams that the chains of the switch cost go around."""
-SCHEMA = 5
+SCHEMA = 6
 TIMEOUT_S = 120.0
 """Longest wait for the process of one setting."""
 
@@ -62,16 +55,16 @@ def probe(device: torch.device, num_streams: int = 64, parts: Sequence[str] = PR
     measure("queues", lambda: staircase(machine))
     conclusion = conclude(results["queues"])
     num_queues = None if conclusion.at_least else conclusion.queues
-    measure("chains", lambda: switch_chains(machine, conclusion.queues))
+    measure("switch", lambda: switch_cost(shared.machine([0] * SWITCH_STREAMS)))
 
-    def with_queues(needed: int, experiment: Callable[[MakeMachine, int], Any]) -> Any:
-        """The experiment, where none of its streams must share a queue."""
-        if num_queues is not None and num_queues < needed:
-            raise ProbeError(f"{needed} streams must have a queue each, and there are {num_queues} queues")
-        return experiment(shared.machine, greatest)
+    def effect_of_priority() -> Effect:
+        if num_queues is not None and num_queues < EFFECT_STREAMS:
+            raise ProbeError(
+                f"{EFFECT_STREAMS} streams must have a queue each, and there are {num_queues} queues"
+            )
+        return effect(shared.machine, greatest)
 
-    measure("effect", lambda: with_queues(EFFECT_STREAMS, effect))
-    measure("inversion", lambda: with_queues(INVERSION_STREAMS, inversion))
+    measure("effect", effect_of_priority)
     return ProbeResult(
         schema=SCHEMA,
         device=shared.name,
@@ -79,15 +72,9 @@ def probe(device: torch.device, num_streams: int = 64, parts: Sequence[str] = PR
         num_streams=num_streams,
         clock=shared.clock,
         **results,
-        switch=None if results["chains"] is None else as_switch_cost(results["chains"], shared.clock),
         not_measured=reasons,
         seconds=time.perf_counter() - started,
     )
-
-
-def switch_chains(machine: ProbeMachine, queues: int | None) -> Chains:
-    """Chains around SWITCH_STREAMS streams, seen on different queues if the device has as many."""
-    return chains(machine, range(SWITCH_STREAMS), apart=(queues or 0) >= SWITCH_STREAMS)[0]
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,9 +88,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     clock: ProbeClock
     queues: QueueCount | None
     switch: SwitchCost | None
-    chains: Chains | None
     effect: Effect | None
-    inversion: Inversion | None
     not_measured: dict[str, str]
     seconds: float
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from aorta.queues.probe.machine import Floats, Op, ProbeMachine, Spin
+from aorta.queues.probe.machine import Floats, ProbeMachine, Spin
 
 SPIN_US = 1000.0
 """Long against the dispatching of kernels, which a device does one by one: an H200 takes 20 µs for 64."""
@@ -58,30 +58,20 @@ class QueueCount(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[QueueStep]
 
 
-def staircase(
-    machine: ProbeMachine, spin_us: float = SPIN_US, counts: Sequence[int] = STREAM_COUNTS
-) -> QueueCount:
-    """Runs it for every count up to machine.num_streams."""
-    usable = [count for count in counts if count <= machine.num_streams]
-    return count_queues([_step(machine, count, spin_us) for count in usable])
+def staircase(machine: ProbeMachine) -> QueueCount:
+    """Runs it for every count of STREAM_COUNTS up to machine.num_streams."""
+    usable = [count for count in STREAM_COUNTS if count <= machine.num_streams]
+    return count_queues([_step(machine, count) for count in usable])
 
 
-def pairs_program(num_streams: int, spin_us: float) -> list[Op]:
-    return [Spin(stream, spin_us) for stream in range(num_streams) for _ in range(2)]
-
-
-def singles_program(num_streams: int, spin_us: float) -> list[Op]:
-    return [Spin(stream, spin_us) for stream in range(num_streams)]
-
-
-def _step(machine: ProbeMachine, num_streams: int, spin_us: float) -> QueueStep:
-    pairs = machine.run(pairs_program(num_streams, spin_us))
-    singles = machine.run(singles_program(num_streams, spin_us))
+def _step(machine: ProbeMachine, num_streams: int) -> QueueStep:
+    pairs = machine.run([Spin(stream, SPIN_US) for stream in range(num_streams) for _ in range(2)])
+    singles = machine.run([Spin(stream, SPIN_US) for stream in range(num_streams)])
     return QueueStep(
         streams=num_streams,
         at_once=started_at_once(pairs.start_us[::2], pairs.end_us),
-        pair_spins=pairs.span_us / spin_us,
-        single_spins=singles.span_us / spin_us,
+        pair_spins=pairs.span_us / SPIN_US,
+        single_spins=singles.span_us / SPIN_US,
         primed=pairs.primed and singles.primed,
     )
 

@@ -16,7 +16,6 @@ kernel that starts before its neighbour gives a negative gap.
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -26,24 +25,17 @@ import torch
 from aorta.queues.probe.machine import (
     Floats,
     Op,
-    Outcome,
     ProbeClock,
     ProbeError,
     ProbeMachine,
     QueueRecord,
     QueueWait,
-    Spin,
     Stamp,
 )
-from aorta.queues.probe.staircase import pairs_program, started_at_once
 
 LENGTHS = (16, 48, 96, 160)
 """Kernels of a chain."""
 REPETITIONS = 15
-CHECK_US = 100.0
-"""Length of the spins that show which streams share a queue."""
-TRIES = 3
-"""Runs of a program until one is seen with its streams on different queues."""
 Z_95 = 1.960
 """Quantile of the normal distribution for intervals of 95 %."""
 
@@ -111,82 +103,11 @@ def _no_cost(reason: str) -> SwitchCost:
     )
 
 
-def switch_cost(machine: ProbeMachine) -> SwitchCost:
-    """Measures the switch around all streams of the machine."""
-    measured, _ = chains(machine, range(machine.num_streams))
-    return as_switch_cost(measured, machine.clock)
-
-
-def as_switch_cost(measured: "Chains", clock: ProbeClock) -> SwitchCost:
-    """Chains as the one number; null where the host was too slow or there is nothing to switch between."""
-    reason = None
-    if not measured.primed:
-        reason = LAUNCH_BOUND
-    elif measured.streams < 2:
-        reason = "not measured: one stream has nothing to switch to"
-    return SwitchCost(
-        per_switch_us=None if reason else measured.per_switch.us,
-        streams=measured.streams,
-        interval_us=None if reason else measured.per_switch.interval_us,
-        same_stream_us=measured.slopes["same"].us if measured.primed else None,
-        clock_tick_ns=clock.tick_ns,
-        source=clock.source,
-        reason=reason,
-    )
-
-
-class Chains(msgspec.Struct, frozen=True, kw_only=True):
-    """Slopes by placement, and what `switching` adds to `same`."""
-
-    streams: int
-    seen: "Seen | None"
-    """Runs whose streams were on different queues; None: not checked."""
-    slopes: "dict[Placement, Slope]"
-    per_switch: "ChainDifference"
-    primed: bool
-
-
-class Slope(msgspec.Struct, frozen=True, kw_only=True):
-    """µs from start to start of neighbouring kernels."""
-
-    us: float
-    interval_us: tuple[float, float]
-
-
-class ChainDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """Slope of one placement less that of another."""
-
-    us: float
-    interval_us: tuple[float, float]
-
-
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs that showed their streams on different queues."""
-
-    verified: int
-    runs: int
-    """Runs that used more than one stream."""
-
-    @property
-    def always(self) -> bool:
-        return self.verified == self.runs
-
-
-def chains(
-    machine: ProbeMachine,
-    streams: Sequence[int],
-    lengths: Sequence[int] = LENGTHS,
-    repetitions: int = REPETITIONS,
-    seed: int = 0,
-    apart: bool = False,
-) -> tuple[Chains, Spans]:
-    """Runs chains around `streams`, those of `same` on the first of them; the summary and all spans.
-
-    apart: every run also shows whether its streams are on different queues, see CheckedProbe.
-    """
-    checked = CheckedProbe(machine) if apart else None
-    machine = checked or machine
-    order = random.Random(seed)
+def switch_cost(
+    machine: ProbeMachine, lengths: Sequence[int] = LENGTHS, repetitions: int = REPETITIONS
+) -> SwitchCost:
+    """Measures the switch around all streams of the machine, against chains on the first of them."""
+    streams, order = range(machine.num_streams), random.Random(0)
     spans = {placement: np.zeros((repetitions, len(lengths))) for placement in PLACEMENTS}
     primed = True
     for placement in PLACEMENTS:  # a first run may set things up, which must not be part of a slope
@@ -198,8 +119,7 @@ def chains(
             outcome = machine.run(chain_program(placement, streams, lengths[index]))
             spans[placement][repetition, index] = outcome.start_us[-1] - outcome.start_us[0]
             primed = primed and outcome.primed
-    checks = checked.seen if checked else None
-    return compare(spans, lengths, len(streams), machine.clock.tick_ns, primed, checks), spans
+    return cost_of(spans, lengths, len(streams), machine.clock, primed)
 
 
 def chain_program(placement: Placement, streams: Sequence[int], length: int) -> list[Op]:
@@ -216,30 +136,28 @@ def chain_program(placement: Placement, streams: Sequence[int], length: int) -> 
     return program
 
 
-def compare(
-    spans: Spans,
-    lengths: Sequence[int],
-    streams: int,
-    tick_ns: float,
-    primed: bool,
-    seen: Seen | None = None,
-) -> Chains:
-    """Slopes and differences; a tick of the clock over the longest chain widens every interval."""
+def cost_of(
+    spans: Spans, lengths: Sequence[int], streams: int, clock: ProbeClock, primed: bool
+) -> SwitchCost:
+    """Slopes and their difference, with a tick of the clock over the longest chain in every interval; null
+    where the host was too slow or there is nothing to switch between."""
+    reason = None
+    if not primed:
+        reason = LAUNCH_BOUND
+    elif streams < 2:
+        reason = "not measured: one stream has nothing to switch to"
     slopes = {placement: slopes_us(spans[placement], lengths) for placement in PLACEMENTS}
-    tick_us = tick_ns / 1e3 / (lengths[-1] - lengths[0])
-    median_us, interval = pseudo_median(slopes["switching"] - slopes["same"], tick_us)
-    return Chains(
+    tick_us = clock.tick_ns / 1e3 / (lengths[-1] - lengths[0])
+    per_switch_us, interval_us = pseudo_median(slopes["switching"] - slopes["same"], tick_us)
+    return SwitchCost(
+        per_switch_us=None if reason else per_switch_us,
         streams=streams,
-        seen=seen,
-        slopes={placement: _slope(spans[placement], lengths, tick_us) for placement in PLACEMENTS},
-        per_switch=ChainDifference(us=median_us, interval_us=interval),
-        primed=primed,
+        interval_us=None if reason else interval_us,
+        same_stream_us=pseudo_median(slopes["same"])[0] if primed else None,
+        clock_tick_ns=clock.tick_ns,
+        source=clock.source,
+        reason=reason,
     )
-
-
-def _slope(span_us: Floats, lengths: Sequence[int], tick_us: float) -> Slope:
-    median_us, interval = pseudo_median(slopes_us(span_us, lengths), tick_us)
-    return Slope(us=median_us, interval_us=interval)
 
 
 def slopes_us(span_us: Floats, lengths: Sequence[int]) -> Floats:
@@ -261,50 +179,3 @@ def pseudo_median(values: Floats, tick: float = 0.0) -> tuple[float, tuple[float
     mean, deviation = num * (num + 1) / 4, np.sqrt(num * (num + 1) * (2 * num + 1) / 24)
     cut = max(0, int(np.floor(mean - Z_95 * deviation)) - 1)
     return float(np.median(pairs)), (float(pairs[cut] - tick), float(pairs[-1 - cut] + tick))
-
-
-class CheckedProbe:
-    """A machine whose runs carry their own proof that their streams are on different queues.
-
-    Nothing is taken from another run. Before the program and after it spins show who waits behind whom: with
-    two spins per stream as many first ones start at once as there are queues. A run is repeated until its
-    streams are seen apart, TRIES at most; one that never is counts all the same, and `seen` says how many.
-    """
-
-    def __init__(self, machine: ProbeMachine) -> None:
-        self.machine, self.clock = machine, machine.clock
-        self.num_streams, self.resident_ctas = machine.num_streams, machine.resident_ctas
-        self.seen = Seen(verified=0, runs=0)
-
-    def run(self, program: Sequence[Op]) -> Outcome:
-        """Returns the stamps of `program` alone."""
-        streams = list(dict.fromkeys(op.stream for op in program))
-        if len(streams) < 2:
-            return self.machine.run(program)
-        check: list[Op] = [Spin(streams[op.stream], CHECK_US) for op in pairs_program(len(streams), CHECK_US)]
-        whole = [*check, *program, *_joined(program, streams), *check]
-        for attempt in range(TRIES):
-            outcome = self.machine.run(whole)
-            apart = _apart(outcome, len(streams), len(check))
-            hopeless = self.seen.runs >= 2 * TRIES and not self.seen.verified
-            if apart or (attempt == 0 and hopeless):
-                break
-        self.seen = Seen(verified=self.seen.verified + apart, runs=self.seen.runs + 1)
-        inner = slice(len(check), -len(check))
-        return replace(outcome, start_us=outcome.start_us[inner], end_us=outcome.end_us[inner])
-
-
-def _joined(program: Sequence[Op], streams: Sequence[int]) -> list[Op]:
-    """Lets the other streams wait for the end of the program's last kernel."""
-    event = 1 + max([op.event for op in program if isinstance(op, QueueRecord | QueueWait)], default=-1)
-    last = next(op.stream for op in reversed(program) if isinstance(op, Spin | Stamp))
-    waits = [QueueWait(stream, event) for stream in streams if stream != last]
-    return [QueueRecord(last, event), *waits]
-
-
-def _apart(outcome: Outcome, num_streams: int, num_checked: int) -> bool:
-    """True if in both checks the first spins of all streams started at once."""
-    checks = (slice(None, num_checked), slice(-num_checked, None))
-    return all(
-        started_at_once(outcome.start_us[part][::2], outcome.end_us[part]) == num_streams for part in checks
-    )

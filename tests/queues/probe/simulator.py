@@ -1,7 +1,7 @@
 """A device whose queues are known: what the probe must find out about it.
 
 Slow and plain: one event after the other. Streams submit into first-in-first-out queues; which one, the
-stream says (`queue_of`), or it is dealt as the program is submitted (`dealing`). The head of a queue is a
+stream says (`queue_of`), or it is dealt at random. The head of a queue is a
 kernel, which goes when its stream's predecessor is done, or a wait, which goes when its event is. With order
 "start" the next command becomes head as soon as the head has gone; with "barrier" only when everything before
 it in the queue has ended. Kernels that have gone are placed on the device by priority, then by arrival.
@@ -11,7 +11,6 @@ import heapq
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -19,10 +18,6 @@ from aorta.queues.probe.machine import Op, Outcome, ProbeClock, QueueRecord, Que
 from aorta.queues.probe.staircase import Order
 
 WARPS_PER_CTA = 8
-
-Dealing = Literal["in turn", "until taken", "random"]
-"""How a device without fixed queues finds one: for a stream that launches after idle, or for a stream whose
-queue another one has been given since."""
 
 
 class SimulatedDevice:
@@ -33,7 +28,7 @@ class SimulatedDevice:
         order: Order = "start",
         *,
         queue_of: Callable[[int], int] | None = None,
-        dealing: Dealing | None = None,
+        is_random: bool = False,
         record_blocks: bool = True,
         priorities: Sequence[int] = (),
         resident_ctas: int = 1056,
@@ -48,7 +43,7 @@ class SimulatedDevice:
         self.num_streams = num_streams
         self.resident_ctas = resident_ctas
         self.order = order
-        self.num_queues, self.dealing = queues, dealing
+        self.num_queues, self.is_random = queues, is_random
         self.record_blocks = record_blocks
         self.queue_of = queue_of or (lambda stream: stream % queues)
         self.priorities = priorities or [0] * num_streams
@@ -96,14 +91,14 @@ class _Run:
         """By operation. Events and waits go where their stream's next kernel goes, or else its last one."""
         device = self.device
         dealt: dict[int, int] = {}
-        if device.dealing is not None:
+        if device.is_random:
             dealt = self._deal()
         by_stream: dict[int, list[int]] = {}
         for index in dealt:
             by_stream.setdefault(self.program[index].stream, []).append(index)
         queues = []
         for index, op in enumerate(self.program):
-            if device.dealing is None:
+            if not device.is_random:
                 queues.append(device.queue_of(op.stream))
             else:
                 mine = by_stream.get(op.stream)
@@ -112,38 +107,15 @@ class _Run:
         return queues
 
     def _deal(self) -> dict[int, int]:
-        """Queue by kernel, as the program is submitted; by most rules a stream keeps its own."""
-        count = self.device.num_queues
+        """Queue by kernel; a stream keeps the one that it got at random."""
         held: dict[int, int] = {}
-        used: list[int] = []  # queue of each kernel so far
-        users: list[int] = []  # and its stream
         dealt: dict[int, int] = {}
-        turn = 0
         for index, op in enumerate(self.program):
-            if not isinstance(op, Spin | Stamp):
-                continue
-            if op.stream not in held or self._loses(op.stream, held[op.stream], used, users):
-                held[op.stream] = self._next_queue(used, turn, count)
-                turn += 1
-            dealt[index] = held[op.stream]
-            used.append(held[op.stream])
-            users.append(op.stream)
+            if isinstance(op, Spin | Stamp):
+                if op.stream not in held:
+                    held[op.stream] = self.device.random.randrange(self.device.num_queues)
+                dealt[index] = held[op.stream]
         return dealt
-
-    def _loses(self, stream: int, queue: int, used: list[int], users: list[int]) -> bool:
-        """Whether a stream that has a queue needs another one for its next kernel."""
-        if self.device.dealing != "until taken":
-            return False
-        return [user for user, of in zip(users, used, strict=True) if of == queue][-1] != stream
-
-    def _next_queue(self, used: list[int], turn: int, count: int) -> int:
-        if self.device.dealing == "until taken":
-            never = [queue for queue in range(count) if queue not in used]
-            stale = {queue: position for position, queue in enumerate(used)}
-            return never[0] if never else min(stale, key=stale.__getitem__)
-        if self.device.dealing == "random":
-            return self.device.random.randrange(count)
-        return turn % count
 
     def _dependencies(self) -> tuple[list[int | None], dict[int, int]]:
         """By operation: the one before it on its stream; by wait: the record that it waits for."""

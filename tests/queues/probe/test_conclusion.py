@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from aorta.device.cuda import CudaBackend, HipBackend
 from aorta.queues.probe.cli import probe_command
 from aorta.queues.probe.machine import ProbeError
-from aorta.queues.probe.priority import effect, inversion
+from aorta.queues.probe.priority import effect
 from aorta.queues.probe.probe import (
     ProbeResult,
     conclude,
@@ -18,7 +18,7 @@ from aorta.queues.probe.probe import (
 )
 from aorta.queues.probe.show import show_probe, show_settings
 from aorta.queues.probe.staircase import staircase
-from aorta.queues.probe.switch import as_switch_cost, chains
+from aorta.queues.probe.switch import switch_cost
 from tests.limits import LIMIT_S
 from tests.queues.probe.simulator import SimulatedDevice
 
@@ -29,7 +29,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="what the command 
 def _result(device: SimulatedDevice) -> ProbeResult:
     """All parts, on a simulated device."""
     queues = staircase(device)
-    found, _ = chains(device, [0, 1], lengths=(4, 8, 16), repetitions=6, apart=True)
+    pair = SimulatedDevice(2, 2, event_us=device.event_us)
 
     def make(priorities):
         return SimulatedDevice(len(priorities), 8, priorities=priorities, resident_ctas=8)
@@ -41,10 +41,8 @@ def _result(device: SimulatedDevice) -> ProbeResult:
         num_streams=device.num_streams,
         clock=device.clock,
         queues=queues,
-        switch=as_switch_cost(found, device.clock),
-        chains=found,
+        switch=switch_cost(pair, lengths=(4, 8, 16), repetitions=6),
         effect=effect(make, -2),
-        inversion=inversion(make, -2),
         not_measured={},
         seconds=1.0,
     )
@@ -82,7 +80,7 @@ def test_starts_and_times_that_disagree_give_no_number():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_queues_dealt_at_random_give_no_number(seed):
-    device = SimulatedDevice(24, 4, dealing="random", record_blocks=False, seed=seed)
+    device = SimulatedDevice(24, 4, is_random=True, record_blocks=False, seed=seed)
     assert conclude(staircase(device)).queues is None
 
 

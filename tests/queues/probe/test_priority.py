@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from aorta.queues.probe.machine import Outcome
-from aorta.queues.probe.priority import FLOOD_CTA_US, FLOOD_WAVES, FLOODS, effect, inversion, small_delays_us
+from aorta.queues.probe.priority import FLOOD_CTA_US, FLOOD_WAVES, FLOODS, effect, small_delays_us
 from tests.queues.probe.simulator import SimulatedDevice
 
 
@@ -40,21 +40,7 @@ def test_only_small_kernels_that_meet_a_flood_are_counted():
     assert small_delays_us(outcome, True).tolist() == [0.0, 4930.0]
 
 
-def test_inversion_is_seen_where_medium_goes_before_low():
-    found = inversion(_device, -2)
-    flood_us = 2 * FLOODS * FLOOD_WAVES * FLOOD_CTA_US
-    assert found.inverted
-    assert min(found.prioritized_us) == pytest.approx(flood_us, rel=0.05)
-    assert max(found.alone_us) < 20
-
-
-def test_no_inversion_where_priorities_do_nothing():
-    assert inversion(_blind_device, -2).inverted is False
-
-
-@pytest.mark.parametrize("greatest", [0, -1])
-def test_too_few_priorities_are_a_reason(greatest):
-    found = inversion(_device, greatest)
-    assert found.inverted is None
-    assert f"have {1 - greatest}" in found.reason
-    assert (effect(_device, greatest).high is None) == (greatest == 0)
+def test_one_priority_is_a_reason():
+    found = effect(_device, 0)
+    assert found.high is None
+    assert "one priority" in found.reason
