@@ -54,7 +54,7 @@ MEASURED = (
     "floor, plain", "floor, needed", "floor, fewest", "reading", "reading of lines", "report",
     "report of lines", "with steps.parquet",
 )  # fmt: skip
-NO_OUTPUTS = ("--no-page", "--no-perfetto", "--no-parquet", "--no-pictures")
+NO_OUTPUTS = ("--no-page", "--no-perfetto", "--no-parquet")
 WHAT = ("write", "write with columns", "plain decode", "reading of columns", "reading of lines alone")
 
 

@@ -47,7 +47,7 @@ All are subclasses of `aorta.errors.AortaError`; the message is one line that sa
 
 RECORDER_METHODS = ("step", "range", "pausing", "pause", "resume", "on_record", "close")
 STEP_METHODS = ("log", "drop")
-RUN_MEMBERS = ("steps", "collectives", "kernels", "summary", "plot", "report")
+RUN_MEMBERS = ("steps", "collectives", "kernels", "summary", "report")
 COMPARISON_MEMBERS = ("headline", "metrics", "verdicts")
 INTEGRATED = {
     "transformers": ("AortaCallback",),

@@ -162,7 +162,7 @@ def report(folder: Path, command: str, *arguments: Any, labels: tuple[str, ...] 
     """Exit code, summary.json, limits and the page's data."""
     output = Path(tempfile.mkdtemp(dir=folder))
     names = [part for label in labels for part in ("--label", label)]
-    outputs = ("--no-pictures", "--no-perfetto", "--no-parquet", "--markdown", output / "gate.md")
+    outputs = ("--no-perfetto", "--no-parquet", "--markdown", output / "gate.md")
     done = run("aorta", command, *arguments, *names, *outputs, "--output", output)
     summary = output / "summary.json"
     if not summary.exists():

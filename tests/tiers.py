@@ -43,7 +43,6 @@ LONGEST = (
     "cli/test_endings.py",
     "scripts_capture/test_capture_scripts.py",
     "test_scripts.py",
-    "page/test_bars.py",
     "page/test_output_folder.py",
     "queues/workloads/test_order.py",
     "attach/test_loops.py",

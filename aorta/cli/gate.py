@@ -72,7 +72,7 @@ def gate_command(
             folder,
             *sides,
             matters=matters,
-            outputs=Outputs(pictures=False, perfetto=False, parquet=False),
+            outputs=Outputs(perfetto=False, parquet=False),
         )
     comparison = written.report.comparison
     if comparison is None:

@@ -147,7 +147,6 @@ def file_options(by_default: bool) -> Callable[[Decorated], Decorated]:
 
     return option_group(
         option("page", "report.html", True),
-        option("pictures", "{label}_timeline.png", by_default),
         option("perfetto", "{label}.perfetto.json.gz", by_default),
         option("parquet", "steps.parquet", by_default),
     )

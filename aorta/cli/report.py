@@ -41,7 +41,7 @@ def report_command(
     """Show where the time of each RUN goes.
 
     RUN is the folder of a run (artifacts, for instance) or traces: Kineto, rocprofv3, Nsight Systems, JAX.
-    Writes a page, pictures, a Perfetto trace and summary.json. `aorta why RUN` is the long form: causes and
+    Writes a page, a Perfetto trace and summary.json. `aorta why RUN` is the long form: causes and
     what to change.
     """
     return write_and_print(runs, _labels(runs, label), output or report_folder(runs[0]), **options)

@@ -1,1 +1,1 @@
-"""Everything that shows a run: terminal table, page, pictures, `aorta top`, notebook frames. No torch."""
+"""Everything that shows a run: terminal table, page, `aorta top`, notebook frames. No torch."""

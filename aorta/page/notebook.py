@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pandas as pd
@@ -20,9 +20,6 @@ from aorta.page.write import make_report
 from aorta.records.schema import StepRecord
 from aorta.traces.classify import COMM_RULES, CommRule, load_rules
 from aorta.traces.sources import Reading
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 NESTED = ("streams", "active_segments", "collectives", "not_measured", "rocm_smi_output")
 """Fields of a record that `steps` leaves out."""
@@ -119,12 +116,6 @@ class LoadedRun:
         """Fields of summary.json for the run."""
         document: dict[str, Any] = summary([self.dataset], None)["datasets"][self.label]
         return document
-
-    def plot(self) -> "Figure":
-        """Timeline of the parts of each step, as a matplotlib figure."""
-        from aorta.page.figures import timeline_figure
-
-        return timeline_figure(self.dataset)
 
     def report(self) -> Report:
         """The report of the run alone: what the page and the table are made from."""

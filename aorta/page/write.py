@@ -46,7 +46,6 @@ OWN_FILES = (
 class Outputs:
     """Outputs that are written beside summary.json."""
 
-    pictures: bool = True
     page: bool = True
     perfetto: bool = True
     parquet: bool = True
@@ -276,22 +275,11 @@ def _large_outputs(
     """Files that take long to write. The files of one item are written in turn, the items in parallel."""
     if outputs.parquet:
         yield {"steps.parquet": lambda path: _write_parquet(path, report)}
-    if outputs.pictures:
-        yield {
-            f"{label}_timeline.png": partial(_write_timeline, single)
-            for label, single in report.datasets.items()
-        }
     if outputs.perfetto:
         for label, single in report.datasets.items():
             yield {f"{label}.perfetto.json.gz": partial(_write_perfetto, label, single, shown)}
     if outputs.page:
         yield {"report.html": lambda path: _write_page(path, report, shown)}
-
-
-def _write_timeline(single: Dataset, path: Path) -> None:
-    from aorta.page.figures import timeline_png  # matplotlib takes a second to load
-
-    write_whole(path, timeline_png(single))
 
 
 def _write_parquet(path: Path, report: Report) -> None:

@@ -21,7 +21,7 @@ LIMIT_S = 120
 RAISED = 98
 
 
-QUICK = ("--no-page", "--no-pictures", "--no-perfetto", "--no-parquet")
+QUICK = ("--no-page", "--no-perfetto", "--no-parquet")
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,11 @@ from aorta.page.table import dataset_table
 from aorta.page.write import Outputs, write_report
 from aorta.records.schema import CollectiveRecord
 from tests.dist.launch import run_python
-from tests.records.run_folders import noisy_run, run_record, step_record, step_timeline, write_run
+from tests.records.run_folders import run_record, step_record, step_timeline, write_run
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "analysis" / "overlap_report.py"
-SUMMARY_ALONE = Outputs(pictures=False, page=False, perfetto=False, parquet=False)
-PNG = b"\x89PNG\r\n\x1a\n"
+SUMMARY_ALONE = Outputs(page=False, perfetto=False, parquet=False)
 
 
 def plain_run(folder, num_steps=4, world_size=2, **step):
@@ -302,17 +301,6 @@ def test_host_bound_steps_are_said(tmp_path):
     assert "host-bound: 4 of 11 steps; in these, compute, comm and hidden are upper bounds" in text
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("num_steps", [1, 30, 900])
-def test_the_picture_is_drawn_for_any_number_of_steps(tmp_path, num_steps):
-    run = noisy_run(tmp_path / "run", num_steps=num_steps, world_size=2)
-    outputs = Outputs(page=False, perfetto=False, parquet=False)
-    write_report([run], ["$x^2 & <b>"], tmp_path / "out", outputs=outputs)
-    data = (tmp_path / "out" / "$x^2 & <b>_timeline.png").read_bytes()
-    assert data.startswith(PNG)
-    assert len(data) > 10_000
-
-
 def test_unknown_devices_are_counted_as_ranks(tmp_path):
     folder = plain_run(tmp_path / "run")
     (folder / "run.json").unlink()
@@ -473,7 +461,7 @@ def test_the_command_writes_prints_and_exits_0(tmp_path):
         "x: a step takes 10.0 ms (mean of 3 judged steps, 2 ranks, source: events)"
     )
     assert result.stdout.rstrip().endswith("wrote out/summary.json")
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["summary.json", "x_timeline.png"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["summary.json"]
 
 
 def test_the_command_fails_in_one_line_with_status_2(tmp_path):
@@ -547,7 +535,7 @@ def test_the_command_writes_everything(tmp_path):
         "summary.json",
         "report.html",
         "steps.parquet",
-        *(f"{label}{end}" for label in "xy" for end in ("_timeline.png", ".perfetto.json.gz")),
+        *(f"{label}.perfetto.json.gz" for label in "xy"),
     }
     assert result.stdout.startswith("x is as fast as y within 3 %: step time")
 

@@ -7,7 +7,7 @@ from click.testing import CliRunner, Result
 from aorta.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
-QUIET = ("--no-pictures", "--no-page", "--no-perfetto", "--no-parquet")
+QUIET = ("--no-page", "--no-perfetto", "--no-parquet")
 PROJECTED = (
     "--model", "llama3-8b", "--gpu-arch", "mi355x", "--nodes", "1", "--gpus-per-node", "8",
     "--micro-batch-size", "1", "--global-batch-size", "64", "--seq-len", "4096", "--dtype", "bf16",

@@ -105,7 +105,7 @@ def test_a_report_is_not_read_as_a_trace(tmp_path):
     """The report of a folder of traces lies in that folder, and has a drawing in their format."""
     folder = write(tmp_path / "a", 0, 1, world_size=2)
     before = why(folder)
-    done = run("report", str(folder), "--no-page", "--no-pictures", "--no-parquet")
+    done = run("report", str(folder), "--no-page", "--no-parquet")
     assert done.exit_code == 0, done.output
     (drawing,) = (folder / "report").glob("*.perfetto.json.gz")
     assert why(folder) == before

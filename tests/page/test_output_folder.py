@@ -12,7 +12,7 @@ from tests.unprivileged import mode, python_without_rights
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "analysis" / "overlap_report.py"
-FEW = Outputs(pictures=False, page=False, perfetto=False)
+FEW = Outputs(page=False, perfetto=False)
 
 
 def small_run(folder, **options):

@@ -46,7 +46,7 @@ def test_the_report_reads_a_projected_folder(tmp_path):
     found, pricer = projected("llama3-8b", **FSDP)
     write_record(tmp_path / "run", found, pricer)
     report = ["analysis/overlap_report.py", "--log-dir", tmp_path / "run", "--label", "projected"]
-    done = run_python(*report, "--output", tmp_path / "out", "--no-pictures", "--no-page", cwd=ROOT)
+    done = run_python(*report, "--output", tmp_path / "out", "--no-page", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     exposed_ms = summary["datasets"]["projected"]["steps"]["exposed_ms"]["median"]

@@ -430,7 +430,7 @@ def test_the_steps_of_a_real_capture_without_marks():
 def test_the_command_takes_steps(tmp_path):
     path = write(tmp_path / "a", *unmarked())
     arguments = ["--log-dir", str(path), "--label", "x", "--output", str(tmp_path / "out")]
-    arguments += ["--step-kernel", "adam", "--no-page", "--no-perfetto", "--no-parquet", "--no-pictures"]
+    arguments += ["--step-kernel", "adam", "--no-page", "--no-perfetto", "--no-parquet"]
     done = run_python("analysis/overlap_report.py", *arguments)
     assert done.returncode == 0, done.stderr
     assert "4 were cut out by a kernel with 'adam' in its name" in done.stdout

@@ -25,7 +25,7 @@ from aorta.records.schema import DeviceRecord, HostSpan
 from tests.account.reports_in_memory import records_of
 from tests.records.run_folders import noisy_run, run_record, step_record, step_timeline, write_run
 
-SUMMARY_ALONE = Outputs(pictures=False, page=False, perfetto=False, parquet=False)
+SUMMARY_ALONE = Outputs(page=False, perfetto=False, parquet=False)
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

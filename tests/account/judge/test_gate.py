@@ -231,7 +231,7 @@ def test_a_faulty_number_of_runs_is_refused(tmp_path, text):
 
 # ---- the command -------------------------------------------------------------------------------
 
-FLAGS = ("--no-page", "--no-perfetto", "--no-parquet", "--no-pictures")
+FLAGS = ("--no-page", "--no-perfetto", "--no-parquet")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from aorta.records.schema import CollectiveRecord
 from aorta.timeline.types import Kind, Span, Timeline
 from tests.records.run_folders import run_record, step_record, write_run
 
-ALONE = Outputs(pictures=False, page=False, perfetto=False, parquet=False)
+ALONE = Outputs(page=False, perfetto=False, parquet=False)
 TWO_HOURS_NS = 7_200_000_000_000
 
 

@@ -107,7 +107,7 @@ def test_the_long_report_of_a_trace_lists_its_operators(tmp_path, capsys):
     }
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(header | {"traceEvents": events}))
-    quiet = ["--no-page", "--no-pictures", "-o", str(tmp_path / "report")]
+    quiet = ["--no-page", "-o", str(tmp_path / "report")]
     main(["report", str(path), "--long", *quiet], standalone_mode=False)
     said = " ".join(capsys.readouterr().out.split())
     assert "mm 4096x4096, 4096x4096 bf16 0.250 ms 25 % 1 250.0 us 549.8 TFLOP/s 79 %" in said

@@ -14,7 +14,7 @@ from tests.records.run_folders import run_record, write_run
 
 def traced_steps(folder, output, **asked):
     """By rank the steps of the Perfetto trace, and what was printed."""
-    outputs = Outputs(pictures=False, page=False, parquet=False, **asked)
+    outputs = Outputs(page=False, parquet=False, **asked)
     text = write_report([folder], ["x"], output, outputs=outputs).text
     events = json.loads(gzip.decompress((output / "x.perfetto.json.gz").read_bytes()))["traceEvents"]
     steps = {}

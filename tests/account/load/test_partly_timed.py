@@ -10,7 +10,6 @@ from aorta.account.judge.judged import dataset, judge
 from aorta.account.judge.remarks import remarks
 from aorta.account.load.open import load_run
 from aorta.page.distributions import distribution_data
-from aorta.page.figures import bars_of
 from aorta.page.html import page
 from aorta.page.table import dataset_table
 from aorta.page.write import make_report
@@ -137,14 +136,6 @@ def test_shares_of_the_step_are_of_steps_that_were_timed(tmp_path):
     said = page(make_report([folder], ["a"], warmup=0))
     assert "Means over the judged steps that were timed; each" in said
     assert ">20 %<" in said
-
-
-@pytest.mark.heavy
-def test_bars_of_many_steps_are_as_high_as_these(tmp_path):
-    """Two steps a bar, both of 10 ms, of which one or none was timed."""
-    found = alone(sparse_run(tmp_path, num_steps=800))
-    heights = np.nansum(bars_of(found.first).parts, axis=0)
-    assert heights == pytest.approx(np.full(400, 10.0))
 
 
 @pytest.mark.heavy
