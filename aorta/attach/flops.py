@@ -68,9 +68,9 @@ class ModelCalls:
         self._times: dict[Any, int] = {}
         self._lines: dict[Any, StackFrame | None] = {}
         """That make the calls."""
-        self._unread: dict[int, tuple[Any, int]] = {}
-        """By id of a parameter that no optimizer has and that gets gradients: a reference, and the id of its
-        gradient, which stays the same one as long as nobody resets it."""
+        self._unread: dict[int, tuple[Any, torch.Tensor, torch.Tensor | None]] = {}
+        """By id of a parameter that no optimizer has and that gets gradients: a reference, and some of its
+        values in the first step and in the last one, which differ where somebody updates it all the same."""
         self._copies: dict[int, Module] = {}
         self._models: dict[int, tuple[Any, bool]] = {}
         """Of each module that was called: a reference, and whether it holds what is trained."""
@@ -110,12 +110,12 @@ class ModelCalls:
         if not is_whole:
             self._sizes[-1].clear()
         self._copied.end()
-        if len(self._sizes) == 1:
-            self._unread = {
-                key: (held, gradient)
-                for key, (held, gradient) in self._unread.items()
-                if (parameter := held()) is not None and id(parameter.grad) == gradient
-            }
+        is_first = len(self._sizes) == 1
+        self._unread = {
+            key: (held, first, None if is_first else _some_of(one))
+            for key, (held, first, _) in self._unread.items()
+            if (one := held()) is not None and (one.grad is not None or not is_first)
+        }
         owner, self._owner = self._owner, None
         if owner is not None and vars(owner).get("__call__") is self._call:
             if self._was_own:
@@ -182,7 +182,7 @@ class ModelCalls:
 
     def _note_unread(self, module: Module, args: Any, named: Any) -> bool:
         """A module that holds nothing that is trained, and parameters with gradients all the same."""
-        if self._error or not self._unread_of(module):
+        if self._error or not self._note_unread_of(module):
             return False
         try:
             self._note_kind(module, *tree_flatten((args, named)))
@@ -190,19 +190,23 @@ class ModelCalls:
             return False  # nothing is said of it
         return True
 
-    def _unread_of(self, module: Module) -> list[str]:
-        """Names of parameters that no optimizer has, and whose gradient of earlier steps is still there."""
-        names = []
-        for name, one in module.named_parameters():
-            if one.requires_grad and one.grad is not None and id(one) not in self._trained:
-                self._unread.setdefault(id(one), (ref(one), id(one.grad)))
-                names.append(name)
-        return names
+    def _note_unread_of(self, module: Module) -> bool:
+        """Whether it has parameters that no optimizer has."""
+        found = [one for one in module.parameters() if one.requires_grad and id(one) not in self._trained]
+        self._unread |= {id(one): (ref(one), _some_of(one), None) for one in found}
+        return bool(found)
+
+    def _never_updated(self) -> set[int]:
+        return {
+            key
+            for key, (_, first, last) in self._unread.items()
+            if key not in self._trained and last is not None and torch.equal(first, last)
+        }
 
     def _note_kind(self, module: Module, leaves: list[Any], structure: Any) -> None:
         if id(module) not in self._copies:
             self._copies[id(module)] = copy_without_data(module)
-            self._unread_of(module)
+            self._note_unread_of(module)
         shapes = [_meta(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         key = id(module), str(structure), tuple(map(_shape_text, shapes))
         self._times[key] = self._times.get(key, 0) + 1
@@ -279,6 +283,7 @@ class ModelCalls:
     def _work_of(
         self, kinds: dict[Any, tuple[Module, Any, Any]], counted: "dict[Any, _Count]"
     ) -> dict[str, Any]:
+        unread = self._never_updated()
         flops, sums = 0, {name: Counter[StackFrame | None]() for name in ("again", "fp32", "fp64", "unread")}
         for key, kind in kinds.items():
             one, times, line = counted.get(key) or _counted(*kind), self._times[key], self._lines[key]
@@ -287,7 +292,7 @@ class ModelCalls:
             if not within or one.fp64.total() >= WHOLE * one.flops:
                 within = [line]
             of_kind["fp64"] = Counter({max(within, key=one.fp64.__getitem__): one.fp64.total()})
-            if _freeze(kind[0], self._unread.keys() - self._trained):
+            if _freeze(kind[0], unread):
                 of_kind["unread"] = Counter({line: one.flops - _counted(*kind, needs_gradient=False).flops})
             flops += times * (one.flops + one.again.total())
             for name, by_line in of_kind.items():
@@ -491,6 +496,11 @@ def _without_autocast(watched: "_Watched") -> Iterator[None]:
     finally:
         for name, function in former.items():
             setattr(torch.autocast, name, function)
+
+
+def _some_of(parameter: torch.Tensor) -> torch.Tensor:
+    local = getattr(parameter, "_local_tensor", parameter)  # of a DTensor
+    return local.detach().reshape(-1)[:8].clone()
 
 
 def _freeze(model: Module, unread: Iterable[int]) -> bool:

@@ -1,11 +1,12 @@
-"""Copies that lines of the program ask for with Tensor.contiguous, counted in a single step.
+"""Copies into another layout that lines of the program ask for, counted in a single step.
 
-While that step runs Tensor.contiguous is replaced, and nothing is when it has ended. What libraries ask for,
-and what operators copy by themselves, is not counted.
+While that step runs, Tensor.contiguous, reshape and to are replaced, and nothing is when it has ended. What
+libraries ask for, and what operators copy by themselves, is not counted.
 """
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -14,33 +15,46 @@ import torch
 from aorta.records.libraries import library_of
 from aorta.records.stacks import StackFrame
 
+NAMES = ("contiguous", "reshape", "to")
+
 
 class LayoutCopies:
     """Of the step between begin() and end()."""
 
     def __init__(self) -> None:
         self.num_at: Counter[StackFrame] = Counter()
-        """Copies by line; a tensor that is laid out as asked for is not copied."""
-        self._replacement: Any = None
+        """Copies by line; a tensor that lies as asked for is not copied."""
+        self._put_on: dict[str, Any] = {}
 
     def begin(self) -> None:
-        original, num_at = torch.Tensor.contiguous, self.num_at
-
-        def contiguous(tensor: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
-            found = original(tensor, *args, **named)
-            if not torch.compiler.is_compiling() and found is not tensor:
-                caller = sys._getframe(1)
-                if not library_of(caller.f_code.co_filename):
-                    num_at[line_of(caller)] += 1
-            return found
-
-        self._replacement = torch.Tensor.contiguous = contiguous  # type: ignore[assignment,method-assign]
+        for name in NAMES:
+            self._put_on[name] = counted = self._counted(name, getattr(torch.Tensor, name))
+            setattr(torch.Tensor, name, counted)
 
     def end(self) -> None:
         """Put everything back."""
-        if self._replacement is not None and vars(torch.Tensor).get("contiguous") is self._replacement:
-            del torch.Tensor.contiguous  # it is the base class's
-        self._replacement = None
+        for name, counted in self._put_on.items():
+            if vars(torch.Tensor).get(name) is counted:
+                delattr(torch.Tensor, name)  # it is the base class's
+        self._put_on.clear()
+
+    def _counted(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        num_at = self.num_at
+
+        def method(tensor: Any, *args: Any, **named: Any) -> Any:
+            found = original(tensor, *args, **named)
+            if torch.compiler.is_compiling() or found is tensor or type(tensor) not in PLAIN:
+                return found
+            if name != "to" or "memory_format" in named:
+                caller = sys._getframe(1)
+                if not library_of(caller.f_code.co_filename) and found.data_ptr() != tensor.data_ptr():
+                    num_at[line_of(caller)] += 1
+            return found
+
+        return method
+
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def line_of(frame: FrameType) -> StackFrame:

@@ -486,7 +486,7 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fp64: float = 0.0
     fp64_at: StackFrame | None = None
     unread: float = 0.0
-    """For gradients of parameters that no optimizer has, and that nobody resets."""
+    """For gradients of parameters that no optimizer has, and that nobody updates."""
     unread_at: StackFrame | None = None
     copies: int = 0
     """By Tensor.contiguous, which lines of the program called on tensors that lie otherwise."""

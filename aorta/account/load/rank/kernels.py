@@ -27,7 +27,9 @@ MOST_NAMES = 12
 MOST_LETTERS = 60
 _TOLD = r"\b(\w*[Ff]unctor\w*|direct_copy_kernel\w*|cutlass_\w+)\b"
 """Arguments of a template that tell its kernels apart."""
-_SHORT = re.compile(rf"\w+ \({_TOLD}\)")
+IN_FP64 = re.compile(r"[Ff]unctor\w*<double\b|kernel\w*<double\b|_forward<double\b|_backward<double\b")
+"""Types that a kernel computes in; others have arguments of this type too."""
+_SHORT = re.compile(rf"\w+ \(({_TOLD}|double)\)")
 
 Floats = NDArray[np.float64]
 
@@ -183,6 +185,8 @@ def kernel_name(name: str, max_letters: int = MOST_LETTERS) -> str:
     last_part = re.split(r"::", head.split()[-1])[-1] if head.split() else plain
     functors = re.findall(_TOLD, plain[len(last_part) :]) if "<" in plain else []
     functors = [word for word in functors if word not in last_part]
+    if IN_FP64.search(plain) and "double" not in last_part:
+        functors = [f"{functors[0]}_double" if functors else "double"]
     text = f"{last_part} ({functors[0]})" if functors else last_part
     return text if len(text) <= max_letters else f"{text[: max_letters - 1]}\u2026"
 

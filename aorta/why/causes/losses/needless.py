@@ -17,16 +17,17 @@ from aorta.account.metrics import of_operation, operations
 from aorta.account.model import JudgedRun
 from aorta.account.rows import positive
 from aorta.records.schema import WorkOfStep
-from aorta.traces.classify import kernel_class
+from aorta.traces.classify import COMM_RULES, classifier, kernel_class
 from aorta.why.causes.finding import CauseFinding, Floats
 
 CELLS = ("compute", "hidden")
 TAKES: dict[tuple[str, ...], float] = {CELLS: 1.0}
 LARGE = 0.1
 """Of products in a wide type, that others must take for these to be the exception."""
-FULL_PRECISION = re.compile(r"f32f32_f32f32_f32|(?<!fp16_)(?<!bf16_)sgemm")
+FULL = re.compile(r"f32f32_f32f32_f32|(?<!fp16_)(?<!bf16_)sgemm")
 """In names of kernels that multiply matrices in fp32 without tensor cores."""
-FP64 = re.compile(r"f64f64|dgemm|d884")
+FP64 = re.compile(r"f64f64|dgemm|d884|double\)$")
+"""In names of kernels for people."""
 LOWER_PRECISION = re.compile(
     r"b?f16|fp16|e4m3|e5m2|hgemm|h(884|1688|16816)|nvjet_(sm\d+_)?[htqr]", re.IGNORECASE
 )
@@ -34,7 +35,7 @@ LOWER_PRECISION = re.compile(
 AS_FAST = 1 / 8
 """Of the time of a product in fp32, that TF32 or bf16 take on A100 (1/8 and less) and later GPUs."""
 FP64_MORE = 0.5
-"""Of the time of a product in fp64: fp32 has half its bytes, and twice its rate or more on CPUs and GPUs."""
+"""Of the time of a kernel in fp64: fp32 has half its bytes, and twice its rate or more on CPUs and GPUs."""
 LAYOUT_COPY = re.compile(r"^elementwise_kernel(_manual_unroll)? \(direct_copy")
 """Copies between tensors of unlike strides, by their names for people: ATen has kernels of other names for
 those of like strides, which change the type."""
@@ -54,7 +55,7 @@ def needless_work(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]
 def _all_of_it(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
     names = operations(judged.run.metrics, NAME_TIME) if account.on_device else []
     work = None if judged.run.run is None else judged.run.run.work
-    yield from _wide_products(judged, names, work)
+    yield from _wide_kernels(judged, names, work)
     if work is not None and work.copies:
         yield from _layout_copies(judged, [name for name in names if LAYOUT_COPY.search(name)], work)
     if work is not None and work.flops:
@@ -75,12 +76,13 @@ def _layout_copies(judged: JudgedRun, names: list[str], work: WorkOfStep) -> Ite
         yield CauseFinding("compute", ms, TAKES, facts=facts | {"layout_ms": float(ms.mean())})
 
 
-def _wide_products(judged: JudgedRun, names: list[str], work: WorkOfStep | None) -> Iterator[CauseFinding]:
-    """Products without tensor cores, or in fp64, where others are in a lower precision."""
-    products = [name for name in names if kernel_class(name) == "gemm"]
-    fp64, fp32 = ([name for name in products if of.search(name)] for of in (FP64, FULL_PRECISION))
+def _wide_kernels(judged: JudgedRun, names: list[str], work: WorkOfStep | None) -> Iterator[CauseFinding]:
+    """Products without tensor cores, or all in fp64, where others are in a lower precision."""
+    own = [name for name in names if classifier(COMM_RULES).comm_op(name) is None]
+    products = [name for name in own if kernel_class(name) == "gemm"]
+    fp64, fp32 = ([name for name in all_ if of.search(name)] for all_, of in ((own, FP64), (products, FULL)))
     lower = [name for name in products if name not in fp32 and LOWER_PRECISION.search(name)]
-    others = {"fp64": [name for name in products if name not in fp64], "fp32": lower}
+    others = {"fp64": [name for name in own if name not in fp64], "fp32": lower}
     for op, wide, less in (("fp64", fp64, FP64_MORE), ("fp32", fp32, 1 - AS_FAST)):
         if not wide or not others[op]:
             continue
@@ -89,7 +91,7 @@ def _wide_products(judged: JudgedRun, names: list[str], work: WorkOfStep | None)
             continue
         facts = {
             "op": op,
-            "what": f"matrix products in {op}",
+            "what": f"{'work' if op == 'fp64' else 'matrix products'} in {op}",
             "wide_ms": float(ms.mean()),
             "others_ms": others_ms,
             "at": getattr(work, f"{op}_at", None),
@@ -116,7 +118,7 @@ def _counted(judged: JudgedRun, account: Account, work: WorkOfStep) -> Iterator[
         yield CauseFinding("compute", part * ms, TAKES, facts=facts)
     if not account.on_device and LARGE * work.fp64 <= work.flops - work.fp64:
         part = work.fp64 / (work.flops + work.fp64)  # as they take twice as long
-        facts = {"op": "fp64", "what": "matrix products in fp64", "at": work.fp64_at, "part": 2 * part}
+        facts = {"op": "fp64", "what": "work in fp64", "at": work.fp64_at, "part": 2 * part}
         yield CauseFinding("compute", part * ms, TAKES, facts=facts)
 
 
