@@ -24,7 +24,7 @@ from aorta.record import Recorder, RecorderSettings
 from aorta.record.companions import Accompanied, Cause, Companion
 from aorta.record.kernel_source import Kernels
 from aorta.record.profiler import ProfilerWindow
-from aorta.record.settings import Collectives, Placement
+from aorta.record.settings import Placement
 from aorta.sinks import Place, Sinks
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,6 @@ def instrument(
     layout: dict[str, Any] | None = None,
     device: torch.device | str | None = None,
     kernels: Kernels = "auto",
-    collectives: Collectives = "learned",
     flops_per_token: float | None = None,
     precision: str | None = None,
     stacks: bool = True,
@@ -71,8 +70,6 @@ def instrument(
     kernels: "auto" reads the driver's own kernel records where they can be had (CUDA), which is exact and
         cheaper than events; run.json says why not otherwise. "on" raises InstrumentError instead; "off"
         times by events.
-    collectives: "learned" sees each in some steps on GPUs, after which steps like those get the same ones,
-        with times of their own; "calls" sees each in every recorded step.
     flops_per_token: model FLOPs of forward and backward without what is computed again, for model FLOP/s.
     precision: "bf16", "fp16", "fp8", "tf32" or "fp32"; with flops_per_token, for the share of the device's
         peak (MFU).
@@ -99,7 +96,6 @@ def instrument(
         layout=layout,
         device=device,
         kernels=kernels,
-        collectives=collectives,
         flops_per_token=flops_per_token,
         precision=precision,
         stacks=stacks,

@@ -133,7 +133,6 @@ class AttachedSession:
             "placement": settings.placement,
             "overhead": settings.overhead,
             "kernels": "off" if settings.kernels == "off" else "auto",  # what cannot be had ends no job
-            "collectives": settings.collectives,
             "stacks": settings.stacks,
             "device": self._device,
             "hang": hang if settings.hang else None,

@@ -44,7 +44,6 @@ class AttachSettings:
     """None: the default of hang.timeout_s."""
     kernels: str = "auto"
     """auto, off: events time the steps. on: the driver's kernel records on ROCm too."""
-    collectives: str = "learned"
     stacks: bool = True
     tensorboard: bool = False
     sinks: list[str] = field(default_factory=list)

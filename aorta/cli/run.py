@@ -56,13 +56,6 @@ _STEP_AT = re.compile(r"[^\s./:]+(\.[^\s./:]+)*:[^\s./:]+(\.[^\s./:]+)*")
     help="The driver's kernel records: auto on CUDA, on for ROCm too, off for events alone.",
 )
 @rare(
-    "--collectives",
-    type=click.Choice(["learned", "calls"]),
-    default="learned",
-    section="Sources and sinks",
-    help="learned: seen in some steps, on GPUs; calls: in all recorded ones.",
-)
-@rare(
     "--stacks",
     type=click.Choice(["on", "off"]),
     default="on",

@@ -292,10 +292,6 @@ class RecordingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """auto: time steps by the driver's kernel records where they can be had (CUDA), else by events. on: fail
     where they cannot. off: by events, to compare vendors by one method."""
 
-    collectives: Literal["learned", "calls"] = "learned"
-    """learned: on GPUs each is seen in some steps; the others get those, where the backends' counts and the
-    kernels agree. calls: each is seen in every recorded step."""
-
     telemetry_interval_s: PositiveFloat = 1.0
     """Seconds between two samples of the device's power, clocks and temperature."""
 

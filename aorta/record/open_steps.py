@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from aorta.device.marks import Mark, MarkClock
+from aorta.device.marks import HostClock, Mark, MarkClock
 from aorta.errors import InstrumentError
 from aorta.record.calls import LEFT_OUT, RecordedStep
 from aorta.record.handles import Cut, cut, profiler_is_on, split
@@ -42,8 +42,11 @@ class OpenSteps:
         self._sources = sources
         self.clock: MarkClock | None = None
         """The clock that sets the marks; None before the first step."""
-        self.open_clock: Callable[[], MarkClock]
-        """Finds the device at the first step, begins to write, and returns the clock."""
+        self.open_clock: Callable[[], MarkClock | None]
+        """Finds the device at the first step, begins to write, and returns the clock. None: nothing is on a
+        device yet, which the second step shall look at."""
+        self._is_timed_for_now = False
+        """True: the host's clock times the first step, until that is known."""
         self.began: Callable[[int], None] = lambda _: None
         """Told of each step that begins, by its number."""
         self.closed: Callable[[RecordedStep], None] = lambda _: None
@@ -89,8 +92,8 @@ class OpenSteps:
             journal.closed.clear()
             return
         clock = self.clock
-        if clock is None:
-            clock = self.clock = self.open_clock()
+        if clock is None or self._is_timed_for_now:
+            clock = self.find_device()
         previous = journal.current
         if previous is not None and previous.body_end is None:
             raise InstrumentError("recorder.step inside recorder.step")
@@ -136,6 +139,24 @@ class OpenSteps:
         step.own_ns = time.thread_time_ns() - began_ns
         if step.left_out is not None:
             self._sampling.took(step.own_ns)
+
+    def find_device(self) -> MarkClock:
+        """Open the clock of the device. What was begun before it was in use is dropped then."""
+        was_timed, journal = self._is_timed_for_now, self._journal
+        clock = self.open_clock()
+        self._is_timed_for_now = clock is None
+        self.clock = clock or HostClock()
+        if was_timed and self.clock.is_device:
+            journal.current = None
+            journal.closed.clear()
+            self.gap = "it began before the program used its device"
+            self._sampling.interrupted()
+        return self.clock
+
+    def settle(self) -> None:
+        """Have the first step written, where no second one begins."""
+        if self._is_timed_for_now:
+            self.find_device()
 
     def goes_on(self, tell: Callable[[int], None], since_ns: int) -> bool:
         """End the open step's window and begin the next step, where the overhead leaves both out.

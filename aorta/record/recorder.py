@@ -81,6 +81,8 @@ class Recorder:
         self._had_device = False
         """True: the program had used its devices before this recorder did, by asking for their properties."""
         self._was_entered = False
+        self._was_asked = False
+        """The first step has looked for the device."""
         self._stopped_by: str | None = None
         self._callbacks: list[Callable[[StepRecord], None]] = []
         self.companions = Companions()
@@ -321,6 +323,7 @@ class Recorder:
 
         May be called on any thread.
         """
+        self.steps.settle()
         self.journal.finish_current()
         end_s = time.monotonic() + timeout_s
         while self.journal.closed and time.monotonic() < end_s:
@@ -362,6 +365,7 @@ class Recorder:
         step = self.journal.current
         if step is not None and step.body_end is None:
             self.journal.current = None  # the script left in the middle of it
+        self.steps.settle()
         self.pause()
         self._sampling.close()
         self.journal.close()
@@ -405,10 +409,14 @@ class Recorder:
 
         return PrefixStore(self.store_prefix, dist.distributed_c10d._get_default_store())
 
-    def _open_clock(self) -> MarkClock:
-        """Find the device and begin to write. At the first step: by then the script has chosen the device."""
+    def _open_clock(self) -> MarkClock | None:
+        """Find the device and begin to write. At the first step: by then most scripts have chosen the device,
+        and where one has not, at the second one."""
         assert self._output is not None
         device = self._sources.device_in_use(self._had_device)
+        was_asked, self._was_asked = self._was_asked, True
+        if not was_asked and self._sources.may_use_device_later(device):
+            return None
         anchor = clock_anchor()
         self._anchors.append(anchor)
         clock, first_mark = self._sources.open_device(device)

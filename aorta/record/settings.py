@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -13,7 +13,6 @@ from aorta.record.kernel_source import Kernels
 from aorta.records.overhead import overhead_limit
 
 Placement = Literal["native", "dedicated"]
-Collectives = Literal["learned", "calls"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,6 @@ class RecorderSettings:
     layout: dict[str, Any] | None = None
     device: torch.device | str | None = None
     kernels: Kernels = "auto"
-    collectives: Collectives = "learned"
     flops_per_token: float | None = None
     precision: str | None = None
     stacks: bool = True
@@ -41,8 +39,6 @@ class RecorderSettings:
             overhead_limit(self.overhead)
         except ConfigError as error:
             raise InstrumentError(str(error)) from None
-        if self.collectives not in get_args(Collectives):
-            raise InstrumentError(f"collectives must be 'learned' or 'calls', got {self.collectives!r}")
         interval_s = self.telemetry_interval_s
         if not isinstance(interval_s, int | float) or not 0 < interval_s < math.inf:
             raise InstrumentError(f"telemetry_interval_s must be a number above 0, got {interval_s!r}")

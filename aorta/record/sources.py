@@ -110,9 +110,7 @@ class Sources:
         return self._why_to_see() is None
 
     def _why_to_see(self) -> str | None:
-        """Say why the settings of this recorder ask for every collective one by one."""
-        if self._settings.collectives != "learned":
-            return f"asked for (collectives={self._settings.collectives!r})"
+        """Say why this recorder asks for every collective one by one."""
         if self._settings.placement == "dedicated":
             return "dedicated placement moves collectives"
         if self._wrap is not None:
@@ -212,6 +210,15 @@ class Sources:
         uses_device = devices.is_available() and devices.is_initialized()
         uses_device = uses_device and (was_used_before or not _trains_on_cpu(devices))
         return devices.current_device() if uses_device else torch.device(CPU.torch_type)
+
+    def may_use_device_later(self, device: torch.device) -> bool:
+        """True where the program was found on the CPU of a machine with a device that it has not used yet."""
+        devices = self.accelerator
+        return (
+            self._settings.torch_device is None
+            and device.type != devices.torch_type
+            and devices.is_available()
+        )
 
     def is_captured(self) -> bool:
         """True while the caller's current stream is captured into a graph."""

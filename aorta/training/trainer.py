@@ -226,7 +226,6 @@ class TrainingRun:
             overhead=recording.overhead,
             telemetry_interval_s=recording.telemetry_interval_s,
             kernels=recording.kernels,
-            collectives=recording.collectives,
             config=msgspec.to_builtins(self.config),
             model=model_record(self.config),
             layout=layout_record(self.config, self.layout),

@@ -14,7 +14,7 @@ import aorta
 from aorta.device import backend as seam
 from aorta.device.backend import CPU, accelerator, backend_of
 from aorta.device.cuda import CudaBackend
-from aorta.record.sources import _trains_on_cpu
+from aorta.record.sources import Sources, _trains_on_cpu
 from tests.device.fake_device import FakeBackend, FakeEvent
 
 
@@ -142,6 +142,28 @@ def test_an_asynchronous_collective_is_timed_on_a_stream_that_waits_for_it(
         assert overlap["exposed_ms"] == 5_000
         (call,) = line["collectives"]
         assert (call["stream"], call["start_ms"], call["end_ms"]) == ("group", 5_000, 15_000)
+
+
+@pytest.mark.parametrize(("uses_it", "num_lines"), [(True, 1), (False, 2)])
+def test_a_program_that_first_uses_its_device_within_a_step_is_timed_by_it_from_the_second_on(
+    device: FakeBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses_it: bool, num_lines: int
+) -> None:
+    in_use: list[bool] = []
+
+    def found(*_: Any) -> torch.device:
+        return device.device(0) if in_use else torch.device("meta")  # torch calls this device "cpu"
+
+    monkeypatch.setattr(Sources, "device_in_use", found)
+
+    def step() -> None:
+        in_use.extend([True] * uses_it)
+        device.run(5_000)
+
+    lines = recorded(device, tmp_path, step)
+    assert [line["global_step"] for line in lines] == [0, 1][-num_lines:]
+    assert {line["source"] for line in lines} == {"events" if uses_it else "host"}
+    assert lines[0].get("gap") == ("it began before the program used its device" if uses_it else None)
+    assert (lines[-1]["step_ms"] == 5_000) is uses_it
 
 
 @pytest.mark.processes
