@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -74,8 +75,8 @@ class ModelCalls:
         self._copies: dict[int, Module] = {}
         self._models: dict[int, tuple[Any, bool]] = {}
         """Of each module that was called: a reference, and whether it holds what is trained."""
-        self._sizes: list[dict[int, tuple[int, int]]] = []
-        """Of each step so far, by module: rows and tokens that it was called with."""
+        self._sizes: list[dict[int, tuple[int, int, int]]] = []
+        """Of each step so far, by module: rows, tokens and entries that it was called with."""
         self._first = self._next = 0
         """Numbers of the first step, and of the one from which on another is noted."""
         self.loop: OperatorLoop | None = None
@@ -166,9 +167,8 @@ class ModelCalls:
             if not self._is_model(module):
                 return len(self._sizes) == 1 and self._note_unread(module, args, named)
             leaves, structure = tree_flatten((args, named))
-            rows, tokens = _size(module, leaves)
-            before = self._sizes[-1].get(id(module), (0, 0))
-            self._sizes[-1][id(module)] = before[0] + rows, before[1] + tokens
+            size, before = _size(module, leaves), self._sizes[-1].get(id(module), (0, 0, 0))
+            self._sizes[-1][id(module)] = size[0] + before[0], size[1] + before[1], size[2] + before[2]
         except Exception as error:
             self._size_error = _text_of(error)
             self._refuse(self._size_error)
@@ -246,15 +246,26 @@ class ModelCalls:
     def batch(self) -> tuple[int | None, int | None, str]:
         """Rows of a step's batch, or its tokens where it is a table of them, by the module that gets least (a
         discriminator gets more than a batch); and why neither is known."""
-        found = {
-            tuple(min((size[i] for size in step.values() if size[i]), default=0) for i in (0, 1))
+        usual = self._usual()
+        if self._size_error or usual is None:
+            return None, None, self._size_error or (UNLIKE if any(self._sizes) else NO_CALL)
+        rows, tokens, _ = usual
+        return None if tokens else rows or None, tokens or None, ""
+
+    def _usual(self, of_first: bool = False) -> tuple[int, ...] | None:
+        """Size of a step's batch, which single ones may fall short of, as the last one of an epoch does; None
+        where steps differ otherwise. of_first: None too where the first one is such a step."""
+        noted = [
+            tuple(min((size[i] for size in step.values() if size[i]), default=0) for i in range(3))
             for step in self._sizes
             if step
-        }
-        if self._size_error or len(found) != 1:
-            return None, None, self._size_error or (UNLIKE if found else NO_CALL)
-        ((rows, tokens),) = found
-        return None if tokens else rows or None, tokens or None, ""
+        ]
+        usual = max(noted, key=noted.count, default=())
+        is_other = [one != usual for one in noted]
+        is_more = any(own > of_usual for one in noted for own, of_usual in zip(one, usual, strict=True))
+        is_single = not any(a and b for a, b in pairwise(is_other)) and 3 * sum(is_other) <= len(noted)
+        is_known = bool(noted) and is_single and not is_more and not is_other[-1]
+        return usual if is_known and not (of_first and is_other[0]) else None
 
     def count(self) -> tuple[float | None, str]:
         """FLOPs of the step, or None; and the reason. Drops what was noted."""
@@ -278,6 +289,8 @@ class ModelCalls:
             self.loop = msgspec.structs.replace(loop, per_step=per_step)
         with suppress(Exception):  # of what trains nothing, or of a copy that trains less
             self.work = msgspec.structs.replace(self.work, **self._work_of(kinds, counted))
+        if self._usual(of_first=True) is None:
+            return None, UNLIKE  # they are those of one step
         return (float(total), "") if total > 0 else (None, "torch counts no operator of the model")
 
     def _work_of(
@@ -407,16 +420,16 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
     return made.requires_grad_(tensor.requires_grad)
 
 
-def _size(module: Module, leaves: Iterable[Any]) -> tuple[int, int]:
-    """Rows of the first tensor that has some, and its entries where it is a table of token numbers: integers,
-    for a model with embeddings, but not with one for each column, as categories have."""
+def _size(module: Module, leaves: Iterable[Any]) -> tuple[int, int, int]:
+    """Rows of the first tensor that has some; its entries where it is a table of token numbers: integers, for
+    a model with embeddings, but not with one for each column, as categories have; and all its entries."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
     first = next((one for one in tensors if one.dim() > 1), tensors[0] if tensors else None)
     if first is None:
-        return 0, 0
+        return 0, 0, 0
     is_table = first.dim() == 2 and first.dtype in (torch.int64, torch.int32)
     num_tables = sum(isinstance(one, torch.nn.Embedding) for one in module.modules()) if is_table else 0
-    return first.shape[0], first.numel() if 0 < num_tables < first.shape[1] else 0
+    return first.shape[0], first.numel() if 0 < num_tables < first.shape[1] else 0, first.numel()
 
 
 def _refuse_sparse(tensor: torch.Tensor) -> None:

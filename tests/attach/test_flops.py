@@ -480,6 +480,29 @@ def test_a_batch_that_grows_later_is_noticed():
         assert found == (None, None, UNLIKE)
 
 
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        pytest.param(lambda step: 4 if step < 40 else 64, (None, UNLIKE), id="a-ramp"),
+        pytest.param(lambda step: 2 if step % 15 == 6 else 4, 4, id="a-shorter-last-batch"),
+        pytest.param(lambda step: 4 + step % 7, (None, UNLIKE), id="lengths-that-vary"),
+    ],
+)
+def test_flops_are_not_those_of_one_step_where_batches_differ(rows, found):
+    """An epoch of 15 steps ends at one of the steps that are looked at."""
+    calls, optimizer = ModelCalls(), torch.optim.SGD(LINEAR.parameters(), 0.1)
+    for number in range(60):
+        if calls.wants(number):
+            calls.begin_step([optimizer], number)
+            LINEAR(torch.zeros(rows(number), 4, requires_grad=True))
+            calls.end_step()
+    if found == 4:
+        assert calls.batch() == (4, None, "")
+        assert calls.count()[0] == 3 * 2 * 4 * LINEAR.weight.numel()
+    else:
+        assert calls.count() == found
+
+
 def test_alike_batches_are_looked_at_ever_less_often():
     calls, optimizer, noted_steps = ModelCalls(), torch.optim.SGD(LINEAR.parameters(), 0.1), []
     for number in range(1000, 11000):
