@@ -105,12 +105,16 @@ class ProgramNotes:
         """Read switches of torch that cost time; called within the loop, where they are in force."""
         dynamo = sys.modules.get("torch._dynamo.utils")
         frames = getattr(dynamo, "counters", {}).get("frames", {}) if dynamo is not None else {}
+        # What torch.compile was asked for, by its mode or its options, of each call that has run.
+        backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
+        configs = [getattr(one, "config", None) for one in backends.values()]
         self._modes = {
             "anomaly_detection": torch.is_anomaly_enabled(),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "float32_matmul_precision": torch.get_float32_matmul_precision(),
             "compiled_frames": int(frames.get("ok", 0)),
+            "cuda_graphs": any(isinstance(one, dict) and one.get("triton.cudagraphs") for one in configs),
             "num_threads": torch.get_num_threads(),
             "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         }

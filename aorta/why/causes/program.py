@@ -22,6 +22,8 @@ PROGRAM = (
     "anomaly",
     "no_core",
     "short_batch",
+    "whole_batches",
+    "cuda_graphs",
 )
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
 epochs. buckets_small: DDP's are set below its default. no_buffers: the model has none that DDP could send.
@@ -29,13 +31,15 @@ bucket_view: gradient_as_bucket_view is set. blocks: units of fully_shard hold s
 resharded_not: reshard_after_forward=False is in force. foreach_off, fused: of the optimizer with most
 parameters. optimizer_of_another: it is none of torch.optim. never_fused: it has no such form. anomaly:
 autograd's anomaly detection is on. no_core: workers of a loader would take cores from training. short_batch:
-a worker would take as long to hand a batch over as the step waits for it."""
+a worker would take as long to hand a batch over as the step waits for it. whole_batches: the data set is
+asked for a batch at once. cuda_graphs: torch.compile was asked to replay the model as CUDA graphs."""
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "bucket_view": r"\bgradient_as_bucket_view=True",
     "resharded_not": r"\breshard_after_forward=False",
     "no_buffers": r"\bbroadcast_buffers=False",
     "compile": r"\btorch\.compile\(model\)",
+    "cuda_graphs": r"\bmode='reduce-overhead'",
     "blocks": r"\bfully_shard (?:each block|whole)",
 }
 """What a remedy offers, by the name that says it is set."""
@@ -112,6 +116,8 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
         names.add("anomaly")
     if isinstance(modes, Mapping) and _number(modes, "compiled_frames"):
         names.add("compile")
+    if isinstance(modes, Mapping) and modes.get("cuda_graphs"):
+        names.add("cuda_graphs")
     return frozenset(names), facts
 
 
@@ -144,6 +150,7 @@ def workers_of(
 def _loader(loader: Mapping[str, Any], names: set[str], facts: dict[str, str]) -> None:
     num_workers, epochs = int(_number(loader, "num_workers")), _number(loader, "num_epochs")
     names.add("workers" if num_workers else "workers_0")
+    names |= {"whole_batches"} if "batch_size" in loader and loader["batch_size"] is None else set()
     is_short = epochs > 1 and _number(loader, "num_batches") < SHORT_EPOCH * epochs
     if num_workers and not loader.get("persistent_workers") and is_short:
         names.add("workers_new")
