@@ -38,8 +38,6 @@ part restarts "$python" benchmarks/reliability/restarts.py --trials 10 --backend
   --output "$folder/restarts.csv"
 part plants "$python" benchmarks/plants/judge.py "$folder/plants" --gpus "$((num_gpus > 2 ? 2 : num_gpus))" \
   --output "$folder/plants.csv"
-part what-ifs "${ranks[@]}" benchmarks/what_if.py runs --set second --output "$folder/what-ifs"
-part predictions "$python" benchmarks/what_if.py predict "$folder/what-ifs" --output "$folder/predictions.csv"
 part overhead "${ranks[@]}" benchmarks/cost.py --pin --cases fsdp fsdp_short ddp tp --pairs 24 \
   --variants native dedicated events \
   --output "$folder/overhead.csv"
@@ -47,7 +45,7 @@ part hangs "$python" benchmarks/reliability/hangs.py --backend nccl --jobs 2 --o
 part queues "${ranks[@]}" -m aorta.queues run-priority all --streams 4,16 --budget-s 0.5 \
   --output "$folder/queues.json"
 for op in ag_gemm gemm_rs gemm_ar; do
-  part "program-$op" "${ranks[@]}" -- benchmarks/pipelining/compare.py --op "$op" --m 65536 --n 1024 --k 4096
+  part "program-$op" "${ranks[@]}" -m -- aorta.host_ir compare --op "$op" --m 65536 --n 1024 --k 4096
 done
 if ((num_gpus == 2)); then
   part queues-one "$python" -m aorta.queues run-priority all --streams 4,16 --budget-s 0.5 \

@@ -75,7 +75,7 @@ def make_streams(num: int, device: torch.device) -> Streams:
     """Streams of the device, lent as kept_streams does; threads where it is the CPU."""
     if device.type == "cpu":
         return ThreadStreams(num)
-    return kept_streams([0] * num, device)
+    return kept_streams(num, device)
 
 
 class ThreadStreams:
@@ -202,12 +202,12 @@ class DeviceStreams:
         self.streams.clear()
 
 
-_pooled: dict[tuple[torch.device, int], dict[int, Any]] = {}
-"""Streams that kept_streams has made, by device and priority, then by the driver's handle."""
+_pooled: dict[torch.device, dict[int, Any]] = {}
+"""Streams that kept_streams has made, by device, then by the driver's handle."""
 
 
-def kept_streams(priorities: Sequence[int], device: torch.device) -> DeviceStreams:
-    """One stream per priority, lower runs first, made once per process and lent again and again; MAIN is the
+def kept_streams(num: int, device: torch.device) -> DeviceStreams:
+    """Streams of priority 0, made once per process and lent again and again; MAIN is the
     caller's current one.
 
     torch hands out 32 streams per priority in turn, to process groups as well. Whoever makes new ones for
@@ -218,24 +218,20 @@ def kept_streams(priorities: Sequence[int], device: torch.device) -> DeviceStrea
     """
     streams = DeviceStreams(0, device)
     avoid = {backend_of(device).handle_of(streams.main)}
-    lent: dict[int, int] = {}
-    for priority in priorities:
-        number = lent.get(priority, 0)
-        streams.streams.append(_kept_stream(number, priority, device, avoid))
-        lent[priority] = number + 1
+    streams.streams += [_kept_stream(number, device, avoid) for number in range(num)]
     return streams
 
 
-def _kept_stream(number: int, priority: int, device: torch.device, avoid: set[int]) -> Any:
-    """The stream of that number among those of this priority that are not to be avoided."""
+def _kept_stream(number: int, device: torch.device, avoid: set[int]) -> Any:
+    """The stream of that number among those that are not to be avoided."""
     backend = backend_of(device)
-    pool = _pooled.setdefault((device, priority), {})
+    pool = _pooled.setdefault(device, {})
     usable = [stream for handle, stream in pool.items() if handle not in avoid]
     while len(usable) <= number:
         if len(pool) < POOL_SIZE - RESERVED:
-            stream = _distinct_stream(device, priority, {*pool, *avoid})
+            stream = _distinct_stream(device, 0, {*pool, *avoid})
         else:
-            stream = backend.unpooled_stream(device, priority)
+            stream = backend.unpooled_stream(device, 0)
         pool[backend.handle_of(stream)] = stream
         usable.append(stream)
     return usable[number]

@@ -79,22 +79,18 @@ def compare(
     tiles: Sequence[int],
     streams: Sequence[int],
     num_rounds: int = 30,
-    further: Sequence[Family] = (),
-    priorities: Sequence[int] = (),
 ) -> StrategyComparison:
     """Try all families, then measure the fastest of each in turns.
 
-    Collective over the default process group; every rank gets the same comparison. further: families beside
-    those of programs and of torch; priorities: of the streams that these need beside the workers.
+    Collective over the default process group; every rank gets the same comparison.
     """
-    session = StrategySession(problem, device, max(streams), priorities)
+    session = StrategySession(problem, device, max(streams))
     try:
         serial = session.build([Family("serial", [Serial])])["serial"][0]
         assert isinstance(serial, Serial)
         families = program_families(problem.op, tiles, streams)
         if backend_of(device).is_device:
             families += fused_families(problem.op)
-        families += further
         finalists = _fastest(session, session.build(families))
         return _FinalRounds(session, serial, finalists, num_rounds).comparison()
     finally:

@@ -140,10 +140,7 @@ class Family:
 class StrategySession:
     """Session on one problem, on all ranks of the default process group. Constructing it is collective."""
 
-    def __init__(
-        self, problem: Problem, device: torch.device, num_workers: int, further: Sequence[int] = ()
-    ) -> None:
-        """further: priorities of streams beside the workers, for strategies that need them."""
+    def __init__(self, problem: Problem, device: torch.device, num_workers: int) -> None:
         self.problem = problem
         self.device = device
         self.rank = dist.get_rank()
@@ -155,7 +152,7 @@ class StrategySession:
                 enable_symmetric_memory(group)
         operands = Operands(problem, device, self.rank)
         arena = Arena(problem.dtype, device)
-        streams = strategy_streams(num_workers, device, further)
+        streams = strategy_streams(num_workers, device)
         self.bench = StrategyBench(
             problem, operands, arena, streams, num_workers, device, self.rank, group, control=self.control
         )

@@ -7,14 +7,14 @@ own, which a user would pick today.
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from aorta.device.backend import backend_of
-from aorta.device.streams import MAIN, Streams, ThreadStreams, kept_streams
+from aorta.device.streams import MAIN, Streams, make_streams
 from aorta.programs.execute.collectives import all_gather, all_reduce, reduce_scatter
 from aorta.programs.execute.executor import Execution, streams_needed
 from aorta.programs.execute.problem import Arena, Operands, Problem, bind, expected, in_order_of_ranks
@@ -56,12 +56,9 @@ class StrategyBench:
         self.streams.submit(MAIN, work)
 
 
-def strategy_streams(num_workers: int, device: torch.device, further: Sequence[int] = ()) -> Streams:
-    """Streams for a bench: workers, and behind them one for each further priority; on threads one more plays
-    the process group's lane."""
-    if device.type == "cpu":
-        return ThreadStreams(num_workers + len(further) + 1)
-    return kept_streams([*([0] * num_workers), *further], device)
+def strategy_streams(num_workers: int, device: torch.device) -> Streams:
+    """Streams of the workers; on threads one more plays the process group's lane."""
+    return make_streams(num_workers + (device.type == "cpu"), device)
 
 
 def need_symmetric_memory(device: torch.device) -> None:
