@@ -458,7 +458,8 @@ class HazardWatch(Companion):
     def _plain(self, plan: Plan, args: Any, kwargs: Any) -> Any:
         """Run an operator that is no collective, in a window, and log it: all operators but few come here."""
         order = self._order
-        if plan.is_question and order is not None and not (self._pinned or args[0].is_cuda):
+        skips_questions = order is not None and not self._pinned
+        if plan.is_question and skips_questions and not getattr(args[0], "is_cuda", True):
             return plan.call(*args, **kwargs)  # optimizers ask for each counter of steps, on the host
         reads: Accesses = []
         writes: Accesses = []

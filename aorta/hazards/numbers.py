@@ -5,7 +5,7 @@ LEAST of the norm are not told from rounding.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -65,7 +65,8 @@ class Difference(msgspec.Struct, kw_only=True):
     """Place of the call or parameter in its step; what comes out of a call is half a place later."""
     what: Literal["nan", "ranks", "sum", "stale"]
     """nan: values that are not finite; ranks: other ranks have others; sum: not what the collective makes
-    of its inputs; stale: the same bits as in the step before, while other ranks' changed."""
+    of its inputs; stale: the same bits as in the step before, while other ranks' changed, and its own do
+    in other steps."""
     name: str
     detail: str = ""
 
@@ -116,15 +117,13 @@ def _of_collectives(ranks: Sequence[Numbered]) -> Iterator[Difference]:
     for rank in ranks:
         for call in rank.calls:
             by_call.setdefault((call.step, call.group, call.number), {})[rank.rank] = call
-    for (step, group, number), calls in by_call.items():
+    for (_, group, _), calls in by_call.items():
         members = [int(member) for member in group.split(",")]
         ops = {call.op for call in calls.values()}
         if set(calls) == set(members) and len(ops) == 1:
             ordered = [calls[member] for member in members]
             yield from _of_call(members, ordered)
-            earlier = by_call.get((step - 1, group, number))
-            if earlier is not None and set(earlier) == set(members):
-                yield from _stale(members, ordered, [earlier[member] for member in members])
+    yield from _stale(by_call)
 
 
 def _of_call(members: Sequence[int], calls: Sequence[Call]) -> Iterator[Difference]:
@@ -159,20 +158,34 @@ def _of_call(members: Sequence[int], calls: Sequence[Call]) -> Iterator[Differen
                 break
 
 
-def _stale(members: Sequence[int], calls: Sequence[Call], earlier: Sequence[Call]) -> Iterator[Difference]:
-    """Inputs that have not changed since the step before, where most other ranks' have."""
-    same = [
-        all(now.inputs)
-        and now.inputs == before.inputs
-        and now.op == before.op
-        and any(_norm(part) > 0 for part in now.inputs)
-        for now, before in zip(calls, earlier, strict=True)
-    ]
-    if any(same) and sum(same) * 2 <= len(same):
-        for member, call, is_same in zip(members, calls, same, strict=True):
-            if is_same:
+def _stale(by_call: Mapping[tuple[int, str, int], Mapping[int, Call]]) -> Iterator[Difference]:
+    """What is reduced and has not changed since the step before, where most other ranks' has, and this rank's
+    did in another step: what never changes is meant so. What is gathered may rest, as a frozen layer's shard.
+    """
+    changes = {
+        key: {rank: _is_changed(earlier[rank], call) for rank, call in calls.items() if rank in earlier}
+        for key, calls in by_call.items()
+        if (earlier := by_call.get((key[0] - 1, *key[1:]))) and next(iter(calls.values())).reduction
+    }
+    changing = {
+        (*key[1:], rank) for key, ranks in changes.items() for rank, changed in ranks.items() if changed
+    }
+    for key, ranks in changes.items():
+        if sum(ranks.values()) * 2 < len(key[1].split(",")):
+            continue
+        for rank, is_changed in ranks.items():
+            call = by_call[key][rank]
+            if (
+                not is_changed
+                and (*key[1:], rank) in changing
+                and any(_norm(part) > 0 for part in call.inputs)
+            ):
                 detail = "what goes in has the bits of the step before, other ranks' has not"
-                yield _difference(member, call, "stale", f"{call.op} {call.name}", detail)
+                yield _difference(rank, call, "stale", f"{call.op} {call.name}", detail)
+
+
+def _is_changed(earlier: Call, call: Call) -> bool:
+    return not all(call.inputs) or call.inputs != earlier.inputs or call.op != earlier.op
 
 
 # -- parameters ---------------------------------------------------------------------------------------
