@@ -91,7 +91,7 @@ def long_run(folder: Path, num_steps: int, max_bytes: int) -> Written:
         num_read, read_ms = num_read + 1, read_ms + (record.step_ms or 0.0)
     return Written(
         rows, lines.num_steps, lines.sums["step_ms"], num_read + dropped.num_steps,
-        read_ms + dropped.sums["step_ms"],
+        read_ms + dropped.sums.get("step_ms", 0.0),
     )  # fmt: skip
 
 
