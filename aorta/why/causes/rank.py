@@ -283,7 +283,9 @@ def cause_of(
         and _filled(change.set, facts)
     )
     more = MENDED_MORE if finding.kind in BY_IDLE_TIME and judged.run.source != "host" else MENDED_ERROR
-    interval, why_no_interval = value.printed(max(room.most_ms, value.ms), room.more_ms, more)
+    interval, why_no_interval = value.printed(
+        max(room.most_ms, value.ms), room.more_ms + finding.more_ms, more
+    )
     if line is not None and line.num_samples:
         evidence.append(seen_text(line))
     if issued := issued_text(finding, judged):
