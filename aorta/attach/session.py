@@ -136,7 +136,6 @@ class AttachedSession:
             "stacks": settings.stacks,
             "device": self._device,
             "hang": hang if settings.hang else None,
-            "tensorboard": settings.tensorboard,
         }
         recorder = instrument(output, **options)
         if (notes := own_notes()) is not None:

@@ -45,7 +45,6 @@ class AttachSettings:
     kernels: str = "auto"
     """auto, off: events time the steps. on: the driver's kernel records on ROCm too."""
     stacks: bool = True
-    tensorboard: bool = False
     sinks: list[str] = field(default_factory=list)
     """KIND=TARGET, as --to takes them."""
     check_every: int = 0

@@ -28,11 +28,18 @@ metric_help = "step_ms (default), wall_s, others; NAME=REGEX."
 @click.option("--set", "setting", metavar="KEY=A,B", help="{KEY} in COMMAND is A or B.")
 @click.option("--env", "variable", metavar="VAR=A,B", help="The variable is A or B; empty: not set.")
 @click.option("--rev", "revisions", metavar="A,B", help="Run COMMAND at these git revisions.")
-@click.option("-n", "most_pairs", type=click.IntRange(3, 500), default=20, help="Pairs at most; default: 20.")
+@click.option(
+    "--pairs", "-n", "most_pairs", type=click.IntRange(3, 500), default=20, help="Pairs at most; default: 20."
+)
 @matters_option
 @click.option("--minutes", type=NumberRange(0, min_open=True), default=60.0, help="Budget; default: 60.")
 @click.option("--metric", default="step_ms", metavar="NAME", help=metric_help)
-@click.option("--timeout", type=NumberRange(0, min_open=True), default=1800.0, help="Seconds of one run.")
+@click.option(
+    "--timeout-s",
+    type=NumberRange(0, min_open=True),
+    default=1800.0,
+    help="Longest time of one run; default: 1800.",
+)
 @output_option(file_okay=False, help="Folder; default: artifacts/ab/NUMBER.")
 @json_option
 def ab_command(
@@ -44,7 +51,7 @@ def ab_command(
     matters: float,
     minutes: float,
     metric: str,
-    timeout: float,
+    timeout_s: float,
     output: Path | None,
     as_json: bool,
 ) -> int:
@@ -73,7 +80,7 @@ def ab_command(
     wanted = Series("ab", variants, most_pairs, matters, identity, [parsed_metric(metric)])
     with goes_on_later("ab"):
         series = run_series(
-            wanted, folder, timeout, 60 * minutes, None if as_json else printing("pair", wanted)
+            wanted, folder, timeout_s, 60 * minutes, None if as_json else printing("pair", wanted)
         )
     outcome = series.look().outcome
     if as_json:

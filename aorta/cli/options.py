@@ -42,20 +42,23 @@ class NumberRange(click.FloatRange):
         return number
 
 
-def step_span(text: str | None) -> tuple[int, int] | None:
+MOST_RANKS = 1_000_000
+
+
+def step_span(option: str, text: str | None) -> tuple[int, int] | None:
     """The first and the last step of FIRST:LAST; ReportError for other text."""
     if text is None:
         return None
     first, colon, last = text.partition(":")
     if not first.strip().isdigit() or (colon and not last.strip().isdigit()):
-        raise ReportError(f"--steps {text} is not FIRST:LAST, as in 10:40")
+        raise ReportError(f"{option} {text} is not FIRST:LAST, as in 10:40")
     span = int(first), int(last) if colon else int(first)
     if span[1] < span[0]:
-        raise ReportError(f"--steps {text}: the last step comes before the first")
+        raise ReportError(f"{option} {text}: the last step comes before the first")
     return span
 
 
-def rank_set(text: str | None) -> set[int] | None:
+def rank_set(option: str, text: str | None) -> set[int] | None:
     """The ranks of a list such as 0,1,4-7; ReportError for other text."""
     if text is None:
         return None
@@ -63,13 +66,16 @@ def rank_set(text: str | None) -> set[int] | None:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise ReportError(f"--ranks {text} is not a list of ranks, as in 0,1,4-7")
-        chosen.update(range(int(first), int(last if dash else first) + 1))
+            raise ReportError(f"{option} {text} is not a list of ranks, as in 0,1,4-7")
+        end = int(last if dash else first) + 1
+        if end > MOST_RANKS:
+            raise ReportError(f"{option} {text}: ranks are below {MOST_RANKS:,}")
+        chosen.update(range(int(first), end))
     return chosen
 
 
-def _parsed(parse: Callable[[str | None], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    return lambda ctx, parameter, text: parse(text)
+def _parsed(parse: Callable[[str, str | None], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    return lambda ctx, parameter, text: parse(parameter.opts[0], text)
 
 
 # ---- options of all of them ----------------------------------------------------------------------
@@ -93,17 +99,24 @@ warmup_option = click.option(
 )
 
 
-def steps_and_ranks(verb: str, rest: str, option: Callable[..., Any]) -> Callable[[Decorated], Decorated]:
-    """--steps and --ranks, for a command that judges (`why`) or draws (`report`) the chosen ones."""
+def steps_and_ranks(
+    prefix: str, verb: str, rest: str, option: Callable[..., Any]
+) -> Callable[[Decorated], Decorated]:
+    """--steps and --ranks to judge the chosen ones (`why`), or --draw-steps and --draw-ranks to draw them."""
     return option_group(
         option(
-            "--steps",
+            f"--{prefix}steps",
+            "steps",
             metavar="FIRST:LAST",
             callback=_parsed(step_span),
             help=f"{verb} only these global steps{rest}.",
         ),
         option(
-            "--ranks", metavar="0,1,4-7", callback=_parsed(rank_set), help=f"{verb} only these ranks{rest}."
+            f"--{prefix}ranks",
+            "ranks",
+            metavar="0,1,4-7",
+            callback=_parsed(rank_set),
+            help=f"{verb} only these ranks{rest}.",
         ),
     )
 
@@ -235,6 +248,7 @@ report_options = option_group(
     warmup_option,
     limit_options,
     steps_and_ranks(
+        "draw-",
         "Draw",
         " in the Perfetto trace and the page's timeline; the numbers are of all",
         lambda *names, **attributes: rare(*names, section="Drawing", **attributes),

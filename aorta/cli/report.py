@@ -68,15 +68,6 @@ def report_command(
 @long_option
 @report_options
 @file_options(by_default=False)
-@rare(
-    "--no-changes",
-    "changes",
-    flag_value=False,
-    default=True,
-    type=bool,
-    section="Two traces",
-    help="Do not list the kernels, operators and collectives that changed.",
-)
 def compare_command(
     reference: Path,
     candidate: Path,
@@ -85,7 +76,6 @@ def compare_command(
     allow_cannot_tell: bool,
     matters: float,
     run_spread: float | None,
-    changes: bool,
     output: Path | None,
     **options: Any,
 ) -> int:
@@ -108,13 +98,11 @@ def compare_command(
         run_spread=run_spread,
         **options,
     )
-    if changes:
-        names = ("comm_rules", "step_kernel", "step_period")
-        reading = trace_reading(*(options[name] for name in names))
-        text = _changes(runs, labels, folder, reading, options["jobs"], options["long"])
-        if text and not options["as_json"]:
-            with output_of_verdict():
-                click.echo(f"\n{text}")
+    reading = trace_reading(*(options[name] for name in ("comm_rules", "step_kernel", "step_period")))
+    text = _changes(runs, labels, folder, reading, options["jobs"], options["long"])
+    if text and not options["as_json"]:
+        with output_of_verdict():
+            click.echo(f"\n{text}")
     return status
 
 

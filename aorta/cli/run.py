@@ -69,12 +69,6 @@ _STEP_AT = re.compile(r"[^\s./:]+(\.[^\s./:]+)*:[^\s./:]+(\.[^\s./:]+)*")
     section="Sources and sinks",
     help="Watch for hangs: time without a step after which the ranks report (300).",
 )
-@rare(
-    "--tensorboard",
-    is_flag=True,
-    section="Sources and sinks",
-    help="The same as --to tensorboard=OUTPUT/tensorboard.",
-)
 def run_command(
     output: Path, report: bool, goes_on: bool, open_page: bool, command: tuple[str, ...], **options: Any
 ) -> int:

@@ -34,7 +34,12 @@ if TYPE_CHECKING:
     "--matters", type=Share(), metavar="PERCENT", section="Rules", help="Smallest change that matters (3%)."
 )
 @rare("--fails-if", metavar="REGEX", section="Rules", help="A run whose output has it has failed.")
-@rare("--timeout", type=NumberRange(0, min_open=True), section="Rules", help="Seconds of one run (1800).")
+@rare(
+    "--timeout-s",
+    type=NumberRange(0, min_open=True),
+    section="Rules",
+    help="Longest time of one run (1800).",
+)
 @rare("--minutes", type=NumberRange(0, min_open=True), section="Rules", help="Budget of this call.")
 def sweep_command(
     command: tuple[str, ...],
@@ -51,7 +56,7 @@ def sweep_command(
     as_json: bool,
     matters: float | None,
     fails_if: str | None,
-    timeout: float | None,
+    timeout_s: float | None,
     minutes: float | None,
 ) -> int:
     """Run COMMAND under every combination, several times: what each does, and how often it fails.
@@ -111,7 +116,7 @@ def sweep_command(
         series = run_series(
             wanted,
             folder,
-            timeout or given.timeout_s,
+            timeout_s or given.timeout_s,
             budget_s,
             None if as_json else printing("trial", wanted),
         )

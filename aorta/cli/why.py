@@ -81,7 +81,7 @@ class RecordsReading:
     help="Replay a traced step with a change: 'all_gather x0.5'.",
 )
 @click.option("--hazards", "of_hazards", is_flag=True, help="What `aorta check` found in RUN.")
-@steps_and_ranks("Judge", "", click.option)
+@steps_and_ranks("", "Judge", "", click.option)
 @warmup_option
 @json_option
 @reading_options

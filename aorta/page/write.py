@@ -357,7 +357,7 @@ def _left_out(report: Report, shown: Shown) -> Iterator[str]:
     for label, single in report.datasets.items():
         part = traced(single.first, shown)[2]
         if part:
-            yield f"{label}.perfetto.json.gz holds {part}; --ranks and --steps choose others"
+            yield f"{label}.perfetto.json.gz holds {part}; --draw-ranks and --draw-steps choose others"
 
 
 def _older_files(output: Path, files: dict[Path, Callable[[Path], object]]) -> list[str]:

@@ -74,7 +74,6 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obje
     show_default=True,
     help="breadth issues all communication first.",
 )
-@click.option("--offset-by-rank", is_flag=True, help="Each rank computes its own tile first (breadth).")
 @click.option("--tiles", "num_tiles", type=int, default=8, show_default=True, help="Pieces of the rows.")
 @click.option("--streams", "num_streams", type=int, default=4, show_default=True, help="Worker streams.")
 @click.option("--lanes", "num_lanes", type=int, default=1, show_default=True, help="Process groups.")
@@ -88,7 +87,6 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obje
 )
 @click.option("--synchronous", is_flag=True, help="Collectives run on the worker stream itself.")
 @click.option("--staging", "num_staging", type=int, help="Staging buffers of gemm_rs.")
-@click.option("--bias", is_flag=True, help="Add a bias, for ag_gemm.")
 def emit_command(
     order: str | None, fork: str | None, join: str | None, synchronous: bool, **shape_options: Any
 ) -> None:
@@ -184,7 +182,6 @@ def _lint_recorded(
 @PROGRAM
 @click.option("--comm-us", type=float, required=True, help="Time of one communication slice alone.")
 @click.option("--gemm-us", type=float, required=True, help="Time of one GEMM slice alone.")
-@click.option("--user-us", type=float, default=0.0, help="Time of one user(...) operation alone.")
 @click.option("--host-us", type=float, default=0.0, show_default=True, help="Host time per instruction.")
 @click.option(
     "--comm-slowdown",

@@ -46,7 +46,6 @@ class Costs:
 
     comm_us: float
     gemm_us: float
-    user_us: float = 0.0
     host_us: float = 0.0
     """Host time per instruction that reaches the device."""
     comm_slowdown: float = 1.0
@@ -55,7 +54,7 @@ class Costs:
     """Factor on the time of compute while a communication runs."""
 
     def __post_init__(self) -> None:
-        for name in ("comm_us", "gemm_us", "user_us", "host_us"):
+        for name in ("comm_us", "gemm_us", "host_us"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise HostProgramError(f"{name} must be a time, got {getattr(self, name)}")
         for name in ("comm_slowdown", "compute_slowdown"):
@@ -239,7 +238,7 @@ class _Packets:
             case Gemm(cost_us=own):
                 return self.costs.gemm_us if own is None else own
             case UserOp(cost_us=own):
-                return self.costs.user_us if own is None else own
+                return own or 0.0
         raise AssertionError(type(op))
 
 

@@ -87,13 +87,11 @@ def memory(**option_values: Any) -> None:
 
 
 @main.command(cls=JobCommand)
-@options(SETTINGS, PLAN_OPTIONS, CLOCK_OPTION, WHAT_IF_OPTIONS)
-@click.option("--ablation/--no-ablation", default=True, show_default=True, help="Step without each term.")
-@options(JSON_OPTION)
+@options(SETTINGS, PLAN_OPTIONS, CLOCK_OPTION, WHAT_IF_OPTIONS, JSON_OPTION)
 def explain(**option_values: Any) -> None:
     """Every operation with its time, bound and source; the step without each term."""
     job = job_of(option_values)
-    explanation = output.explain(job.model, job.plan, job.pricer(), option_values["ablation"])
+    explanation = output.explain(job.model, job.plan, job.pricer())
     _print(option_values["as_json"], explanation, output.explain_text)
 
 

@@ -171,7 +171,7 @@ def _range(values: list[float], digits: int = 1) -> str:
     return f"{values[0]:.{digits}f} to {values[1]:.{digits}f}"
 
 
-def explain(model: Model, plan: Plan, pricer: Pricer, ablation: bool = True) -> dict[str, Any]:
+def explain(model: Model, plan: Plan, pricer: Pricer) -> dict[str, Any]:
     """The projection with one row per operation of each unit."""
     projection = project(model, plan, pricer)
     rows = list(_rows(projection, pricer))
@@ -179,8 +179,7 @@ def explain(model: Model, plan: Plan, pricer: Pricer, ablation: bool = True) -> 
     result["operations"] = rows
     result["factors"] = msgspec.structs.asdict(pricer.factors)
     result["hardware_numbers"] = dict(numbers(pricer.hardware))
-    if ablation:
-        result["ablation"] = ablations(model, plan, pricer, projection, rows)
+    result["ablation"] = ablations(model, plan, pricer, projection, rows)
     return result
 
 
@@ -302,10 +301,9 @@ def explain_text(result: dict[str, Any]) -> str:
             f"{row['unit']:10s}x{row['count']:<4d}{row['operation']:26s}{row['phase']:10s}"
             f"{row['us']:10.1f} us  {row['bound']:8s}{row['size']:46s}{row['source']}"
         )
-    if "ablation" in result:
-        lines += ["", "the step without one term", ""]
-        for row in result["ablation"]:
-            change = f"{row['step_ms']:12.1f} ms{-row['saves_ms']:+12.1f} ms"
-            low, high = (f"{-value:+.1f}" for value in row["interval_ms"][::-1])
-            lines.append(f"{row['term']:14s}{change}   {low:>10s} to {high:10s}{row['meaning']}")
+    lines += ["", "the step without one term", ""]
+    for row in result["ablation"]:
+        change = f"{row['step_ms']:12.1f} ms{-row['saves_ms']:+12.1f} ms"
+        low, high = (f"{-value:+.1f}" for value in row["interval_ms"][::-1])
+        lines.append(f"{row['term']:14s}{change}   {low:>10s} to {high:10s}{row['meaning']}")
     return "\n".join(lines)

@@ -257,7 +257,7 @@ def _run(
     is_failed = status != 0
     log = place / LOG
     if status == -1:
-        failure = f"took longer than {timeout_s:g} s (--timeout)"
+        failure = f"took longer than {timeout_s:g} s (--timeout-s)"
     elif status != 0:
         line = first_failing_line(log)
         failure = f"exit status {status}: {line}" if line else f"exit status {status}"

@@ -367,14 +367,6 @@ def test_what_watches_the_end_of_the_process_is_taken_off(tmp_path: Path) -> Non
 
 
 @pytest.mark.heavy
-def test_the_option_and_the_sink_of_tensorboard_write_the_same(attached: Attach, tmp_path: Path) -> None:
-    attached("plain", tensorboard=True, sinks=[f"tensorboard={tmp_path}/sink"])
-    by_option, by_sink = scalars_in(tmp_path / "run" / "tensorboard"), scalars_in(tmp_path / "sink")
-    assert by_option == by_sink
-    assert [step for step, _ in by_sink["aorta/step_ms"]] == list(range(STEPS))
-
-
-@pytest.mark.heavy
 def test_a_session_that_is_taken_off_closes_its_sinks(
     client: ModuleType, group: None, tmp_path: Path
 ) -> None:

@@ -83,14 +83,14 @@ def test_a_help_fits_a_screen_with_a_line_per_option(command: str) -> None:
 
 @pytest.mark.parametrize("names", [("report", "compare"), ("report", "why"), ("compare", "why")])
 def test_an_option_of_two_commands_is_declared_alike(names: tuple[str, str]) -> None:
-    """With one type, value name and help; only what --steps and --ranks choose differs."""
+    """With one type, value name and help."""
     first, second = ({o.opts[0]: o for o in options_of(name)} for name in names)
     shared = first.keys() & second.keys()
-    assert {"--json", "--warmup", "--jobs", "--dask", "--steps", "--ranks"} <= shared
+    assert {"--json", "--warmup", "--jobs", "--dask"} <= shared
     for name in shared - {"--output"}:
         assert repr(first[name].type) == repr(second[name].type)
         assert first[name].metavar == second[name].metavar
-        assert first[name].help == second[name].help or name in ("--steps", "--ranks")
+        assert first[name].help == second[name].help
 
 
 def options_of(name: str) -> list[click.Option]:

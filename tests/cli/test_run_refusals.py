@@ -96,7 +96,7 @@ def test_a_command_beside_another_one_in_a_folder_reports_what_it_recorded_itsel
     ("command", "option"),
     [
         (ab_command, "--minutes"),
-        (ab_command, "--timeout"),
+        (ab_command, "--timeout-s"),
         (capture_command, "--timeout-s"),
     ],
 )

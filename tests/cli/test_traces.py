@@ -78,10 +78,11 @@ def test_the_same_choice_for_traces_and_records(tmp_path, runs, kind):
     chosen = why(path, "--steps", "2:2", "--ranks", "1")
     assert (chosen["ranks"], chosen["num_steps"]) == ([1], 1)
     assert whole["ranks"] == [0, 1]
-    summary_of(path, tmp_path / "out", "--steps", "2:2", "--ranks", "1")
-    for command in (("why",), ("report", "-o", str(tmp_path / "out"), *QUIET)):
-        assert "no rank 7" in fault_of(*command, str(path), "--ranks", "7")
-        assert "none from 900 to 900" in fault_of(*command, str(path), "--steps", "900")
+    summary_of(path, tmp_path / "out", "--draw-steps", "2:2", "--draw-ranks", "1")
+    for draw, command in (("", ("why",)), ("draw-", ("report", "-o", str(tmp_path / "out"), *QUIET))):
+        assert "no rank 7" in fault_of(*command, str(path), f"--{draw}ranks", "7")
+        assert "ranks are below 1,000,000" in fault_of(*command, str(path), f"--{draw}ranks", "0-99999999999")
+        assert "none from 900 to 900" in fault_of(*command, str(path), f"--{draw}steps", "900")
 
 
 def test_a_trace_without_steps_is_step_0(tmp_path):

@@ -96,12 +96,10 @@ def shapes(draw: st.DrawFn, planted: bool = False) -> Shape:
         fork=draw(st.sampled_from(PLACES if planted else PLACES[:2])),
         join=draw(st.sampled_from(PLACES[:2])),
         tile_order="breadth" if breadth else "depth",
-        offset_by_rank=breadth and op == "ag_gemm" and draw(st.booleans()),
         num_tiles=tiles,
         num_streams=draw(st.integers(1, 5)),
         num_lanes=draw(st.integers(1, 2)),
         num_ranks=num_ranks,
         num_staging=staging,
         asynchronous=comm != "collective" or breadth or draw(st.booleans()),
-        bias=op == "ag_gemm" and draw(st.booleans()),
     )

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 def shapes(num_ranks: int) -> Iterator[tuple[str, Shape]]:
-    """Every emitted program: operations x orders x tile orders x streams, rings and pairs, bias, lanes."""
+    """Every emitted program: operations x orders x tile orders x streams, rings and pairs, lanes."""
     for op, order in itertools.product(("ag_gemm", "gemm_rs", "gemm_ar"), ORDERS):
         fork, join = ORDERS[order]
         for tile_order, streams in itertools.product(("depth", "breadth"), (1, 3)):
@@ -40,9 +40,6 @@ def shapes(num_ranks: int) -> Iterator[tuple[str, Shape]]:
         if op == "ag_gemm":
             yield f"ring {order}", Shape(comm="ring", **given)
             yield f"pairwise {order}", Shape(comm="pairwise", **given)
-            yield f"bias {order}", Shape(bias=True, **given)
-            offset = Shape(offset_by_rank=True, tile_order="breadth", **given)
-            yield f"offset by rank {order}", offset
 
 
 class Bench:

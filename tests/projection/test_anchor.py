@@ -84,7 +84,7 @@ def test_every_command_starts_from_the_anchor(row, command):
         "compare": ["tp=1"],
         "sweep": ["tp=2"],
         "search": ["--gpus", 64, "--top", 1],
-        "explain": ["--no-ablation"],
+        "explain": [],
     }[command]
     plain = json.dumps(answer(command, "--job", row, *further))
     anchored = json.dumps(answer(command, "--job", row, "--measured", row, *further))

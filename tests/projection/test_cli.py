@@ -58,7 +58,7 @@ def test_explain_names_bound_and_source_of_every_operation():
 
 def test_explain_shows_the_scans_of_a_state_space():
     """It ended in a traceback for every model with state spaces."""
-    job = ["--model", "mamba2-2.7b", "--gpu-arch", "h100", "--global-batch-size", "8", "--no-ablation"]
+    job = ["--model", "mamba2-2.7b", "--gpu-arch", "h100", "--global-batch-size", "8"]
     (scan,) = {row["size"] for row in answer("explain", *job)["operations"] if row["operation"] == "scan"}
     assert scan.endswith("MB")
 

@@ -182,7 +182,6 @@ class Chunked(Strategy):
         *,
         tile_order: TileOrder = "depth",
         comm: Comm = "collective",
-        asynchronous: bool = True,
     ) -> None:
         chunk_settings: dict[str, int | str] = {"order": order, "tiles": tiles, "streams": streams}
         if tile_order != "depth":
@@ -202,7 +201,6 @@ class Chunked(Strategy):
                     num_tiles=tiles,
                     num_streams=streams,
                     num_ranks=problem.num_ranks,
-                    asynchronous=asynchronous,
                 )
             )
             tensors = bind(self.program, bench.operands, bench.arena)

@@ -26,7 +26,6 @@ from aorta.programs.language.ir import (
     SetStream,
     Wait,
     WaitWork,
-    with_variable,
 )
 from aorta.programs.language.text import MAX_RANKS, format_program, parse_program
 
@@ -60,8 +59,6 @@ class Shape:
     join: Place = "hoisted"
     tile_order: TileOrder = "depth"
     """depth: communicate and compute tile by tile; breadth: one phase for all tiles, then the other."""
-    offset_by_rank: bool = False
-    """True: GEMMs begin with tile `rank`; only where communication keeps one order on all ranks."""
     num_tiles: int = 8
     num_streams: int = 4
     num_lanes: int = 1
@@ -72,7 +69,6 @@ class Shape:
     """False: collectives run on the worker stream itself, as async_op=False does in torch since 2.8."""
     num_staging: int | None = None
     """Number of gemm_rs's staging buffers. Default: one per stream, or per tile in breadth."""
-    bias: bool = False
 
 
 def emit(shape: Shape) -> Program:
@@ -115,15 +111,8 @@ def _check(shape: Shape) -> None:
         raise HostProgramError(f"ranks must be at most {MAX_RANKS}, got {shape.num_ranks}")
     if shape.num_staging is not None and shape.op != "gemm_rs":
         raise HostProgramError(f"{shape.op} has no staging buffers; only gemm_rs does")
-    if shape.bias and shape.op != "ag_gemm":
-        raise HostProgramError(f"{shape.op} sums over ranks and would add the bias once per rank")
     if shape.join == "none":
         raise HostProgramError("join is in_loop or hoisted: without it the results are never safe to read")
-    if shape.offset_by_rank and (shape.op != "ag_gemm" or shape.tile_order != "breadth"):
-        raise HostProgramError(
-            "tiles offset by rank would make ranks communicate in different orders; "
-            "it needs --op ag_gemm --tile-order breadth, ring and pairwise are offset already"
-        )
     if shape.comm != "collective":
         _check_point_to_point(shape)
 
@@ -136,8 +125,8 @@ def _check_point_to_point(shape: Shape) -> None:
             f"--comm {shape.comm} needs tiles to be a multiple of ranks, "
             f"got {shape.num_tiles} tiles on {shape.num_ranks} ranks"
         )
-    if shape.offset_by_rank or shape.tile_order != "depth":
-        raise HostProgramError(f"--comm {shape.comm} is depth order and offset by rank already")
+    if shape.tile_order != "depth":
+        raise HostProgramError(f"--comm {shape.comm} is depth order already")
     if not shape.asynchronous:
         raise HostProgramError(f"--comm {shape.comm} is asynchronous: both sides post before either waits")
 
@@ -146,7 +135,7 @@ def _ag_gemm(shape: Shape) -> list[Op]:
     tiles = (shape.num_tiles,)
     head = _head(shape, {"A": (tiles, "input"), "G": (tiles, "scratch"), "C": (tiles, "output")})
     gather = _communicate(shape, "all_gather", "gathered", "A[i]", "G[i]")
-    return head + _around(shape, _phases(shape, [*gather, _gemm(shape, "G[i]", "C[i]")]))
+    return head + _around(shape, _phases(shape, [*gather, _gemm("G[i]", "C[i]")]))
 
 
 def _gemm_rs(shape: Shape) -> list[Op]:
@@ -157,14 +146,14 @@ def _gemm_rs(shape: Shape) -> list[Op]:
     head = _head(shape, {"A": (tiles, "input"), "P": ((num_staging,), "scratch"), "C": (tiles, "output")})
     part = "P[i]" if num_staging >= shape.num_tiles else f"P[i % {num_staging}]"
     scatter = _communicate(shape, "reduce_scatter", "scattered", part, "C[i]")
-    return head + _around(shape, _phases(shape, [_gemm(shape, "A[i]", part), *scatter]))
+    return head + _around(shape, _phases(shape, [_gemm("A[i]", part), *scatter]))
 
 
 def _gemm_ar(shape: Shape) -> list[Op]:
     tiles = (shape.num_tiles,)
     head = _head(shape, {"A": (tiles, "input"), "C": (tiles, "output")})
     reduce = _communicate(shape, "all_reduce", "reduced", "C[i]", "C[i]")
-    return head + _around(shape, _phases(shape, [_gemm(shape, "A[i]", "C[i]"), *reduce]))
+    return head + _around(shape, _phases(shape, [_gemm("A[i]", "C[i]"), *reduce]))
 
 
 def _ring(shape: Shape) -> list[Op]:
@@ -180,7 +169,7 @@ def _ring(shape: Shape) -> list[Op]:
         "(rank + 1) % ranks",
         "(rank - 1) % ranks",
     )
-    steps: list[Op] = [_step(shape, [_gemm(shape, "A[i]", "C[i, rank]")], "i", "i")]
+    steps: list[Op] = [_step(shape, [_gemm("A[i]", "C[i, rank]")], "i", "i")]
     if shape.num_ranks > 1:
         steps.append(_step(shape, first, "i + 1", "i, 1"))
     if shape.num_ranks > 2:
@@ -191,7 +180,7 @@ def _ring(shape: Shape) -> list[Op]:
 def _pairwise(shape: Shape) -> list[Op]:
     """Gather by pairs: step j receives rank+j's own shard and sends its own to rank-j, forwarding none."""
     exchange = _exchange(shape, "A[i]", "(rank + j) % ranks", "(rank - j) % ranks", "(rank + j) % ranks")
-    steps: list[Op] = [_step(shape, [_gemm(shape, "A[i]", "C[i, rank]")], "i", "i")]
+    steps: list[Op] = [_step(shape, [_gemm("A[i]", "C[i, rank]")], "i", "i")]
     if shape.num_ranks > 1:
         steps.append(Loop("j", 1, shape.num_ranks, (_step(shape, exchange, "i + j", "i, j"),)))
     return _point_to_point(shape, steps)
@@ -240,7 +229,7 @@ def _exchange(shape: Shape, source: str, received: str, to: str, by: str) -> lis
             by=index(by),
         ),
         WaitWork(_reference(work)),
-        _gemm(shape, f"G[i, {received}]", f"C[i, {received}]"),
+        _gemm(f"G[i, {received}]", f"C[i, {received}]"),
     ]
 
 
@@ -253,11 +242,7 @@ def _phases(shape: Shape, work: list[Op]) -> list[list[Op]]:
         raise HostProgramError(
             "breadth issues all tiles before it waits: it needs asynchronous communication"
         )
-    issued, tail = work[: waits[0]], work[waits[0] :]
-    if shape.offset_by_rank:
-        shifted = f"(i + rank) % {shape.num_tiles}"
-        tail = [with_variable(op, "i", shifted) for op in tail]
-    return [issued, tail]
+    return [work[: waits[0]], work[waits[0] :]]
 
 
 def _around(shape: Shape, phases: list[list[Op]]) -> list[Op]:
@@ -267,13 +252,12 @@ def _around(shape: Shape, phases: list[list[Op]]) -> list[Op]:
     if shape.fork == "hoisted":
         ops.append(Loop("i", 0, workers, _fork(shape, "i", "i")))
     for number, phase in enumerate(phases):
-        tile = f"(i + rank) % {shape.num_tiles}" if number and shape.offset_by_rank else "i"
-        body: list[Op] = [SetStream(_worker(shape, tile))]
+        body: list[Op] = [SetStream(_worker(shape, "i"))]
         if shape.fork == "in_loop" and number == 0:
-            body += _fork(shape, tile, "i")[1:]
+            body += _fork(shape, "i", "i")[1:]
         body += phase
         if shape.join == "in_loop" and number == len(phases) - 1:
-            body += _join(shape, tile, "i")
+            body += _join(shape, "i", "i")
         ops.append(Loop("i", 0, shape.num_tiles, tuple(body)))
     if shape.join == "hoisted":
         ops.append(Loop("i", 0, workers, _join(shape, "i", "i")))
@@ -294,13 +278,11 @@ def _head(shape: Shape, buffers: dict[str, tuple[tuple[int, ...], Role]]) -> lis
     ops: list[Op] = [GetCurrentStream("main")]
     ops += [Allocate(name, tiles, role) for name, (tiles, role) in buffers.items()]
     ops.insert(2, Allocate("W", (), "input"))
-    if shape.bias:
-        ops.insert(3, Allocate("b", (), "input"))
     return ops
 
 
-def _gemm(shape: Shape, a: str, out: str) -> Gemm:
-    return Gemm(_reference(a), Ref("W"), _reference(out), Ref("b") if shape.bias else None)
+def _gemm(a: str, out: str) -> Gemm:
+    return Gemm(_reference(a), Ref("W"), _reference(out))
 
 
 def _communicate(shape: Shape, op: CommOp, work: str, source: str, out: str) -> list[Op]:

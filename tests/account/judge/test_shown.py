@@ -35,7 +35,7 @@ def folder(tmp_path):
 def test_a_small_run_is_there_whole(tmp_path, folder):
     steps, text = traced_steps(folder, tmp_path / "out")
     assert steps == {rank: list(range(12)) for rank in range(3)}
-    assert "--ranks" not in text
+    assert "--draw-ranks" not in text
 
 
 def test_ranks_and_steps_that_were_asked_for(tmp_path, folder):
