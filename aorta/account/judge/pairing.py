@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.judge.cells import account_of
 from aorta.account.load.rank.host import AFTER, PREFIX, READY
 from aorta.account.metrics import WORK, meaning
 from aorta.account.model import Dataset, JudgedRun, MetricComparison
@@ -332,14 +333,16 @@ def pairing_text(reference: Dataset, candidate: Dataset, of_step: Pairs) -> str:
             text += ": all have as many tokens"
         else:
             text += ": by number alone, nothing shows whether their data are the same"
-    taken = _of_runs(reference, of_step.steps, _taken), _of_runs(candidate, of_step.steps, _taken)
-    if _is_taken(taken):
-        sides = " and ".join(
-            f"{side.label} {percent(float(values.mean()), digits=1)}"
-            for side, values in zip((reference, candidate), taken, strict=True)
-        )
+    if of_step.allowed:
+        sides = " and ".join(map(_core_taken, (reference, candidate)))
         text += f"; others had the core for part of the step ({sides}), which is allowed for"
     return text
+
+
+def _core_taken(side: Dataset) -> str:
+    """'fsdp 22.0 %': the row "core taken" of its report, the mean of its runs."""
+    share = float(np.mean([account_of(judged).share("core_taken") for judged in side.runs]))
+    return f"{side.label} {percent(share, digits=1)}"
 
 
 def _correlation(first: Floats, second: Floats) -> float:

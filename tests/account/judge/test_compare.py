@@ -21,7 +21,7 @@ from aorta.account.model import ConfidenceInterval, Decomposition, Part, PhaseCh
 from aorta.errors import AortaError
 from aorta.page.html import page
 from aorta.page.write import Outputs, make_report, write_report
-from aorta.records.schema import DeviceRecord, HostSpan
+from aorta.records.schema import DeviceRecord, HostSpan, HostUse
 from tests.account.reports_in_memory import records_of
 from tests.records.run_folders import noisy_run, run_record, step_record, step_timeline, write_run
 
@@ -53,6 +53,25 @@ def detailed_run(folder, slowdown=1.0, seed=0, num_steps=40, gather="all_gather"
 def _gathers_called(name, record):
     rows = [replace(row, op=name) if row.op == "all_gather" else row for row in record.collectives]
     return replace(record, collectives=rows)
+
+
+def test_a_comparison_gives_the_share_of_cores_taken_that_the_report_has(tmp_path):
+    """Of steps of 10 ms on a CPU, in which rank 1 waits for a core for 1 or 3 ms."""
+
+    def make(ready_ms):
+        def change(record):
+            use = HostUse(5.0, ready_ms * (record.rank == 1))
+            return replace(record, source="host", host_use=use)
+
+        return change
+
+    folders = [run_of(tmp_path / name, change=make(ms)) for name, ms in (("a", 1.0), ("b", 3.0))]
+    report = make_report(folders, ["a", "b"])
+    share = {
+        name: report.summary["datasets"][name]["account"]["cells"]["core_taken"]["share"] for name in "ab"
+    }
+    (said,) = (note for note in report.comparison.notes if "which is allowed for" in note)
+    assert f"(a {100 * share['a']:.1f} % and b {100 * share['b']:.1f} %)" in said.replace("\u00a0", " ")
 
 
 # ---- verdicts ----------------------------------------------------------------------------------
