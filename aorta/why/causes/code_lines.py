@@ -239,6 +239,8 @@ def _which(finding: CauseFinding, samples: Samples) -> NDArray[np.bool_]:
             return judged & samples.that("locked_out")
         case "pause" if op is None:
             return judged & samples.in_phase("evaluation")
+        case "pause" if op == "slow_steps":  # the line that calls backward tells nothing to do otherwise
+            return own & ~(samples.in_phase("backward") & samples.leaf_in("torch"))
         case "pause" if op == "asleep":
             return own & samples.that("sleeps")
         case "late_rank" if op == "sleeps":

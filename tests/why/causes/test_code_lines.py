@@ -153,6 +153,20 @@ def test_collections_are_not_named_again_as_the_programs_code(tmp_path, every, m
     assert [cause.kind for cause in causes(judge(load_run(folder, "run")))] == ["garbage_collection"]
 
 
+def test_slow_steps_are_not_in_the_line_that_calls_backward(tmp_path):
+    """Of 40 ms that every fifth step is longer by, stacks show more in the backward pass than elsewhere."""
+
+    def make(rank, step, noise):
+        return Host().work(30.0 * noise.gauss(1, 0.01) + 40.0 * (step % 5 == 0)).comm(2.0)
+
+    folder = run_of(tmp_path, make)
+    for rank in (0, 1):
+        slow = ("backward", "backward", "runs", 22.0, 5), ("augment", "rest", "runs", 18.0, 5)
+        write_stacks(folder, rank, COMMON, *slow)
+    cause = first_cause(folder)
+    assert (cause.kind, cause.line.text) == ("pause", "augment(), straggler.py:5")
+
+
 def test_what_the_program_does_in_every_step_beside_its_model_is_named(tmp_path):
     folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
     for rank in (0, 1):
