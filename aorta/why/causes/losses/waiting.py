@@ -191,7 +191,7 @@ def _explained(
             "part_ms": part_ms,
             "others_ms": others_ms,
             "step_ms": float(step_ms[:, steps].mean()),
-            "in_steps": int((explained.sum(axis=0) > 0).sum()),
+            "in_steps": int((by_rank_ms[worst] > 0 if is_one else explained.sum(axis=0) > 0).sum()),
             "num_steps": explained.shape[1],
             "waits": is_one,
             **({"what": WORDS[kind]} if kind in WORDS else {}),
