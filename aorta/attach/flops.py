@@ -138,20 +138,21 @@ class ModelCalls:
         original: Callable[..., Any] = owner.__call__
         thread, calls = threading.get_ident(), self
 
-        def call(module: Any, /, *args: Any, **named: Any) -> Any:
+        def call(self: Any, /, *args: Any, **named: Any) -> Any:
+            # torch's profiler reads the local named self of each frame of Module.__call__, or crashes.
             if calls._depth or threading.get_ident() != thread or torch.compiler.is_compiling():
-                return original(module, *args, **named)
+                return original(self, *args, **named)
             # In a backward pass modules are called again, for what was not kept.
             is_forward = torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
-            if not (is_forward and calls._note(module, args, named)):
-                return original(module, *args, **named)
+            if not (is_forward and calls._note(self, args, named)):
+                return original(self, *args, **named)
             calls._depth += 1
             try:
-                result = original(module, *args, **named)
+                result = original(self, *args, **named)
             finally:
                 calls._depth -= 1
             with suppress(Exception):
-                if calls._is_model(module):
+                if calls._is_model(self):
                     calls._of_loss.model_returns(_tensors(result))
             return result
 

@@ -346,6 +346,16 @@ def test_a_step_leaves_nothing_behind():
     assert all(parameter.device.type == "cpu" and parameter.grad is None for parameter in model.parameters())
 
 
+def test_a_profiler_with_stacks_may_begin_in_a_step_that_is_noted():
+    """It reads a local of the frame of Module.__call__ by its name: without that the process dies."""
+    model, calls = nn.Linear(4, 4), ModelCalls()
+    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)], 0)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True):
+        model(torch.zeros(2, 4)).sum().backward()
+    calls.end_step()
+    assert calls.count() == (2 * 2 * 4 * 4 * 2, "")
+
+
 def test_a_module_that_trains_nothing_is_no_model():
     calls, optimizer = ModelCalls(), torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
     calls.begin_step([optimizer], 0)
