@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.judged import judge
+from aorta.account.judge.late import LateRank
 from aorta.account.judge.selection import looked_at
 from aorta.account.load.rank.reduce import reduce_records
 from aorta.account.load.run import RunFiles, assemble
@@ -83,15 +84,6 @@ class RankMeans:
         return self.hidden_ms / self.comm_ms if self.hidden_ms is not None and self.comm_ms else None
 
 
-@dataclass(frozen=True, slots=True)
-class LateRank:
-    """The rank that the others wait for."""
-
-    rank: int
-    wait_ms: float
-    """What the step would be shorter by."""
-
-
 class Newest(NamedTuple):
     """The ranks of the newest attempt, in order, the one that is late, and how many are not listed."""
 
@@ -105,7 +97,7 @@ def newest(
     followed: Iterable[FollowedRank], late_rank: Callable[[JudgedRun], LateRank | None] = lambda judged: None
 ) -> Newest:
     """Means over the newest steps that all ranks have; over each rank's own where they share none. late_rank:
-    who is late in these steps (aorta.why.causes.late); nobody where not all ranks are seen."""
+    who is late in these steps (aorta.why.causes.rank); nobody where not all ranks are seen."""
     states = _of_one_attempt(followed)
     shown = _shown(states, [state.recent for state in states])
     recorded = _shown(states, [state.recorded for state in states])

@@ -18,12 +18,23 @@ NumKnown = NDArray[np.int64]
 Result = TypeVar("Result")
 BLOCK_NUMBERS = 1 << 18
 """2 MiB of numbers."""
+MANY_RANKS = 16
+"""One rank more or less is no matter to the median of so many."""
 
 
 def positive(values: Floats) -> Floats:
     """Without what is below 0; NaN counts as 0."""
     result: Floats = np.maximum(np.nan_to_num(values), 0.0)
     return result
+
+
+def of_the_others(values: Floats) -> Floats:
+    """[rank, step]: median of the other ranks' values, of many ranks that of all; 0 of a single rank."""
+    if len(values) < 2:
+        return np.zeros_like(values)
+    if len(values) > MANY_RANKS:
+        return np.broadcast_to(np.median(values, axis=0), values.shape)
+    return np.stack([np.median(np.delete(values, i, axis=0), axis=0) for i in range(len(values))])
 
 
 def row_percentiles(values: Floats, percents: Sequence[float]) -> list[Floats]:

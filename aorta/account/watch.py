@@ -13,14 +13,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.newest import LastStep, LateRank, Newest, RankMeans
+from aorta.account.judge.late import NODE_RANKS, NOISE_SCALES, LateRank, late_in_digests, late_ms_of
+from aorta.account.newest import LastStep, Newest, RankMeans
 from aorta.records.digests import PARTS, Slots
 
 MOST_FOLLOWED = 64
 """Ranks up to which their lines are read, which tell more; of more, their digests are."""
-LATE_SHARE = 0.05
-"""Part of a step by which a rank has to be late, and in NOISE_SCALES of what ranks differ by as a rule."""
-NOISE_SCALES = 8.0
 SLOWER = 1.2
 """Ratio of step times that is a slow-down."""
 CONFIRMED_BY, SLOWER_FOR = 3, 10
@@ -34,9 +32,6 @@ STILL_S = 60.0
 """Least time without a step that is a hang, and in STILL_STEPS steps, and in longest pauses so far."""
 STILL_STEPS = 20.0
 STILL_PAUSES = 3.0
-MOST_LATE_SHARE = 0.02
-"""Part of the ranks, or one node's, of which more than that are no stragglers: they are made so."""
-NODE_RANKS = 8
 
 AlarmKind = Literal["straggler", "slow-down", "hang"]
 Floats = NDArray[np.float64]
@@ -58,32 +53,6 @@ class Usual:
     late_ms: Floats
     """By rank of the world: how much less than the median its communication is exposed; NaN: not known."""
     step_ms: float
-
-
-def late_ranks(slots: Slots, usual_ms: Floats | None = None) -> list[LateRank]:
-    """The ranks that the others wait for, the latest first. usual_ms: by rank of the world what to compare
-    with, where there is something."""
-    late_ms = _late_ms(slots)
-    if usual_ms is not None:
-        late_ms = late_ms - np.nan_to_num(usual_ms)
-        late_ms = late_ms - np.nanmedian(late_ms) if np.isfinite(late_ms).any() else late_ms
-    known = np.isfinite(late_ms)
-    if known.sum() < 2 or known.sum() < 0.9 * len(late_ms):
-        return []
-    scale_ms = 1.4826 * float(np.median(np.abs(late_ms[known])))
-    least_ms = max(NOISE_SCALES * scale_ms, LATE_SHARE * float(np.nanmedian(slots["median_step_ms"])))
-    ranks = np.flatnonzero(known & (np.nan_to_num(late_ms) > least_ms))
-    if len(ranks) > min(max(NODE_RANKS, MOST_LATE_SHARE * len(late_ms)), 0.5 * len(late_ms)):
-        return []
-    return [LateRank(int(rank), float(late_ms[rank])) for rank in ranks[np.argsort(-late_ms[ranks])]]
-
-
-def _late_ms(slots: Slots) -> Floats:
-    late_ms = np.full(int(slots["world_size"][0]), np.nan)
-    exposed_ms = slots["median_exposed_ms"]
-    if np.isfinite(exposed_ms).any():
-        late_ms[slots["rank"]] = np.nanmedian(exposed_ms) - exposed_ms
-    return late_ms
 
 
 class Watch:
@@ -127,7 +96,7 @@ class Watch:
             usual = [one for one in self._usual if one.seen_s <= now_s - SETTLED_S]
             said += self._of_late_ranks(self._late_by_change(slots, usual) if late is None else late)
             said += self._of_slow_steps(step_ms, usual)
-            self._keep(Usual(now_s, _late_ms(slots), step_ms))
+            self._keep(Usual(now_s, late_ms_of(slots), step_ms))
         step = int(slots["global_step"].max())
         return [
             Alarm(kind=kind, text=text, unix_ns=unix_ns, global_step=step, ranks=ranks)
@@ -136,12 +105,14 @@ class Watch:
 
     def _late_by_change(self, slots: Slots, usual: list[Usual]) -> list[LateRank]:
         if len(usual) < FEWEST_USUAL:
-            return late_ranks(slots)
+            return late_in_digests(slots)
         with np.errstate(all="ignore"):
             usual_ms = np.median([one.late_ms for one in usual], axis=0)
-        late = late_ranks(slots, usual_ms)
+        late = late_in_digests(slots, usual_ms)
         # What is late from the first look on is no change, and late all the same.
-        return late + [one for one in late_ranks(slots) if one.rank in self._raised - {o.rank for o in late}]
+        return late + [
+            one for one in late_in_digests(slots) if one.rank in self._raised - {o.rank for o in late}
+        ]
 
     def _of_late_ranks(self, ranks: list[LateRank]) -> list[tuple[AlarmKind, str, list[int]]]:
         late = {one.rank: one.wait_ms for one in ranks}
@@ -198,7 +169,7 @@ class Watch:
 def newest_of(slots: Slots, most_rows: int | None = None) -> Newest:
     """The late rank, and the rows that tell most: the late rank's, and most exposed communication. most_rows
     None: all."""
-    late = next(iter(late_ranks(slots)), None)
+    late = next(iter(late_in_digests(slots)), None)
     order = np.argsort(-np.nan_to_num(slots["exposed_ms"]), kind="stable")
     if late is not None:
         order = np.concatenate([np.flatnonzero(slots["rank"] == late.rank), order])

@@ -109,7 +109,7 @@ def _looks(run: Path) -> "Callable[[int | None], _Look]":
     from aorta.account.watch import MOST_FOLLOWED, damage_of, newest_of
     from aorta.records.digests import read_digests
     from aorta.records.newest import Follower
-    from aorta.why.causes.late import late_rank
+    from aorta.why.causes.rank import late_rank
 
     follower = Follower(run)
 

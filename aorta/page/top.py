@@ -7,9 +7,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from aorta.account.judge.late import LateRank
 from aorta.account.load.goodput import goodput_text
 from aorta.account.model import DAMAGED, MOST_DAMAGED, Goodput
-from aorta.account.newest import LateRank, Newest, RankMeans
+from aorta.account.newest import Newest, RankMeans
 from aorta.records.schema import RunRecord
 
 STALE_STEPS = 10

@@ -22,7 +22,7 @@ from aorta.records.newest import Follower
 from aorta.records.run_identity import given_name
 from aorta.records.state import RankState, read_states
 from aorta.sinks.prometheus import Address, page_of, read_target
-from aorta.why.causes.late import late_rank
+from aorta.why.causes.rank import late_rank
 
 POLL_S = 1.0
 """Least time between two looks at the files; the text files are written as often."""

@@ -10,13 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from aorta.account.newest import LateRank, Newest, newest
+from aorta.account.judge.late import LateRank
+from aorta.account.newest import Newest, newest
 from aorta.records.files import state_name, steps_name
 from aorta.records.newest import Follower
 from aorta.records.schema import CollectiveRecord, OverlapRecord, Segment, StepRecord
 from aorta.records.state import ProcessState, StateFile
 from aorta.records.writer import LineWriter
-from aorta.why.causes.late import late_rank
+from aorta.why.causes.rank import late_rank
 from tests.records.plain_records import step
 
 START_NS = 10**18

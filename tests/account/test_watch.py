@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from aorta.account.newest import LateRank
-from aorta.account.watch import Alarm, Watch, damage_of, late_ranks, newest_of
+from aorta.account.judge.late import LateRank, late_in_digests
+from aorta.account.watch import Alarm, Watch, damage_of, newest_of
 from aorta.records.digests import SLOT, Slots
 
 STEP_MS, EXPOSED_MS, NUM = 300.0, 60.0, 256
@@ -32,7 +32,7 @@ def noise(seed: int) -> np.ndarray:
 def test_a_rank_that_waits_less_than_the_others_is_late() -> None:
     exposed_ms = EXPOSED_MS + noise(0)
     exposed_ms[77] = EXPOSED_MS - 30
-    (late,) = late_ranks(slots(3, exposed_ms))
+    (late,) = late_in_digests(slots(3, exposed_ms))
     assert (late.rank, round(late.wait_ms)) == (77, 30)
     assert newest_of(slots(3, exposed_ms), 10).late == late
     assert 77 in [row.rank for row in newest_of(slots(3, exposed_ms), 10).ranks]
@@ -40,7 +40,7 @@ def test_a_rank_that_waits_less_than_the_others_is_late() -> None:
 
 def test_parts_of_a_pipeline_are_no_stragglers() -> None:
     """A quarter of the ranks waits 40 ms less: they are made so."""
-    assert late_ranks(slots(3, np.where(np.arange(NUM) < NUM // 4, 20.0, 60.0) + noise(1))) == []
+    assert late_in_digests(slots(3, np.where(np.arange(NUM) < NUM // 4, 20.0, 60.0) + noise(1))) == []
 
 
 def test_a_straggler_is_named_within_seconds_of_its_onset_and_once() -> None:

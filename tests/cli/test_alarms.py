@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from aorta.account.newest import LateRank, Newest
+from aorta.account.judge.late import LateRank
+from aorta.account.newest import Newest
 from aorta.cli import job
 from aorta.cli import main as command
 from aorta.errors import BAD_INPUT, CANNOT_TELL, FINE, VIOLATED

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from aorta.account.judge.late import LateRank
 from aorta.account.model import Goodput
-from aorta.account.newest import LastStep, LateRank, Newest, RankMeans
+from aorta.account.newest import LastStep, Newest, RankMeans
 from aorta.page.top import top_table
 from aorta.records.newest import FollowedRank
 from tests.records.plain_records import step

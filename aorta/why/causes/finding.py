@@ -10,8 +10,6 @@ from aorta.account.judge.occasional import Floats as Floats
 from aorta.account.judge.occasional import Occasions
 from aorta.why.causes.cause import CauseKind, CauseSource
 
-MANY_RANKS = 16
-"""One rank more or less is no matter to the median of so many."""
 WAIT = ("wait", "communication")
 """Cells that hold what ranks wait for each other."""
 ANY_CELL = (
@@ -77,15 +75,6 @@ def steps_with(values: Floats) -> NDArray[np.bool_]:
     is_rare = np.median(values) == 0 and bool(values.any())
     result: NDArray[np.bool_] = values > 0 if is_rare else np.ones(values.shape, dtype=bool)
     return result
-
-
-def of_the_others(values: Floats) -> Floats:
-    """[rank, step]: median of the other ranks' values, of many ranks that of all; 0 of a single rank."""
-    if len(values) < 2:
-        return np.zeros_like(values)
-    if len(values) > MANY_RANKS:
-        return np.broadcast_to(np.median(values, axis=0), values.shape)
-    return np.stack([np.median(np.delete(values, i, axis=0), axis=0) for i in range(len(values))])
 
 
 def of_the_least(by_rank: Floats) -> Floats:

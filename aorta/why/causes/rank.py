@@ -11,6 +11,7 @@ import numpy as np
 from aorta.account.judge.alike import is_whole_trace
 from aorta.account.judge.cells import CELLS, LOSSES, Account, account_of
 from aorta.account.judge.contradictions import please_report
+from aorta.account.judge.late import LateRank, steps_left_out
 from aorta.account.judge.occasional import Occasions, of_all_steps
 from aorta.account.judge.phases import line_of_evaluation
 from aorta.account.judge.selection import MOST_NUMBERS, last_holds_the_end, looked_at
@@ -25,9 +26,9 @@ from aorta.why.causes.code_lines import issued_text, line_of
 from aorta.why.causes.contradictions import Exposures, without_contradictions
 from aorta.why.causes.finding import WAIT, CauseFinding
 from aorta.why.causes.ledger import Ledger
-from aorta.why.causes.losses.left_out import late_in_left_out, steps_left_out
 from aorta.why.causes.losses.of_a_step import findings
 from aorta.why.causes.losses.outside import outside_cause
+from aorta.why.causes.losses.waiting import left_out
 from aorta.why.causes.program import program_of, without_in_force, workers_of
 from aorta.why.causes.rules import CauseRule, rules
 from aorta.why.causes.stack import stack_of
@@ -73,6 +74,16 @@ def explanation_of(judged: JudgedRun, path: str = "RUN") -> Explanation:
     return judged.once(f"explanation.{path}", lambda: _explanation(judged, path))
 
 
+def late_rank(judged: JudgedRun) -> LateRank | None:
+    """The rank that the others wait for most, of the largest cause of which one rank is late."""
+    for cause in explanation_of(judged).causes:
+        if cause.is_waited_for and cause.rank is not None:
+            # Of steps that were left out: the newest ones are, and the recorded ones may be long ago.
+            part = 1.0 if cause.is_in_step else steps_left_out(judged).mean()
+            return LateRank(cause.rank, float(cause.ms / part))
+    return None
+
+
 def _explanation(judged: JudgedRun, path: str) -> Explanation:
     account = account_of(judged)
     looked = looked_at(judged)
@@ -102,7 +113,7 @@ def _explanation(judged: JudgedRun, path: str) -> Explanation:
     outside = outside_cause(account, path, line_of_evaluation(looked))
     if outside is not None:
         named.append((outside, {}))
-    late = late_in_left_out(judged)
+    late = left_out(judged)
     if late is not None:
         named += [
             (cause, {}) for cause in _of_left_out(late, rule_of[late.kind], judged, account, stack, path)

@@ -7,7 +7,7 @@ from aorta.account.load.open import load_run
 from aorta.account.newest import newest
 from aorta.records.newest import Follower
 from aorta.records.schema import OverlapRecord
-from aorta.why.causes.late import late_rank
+from aorta.why.causes.rank import late_rank
 from tests.dist.launch import run_ranks
 from tests.record.rank_programs import late_where_left_out
 from tests.why.causes.runs import Host, causes, run_of

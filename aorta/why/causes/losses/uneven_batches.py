@@ -5,13 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from aorta.account.judge.exposed import Exposed
+from aorta.account.judge.late import ONE_RANK
 from aorta.account.metrics import WORK
 from aorta.account.model import JudgedRun
 from aorta.account.rows import positive
 from aorta.records.schema import UNLIKE
 from aorta.why.causes.finding import ANY_CELL, CauseFinding, of_one_rank
 from aorta.why.causes.losses.parts import Parts
-from aorta.why.causes.losses.waiting import IN_TURN, ONE_RANK
+from aorta.why.causes.losses.waiting import IN_TURN
 
 MORE_TOKENS = 1.05
 """Of the ranks' mean, that a rank must get in the mean step where the program tells tokens."""

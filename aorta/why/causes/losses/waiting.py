@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS
 from aorta.account.judge.exposed import Exposed, has_point_to_point
-from aorta.account.judge.occasional import Occasions, occasions
+from aorta.account.judge.late import MARKS, ONE_RANK, Lateness, late_in_left_out, late_of_recorded
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import quantity
-from aorta.account.rows import positive
+from aorta.account.rows import of_the_others, positive
 from aorta.why.causes.cause import CauseKind
 from aorta.why.causes.finding import (
     ANY_CELL,
@@ -23,7 +23,6 @@ from aorta.why.causes.finding import (
     CauseFinding,
     Floats,
     of_one_rank,
-    of_the_others,
     steps_with,
 )
 from aorta.why.causes.losses.parts import Parts
@@ -35,18 +34,8 @@ WORDS: dict[str, str] = {
     "between_steps": "time between steps",
     "pause": "evaluation, or an announced pause",
 }
-ONE_RANK = 0.6
-"""Part of a loss from which on it is that of one rank."""
 NEARLY_ALL = 0.8
 """Of the steps."""
-LEAST_SIGNS = 3.3
-"""Standard deviations of a sum with signs by chance: seen in one of 2000."""
-STRETCHES = 4
-"""Of the run."""
-MIN_STRETCH = 8
-"""Steps of it."""
-LASTING = 0.4
-"""Lateness of a stretch over that of the run."""
 UNLIKE_CORES = 0.25
 """By which one core may be slower at the same work than another, where programs share its caches and its
 other thread: up to 0.18 was seen, for whole runs."""
@@ -228,7 +217,7 @@ def _more_work(judged: JudgedRun) -> tuple[NDArray[np.bool_], dict[str, object]]
 
 
 def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseFinding]:
-    late = _one_rank(judged, parts, left)
+    late = _late(judged, parts, left)
     if late is None:
         return  # nobody in particular: ranks vary, and no record tells why
     worst, ranks, arrivals = late.row, judged.run.ranks, judged.run.arrivals
@@ -262,29 +251,8 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseF
     yield _finding_of(late, ranks[worst], of_one_rank(len(ranks), own, *ANY_CELL), facts, evidence)
 
 
-@dataclass(slots=True)
-class LateRank:
-    """The rank that the others wait for."""
-
-    row: int
-    ms: Floats
-    """[step]"""
-    occasions: Occasions | None
-    """Steps where it is late, if it is not in most."""
-    is_sure: bool
-    """It is late in more steps than chance would have it."""
-
-    @property
-    def steps(self) -> "slice | NDArray[np.bool_]":
-        return slice(None) if self.occasions is None else self.occasions.is_slow
-
-    @property
-    def when(self) -> str:
-        return "a step" if self.occasions is None else "in such a step"
-
-
 def _finding_of(
-    late: LateRank,
+    late: Lateness,
     rank: int,
     takes: dict[tuple[str, ...], float],
     facts: dict[str, object],
@@ -302,44 +270,12 @@ def _finding_of(
     )
 
 
-def _one_rank(judged: JudgedRun, parts: Parts, left: Floats) -> LateRank | None:
-    """None where it is no rank for sure: it must be late in most steps and all along the run, or in steps
-    that come with a period or stand apart."""
-    by_rank = left.sum(axis=1)
-    total = float(by_rank.sum())
-    if total <= 0:
-        return None
-    worst = int(np.argmax(by_rank))
-    # What the others cost this one comes back when it is no longer late; only the balance is lost.
-    net = left[worst] - of_the_others(left)[worst]
+def _late(judged: JudgedRun, parts: Parts, lost_ms: Floats) -> Lateness | None:
     knows_busy = parts.on_device or parts.taken_ms is not None
-    is_sure = signs(net) >= LEAST_SIGNS and lasts(net, knows_busy)
-    is_often = (net > 0).mean() >= ONE_RANK and lasts(net, knows_busy)
-    is_usual = by_rank[worst] >= ONE_RANK * total and (is_often or is_sure)
-    slow_steps = occasions(net, judged.run.global_step[judged.num_warmup :])
-    if slow_steps is not None and slow_steps.excess_ms.mean() >= np.median(net[~slow_steps.is_slow]):
-        return LateRank(worst, net if is_usual else slow_steps.excess_ms, slow_steps, is_sure=True)
-    return LateRank(worst, net, None, is_sure) if is_usual else None
+    return late_of_recorded(lost_ms, judged.run.global_step[judged.num_warmup :], knows_busy)
 
 
-def signs(net: Floats) -> float:
-    """The sum over what it varies by where each step's sign is chance, as with ranks that are late in turn:
-    one long step makes 1, however long it is."""
-    size = float(np.sqrt((net**2).sum()))
-    return float(net.sum()) / size if size > 0 else 0.0
-
-
-def lasts(net: Floats, knows_busy: bool) -> bool:
-    """Whether the stretches of the run, all but one, show what the whole shows: a machine that is busy for a
-    while makes no rank late. All of them where no record tells how busy it was."""
-    num_stretches = min(STRETCHES, len(net) // MIN_STRETCH)
-    if num_stretches < 2:
-        return True
-    means = sorted(float(stretch.mean()) for stretch in np.array_split(net, num_stretches))
-    return means[1 if knows_busy and num_stretches == STRETCHES else 0] >= LASTING * float(net.mean()) > 0
-
-
-def _of_rank(values: Floats, late: LateRank) -> tuple[float, float]:
+def _of_rank(values: Floats, late: Lateness) -> tuple[float, float]:
     """Means of the rank and of the others, in the steps where it is late."""
     return tuple(float(row[late.row, late.steps].mean()) for row in (values, of_the_others(values)))  # type: ignore[return-value]
 
@@ -361,7 +297,7 @@ class _OnCore:
     def sleeps(self) -> bool:
         return self.asleep_ms - self.others_asleep_ms > self.cpu_ms - self.others_cpu_ms
 
-    def text(self, late: LateRank) -> str:
+    def text(self, late: Lateness) -> str:
         when = late.when
         if self.sleeps:
             return (
@@ -374,7 +310,7 @@ class _OnCore:
         )
 
 
-def _on_core(parts: Parts, late: LateRank) -> _OnCore | None:
+def _on_core(parts: Parts, late: Lateness) -> _OnCore | None:
     """None where nothing tells."""
     if parts.cpu_ms is None or parts.taken_ms is None or parts.on_device:
         return None
@@ -392,7 +328,7 @@ def _on_core(parts: Parts, late: LateRank) -> _OnCore | None:
     return within if within.more_ms >= before.more_ms else before
 
 
-def _asleep(parts: Parts, late: LateRank) -> str | None:
+def _asleep(parts: Parts, late: Lateness) -> str | None:
     """What its host does while its device idles, where that is most of the lateness."""
     by_rank = parts.ms_by_kind.get("asleep")
     if by_rank is None:
@@ -406,7 +342,7 @@ def _asleep(parts: Parts, late: LateRank) -> str | None:
     )
 
 
-def _sleep_alike(parts: Parts, late: LateRank) -> bool:
+def _sleep_alike(parts: Parts, late: Lateness) -> bool:
     """Whether the others' hosts sleep as long, their devices being busy or waiting in a part of it: a host
     may sleep because its device waits, but not while that idles."""
     own, others = _of_rank(parts.asleep_ms, late)
@@ -414,7 +350,7 @@ def _sleep_alike(parts: Parts, late: LateRank) -> bool:
     return others >= SLEEP_ALIKE * own and others_idle >= ALSO_OTHERS * idle
 
 
-def _all_asleep(parts: Parts, late: LateRank) -> CauseFinding:
+def _all_asleep(parts: Parts, late: Lateness) -> CauseFinding:
     return CauseFinding(
         "pause",
         late.ms,
@@ -430,7 +366,7 @@ def _all_asleep(parts: Parts, late: LateRank) -> CauseFinding:
     )
 
 
-def _has_more_of(parts: Parts, late: LateRank) -> tuple[str, str] | None:
+def _has_more_of(parts: Parts, late: Lateness) -> tuple[str, str] | None:
     """The cell of its step in which it takes longest beyond the others, and that in words."""
     cells = {name: values for name, values in parts.account.cells.items() if name not in EXPOSED_CELLS}
     # Those that wait compute beside a collective that has begun.
@@ -453,10 +389,32 @@ def _starved_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[Cau
     beyond = parts.taken_ms - usual_ratio * parts.cpu_ms
     explained = np.minimum(positive(beyond - of_the_others(beyond)), left)
     left -= explained
-    late = _one_rank(judged, parts, explained)
+    late = _late(judged, parts, explained)
     if late is None:
         return
     taken_ms, others_ms = _of_rank(parts.taken_ms, late)
     facts: dict[str, object] = {"op": "starved", "taken_ms": taken_ms, "others_taken_ms": others_ms}
     takes = of_one_rank(len(judged.run.ranks), "core_taken", *ANY_CELL)
     yield _finding_of(late, judged.run.ranks[late.row], takes, facts, [])
+
+
+def left_out(judged: JudgedRun) -> CauseFinding | None:
+    """What each of the judged steps that were left out would be shorter by, were its late rank not late."""
+    late = late_in_left_out(judged)
+    if late is None:
+        return None
+    num, mean_ms = len(late.late_ms), float(late.late_ms.mean())
+    rank = judged.run.ranks[late.row]
+    return CauseFinding(
+        "late_rank",
+        late.late_ms * (late.cost_ms / mean_ms),
+        takes={WAIT: 1.0},
+        facts={"who": f"rank {rank}", "op": late.op},
+        evidence=[
+            f"in {num:,} judged steps that the overhead left out it comes to"
+            f" {MARKS[late.mark]} {quantity(mean_ms + late.usual_ms, 'ms')} behind the others, in recorded"
+            f" ones {quantity(late.usual_ms, 'ms')}; steps take {quantity(late.longer_ms, 'ms')} more then"
+        ],
+        rank=rank,
+        is_sure=True,
+    )
