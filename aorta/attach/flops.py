@@ -620,7 +620,8 @@ class _Watched(TorchDispatchMode):
             return self._nonzero(args[0])
         result = func(*args, **(kwargs or {}))
         dtype = getattr(args[0], "dtype", None) if packet in flop_registry else None
-        if dtype == torch.float64 or (dtype == torch.float32 and self.num_off):
+        is_off = self.num_off > 0 and not self.is_backward  # of what is computed again it is off, too
+        if dtype == torch.float64 or (dtype == torch.float32 and is_off):
             by_line = self.fp64 if dtype == torch.float64 else self.fp32
             num = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
             by_line[None if self.is_backward else _line()] += num
