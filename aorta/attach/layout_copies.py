@@ -7,6 +7,7 @@ libraries ask for, and what operators copy by themselves, is not counted.
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -47,8 +48,9 @@ class LayoutCopies:
                 return found
             if name != "to" or "memory_format" in named:
                 caller = sys._getframe(1)
-                if not library_of(caller.f_code.co_filename) and found.data_ptr() != tensor.data_ptr():
-                    num_at[line_of(caller)] += 1
+                with suppress(RuntimeError):  # tensors of torch.func have no memory to point at
+                    if not library_of(caller.f_code.co_filename) and found.data_ptr() != tensor.data_ptr():
+                        num_at[line_of(caller)] += 1
             return found
 
         return method

@@ -308,6 +308,7 @@ def test_copies_that_lines_of_the_program_ask_for():
         rows = x.t().contiguous().contiguous()  # one
         rows = rows.t().reshape(-1).reshape(D, S).t()  # and one
         torch.zeros(1, 2, 4, 4).to(memory_format=torch.channels_last)  # and one
+        torch.vmap(lambda one: one.t().contiguous().sum())(torch.zeros(2, 3, 4))  # which shows no memory
         return model(rows.to(torch.float32).reshape(S, D).float())
 
     work = worked(model, torch.optim.SGD(model.parameters(), 0.1), call)
