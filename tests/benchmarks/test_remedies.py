@@ -23,7 +23,7 @@ OF_NO_LINE = "what its neighbour with a line says, of a run whose stacks are off
 OF_SERVERS = "of traces of inference: nothing runs here"
 WITHOUT_PROGRAM = {
     ("between_steps", "find out what"): OF_NO_LINE,
-    ("between_steps", "prepare the next batch"): OF_NO_LINE,
+    ("between_steps", "look at what the program does"): OF_NO_LINE,
     ("bubble", "more micro-batches"): "needs a pipeline of several stages",
     ("clock", "check cooling"): "a fault of a machine",
     ("compute", "find the module"): "needs GPUs: a CPU has no tensor cores",
