@@ -470,7 +470,8 @@ def _counted(model: Module, args: Any, named: Any, needs_gradient: bool = True) 
     again = _Again(counter, watched)
     states, handles = (random.getstate(), torch.get_rng_state()), again.watch(model)
     try:
-        with torch.enable_grad(), torch.device("meta"), _without_autocast(watched), watched, counter:
+        quiet = torch.autograd.set_detect_anomaly(False)  # else it warns of values that a copy has not
+        with quiet, torch.enable_grad(), torch.device("meta"), _without_autocast(watched), watched, counter:
             outputs = [leaf for leaf in _tensors(model(*args, **named)) if leaf.requires_grad]
             again.is_backward = watched.is_backward = True
             num_forward = watched.num_operators

@@ -347,6 +347,14 @@ def test_a_step_leaves_nothing_behind():
     assert all(parameter.device.type == "cpu" and parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_copy_is_not_searched_for_anomalies():
+    with torch.autograd.set_detect_anomaly(True, check_nan=True):
+        calls = noted(nn.Linear(4, 4), torch.zeros(2, 4))
+        assert calls.count() == (2 * 2 * 4 * 4 * 2, "")
+        assert torch.is_anomaly_enabled()
+
+
 def test_a_profiler_with_stacks_may_begin_in_a_step_that_is_noted():
     """It reads a local of the frame of Module.__call__ by its name: without that the process dies."""
     model, calls = nn.Linear(4, 4), ModelCalls()
