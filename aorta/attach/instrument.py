@@ -38,7 +38,6 @@ def instrument(
     placement: Placement = "native",
     overhead: float | str | None = "1%",
     telemetry_interval_s: float = 1.0,
-    rocm_metrics: bool = False,
     config: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
     layout: dict[str, Any] | None = None,
@@ -63,7 +62,6 @@ def instrument(
         whatever that costs; then some are left out, on all ranks the same, if need be: these have the host's
         times alone. "off" records every step. run.json says what it has cost.
     telemetry_interval_s: time between two samples of clocks, power, temperature and memory.
-    rocm_metrics: add rocm-smi's readings to the records.
     config, model, layout: written into run.json as they are. layout's dp and world tell which ranks share
         their tokens.
     device: found at the first step where it is not given.
@@ -90,7 +88,6 @@ def instrument(
         placement=placement,
         overhead=overhead,
         telemetry_interval_s=telemetry_interval_s,
-        rocm_metrics=rocm_metrics,
         config=config,
         model=model,
         layout=layout,

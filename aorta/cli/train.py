@@ -37,12 +37,10 @@ config_option = click.option(
     help="Start N ranks here, as torchrun does.",
 )
 @rare("--override", multiple=True, metavar="KEY=VALUE", help="The same as KEY=VALUE alone; may repeat.")
-@rare("--enable-rocm-metrics", is_flag=True, help="Add rocm-smi's readings to the step records.")
 def train_command(
     config: str,
     override: tuple[str, ...],
     num_ranks: int | None,
-    enable_rocm_metrics: bool,
     settings: tuple[str, ...],
 ) -> int:
     """Train a small decoder and record where its steps lose time.
@@ -53,8 +51,6 @@ def train_command(
     arguments = ["--config", config]
     if override or settings:
         arguments += ["--override", *override, *settings]
-    if enable_rocm_metrics:
-        arguments.append("--enable-rocm-metrics")
     if num_ranks is not None:
         command = training_command(num_ranks, *arguments)
         os.execve(command[0], command, module_environment())

@@ -4,7 +4,6 @@
 the rocm-smi command or the amd-smi command, whichever answers first.
 """
 
-import contextlib
 import json
 import logging
 import re
@@ -66,40 +65,31 @@ class TelemetrySource(Protocol):
 class TelemetrySampler:
     """Samples a torch device every interval_s in a daemon thread, from start() to stop().
 
-    latest() and rocm_smi_output() read one attribute and never wait. NVML and amdsmi are
-    asked in the process; where only the rocm-smi or amd-smi command is there, or rocm_text
-    asks for rocm-smi's output, one process runs per interval, of at least a second.
+    latest() reads one attribute and never waits. NVML and amdsmi are asked in the process; where only the
+    rocm-smi or amd-smi command is there, one process runs per interval, of at least a second.
 
-    device_index: torch's index; None on CPU, where only rocm_text can give something.
+    device_index: torch's index; None on CPU.
     """
 
     def __init__(
         self,
         device_index: int | None,
         interval_s: float,
-        rocm_text: bool = False,
         *,
         platform: DeviceKind | None = None,
     ) -> None:
         self.interval_s = interval_s
         self.reason: str | None = "no sample yet"
         """Why latest() is None."""
-        self.rocm_smi_reason: str | None = "no sample yet" if rocm_text else "not asked for"
-        """Why rocm_smi_output() is None."""
         self._device_index = device_index
-        self._rocm_text = rocm_text
         self._platform = platform or ("cpu" if device_index is None else current_platform())
         self._latest: DeviceRecord | None = None
-        self._text: str | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._command = Command()
 
     def latest(self) -> DeviceRecord | None:
         return self._latest
-
-    def rocm_smi_output(self) -> str | None:
-        return self._text
 
     def __enter__(self) -> Self:
         self.start()
@@ -111,11 +101,11 @@ class TelemetrySampler:
     def start(self) -> None:
         if self._thread is not None:
             return
-        if self._platform == "cpu" and not self._rocm_text:
+        if self._device_index is None or self._platform == "cpu":
             self.reason = "this process uses no GPU"
             return
         # torch is asked here and not in the thread: the first question initialises the device.
-        identity = None if self._device_index is None else _identity(self._device_index)
+        identity = _identity(self._device_index)
         self._stopping = threading.Event()
         self._command = Command()
         self._thread = threading.Thread(
@@ -137,51 +127,39 @@ class TelemetrySampler:
             log.warning("the telemetry thread does not end and is left behind")
         self._thread = None
 
-    def _run(self, identity: DeviceIdentity | None, stopping: threading.Event, command: "Command") -> None:
+    def _run(self, identity: DeviceIdentity, stopping: threading.Event, command: "Command") -> None:
         try:
-            source, rocm_smi = self._open(identity, command)
+            source = self._open(identity, command)
+            if source is None:
+                return
             interval_s = self.interval_s
-            if rocm_smi or isinstance(source, AmdSmiCommandSource):
+            if isinstance(source, RocmSmiSource | AmdSmiCommandSource):
                 interval_s = max(interval_s, _MIN_COMMAND_INTERVAL_S)
             while not stopping.is_set():
-                self._sample(source, rocm_smi)
+                self._sample(source)
                 stopping.wait(interval_s)
-            if source is not None:
-                source.close()
+            source.close()
         except Exception as error:  # a vendor's library may raise anything; training goes on without it
             self._latest = None
             self.reason = f"telemetry failed: {error!r}"
             log.warning("%s", self.reason)
 
-    def _open(
-        self, identity: DeviceIdentity | None, command: "Command"
-    ) -> tuple[TelemetrySource | None, "RocmSmiSource | None"]:
-        """(source of the samples, source of the text); one object where the text has the numbers too."""
-        rocm_smi = RocmSmiSource(command, identity) if self._rocm_text else None
-        if identity is None or self._platform == "cpu":
-            self.reason = "this process uses no GPU"
-            return None, rocm_smi
+    def _open(self, identity: DeviceIdentity, command: "Command") -> TelemetrySource | None:
         try:
             if self._platform == "cuda":
-                return NvmlSource(identity), rocm_smi
+                return NvmlSource(identity)
             if self._platform == "hip":
-                return _open_amd(identity, command, rocm_smi), rocm_smi
+                return _open_amd(identity, command)
             raise NotMeasured(f"telemetry of {self._platform} devices is not known")
         except NotMeasured as why:
             self.reason = str(why)
-            return None, rocm_smi
+            return None
 
-    def _sample(self, source: TelemetrySource | None, rocm_smi: "RocmSmiSource | None") -> None:
-        if source is not None:
-            try:
-                self._latest, self.reason = source.sample(), None
-            except NotMeasured as why:
-                self._latest, self.reason = None, str(why)
-        if rocm_smi is not None:
-            if rocm_smi is not source:
-                with contextlib.suppress(NotMeasured):  # only its text is asked for
-                    rocm_smi.sample()
-            self._text, self.rocm_smi_reason = rocm_smi.text, rocm_smi.reason
+    def _sample(self, source: TelemetrySource) -> None:
+        try:
+            self._latest, self.reason = source.sample(), None
+        except NotMeasured as why:
+            self._latest, self.reason = None, str(why)
 
 
 def _identity(device_index: int) -> DeviceIdentity:
@@ -189,16 +167,14 @@ def _identity(device_index: int) -> DeviceIdentity:
     return DeviceIdentity(uuid=device_uuid(properties), pci_address=pci_address(properties))
 
 
-def _open_amd(
-    identity: DeviceIdentity, command: "Command", rocm_smi: "RocmSmiSource | None"
-) -> TelemetrySource:
+def _open_amd(identity: DeviceIdentity, command: "Command") -> TelemetrySource:
     """The first of AMD's sources that answers; NotMeasured with the reasons of all."""
     reasons = []
     try:
         return AmdsmiSource(identity)
     except NotMeasured as why:
         reasons.append(str(why))
-    by_command = rocm_smi or RocmSmiSource(command, identity)
+    by_command = RocmSmiSource(command, identity)
     try:
         by_command.sample()
     except NotMeasured as why:
@@ -403,28 +379,13 @@ class RocmSmiSource:
 
     ARGUMENTS = ("--showbus", "--showpower", "--showclocks", "--showtemp", "--showuse", "--json")
 
-    def __init__(self, command: Command, identity: DeviceIdentity | None) -> None:
+    def __init__(self, command: Command, identity: DeviceIdentity) -> None:
         self._command = command
         self._identity = identity
-        self.text: str | None = None
-        """Raw output of the last call."""
-        self.reason: str | None = None
-        """Why `text` is None."""
-
-    def _call(self) -> str:
-        try:
-            text = self._command.output("rocm-smi", *self.ARGUMENTS)
-        except NotMeasured as why:
-            self.text, self.reason = None, str(why)
-            raise
-        self.text, self.reason = text, None
-        return text
 
     def sample(self) -> DeviceRecord:
-        text = self._call()
+        text = self._command.output("rocm-smi", *self.ARGUMENTS)
         sampled = time.time_ns()
-        if self._identity is None:
-            raise NotMeasured("this process uses no GPU")
         card = self._card(_parse_json(text, "rocm-smi"))
         return DeviceRecord(
             sample_unix_ns=sampled,
@@ -440,7 +401,6 @@ class RocmSmiSource:
         )
 
     def _card(self, cards: Any) -> Any:
-        assert self._identity is not None
         for card in cards.values() if isinstance(cards, dict) else ():
             if _same_device(_get(card, "PCI Bus"), self._identity):
                 return card

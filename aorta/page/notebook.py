@@ -21,7 +21,7 @@ from aorta.records.schema import StepRecord
 from aorta.traces.classify import COMM_RULES, CommRule, load_rules
 from aorta.traces.sources import Reading
 
-NESTED = ("streams", "active_segments", "collectives", "not_measured", "rocm_smi_output")
+NESTED = ("streams", "active_segments", "collectives", "not_measured")
 """Fields of a record that `steps` leaves out."""
 KERNEL_COLUMNS = ("rank", "kind", "op", "name", "stream", "start_ms", "end_ms", "duration_ms")
 COLUMNS = (

@@ -34,7 +34,6 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
     """Readings of the device that go into a step's record beside its own numbers."""
 
     device: DeviceRecord | None = None
-    rocm_smi_output: str | None = None
     not_measured: dict[str, str] = {}
 
 

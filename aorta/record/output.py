@@ -46,7 +46,6 @@ class Output:
         self._sending: SendingThread | None = None
         self._unwritten: UnwrittenSteps | None = None
         self._telemetry: TelemetrySampler | None = None
-        self._rocm_metrics = False
         self._on_device = False
 
     def write_run(self, run: RunRecord) -> None:
@@ -129,11 +128,9 @@ class Output:
     # -- the device's telemetry ----------------------------------------------------------------------
 
     def _start_telemetry(self, device: torch.device | None, settings: RecorderSettings) -> None:
-        self._rocm_metrics = settings.rocm_metrics
         self._telemetry = TelemetrySampler(
             None if device is None else device.index,
             settings.telemetry_interval_s,
-            rocm_text=settings.rocm_metrics,
         )
         self._telemetry.start()
 
@@ -143,10 +140,7 @@ class Output:
             return Telemetry(not_measured={"device": "no sample yet"})
         sample = telemetry.latest()
         reasons = {} if sample is not None else {"device": telemetry.reason or "no sample yet"}
-        text = telemetry.rocm_smi_output()
-        if self._rocm_metrics and text is None:
-            reasons["rocm_smi_output"] = telemetry.rocm_smi_reason or "no sample yet"
-        return Telemetry(device=sample, rocm_smi_output=text, not_measured=reasons)
+        return Telemetry(device=sample, not_measured=reasons)
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -166,8 +160,6 @@ class Output:
             self._unwritten.close()
         if telemetry is not None:
             telemetry.stop()
-            if self._rocm_metrics and telemetry.rocm_smi_output() is None and self.rank == 0:
-                logger.warning("no readings of rocm-smi: %s", telemetry.rocm_smi_reason)
 
     def end(self, ending: Ending) -> None:
         """Note how this process ends; only the first call counts."""

@@ -208,9 +208,9 @@ class SendingThread:
                 break
             steps.append(step)
         told, self._told = self._told, telemetry.device
-        sample = (None, None) if told is telemetry.device else (telemetry.device, telemetry.rocm_smi_output)
+        sample = None if told is telemetry.device else telemetry.device
         self._sink.put_left_out(
-            LeftOutSteps(steps, LEFT_OUT, *sample, telemetry.not_measured), self._wants_records()
+            LeftOutSteps(steps, LEFT_OUT, sample, telemetry.not_measured), self._wants_records()
         )
         for _ in steps:
             closed.popleft()

@@ -22,7 +22,6 @@ class RecorderSettings:
     placement: Placement = "native"
     overhead: float | str | None = "1%"
     telemetry_interval_s: float = 1.0
-    rocm_metrics: bool = False
     config: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
     layout: dict[str, Any] | None = None

@@ -318,7 +318,6 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """From source `kernels`."""
     memory: MemoryRecord | None = None
     device: DeviceRecord | None = None
-    rocm_smi_output: str | None = None
     modules: list[str] = []
     """Purposes of collectives: the module of a unit of fully_shard, a bucket of DDP with its parameters, the
     module that issued the call ("layers.3.mlp.down"), "optimizer: AdamW"."""

@@ -48,7 +48,7 @@ PARTS: tuple[tuple[str, type], ...] = (
     ("kernels", KernelSums),
 )
 """Parts of a record whose fields have the part's name before their own."""
-LEFT_OUT = ("rocm_smi_output", "where")
+LEFT_OUT = ("where",)
 """Long texts that no statistic is made of."""
 NOT_MEASURED, THROTTLING = "not_measured", "device.throttling"
 """Columns of JSON texts."""

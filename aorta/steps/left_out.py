@@ -44,7 +44,6 @@ def raw_steps(steps: LeftOutSteps) -> Iterator[RawStep]:
             window_end_ns=step.end_ns,
             host_ms=(step.body_end_ns - step.start_ns) / 1e6,
             device=steps.device if has_sample else None,
-            rocm_smi_output=steps.rocm_smi_output if has_sample else None,
             not_measured=steps.not_measured,
             rollbacks=step.rollbacks,
             host_notes=step.notes,

@@ -56,8 +56,7 @@ class LeftOutSteps(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reason: str
     """Why they are not recorded."""
     device: DeviceRecord | None
-    """A sample that came since the steps before, as rocm_smi_output: in the line of the first of them."""
-    rocm_smi_output: str | None
+    """A sample that came since the steps before: in the line of the first of them."""
     not_measured: dict[str, str]
     """Where there is no device."""
 
@@ -125,7 +124,6 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     memory: tuple[int, int, int, int | None, int | None] | None = None
     """Allocated, reserved, peak allocated bytes; retries and segments given back, since the process began."""
     device: DeviceRecord | None = None
-    rocm_smi_output: str | None = None
     not_measured: dict[str, str] = {}
     gap_ms: float = 0.0
     """Time between the previous window's end and this start; 0 unless the recorder was paused."""

@@ -63,7 +63,6 @@ def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> S
         host_use=host_use(step),
         memory=memory_record(step),
         device=step.device,
-        rocm_smi_output=step.rocm_smi_output,
         run_id=settings.run_id,
         attempt=settings.attempt,
         rollbacks=step.rollbacks,

@@ -39,9 +39,6 @@ def training_parser(prog: str = "train.py") -> "Parser":
         metavar="A.B=C",
         help="settings that replace those of the file; may repeat",
     )
-    parser.add_argument(
-        "--enable-rocm-metrics", action="store_true", help="add rocm-smi's readings to the step records"
-    )
     return parser
 
 
@@ -62,7 +59,7 @@ def main(arguments: list[str] | None = None, prog: str = "train.py") -> int:
         with suppress(KernelRecordsUnavailable):  # the recorder says why
             name_tool(os.environ)  # before HIP initialises: any question about devices does that
     try:
-        summary = train(config, rocm_metrics=options.enable_rocm_metrics)
+        summary = train(config)
     except AgreedError as error:
         return fail(prog, str(error), says=is_first_rank())
     except AortaError as error:  # this rank's own: its device, its file system

@@ -65,7 +65,7 @@ class Summary:
     output_dir: str
 
 
-def train(config: Config, rocm_metrics: bool = False) -> Summary:
+def train(config: Config) -> Summary:
     """Train as the config says, on the ranks of the environment. Every rank calls it.
 
     Raises ConfigError before any process group exists, except for checkpoints that cannot be read or
@@ -77,7 +77,7 @@ def train(config: Config, rocm_metrics: bool = False) -> Summary:
     set_arithmetic(config)
     store = start_process_group(config, ranks, device)
     try:
-        summary = TrainingRun(config, ranks, layout, device).train(store, rocm_metrics)
+        summary = TrainingRun(config, ranks, layout, device).train(store)
     except AgreedError:
         dist.barrier()  # a launcher ends the other ranks with the first, maybe before their last records
         dist.destroy_process_group()
@@ -108,7 +108,7 @@ class TrainingRun:
         self.checkpoints = Checkpoints(config, ranks.rank, self.form.plain, self.optimizer, self.scale)
         self.first_step = self.checkpoints.resume(training.resume) if training.resume is not None else 0
 
-    def train(self, store: Store, rocm_metrics: bool) -> Summary:
+    def train(self, store: Store) -> Summary:
         config, rank = self.config, self.ranks.rank
         self._warn_if_nothing_is_traced()
         with ExitStack() as stack:
@@ -122,7 +122,7 @@ class TrainingRun:
                 if self.ranks.is_first
                 else None
             )
-            recorder = stack.enter_context(self._recorder(rocm_metrics))
+            recorder = stack.enter_context(self._recorder())
             if reporter is not None:
                 recorder.on_record(reporter.add)
             num_steps = self._loop(stop, recorder)
@@ -209,7 +209,7 @@ class TrainingRun:
         self.scale.update(finite)
         return grad_norm, finite
 
-    def _recorder(self, rocm_metrics: bool) -> AbstractContextManager[LoopRecorder]:
+    def _recorder(self) -> AbstractContextManager[LoopRecorder]:
         config, recording, training = self.config, self.config.recording, self.config.training
         self._warn_if_hangs_end_the_run_first()
         if not recording.enabled:
@@ -229,7 +229,6 @@ class TrainingRun:
             config=msgspec.to_builtins(self.config),
             model=model_record(self.config),
             layout=layout_record(self.config, self.layout),
-            rocm_metrics=rocm_metrics,
             flops_per_token=train_flops_per_token(self.config.model, self.config.data.seq_len),
             precision=training.precision,
             hang=self._hang(),

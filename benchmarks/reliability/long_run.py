@@ -74,7 +74,7 @@ def long_run(folder: Path, num_steps: int, max_bytes: int) -> Written:
             else:
                 count = min(TOGETHER, num_steps - number)
                 steps = [_left_out(one) for one in range(number, number + count)]
-                sink.put_left_out(LeftOutSteps(steps, "left out", None, None, {}), False)
+                sink.put_left_out(LeftOutSteps(steps, "left out", None, {}), False)
             if (number + count) * 10 // num_steps > number * 10 // num_steps:
                 resident_mb = process.memory_info().rss / 2**20
                 folder_mb = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
@@ -101,7 +101,7 @@ def _recorded(number: int) -> RawStep:
         global_step=number, step=number, epoch=0, tokens=None, start_ns=start_ns, window_ms=STEP_NS / 1e6,
         body_ms=BODY_NS / 1e6, body_end_ns=start_ns + BODY_NS, window_end_ns=start_ns + STEP_NS,
         host_ms=BODY_NS / 1e6, groups=[], calls=[], waits=[], stalls=[], final_waits=[], ranges=[],
-        scalars={"loss": 1.0 / (1 + number)}, memory=None, device=None, rocm_smi_output=None, not_measured={},
+        scalars={"loss": 1.0 / (1 + number)}, memory=None, device=None, not_measured={},
         rollbacks=0, host_notes=_notes(start_ns), host_use=(5.0, 0.1),
     )  # fmt: skip
 

@@ -79,21 +79,16 @@ ROCM_SMI = {
 
 
 @pytest.mark.usefixtures("my_device", "no_amdsmi")
-def test_rocm_smi_gives_numbers_of_this_device_and_the_text(path_folder: Path) -> None:
+def test_rocm_smi_gives_numbers_of_this_device(path_folder: Path) -> None:
     warning = "WARNING: AMD GPU device(s) is/are in a low-power state"
     stand_in(path_folder, "rocm-smi", prints(f"{warning}\n{json.dumps(ROCM_SMI)}"))
-    sampler = TelemetrySampler(0, 0.01, rocm_text=True, platform="hip")
-    sample = first_sample(sampler)
+    sample = first_sample(TelemetrySampler(0, 0.01, platform="hip"))
     assert sample.power_w == 612.0
     assert sample.sm_clock_mhz == 2100.0
     assert sample.memory_clock_mhz == 1300.0
     assert sample.temperature_c == 51.0
     assert sample.utilization_percent == 99.0
     assert sample.throttling is None
-    text = sampler.rocm_smi_output()
-    assert text is not None
-    assert "low-power" in text
-    assert sampler.rocm_smi_reason is None
 
 
 @pytest.mark.usefixtures("my_device", "no_amdsmi")
@@ -282,26 +277,6 @@ def test_on_cpu_it_says_so_and_starts_no_thread() -> None:
         assert sampler._thread is None
     assert sampler.latest() is None
     assert sampler.reason == "this process uses no GPU"
-    assert sampler.rocm_smi_output() is None
-    assert sampler.rocm_smi_reason == "not asked for"
-
-
-def test_text_is_kept_as_it_is_also_without_a_device(path_folder: Path) -> None:
-    stand_in(path_folder, "rocm-smi", prints("no JSON at all"))
-    sampler = TelemetrySampler(None, 0.01, rocm_text=True)
-    with sampler:
-        wait_for(sampler.rocm_smi_output)
-    assert sampler.rocm_smi_output() == "no JSON at all\n"
-    assert sampler.latest() is None
-
-
-@pytest.mark.usefixtures("path_folder")
-def test_missing_rocm_smi_is_a_reason() -> None:
-    sampler = TelemetrySampler(None, 0.01, rocm_text=True)
-    with sampler:
-        wait_for(lambda: sampler.rocm_smi_reason != "no sample yet")
-    assert sampler.rocm_smi_output() is None
-    assert sampler.rocm_smi_reason == "rocm-smi is not on PATH"
 
 
 @pytest.mark.processes
@@ -311,9 +286,10 @@ def test_a_failing_command_gives_its_last_line(path_folder: Path) -> None:
         Command().output("rocm-smi")
 
 
+@pytest.mark.usefixtures("my_device", "no_amdsmi")
 def test_stop_is_quick_while_a_command_hangs(path_folder: Path) -> None:
     stand_in(path_folder, "rocm-smi", "exec /bin/sleep 60")
-    sampler = TelemetrySampler(None, 0.01, rocm_text=True)
+    sampler = TelemetrySampler(0, 0.01, platform="hip")
     sampler.start()
     wait_for((path_folder / "rocm-smi.calls").exists)
     started = time.monotonic()
@@ -322,13 +298,14 @@ def test_stop_is_quick_while_a_command_hangs(path_folder: Path) -> None:
     assert sampler._thread is None
 
 
+@pytest.mark.usefixtures("my_device", "no_amdsmi")
 def test_one_process_per_second_at_most(path_folder: Path) -> None:
-    stand_in(path_folder, "rocm-smi", prints("text"))
-    sampler = TelemetrySampler(None, 0.001, rocm_text=True)
+    stand_in(path_folder, "rocm-smi", prints(json.dumps(ROCM_SMI)))
+    sampler = TelemetrySampler(0, 0.001, platform="hip")
     with sampler:
-        wait_for(sampler.rocm_smi_output)
+        wait_for(sampler.latest)
         time.sleep(0.2)
-    assert len((path_folder / "rocm-smi.calls").read_text().splitlines()) == 1
+    assert len((path_folder / "rocm-smi.calls").read_text().splitlines()) == 2  # one has told that it answers
 
 
 @pytest.mark.usefixtures("my_device", "nvml")

@@ -352,18 +352,6 @@ def test_a_loss_that_is_no_number_is_null_with_the_reason(tmp_path):
 
 
 @pytest.mark.heavy
-def test_rocm_metrics_that_cannot_be_had_are_said_and_null_with_a_reason(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with aorta.instrument(tmp_path / "run", rocm_metrics=True) as recorder:
-        for _ in range(2):
-            with recorder.step():
-                pass
-    lines = rank_programs.records(str(tmp_path / "run"), 0)
-    assert all("rocm_smi_output" in line["not_measured"] for line in lines)
-    assert caplog.text.count("no readings of rocm-smi: ") == 1
-
-
-@pytest.mark.heavy
 def test_any_scalar_is_logged_by_its_name(tmp_path):
     with aorta.instrument(tmp_path) as recorder, recorder.step() as step:
         step.log(loss=1.0, my_lr=2, entropy=torch.tensor(0.5), broken=float("inf"), absent=None)

@@ -79,7 +79,7 @@ def step(
         "window_ms": 0.0, "body_ms": 0.0, "body_end_ns": ORIGIN_NS + MS, "window_end_ns": ORIGIN_NS + MS,
         "host_ms": 1.0, "groups": [RawGroup("0", "default", [0, 1]), RawGroup("1", "alone", [0])],
         "calls": calls, "waits": [], "stalls": [], "final_waits": [], "ranges": [], "scalars": {"loss": 2.5},
-        "memory": (1, 2, 3, 0, 0), "device": None, "rocm_smi_output": None, "not_measured": {},
+        "memory": (1, 2, 3, 0, 0), "device": None, "not_measured": {},
         "kernel_marks": marks,
     }  # fmt: skip
     return RawStep(**(values | fields))

@@ -118,7 +118,6 @@ class Made:
             scalars={},
             memory=None,
             device=None,
-            rocm_smi_output=None,
             not_measured={},
             untimed=self.untimed,
         )

@@ -29,7 +29,7 @@ def step(number, rollbacks=0, ready_ns=None, notes=()):
 
 
 def block(*steps, device=None, reason="not recorded"):
-    return LeftOutSteps(list(steps), reason, device, None, {} if device else {"device": "no GPU"})
+    return LeftOutSteps(list(steps), reason, device, {} if device else {"device": "no GPU"})
 
 
 SAMPLE = DeviceRecord(sample_unix_ns=1, temperature_c=50.5)

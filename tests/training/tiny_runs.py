@@ -47,7 +47,7 @@ def train_all(runs: list[Settings]) -> list[tuple[Summary, dict[str, torch.Tenso
         ranks = launched_rank()
         run = TrainingRun(config, ranks, validate(config, ranks.world_size), torch.device("cpu"))
         store = dist.PrefixStore(f"run{index}", dist.distributed_c10d._get_default_store())
-        summary = run.train(store, rocm_metrics=False)
+        summary = run.train(store)
         parameters = {
             name: (p.to_local() if isinstance(p, DTensor) else p).detach().clone()
             for name, p in run.form.plain.named_parameters()
