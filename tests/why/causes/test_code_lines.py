@@ -176,6 +176,16 @@ def test_what_the_program_does_in_every_step_beside_its_model_is_named(tmp_path)
     assert cause.ms == pytest.approx(32.0 * 6 / 39, rel=0.05)
 
 
+def test_what_others_take_of_the_cores_is_neither_the_programs_code_nor_its_sleep(tmp_path):
+    """Of 40 ms the thread runs for 15, waits for a core for 15 and sleeps for 10, all in one line."""
+    folder = run_of(tmp_path, sleeps_while_others_have_the_cores)
+    for rank in (0, 1):
+        own = [("augment", "rest", doing, ms) for doing, ms in (("ready", 15.0), ("sleeps", 10.0))]
+        write_stacks(folder, rank, ("backward", "backward", "runs", 15.0), *own)
+    found = causes(judge(load_run(folder, "run")))
+    assert [(cause.kind, round(cause.ms)) for cause in found] == [("core_taken", 15), ("pause", 10)]
+
+
 def test_anomaly_detection_without_a_sample_in_it_is_no_cause(tmp_path):
     run = msgspec.structs.replace(run_record(2), program={"modes": {"anomaly_detection": True}})
     folder = run_of(tmp_path, lambda rank, step, noise: plain(noise), run)

@@ -189,6 +189,9 @@ def _takes(name: str, parts: Parts) -> dict[tuple[str, ...], float]:
     ranks meanwhile it does not idle."""
     cells = CELLS_OF_PART.get(name, (name,))
     total = float(parts.ms_by_kind[name].mean())
+    if name == "core_taken" and total > 0:  # of sleep no more than torch's threads lacked of cores
+        ready = min(parts.account.mean_ms(name) / total, 1.0)
+        return {(name,): ready, ("blocked",): 1 - ready}
     waits = float(parts.idle_waits_ms.mean()) / total if name == "launch" and total > 0 else 0.0
     return {cells: 1 - waits, tuple(reversed(cells)): waits} if waits > 0 else {cells: 1.0}
 

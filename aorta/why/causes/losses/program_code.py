@@ -250,12 +250,7 @@ def _loops(samples: Samples) -> Iterator[Function]:
 
 def _groups(samples: Samples, loops: set[Function]) -> dict[Group, list[int]]:
     """Rows of samples by what the loop calls; of its own lines by line."""
-    which = (
-        samples.is_judged
-        & samples.at("body")
-        & samples.in_phase("rest")
-        & ~samples.that("sleeps", "locked_out")
-    )
+    which = samples.is_judged & samples.at("body") & samples.in_phase("rest") & samples.that("runs")
     groups: dict[Group, list[int]] = defaultdict(list)
     for row in np.flatnonzero(which).tolist():
         group = _group_of(samples.stacks.path(int(samples.rows[row, 5])), loops)
