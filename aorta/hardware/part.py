@@ -57,8 +57,6 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """fp32 outside the matrix units."""
     exp_per_cu_clock: float
     """Exponentials that one CU finishes per clock."""
-    lds_bytes: float
-    """Shared memory of one CU."""
     lds_bytes_per_cu_clock: float
     lds_rows: float
     """Rows of the left operand that one read of the right one from shared memory serves."""

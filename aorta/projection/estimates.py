@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from aorta.errors import ProjectionError
-from aorta.hardware import Hardware, RatioInterval, dtype_bytes
+from aorta.hardware import Hardware, RatioInterval
 
 
 class KernelEstimate(msgspec.Struct, frozen=True):
@@ -42,15 +42,14 @@ def estimate(
 
 
 def memory_bound(
-    hardware: Hardware, bytes_read: float, bytes_written: float, flops: float = 0.0, dtype: str = "fp32"
+    hardware: Hardware, bytes_read: float, bytes_written: float, flops: float = 0.0
 ) -> KernelEstimate:
     """An element-wise kernel or copy: HBM traffic or vector arithmetic, and the launch.
 
-    Nothing is assumed to be in a cache. dtype is that of the arithmetic.
+    Nothing is assumed to be in a cache. The arithmetic is that of fp32.
     """
     traffic_s = (bytes_read + bytes_written) / hardware.memory.sustained_hbm_bytes_per_s
-    vector_rate = hardware.compute.vector_flops * (2.0 if dtype_bytes(dtype) == 2 else 1.0)
-    compute_s = flops / vector_rate
+    compute_s = flops / hardware.compute.vector_flops
     launch_s = hardware.launch.kernel_s + hardware.launch.ramp_s
     work_s = max(traffic_s, compute_s)
     bound = "latency" if work_s < launch_s else "memory" if traffic_s >= compute_s else "compute"

@@ -54,7 +54,7 @@ def write_record(folder: Path, projection: Projection, pricer: Pricer) -> Path:
     return folder
 
 
-def to_timeline(projection: Projection, pricer: Pricer, step: int = 0, stage: int = 0) -> Timeline:
+def to_timeline(projection: Projection, pricer: Pricer, stage: int = 0) -> Timeline:
     """The step of a rank: all ranks are alike, under pipeline parallelism those of one stage.
 
     Every kernel is a span.
@@ -68,7 +68,7 @@ def to_timeline(projection: Projection, pricer: Pricer, step: int = 0, stage: in
     optimizer_ms = projection.breakdown_s.get("optimizer", 0.0) * 1e3
     if optimizer_ms:
         spans.append(Span(step_ms - optimizer_ms, step_ms, Kind.COMPUTE, "", COMPUTE, "optimizer"))
-    return Timeline.from_spans(spans, (0.0, step_ms), step=step, source="projected", sees_copies=False)
+    return Timeline.from_spans(spans, (0.0, step_ms), step=0, source="projected", sees_copies=False)
 
 
 def placed_tasks(projection: Projection, pricer: Pricer) -> Iterator[tuple[StreamTask, float, float]]:

@@ -232,14 +232,14 @@ def _rate(series: Series, variant: Variant, baseline: tuple[int, int], family: i
     return FailureRate(failed, done, share_interval(failed, done), verdict, lines[0] if lines else "")
 
 
-def share_interval(num: int, total: int, alpha: float = ALPHA) -> tuple[float, float]:
+def share_interval(num: int, total: int) -> tuple[float, float]:
     """Clopper and Pearson's interval of a share; (0, 1) of nothing."""
     from scipy.special import betaincinv
 
     if total == 0:
         return 0.0, 1.0
-    low = 0.0 if num == 0 else float(betaincinv(num, total - num + 1, alpha / 2))
-    high = 1.0 if num == total else float(betaincinv(num + 1, total - num, 1 - alpha / 2))
+    low = 0.0 if num == 0 else float(betaincinv(num, total - num + 1, ALPHA / 2))
+    high = 1.0 if num == total else float(betaincinv(num + 1, total - num, 1 - ALPHA / 2))
     return low, high
 
 

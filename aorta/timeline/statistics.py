@@ -138,21 +138,17 @@ def _variance(runs: Sequence[Estimate], spread: float | None) -> float:
     return max(within_run, spread or 0.0) / len(runs)
 
 
-def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
+def holm(p_values: Sequence[float]) -> list[float]:
     """p-values after allowing for their number: calling those at most ALPHA raises a false alarm
     anywhere among them in at most ALPHA of all cases, however they depend on each other.
 
-    weights: shares of the rate of false alarms, chosen before looking; equal where left out.
-
-    Source: Holm, Scandinavian Journal of Statistics 6 (1979), section 4 for weights.
+    Source: Holm, Scandinavian Journal of Statistics 6 (1979).
     """
-    shares = [1.0] * len(p_values) if weights is None else list(weights)
     adjusted = [0.0] * len(p_values)
-    left, greatest = sum(shares), 0.0
-    for i in sorted(range(len(p_values)), key=lambda i: p_values[i] / shares[i]):
-        greatest = max(greatest, min(1.0, left / shares[i] * p_values[i]))
+    greatest = 0.0
+    for place, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        greatest = max(greatest, min(1.0, (len(p_values) - place) * p_values[i]))
         adjusted[i] = greatest
-        left -= shares[i]
     return adjusted
 
 

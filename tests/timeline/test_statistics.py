@@ -246,11 +246,6 @@ def test_holm_by_hand():
     assert holm([]) == []
 
 
-def test_holm_with_shares_by_hand():
-    """Half for the first: 0.02 / 0.5; then the other two share what is left."""
-    assert holm([0.02, 0.02, 0.5], [0.5, 0.25, 0.25]) == pytest.approx([0.04, 0.04, 0.5])
-
-
 def test_holm_keeps_the_rate_of_any_false_alarm():
     rng = np.random.default_rng(0)
     alarms = sum(min(holm(rng.random(12).tolist())) <= ALPHA for _ in range(4000))

@@ -1,5 +1,4 @@
-"""Damaged traces give a run or one clear line: no traceback, no hang. benchmarks/reliability/fuzz.py makes
-many more."""
+"""Damaged traces give a run or one clear line: no traceback, no hang."""
 
 from functools import partial
 

@@ -26,9 +26,9 @@ def mean_metric(values: Floats, unit: str, better: Better = "lower") -> Metric:
     return _estimated(values, "mean", unit, better)
 
 
-def median_metric(values: Floats, unit: str, better: Better = "lower") -> Metric:
-    """Median, as mean_metric."""
-    return _estimated(values, "median", unit, better)
+def median_metric(values: Floats, unit: str) -> Metric:
+    """Median, as mean_metric; less is better."""
+    return _estimated(values, "median", unit, "lower")
 
 
 def _estimated(values: Floats, statistic: Literal["mean", "median"], unit: str, better: Better) -> Metric:
@@ -68,7 +68,7 @@ def rate_metric(per_iteration: float, mean_ms: Metric, value_per_s: float, unit:
     )  # fmt: skip
 
 
-def quantile_metric(values: Floats, share: float, unit: str, better: Better = "lower") -> Metric:
+def quantile_metric(values: Floats, share: float, unit: str) -> Metric:
     """A quantile, linearly interpolated, with the distribution-free interval of order statistics.
 
     How many iterations lie below the true quantile is binomial; iterations that resemble their neighbours
@@ -76,10 +76,10 @@ def quantile_metric(values: Floats, share: float, unit: str, better: Better = "l
     """
     num = len(values)
     if num == 0:
-        return not_measured(unit, "no iterations", better)
+        return not_measured(unit, "no iterations", "lower")
     value = float(np.percentile(values, 100 * share))
     if reason := _no_interval(num):
-        return Metric(value=value, unit=unit, better=better, num=num, reason=reason)
+        return Metric(value=value, unit=unit, better="lower", num=num, reason=reason)
     effective = max(int(num / float(inflation(values - values.mean()))), 1)
     low_place, high_place = binomial_places(effective, share)
     ordered = np.sort(values)
@@ -93,7 +93,7 @@ def quantile_metric(values: Floats, share: float, unit: str, better: Better = "l
     return Metric(
         value=value,
         unit=unit,
-        better=better,
+        better="lower",
         interval=Interval(low=low, high=high),
         error=error,
         freedom=None if error is None else max(effective / 2, 1.5),

@@ -77,10 +77,9 @@ def replay(step: StepGraph, changes: Sequence[Change] = ()) -> Replayed:
     return replay_draft(step, drafted(step, changes))
 
 
-def drafted(step: StepGraph, changes: Sequence[Change], *, has_contention: bool = True) -> Draft:
-    """The lengths of the step's graph with these changes. Without contention kernels stay as measured,
-    whatever comes to run beside them: four times as quick to replay."""
-    draft = Draft.from_graph(step.trace) if has_contention else Draft.as_measured(step.trace)
+def drafted(step: StepGraph, changes: Sequence[Change]) -> Draft:
+    """The lengths of the step's graph with these changes."""
+    draft = Draft.from_graph(step.trace)
     for change in changes:
         change.apply(draft)
     return draft

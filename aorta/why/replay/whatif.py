@@ -67,15 +67,12 @@ def predict(
     untraced_ms: float | None = None,
     untraced_quartiles_ms: tuple[float, float] | None = None,
     speeds: Sequence[float] | None = None,
-    has_contention: bool = True,
 ) -> Prediction:
     """The step with these changes, from the steps of one trace.
 
     untraced_ms: the median step of the same run without a profiler. The profiler slows the host down, so the
     host's speed is set such that the unchanged replay takes this long, where it can be.
         speeds: those of host_speeds, where it was asked before.
-    has_contention: whether kernels become slower or quicker with what runs beside them after the changes;
-        without it they stay as measured, which is quicker and enough for a bound.
     untraced_quartiles_ms: of the same steps as untraced_ms; the interval then spans what follows from each.
     """
     steady = settled(steps)
@@ -84,13 +81,13 @@ def predict(
     elif speeds is None:
         speeds = host_speeds(steady, untraced_ms)
     with_speed = [[] if untraced_ms is None else without_profiler(speed) for speed in speeds]
-    base, _ = _times(steady, with_speed[0], has_contention)
+    base, _ = _times(steady, with_speed[0])
     base_ms = float(np.median(base))
     # A replay gives ratios: where the untraced step is known, it is the base of them.
     scale = 1.0
     if untraced_ms is not None and base_ms > 0:
         scale = untraced_ms / base_ms
-    replays = [_times(steady, [*host, *changes], has_contention) for host in with_speed]
+    replays = [_times(steady, [*host, *changes]) for host in with_speed]
     changed, last = replays[0]
     times = [time * scale for step_times, _ in replays for time in step_times]
     for quartile_ms in untraced_quartiles_ms or ():
@@ -211,11 +208,9 @@ class _StepAtSpeed:
         return by_speed_ms[speed]
 
 
-def _times(
-    steps: Sequence[StepGraph], changes: Sequence[Change], has_contention: bool = True
-) -> tuple[list[float], Replayed]:
+def _times(steps: Sequence[StepGraph], changes: Sequence[Change]) -> tuple[list[float], Replayed]:
     """Milliseconds of each step, and the replay of the last one."""
-    return _step_times(steps, drafted(steps[0], changes, has_contention=has_contention))
+    return _step_times(steps, drafted(steps[0], changes))
 
 
 def _step_times(steps: Sequence[StepGraph], draft: Draft) -> tuple[list[float], Replayed]:
