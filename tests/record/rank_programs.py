@@ -418,6 +418,14 @@ def full_disk(folder: str) -> int:
     return done
 
 
+def train_digests(folder: str, forms: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """By form, without the instrument and with it."""
+    return {
+        name: [train_digest(f"{folder}/{name}", recorded=recorded, **form) for recorded in (False, True)]
+        for name, form in forms.items()
+    }
+
+
 def train_digest(folder: str, parallel: dict[str, Any], model: dict[str, Any], recorded: bool) -> str:
     """Losses and parameters of 6 steps, as one string that is equal only if every bit is."""
     import hashlib

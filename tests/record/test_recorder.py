@@ -198,19 +198,19 @@ def test_a_full_disk_stops_recording_and_not_training(tmp_path):
     assert run_ranks(rank_programs.full_disk, 2, str(tmp_path)) == [20, 20]
 
 
-@pytest.mark.parametrize(
-    ("parallel", "model"),
-    [
-        pytest.param({"mode": "ddp"}, {}, id="ddp"),
-        pytest.param({"mode": "fsdp"}, {}, id="fsdp"),
-        pytest.param({"mode": "fsdp", "tp": 2}, {}, id="tp"),
-        pytest.param({"mode": "fsdp", "ep": 2}, {"num_experts": 4}, id="moe"),
-    ],
-)
-def test_training_is_bit_identical_with_and_without(tmp_path, parallel, model):
-    without = run_ranks(rank_programs.train_digest, 2, str(tmp_path), parallel, model, False)
-    recorded = run_ranks(rank_programs.train_digest, 2, str(tmp_path), parallel, model, True)
-    assert recorded == without
+def test_training_is_bit_identical_with_and_without(tmp_path):
+    forms = {
+        "ddp": {"parallel": {"mode": "ddp"}, "model": {}},
+        "fsdp": {"parallel": {"mode": "fsdp"}, "model": {}},
+        "tp": {"parallel": {"mode": "fsdp", "tp": 2}, "model": {}},
+        "moe": {"parallel": {"mode": "fsdp", "ep": 2}, "model": {"num_experts": 4}},
+    }
+    for of_rank in run_ranks(rank_programs.train_digests, 2, str(tmp_path), forms):
+        assert {name: without for name, (without, _) in of_rank.items()} == {
+            name: recorded for name, (_, recorded) in of_rank.items()
+        }
+        assert {len(digest) for digest, _ in of_rank.values()} == {64}
+    assert len([*tmp_path.glob("*/rank_*_metrics.jsonl")]) == 2 * len(forms)
 
 
 # -- one process, no group ------------------------------------------------------------------------
