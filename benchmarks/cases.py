@@ -14,7 +14,6 @@ from aorta.config import Config, resolve_layout
 from aorta.config.load import config_from_settings
 from aorta.launcher import launched_rank
 from aorta.record import Recorder
-from aorta.training.recorder import HostRecorder
 from aorta.training.setup import BatchFeed, choose_device, set_arithmetic, start_process_group
 from aorta.training.trainer import TrainingRun
 
@@ -127,7 +126,7 @@ class Job:
         self.run = TrainingRun(config, ranks, resolve_layout(config, ranks.world_size), device)
         self.tokens = config.training.batch_size * config.data.seq_len
         self.next_step = 0
-        self.feed = BatchFeed(config, self.run.dp_rank, device, HostRecorder(0, 1), 0)
+        self.feed = BatchFeed(config, self.run.dp_rank, device, 0)
         self.losses: list[torch.Tensor] = []
 
     def step(self, recorder: Recorder | None = None) -> int:

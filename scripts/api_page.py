@@ -45,7 +45,7 @@ ERRORS = """
 All are subclasses of `aorta.errors.AortaError`; the message is one line that says what would work.
 """
 
-RECORDER_METHODS = ("step", "range", "pausing", "pause", "resume", "on_record", "close")
+RECORDER_METHODS = ("step", "pausing", "pause", "resume", "on_record", "close")
 STEP_METHODS = ("log", "drop")
 RUN_MEMBERS = ("steps", "collectives", "kernels", "summary", "report")
 COMPARISON_MEMBERS = ("headline", "metrics", "verdicts")

@@ -142,17 +142,6 @@ class FinalWait:
         self.calls = calls
 
 
-class MarkedRange:
-    """Work on a named stream that is not a collective (aux: prefetch copies)."""
-
-    __slots__ = ("end", "name", "start")
-
-    def __init__(self, name: str, start: Mark) -> None:
-        self.name = name
-        self.start = start
-        self.end: Mark | None = None
-
-
 class LearnedCalls:
     """The collectives of a step in which none was seen: those of a step like it, in which all were."""
 
@@ -192,7 +181,6 @@ class RecordedStep:
         "memory",
         "own_ns",
         "phase_peaks",
-        "ranges",
         "rollbacks",
         "scalars",
         "stalls",
@@ -253,7 +241,6 @@ class RecordedStep:
         self.final_waits: list[FinalWait] = []
         self.lost_futures: list[CollectiveCall] = []
         """Calls whose future Python dropped in this step without a wait that was seen."""
-        self.ranges: list[MarkedRange] = []
         self.scalars: dict[str, Any] = {}
         self.memory: tuple[int, int, int, int | None, int | None] | None = None
         self.phase_peaks: tuple[int, int, int] | None = None

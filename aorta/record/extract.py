@@ -126,7 +126,6 @@ class Extractor:
             ]
             if notes.final_waits
             else [],
-            ranges=[(r.name, raw(), raw()) for r in notes.ranges] if notes.ranges else [],
             scalars=read_scalars(step.scalars),
             **msgspec.structs.asdict(telemetry),
             gap_ms=self._gap_ms(start),
@@ -271,7 +270,6 @@ class _Notes:
         self.stalls = list(step.stalls)
         self.final_waits = list(step.final_waits)
         self.ended = [wait.end is not None for wait in self.final_waits]
-        self.ranges = [r for r in step.ranges if r.end is not None]
         self.modules: dict[str, int] = {}
         self.phases = Phases(step)
 
@@ -283,7 +281,7 @@ class _Notes:
 
     def marks(self) -> list[Mark]:
         """Return every mark that has a time, in the order in which a RawStep holds them."""
-        if not (self.calls or self.waits or self.stalls or self.final_waits or self.ranges):
+        if not (self.calls or self.waits or self.stalls or self.final_waits):
             return []
         marks: list[Mark | None] = []
         for call, timed in zip(self.calls, self.timed, strict=True):
@@ -294,8 +292,6 @@ class _Notes:
             marks += (stall.start,) if stall.end is stall.start else (stall.start, stall.end)
         for wait, ended in zip(self.final_waits, self.ended, strict=True):
             marks += (wait.start, wait.end) if ended else (wait.start,)
-        for stretch in self.ranges:
-            marks += (stretch.start, stretch.end)
         return marks  # type: ignore[return-value]  # those that may be None were left out
 
 

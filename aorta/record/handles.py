@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from aorta.device.marks import Mark
-from aorta.record.calls import MarkedRange, RecordedStep
+from aorta.record.calls import RecordedStep
 from aorta.record.interception.replaced import uncompiled
 from aorta.record.journal import Journal
 from aorta.record.scalars import scalar
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 profiler_is_on = torch._C._autograd._profiler_enabled
 """True while a torch.profiler of the program or of ours runs; costs nothing to ask."""
-_LISTS = ("calls", "host_notes", "waits", "stalls", "final_waits", "lost_futures", "ranges")
+_LISTS = ("calls", "host_notes", "waits", "stalls", "final_waits", "lost_futures")
 """Lists of a step that are divided where it is split."""
 
 _SHARED = (
@@ -94,31 +94,6 @@ class StepHandle:
             self._recorder.companions.step_ended(self._step.global_step)
         else:
             self._recorder.steps.drop(self._step)
-
-
-class RangeHandle:
-    """The context around work on a named stream; made by Recorder.range. Marks nothing by kernel records."""
-
-    __slots__ = ("_name", "_range", "_recorder")
-
-    def __init__(self, recorder: "Recorder", name: str) -> None:
-        self._recorder = recorder
-        self._name = name
-        self._range: MarkedRange | None = None
-
-    @uncompiled
-    def __enter__(self) -> None:
-        recorder = self._recorder
-        step = recorder.journal.current
-        timed = step is not None and step.untimed is None and not step.by_kernels
-        if timed and step is not None and recorder.clock is not None:
-            self._range = MarkedRange(self._name, recorder.clock.mark())
-            step.ranges.append(self._range)
-
-    @uncompiled
-    def __exit__(self, *_: object) -> None:
-        if self._range is not None and self._recorder.clock is not None:
-            self._range.end = self._recorder.clock.mark()
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from aorta.record.description import (
     end_marks,
     finish_run,
 )
-from aorta.record.handles import Cut, RangeHandle, StepHandle
+from aorta.record.handles import Cut, StepHandle
 from aorta.record.host import own_threads_ns
 from aorta.record.interception.replaced import uncompiled
 from aorta.record.interception.switch import Interception
@@ -129,13 +129,6 @@ class Recorder:
         if global_step is not None and self._output is not None:
             self._output.standing.program_numbers()
         return StepHandle(self, self.steps.new(global_step, step, epoch, tokens))
-
-    @uncompiled
-    def range(self, name: str = "aux") -> RangeHandle:
-        """A context around work on the current stream that belongs to a named stream (aux: prefetch)."""
-        if name != "aux":
-            raise InstrumentError(f"recorder.range knows 'aux', got {name!r}")
-        return RangeHandle(self, name)
 
     @contextmanager
     def pausing(self, activity: str) -> Iterator[None]:

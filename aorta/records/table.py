@@ -48,8 +48,6 @@ PARTS: tuple[tuple[str, type], ...] = (
     ("kernels", KernelSums),
 )
 """Parts of a record whose fields have the part's name before their own."""
-LEFT_OUT = ("where",)
-"""Long texts that no statistic is made of."""
 NOT_MEASURED, THROTTLING = "not_measured", "device.throttling"
 """Columns of JSON texts."""
 
@@ -159,7 +157,7 @@ def scalar_fields(struct: type) -> dict[str, type]:
         kinds = typing.get_args(hint) if is_union else (hint,)
         plain = [kind for kind in kinds if kind is not type(None)]
         kind = str if typing.get_origin(plain[0]) is typing.Literal else plain[0]
-        if len(plain) == 1 and kind in (float, int, bool, str) and name not in LEFT_OUT:
+        if len(plain) == 1 and kind in (float, int, bool, str):
             fields[name] = kind
     return fields
 

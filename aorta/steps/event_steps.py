@@ -252,9 +252,6 @@ class EventSteps:
     def _record(self, step: RawStep, times: _Times) -> StepRecord:
         compute = subtract(_rows([(0.0, step.window_ms)]), times.not_compute)
         spans = [*times.comm, *(Span(a, b, Kind.COMPUTE) for a, b in compute.tolist())]
-        spans += [
-            Span(self._ms(start), self._ms(end), Kind.COPY, stream=name) for name, start, end in step.ranges
-        ]
         settings = self._settings
         start_unix_ns, error_us = self._start_unix_ns()
         timeline = Timeline.from_spans(

@@ -119,7 +119,6 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stalls: list[tuple[RawMark, RawMark]] = []
     final_waits: list[tuple[RawMark, RawMark | None, list[CallId]]] = []
     """(before, after, calls): the compute stream waits for the last of the calls."""
-    ranges: list[tuple[str, RawMark, RawMark]] = []
     scalars: dict[str, float] = {}
     memory: tuple[int, int, int, int | None, int | None] | None = None
     """Allocated, reserved, peak allocated bytes; retries and segments given back, since the process began."""

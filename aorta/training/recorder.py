@@ -73,10 +73,6 @@ class HostRecorder:
         """Note that the run was asked to end early, by a signal of this name."""
 
     @contextmanager
-    def range(self, name: str) -> Iterator[None]:
-        yield
-
-    @contextmanager
     def step(
         self,
         *,

@@ -31,7 +31,6 @@ from aorta.training.model import (
     initial_value,
 )
 from aorta.training.parallel import Meshes, ParallelModel, WrappedParts, fill, parallelize, parameter_groups
-from aorta.training.recorder import LoopRecorder
 
 log = logging.getLogger("aorta")
 _MAX_ALPHABET = 512
@@ -167,9 +166,7 @@ def build_optimizer(config: Config, form: ParallelModel, device: torch.device) -
 class BatchFeed:
     """Micro-batches on the device, in order; the next is copied while the last one taken is computed on."""
 
-    def __init__(
-        self, config: Config, dp_rank: int, device: torch.device, recorder: LoopRecorder, first_step: int
-    ) -> None:
+    def __init__(self, config: Config, dp_rank: int, device: torch.device, first_step: int) -> None:
         self._tokens = SyntheticTokens(
             config.model.vocab_size,
             config.data.seq_len,
@@ -179,7 +176,6 @@ class BatchFeed:
         )
         self._num_micro_batches = config.training.grad_accum_steps
         self._device = device
-        self._recorder = recorder
         self._index = first_step * self._num_micro_batches
         self._devices = backend_of(device)
         prefetches = config.data.prefetch and self._devices.is_device
@@ -208,7 +204,7 @@ class BatchFeed:
     def _start_copy(self) -> tuple[Tensor, Any]:
         assert self._stream is not None
         pinned_BS = self._read().pin_memory()
-        with self._devices.on_stream(self._stream), self._recorder.range("aux"):
+        with self._devices.on_stream(self._stream):
             batch_BS = pinned_BS.to(self._device, non_blocking=True)
             return batch_BS, self._stream.record_event()
 

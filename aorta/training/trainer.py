@@ -150,7 +150,7 @@ class TrainingRun:
     def _loop(self, stop: StopAgreement, recorder: LoopRecorder) -> int:
         """Do the steps that are left; return the number of steps done, the checkpoint's included."""
         config, checkpoint_every = self.config, self.config.training.checkpoint_every
-        feed = BatchFeed(config, self.dp_rank, self.device, recorder, self.first_step)
+        feed = BatchFeed(config, self.dp_rank, self.device, self.first_step)
         training = config.training
         tokens = training.batch_size * training.grad_accum_steps * config.data.seq_len
         for global_step in range(self.first_step, self.num_steps):

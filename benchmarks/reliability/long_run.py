@@ -100,7 +100,7 @@ def _recorded(number: int) -> RawStep:
     return RawStep(
         global_step=number, step=number, epoch=0, tokens=None, start_ns=start_ns, window_ms=STEP_NS / 1e6,
         body_ms=BODY_NS / 1e6, body_end_ns=start_ns + BODY_NS, window_end_ns=start_ns + STEP_NS,
-        host_ms=BODY_NS / 1e6, groups=[], calls=[], waits=[], stalls=[], final_waits=[], ranges=[],
+        host_ms=BODY_NS / 1e6, groups=[], calls=[], waits=[], stalls=[], final_waits=[],
         scalars={"loss": 1.0 / (1 + number)}, memory=None, device=None, not_measured={},
         rollbacks=0, host_notes=_notes(start_ns), host_use=(5.0, 0.1),
     )  # fmt: skip

@@ -433,7 +433,6 @@ def train_digest(folder: str, parallel: dict[str, Any], model: dict[str, Any], r
     from aorta.config import resolve_layout
     from aorta.config.load import config_from_settings
     from aorta.launcher import launched_rank
-    from aorta.training.recorder import HostRecorder
     from aorta.training.setup import BatchFeed, set_arithmetic
     from aorta.training.trainer import TrainingRun
 
@@ -448,7 +447,7 @@ def train_digest(folder: str, parallel: dict[str, Any], model: dict[str, Any], r
     ranks = launched_rank()
     device = torch.device("cpu")
     run = TrainingRun(config, ranks, resolve_layout(config, ranks.world_size), device)
-    feed = BatchFeed(config, run.dp_rank, device, HostRecorder(0, 1), 0)
+    feed = BatchFeed(config, run.dp_rank, device, 0)
     losses = []
     if recorded:
         with aorta.instrument(folder) as recorder:

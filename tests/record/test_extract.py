@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from aorta.device.marks import HostClock, Mark, NotPassedError
-from aorta.record.calls import CollectiveCall, FinalWait, Group, MarkedRange, RecordedStep, Stall, StreamWait
+from aorta.record.calls import CollectiveCall, FinalWait, Group, RecordedStep, Stall, StreamWait
 from aorta.record.extract import Extractor, Telemetry
 from aorta.steps.raw import RawStep
 
@@ -75,9 +75,6 @@ def full_step() -> RecordedStep:
     step.stalls = [Stall(at(140), at(141)), Stall(passed, passed), Stall(at(142), at(143))]
     step.final_waits = [FinalWait(at(150), [second]), FinalWait(at(152), [first, second])]
     step.final_waits[0].end = at(151)
-    unfinished = MarkedRange("aux", at(162))
-    step.ranges = [MarkedRange("aux", at(160)), unfinished]
-    step.ranges[0].end = at(161)
     return step
 
 
@@ -101,7 +98,6 @@ def test_every_mark_lands_where_it_belongs():
         ((50.0, 1500), (51.0, 1510), [("0", 1)]),
         ((52.0, 1520), None, [("0", 0), ("0", 1)]),
     ]
-    assert raw.ranges == [("aux", (60.0, 1600), (61.0, 1610))]
     assert [(group.key, group.ranks) for group in raw.groups] == [("0", [0, 1])]
 
 
@@ -175,22 +171,3 @@ def test_a_call_that_nobody_waits_for_holds_its_step_until_the_recorder_closes()
     assert not extractor.ready(step, is_late=False)
     assert extractor.ready(step, is_late=True)
     assert step.calls[0].reason == "never waited for"
-
-
-def test_a_step_waits_for_its_ranges_and_leaves_out_one_that_is_open():
-    device = CountingDevice()
-    device.now_ms = 20.0
-    extractor = Extractor(device)
-    step = step_of(3, at(0), at(9), at(10))
-    copied, copying, still_open = (
-        MarkedRange("aux", at(1)),
-        MarkedRange("aux", at(2)),
-        MarkedRange("aux", at(3)),
-    )
-    copied.end, copying.end = at(4), at(30)
-    step.ranges += [copied, copying, still_open]
-    assert numbers(extractor, step) is None
-    device.now_ms = 40.0
-    raw = numbers(extractor, step)
-    assert raw is not None
-    assert raw.ranges == [("aux", (1.0, 10), (4.0, 40)), ("aux", (2.0, 20), (30.0, 300))]

@@ -78,7 +78,7 @@ def step(
         "global_step": number, "step": number, "epoch": 0, "tokens": 64, "start_ns": ORIGIN_NS,
         "window_ms": 0.0, "body_ms": 0.0, "body_end_ns": ORIGIN_NS + MS, "window_end_ns": ORIGIN_NS + MS,
         "host_ms": 1.0, "groups": [RawGroup("0", "default", [0, 1]), RawGroup("1", "alone", [0])],
-        "calls": calls, "waits": [], "stalls": [], "final_waits": [], "ranges": [], "scalars": {"loss": 2.5},
+        "calls": calls, "waits": [], "stalls": [], "final_waits": [], "scalars": {"loss": 2.5},
         "memory": (1, 2, 3, 0, 0), "device": None, "not_measured": {},
         "kernel_marks": marks,
     }  # fmt: skip

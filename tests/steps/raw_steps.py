@@ -114,7 +114,6 @@ class Made:
             waits=self.waits,
             stalls=self.stalls,
             final_waits=self.final_waits,
-            ranges=[],
             scalars={},
             memory=None,
             device=None,
