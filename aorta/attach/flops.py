@@ -72,6 +72,8 @@ class ModelCalls:
         self._unread: dict[int, tuple[Any, torch.Tensor, torch.Tensor | None]] = {}
         """By id of a parameter that no optimizer has and that gets gradients: a reference, and some of its
         values in the first step and in the last one, which differ where somebody updates it all the same."""
+        self._gradients: dict[int, tuple[Any, int]] = {}
+        """Those that such parameters have before the first step's backward pass, and their versions."""
         self._copies: dict[int, Module] = {}
         self._models: dict[int, tuple[Any, bool]] = {}
         """Of each module that was called: a reference, and whether it holds what is trained."""
@@ -115,7 +117,7 @@ class ModelCalls:
         self._unread = {
             key: (held, first, None if is_first else _some_of(one))
             for key, (held, first, _) in self._unread.items()
-            if (one := held()) is not None and (one.grad is not None or not is_first)
+            if (one := held()) is not None and (not is_first or self._has_new_gradient(one))
         }
         owner, self._owner = self._owner, None
         if owner is not None and vars(owner).get("__call__") is self._call:
@@ -195,7 +197,14 @@ class ModelCalls:
         """Whether it has parameters that no optimizer has."""
         found = [one for one in module.parameters() if one.requires_grad and id(one) not in self._trained]
         self._unread |= {id(one): (ref(one), _some_of(one), None) for one in found}
+        grads = {id(one): one.grad for one in found if one.grad is not None}
+        self._gradients |= {key: (ref(grad), grad._version) for key, grad in grads.items()}
         return bool(found)
+
+    def _has_new_gradient(self, one: torch.Tensor) -> bool:
+        """Not where it has the one that it had: what it gave was detached."""
+        before, version = self._gradients.get(id(one), (lambda: None, 0))
+        return one.grad is not None and (before() is not one.grad or one.grad._version != version)
 
     def _never_updated(self) -> set[int]:
         return {

@@ -276,6 +276,15 @@ def test_gradients_that_are_read_are_not_needless(kind):
     assert worked(model, optimizer, lambda: model(x), by_hand if kind == "by hand" else int).unread == 0
 
 
+def test_a_teacher_that_was_trained_before_gets_no_gradients():
+    """It still has those of its own training."""
+    teacher, student = nn.Linear(D, D), nn.Linear(D, D)
+    teacher(torch.zeros(S, D)).sum().backward()
+    optimizer = torch.optim.SGD(student.parameters(), 0.1)
+    call = lambda: student(teacher(torch.zeros(S, D)).detach())  # noqa: E731
+    assert worked(student, optimizer, call).unread == 0
+
+
 def test_products_in_fp64_have_the_line_of_the_model_that_calls_them():
     model, x = Probe(torch.float64), torch.zeros(S, D, dtype=torch.float64)
     work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
