@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from aorta.hazards.check import Access
 from aorta.record.interception.replaced import uncompiled
@@ -161,6 +161,19 @@ class OperatorMode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # else torch imports its compiler, which takes seconds; `uncompiled` does the same
 
+    def begin(self) -> None:
+        """See all operators from now on, below the modes of the program: it may leave those first, and leaves
+        the topmost one."""
+        above = _taken_off(None)
+        self.__enter__()  # type: ignore[no-untyped-call]
+        _put_on(above)
+
+    def end(self) -> None:
+        """See no more."""
+        above = _taken_off(self)
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        _put_on(above)
+
     @uncompiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -198,6 +211,22 @@ class OperatorMode(TorchDispatchMode):
             return result
 
         return self._around(issued, run)
+
+
+def _taken_off(lowest: TorchDispatchMode | None) -> list[TorchDispatchMode]:
+    """Take the modes above one off, and return them; above all but torch's own, if it is None."""
+    above = []
+    while (mode := _get_current_dispatch_mode()) not in (lowest, None):
+        if lowest is None and mode.is_infra_mode():
+            break
+        TorchDispatchMode.__exit__(mode, None, None, None)
+        above.append(mode)
+    return above
+
+
+def _put_on(above: list[TorchDispatchMode]) -> None:
+    for mode in reversed(above):
+        TorchDispatchMode.__enter__(mode)
 
 
 _plans: dict[int, Plan] = {}

@@ -183,7 +183,7 @@ class HazardWatch(Companion):
         self._launches.listen()
         self._mode = OperatorMode(self._around, self._record_stream, self._waited, self._got_pinned)
         self._hurry()
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._mode.begin()
 
     def _hurry(self) -> None:
         """Take the short way for operators in which nothing but their bytes is looked at."""
@@ -194,7 +194,7 @@ class HazardWatch(Companion):
     def _stop(self) -> None:
         mode, self._mode = self._mode, None
         if mode is not None:
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            mode.end()
         self._launches.stop()
         self._numbering.is_on = False
         if self._works is not None:

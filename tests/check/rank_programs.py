@@ -84,13 +84,17 @@ def spoilt_loops(folder: str) -> None:
                     dist.all_reduce(parameter.grad)
                 optimizer.step()
                 optimizer.zero_grad()
-        watch.closing(None)
+            watch.closing(None)
 
 
 class Zeros(TorchDispatchMode):
     """Lets all-reduces of this rank bring zeros, below the check."""
 
     is_on = False
+
+    @classmethod
+    def is_infra_mode(cls):
+        return True  # so that the check stays above it
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         result = func(*args, **(kwargs or {}))

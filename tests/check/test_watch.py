@@ -12,10 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import Work
+from torch.utils import _python_dispatch
+from torch.utils.flop_counter import FlopCounterMode
 
 from aorta.check.device_order import Queries, _own_pool, completed, trace_flag
 from aorta.check.names import names_of
-from aorta.check.operators import accessed
+from aorta.check.operators import OperatorMode, accessed
 from aorta.check.watch import HazardWatch
 from aorta.check.works import Works
 from aorta.hazards.check import HOST, HazardCheck, play, without_events
@@ -330,6 +332,23 @@ def test_a_program_that_runs_out_of_memory_gets_the_checks_where_torch_can_do_th
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     monkeypatch.setattr(torch.cuda, "MemPool", kind)
     assert _own_pool.__wrapped__(0).is_shared == (kind is SharedPool)
+
+
+def test_modes_of_the_program_that_end_or_begin_within_a_window_stay_its_own():
+    seen, x = [], torch.ones(4, 4)
+    none = lambda *_: None  # noqa: E731
+    mode = OperatorMode(lambda issued, run: [seen.append(issued.name), run()][1], none, none, none)
+    with FlopCounterMode(display=False) as first:
+        mode.begin()
+        x @ x
+    x @ x
+    with FlopCounterMode(display=False) as second:
+        mode.end()
+        x @ x
+    assert seen == ["aten::mm"] * 2
+    assert first.get_total_flops() == second.get_total_flops() == 2 * 4**3
+    assert _python_dispatch._get_current_dispatch_mode() is None
+    assert not _python_dispatch.is_in_torch_dispatch_mode()
 
 
 def test_a_query_that_says_done_is_a_wait_of_the_host(monkeypatch):
