@@ -10,6 +10,8 @@ import click
 from aorta.cli.options import output_option
 from aorta.command_line import OneScreenCommand, module_environment, rare
 
+MOST_LOCAL_RANKS = 1024
+
 settings_argument = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 config_option = click.option(
     "--config",
@@ -32,7 +34,7 @@ config_option = click.option(
 @click.option(
     "--nproc-per-node",
     "num_ranks",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MOST_LOCAL_RANKS),
     metavar="N",
     help="Start N ranks here, as torchrun does.",
 )
@@ -52,11 +54,19 @@ def train_command(
     if override or settings:
         arguments += ["--override", *override, *settings]
     if num_ranks is not None:
+        refuse_mistakes(num_ranks, config, (*override, *settings))
         command = training_command(num_ranks, *arguments)
         os.execve(command[0], command, module_environment())
     from aorta.training.command import main
 
     return main(arguments, prog="aorta train")
+
+
+def refuse_mistakes(num_ranks: int, config: str, overrides: tuple[str, ...]) -> None:
+    """ConfigError for settings that each rank would refuse, before a launcher starts any."""
+    from aorta.config import load_config, validate
+
+    validate(load_config(config, overrides), num_ranks)
 
 
 def training_command(num_ranks: int, *arguments: str) -> list[str]:
@@ -89,6 +99,7 @@ def demo_command(config: str, output: Path, mistake: bool, open_page: bool, sett
     from aorta.cli.report import write_and_print
     from aorta.device.backend import accelerator
 
+    refuse_mistakes(2, config, settings)
     environment = {"OMP_NUM_THREADS": "1"} | module_environment()  # torchrun's choice, without its warning
     num_gpus = accelerator().count()
     if num_gpus < 2:

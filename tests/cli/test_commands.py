@@ -225,9 +225,12 @@ def test_ranks_are_asked_for_in_both_spellings(option: str, monkeypatch: pytest.
     started = list[list[str]]()
     monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(command))
     monkeypatch.setattr("aorta.training.command.main", lambda arguments, prog: FINE)  # execve came back
-    assert run("train", option, "2", "--override", "training.max_steps=1", "model.dim=8").exit_code == FINE
+    assert (
+        run("train", option, "2", "--override", "training.max_steps=1", "model.vocab_size=64").exit_code
+        == FINE
+    )
     assert started[0][-6:] == ["aorta.training", "--config", "default", "--override",
-                               "training.max_steps=1", "model.dim=8"]  # fmt: skip
+                               "training.max_steps=1", "model.vocab_size=64"]  # fmt: skip
     assert started[0][started[0].index("--nproc_per_node") + 1] == "2"
 
 
