@@ -14,7 +14,7 @@ from aorta.account.judge.cells import (
     account_of,
 )
 from aorta.account.judge.kernels import kernels_by_class
-from aorta.account.judge.phases import evaluation_text, largest_beside_the_model, largest_text
+from aorta.account.judge.phases import evaluation_text, largest_beside_the_model, largest_text, phases_of
 from aorta.account.judge.profiles import line_text, told_differences
 from aorta.account.judge.sites import sites_of
 from aorta.account.load.measures import peak_text
@@ -165,11 +165,12 @@ def nothing_text(dataset: Dataset, explained: Explanation) -> str:
     text += f" {lost[0].upper()}{lost[1:].removesuffix('.')}."
     if is_large:
         text += (
-            f" The largest part without compute is {CELLS[largest].title}: {CELLS[largest].meaning} for"
-            f" {quantity(account.mean_ms(largest), 'ms')} of the step, {percent(account.share(largest))}."
-            f" {_reason_text(largest, dataset, account)}"
+            f" The largest part without compute is {CELLS[largest].title},"
+            f" {quantity(account.mean_ms(largest), 'ms')} of the step, {percent(account.share(largest))}:"
+            f" {CELLS[largest].meaning}. {_reason_text(largest, dataset, account)}"
         )
-    if phase is not None and is_large_phase:
+    # The largest one of all has a sentence of its own (notes).
+    if phase is not None and is_large_phase and phase.ms < max(row.ms for row in phases_of(dataset.first)):
         share = percent(phase.share)
         text += f" Beside forward and backward, {phase.title} takes {share} of the step{phase.place}."
     mfu, rate = (dataset.statistics.get(name) for name in ("mfu", "model_tflops_per_gpu"))
