@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 AHEAD_S = 4.0
 """How long before a change the others can learn of it."""
+ENDS_WITHIN_S = 1.0
+"""Limit of the wait for an answer of the store, once the recorder is closed."""
 ASK_EVERY_S = 1.0
 """Interval at which a rank asks for a change that is due."""
 LONGEST_S = 300.0
@@ -371,6 +373,8 @@ class _Talk:
     def close(self) -> None:
         self._closed = True
         self._awake.set()
+        # A thread that comes back from C++ while Python ends is ended there, which aborts the process.
+        self._thread.join(ENDS_WITHIN_S)
 
     def _run(self) -> None:
         began_s = time.monotonic()

@@ -105,6 +105,7 @@ def test_ranks_record_the_same_steps_though_only_one_of_them_measures():
             settled(loops)
     for loop in loops:
         loop.sampling.close()
+        assert not loop.sampling._talk._thread.is_alive()  # Python may end now: it would abort the process
     first, *others = (loop.recorded for loop in loops)
     assert 0.02 < shares(loops[0]) < 0.3
     for other in others:
