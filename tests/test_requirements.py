@@ -72,7 +72,7 @@ def test_what_a_run_says_at_its_end_needs_nothing_of_reports() -> None:
         "    except UnknownPeak as error:\n        print(error)"
     )
     cpu, cuda = done.stdout.splitlines()
-    assert cpu == "config/hardware holds GPUs only, and this run used none"
+    assert cpu == "no GPU was used, and peak rates are known of GPUs alone"
     assert cuda.startswith("yaml is not installed")
 
 

@@ -44,7 +44,7 @@ class DeviceWork:
     """Arithmetic and memory traffic of one iteration on this rank that no schedule can avoid."""
 
     flops: Mapping[str, float]
-    """FLOPs of the matrix units, by data type as config/hardware names them: bf16, fp16, tf32, fp32."""
+    """FLOPs of the matrix units, by data type as aorta/hardware/parts names them: bf16, fp16, tf32, fp32."""
     bytes: float = 0.0
     """Bytes to and from the device's memory."""
 

@@ -144,11 +144,11 @@ class UnknownPeak(AortaError):
 def peak_record(devices: Sequence[Mapping[str, Any]], precision: str | None) -> PeakRecord:
     """Return the dense rate of matrix multiplies of one device in this precision.
 
-    Raises UnknownPeak where config/hardware has none: a device is never priced as a similar one.
+    Raises UnknownPeak where aorta/hardware/parts has none: a device is never priced as a similar one.
     """
     names = sorted({str(row.get("name")) for row in devices if row.get("kind") in GPU_KINDS})
     if not names:
-        raise UnknownPeak("config/hardware holds GPUs only, and this run used none")
+        raise UnknownPeak("no GPU was used, and peak rates are known of GPUs alone")
     if len(names) > 1:
         raise UnknownPeak(f"the devices differ: {', '.join(names)}")
     if precision is None:
@@ -159,14 +159,16 @@ def peak_record(devices: Sequence[Mapping[str, Any]], precision: str | None) -> 
         raise UnknownPeak(not_installed(error) or str(error)) from error
     hardware_name = hardware_name_of(names[0])
     if hardware_name is None:
-        raise UnknownPeak(f"config/hardware has no file for {names[0]}")
+        raise UnknownPeak(f"the peak rate of {names[0]} is not known")
     try:
         hardware = load_hardware(hardware_name)
     except AortaError as error:
         raise UnknownPeak(str(error)) from error
     rates = hardware.compute.peak_flops
     if precision not in rates:
-        raise UnknownPeak(f"config/hardware has {', '.join(rates)} for {hardware.title}, not {precision}")
+        raise UnknownPeak(
+            f"peak rates of {hardware.title} are known for {', '.join(rates)}, not for {precision}"
+        )
     source = hardware.sources.get(f"compute.peak_flops.{precision}")
     return PeakRecord(
         flops_per_s=rates[precision],

@@ -368,7 +368,7 @@ class PeakRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Rate of one device."""
     precision: str
     hardware: str
-    """The device, as its file in config/hardware calls it."""
+    """The device, as its file in aorta/hardware/parts calls it."""
     origin: str
     """The file's source of the rate."""
 

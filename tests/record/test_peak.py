@@ -24,12 +24,12 @@ def test_the_peak_is_the_hardware_files(name, hardware):
 @pytest.mark.parametrize(
     ("devices", "precision", "reason"),
     [
-        ([gpu("NVIDIA GB10")], "bf16", "no file for NVIDIA GB10"),
-        ([gpu("NVIDIA H100 PCIe")], "bf16", "no file for NVIDIA H100 PCIe"),
+        ([gpu("NVIDIA GB10")], "bf16", "rate of NVIDIA GB10 is not known"),
+        ([gpu("NVIDIA H100 PCIe")], "bf16", "rate of NVIDIA H100 PCIe is not known"),
         ([gpu("NVIDIA H200"), gpu("NVIDIA H100 80GB HBM3")], "bf16", "the devices differ"),
         ([gpu("NVIDIA H200")], None, "the precision is not known"),
-        ([gpu("NVIDIA H200")], "int4", "not int4"),
-        ([{"kind": "cpu", "name": "a CPU"}], "fp32", "GPUs only"),
+        ([gpu("NVIDIA H200")], "int4", "not for int4"),
+        ([{"kind": "cpu", "name": "a CPU"}], "fp32", "no GPU was used"),
     ],
 )
 def test_what_is_not_known_has_a_reason(devices, precision, reason):

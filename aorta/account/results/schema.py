@@ -152,7 +152,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     """Greatest speed-up over baseline_streams if pieces did not slow each other down; None: no pieces."""
     device_bound: list[float | None]
     """Least time of an iteration at the device's peak rates over the time it took: 1 leaves nothing to gain.
-    None where the workload or config/hardware does not say."""
+    None where the workload or aorta/hardware/parts does not say."""
     knee: int
     """Fewest streams with at least 95 % of the best throughput of the sweep."""
     knee_interval: tuple[int, int] | None

@@ -265,7 +265,7 @@ def efficiency(together: Floats, compute: Floats, comm: Floats, serial: Floats) 
 
 def device_bound_ms(work: DeviceWork | None, device: str) -> Metric:
     """Arithmetic at the data sheet's rate of the matrix units, or traffic at that of memory, whichever takes
-    longer; null with the reason where the workload or config/hardware does not say.
+    longer; null with the reason where the workload or aorta/hardware/parts does not say.
 
     device: as the driver names it.
     """
@@ -274,7 +274,7 @@ def device_bound_ms(work: DeviceWork | None, device: str) -> Metric:
     try:
         from aorta.hardware import hardware_name_of, load_hardware
     except ImportError as error:
-        return not_measured("ms", f"config/hardware cannot be read: {error}")
+        return not_measured("ms", f"rates of GPUs cannot be read: {error}")
     name = hardware_name_of(device)
     if name is None:
         return not_measured("ms", f"no file of a GPU has rates of {device}")
@@ -284,7 +284,7 @@ def device_bound_ms(work: DeviceWork | None, device: str) -> Metric:
         return not_measured("ms", str(error))
     missing = [dtype for dtype in work.flops if dtype not in hardware.compute.peak_flops]
     if missing:
-        return not_measured("ms", f"config/hardware/{name}.yaml has no rate for {', '.join(missing)}")
+        return not_measured("ms", f"the rate of {name} is not known for {', '.join(missing)}")
     compute_s = sum(flops / hardware.compute.peak_flops[dtype] for dtype, flops in work.flops.items())
     memory_s = work.bytes / hardware.memory.hbm_bytes_per_s
     return Metric(value=1e3 * max(compute_s, memory_s), unit="ms", better="neither")
