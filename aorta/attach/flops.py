@@ -307,7 +307,8 @@ class ModelCalls:
         self, kinds: dict[Any, tuple[Module, Any, Any]], counted: "dict[Any, _Count]"
     ) -> dict[str, Any]:
         unread = self._never_updated()
-        flops, sums = 0, {name: Counter[StackFrame | None]() for name in ("again", "fp32", "fp64", "unread")}
+        flops, num_bytes, again_bytes = 0, 0, 0
+        sums = {name: Counter[StackFrame | None]() for name in ("again", "fp32", "fp64", "unread")}
         for key, kind in kinds.items():
             one, times, line = counted.get(key) or _counted(*kind), self._times[key], self._lines[key]
             of_kind = {"again": one.again, "fp32": one.fp32}
@@ -318,11 +319,15 @@ class ModelCalls:
             if _freeze(kind[0], unread):
                 of_kind["unread"] = Counter({line: one.flops - _counted(*kind, needs_gradient=False).flops})
             flops += times * (one.flops + one.again.total())
+            num_bytes, again_bytes = num_bytes + times * one.num_bytes, again_bytes + times * one.again_bytes
             for name, by_line in of_kind.items():
                 sums[name].update({at or line: times * num for at, num in by_line.items()})
         found = {name: by_line for name, by_line in sums.items() if by_line.total()}
         lines = {f"{name}_at": max(by_line, key=by_line.__getitem__) for name, by_line in found.items()}
-        return {"flops": float(flops), **lines} | {name: float(one.total()) for name, one in found.items()}
+        of_bytes = {"bytes": float(num_bytes), "again_bytes": float(again_bytes)}
+        return {"flops": float(flops), **of_bytes, **lines} | {
+            name: float(one.total()) for name, one in found.items()
+        }
 
 
 # ---- a copy without data -----------------------------------------------------------------------------
@@ -467,6 +472,9 @@ class _Count(NamedTuple):
     """Of products in fp64; None: in the backward pass, or of modules that no line of the program calls."""
     fp32: Counter[StackFrame | None]
     """Forward, in fp32 where autocast is off."""
+    num_bytes: int
+    """That operators without FLOPs read and write; of these of what is done again."""
+    again_bytes: int
 
 
 def _counted(model: Module, args: Any, named: Any, needs_gradient: bool = True) -> _Count:
@@ -495,7 +503,7 @@ def _counted(model: Module, args: Any, named: Any, needs_gradient: bool = True) 
             handle.remove()
     loop = again.loop(watched.num_operators / max(num_forward, 1))
     flops = int(counter.get_total_flops()) - again.flops.total()
-    return _Count(flops, loop, again.flops, watched.fp64, watched.fp32)
+    return _Count(flops, loop, again.flops, watched.fp64, watched.fp32, watched.num_bytes, again.num_bytes)
 
 
 @contextmanager
@@ -548,6 +556,7 @@ class _Again:
         self._counter, self._watched = counter, watched
         self.is_backward = False
         self.flops = Counter[StackFrame | None]()
+        self.num_bytes = self._bytes_before = 0
         self._lines: dict[int, StackFrame | None] = {}
         """That call each module forward."""
         self._depth = self._before = 0
@@ -577,7 +586,7 @@ class _Again:
             self._inside.append([self._watched.num_operators, 0])
             return
         if self._depth == 0:
-            self._before = int(self._counter.get_total_flops())
+            self._before, self._bytes_before = int(self._counter.get_total_flops()), self._watched.num_bytes
         self._depth += 1
 
     def _leaves(self, module: Module, *_: Any) -> None:
@@ -595,6 +604,7 @@ class _Again:
             if self._depth == 0:
                 num = int(self._counter.get_total_flops()) - self._before
                 self.flops[self._lines.get(id(module))] += num
+                self.num_bytes += self._watched.num_bytes - self._bytes_before
 
 
 class _Watched(TorchDispatchMode):
@@ -605,6 +615,7 @@ class _Watched(TorchDispatchMode):
         self._num_experts = 0
         self.num_operators = 0
         self.is_backward = False
+        self.num_bytes = 0
         self.num_off = 0
         """Contexts without autocast that the model is in."""
         self.fp64, self.fp32 = Counter[StackFrame | None](), Counter[StackFrame | None]()
@@ -629,6 +640,9 @@ class _Watched(TorchDispatchMode):
         if name == "nonzero" and args[0].is_meta:
             return self._nonzero(args[0])
         result = func(*args, **(kwargs or {}))
+        if packet not in flop_registry and not _is_view(func):
+            moved = [leaf for leaf in tree_leaves((args, result)) if isinstance(leaf, torch.Tensor)]
+            self.num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in moved)
         dtype = getattr(args[0], "dtype", None) if packet in flop_registry else None
         is_off = self.num_off > 0 and not self.is_backward  # of what is computed again it is off, too
         if dtype == torch.float64 or (dtype == torch.float32 and is_off):
@@ -643,6 +657,11 @@ class _Watched(TorchDispatchMode):
             raise NotCountedError("the model chooses by values")
         num = mask.numel() if mask.numel() == self._num_experts else mask.numel() // self._num_experts
         return torch.empty((num, mask.dim()), dtype=torch.int64, device="meta")
+
+
+def _is_view(func: Any) -> bool:
+    infos = [one.alias_info for one in func._schema.returns]
+    return any(info is not None and not info.is_write for info in infos)
 
 
 def _is_real_parameter(tensor: torch.Tensor) -> bool:

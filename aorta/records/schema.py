@@ -479,6 +479,9 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     again: float = 0.0
     """Of modules that a backward pass calls once more, for activations that were not kept."""
     again_at: StackFrame | None = None
+    bytes: float = 0.0
+    """That operators without FLOPs read and write, all of them, and those of `again`."""
+    again_bytes: float = 0.0
     fp32: float = 0.0
     """Forward, where autocast is off."""
     fp32_at: StackFrame | None = None

@@ -118,7 +118,7 @@ def _explanation(judged: JudgedRun, path: str) -> Explanation:
         named += [
             (cause, {}) for cause in _of_left_out(late, rule_of[late.kind], judged, account, stack, path)
         ]
-    named = sorted(named, key=lambda entry: -entry[0].ms)[:MOST_SHOWN]
+    named = _once(sorted(named, key=lambda entry: -entry[0].ms))[:MOST_SHOWN]
     named, more = without_contradictions(named, account, stack)
     left = {name: account.mean_ms(name) for name in LOSSES if name in account.cells}
     for _, taken in named:
@@ -131,6 +131,21 @@ def _explanation(judged: JudgedRun, path: str) -> Explanation:
         dict(sorted(left.items(), key=lambda entry: -entry[1])),
         [*cannot_tell, *more],
     )
+
+
+def _once(named: list[tuple[Cause, dict[str, float]]]) -> list[tuple[Cause, dict[str, float]]]:
+    """A rank that is waited for because its batches are longer is one cause, told how to mend it."""
+    longer = {cause.rank: cause for cause, _ in named if cause.kind == "imbalance"}
+    late = {cause.rank for cause, _ in named if cause.kind == "late_rank"} & set(longer) - {None}
+    told = []
+    for cause, taken in named:
+        if cause.rank in late and cause.kind == "late_rank":
+            reason = longer[cause.rank]
+            evidence = (*cause.evidence, *reason.evidence[:1])
+            cause = msgspec.structs.replace(cause, evidence=evidence, change=reason.change)
+        if cause.rank not in late or cause.kind != "imbalance":
+            told.append((cause, taken))
+    return told
 
 
 def _of_left_out(

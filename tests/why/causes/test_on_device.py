@@ -12,11 +12,12 @@ from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import UNLIKE, HostSpan, HostUse, KernelSums, WorkOfStep
 from aorta.records.stacks import StackFrame
+from aorta.why.causes.cause import Cause
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.lines import causes_lines
 from aorta.why.causes.losses import of_a_step
 from aorta.why.causes.losses.needless import needless_work
-from aorta.why.causes.rank import explanation_of
+from aorta.why.causes.rank import _once, explanation_of
 from aorta.why.causes.run_text import nothing_text
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, causes, run_of, sampled
@@ -295,20 +296,22 @@ def test_products_in_fp64_are_a_loss_beside_any_others():
     assert needless({"cutlass_80_tensorop_d884gemm_64x64": 8.0}) == []
 
 
-def needless(kernels, work=None, peak=None, memory=80 << 30, step_ms=40.0):
+def needless(kernels, work=None, peak=None, classes=None):
     """(op, ms) of what is found of kernels by name, 10 of each, in a step whose compute is 30 ms."""
     values = {f"kernel_name_ms.{name}": np.full((1, 20), ms) for name, ms in kernels.items()}
     values |= {f"kernel_name_count.{name}": np.full((1, 20), 10.0) for name in kernels}
-    values |= {"kernel_ms.optimizer": np.full((1, 20), 6.0)}
+    values |= {
+        name: np.full((1, 20), ms) for name, ms in {"kernel_ms.optimizer": 6.0, **(classes or {})}.items()
+    }
     values |= {} if peak is None else {"peak_memory_bytes": np.full((1, 20), peak)}
-    record = SimpleNamespace(work=work, devices=[{"kind": "cuda", "memory_bytes": memory}])
+    record = SimpleNamespace(work=work, devices=[{"kind": "cuda", "memory_bytes": 80 << 30}])
     judged = SimpleNamespace(
         run=SimpleNamespace(metrics=values, run=record),
         values=values.get,
         mean_of=lambda name: float(values[name].mean()),
     )
     cells = {"compute": np.full((1, 20), 30.0)}
-    account = SimpleNamespace(on_device=True, mean_step_ms=step_ms, cells=cells)
+    account = SimpleNamespace(on_device=True, mean_step_ms=40.0, cells=cells)
     return [(finding.facts["op"], finding.mean_ms) for finding in needless_work(judged, account)]
 
 
@@ -321,6 +324,8 @@ LINE = StackFrame("train.py", 5, "Model.forward", True)
         (WorkOfStep(flops=4e9, again=1e9, again_at=LINE), 20 << 30, [("again", 6.0)]),
         (WorkOfStep(flops=4e9, again=1e9, again_at=LINE), 60 << 30, []),  # memory is short
         (WorkOfStep(flops=4e9, again=1e9, again_at=LINE), None, []),
+        # The products, 20 ms, by FLOPs, and what is left of the 24 by bytes.
+        (WorkOfStep(flops=4e9, again=1e9, bytes=10.0, again_bytes=5.0), 20 << 30, [("again", 7.0)]),
         (WorkOfStep(flops=4e9, unread=2e9, unread_at=LINE), None, [("unread", 12.0)]),
         (WorkOfStep(flops=4e9, unread=1e8, unread_at=LINE), None, []),  # too little to name
         (WorkOfStep(), None, []),
@@ -328,7 +333,7 @@ LINE = StackFrame("train.py", 5, "Model.forward", True)
 )
 def test_work_that_is_done_twice_or_for_nobody_takes_its_part_of_the_kernels(work, peak, found):
     """Of 24 ms: 30 without the optimizer's."""
-    assert needless({}, work, peak) == found
+    assert needless({}, work, peak, {"kernel_ms.gemm": 20.0}) == found
 
 
 def test_copies_into_another_layout_are_those_that_the_program_asks_for():
@@ -366,3 +371,24 @@ def test_a_line_that_copies_and_waits_for_it_is_one_loss(monkeypatch, lines, kep
     assert {finding.kind: finding.mean_ms for finding in found} == (kept or ms)
     if kept:
         assert found[0].takes == {("synchronisation",): 0.75, ("copy",): 0.25}
+
+
+def test_a_rank_that_is_late_by_longer_batches_is_one_cause():
+    rest = {
+        "subject": "",
+        "interval_ms": None,
+        "bound_ms": None,
+        "share": 0.1,
+        "check": "",
+        "source": "records",
+    }
+    late, longer, other = (
+        Cause(kind=kind, ms=ms, rank=rank, evidence=(kind,), change=kind, **rest)
+        for kind, ms, rank in (("late_rank", 5.0, 1), ("imbalance", 3.0, 1), ("imbalance", 2.0, 0))
+    )
+    told = [cause for cause, _ in _once([(late, {}), (longer, {}), (other, {})])]
+    assert [(cause.kind, cause.rank, cause.change) for cause in told] == [
+        ("late_rank", 1, "imbalance"),
+        ("imbalance", 0, "imbalance"),
+    ]
+    assert told[0].evidence == ("late_rank", "imbalance")

@@ -22,6 +22,8 @@ from aorta.why.causes.finding import CauseFinding, Floats
 
 CELLS = ("compute", "hidden")
 TAKES: dict[tuple[str, ...], float] = {CELLS: 1.0}
+PRODUCTS = ("gemm", "attention")
+"""Classes of kernels that take as long as their FLOPs; others take as long as their bytes."""
 LARGE = 0.1
 """Of products in a wide type, that others must take for these to be the exception."""
 FULL = re.compile(r"f32f32_f32f32_f32|(?<!fp16_)(?<!bf16_)sgemm")
@@ -111,7 +113,15 @@ def _counted(judged: JudgedRun, account: Account, work: WorkOfStep) -> Iterator[
         facts = {"op": "again", "what": "activations computed again", "at": work.again_at, "part": again}
         if used is not None:
             facts |= {"peak_bytes": used[0], "limit_bytes": used[1]}
-        yield CauseFinding("compute", again * ms, TAKES, facts=facts)
+        products = [
+            of_operation(TIME, name) for name in PRODUCTS if of_operation(TIME, name) in judged.run.metrics
+        ]
+        by_bytes = np.zeros_like(ms)
+        if work.bytes and products:
+            products_ms = np.sum([positive(judged.values(name)).mean(axis=0) for name in products], axis=0)
+            by_bytes = positive(ms - products_ms)
+        part_ms = again * (ms - by_bytes) + work.again_bytes / max(work.bytes, 1.0) * by_bytes
+        yield CauseFinding("compute", part_ms, TAKES, facts=facts)
     if work.unread:
         part = work.unread / work.flops
         facts = {"op": "unread", "what": "gradients that nobody reads", "at": work.unread_at, "part": part}
