@@ -55,6 +55,7 @@ WITHOUT_PROGRAM = {
     ("pause", "do it less often"): "the program has called it a pause itself",
     ("pause", "find out"): OF_NO_LINE,
     ("program_code", "do it in one step"): OF_NO_LINE,
+    ("program_code", "leave torch.profiler out"): "what a profiler takes depends on what it records",
     ("transfer", "remove the barriers"): "of few of them; the same of many has a program (small_messages)",
     ("shared_communicator", ""): "needs NCCL, whose calls of a group queue",
     ("small_messages", "DistributedDataParallel(bucket_cap_mb=25)"): "`buckets` knows the size that is set",

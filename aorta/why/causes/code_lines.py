@@ -245,6 +245,8 @@ def _which(finding: CauseFinding, samples: Samples) -> NDArray[np.bool_]:
             return own & samples.that("sleeps")
         case "late_rank" if op == "sleeps":
             return own & samples.that("sleeps")
+        case "late_rank" if finding.occasions is not None:  # less what it has in its other steps
+            return own & ~samples.in_phase("backward", "optimizer")
         case "late_rank":  # a rank that computes longer in its model has more to compute
             return own & ~samples.in_phase("forward", "backward", "optimizer")
         case "between_steps" if not finding.takes:

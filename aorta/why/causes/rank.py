@@ -304,7 +304,7 @@ def cause_of(
         and (change.waits is None or change.waits == waits)
         and (change.op is None or change.op == finding.facts.get("op"))
         and (change.origin is None or change.origin == finding.facts.get("origin"))
-        and (change.calls is None or (line is not None and change.calls == line.calls))
+        and (change.calls is None or (line is not None and line.calls.startswith(change.calls)))
         and (change.rare is None or change.rare == value.is_rare)
         and _filled(change.set, facts)
     )

@@ -71,6 +71,18 @@ def test_a_late_rank_is_named_with_what_it_does_and_the_others_do_not(tmp_path):
     )
 
 
+def test_a_rank_that_calls_its_model_once_more_now_and_then_is_in_that_line(tmp_path):
+    def make(rank, step, noise):
+        return waited(40.0 if step % 5 == 0 else 0.0, rank, step, noise)
+
+    folder = run_of(tmp_path, make)
+    for rank in (0, 1):
+        own = [("getitem", "forward", "runs", 40.0, 5)] if rank == 1 else []
+        write_stacks(folder, rank, COMMON, ("main", "forward", "runs", 10.0), *own)
+    cause = first_cause(folder)
+    assert (cause.kind, cause.rank, cause.line.text) == ("late_rank", 1, "Rows.__getitem__(), data.py:7")
+
+
 def test_a_thread_that_holds_the_interpreter_s_lock_on_one_rank_is_named(tmp_path):
     folder = run_of(tmp_path, late)
     (late_rank,) = {cause.rank for cause in [first_cause(folder)]}

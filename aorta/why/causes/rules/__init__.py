@@ -27,7 +27,7 @@ class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step), unit (of fully_shard), gradients (reduced by hand), object (pickled), buffers (of the model), own
     (what the program sends beside all these), program (nobody looked what it is)."""
     calls: str | None = None
-    """Only where the cause's line of the program is in this function of a library."""
+    """Only where the cause's line of the program is in a function of a library whose name begins so."""
     rare: bool | None = None
     """Only where the loss is in few steps, or in all."""
 
