@@ -264,7 +264,7 @@ class _Device:
     def __init__(self, packets: list[_Packet], costs: Costs, machine: Machine) -> None:
         self.packets, self.costs, self.machine = packets, costs, machine
         streams = list(dict.fromkeys(packet.stream for packet in packets))
-        num_queues = machine.num_queues or max(1, len(streams))
+        num_queues = max(1, min(machine.num_queues or len(streams), len(streams)))  # more stay empty
         self.queues = [_Queue() for _ in range(num_queues)]
         queue_of = {stream: place % num_queues for place, stream in enumerate(streams)}
         for packet in packets:

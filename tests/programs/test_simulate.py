@@ -88,6 +88,7 @@ def test_the_table_of_queues_is_reproduced_but_for_the_cells_that_are_named(row)
 def test_many_queues_free_eight_workers_in_breadth():
     program = emit(Shape(tile_order="breadth", num_streams=8))
     assert total(program, num_queues=32, in_issue_order=True) == 9
+    assert total(program, num_queues=10**20, in_issue_order=True) == 9
 
 
 def test_where_gemms_need_not_start_in_order_of_issue_a_blocked_one_is_overtaken():
