@@ -7,7 +7,7 @@ What is called here runs in the middle of torch's own calls, so it only appends 
 import ctypes
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch.cuda import _gpu_trace as gpu_trace
 from aorta.hazards.check import HOST
 from aorta.record.interception.replaced import ReplacedMethods
 
-LogEntry = list[Any]
+LogEntry = Sequence[Any]
 LOOK_AHEAD = 4096
 """Entries of the trace among which the next one of the log is looked for."""
 HISTORY = 1_000_000
@@ -85,10 +85,10 @@ class DeviceOrder:
         self._trace.value = True
         log = self._log
         pairs: list[tuple[Any, Any]] = [
-            (gpu_trace.EventRecordCallbacks, lambda e, s: log.append(["record", e, s, self.current])),
-            (gpu_trace.EventWaitCallbacks, lambda e, s: log.append(["wait", s, e, self._place("wait")])),
-            (gpu_trace.EventDeletionCallbacks, lambda e: log.append(["forget_event", e])),
-            (gpu_trace.EventSynchronizationCallbacks, lambda e: log.append(["synchronize_event", e])),
+            (gpu_trace.EventRecordCallbacks, lambda e, s: log.append(("record", e, s, self.current))),
+            (gpu_trace.EventWaitCallbacks, lambda e, s: log.append(("wait", s, e, self._place("wait")))),
+            (gpu_trace.EventDeletionCallbacks, lambda e: log.append(("forget_event", e))),
+            (gpu_trace.EventSynchronizationCallbacks, lambda e: log.append(("synchronize_event", e))),
             (gpu_trace.StreamSynchronizationCallbacks, self._synchronized),
             (gpu_trace.DeviceSynchronizationCallbacks, lambda: log.append(["synchronize_all"])),
             (gpu_trace.MemoryAllocationCallbacks, self._allocated),
@@ -130,12 +130,12 @@ class DeviceOrder:
     def _allocated(self, address: int) -> None:
         if self._aside != threading.get_ident():
             site = self.current if self.current >= 0 else None
-            self._log.append(["allocate", address, 0, None, site])
+            self._log.append(("allocate", address, 0, None, site))
 
     def _freed(self, address: int) -> None:
         if self._aside != threading.get_ident():
             # In a collective's call c10d drops what earlier ones used: its watchdog has seen them end.
-            self._log.append(["free", address, self._site("free"), None, self.is_in_collective])
+            self._log.append(("free", address, self._site("free"), None, self.is_in_collective))
 
 
 @lru_cache

@@ -84,6 +84,7 @@ class HazardWatch(Companion):
         self._first_of_window: int | None = None
         self._thread = 0
         self._log: list[Any] = []
+        """Of tuples, mostly: the garbage collector forgets those, and thousands of lists would set it off."""
         self._num_exactly = 0
         """Operations of the window whose accesses are known."""
         self._sites = Sites()
@@ -472,7 +473,8 @@ class HazardWatch(Companion):
             result = plan.call(*args, **kwargs)
             if plan.returns:
                 plan.note_result(result, reads, writes)
-            self._log.append(("launch", HOST, [a for _, a in reads], [a for _, a in writes], site))
+            sides = (tuple([access for _, access in part]) for part in (reads, writes))
+            self._log.append(("launch", HOST, *sides, site))
             self._num_exactly += 1
             return result
         outer, order.current = order.current, site
@@ -484,7 +486,7 @@ class HazardWatch(Companion):
             plan.note_result(result, reads, writes)
         entry = self._entry(reads, writes, order, site)
         if entry is not None:
-            self._log.append(entry)
+            self._log.append(tuple(entry))
         return result
 
     def _numbered(self, issued: Issued, run: Callable[[], Any]) -> Callable[[], Any]:
@@ -548,7 +550,7 @@ class HazardWatch(Companion):
                     self._pinned.add(tensor.untyped_storage().data_ptr())
                     sides[side].append(access)
             self._num_exactly += 1
-            return ["launch", order.stream(), *sides, site]
+            return ["launch", order.stream(), *map(tuple, sides), site]
         if self._pinned:
             for side, tensor, access in on_host:
                 if tensor.untyped_storage().data_ptr() in self._pinned:
