@@ -67,11 +67,12 @@ GPU_KINDS = ("cuda", "hip")
 
 
 HostKind = Literal[
-    "data", "backward", "optimizer", "checkpoint", "garbage_collection", "synchronisation", "pause"
+    "data", "backward", "optimizer", "checkpoint", "garbage_collection", "synchronisation", "pause", "step"
 ]
 """data: the next batch of a DataLoader. optimizer: Optimizer.step. checkpoint: a save of torch's.
 garbage_collection: full collections of Python. synchronisation: the host waits for the device, as in
-Tensor.item. pause: announced by recorder.pausing."""
+Tensor.item. pause: announced by recorder.pausing. step: the window as the host went through it, in lines
+timed on a device; it begins before 0 where the host runs ahead."""
 HOST_KINDS: tuple[HostKind, ...] = get_args(HostKind)
 
 

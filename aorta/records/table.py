@@ -122,6 +122,8 @@ class HostSpans(NamedTuple):
     """[row]: of what optimizers update; NaN where none says."""
     meets: Flags
     """[span]: it starts before the span before it, of the same row, has ended, or just then."""
+    window_ms: tuple[Floats, Floats]
+    """[row], [row]: from where to where the host went through the step; NaN where the line does not tell."""
 
 
 class Segments(NamedTuple):
@@ -383,6 +385,12 @@ class StepTable(ABC):
         start_ms, end_ms = items.columns["start_ms"], items.columns["end_ms"]
         places, table = items.columns["kind"]
         kind = np.array([*map(HOST_KINDS.index, table), -1], dtype=np.int64)[places]
+        is_window = kind == HOST_KINDS.index("step")
+        window_ms = np.full(len(self), np.nan), np.full(len(self), np.nan)
+        for bound, values in zip(window_ms, (start_ms, end_ms), strict=True):
+            bound[row[is_window]] = values[is_window]
+        row, kind, num_bytes = row[~is_window], kind[~is_window], num_bytes[~is_window]
+        start_ms, end_ms = start_ms[~is_window], end_ms[~is_window]
         chosen = (kind == HOST_KINDS.index("optimizer")) & (num_bytes != NULL)
         sums = np.where(
             np.bincount(row[chosen], minlength=len(self)) > 0,
@@ -393,7 +401,7 @@ class StepTable(ABC):
             order = np.lexsort((start_ms, row))
             kind, start_ms, end_ms = kind[order], start_ms[order], end_ms[order]
         meets = np.append(False, (row[1:] == row[:-1]) & (start_ms[1:] <= end_ms[:-1]))[: len(row)]
-        return HostSpans(row, kind, start_ms, end_ms, sums, meets)
+        return HostSpans(row, kind, start_ms, end_ms, sums, meets, window_ms)
 
     def segments(self) -> Segments:
         if self._segments is None:

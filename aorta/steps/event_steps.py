@@ -279,7 +279,9 @@ class EventSteps:
             overlap=self._overlap(timeline, times, compute, not_measured) if timed else NO_OVERLAP,
             active_segments=active_segments(timeline) if detailed and timed else None,
             collectives=self._collectives(step, times) if detailed else None,
-            host_spans=host_spans(step, lambda ns: self._host_ms(ns, step)),
+            host_spans=host_spans(
+                step, lambda ns: self._host_ms(ns, step), with_window=self._clock is not None
+            ),
             not_measured=not_measured,
         )
 

@@ -286,7 +286,7 @@ class KernelSteps:
             calls_learned=step.is_unseen and unknown is None,
             exposed_run_lengths_ns=run_lengths_ns(exposed) if detailed else None,
             kernels=self._sums(inside, window, NUM_TOP if detailed else 0, spans),
-            host_spans=host_spans(step, lambda ns: (ns - start_ns) / 1e6),
+            host_spans=host_spans(step, lambda ns: (ns - start_ns) / 1e6, with_window=True),
             not_measured=not_measured,
         )
 

@@ -192,9 +192,15 @@ def memory_record(step: RawStep) -> MemoryRecord | None:
     )
 
 
-def host_spans(step: RawStep, host_ms: Callable[[int], float]) -> list[HostSpan]:
-    """The step's host notes. host_ms: turns monotonic ns into ms since the step's start."""
-    return [
+def host_spans(
+    step: RawStep, host_ms: Callable[[int], float], *, with_window: bool = False
+) -> list[HostSpan]:
+    """The step's host notes. host_ms: turns monotonic ns into ms since the step's start.
+
+    with_window: and first the window as the host went through it, where the device's is another.
+    """
+    bounds = (round(host_ms(step.start_ns), 4), round(host_ms(step.window_end_ns), 4))
+    return ([HostSpan("step", *bounds)] if with_window else []) + [
         HostSpan(
             note.kind,
             round(host_ms(note.start_ns), 4),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.schema import HOST_KINDS, HostKind
+from aorta.records.schema import HostKind
 
 NOTED_WAIT_NS = 20_000
 """Length from which on a wait, or a collection of garbage, counts: as in step records."""
@@ -96,7 +96,7 @@ class HostSide(NamedTuple):
     @property
     def not_shown(self) -> dict[HostKind, str]:
         """Why, by kind."""
-        return {kind: NOT_SHOWN[kind] for kind in HOST_KINDS if kind not in self.shown}
+        return {kind: reason for kind, reason in NOT_SHOWN.items() if kind not in self.shown}
 
 
 @lru_cache(4096)

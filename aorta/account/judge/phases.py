@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.profiles import sampled_ranks
 from aorta.account.judge.stacks import CodeLine, Samples, WeightedStack, heaviest, samples_of
-from aorta.account.load.rank.phases import BYTES, PHASES, PREFIX
+from aorta.account.load.rank.phases import BYTES, PHASES, PREFIX, STEP
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import counted, quantity
 from aorta.account.rows import positive
@@ -61,7 +61,7 @@ class PhaseRow:
 
 
 def phases_of(judged: JudgedRun) -> list[PhaseRow]:
-    """In the order of a step; they add up to it. Nothing where no step shows its phases."""
+    """In the order of a step; they add up to the host's. Nothing where no step shows its phases."""
     return judged.once("phases", lambda: _phases_of(judged))
 
 
@@ -128,7 +128,7 @@ def _of_ranks(judged: JudgedRun) -> dict[str, NDArray[np.float64]]:
     }
     if not columns or not judged.num_steps:
         return {}
-    step = judged.values("step_ms")
+    step = run.host_parts[STEP][:, judged.num_warmup :]
     is_known = np.isfinite(step) & np.logical_and.reduce([np.isfinite(part) for part in columns.values()])
     is_known &= is_known.all(axis=0)  # every rank's, so that ranks are of the same steps
     # Of the steps of the account alone, so that a phase is no part of another step than the cells are.

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from aorta.account.judge.phases import evaluation_text, largest_text, phases_of
-from aorta.account.load.rank.phases import BYTES, PREFIX
+from aorta.account.load.rank.phases import BYTES, PREFIX, STEP
 from tests.account.judge.sampled_runs import AUGMENT, MAIN, MODEL, sampled, sampled_dataset
 from tests.records import plain_records
 
@@ -18,9 +18,8 @@ def judged_with(stacks=None, **phases):
     run = msgspec.structs.replace(
         judged.run,
         metrics={**judged.run.metrics, "step_ms": np.full(shape, 40.0)},
-        host_parts={
-            f"{PREFIX}{name}": np.full(shape, ms) * np.array([[1.0], [2.0]]) for name, ms in phases.items()
-        },
+        host_parts={STEP: np.full(shape, 40.0)}
+        | {f"{PREFIX}{name}": np.full(shape, ms) * np.array([[1.0], [2.0]]) for name, ms in phases.items()},
     )
     return msgspec.structs.replace(judged, run=run)
 

@@ -1,8 +1,10 @@
 """Phases of a step from its host spans, by hand."""
 
+import math
+
 import pytest
 
-from aorta.account.load.rank.phases import PREFIX, phase_metrics
+from aorta.account.load.rank.phases import PREFIX, STEP, phase_metrics
 from aorta.records.schema import HostSpan
 from aorta.records.table import LineTable
 from tests.records import plain_records
@@ -12,7 +14,7 @@ def phases(*spans, step_ms=100.0):
     """ms by phase of a step with these spans; what is 0 is left out."""
     record = plain_records.step(0, step_ms=step_ms, host_spans=[HostSpan(*span) for span in spans])
     columns = phase_metrics(LineTable([record]))
-    return {name[len(PREFIX) :]: float(ms[0]) for name, ms in columns.items() if ms[0]}
+    return {name[len(PREFIX) :]: float(ms[0]) for name, ms in columns.items() if ms[0] and name != STEP}
 
 
 PLAIN = (("data", 5.0, 15.0), ("backward", 40.0, 70.0), ("optimizer", 75.0, 85.0))
@@ -26,6 +28,19 @@ def test_forward_lies_before_a_backward_pass_and_logging_behind_the_update():
         "backward": 30.0,
         "optimizer": 10.0,
     }  # the rest: clipping, 5 ms
+
+
+AHEAD = (("backward", -30.0, 20.0), ("optimizer", 25.0, 30.0))
+"""Of a host 70 ms ahead of its device: it goes on with the next step while the device works at this one."""
+
+
+def test_where_the_host_runs_ahead_phases_are_those_of_its_own_step():
+    found = phases(("step", -70.0, 30.0), *AHEAD)
+    assert found == {"forward": 40.0, "backward": 50.0, "optimizer": 5.0}  # clipping 5 ms, nothing logged
+
+
+def test_lines_that_do_not_tell_the_hosts_step_show_no_phases_where_it_runs_ahead():
+    assert all(math.isnan(ms) for ms in phases(*AHEAD).values())
 
 
 def test_each_micro_batch_has_its_forward_pass():

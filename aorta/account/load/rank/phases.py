@@ -2,7 +2,7 @@
 
 What lies before a backward pass is forward: the model, the loss, and what the loop does for them. What lies
 behind an update, until the next batch is asked for, is logging. These are times of the host, with all that it
-waits for; on a device the work itself comes later.
+waits for, in the step as the host goes through it; a device does the work later, in its own step.
 """
 
 from typing import Any, NamedTuple, get_args
@@ -29,11 +29,16 @@ OF_KIND: dict[HostKind, StepPhase] = {
 """The innermost first: a save that an optimizer's hook makes is a checkpoint."""
 _UPDATES: tuple[StepPhase, ...] = ("optimizer", "checkpoint", "evaluation")
 """Phases behind which the program logs."""
+STEP = f"{PREFIX}step"
+AHEAD = 0.1
+"""Of a step: where spans of a line begin by more before it and the line does not tell the host's step, as
+those of earlier versions, what follows the update may be the next step's: nothing is told."""
 
 
 def phase_metrics(block: StepTable) -> dict[str, Floats]:
     """host.phase.<phase> in ms for each phase but rest, NaN in lines without a backward pass, which tells
-    what is forward; host.bytes.<phase>, the most that was seen allocated. Nothing where no line has them.
+    what is forward; host.phase.step, the host's step; host.bytes.<phase>, the most that was seen allocated.
+    Nothing where no line has them.
     """
     memory = {f"{BYTES}{name}": block.numbers(f"memory.{name}_bytes") for name in WITH_BYTES}
     bytes_of = {name: values for name, values in memory.items() if values is not None}
@@ -43,6 +48,12 @@ def phase_metrics(block: StepTable) -> dict[str, Floats]:
         return bytes_of
     is_noted &= np.isfinite(window_ms)
     spans, num = block.host_spans(), len(block)
+    begin, end = (
+        np.where(np.isfinite(told), told, bound)
+        for told, bound in zip(spans.window_ms, (np.zeros(num), window_ms), strict=True)
+    )
+    is_ahead = ~np.isfinite(spans.window_ms[0][spans.row]) & (spans.start_ms < -AHEAD * window_ms[spans.row])
+    is_noted[spans.row[is_ahead]] = False
     is_told = np.zeros(num, dtype=bool)
     is_told[spans.row[spans.kind == HOST_KINDS.index("backward")]] = True
     is_told &= is_noted
@@ -51,11 +62,13 @@ def phase_metrics(block: StepTable) -> dict[str, Floats]:
     of_kind = np.array([PHASES.index(OF_KIND[kind]) if kind in OF_KIND else -1 for kind in HOST_KINDS])
     phase = of_kind[spans.kind]
     chosen = (phase >= 0) & is_told[spans.row]
-    row, most = spans.row[chosen], window_ms[spans.row[chosen]]
-    start, end = np.clip(spans.start_ms[chosen], 0.0, most), np.clip(spans.end_ms[chosen], 0.0, most)
-    is_long = end > start
-    parts = _Parts(row[is_long], start[is_long], end[is_long], phase[chosen][is_long])
-    return _sums(_disjoint(parts), is_told, window_ms) | bytes_of
+    row = spans.row[chosen]
+    least, most = begin[row], end[row]
+    starts, ends = np.clip(spans.start_ms[chosen], least, most), np.clip(spans.end_ms[chosen], least, most)
+    is_long = ends > starts
+    parts = _Parts(row[is_long], starts[is_long], ends[is_long], phase[chosen][is_long])
+    step = {STEP: np.where(is_told, end - begin, np.nan)}
+    return step | _sums(_disjoint(parts), is_told, (begin, end)) | bytes_of
 
 
 class _Parts(NamedTuple):
@@ -72,14 +85,14 @@ class _Parts(NamedTuple):
         return _Parts(self.row[which], self.start[which], self.end[which], self.phase[which])
 
 
-def _sums(parts: _Parts, is_told: NDArray[np.bool_], window_ms: Floats) -> dict[str, Floats]:
+def _sums(parts: _Parts, is_told: NDArray[np.bool_], window_ms: tuple[Floats, Floats]) -> dict[str, Floats]:
     """Of the parts, and of the gaps between them: what a gap is, its neighbours tell."""
     num = len(is_told)
     is_first = np.append(True, parts.row[1:] != parts.row[:-1])
     is_last = np.append(is_first[1:], True)
-    before_ms = parts.start - np.where(is_first, 0.0, np.roll(parts.end, 1))
+    before_ms = parts.start - np.where(is_first, window_ms[0][parts.row], np.roll(parts.end, 1))
     before = np.where(is_first, -1, np.roll(parts.phase, 1))
-    after_ms = window_ms[parts.row] - parts.end
+    after_ms = window_ms[1][parts.row] - parts.end
     data, backward, *pauses = (
         PHASES.index(name) for name in ("data", "backward", "checkpoint", "evaluation")
     )
