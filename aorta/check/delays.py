@@ -17,6 +17,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -313,18 +314,8 @@ def _differ(a: Tensor, b: Tensor) -> bool:
     )
 
 
-class _Memory:
-    """Bytes at an address of the device, for torch.as_tensor."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-            "strides": None,
-        }
-
-
 def _bytes(start: int, end: int) -> Tensor:
-    return torch.as_tensor(_Memory(start, end - start), device="cuda")
+    """Bytes at an address of the device."""
+    size, place = (end - start,), (start, False)
+    interface = {"shape": size, "typestr": "|u1", "data": place, "version": 3, "strides": None}
+    return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=interface), device="cuda")

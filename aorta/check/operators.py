@@ -166,13 +166,15 @@ class OperatorMode(TorchDispatchMode):
         the topmost one."""
         above = _taken_off(None)
         self.__enter__()  # type: ignore[no-untyped-call]
-        _put_on(above)
+        for mode in above:
+            TorchDispatchMode.__enter__(mode)
 
     def end(self) -> None:
         """See no more."""
         above = _taken_off(self)
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        _put_on(above)
+        for mode in above:
+            TorchDispatchMode.__enter__(mode)
 
     @uncompiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -214,19 +216,14 @@ class OperatorMode(TorchDispatchMode):
 
 
 def _taken_off(lowest: TorchDispatchMode | None) -> list[TorchDispatchMode]:
-    """Take the modes above one off, and return them; above all but torch's own, if it is None."""
+    """Take the modes above one off, and return them from below; above all but torch's own, if it is None."""
     above = []
     while (mode := _get_current_dispatch_mode()) not in (lowest, None):
         if lowest is None and mode.is_infra_mode():
             break
         TorchDispatchMode.__exit__(mode, None, None, None)
         above.append(mode)
-    return above
-
-
-def _put_on(above: list[TorchDispatchMode]) -> None:
-    for mode in reversed(above):
-        TorchDispatchMode.__enter__(mode)
+    return above[::-1]
 
 
 _plans: dict[int, Plan] = {}

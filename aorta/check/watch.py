@@ -567,14 +567,12 @@ class HazardWatch(Companion):
             if event[0] == "wait" and event[1] != current:
                 # Its kernel follows, and then the events that others wait for, more than one of them.
                 entry[1] = event[1]
-                self._stream_names.setdefault(event[1], f"{NCCL} {self._num_group_streams() + 1}")
+                number = sum(name.startswith(NCCL) for name in self._stream_names.values()) + 1
+                self._stream_names.setdefault(event[1], f"{NCCL} {number}")
                 return at + place + 1
         records = [i for i, event in enumerate(events) if event[0] == "record" and event[2] == current]
         place = records[0] if records else len(events)
         return at + place
-
-    def _num_group_streams(self) -> int:
-        return sum(name.startswith(NCCL) for name in self._stream_names.values())
 
     def _on_host(self, issued: Issued, run: Callable[[], Any]) -> Any:
         stream: Hashable = HOST

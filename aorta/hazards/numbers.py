@@ -92,14 +92,14 @@ def _not_finite(ranks: Sequence[Numbered]) -> Iterator[Difference]:
     for rank in ranks:
         for call in rank.calls:
             for word, parts in (("goes in", call.inputs), ("comes out", call.outputs)):
-                if not all(map(_is_finite, parts)):
+                if not all(parts):
                     detail = f"a value that is not finite {word}"
                     difference = _difference(rank.rank, call, "nan", f"{call.op} {call.name}", detail)
                     difference.place += 0.5 * (parts is call.outputs)
                     yield difference
                     break
         for parameter in rank.parameters:
-            if not _is_finite(parameter.numbers):
+            if not parameter.numbers:
                 yield _difference(
                     rank.rank, parameter, "nan", parameter.name, f"{_word(parameter)} is not finite"
                 )
@@ -128,7 +128,7 @@ def _of_collectives(ranks: Sequence[Numbered]) -> Iterator[Difference]:
 
 def _of_call(members: Sequence[int], calls: Sequence[Call]) -> Iterator[Difference]:
     num, op = len(calls), calls[0].op
-    whole = all(call.inputs and all(map(_is_finite, (*call.inputs, *call.outputs))) for call in calls)
+    whole = all(call.inputs and all((*call.inputs, *call.outputs)) for call in calls)
     if not whole:
         return
     expected: list[list[Numbers] | None]
@@ -202,7 +202,7 @@ def _of_parameters(ranks: Sequence[Numbered]) -> Iterator[Difference]:
     """Names of parameters whose gradients, not zero, were the same on all ranks in some checked step."""
     split: list[dict[int, Parameter]] = []
     for (_, name, moment), of_rank in by_key.items():
-        if len(of_rank) < len(ranks) or not all(_is_finite(p.numbers) for p in of_rank.values()):
+        if len(of_rank) < len(ranks) or not all(p.numbers for p in of_rank.values()):
             continue
         if len(_camps(of_rank)) == 1:
             if moment == "gradient" and all(_norm(p.numbers) > SMALL_NORM for p in of_rank.values()):
@@ -267,10 +267,6 @@ def _word(parameter: Parameter) -> str:
 
 
 # -- arithmetic ---------------------------------------------------------------------------------------
-
-
-def _is_finite(numbers: Numbers) -> bool:
-    return bool(numbers)
 
 
 def _norm(numbers: Numbers) -> float:
