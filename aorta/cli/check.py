@@ -72,7 +72,12 @@ def check_command(
 
     Exceptions.shipped(exceptions)  # a mistake in the file is told before anything runs
     if shutil.which(command[0]) is None:
-        click.echo(f"error: {command[0]}: no such command", err=True)
+        why = "no such command"
+        if os.path.isdir(command[0]):
+            why = (
+                "a folder; check runs a command: aorta check -- python ...; aorta why --hazards RUN reads one"
+            )
+        click.echo(f"error: {command[0]}: {why}", err=True)
         return BAD_INPUT
     settings = AttachSettings(
         output=str(output.absolute()),

@@ -51,7 +51,7 @@ def top_command(run: Path, once: bool, alarm: str | None, as_json: bool) -> int:
     """Watch the job that records into RUN (artifacts): a row per rank, means of its newest 20 steps.
 
     Reads only the files of the folder, so it works over ssh and on a shared file system. The rank that the
-    others wait for is red. Ctrl-C leaves. Exit code 3: there is no step yet.
+    others wait for is red. Ctrl-C leaves. Exit code 3: the run has no step yet.
 
     --alarm watches without a screen until the job has ended. exit: leave at the first alarm, exit code 1.
     FILE: append each as a line of JSON. URL: post it there.
@@ -68,8 +68,10 @@ def top_command(run: Path, once: bool, alarm: str | None, as_json: bool) -> int:
         if once or as_json:
             raise ConfigError("--alarm goes on watching: it goes with neither --once nor --json")
         return _raise_alarms(run, alarm)
-    look = _looks(run)
-    parts = goodput_of_folder(run, _run_record(run))
+    look, record = _looks(run), _run_record(run)
+    if record is None and not look(1).newest.ranks:
+        raise RecordError(f"{run}: no run is recorded there; give the folder that a job records into")
+    parts = goodput_of_folder(run, record)
     if as_json:
         _, shown, damage, _ = look(None)
         click.echo(_top_json(shown, damage or ([] if shown.ranks else ["no step yet"]), parts))

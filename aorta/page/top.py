@@ -11,6 +11,7 @@ from aorta.account.judge.late import LateRank
 from aorta.account.load.goodput import goodput_text
 from aorta.account.model import DAMAGED, MOST_DAMAGED, Goodput
 from aorta.account.newest import Newest, RankMeans
+from aorta.account.numbers import counted
 from aorta.records.schema import RunRecord
 
 STALE_STEPS = 10
@@ -51,7 +52,8 @@ def top_table(
         lines.append(Text(f"rank {late.rank} is late: it costs {late.wait_ms:.1f} ms a step", "red"))
     if goodput:
         lines.append(Text(goodput_text(goodput)))
-    lines.append(table)
+    if listed:
+        lines.append(table)
     if num_more := len(ranks) + newest.num_unlisted - len(listed):
         lines.append(Text(f"and {num_more} more ranks", "dim"))
     return Group(*lines)
@@ -65,14 +67,15 @@ def _headline(run: RunRecord | None, newest: Newest, now_ns: int) -> Text:
     last = max((rank.last for rank in ranks), key=lambda record: record.end_unix_ns)
     age_s = max(0.0, (now_ns - last.end_unix_ns) / 1e9)
     num_ranks = f"{num_seen} of " if num_seen < last.world_size else ""
-    text = f"step {last.global_step}   {num_ranks}{last.world_size} ranks"
+    text = f"step {last.global_step}   {num_ranks}{counted(last.world_size, 'rank')}"
+    newest_steps = counted(max(rank.num_steps for rank in ranks), "step")
     if any(rank.recorded_step_ms not in (None, rank.step_ms) for rank in ranks):
         # A row is of the recorded steps alone, or its parts would not add up to its step.
         step_ms = [rank.step_ms for rank in ranks if rank.step_ms is not None]
-        text += f"   means of {max(rank.num_recorded for rank in ranks)} recorded steps"
-        text += f"   {sum(step_ms) / len(step_ms):.2f} ms a step over all newest" if step_ms else ""
+        text += f"   rows: last {counted(max(rank.num_recorded for rank in ranks), 'recorded step')}"
+        text += f"   last {newest_steps}: {sum(step_ms) / len(step_ms):.2f} ms" if step_ms else ""
     else:
-        text += f"   means of {max(rank.num_steps for rank in ranks)} steps"
+        text += f"   means of last {newest_steps}"
     if run is not None and run.finished_unix_ns is not None:
         return Text(f"{text}   finished", "bold")
     step_s = (last.step_ms or 0.0) / 1e3

@@ -10,9 +10,10 @@ import pytest
 
 from aorta.cli import COMMANDS, main
 from aorta.errors import BAD_INPUT, CANNOT_TELL, FINE, VIOLATED
+from aorta.records.writer import write_json
 from tests.cli.examples import ELSEWHERE, JSON, NO_RESULTS, QUIET, run
 from tests.cli.tree import commands
-from tests.records.run_folders import noisy_run
+from tests.records.run_folders import noisy_run, run_record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,6 +57,7 @@ for words in commands(main):
         (("sweep", "--recipe", "nowhere.yaml"), BAD_INPUT, "nowhere.yaml: cannot be read: No such file"),
         (("run",), BAD_INPUT, "Missing argument 'COMMAND...'"),
         (("run", "--", "no-such-program"), BAD_INPUT, "no-such-program: no such command"),
+        (("check", "."), BAD_INPUT, ".: a folder; check runs a command: aorta check -- python ..."),
         (("run", "--step-at", "train_step", "--", "true"), BAD_INPUT, "must look like module:function"),
         (("run", "--to", "promtheus=x", "--", "true"), BAD_INPUT, "did you mean 'prometheus'?"),
         (("run", "--to", "prometheus", "--", "true"), BAD_INPUT, "must look like prometheus=TARGET"),
@@ -154,7 +156,18 @@ def test_top_shows_every_rank(runs: Path) -> None:
 
 
 def test_top_cannot_tell_without_a_step(tmp_path: Path) -> None:
-    assert run("top", tmp_path, "--once").exit_code == CANNOT_TELL
+    write_json(tmp_path / "run.json", run_record(1))
+    result = run("top", tmp_path, "--once")
+    assert (result.exit_code, result.stdout) == (CANNOT_TELL, "no step yet\n")
+
+
+def test_top_of_a_folder_without_a_run_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("x")
+    (tmp_path / "rank_0_metrics.jsonl").write_text("hi")
+    for flags in ((), ("--once",), ("--json",)):
+        result = run("top", tmp_path, *flags)
+        said = f"error: {tmp_path}: no run is recorded there; give the folder that a job records into\n"
+        assert (result.exit_code, result.stdout, result.stderr) == (BAD_INPUT, "", said)
 
 
 def test_a_job_that_has_ended_is_not_asked(runs: Path) -> None:

@@ -33,7 +33,7 @@ def lines(shown: Newest, height: int = 40, parts: Sequence[Goodput] = ()) -> lis
 
 def test_a_row_has_the_cells_of_the_step() -> None:
     assert lines(Newest([RANK, LATE], LateRank(1, 6.0))) == [
-        "step 7   2 ranks   means of 5 steps   last record 3 s ago",
+        "step 7   2 ranks   means of last 5 steps   last record 3 s ago",
         "rank 1 is late: it costs 6.0 ms a step",
         "rank  step  step  compute  exposed  idle  waits    loss",
         "              ms       ms       ms    ms     ms",
@@ -57,8 +57,19 @@ def test_the_late_rank_stays_on_a_small_screen() -> None:
     assert text[-1] == "and 16 more ranks"
 
 
+def test_steps_that_a_row_is_not_of_are_told_apart() -> None:
+    """20 recorded ones take 1187 ms each, the last 20 of all 584.9 ms: a run of one rank."""
+    alone = FollowedRank(0)
+    alone.add(step(49, world_size=1))
+    rank = replace(RANK, last=LastStep.of(alone), num_steps=20, num_recorded=20, step_ms=584.9)
+    first = lines(Newest([replace(rank, recorded_step_ms=1187.0)], None))[0]
+    assert first.startswith(
+        "step 49   1 rank   rows: last 20 recorded steps   last 20 steps: 584.90 ms   last"
+    )
+
+
 def test_no_step_is_said() -> None:
-    assert lines(Newest([], None))[0] == "no step yet"
+    assert lines(Newest([], None)) == ["no step yet"]
 
 
 def test_what_counted_of_several_attempts_is_a_line() -> None:
