@@ -18,6 +18,7 @@ from aorta.records.launches import read_notes
 from aorta.records.reader import read_run
 from aorta.records.schema import Ending, RunRecord
 from aorta.records.state import read_states
+from aorta.timeline.collective import POINT_TO_POINT
 
 
 def coverage_lines(run: RunRecord, folder: Path, kernels_asked: bool = False) -> Iterator[str]:
@@ -146,7 +147,11 @@ def _collectives(run: RunRecord) -> str:
         where = " while recording" if left_out else ""
         learned = sum((run.coverage.get("learned") or {}).values())
         more = f"; {learned} more in steps that were like those" if learned else ""
-        return f"{num_seen} of {counted} collectives seen{where}, {outside} of them outside of steps{more}"
+        passed = sum((run.coverage.get("seen") or {}).get(op, 0) for op in POINT_TO_POINT)
+        passed = passed if num_seen > counted else 0  # NCCL counts none of them
+        told = [f"{num_seen - passed} of {counted} collectives"] if counted or not passed else []
+        told += [f"{passed} send/recv"] if passed else []
+        return f"{' and '.join(told)} seen{where}, {outside} of them outside of steps{more}"
     if run.finished_unix_ns is None:
         return (
             "the process left without closing its records (killed, or os._exit): the last step may be "

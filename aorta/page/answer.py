@@ -34,7 +34,7 @@ from aorta.page.parts import (
     table,
     tag,
 )
-from aorta.page.table import device_names, precision
+from aorta.page.table import device_names, precision, statistic_beside_step
 from aorta.timeline.statistics import LEVEL
 
 RATE_TILES = {"tokens_per_s_per_gpu": "tokens/s per GPU", "mfu": "MFU"}
@@ -137,7 +137,7 @@ def _tiles(dataset: Dataset) -> list[Markup]:
     spread = f"median {number(account.spread.median)}, p95 {number(account.spread.p95)}"
     tiles = [_tile("step", quantity(account.mean_step_ms or None, "ms"), "mean", spread)]
     for name in rates:
-        value = _median(dataset.statistics[name])
+        value = _median(statistic_beside_step(dataset, name))
         text = percent(value, digits=1) if name == "mfu" else number(value)
         tiles.append(_tile(RATE_TILES[name], text, "median", _beside(dataset, name)))
     return [tag("div", tiles, class_="tiles")]
@@ -153,7 +153,7 @@ def _beside(dataset: Dataset, name: str) -> str:
     if name == "mfu":
         peak = dataset.first.run.run.peak_flops if dataset.first.run.run is not None else None
         return "" if peak is None else f"of {number(peak.flops_per_s / 1e12)} TFLOP/s {peak.precision}"
-    return f"{number(_median(dataset.statistics.get('tokens_per_s')))} in all"
+    return f"{number(_median(statistic_beside_step(dataset, 'tokens_per_s')))} in all"
 
 
 # ---- causes --------------------------------------------------------------------------------------

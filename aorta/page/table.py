@@ -1,5 +1,6 @@
 """The terminal table: the answer first, aligned, a unit beside each number, the spread beside the middle."""
 
+import os
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -8,7 +9,7 @@ import numpy as np
 from aorta.account.judge.answer import dataset_answer, mfu_text
 from aorta.account.judge.cells import CELLS, account_of
 from aorta.account.judge.compare import CALLED
-from aorta.account.judge.judged import missing, why_missing
+from aorta.account.judge.judged import missing, statistic, why_missing
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators, queue_text
 from aorta.account.judge.phases import PhaseRow, phases_of
 from aorta.account.judge.remarks import remarks
@@ -40,6 +41,7 @@ from aorta.account.model import (
     MetricComparison,
     Part,
     Run,
+    Statistic,
 )
 from aorta.account.numbers import byte_text, counted, number, percent, quantity, times
 from aorta.page.parts import MAX_LABEL, interval_text
@@ -75,6 +77,7 @@ RATE_ROWS = (
     ("reserved memory", "reserved_memory_bytes", "bytes"),
 )
 """Work per time first; in the terminal where they are known."""
+PER_TIME = (*RATES, "samples_per_s", ENERGY)
 DEVICE_ROWS = (
     ("device memory", "device_memory_bytes", "bytes"),
     ("power", "power_w", "W"),
@@ -94,7 +97,7 @@ MAX_OPS = 6
 """Operations with a row of their own."""
 MAX_DIFFERENCES = 6
 SHORT_NOTES, SHORT_ROWS = 4, 5
-MAX_SETTING = 40
+MAX_SETTING, BEFORE_DIFFERENCE = 40, 12
 MAX_KERNEL = 48
 """Letters of a kernel's name beside a comparison."""
 MAX_OPERATOR = 64
@@ -273,7 +276,7 @@ def _measure_rows(dataset: Dataset, rows: Sequence[tuple[str, str, str]]) -> Ite
     """Work, memory and telemetry, with the least and the greatest rank. Where model FLOPs are known and the
     peak is not, the reason stands in the place of MFU."""
     for name, metric, unit in rows:
-        statistic = dataset.statistics.get(metric)
+        statistic = statistic_beside_step(dataset, metric)
         if statistic is None or statistic.median is None:
             work = dataset.statistics.get("model_tflops_per_gpu")
             if metric == "mfu" and work is not None and work.median is not None:
@@ -282,13 +285,21 @@ def _measure_rows(dataset: Dataset, rows: Sequence[tuple[str, str, str]]) -> Ite
         spread = ""
         if len(dataset.first.run.ranks) > 1 and statistic.min is not None and statistic.max != statistic.min:
             spread = f"{quantity(statistic.min, unit)} to {quantity(statistic.max, unit)}"
-        is_rate = metric in (*RATES, ENERGY)
         yield (
             name,
             quantity(statistic.median, unit),
-            "" if is_rate else spread,
+            "" if metric in PER_TIME else spread,
             _memory_limit_text(dataset) if metric == "device_memory_bytes" else "",
         )
+
+
+def statistic_beside_step(dataset: Dataset, metric: str) -> Statistic | None:
+    """Work per time of one run is of the steps that its step's median is of, as it is read beside that."""
+    found = dataset.statistics.get(metric)
+    if found is None or metric not in PER_TIME or len(dataset.runs) > 1:
+        return found
+    beside = statistic(looked_at(dataset.first).values(metric))
+    return found if beside.median is None else beside
 
 
 def _memory_limit_text(dataset: Dataset) -> str:
@@ -390,7 +401,7 @@ def differences_list(comparison: Comparison) -> str:
     sides = (elided(setting, MAX_SETTING) for setting in (comparison.reference, comparison.candidate))
     body = [("different settings", *sides, "")]
     body += [
-        (f"{setting.group}: {setting.name}", _short(setting.reference), _short(setting.candidate), "")
+        (f"{setting.group}: {setting.name}", *_told_apart(setting.reference, setting.candidate), "")
         for setting in settings[:MAX_DIFFERENCES]
     ]
     lines = _aligned(body, left=True)
@@ -399,11 +410,13 @@ def differences_list(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _short(text: str | None) -> str:
-    if text is None:
-        return "not set"
-    text = text.replace("\n", " ")
-    return text if len(text) <= MAX_SETTING else text[: MAX_SETTING - 3] + "..."
+def _told_apart(*sides: str | None) -> list[str]:
+    """Both values, long ones from a little before where they differ."""
+    texts = ["not set" if side is None else side.replace("\n", " ") for side in sides]
+    first = len(os.path.commonprefix(texts)) - BEFORE_DIFFERENCE
+    if first > 0 and max(map(len, texts)) > MAX_SETTING:
+        texts = [f"...{text[first:]}" for text in texts]
+    return [text if len(text) <= MAX_SETTING else text[: MAX_SETTING - 3] + "..." for text in texts]
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:

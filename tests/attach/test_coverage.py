@@ -50,6 +50,21 @@ def test_steps_that_the_overhead_left_out_are_not_called_recorded(tmp_path: Path
     assert first.startswith("aorta: rank 0: 1 step recorded")
 
 
+def test_what_a_backend_does_not_count_is_no_collective(tmp_path: Path) -> None:
+    """NCCL's count is of collectives alone, gloo's of send and recv too."""
+    for seen, backend, said in (
+        ({"send": 144, "recv": 144}, 0, "288 send/recv seen, 0"),
+        ({"send": 6, "all_reduce": 4}, 4, "4 of 4 collectives and 6 send/recv seen, 0"),
+        ({"send": 6, "all_reduce": 4}, 10, "10 of 10 collectives seen, 0"),
+        ({"all_reduce": 4}, 5, "4 of 5 collectives seen, 0"),
+    ):
+        groups = {"default": {"backend": backend, "seen": sum(seen.values())}}
+        record = run(run_id="a", coverage={"seen": seen, "groups": groups})
+        write_run(tmp_path / said[:2] / str(backend), [step(0, run_id="a")], record)
+        first, *_ = coverage_lines(record, tmp_path / said[:2] / str(backend))
+        assert first == f"aorta: rank 0: 1 step recorded; {said} of them outside of steps"
+
+
 def test_how_the_command_ended_is_said(tmp_path: Path) -> None:
     attempt = AttemptRecord(attempt=0, world_size=1, started_unix_ns=1)
     record = run(run_id="a", attempts=[attempt])

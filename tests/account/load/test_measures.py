@@ -83,6 +83,22 @@ def test_rates_are_those_worked_out_by_hand(tmp_path):
     assert values["energy_per_token_mj"] == pytest.approx(700 * 10 * 2 / 2000)
 
 
+def test_work_per_time_is_of_the_steps_that_the_median_beside_it_is_of(tmp_path):
+    """1000 tokens in steps of 10 ms that were timed, and in more steps of 5 ms that were not."""
+
+    def few(of_recorded, of_others):
+        return lambda rank, step: of_recorded if step % 3 == 0 else of_others
+
+    found = report_of(
+        tmp_path / "a", num_ranks=1, tokens=1000, step_ms=few(10.0, 5.0), is_recorded=few(True, False),
+        overlap=lambda rank, step: step_record(step_timeline()).overlap if step % 3 == 0 else NOT_TIMED,
+    ).datasets["a"]  # fmt: skip
+    text = dataset_table(found)
+    assert "median 10.0, p95 10.0" in text
+    assert re.search(r"^tokens/s +100,000$", text, re.M)
+    assert found.statistics["tokens_per_s"].median == pytest.approx(200_000)
+
+
 def test_ranks_of_one_tensor_parallel_group_share_their_tokens(tmp_path):
     layout = {"world": 2, "dp": 1, "tp": 2}
     found = load_run(
