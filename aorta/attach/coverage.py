@@ -10,14 +10,15 @@ from typing import Any
 
 import msgspec
 
-from aorta.errors import AortaError
+from aorta.errors import AortaError, RecordError
 from aorta.files import open_regular
 from aorta.records.endings import attempt_ending, ending_text
-from aorta.records.files import steps_name
+from aorta.records.files import RUN_FILES, STEPS_FILE, steps_name
 from aorta.records.launches import read_notes
 from aorta.records.reader import read_run
 from aorta.records.schema import Ending, RunRecord
 from aorta.records.state import read_states
+from aorta.records.writer import move_aside
 from aorta.timeline.collective import POINT_TO_POINT
 
 
@@ -80,6 +81,26 @@ def own_folder(folder: Path, began_ns: int, notes: Path) -> Path | None:
             if read_run(path).coverage.get("launch_notes") == notes.name:
                 return path
     return written[0] if written else None  # killed before it said so
+
+
+def earlier_run(folder: Path, began_ns: int, goes_on: bool) -> Iterator[str]:
+    """Move an earlier run's files aside after a command that recorded nothing, or they would be read as its
+    own; yield a line on where that run is now.
+
+    It stays where its processes live, and where --continue was to go on with it (goes_on). began_ns: when
+    the command began, in ns since the epoch.
+    """
+    files = (path for pattern in RUN_FILES for path in folder.glob(pattern))
+    names = tuple(path.name for path in files if path.stat().st_mtime_ns < began_ns)
+    if not any(name == "run.json" or STEPS_FILE.fullmatch(name) for name in names):
+        return
+    if goes_on or any(state.is_alive for state in read_states(folder).values()):
+        yield f"aorta: the run in {folder} is an earlier one"
+        return
+    try:
+        yield f"aorta: the earlier run of {folder} is now in {move_aside(folder, names)}"
+    except RecordError as error:
+        yield f"aorta: the run in {folder} is an earlier one: {error}"
 
 
 def other_runs(folder: Path, began_ns: int) -> Iterator[str]:

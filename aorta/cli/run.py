@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ def run_command(
     status = run_to_end(list(command), environment, notes=notes)
     if is_first_launch():
         try:
-            _conclude(output, report, open_page, began_ns, settings.kernels == "on", status, notes)
+            _conclude(output, report, goes_on, open_page, began_ns, settings.kernels == "on", status, notes)
         except BrokenPipeError:
             discard_output()
     return status
@@ -240,10 +240,17 @@ def passed_on(
 
 
 def _conclude(
-    output: Path, report: bool, open_page: bool, began_ns: int, kernels_asked: bool, status: int, notes: Path
+    output: Path,
+    report: bool,
+    goes_on: bool,
+    open_page: bool,
+    began_ns: int,
+    kernels_asked: bool,
+    status: int,
+    notes: Path,
 ) -> None:
     """Report what was recorded. Mistakes here do not change the command's exit status, which is status."""
-    from aorta.attach.coverage import coverage_lines, other_runs, own_folder
+    from aorta.attach.coverage import coverage_lines, earlier_run, other_runs, own_folder
     from aorta.errors import AortaError, not_installed
     from aorta.records.reader import read_run
 
@@ -256,6 +263,9 @@ def _conclude(
             "env -i, or other machines (docs/run.md)"
         )
         click.echo(f"aorta: nothing was recorded in {output}: {why}", err=True)
+        with suppress(AortaError, OSError):
+            for line in earlier_run(output, began_ns, goes_on):
+                click.echo(line, err=True)
         return
     if recorded != output:
         click.echo(f"aorta: another command records into {output}: this one recorded in {recorded}", err=True)
