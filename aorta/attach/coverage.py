@@ -16,6 +16,7 @@ from aorta.records.endings import attempt_ending, ending_text
 from aorta.records.files import RUN_FILES, STEPS_FILE, steps_name
 from aorta.records.launches import read_notes
 from aorta.records.reader import read_run
+from aorta.records.run_identity import launch_of
 from aorta.records.schema import Ending, RunRecord
 from aorta.records.state import read_states
 from aorta.records.writer import move_aside
@@ -87,13 +88,16 @@ def earlier_run(folder: Path, began_ns: int, goes_on: bool) -> Iterator[str]:
     """Move an earlier run's files aside after a command that recorded nothing, or they would be read as its
     own; yield a line on where that run is now.
 
-    It stays where its processes live, and where --continue was to go on with it (goes_on). began_ns: when
-    the command began, in ns since the epoch.
+    It stays where its processes live, and where this start was to go on with it, or the next one may: by
+    --continue (goes_on), by the run's name, or when Slurm queued the job again. began_ns: when the command
+    began, in ns since the epoch.
     """
     files = (path for pattern in RUN_FILES for path in folder.glob(pattern))
     names = tuple(path.name for path in files if path.stat().st_mtime_ns < began_ns)
     if not any(name == "run.json" or STEPS_FILE.fullmatch(name) for name in names):
         return
+    launch = launch_of()
+    goes_on = goes_on or launch.run_id is not None or launch.num_requeues > 0
     if goes_on or any(state.is_alive for state in read_states(folder).values()):
         yield f"aorta: the run in {folder} is an earlier one"
         return

@@ -72,19 +72,30 @@ def test_a_report_that_fails_does_not_change_the_status_of_the_job(
     assert "the report failed, a mistake in aorta: KeyError: 'planted'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("goes_on", [False, True], ids=["new", "--continue"])
+@pytest.mark.parametrize(
+    ("flags", "variables"),
+    [([], {}), (["--continue"], {}), ([], {"SLURM_RESTART_COUNT": "1"}), ([], {"AORTA_RUN_ID": "a"})],
+    ids=["new", "--continue", "requeue", "named"],
+)
 def test_an_earlier_run_is_not_that_of_a_command_that_recorded_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], goes_on: bool
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    variables: dict[str, str],
 ) -> None:
+    for name in ("SLURM_RESTART_COUNT", "AORTA_RUN_ID", "AORTA_CONTINUES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     write_run(tmp_path, [step(0)], run_record(1, run_id="a"))
     (tmp_path / "mine.txt").write_text("")
-    flags = ["--continue"] if goes_on else []
     command = ["sh", "-c", f"sleep 0.05; echo > {tmp_path}/torch_profiler; exit 7"]
     assert run_command.main([*flags, "-o", str(tmp_path), "--", *command], standalone_mode=False) == 7
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith(f"aorta: nothing was recorded in {tmp_path}: the command ended with status 7")
     left = {path.name for path in tmp_path.iterdir() if not path.name.startswith("launch_")}
-    if goes_on:
+    if flags or variables:
         assert said[1:] == [f"aorta: the run in {tmp_path} is an earlier one"]
         assert {"run.json", "rank_0_metrics.jsonl"} <= left
         return
