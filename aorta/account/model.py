@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.cause import Cause
 from aorta.records.schema import CallSites, RunRecord, StepRecord
 from aorta.records.stacks import Stacks
 from aorta.records.table import StepTable
@@ -415,23 +416,6 @@ class Comparison(msgspec.Struct, frozen=True):
     """The smallest change that matters, as a part."""
 
 
-class CauseLine(msgspec.Struct, frozen=True):
-    """Why a step is as long as it is, in words: aorta.why.causes makes them, a report only shows them."""
-
-    headline: str
-    evidence: tuple[str, ...]
-    place: str
-    """Rank, step and time to look at; '' where none stands for it."""
-    change: str
-    check: str
-    rank: int | None
-    global_step: int | None
-    at_ms: tuple[float, float] | None
-    """Time span in that step's window on that rank."""
-    data: dict[str, Any]
-    """The cause as summary.json and --json hold it."""
-
-
 class WhatIfLine(msgspec.Struct, frozen=True):
     """A change, and what a replay of the traced steps says of it."""
 
@@ -459,7 +443,7 @@ class WhatIfs(msgspec.Struct, frozen=True):
 class Causes(msgspec.Struct, frozen=True):
     """Causes of a run, the largest first."""
 
-    lines: list[CauseLine]
+    listed: list[Cause]
     empty_text: str
     """Text to show if there is none."""
     whatifs: WhatIfs | None = None

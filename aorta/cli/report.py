@@ -135,7 +135,7 @@ def write_and_print(
     """
     from aorta.page.write import Outputs, write_report
     from aorta.processes import usable_cores
-    from aorta.why.causes.lines import causes_lines
+    from aorta.why.causes.run_text import causes_of
 
     reference, candidate = sides or (None, None)
     strict = strict or fail_on_difference or outputs.get("budget") is not None
@@ -156,7 +156,7 @@ def write_and_print(
                 comm_rules, step_kernel, step_period, strict, outputs.get("long", False) and not sides
             ),
             outputs=Outputs(jobs=jobs or usable_cores(), **outputs),
-            explain=causes_lines,
+            explain=causes_of,
         )
     with output_of_verdict():
         if as_json:

@@ -2,11 +2,11 @@
 
 import re
 
+from aorta.account.cause import Cause
 from aorta.account.judge.answer import dataset_answer, mfu_text
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.timed_steps import host_bound_text
 from aorta.account.model import (
-    CauseLine,
     Causes,
     ConfidenceInterval,
     Dataset,
@@ -79,8 +79,8 @@ def _first_sentences(dataset: Dataset, causes: Causes | None) -> list[Markup]:
     """The largest cause, or that there is none; then what a step takes."""
     if causes is None:
         return [tag("h1", typeset(dataset_answer(dataset)))]
-    if causes.lines:
-        head, rest = sentence(causes.lines[0].headline), []
+    if causes.listed:
+        head, rest = sentence(causes.listed[0].headline), []
     else:
         head, _, text = causes.empty_text.partition(". ")
         rest = [text, *causes.notes]
@@ -167,16 +167,16 @@ def causes(report: Report) -> Markup | None:
     for label, run_causes in report.causes.items():
         if len(report.causes) > 1:
             children.append(tag("h3", label))
-        if run_causes.lines:
+        if run_causes.listed:
             dataset = report.datasets[label]
             step_ms = account_of(dataset.first).mean_step_ms
             rows = [
-                _cause(label, place, line, step_ms) for place, line in enumerate(run_causes.lines, start=1)
+                _cause(label, place, cause, step_ms) for place, cause in enumerate(run_causes.listed, start=1)
             ]
             children.append(tag("ol", rows, class_="causes"))
         elif len(report.causes) > 1:
             children.append(tag("p", typeset(run_causes.empty_text)))
-        if run_causes.lines or len(report.causes) > 1:  # else the page begins with it
+        if run_causes.listed or len(report.causes) > 1:  # else the page begins with it
             children += [tag("p", typeset(note), class_="note") for note in run_causes.notes]
         if run_causes.whatifs is not None:
             children += _whatifs(run_causes.whatifs)
@@ -191,37 +191,37 @@ def causes(report: Report) -> Markup | None:
     )
 
 
-def _cause(label: str, place: int, line: CauseLine, step_ms: float) -> Markup:
-    start, end = line.at_ms or (None, None)
+def _cause(label: str, place: int, cause: Cause, step_ms: float) -> Markup:
+    start, end = cause.at_ms or (None, None)
     link = tag(
         "a",
-        line.place,
+        cause.place,
         href="#timeline",
         data_step_choice=f"cause {place}",
         data_run=label,
-        data_step=line.global_step,
-        data_rank=line.rank,
+        data_step=cause.global_step,
+        data_rank=cause.rank,
         data_from=start,
         data_to=end,
     )
     return tag(
         "li",
-        tag("h3", typeset(line.headline)),
-        _picture(line, step_ms),
-        [tag("p", typeset(text), class_="evidence") for text in line.evidence],
-        tag("p", tag("b", "Look at "), link) if line.place else None,
-        tag("p", tag("b", "Change "), line.change),
-        tag("p", tag("b", "Check "), line.check),
+        tag("h3", typeset(cause.headline)),
+        _picture(cause, step_ms),
+        [tag("p", typeset(text), class_="evidence") for text in cause.evidence],
+        tag("p", tag("b", "Look at "), link) if cause.place else None,
+        tag("p", tag("b", "Change "), cause.change),
+        tag("p", tag("b", "Check "), cause.check),
     )
 
 
-def _picture(line: CauseLine, step_ms: float) -> Markup | None:
+def _picture(cause: Cause, step_ms: float) -> Markup | None:
     """A step, and at its end the cause's part of it with its interval; of a loss that is in no step of the
     account, the run's time for each step."""
-    ms, interval = line.data["ms"], line.data["interval_ms"]
+    ms, interval = cause.ms, cause.interval_ms
     what = "a step"
-    if not line.data["is_in_step"] and line.data["share"] > 0:
-        what, step_ms = "the run for each step", ms / line.data["share"]
+    if not cause.is_in_step and cause.share > 0:
+        what, step_ms = "the run for each step", ms / cause.share
     if not 0 < ms <= step_ms:
         return None
     without = 100 * (1 - ms / step_ms)

@@ -200,17 +200,17 @@ def _stories(dataset: Dataset) -> list[str]:
 
 
 def _causes(causes: Causes, with_changes: bool) -> Iterator[str]:
-    if not causes.lines:
+    if not causes.listed:
         yield from textwrap.wrap(causes.empty_text, 100)
-    for place, line in enumerate(causes.lines, start=1):
-        yield f"{place}. {line.headline}"
+    for place, cause in enumerate(causes.listed, start=1):
+        yield f"{place}. {cause.headline}"
         if with_changes:
             yield from textwrap.wrap(
-                f"change: {line.change}", 100, initial_indent="   ", subsequent_indent="     "
+                f"change: {cause.change}", 100, initial_indent="   ", subsequent_indent="     "
             )
     for note in causes.notes:
         yield from ["", *textwrap.wrap(note, 100)]
-    if with_changes and causes.lines:
+    if with_changes and causes.listed:
         yield "   (aorta why RUN adds the evidence, where to look, and how to check each change)"
 
 

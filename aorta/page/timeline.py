@@ -124,9 +124,9 @@ def _steps(judged: JudgedRun, causes: Causes | None, shown: Shown, further_marks
     chosen = _chosen(judged, shown)
     if chosen:
         detailed_steps = set(run.global_step[run.has_details & shown.columns(run)].tolist())
-        for place, line in enumerate(causes.lines if causes is not None else (), start=1):
-            if line.global_step is not None and line.global_step in detailed_steps:
-                chosen[f"cause {place}"] = line.global_step
+        for place, cause in enumerate(causes.listed if causes is not None else (), start=1):
+            if cause.global_step is not None and cause.global_step in detailed_steps:
+                chosen[f"cause {place}"] = cause.global_step
     steps = Steps(run.label, run.source, telling_ranks(judged, shown), chosen)
     if not chosen:
         which = "no step" if shown.steps is None else f"none of steps {shown.steps[0]} to {shown.steps[1]}"

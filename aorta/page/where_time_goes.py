@@ -151,7 +151,7 @@ def _sum_row(row: tuple[str, ...], name: str | None, class_: str | None = None) 
 def named_ranks(report: Report, label: str) -> list[int]:
     """Ranks that a cause names, that of the largest first."""
     causes = report.causes.get(label)
-    return [line.rank for line in causes.lines if line.rank is not None] if causes else []
+    return [cause.rank for cause in causes.listed if cause.rank is not None] if causes else []
 
 
 def shown_ranks(dataset: Dataset, account: Account, named: Iterable[int] = ()) -> list[int]:

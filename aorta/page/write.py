@@ -100,7 +100,7 @@ def make_report(
 
     Runs that share a label are judged together. reference and candidate default to the first and the second
     of two labels; with one label, or more than two, there is no comparison unless they are given. explain:
-    finds the causes of a dataset's losses (aorta.why.causes.lines).
+    finds the causes of a dataset's losses (aorta.why.causes.run_text).
     """
     _check_labels(log_dirs, labels)
     names = list(dict.fromkeys(labels))
@@ -123,7 +123,7 @@ def make_report(
     for label, single in datasets.items():
         add_observed(written["datasets"][label], single, causes.get(label))
     for label, label_causes in causes.items():
-        written["datasets"][label]["causes"] = [line.data for line in label_causes.lines]
+        written["datasets"][label]["causes"] = msgspec.to_builtins(label_causes.listed)
         if label_causes.whatifs is not None:
             of_label = written["datasets"][label]
             of_label["whatifs"] = msgspec.to_builtins(label_causes.whatifs.lines)

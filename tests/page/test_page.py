@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from aorta.account.cause import Cause
 from aorta.account.judge.cells import account_of
-from aorta.account.model import CauseLine, Causes, ConfidenceInterval, SettingDifference
+from aorta.account.model import Causes, ConfidenceInterval, SettingDifference
 from aorta.errors import ReportError
 from aorta.page.html import page, write_page
 from aorta.page.parts import Markup, byte_text, json_script, number, percent, tag, title
@@ -210,19 +211,20 @@ def test_the_rows_below_the_bars_are_those_of_the_terminal():
         assert " ".join(" ".join(row).split()) in said
 
 
-def cause_line(**data):
-    return CauseLine(
-        headline="rank 1 is late: 10.0 ms a step", evidence=(), place="rank 1, step 3", change="", check="",
-        rank=1, global_step=3, at_ms=None,
-        data={"ms": 10.0, "interval_ms": [8.0, 12.0], "is_in_step": True} | data,
+def cause(**fields):
+    """10 ms, between 8 and 12, of a step of 40 ms."""
+    known = {"ms": 10.0, "interval_ms": (8.0, 12.0), "bound_ms": 28.0, "share": 0.25, "rank": 1}
+    return Cause(
+        **known | fields, kind="late_rank", subject="rank 1 is late", source="records", global_step=3,
+        evidence=(), change="", check="",
     )  # fmt: skip
 
 
-def with_causes(*lines):
+def with_causes(*listed):
     """Of steps of 40 ms."""
     report = report_of(dataset_of("a", records_of()))
     account_of(report.datasets["a"].first).step_ms[:] = 40.0
-    causes = Causes(list(lines), "nothing", title="a: a step takes 40.0 ms", notes=["Not explained: little."])
+    causes = Causes([*listed], "nothing", title="a: a step takes 40.0 ms", notes=["Not explained: little."])
     return page(msgspec.structs.replace(report, causes={"a": causes}))
 
 
@@ -232,8 +234,9 @@ def pictures_of_causes(source):
 
 def test_the_largest_cause_is_the_first_sentence():
     """Of a step of 40 ms 10 is rank 1's, between 8 and 12: the picture has 30 ms, then the cause."""
-    source = with_causes(cause_line())
-    assert text_of(source, "answer").startswith("Rank 1 is late: 10.0 ms a step a: a step takes 40.0 ms")
+    source = with_causes(cause())
+    headline = "Rank 1 is late: 10.0 ms a step, 25 % [8.00, 12.0]; without it a step takes at least 28.0 ms"
+    assert text_of(source, "answer").startswith(f"{headline} a: a step takes 40.0 ms")
     (picture,) = pictures_of_causes(source)
     assert re.findall(r'width="([\d.]+)%"', picture) == ["75.000", "25.000"]
     assert 'x1="70.000%" x2="80.000%"' in picture
@@ -242,8 +245,8 @@ def test_the_largest_cause_is_the_first_sentence():
 
 def test_a_loss_between_steps_is_part_of_a_step_and_what_follows_it():
     """60 ms are 0.6 of 100 ms."""
-    line = cause_line(ms=60.0, interval_ms=None, share=0.6, is_in_step=False)
-    (picture,) = pictures_of_causes(with_causes(line))
+    between = cause(ms=60.0, interval_ms=None, share=0.6, is_in_step=False)
+    (picture,) = pictures_of_causes(with_causes(between))
     assert re.findall(r'width="([\d.]+)%"', picture) == ["40.000", "60.000"]
     assert "of the run for each step, 100.0 ms: 60.0 ms" in picture
 

@@ -50,8 +50,8 @@ def dataset_answer(dataset: Dataset, causes: Causes | None = None) -> str:
     """'fsdp: data loading on rank 1: 20.1 ms a step, 38 % [19, 21]; ...': the largest cause; where there is
     none, or nobody looked for any, what the step loses: 'fsdp: a step takes 41.2 ms; 12 % of it is exposed
     communication, 3 % is idle; 59 % of communication is hidden'."""
-    if causes is not None and causes.lines:
-        return f"{dataset.label}: {causes.lines[0].headline}"
+    if causes is not None and causes.listed:
+        return f"{dataset.label}: {causes.listed[0].headline}"
     return f"{dataset.label}: {losses_text(dataset)}"
 
 
@@ -85,8 +85,8 @@ def add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | Non
 
 def late_rank(causes: Causes | None) -> int | None:
     """The rank that the others wait for most; None too where nobody looked for causes."""
-    lines = [] if causes is None else causes.lines
-    return next((line.rank for line in lines if line.data["is_waited_for"]), None)
+    listed = [] if causes is None else causes.listed
+    return next((cause.rank for cause in listed if cause.is_waited_for), None)
 
 
 def mfu_text(dataset: Dataset) -> str:

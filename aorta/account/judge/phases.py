@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.cause import CodeLine
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.profiles import sampled_ranks
-from aorta.account.judge.stacks import CodeLine, Samples, WeightedStack, heaviest, samples_of
+from aorta.account.judge.stacks import Samples, WeightedStack, heaviest, samples_of
 from aorta.account.load.rank.phases import BYTES, PHASES, PREFIX, STEP
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import counted, quantity

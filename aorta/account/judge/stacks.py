@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.cause import CodeLine
 from aorta.account.model import JudgedRun
 from aorta.records.stacks import DOING, PLACES, STACK_PHASES, Doing, Place, StackFrame, StackPhase, Stacks
 from aorta.timeline.types import TRACE_SOURCES
@@ -89,28 +89,6 @@ class WeightedStack:
     frames: list[StackFrame]
     ms: float
     doing: Doing
-
-
-class CodeLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the program, and what was seen there."""
-
-    file: str
-    line: int
-    function: str
-    text: str
-    """'augment(), train.py:5'"""
-    caller: str
-    """The line of another function of the program that called this one, in such words; '' where none did."""
-    calls: str
-    """The library's function in which it is there: 'sleep of time'; '' where it is in none."""
-    doing: Doing
-    """What the thread did in most of it."""
-    ms: float
-    """Of the mean step, in this function, as sampled."""
-    part: float
-    """Of what was sampled of the loss."""
-    num_samples: int
-    """0: the line that issues the loss's collectives, as call sites tell; ms and part are 0 then."""
 
 
 def samples_of(judged: JudgedRun, rank: int) -> Samples | None:

@@ -5,12 +5,12 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.cause import CauseKind, CodeLine
 from aorta.account.judge.occasional import Occasions
 from aorta.account.judge.sites import SiteRow, sites_of
 from aorta.account.judge.stacks import (
     MOST,
     MOST_RANKS,
-    CodeLine,
     Samples,
     WeightedStack,
     heaviest,
@@ -18,7 +18,6 @@ from aorta.account.judge.stacks import (
 )
 from aorta.account.model import JudgedRun
 from aorta.records.stacks import StackFrame, StackPhase
-from aorta.why.causes.cause import CauseKind
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses.program_code import of_group
 

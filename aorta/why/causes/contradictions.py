@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from aorta.account.cause import Cause, CauseKind
 from aorta.account.judge.cells import Account
 from aorta.account.judge.contradictions import PRINTED, ROUNDING, ROUNDING_MS, in_text, please_report
 from aorta.account.model import JudgedRun
 from aorta.account.rows import positive
-from aorta.why.causes.cause import Cause, CauseKind
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.program import without_in_force
 

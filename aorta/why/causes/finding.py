@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.cause import CauseKind, CauseSource
 from aorta.account.judge.occasional import Floats as Floats
 from aorta.account.judge.occasional import Occasions
-from aorta.why.causes.cause import CauseKind, CauseSource
 
 WAIT = ("wait", "communication")
 """Cells that hold what ranks wait for each other."""

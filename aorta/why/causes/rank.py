@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
+from aorta.account.cause import Cause, CodeLine
 from aorta.account.judge.alike import is_whole_trace
 from aorta.account.judge.cells import CELLS, LOSSES, Account, account_of
 from aorta.account.judge.contradictions import please_report
@@ -15,13 +16,11 @@ from aorta.account.judge.late import LateRank, steps_left_out
 from aorta.account.judge.occasional import Occasions, of_all_steps
 from aorta.account.judge.phases import line_of_evaluation
 from aorta.account.judge.selection import MOST_NUMBERS, last_holds_the_end, looked_at
-from aorta.account.judge.stacks import CodeLine
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import byte_text, number, percent, quantity
 from aorta.account.rows import positive
 from aorta.records.stacks import StackFrame
 from aorta.timeline.types import TRACE_SOURCES
-from aorta.why.causes.cause import Cause
 from aorta.why.causes.code_lines import issued_text, line_of
 from aorta.why.causes.contradictions import Exposures, without_contradictions
 from aorta.why.causes.finding import WAIT, CauseFinding

@@ -18,11 +18,12 @@ from aorta.account.judge.phases import evaluation_text, largest_beside_the_model
 from aorta.account.judge.profiles import line_text, told_differences
 from aorta.account.judge.sites import sites_of
 from aorta.account.load.measures import peak_text
-from aorta.account.model import Dataset, JudgedRun
+from aorta.account.model import Causes, Dataset, JudgedRun
 from aorta.account.numbers import counted, number, percent, quantity
 from aorta.timeline.statistics import MIN_STEPS
-from aorta.why.causes.rank import Explanation
+from aorta.why.causes.rank import Explanation, explanation_of
 from aorta.why.causes.text import WIDTH, cause_lines, wrapped
+from aorta.why.causes.whatifs import whatifs_of
 
 LARGE_LOSS = 0.15
 """Part of the step, from which on a cell is no small loss, though no cause takes it."""
@@ -34,6 +35,19 @@ MOST_NAMED = 3
 MOST_SITES = 6
 MOST_LINES = 4
 """Of a difference of stacks."""
+
+
+def causes_of(dataset: Dataset) -> Causes:
+    """Of the dataset's first run."""
+    explained = explanation_of(dataset.first, str(dataset.first.run.path))
+    return Causes(
+        explained.causes,
+        nothing_text(dataset, explained),
+        whatifs_of(dataset),
+        title(dataset),
+        notes(explained, dataset.first),
+        explained.unexplained_ms,
+    )
 
 
 def title(dataset: Dataset) -> str:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.cause import CauseKind
 from aorta.account.judge.occasional import Occasions, occasions
 from aorta.account.numbers import quantity
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
-from aorta.why.causes.cause import CauseKind
 from aorta.why.causes.finding import CauseFinding, Floats
 
 NEARLY_ALL = 0.8

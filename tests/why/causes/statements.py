@@ -12,9 +12,8 @@ from aorta.page.html import page
 from aorta.page.table import dataset_table
 from aorta.page.write import make_report
 from aorta.timeline.types import TRACE_SOURCES
-from aorta.why.causes.lines import causes_lines
 from aorta.why.causes.rank import Explanation, explanation_of
-from aorta.why.causes.run_text import causes_text
+from aorta.why.causes.run_text import causes_of, causes_text
 
 NUMBER = r"[\d,]*\.?\d+"
 
@@ -81,7 +80,7 @@ def faults(text, longest_ms):
 def outputs(path: Path) -> tuple[Report, Explanation, str, str]:
     """Of a run: its report, from which page and summary.json are made; its causes; and what `aorta why` and
     `aorta report` print."""
-    report = make_report([path], ["a"], explain=causes_lines)
+    report = make_report([path], ["a"], explain=causes_of)
     found, causes = report.datasets["a"], report.causes["a"]
     explained = explanation_of(found.first, str(path))
     return report, explained, causes_text(explained, found), dataset_table(found, causes=causes)

@@ -8,7 +8,6 @@ from aorta.account.load.open import load_run
 from aorta.records.files import sites_name, stacks_name
 from aorta.records.schema import CallSite, CallSites, HostSpan, HostUse
 from aorta.records.stacks import DOING, PLACES, STACK_PHASES, StackChunk, StackFrame, StackSample
-from aorta.why.causes.text import headline
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import STEPS, Host, causes, plain, run_of, waited
 
@@ -66,7 +65,7 @@ def test_a_late_rank_is_named_with_what_it_does_and_the_others_do_not(tmp_path):
         write_stacks(folder, rank, COMMON, *own)
     cause = first_cause(folder)
     assert cause.line.text == "augment(), straggler.py:5"
-    assert headline(cause).startswith(
+    assert cause.headline.startswith(
         f"waiting for rank {cause.rank}, which sleeps in augment(), straggler.py:5: "
     )
 
@@ -90,7 +89,7 @@ def test_a_thread_that_holds_the_interpreter_s_lock_on_one_rank_is_named(tmp_pat
         held = [("augment", "forward", "locked_out", 8.0)] if rank == late_rank else []
         write_stacks(folder, rank, COMMON, *held)
     cause = first_cause(folder)
-    assert headline(cause).startswith(
+    assert cause.headline.startswith(
         f"another thread that holds the interpreter's lock on rank {late_rank} in augment(), straggler.py:5: "
     )
     assert cause.change.startswith("do what augment(), straggler.py:5 does in another process")

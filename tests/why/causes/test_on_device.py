@@ -7,18 +7,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from aorta.account.cause import Cause
 from aorta.account.judge.answer import dataset_answer
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import UNLIKE, HostSpan, HostUse, KernelSums, WorkOfStep
 from aorta.records.stacks import StackFrame
-from aorta.why.causes.cause import Cause
 from aorta.why.causes.finding import CauseFinding
-from aorta.why.causes.lines import causes_lines
 from aorta.why.causes.losses import of_a_step
 from aorta.why.causes.losses.needless import needless_work
 from aorta.why.causes.rank import _once, explanation_of
-from aorta.why.causes.run_text import nothing_text
+from aorta.why.causes.run_text import causes_of, nothing_text
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, causes, run_of, sampled
 
@@ -214,7 +213,7 @@ def test_an_evaluation_between_steps_counts_though_the_device_is_busy(tmp_path):
 def test_a_report_begins_with_the_largest_cause_where_the_median_step_has_none_of_it(tmp_path):
     run = load_run(run_of(tmp_path / "run", evaluates, steps=STEPS), "a")
     single = dataset("a", [judge(run, 1)])
-    answer = dataset_answer(single, causes_lines(single))
+    answer = dataset_answer(single, causes_of(single))
     assert answer.startswith("a: time between steps on all ranks, every 10th step: 28.1 ms a step, 48 %")
     print(dataset_answer(single))
     assert dataset_answer(single).startswith("a: a step takes 58.")

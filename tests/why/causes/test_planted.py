@@ -8,7 +8,6 @@ from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import LossLoop, OperatorLoop
 from aorta.why.causes.rules import rules
-from aorta.why.causes.text import headline
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import GPU_RUN, MIB, Host, causes, plain, run_of, sampled, waited
 
@@ -246,7 +245,7 @@ def test_a_cause_of_few_steps_says_that_there_is_no_interval(tmp_path):
     first = causes(run)[0]
     assert first.interval_ms is None
     assert "too few" in first.why_no_interval
-    assert "rank 1" in headline(first)
+    assert "rank 1" in first.headline
 
 
 def test_every_rule_has_a_change_for_any_stack_and_a_check():

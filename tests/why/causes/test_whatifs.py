@@ -8,7 +8,7 @@ from aorta.errors import ReplayError, TraceError
 from aorta.page.html import page
 from aorta.page.write import make_report
 from aorta.why.causes import whatifs
-from aorta.why.causes.lines import causes_lines
+from aorta.why.causes.run_text import causes_of
 from aorta.why.replay.changes import parse_change
 from aorta.why.replay.load import steps_of
 from aorta.why.replay.whatif import predict
@@ -37,7 +37,7 @@ def test_a_late_rank_is_asked_to_be_on_time(tmp_path):
 @pytest.mark.heavy
 def test_the_page_of_traces_holds_them_as_a_table(tmp_path):
     two_ranks(tmp_path)
-    report = make_report([tmp_path], ["run"], explain=causes_lines)
+    report = make_report([tmp_path], ["run"], explain=causes_of)
     assert [line["change"] for line in report.summary["datasets"]["run"]["whatifs"]]
     assert "<code>rank 1 on time</code>" in page(report)
 
@@ -46,7 +46,7 @@ def test_the_page_of_traces_holds_them_as_a_table(tmp_path):
 def test_traces_too_large_to_replay_in_a_report_are_said_to_be(tmp_path, monkeypatch):
     two_ranks(tmp_path)
     monkeypatch.setattr(whatifs, "MOST_BYTES", 1)
-    report = make_report([tmp_path], ["run"], explain=causes_lines)
+    report = make_report([tmp_path], ["run"], explain=causes_of)
     assert "are not replayed for a report" in page(report)
 
 
@@ -64,7 +64,7 @@ def test_why_traces_could_not_be_replayed_is_beside_the_numbers(tmp_path, monkey
 
     two_ranks(tmp_path)
     monkeypatch.setattr("aorta.why.replay.load.steps_of", torn)
-    dataset = make_report([tmp_path], ["run"], explain=causes_lines).summary["datasets"]["run"]
+    dataset = make_report([tmp_path], ["run"], explain=causes_of).summary["datasets"]["run"]
     assert (dataset["whatifs"], dataset["notes"][-1]) == ([], "no what-ifs: rank0.json is torn")
 
 

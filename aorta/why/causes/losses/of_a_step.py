@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import LARGE_SHARE, Account
 from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.occasional import Occasions, are_alike, occasions, without_traces
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import quantity
 from aorta.account.rows import positive
-from aorta.why.causes.cause import CauseKind
 from aorta.why.causes.code_lines import line_of
 from aorta.why.causes.finding import (
     ANY_CELL,

@@ -4,10 +4,9 @@ import math
 
 import numpy as np
 
+from aorta.account.cause import Cause, CodeLine
 from aorta.account.judge.cells import LARGE_SHARE, Account
-from aorta.account.judge.stacks import CodeLine
 from aorta.account.numbers import percent, quantity
-from aorta.why.causes.cause import Cause
 from aorta.why.causes.worth import ratio_interval
 
 LEAST_MS = 1.0

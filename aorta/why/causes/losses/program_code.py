@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import Account
 from aorta.account.judge.stacks import MOST_RANKS, Samples, WeightedStack, is_a_loss, samples_of
 from aorta.account.model import JudgedRun
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame
-from aorta.why.causes.cause import CauseKind
 from aorta.why.causes.finding import CauseFinding, Floats, of_the_least
 from aorta.why.causes.program import program_of
 

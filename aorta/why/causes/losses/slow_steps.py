@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import Host
 from aorta.account.judge.occasional import Occasions, occasions
 from aorta.account.load.rank.host import BEHIND_UPDATE
 from aorta.account.metrics import WORK
 from aorta.account.model import JudgedRun
 from aorta.account.rows import positive
-from aorta.why.causes.cause import CauseKind
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding
 from aorta.why.causes.losses.parts import Parts
 

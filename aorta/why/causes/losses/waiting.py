@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS
 from aorta.account.judge.exposed import Exposed, has_point_to_point
 from aorta.account.judge.late import MARKS, ONE_RANK, Lateness, late_in_left_out, late_of_recorded
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import quantity
 from aorta.account.rows import of_the_others, positive
-from aorta.why.causes.cause import CauseKind
 from aorta.why.causes.finding import (
     ANY_CELL,
     WAIT,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from aorta.account.cause import CauseKind
 from aorta.errors import ConfigError
-from aorta.why.causes.cause import KINDS, CauseKind
 from aorta.why.causes.stack import STACKS
 
 
@@ -66,7 +66,7 @@ def rules() -> dict[CauseKind, CauseRule]:
             rule = msgspec.convert(read_yaml(file), CauseRule)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{file.name}: {error}") from error
-        if file.name != f"{rule.kind}.yaml" or rule.kind not in KINDS:
+        if file.name != f"{rule.kind}.yaml":
             raise ConfigError(f"{file.name}: kind is {rule.kind}: the file must have its name")
         unknown = {name for change in rule.change for name in change.stack} - set(STACKS)
         if unknown or rule.change[-1].stack != ["any"]:

@@ -1,0 +1,124 @@
+"""One reason for the length of a step, as every source of causes gives it and every output shows it."""
+
+from typing import Literal
+
+import msgspec
+
+from aorta.account.numbers import number, percent, quantity
+from aorta.records.stacks import Doing
+
+CauseKind = Literal[
+    "compute",  # kernels of the model itself; on a CPU, a loop over operators that hardly compute
+    "transfer",  # communication that no compute hides, after the last rank came
+    "late_rank",  # waiting in collectives for a rank that came last
+    "launch_bound",  # the device has nothing queued because the host launches too late
+    "synchronisation",  # the host waits for the device, and the device then for the host
+    "data_loading",  # the next batch is not there yet
+    "bubble",  # a pipeline stage has no micro-batch
+    "contention",  # kernels are slower beside communication than alone
+    "copy",  # copies that nothing hides
+    "clock",  # the device runs below its clock
+    "memory",  # the allocator had to free its cache, or memory is near its limit
+    "small_messages",  # collectives so small that their latency is most of their time
+    "no_prefetch",  # gathers start after the compute that could have hidden them
+    "imbalance",  # ranks have different amounts of work
+    "optimizer",  # time after backward that the optimizer takes on the host
+    "shared_communicator",  # calls wait for the previous call of their communicator
+    "checkpoint",  # the program saves a checkpoint
+    "garbage_collection",  # Python collects garbage
+    "between_steps",  # time between two step bodies of which nothing else is known
+    "pause",  # the program sleeps or pauses, or single steps are much longer than the others
+    "core_taken",  # the training threads are ready to run, and others have the cores
+    "idle",  # the device has nothing to do, and the source does not show what the host does
+    "program_code",  # what the program does in every step outside of its model, loader and optimizer
+]
+
+CauseSource = Literal["trace", "records", "telemetry"]
+"""trace: the dependency graph of a traced step. records: lines of steps. telemetry: samples of the device."""
+
+
+class CodeLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the program, and what was seen there."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+    """'augment(), train.py:5'"""
+    caller: str
+    """The line of another function of the program that called this one, in such words; '' where none did."""
+    calls: str
+    """The library's function in which it is there: 'sleep of time'; '' where it is in none."""
+    doing: Doing
+    """What the thread did in most of it."""
+    ms: float
+    """Of the mean step, in this function, as sampled."""
+    part: float
+    """Of what was sampled of the loss."""
+    num_samples: int
+    """0: the line that issues the loss's collectives, as call sites tell; ms and part are 0 then."""
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds of a step, why they are lost, and what would save them."""
+
+    kind: CauseKind
+    subject: str
+    """What it is about: 'rank 3', 'all_gather of layers.3 (default group)', 'aten::item in train.py:88'."""
+    ms: float
+    """Milliseconds of the mean step that are at stake. Causes of one run do not overlap."""
+    interval_ms: tuple[float, float] | None
+    """95 % over steps, widened by how far mending may be off what the cells say (worth.MENDED_ERROR and
+    MENDED_MORE)."""
+    why_no_interval: str = ""
+    """Where interval_ms is None."""
+    bound_ms: float | None
+    """What a mended step takes at least: without the upper end of the interval, and without what aorta itself
+    takes of it. None where there is no interval."""
+    share: float
+    """ms of the step."""
+    evidence: tuple[str, ...]
+    """Sentences with numbers, and where to look: rank, step, file."""
+    change: str
+    """What to set, as the stack at hand spells it."""
+    check: str
+    """A command that shows whether the change helped."""
+    source: CauseSource
+    line: CodeLine | None = None
+    """Line of the program that it is in, by sampled stacks; None where they do not show one."""
+    rank: int | None = None
+    """Rank to look at; None where all are alike."""
+    is_in_step: bool = True
+    """False: of the time between steps; share is of steps and gaps together, and ms may exceed the step."""
+    is_of_trace: bool = False
+    """The trace marks no steps: ms, share and bound_ms are of all of it."""
+    is_waited_for: bool = False
+    """The other ranks wait for it: it is the late one."""
+    global_step: int | None = None
+    """Step to look at, a typical one; None where none stands for the others."""
+    at_ms: tuple[float, float] | None = None
+    """Start and end in that step's window on that rank, for a link into the timeline."""
+
+    @property
+    def headline(self) -> str:
+        """'data loading on rank 1: 20.1 ms a step, 38 % [19, 21]; without it a step takes at least 32 ms'."""
+        if self.ms <= 0:
+            return f"{self.subject}: {self.why_no_interval or 'no time is lost yet'}"
+        of_what = "of the trace" if self.is_of_trace else "a step" if self.is_in_step else "for each step"
+        what = "the trace" if self.is_of_trace else "a step"
+        of_run = "" if self.is_in_step else " of the run"
+        text = f"{self.subject}: {number(self.ms)} ms {of_what}, {percent(self.share)}{of_run}"
+        if self.interval_ms is not None:
+            text += f" [{number(self.interval_ms[0])}, {number(self.interval_ms[1])}]"
+        if self.bound_ms is not None:
+            text += f"; without it {what} takes at least {quantity(self.bound_ms, 'ms')}"
+        return text
+
+    @property
+    def place(self) -> str:
+        """'rank 1, step 12'; '' where no place stands for it."""
+        parts = [f"rank {self.rank}"] if self.rank is not None else []
+        parts += [f"step {self.global_step}"] if self.global_step is not None else []
+        if self.at_ms is not None:
+            parts.append(f"{number(self.at_ms[0])} to {number(self.at_ms[1])} ms")
+        return ", ".join(parts)
