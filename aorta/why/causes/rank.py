@@ -24,7 +24,6 @@ from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.code_lines import issued_text, line_of
 from aorta.why.causes.contradictions import Exposures, without_contradictions
 from aorta.why.causes.finding import WAIT, CauseFinding
-from aorta.why.causes.ledger import Ledger
 from aorta.why.causes.losses.of_a_step import findings
 from aorta.why.causes.losses.outside import outside_cause
 from aorta.why.causes.losses.waiting import left_out
@@ -130,6 +129,27 @@ def _explanation(judged: JudgedRun, path: str) -> Explanation:
         dict(sorted(left.items(), key=lambda entry: -entry[1])),
         [*cannot_tell, *more],
     )
+
+
+class Ledger:
+    """Mean ms of a step that are left in each cell of the account: a finding explains each of them once, and
+    none that no cell holds."""
+
+    def __init__(self, account: Account) -> None:
+        self.left = {name: account.mean_ms(name) for name in account.cells}
+
+    def take(self, finding: CauseFinding) -> dict[str, float]:
+        """Take the finding's mean loss out of its cells; what they gave, by cell."""
+        taken: dict[str, float] = {}
+        for cells, share in finding.takes.items():
+            asked = share * finding.mean_ms
+            for cell in cells:
+                given = min(asked, self.left.get(cell, 0.0))
+                if given > 0:
+                    self.left[cell] -= given
+                    taken[cell] = taken.get(cell, 0.0) + given
+                    asked -= given
+        return taken
 
 
 def _once(named: list[tuple[Cause, dict[str, float]]]) -> list[tuple[Cause, dict[str, float]]]:
