@@ -33,12 +33,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from cases import CASES, Job, config_of, pin_threads, process_group
-from harness import arguments, choose, part_of, write
+from harness import arguments, choose, median_interval, part_of, write
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
 from aorta.record import sending as numbers
-from aorta.timeline.statistics import median_interval
 
 CASE_NAMES = ("fsdp", "fsdp_short", "tp", "ddp")
 WARM_STEPS = 6

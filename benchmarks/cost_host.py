@@ -21,14 +21,13 @@ import click
 import numpy as np
 import torch
 import torch.distributed as dist
-from harness import arguments, cpu_s, write
+from harness import arguments, cpu_s, median_interval, write
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import aorta
 from aorta.attach.settings import AttachSettings, environment_for
 from aorta.cli import main as aorta_command
 from aorta.command_line import module_environment
-from aorta.timeline.statistics import median_interval
 
 _SWEPT = torch.zeros(4 << 20)
 INSIDE = """

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from cases import CASES, Job, config_of, process_group
-from harness import arguments, need_gpus, write
+from harness import arguments, median_interval, need_gpus, write
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
@@ -40,7 +40,6 @@ from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord
 from aorta.steps.raw import RECORD_DTYPE, What
 from aorta.timeline.overlap import overlap
-from aorta.timeline.statistics import median_interval
 from aorta.timeline.types import Kind
 from aorta.traces.kineto import read_kineto
 from aorta.traces.model import RankTrace
@@ -180,7 +179,7 @@ def by_round(recorded: Steps, traced: Steps, rounds: dict[int, int]) -> list[flo
     if len(both) < FEWEST_ROUNDS:
         return None
     ratios = [float(np.median(sides[0][one]) / np.median(sides[1][one])) for one in sorted(both)]
-    return [(value - 1) * 100 for value in median_interval(np.array(ratios))]
+    return [(value - 1) * 100 for value in median_interval(ratios)]
 
 
 def compare_with_stamps(device: torch.device, num: int = 200) -> dict[str, Any]:

@@ -26,13 +26,9 @@ def constants(expected: type[Section], *names: str, **further: float) -> Section
     return convert(values | further, expected, str(PATH))
 
 
-def constant_sources() -> dict[str, NumberSource]:
-    """Dotted name of each number to where it comes from."""
-    return _sections()[1]
-
-
 @cache
 def _sections() -> tuple[dict[str, Any], dict[str, NumberSource]]:
+    """The numbers, and of each, by its dotted name, where it comes from."""
     document = read_yaml(PATH)
     cited = {
         name: convert(source, NumberSource, f"{PATH}: sources.{name}")

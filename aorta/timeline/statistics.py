@@ -172,16 +172,6 @@ def warmup_steps(step_ms: Floats) -> int:
     return num
 
 
-def median_interval(values: Floats) -> tuple[float, float, float]:
-    """Median, and low and high of its 95 % bootstrap interval, of values that do not depend on each other.
-
-    For ratios of neighbouring blocks, free of drift and persistence. For steps of a run see estimate().
-    """
-    draws = np.random.default_rng(0).choice(values, (4000, len(values)))
-    low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
-    return float(np.median(values)), float(low), float(high)
-
-
 def _welch(variances: Sequence[float], freedoms: Sequence[float]) -> float:
     parts = sum(v * v / f for v, f in zip(variances, freedoms, strict=True))
     return sum(variances) ** 2 / parts if parts > 0 else min(freedoms)

@@ -8,7 +8,7 @@ from aorta.config.yaml_files import read_yaml
 from aorta.errors import ConfigError
 from aorta.hardware import load_hardware
 from aorta.projection import constants as module
-from aorta.projection.constants import constant_sources, constants
+from aorta.projection.constants import constants
 from aorta.projection.interval import WIDTHS
 from aorta.projection.prices import Factors, factors_of
 
@@ -78,8 +78,9 @@ def test_the_walk_finds_what_lacks_one(document, expected):
 
 def test_constants_say_how_they_came_about():
     ways = ("measured", "derived", "fitted", "assumed", "as left_out")
-    assert all(source.what.startswith(ways) for source in constant_sources().values())
-    names = set(constant_sources())
+    _, sources = module._sections()
+    assert all(source.what.startswith(ways) for source in sources.values())
+    names = set(sources)
     assert {f"widths.{name}" for name in type(WIDTHS).__struct_fields__} <= names
     of_parts = {"gemm", "fp8_gemm", "fp4_gemm"}  # these are in the hardware's files
     assert {f"factors.any.{name}" for name in set(Factors.__struct_fields__) - of_parts} <= names

@@ -1,5 +1,4 @@
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,13 +14,13 @@ from aorta.timeline.statistics import (
     contrast,
     estimate,
     holm,
-    median_interval,
     side,
     warmup_steps,
 )
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from comparison import rates
+from harness import median_interval
 from simulated_runs import EARLIER, HID_DIFFERENCES, autoregressive
 
 # ---- warm-up -----------------------------------------------------------------------------------
@@ -260,16 +259,6 @@ def test_the_interval_of_a_median_holds_it_as_often_as_stated():
     held = sum(low <= 1.0 <= high for _, low, high in found)
     assert abs(held - 0.95 * 200) <= 3 * math.sqrt(0.95 * 0.05 * 200)
     assert median_interval(np.full(8, 1.5)) == (1.5, 1.5, 1.5)
-
-
-def test_the_interval_of_independent_values_needs_no_scipy():
-    """Benchmarks use it on machines that have none."""
-    code = (
-        "import sys; sys.modules['scipy'] = None; import numpy as np;"
-        "from aorta.timeline.statistics import median_interval; print(median_interval(np.full(8, 1.5)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "(1.5, 1.5, 1.5)\n"
 
 
 # ---- what it promises ----------------------------------------------------------------------------
