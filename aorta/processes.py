@@ -2,14 +2,17 @@
 
 parallel_map: one function over many items, in new processes here or on a Dask cluster; items and results
 travel. forked: calls in copies of this process, which share its memory; nothing travels. in_thread: work that
-may wait for ever. no_garbage_collection: for work that makes many objects.
+may wait for ever. asking_thread: the same, which the end of Python waits for. no_garbage_collection: for work
+that makes many objects.
 """
 
+import atexit
 import gc
 import logging
 import os
 import sys
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,6 +34,10 @@ LOCAL_WORKERS = 2
 """Workers of such a cluster, unless local:N says another number."""
 SCHEDULER_TIMEOUT_S = 20
 """Longest wait for a Dask scheduler: on a busy login node it takes seconds to answer."""
+ENDS_WITHIN_S = 1.0
+"""Limit of the wait for asking threads as Python ends."""
+python_ends = threading.Event()
+"""Set as Python ends, for asking threads to return."""
 
 
 def parallel_map(
@@ -200,6 +207,30 @@ def in_thread(work: Callable[[], object], name: str) -> threading.Thread:
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread
+
+
+class _AskingThread(threading.Thread):
+    pass
+
+
+def asking_thread(work: Callable[[], object], name: str) -> threading.Thread:
+    """Start a thread for work that waits in a C++ library, as for answers of the job's store.
+
+    One that comes back from there while Python ends is ended on the spot, which aborts the process
+    ("terminate called without an active exception"): the end waits for it, ENDS_WITHIN_S at most.
+    """
+    thread = _AskingThread(target=work, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+@atexit.register
+def _join_asking_threads() -> None:
+    python_ends.set()
+    end_s = time.monotonic() + ENDS_WITHIN_S
+    for thread in threading.enumerate():
+        if isinstance(thread, _AskingThread):
+            thread.join(max(end_s - time.monotonic(), 0.0))
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
+from aorta.processes import asking_thread
+
 ANSWER_S = 2.0
 """Longest wait for an answer of the store: one whose machine is gone may not answer for minutes."""
 
@@ -126,7 +128,6 @@ class Meeting:
             except RuntimeError:  # the store went away with the rank that holds it
                 self._store = None
 
-        self._asking = threading.Thread(target=ask, name="aorta-hang-store", daemon=True)
-        self._asking.start()
+        self._asking = asking_thread(ask, "aorta-hang-store")
         self._asking.join(min(limit_s, ANSWER_S))
         return answers[0] if answers else None

@@ -9,7 +9,6 @@ import os
 import secrets
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from aorta.errors import NOT_JSON, RecordError
+from aorta.processes import asking_thread, python_ends
 from aorta.records.endings import attempt_ending
 from aorta.records.files import (
     COLUMNS_FILES,
@@ -317,8 +317,8 @@ def with_ending(
 
 def announce(store: Store, world_size: int, word: str) -> None:
     """Tell the other ranks rank 0's word, each once it asks. Returns at once: a thread answers."""
-    arguments = (_own_connection(store), world_size, word)
-    threading.Thread(target=_answer, args=arguments, name="aorta-announce", daemon=True).start()
+    own = _own_connection(store)
+    asking_thread(lambda: _answer(own, world_size, word), "aorta-announce")
 
 
 def announced(store: Store, rank: int, agent: str | None = None) -> str:
@@ -357,7 +357,7 @@ def _answer(store: Store, world_size: int, word: str) -> None:
     wait_s = 0.005
     with suppress(RuntimeError):  # the store is gone, and with it the job
         store = PrefixStore("aorta/announced", store)
-        while missing and time.monotonic() < end_s:
+        while missing and time.monotonic() < end_s and not python_ends.is_set():
             for rank in sorted(missing):
                 if store.check([f"heard/{lot}/{rank}"]):
                     missing.remove(rank)
@@ -367,7 +367,7 @@ def _answer(store: Store, world_size: int, word: str) -> None:
                         word_sent[rank] = name
                         store.set(f"told/{name}", f"{lot}\n{word}")
             if missing:
-                time.sleep(wait_s)
+                python_ends.wait(wait_s)
                 wait_s = min(0.2, wait_s * 1.3)
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from aorta.files import read_regular, write_whole
+from aorta.processes import asking_thread
 from aorta.record.overhead import (
     BLOCK,
     CHANGED,
@@ -37,8 +38,6 @@ logger = logging.getLogger(__name__)
 
 AHEAD_S = 4.0
 """How long before a change the others can learn of it."""
-ENDS_WITHIN_S = 1.0
-"""Limit of the wait for an answer of the store, once the recorder is closed."""
 ASK_EVERY_S = 1.0
 """Interval at which a rank asks for a change that is due."""
 LONGEST_S = 300.0
@@ -353,8 +352,7 @@ class _Talk:
         self._to_tell: list[Plan] = []
         self.is_alone = False
         """True: there is no process group, so each rank decides for itself."""
-        self._thread = threading.Thread(target=self._run, name="aorta-overhead", daemon=True)
-        self._thread.start()
+        self._thread = asking_thread(self._run, "aorta-overhead")
 
     def ask(self, number: int) -> None:
         if self._wanted != number:
@@ -373,8 +371,6 @@ class _Talk:
     def close(self) -> None:
         self._closed = True
         self._awake.set()
-        # A thread that comes back from C++ while Python ends is ended there, which aborts the process.
-        self._thread.join(ENDS_WITHIN_S)
 
     def _run(self) -> None:
         began_s = time.monotonic()

@@ -4,6 +4,7 @@ import threading
 
 import torch.distributed as dist
 
+from aorta import processes
 from aorta.record.run_folder import announce, announced, asking_agents
 
 
@@ -40,3 +41,13 @@ def test_rank_0_hears_by_which_agents_the_others_were_started():
     announce(store, 2, "word")
     asking.join(30)
     assert not asking.is_alive()
+
+
+def test_python_ends_with_no_thread_that_asks_the_store():
+    """One that comes back from C++ then aborts the process."""
+    announce(dist.HashStore(), 2, "nobody asks")
+    try:
+        processes._join_asking_threads()
+        assert "aorta-announce" not in {thread.name for thread in threading.enumerate()}
+    finally:
+        processes.python_ends.clear()

@@ -17,6 +17,7 @@ from aorta.record.overhead import BLOCK, NUM_FIRST, block_of
 from aorta.record.sampling import Sampling
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord
+from tests.limits import LIMIT_S
 from tests.record.sampled import record_every
 
 
@@ -105,7 +106,8 @@ def test_ranks_record_the_same_steps_though_only_one_of_them_measures():
             settled(loops)
     for loop in loops:
         loop.sampling.close()
-        assert not loop.sampling._talk._thread.is_alive()  # Python may end now: it would abort the process
+        loop.sampling._talk._thread.join(LIMIT_S)
+        assert not loop.sampling._talk._thread.is_alive()
     first, *others = (loop.recorded for loop in loops)
     assert 0.02 < shares(loops[0]) < 0.3
     for other in others:
