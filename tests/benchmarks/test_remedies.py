@@ -51,6 +51,7 @@ WITHOUT_PROGRAM = {
     ("launch_bound", "replay the forward pass"): OF_SERVERS,
     ("no_prefetch", "issue the gather"): "needs GPUs: nothing overlaps on a CPU",
     ("optimizer", "{optimizer} at {optimizer_site} has no fused form"): "another optimizer trains otherwise",
+    ("optimizer", "fused=True where"): "of SGD or Adagrad; of Adam: `fused`",
     ("optimizer", "fused=True (or foreach=True)"): "needs GPUs; on a CPU: `fused`",
     ("pause", "do it less often"): "the program has called it a pause itself",
     ("pause", "find out"): OF_NO_LINE,

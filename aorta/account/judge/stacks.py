@@ -16,6 +16,7 @@ from aorta.timeline.types import TRACE_SOURCES
 MOST = 0.5
 """Of a loss, from which on it is in one function."""
 LOSS_FUNCTIONS = ("loss", "cross_entropy")
+Function = tuple[str, str]
 MOST_RANKS = 8
 """Whose samples stand for those of all ranks."""
 
@@ -118,19 +119,21 @@ def _samples_of(judged: JudgedRun, rank: int) -> Samples | None:
 
 def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:
     """The innermost function of the program that most of the time is in, and its line with most of that; None
-    where it is in no single one."""
+    where it is in no single one. Within functions that what is compared against never calls, of these."""
     total = sum(stack.ms for stack in stacks)
     if not total > 0:
         return None
+    compared = [frame for stack in stacks if stack.ms < 0 for frame in stack.frames]
+    usual = {_function(frame) for frame in compared}
     inside = [(stack, -1) for stack in stacks]
-    lines: list[StackFrame] = []
+    lines: list[tuple[StackFrame, list[tuple[WeightedStack, int]]]] = []
     while True:
-        groups: dict[tuple[str, str], list[tuple[WeightedStack, int]]] = defaultdict(list)
+        groups: dict[Function, list[tuple[WeightedStack, int]]] = defaultdict(list)
         for stack, place in inside:
             for next_place in range(place + 1, len(stack.frames)):
                 frame = stack.frames[next_place]
                 if frame.is_program:
-                    groups[frame.file, frame.outer_function].append((stack, next_place))
+                    groups[_function(frame)].append((stack, next_place))
                     break
         if not groups:
             break
@@ -138,16 +141,18 @@ def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:
         if _ms(group) < MOST * total:
             break
         inside = group
-        lines.append(_heaviest_frame(stack.frames[place] for stack, place in _by_weight(group)))
+        lines.append((next(stack.frames[place] for stack, place in _by_weight(group)), group))
     if not lines:
         return None
-    found = lines[-1]
+    while any(_function(line) not in usual for line, _ in lines) and _function(lines[-1][0]) in usual:
+        lines.pop()
+    found, inside = lines[-1]
     at_line = [(stack, place) for stack, place in inside if stack.frames[place] == found and stack.ms > 0]
     doing = max(DOING, key=lambda name: sum(stack.ms for stack, _ in at_line if stack.doing == name))
     caller = next(
         (
             outer
-            for outer, inner in reversed([*pairwise(lines)])
+            for (outer, _), (inner, _) in reversed([*pairwise(lines)])
             if outer.outer_function != inner.outer_function
         ),
         None,
@@ -166,6 +171,10 @@ def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:
     )
 
 
+def _function(frame: StackFrame) -> Function:
+    return frame.file, frame.outer_function
+
+
 def _ms(group: Iterable[tuple[WeightedStack, int]]) -> float:
     return sum(stack.ms for stack, _ in group)
 
@@ -176,10 +185,6 @@ def _by_weight(group: list[tuple[WeightedStack, int]]) -> list[tuple[WeightedSta
     for stack, place in group:
         ms[stack.frames[place]] += stack.ms
     return sorted(group, key=lambda entry: -ms[entry[0].frames[entry[1]]])
-
-
-def _heaviest_frame(frames: Iterable[StackFrame]) -> StackFrame:
-    return next(iter(frames))
 
 
 def _called(at_line: list[tuple[WeightedStack, int]]) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind, CodeLine
-from aorta.account.judge.occasional import Occasions
+from aorta.account.judge.occasional import Occasions, occasions
 from aorta.account.judge.sites import SiteRow, sites_of
 from aorta.account.judge.stacks import (
     MOST,
@@ -186,10 +186,15 @@ def _beyond_the_others(finding: CauseFinding, judged: JudgedRun, rank: int) -> l
 
 def _chosen(finding: CauseFinding, judged: JudgedRun, samples: Samples, factor: float) -> list[WeightedStack]:
     """The samples that may be the finding's; of a loss in some steps those of these steps, less the usual."""
-    which = _which(finding, samples)
-    if finding.occasions is None or not len(finding.occasions.is_slow):
-        return samples.chosen(which, factor)
-    is_slow, is_usual = _slow_and_usual(finding.occasions, judged)
+    in_some = finding.occasions is not None
+    if finding.steps is not None:
+        is_slow, is_usual = _of_its_steps(finding, finding.steps, judged)
+        in_some = bool(is_usual.any())
+    elif finding.occasions is None or not len(finding.occasions.is_slow):
+        return samples.chosen(_which(finding, samples, in_some), factor)
+    else:
+        is_slow, is_usual = _slow_and_usual(finding.occasions, judged)
+    which = _which(finding, samples, in_some)
     num_slow, num_usual = int(is_slow.sum()), int(is_usual.sum())
     factor *= len(is_slow) / (num_slow + num_usual)  # of the steps of which it is known
     which &= samples.is_judged
@@ -197,6 +202,20 @@ def _chosen(finding: CauseFinding, judged: JudgedRun, samples: Samples, factor: 
         *samples.chosen(which & is_slow[samples.column], factor),
         *samples.chosen(which & is_usual[samples.column], -factor * num_slow / max(num_usual, 1)),
     ]
+
+
+def _of_its_steps(
+    finding: CauseFinding, steps: NDArray[np.bool_], judged: JudgedRun
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Of the steps that a finding is of, those that have it, and the others; all and none where they are
+    alike. What lies behind the last collective of a step shows in the next one: it is in the longer one."""
+    is_slow = steps.copy()
+    slow = occasions(finding.ms, _steps_of(judged)[steps])
+    if slow is not None:
+        is_slow[steps] = slow.is_slow
+        before, step_ms = np.append(is_slow[1:], False), judged.values("step_ms").max(axis=0)
+        is_slow = before if np.median(step_ms[before]) > np.median(step_ms[is_slow]) else is_slow
+    return is_slow, steps & ~is_slow
 
 
 def _slow_and_usual(slow: Occasions, judged: JudgedRun) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -220,7 +239,7 @@ def _samples(judged: JudgedRun, rank: int) -> Samples | None:
     return samples_of(judged.whole or judged, rank)
 
 
-def _which(finding: CauseFinding, samples: Samples) -> NDArray[np.bool_]:
+def _which(finding: CauseFinding, samples: Samples, in_some: bool) -> NDArray[np.bool_]:
     judged, kind, op = samples.is_judged, finding.kind, finding.facts.get("op")
     if kind == "checkpoint" and op == "slow_steps":
         return judged & ~samples.in_phase("communication", "data")
@@ -244,7 +263,7 @@ def _which(finding: CauseFinding, samples: Samples) -> NDArray[np.bool_]:
             return own & samples.that("sleeps")
         case "late_rank" if op == "sleeps":
             return own & samples.that("sleeps")
-        case "late_rank" if finding.occasions is not None:  # less what it has in its other steps
+        case "late_rank" if in_some:  # of its steps: less what it has in its other steps
             return own & ~samples.in_phase("backward", "optimizer")
         case "late_rank":  # a rank that computes longer in its model has more to compute
             return own & ~samples.in_phase("forward", "backward", "optimizer")

@@ -37,6 +37,8 @@ class CauseFinding:
     source: CauseSource = "records"
     occasions: Occasions | None = None
     """Where it is in some steps alone: its mean over all steps then counts."""
+    steps: NDArray[np.bool_] | None = None
+    """[judged step]: those of ms, where it is not in all; samples of these tell its line."""
     slow_steps: Occasions | None = None
     """Those of all steps, of which the loss may be a part."""
     is_sure: bool = False

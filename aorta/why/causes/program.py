@@ -19,6 +19,7 @@ PROGRAM = (
     "fused",
     "optimizer_of_another",
     "never_fused",
+    "unfused",
     "anomaly",
     "no_core",
     "short_batch",
@@ -29,10 +30,11 @@ PROGRAM = (
 epochs. buckets_small: DDP's are set below its default. no_buffers: the model has none that DDP could send.
 bucket_view: gradient_as_bucket_view is set. blocks: units of fully_shard hold several weights.
 resharded_not: reshard_after_forward=False is in force. foreach_off, fused: of the optimizer with most
-parameters. optimizer_of_another: it is none of torch.optim. never_fused: it has no such form. anomaly:
-autograd's anomaly detection is on. no_core: workers of a loader would take cores from training. short_batch:
-a worker would take as long to hand a batch over as the step waits for it. whole_batches: the data set is
-asked for a batch at once. cuda_graphs: torch.compile was asked to replay the model as CUDA graphs."""
+parameters. optimizer_of_another: it is none of torch.optim. never_fused: it has no such form. unfused: all
+are of UNFUSED. anomaly: autograd's anomaly detection is on. no_core: workers of a loader would take cores
+from training. short_batch: a worker would take as long to hand a batch over as the step waits for it.
+whole_batches: the data set is asked for a batch at once. cuda_graphs: torch.compile was asked to replay the
+model as CUDA graphs."""
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "bucket_view": r"\bgradient_as_bucket_view=True",
@@ -51,6 +53,9 @@ TORCH_OPTIMIZERS = frozenset(
 )
 FUSED = frozenset(("Adagrad", "Adam", "AdamW", "SGD"))
 """Those of them that take fused=True."""
+UNFUSED = ("Adam", "AdamW")
+"""Those that cross memory 20 times on a CPU without it and 7 times with it, which they take there since torch
+2.4. SGD without momentum gains nothing; Adagrad may have sparse gradients, which no fused one takes."""
 PARTS = re.compile(r"(; |, )(?![^()]*\))")
 """Between parts of a remedy, outside of brackets."""
 HAND_OVER_MS = 1.0
@@ -109,6 +114,9 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
         names |= {"foreach_off"} if is_off else set()
         is_torchs = str(optimizer.get("kind")) in TORCH_OPTIMIZERS
         names |= set() if is_torchs or optimizer.get("fused") else {"optimizer_of_another"}
+        all_rows = _rows(program.get("optimizers"))
+        is_unfused = all(row.get("kind") in UNFUSED and not row.get("fused") for row in all_rows)
+        names |= {"unfused"} if is_unfused else set()
         names |= {"never_fused"} if is_torchs and optimizer.get("kind") not in FUSED else set()
         facts |= _site("optimizer", optimizer) | {"optimizer": str(optimizer.get("kind"))}
     modes = program.get("modes")

@@ -116,7 +116,10 @@ def _explanation(judged: JudgedRun, path: str) -> Explanation:
         named += [
             (cause, {}) for cause in _of_left_out(late, rule_of[late.kind], judged, account, stack, path)
         ]
-    named = _once(sorted(named, key=lambda entry: -entry[0].ms))[:MOST_SHOWN]
+    # A bubble behind unequal stages, whose part of it is known.
+    most_ms = {"bubble": min((one.ms for one, _ in named if one.kind == "late_rank"), default=math.inf)}
+    named.sort(key=lambda one: (-min(one[0].ms, most_ms.get(one[0].kind, math.inf)), one[0].kind in most_ms))
+    named = _once(named)[:MOST_SHOWN]
     named, more = without_contradictions(named, account, stack)
     left = {name: account.mean_ms(name) for name in LOSSES if name in account.cells}
     for _, taken in named:
@@ -245,7 +248,7 @@ def _keep(finding: CauseFinding, mean_ms: float) -> None:
     part = mean_ms / claimed_ms
     finding.ms = finding.ms * part
     for name in ("part_ms", "others_ms", "per_call_ms"):
-        if name in finding.facts:
+        if finding.facts.get(name) is not None:
             finding.facts[name] *= part
     if finding.occasions is not None:
         finding.occasions = replace(

@@ -57,6 +57,13 @@ def test_what_others_do_too_is_taken_away():
     assert (found.text, found.doing, found.ms) == ("augment(), data.py:5", "sleeps", 4.0)
 
 
+def test_it_is_what_calls_the_model_once_more_and_not_the_model():
+    """The others call it in their passes, and never sample()."""
+    forward = at(30, "forward", "/job/model.py")
+    found = heaviest([stack(9.0, MAIN, at(37, "sample"), forward), stack(-2.0, MAIN, forward)])
+    assert (found.text, found.caller, found.num_samples) == ("sample(), data.py:37", "main(), train.py:20", 1)
+
+
 def test_nothing_is_found_where_nothing_is_lost_or_no_line_is_the_program_s():
     assert heaviest([]) is None
     assert heaviest([stack(1.0, MAIN), stack(-2.0, MAIN)]) is None

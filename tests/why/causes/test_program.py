@@ -77,6 +77,7 @@ def broadcasts(rank, step, noise):
             "fused=True is in force",
             id="fused-in-force",
         ),
+        pytest.param(slow_optimizer, {"optimizers": ADAM}, "fused=True at train.py:60: Adam", id="unfused"),
         pytest.param(
             slow_optimizer,
             {"optimizers": ADAM | {"kind": "SGD"}},

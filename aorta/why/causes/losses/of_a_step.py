@@ -285,6 +285,8 @@ def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
     if name == "locked_out":
         return locked_out_facts(part_ms)
     facts: dict[str, object] = {"part_ms": part_ms}
+    if name == "optimizer" and parts.is_unfused:
+        return {"op": "unfused", "optimizer_ms": float(parts.optimizer_ms.mean())}
     if name in WORDS:
         facts["what"] = WORDS[name]
     if name == "launch":

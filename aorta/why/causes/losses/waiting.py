@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS
 from aorta.account.judge.exposed import Exposed, has_point_to_point
-from aorta.account.judge.late import MARKS, ONE_RANK, Lateness, late_in_left_out, late_of_recorded
+from aorta.account.judge.late import (
+    MARKS,
+    ONE_RANK,
+    Lateness,
+    late_in_left_out,
+    late_of_recorded,
+    steps_left_out,
+)
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import quantity
 from aorta.account.rows import of_the_others, positive
@@ -416,5 +423,6 @@ def left_out(judged: JudgedRun) -> CauseFinding | None:
             f" ones {quantity(late.usual_ms, 'ms')}; steps take {quantity(late.longer_ms, 'ms')} more then"
         ],
         rank=rank,
+        steps=steps_left_out(judged),
         is_sure=True,
     )

@@ -1,6 +1,6 @@
 """
 cause: optimizer
-told: fused=True where the optimizer has it
+told: has it on a CPU too
 """
 
 import torch
