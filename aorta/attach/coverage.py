@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from aorta.errors import AortaError, RecordError
+from aorta.errors import AortaError
 from aorta.files import open_regular
 from aorta.records.endings import attempt_ending, ending_text
 from aorta.records.files import RUN_FILES, STEPS_FILE, steps_name
@@ -85,26 +85,21 @@ def own_folder(folder: Path, began_ns: int, notes: Path) -> Path | None:
 
 
 def earlier_run(folder: Path, began_ns: int, goes_on: bool) -> Iterator[str]:
-    """Move an earlier run's files aside after a command that recorded nothing, or they would be read as its
-    own; yield a line on where that run is now.
-
-    It stays where its processes live, and where this start was to go on with it, or the next one may: by
-    --continue (goes_on), by the run's name, or when Slurm queued the job again. began_ns: when the command
-    began, in ns since the epoch.
+    """Move an earlier run aside after a command that recorded nothing, or it is read as that one's; yield a
+    line on where it is. It stays where its processes live, and where this start or the next goes on with it:
+    by --continue (goes_on), by the run's name, or in a requeue. began_ns: as of other_runs.
     """
     files = (path for pattern in RUN_FILES for path in folder.glob(pattern))
-    names = tuple(path.name for path in files if path.stat().st_mtime_ns < began_ns)
-    if not any(name == "run.json" or STEPS_FILE.fullmatch(name) for name in names):
-        return
+    names = tuple(path.name for path in files if path.lstat().st_mtime_ns < began_ns)
     launch = launch_of()
     goes_on = goes_on or launch.run_id is not None or launch.num_requeues > 0
-    if goes_on or any(state.is_alive for state in read_states(folder).values()):
-        yield f"aorta: the run in {folder} is an earlier one"
+    if not any(name == "run.json" or STEPS_FILE.fullmatch(name) for name in names):
         return
-    try:
-        yield f"aorta: the earlier run of {folder} is now in {move_aside(folder, names)}"
-    except RecordError as error:
-        yield f"aorta: the run in {folder} is an earlier one: {error}"
+    with suppress(AortaError, OSError):
+        if not (goes_on or any(state.is_alive for state in read_states(folder).values())):
+            yield f"aorta: the earlier run of {folder} is now in {move_aside(folder, names)}"
+            return
+    yield f"aorta: the run in {folder} is an earlier one"
 
 
 def other_runs(folder: Path, began_ns: int) -> Iterator[str]:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,11 @@ def run_command(
     status = run_to_end(list(command), environment, notes=notes)
     if is_first_launch():
         try:
-            _conclude(output, report, goes_on, open_page, began_ns, settings.kernels == "on", status, notes)
+            if not _conclude(output, report, open_page, began_ns, settings.kernels == "on", status, notes):
+                from aorta.attach.coverage import earlier_run
+
+                for line in earlier_run(output, began_ns, goes_on):
+                    click.echo(line, err=True)
         except BrokenPipeError:
             discard_output()
     return status
@@ -114,22 +118,17 @@ def run_command(
 
 def _check(options: dict[str, Any]) -> None:
     from aorta.errors import ConfigError
+    from aorta.records.overhead import overhead_limit
 
     target = options["step_at"]
     if target is not None and _STEP_AT.fullmatch(target) is None:
         raise ConfigError(f"--step-at must look like module:function, got {target!r}")
-    _check_overhead(options["overhead"])
+    overhead_limit(options["overhead"])
     if options["sinks"]:
         from aorta.sinks import check_target
 
         for sink in options["sinks"]:
             check_target(sink)
-
-
-def _check_overhead(text: str) -> None:
-    from aorta.records.overhead import overhead_limit
-
-    overhead_limit(text)
 
 
 def run_in(folder: Path) -> str | None:
@@ -240,17 +239,10 @@ def passed_on(
 
 
 def _conclude(
-    output: Path,
-    report: bool,
-    goes_on: bool,
-    open_page: bool,
-    began_ns: int,
-    kernels_asked: bool,
-    status: int,
-    notes: Path,
-) -> None:
-    """Report what was recorded. Mistakes here do not change the command's exit status, which is status."""
-    from aorta.attach.coverage import coverage_lines, earlier_run, other_runs, own_folder
+    output: Path, report: bool, open_page: bool, began_ns: int, kernels_asked: bool, status: int, notes: Path
+) -> bool:
+    """Report what was recorded; False where nothing was. Mistakes here do not change the command's status."""
+    from aorta.attach.coverage import coverage_lines, other_runs, own_folder
     from aorta.errors import AortaError, not_installed
     from aorta.records.reader import read_run
 
@@ -263,10 +255,7 @@ def _conclude(
             "env -i, or other machines (docs/run.md)"
         )
         click.echo(f"aorta: nothing was recorded in {output}: {why}", err=True)
-        with suppress(AortaError, OSError):
-            for line in earlier_run(output, began_ns, goes_on):
-                click.echo(line, err=True)
-        return
+        return False
     if recorded != output:
         click.echo(f"aorta: another command records into {output}: this one recorded in {recorded}", err=True)
     try:
@@ -288,3 +277,4 @@ def _conclude(
         what = what or f"the report failed, a mistake in aorta: {type(error).__name__}: {error}"
         click.echo(f"aorta: recorded in {output}; {what}", err=True)
     sys.stdout.flush()
+    return True

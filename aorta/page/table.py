@@ -16,21 +16,8 @@ from aorta.account.judge.remarks import remarks
 from aorta.account.judge.selection import looked_at
 from aorta.account.judge.timed_steps import host_bound_text, timed_steps
 from aorta.account.load.measures import memory_limit_bytes
-from aorta.account.load.rank.kernels import (
-    KernelTimeRow,
-    compared_kernels,
-    count_text,
-    kernel_name,
-)
-from aorta.account.metrics import (
-    ENERGY,
-    MEASURES,
-    PER_STEP,
-    RATES,
-    metric_key,
-    of_operation,
-    operations,
-)
+from aorta.account.load.rank.kernels import KernelTimeRow, compared_kernels, count_text, kernel_name
+from aorta.account.metrics import ENERGY, MEASURES, PER_STEP, RATES, metric_key, of_operation, operations
 from aorta.account.model import (
     Causes,
     Comparison,
