@@ -30,7 +30,7 @@ WITHOUT_PROGRAM = {
     ("compute", "leave autocast on"): "needs GPUs: a CPU has no tensor cores",
     ("compute", "leave activation checkpointing off"): OF_NO_LINE,
     ("contention", ""): "needs GPUs whose kernels share multiprocessors with NCCL",
-    ("copy", "avoid the copies"): "what to change depends on who copies",
+    ("copy", "leave out copies"): "what to change depends on who copies",
     ("data_loading", "cut batches out"): "`loader_items` goes this far with the same loss",
     (
         "data_loading",
@@ -53,14 +53,16 @@ WITHOUT_PROGRAM = {
     ("optimizer", "{optimizer} at {optimizer_site} has no fused form"): "another optimizer trains otherwise",
     ("optimizer", "fused=True where"): "of SGD or Adagrad; of Adam: `fused`",
     ("optimizer", "fused=True (or foreach=True)"): "needs GPUs; on a CPU: `fused`",
-    ("pause", "do it less often"): "the program has called it a pause itself",
+    ("pause", "{do} less often"): "the program has called it a pause itself",
     ("pause", "find out"): OF_NO_LINE,
-    ("program_code", "do it in one step"): OF_NO_LINE,
+    ("program_code", "{do} in one step"): "`average` calls methods of tensors, which stacks do not show",
+    ("program_code", "{do} in another process"): "`average` is told more than this",
     ("program_code", "leave torch.profiler out"): "what a profiler takes depends on what it records",
     ("transfer", "remove the barriers"): "of few of them; the same of many has a program (small_messages)",
     ("shared_communicator", ""): "needs NCCL, whose calls of a group queue",
     ("small_messages", "DistributedDataParallel(bucket_cap_mb=25)"): "`buckets` knows the size that is set",
     ("small_messages", "flatten the tensors"): OF_NO_LINE,
+    ("small_messages", "{layer} gathers"): "needs GPUs: SyncBatchNorm is not for a CPU",
     ("synchronisation", "prepare the next batch"): OF_SERVERS,
     ("transfer", "a one-shot or fused"): OF_SERVERS,
     ("transfer", "a smaller last bucket"): "needs GPUs; on a CPU: `gradients`",
@@ -68,7 +70,6 @@ WITHOUT_PROGRAM = {
     ("transfer", "async_op=True"): "needs GPUs: nothing overlaps on a CPU",
     ("transfer", "issue it with async_op=True"): "needs GPUs: nothing overlaps on a CPU",
     ("transfer", "mp_policy with"): "needs GPUs: gloo reduces bfloat16 on the CPU",
-    ("transfer", "send tensors of a known size"): OF_NO_LINE,
     ("transfer", "send tokens"): "needs a mixture of experts",
 }
 """By kind and the beginning of the remedy; '' stands for all of a kind."""
@@ -82,6 +83,8 @@ def printed(text, name, who):
         facts
         | {
             "line": f"f(), {name}.py:7",
+            "do": f"do what f(), {name}.py:7 does",
+            "at_line": f": at f(), {name}.py:7",
             "who": who,
             "repeats": "6",
             "bucket_cap_mb": "0.05",

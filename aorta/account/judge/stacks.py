@@ -1,7 +1,7 @@
 """Sampled stacks of the judged steps, and the line of the program in which most of some samples are."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -55,20 +55,20 @@ class Samples:
 
     def leaf_in(self, *packages: str) -> NDArray[np.bool_]:
         """The innermost frame is a library's of these; '' for the program's own."""
-        of_node = np.array(
-            [
-                ("" if frame.is_program else frame.file) in packages
-                for frame in (self.stacks.frames[frame] for _, frame in self.stacks.nodes)
-            ],
-            dtype=bool,
-        )
-        return of_node[self.rows[:, 5]] if len(self.rows) else np.zeros(0, dtype=bool)
+        return self._leaf_is(lambda frame: ("" if frame.is_program else frame.file) in packages)
 
     @property
     def in_a_loss(self) -> NDArray[np.bool_]:
         """The innermost frame is a loss function of torch's, which belongs to the model's pass."""
-        frames = (self.stacks.frames[frame] for _, frame in self.stacks.nodes)
-        of_node = np.array([is_a_loss(frame) for frame in frames], dtype=bool)
+        return self._leaf_is(is_a_loss)
+
+    @property
+    def that_synchronize(self) -> NDArray[np.bool_]:
+        """The innermost frame is a function of torch's that waits for all that a device has queued."""
+        return self._leaf_is(lambda leaf: leaf.file == "torch" and leaf.function.endswith("synchronize"))
+
+    def _leaf_is(self, test: Callable[[StackFrame], bool]) -> NDArray[np.bool_]:
+        of_node = np.array([test(self.stacks.frames[frame]) for _, frame in self.stacks.nodes], dtype=bool)
         return of_node[self.rows[:, 5]] if len(self.rows) else np.zeros(0, dtype=bool)
 
     def chosen(self, which: NDArray[np.bool_], factor: float = 1.0) -> "list[WeightedStack]":

@@ -29,8 +29,8 @@ WAITS_IN: tuple[StackPhase, ...] = ("communication", "data", "checkpoint", "eval
 OF_COLLECTIVES: tuple[CauseKind, ...] = ("small_messages", "transfer", "no_prefetch", "shared_communicator")
 """Kinds whose line is the one that issues."""
 MOST_ISSUED = 3
-NO_LINE: tuple[CauseKind, ...] = ("core_taken", "clock", "imbalance", "bubble", "contention")
-"""Kinds that no line of the program is the reason of."""
+NO_LINE = {"core_taken", "clock", "imbalance", "bubble", "contention", "starved", "unwaited"}
+"""Kinds, and operations of others, that no line of the program is the reason of."""
 OF_PHASE: dict[CauseKind, StackPhase] = {
     "data_loading": "data",
     "checkpoint": "checkpoint",
@@ -45,7 +45,7 @@ def line_of(finding: CauseFinding, judged: JudgedRun) -> CodeLine | None:
     at, op = finding.facts.get("at"), finding.facts.get("op")
     if isinstance(at, StackFrame):
         return _line_without_samples(at.file, at.line, at.function, at.text)
-    if finding.kind in NO_LINE or op == "starved" or (op not in (None, "loss") and finding.kind == "compute"):
+    if {finding.kind, op} & NO_LINE or (op not in (None, "loss") and finding.kind == "compute"):
         return None
     ranks = judged.run.ranks
     if finding.rank is not None and len(ranks) > 1 and finding.rank in ranks:
@@ -74,6 +74,18 @@ def line_of(finding: CauseFinding, judged: JudgedRun) -> CodeLine | None:
             None if site is None else _line_without_samples(site.file, site.line, site.function, site.place)
         )
     return None if rows and not _issues_most(found, rows, stacks, finding.kind) else found
+
+
+def issuing_layer(finding: CauseFinding, judged: JudgedRun) -> str:
+    """SyncBatchNorm, where samples show it in the line that issues small messages; else ''."""
+    is_meant = finding.kind == "small_messages" and finding.facts.get("origin") == "program"
+    site = _issuing_most(finding, judged) if is_meant else None
+    if site is None:
+        return ""
+    samples = [one for rank in judged.run.ranks[:MOST_RANKS] if (one := _samples(judged, rank)) is not None]
+    stacks = [stack for one in samples for stack in one.chosen(one.is_judged) if _is_in(stack, site)]
+    num = sum(stack.frames[-1].function.startswith("SyncBatchNorm.") for stack in stacks)
+    return "SyncBatchNorm" if num >= FEWEST else ""
 
 
 def issued_text(finding: CauseFinding, judged: JudgedRun) -> str:
@@ -274,6 +286,7 @@ def _which(finding: CauseFinding, samples: Samples, in_some: bool) -> NDArray[np
         case _ if kind in OF_COLLECTIVES:
             return judged & samples.in_phase("communication")
         case "garbage_collection" | "synchronisation" | "copy" | "memory":
-            return own & samples.in_phase("rest")
+            waits = judged & samples.that_synchronize & (kind == "synchronisation")
+            return (own & samples.in_phase("rest")) | waits
         case _:
             return own

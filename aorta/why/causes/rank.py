@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from aorta.account.numbers import byte_text, number, percent, quantity
 from aorta.account.rows import positive
 from aorta.records.stacks import StackFrame
 from aorta.timeline.types import TRACE_SOURCES
-from aorta.why.causes.code_lines import issued_text, line_of
+from aorta.why.causes.code_lines import issued_text, issuing_layer, line_of
 from aorta.why.causes.contradictions import Exposures, without_contradictions
 from aorta.why.causes.finding import WAIT, CauseFinding
 from aorta.why.causes.losses.of_a_step import findings
@@ -39,6 +40,9 @@ WORTH_A_ROW = 0.1
 ALL_OF_ROW = 0.995
 OF_KERNELS = ("compute", "imbalance")
 """Kinds of which a device's kernels are the measure: recording makes none of them longer."""
+OF_ONE_LINE = (("small_messages", "launch_bound"), ("program_code", "pause"))
+"""A larger and a smaller kind that are one loss where both are in one line: what issues messages launches
+late as well, and what a line takes in all steps holds what it takes in slow ones."""
 FEW_STEPS_FACTOR = 2
 """Where the steps of a run are too few for an interval, a loss must be this much larger. A trace is of few
 steps, and what was asked for."""
@@ -167,7 +171,35 @@ def _once(named: list[tuple[Cause, dict[str, float]]]) -> list[tuple[Cause, dict
             cause = msgspec.structs.replace(cause, evidence=evidence, change=reason.change)
         if cause.rank not in late or cause.kind != "imbalance":
             told.append((cause, taken))
+    return _once_a_line(told)
+
+
+def _once_a_line(named: list[tuple[Cause, dict[str, float]]]) -> list[tuple[Cause, dict[str, float]]]:
+    """A smaller cause of the line of a larger one, where both are one loss, becomes a sentence of that."""
+    told: list[tuple[Cause, dict[str, float]]] = []
+    for cause, taken in named:
+        place = next((place for place, (larger, _) in enumerate(told) if _is_in(larger, cause, taken)), None)
+        if place is None:
+            told.append((cause, taken))
+            continue
+        larger, its = told[place]
+        text, interval, bound = "of it are", larger.interval_ms, larger.bound_ms
+        if cause.kind != "pause" and interval is not None and bound is not None:
+            text, more = "more may go with it:", min(cause.ms, bound)
+            interval, bound = (interval[0], interval[1] + more), bound - more
+            its = {name: its.get(name, 0.0) + taken.get(name, 0.0) for name in its | taken}
+        evidence = (*larger.evidence, f"{quantity(cause.ms, 'ms')} {text} {cause.subject}")
+        larger = msgspec.structs.replace(larger, evidence=evidence, interval_ms=interval, bound_ms=bound)
+        told[place] = larger, its
     return told
+
+
+def _is_in(larger: Cause, cause: Cause, taken: dict[str, float]) -> bool:
+    """Whether both are one loss. Of pauses, sleep and evaluations take no compute, and slow steps do."""
+    if (larger.kind, cause.kind) not in OF_ONE_LINE or larger.line is None or cause.line is None:
+        return False
+    is_apart = cause.kind == "pause" and "compute" not in taken
+    return not is_apart and (larger.line.text, larger.rank) == (cause.line.text, cause.rank)
 
 
 def _of_left_out(
@@ -307,8 +339,12 @@ def cause_of(
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
     of_workers = workers_of(judged.run.run, len(judged.run.ranks), account.share("core_taken"), waited_ms)
     stack, facts = stack | of_workers[0], facts | of_workers[1]
+    facts |= {"do": "do it", "at_line": ""}
     if line is not None:
-        facts["line"] = line.text
+        facts |= {"line": line.text, "do": f"do what {line.text} does", "at_line": f": at {line.text}"}
+    if layer := issuing_layer(finding, judged):
+        facts["layer"] = layer
+        facts.pop("merged", None)
     subject = (_filled(rule.subject, facts) or finding.kind) + _in_line(line, finding) + value.often
     evidence = [*filter(None, (_filled(text, facts) for text in rule.evidence)), *finding.evidence]
     if value.is_rare:
@@ -326,7 +362,7 @@ def cause_of(
         and (change.waits is None or change.waits == waits)
         and (change.op is None or change.op == finding.facts.get("op"))
         and (change.origin is None or change.origin == finding.facts.get("origin"))
-        and (change.calls is None or (line is not None and line.calls.startswith(change.calls)))
+        and (change.calls is None or (line is not None and fnmatchcase(line.calls, change.calls)))
         and (change.rare is None or change.rare == value.is_rare)
         and _filled(change.set, facts)
     )

@@ -8,6 +8,7 @@ from aorta.account.load.open import load_run
 from aorta.records.files import sites_name, stacks_name
 from aorta.records.schema import CallSite, CallSites, HostSpan, HostUse
 from aorta.records.stacks import DOING, PLACES, STACK_PHASES, StackChunk, StackFrame, StackSample
+from aorta.why.causes.losses.program_code import host_is_ahead_of_copies
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import STEPS, Host, causes, plain, run_of, waited
 
@@ -17,6 +18,8 @@ FRAMES = {
     "augment": StackFrame("/job/straggler.py", 5, "augment", is_program=True),
     "backward": StackFrame("torch", 0, "Tensor.backward", is_program=False),
     "synchronize": StackFrame("torch", 0, "synchronize", is_program=False),
+    "loads": StackFrame("python", 0, "loads", is_program=False),
+    "norm": StackFrame("torch", 0, "SyncBatchNorm.forward", is_program=False),
     "getitem": StackFrame("/job/data.py", 7, "Rows.__getitem__", is_program=True),
 }
 NAMES = [*FRAMES]
@@ -185,6 +188,17 @@ def test_what_the_program_does_in_every_step_beside_its_model_is_named(tmp_path)
     cause = first_cause(folder)
     assert (cause.kind, cause.line.text) == ("program_code", "augment(), straggler.py:5")
     assert cause.ms == pytest.approx(32.0 * 6 / 39, rel=0.05)
+    assert cause.change.startswith("do what augment(), straggler.py:5 does in another process")
+
+
+@pytest.mark.parametrize(("leaf", "is_offered"), [("synchronize", True), ("loads", False)])
+def test_operators_on_many_tensors_are_offered_where_stacks_show_torch_alone(tmp_path, leaf, is_offered):
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, (leaf, "rest", "runs", 16.0))
+    cause = first_cause(folder)
+    assert (cause.kind, cause.line.text) == ("program_code", "main(), train.py:20")
+    assert ("torch._foreach_*" in cause.change) == is_offered
 
 
 def test_what_others_take_of_the_cores_is_neither_the_programs_code_nor_its_sleep(tmp_path):
@@ -195,6 +209,23 @@ def test_what_others_take_of_the_cores_is_neither_the_programs_code_nor_its_slee
         write_stacks(folder, rank, ("backward", "backward", "runs", 15.0), *own)
     found = causes(judge(load_run(folder, "run")))
     assert [(cause.kind, round(cause.ms)) for cause in found] == [("core_taken", 15), ("pause", 10)]
+
+
+@pytest.mark.parametrize(
+    ("name", "copies_ms", "is_ahead"), [("main", 3.0, False), ("main", 9.0, True), ("synchronize", 3.0, True)]
+)
+def test_a_host_waits_for_copies_in_the_line_that_makes_them_for_as_long_as_they_take(
+    tmp_path, name, copies_ms, is_ahead
+):
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    for rank in (0, 1):  # on one of them 5 of 32 ms are in the program's own lines
+        write_stacks(
+            folder,
+            rank,
+            ("backward", "backward", "runs", 27.0),
+            (name if rank else "main", "rest", "runs", 5.0),
+        )
+    assert host_is_ahead_of_copies(judge(load_run(folder, "run")), copies_ms) == is_ahead
 
 
 def test_anomaly_detection_without_a_sample_in_it_is_no_cause(tmp_path):
@@ -212,7 +243,15 @@ def test_work_of_one_rank_alone_is_not_that_of_all(tmp_path):
     assert causes(judge(load_run(folder, "run"))) == []
 
 
-def test_small_messages_are_named_with_the_line_that_issues_them(tmp_path):
+@pytest.mark.parametrize(
+    ("line", "moves", "sampled", "remedy"),
+    [
+        (33, "gradients", ("getitem", "communication"), "stack the values into one tensor"),
+        (20, "a tensor", ("getitem", "forward"), "stack the values into one tensor and call all_reduce once"),
+        (20, "a tensor", ("norm", "forward"), "SyncBatchNorm gathers the statistics of each layer in turn"),
+    ],
+)
+def test_small_messages_are_named_with_the_line_that_issues_them(tmp_path, line, moves, sampled, remedy):
     """Samples show another line, of broadcasts; on a device there would be none."""
 
     def many_small(rank, step, noise):
@@ -223,20 +262,21 @@ def test_small_messages_are_named_with_the_line_that_issues_them(tmp_path):
 
     folder = run_of(tmp_path, many_small)
     for rank in (0, 1):
-        write_stacks(folder, rank, ("getitem", "communication", "runs", 18.0))
+        write_stacks(folder, rank, (*sampled, "runs", 18.0))
         site = CallSite(
             file=TRAIN,
-            line=33,
+            line=line,
             function="main",
             op="all_reduce",
-            moves="gradients",
+            moves=moves,
             num_calls=48,
             bytes=1 << 20,
         )
         (folder / sites_name(rank)).write_bytes(msgspec.json.encode(CallSites(num_steps=4, sites=[site])))
     cause = next(cause for cause in causes(judge(load_run(folder, "run"))) if cause.kind == "small_messages")
-    assert cause.line.text == "main(), train.py:33"
-    assert "all_reduce is issued in main(), train.py:33 (gradients, 12 times a step)" in cause.evidence
+    assert cause.line.text == f"main(), train.py:{line}"
+    assert f"all_reduce is issued in main(), train.py:{line} ({moves}, 12 times a step)" in cause.evidence
+    assert cause.change.startswith(remedy)
 
 
 def sleeps_while_others_have_the_cores(rank, step, noise):
@@ -297,8 +337,10 @@ def waits_in(call):
 def test_a_wait_for_the_whole_device_is_to_be_left_out(tmp_path):
     """Its evidence is no value that is read, and events time a phase without it."""
     folder = run_of(tmp_path, waits_in("synchronize"))
-    for rank in (0, 1):
-        write_stacks(folder, rank, ("synchronize", "rest", "runs", 12.0))
+    for rank in (0, 1):  # within the model, whose other samples launch
+        write_stacks(
+            folder, rank, ("synchronize", "forward", "runs", 12.0), ("getitem", "forward", "runs", 9.0)
+        )
     first = first_cause(folder)
     assert first.kind == "synchronisation"
     assert first.change.startswith("leave the synchronize() of main(), train.py:20 out of the loop")

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from aorta.account.cause import Cause
+from aorta.account.cause import Cause, CodeLine
 from aorta.account.judge.answer import dataset_answer
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
@@ -370,6 +370,37 @@ def test_a_line_that_copies_and_waits_for_it_is_one_loss(monkeypatch, lines, kep
     assert {finding.kind: finding.mean_ms for finding in found} == (kept or ms)
     if kept:
         assert found[0].takes == {("synchronisation",): 0.75, ("copy",): 0.25}
+
+
+AT = CodeLine(
+    file="f.py", line=5, function="f", text="f(), f.py:5", caller="", calls="", doing="runs", ms=1.0,
+    part=1.0, num_samples=9,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kinds", "taken", "told", "high", "bound"),
+    [
+        (("small_messages", "launch_bound"), "wait", "3.00 ms more may go with it: launch_bound", 9.0, 1.0),
+        (("program_code", "pause"), "compute", "3.00 ms of it are pause", 6.0, 4.0),
+        (("program_code", "pause"), "blocked", None, 6.0, 4.0),
+        (("launch_bound", "program_code"), "launch", None, 6.0, 4.0),
+    ],
+)
+def test_what_two_causes_say_of_one_line_is_told_once(kinds, taken, told, high, bound):
+    """Messages and late launches, code and slow steps; not sleep, which is no part of code that runs."""
+    larger, smaller = (
+        Cause(
+            kind=kind, subject=kind, ms=ms, interval_ms=(2.0, 6.0), bound_ms=4.0, share=0.1, evidence=(),
+            change="", check="", source="records", line=AT,
+        )
+        for kind, ms in zip(kinds, (5.0, 3.0), strict=True)
+    )  # fmt: skip
+    named = _once([(larger, {taken: 5.0}), (smaller, {taken: 3.0})])
+    assert len(named) == (1 if told else 2)
+    assert named[0][0].evidence == ((told,) if told else ())
+    assert (named[0][0].interval_ms[1], named[0][0].bound_ms) == (high, bound)
+    assert named[0][1] == {taken: 8.0 if high == 9.0 else 5.0}
 
 
 def test_a_rank_that_is_late_by_longer_batches_is_one_cause():

@@ -29,6 +29,7 @@ from aorta.why.causes.finding import (
 from aorta.why.causes.losses.needless import needless_work
 from aorta.why.causes.losses.parts import Parts, parts_of
 from aorta.why.causes.losses.program_code import (
+    host_is_ahead_of_copies,
     lines_of_spans,
     loss_loop,
     program_code,
@@ -109,6 +110,8 @@ def findings(judged: JudgedRun, account: Account, slow: Occasions | None = None)
         losses = [one for one in losses if finding.kind != "checkpoint" or one.kind != "checkpoint"]
         losses.append(finding)
     for finding in losses:
+        if finding.kind == "copy" and "group" not in finding.facts:
+            finding.facts["op"] = "unwaited" if host_is_ahead_of_copies(judged, finding.mean_ms) else None
         finding.slow_steps = slow if finding.kind in SEEN else None
     losses = _whole_steps(losses, step_ms, account.global_step)
     losses = _one_of_small_messages(judged, losses)
@@ -350,12 +353,7 @@ def _one_of_a_line(judged: JudgedRun, losses: list[CauseFinding]) -> list[CauseF
     kinds = ("synchronisation", "copy")
     found = [finding for finding in losses if finding.kind in kinds and finding.rank is None]
     lines = {(line.file, line.line) if (line := line_of(one, judged)) else None for one in found}
-    if (
-        {finding.kind for finding in found} != set(kinds)
-        or len(found) != 2
-        or len(lines) != 1
-        or None in lines
-    ):
+    if sorted(finding.kind for finding in found) != sorted(kinds) or len(lines) != 1 or None in lines:
         return losses
     merged, other = sorted(found, key=lambda finding: -finding.mean_ms)
     what = "copies" if other.kind == "copy" else "what the device idles after the host waited for them"

@@ -112,11 +112,12 @@ def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
             found.append((group, ms))
     waits = {line for line, (num, _) in (waited or {}).items() if num >= MANY_WAITS}
     for place, (group, ms) in enumerate(sorted(found, key=lambda entry: -entry[1].mean())[:MOST_GROUPS]):
+        rows = [groups[group] for groups in grouped]
         facts = {**who, "op": "loop" if group[2] else "", "part_ms": float(ms.mean())}
+        facts["origin"] = _libraries(samples, rows)
         facts["group"] = group, tuple(loops)
         kind: CauseKind = "program_code"
         if account.on_device and ms.mean() >= LARGE * account.mean_step_ms:
-            rows = [groups[group] for groups in grouped]
             lines = set().union(*map(_lines, samples, rows))
             # A copy from memory that is not pinned waits for all that is queued: only idle time is its cost.
             idle_ms = min(float(ms.mean()), account.mean_ms(*DEVICE_CELLS))
@@ -223,13 +224,25 @@ def _lines(samples: Samples, rows: list[int]) -> set[Line]:
 
 def _synchronize(samples: list[Samples], rows: list[list[int]]) -> bool:
     """Most samples are in a function of torch that waits for the device, if for one value or none."""
-    leaves = [
-        one.stacks.path(int(one.rows[row, 5]))[-1]
-        for one, chosen in zip(samples, rows, strict=True)
-        for row in chosen
-    ]
-    num = sum(leaf.file == "torch" and leaf.function.endswith("synchronize") for leaf in leaves)
-    return num > len(leaves) / 2
+    num = sum(int(one.that_synchronize[chosen].sum()) for one, chosen in zip(samples, rows, strict=True))
+    return num > sum(map(len, rows)) / 2
+
+
+def _libraries(samples: list[Samples], rows: list[list[int]]) -> str | None:
+    """operators: some samples are in functions of torch; python: some are in other libraries, and none in
+    torch. None where all are in the program itself, as where it calls methods of tensors."""
+    pairs = [*zip(samples, rows, strict=True)]
+    if any(one.leaf_in("torch")[chosen].any() for one, chosen in pairs):
+        return "operators"
+    return None if all(one.leaf_in("")[chosen].all() for one, chosen in pairs) else "python"
+
+
+def host_is_ahead_of_copies(judged: JudgedRun, ms: float) -> bool:
+    """Whether some rank's host is in the program's own lines, by samples, for less than its device copies: to
+    wait for copies takes as long as they do. ms: of copies, in a step."""
+    whole = judged.whole or judged
+    samples = [one for rank in judged.run.ranks[:MOST_RANKS] if (one := samples_of(whole, rank)) is not None]
+    return any(one.ms[one.is_judged & one.in_phase("rest") & one.leaf_in("")].sum() < ms for one in samples)
 
 
 def of_group(samples: Samples, group: Group, loops: set[Function], factor: float) -> list[WeightedStack]:

@@ -25,9 +25,10 @@ class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     origin: str | None = None
     """Only where most of it is of this: bucket (of DDP), accumulated (the same gradients several times a
     step), unit (of fully_shard), gradients (reduced by hand), object (pickled), buffers (of the model), own
-    (what the program sends beside all these), program (nobody looked what it is)."""
+    (what the program sends beside all these), program (nobody looked what it is). Of the program's own code,
+    what samples show it to be in: operators (of torch), python (libraries beside torch, and not in that)."""
     calls: str | None = None
-    """Only where the cause's line of the program is in a function of a library whose name begins so."""
+    """Only where the cause's line of the program is in a library's function of this pattern: '* of torch'."""
     rare: bool | None = None
     """Only where the loss is in few steps, or in all."""
 

@@ -1,6 +1,6 @@
 """
 cause: transfer|small_messages
-told: objects.py:\d+. send tensors of a known size instead of pickled objects
+told: send tensors of a known size instead of pickled objects.*objects.py:\d+
 ranks: 2
 """
 
