@@ -168,8 +168,9 @@ def _collectives(run: RunRecord) -> str:
         learned = sum((run.coverage.get("learned") or {}).values())
         more = f"; {learned} more in steps that were like those" if learned else ""
         passed = sum((run.coverage.get("seen") or {}).get(op, 0) for op in POINT_TO_POINT)
+        calls = "collectives and send/recv" if passed and num_seen <= counted else "collectives"
         passed = passed if num_seen > counted else 0  # NCCL counts none of them
-        told = [f"{num_seen - passed} of {counted} collectives"] if counted or not passed else []
+        told = [f"{num_seen - passed} of {counted} {calls}"] if counted or not passed else []
         told += [f"{passed} send/recv"] if passed else []
         return f"{' and '.join(told)} seen{where}, {outside} of them outside of steps{more}"
     if run.finished_unix_ns is None:

@@ -55,7 +55,7 @@ def test_what_a_backend_does_not_count_is_no_collective(tmp_path: Path) -> None:
     for seen, backend, said in (
         ({"send": 144, "recv": 144}, 0, "288 send/recv seen, 0"),
         ({"send": 6, "all_reduce": 4}, 4, "4 of 4 collectives and 6 send/recv seen, 0"),
-        ({"send": 6, "all_reduce": 4}, 10, "10 of 10 collectives seen, 0"),
+        ({"send": 6, "all_reduce": 4}, 10, "10 of 10 collectives and send/recv seen, 0"),
         ({"all_reduce": 4}, 5, "4 of 5 collectives seen, 0"),
     ):
         groups = {"default": {"backend": backend, "seen": sum(seen.values())}}
